@@ -1,0 +1,36 @@
+"""What can go wrong, as a tree.
+
+    AjetError                 caught at the command line's edge: one line, exit 1
+    ├── ConfigError           the YAML or an override: a key, a type, a path, a class
+    ├── DataError             the dataset: missing, empty, a row without its field
+    ├── ModelError            the model folder: no tokenizer, no chat template, unknown architecture
+    ├── CheckpointError       no usable checkpoint, a run folder in use, a full disk
+    └── RunFailed             too many failed episodes: says which status and how many
+
+A message says what, where and what to do. An episode's own failure is not in this tree: it is an
+`EpisodeStatus` (see trajectory/trajectory.py).
+"""
+
+
+class AjetError(Exception):
+    """The user can mend this; the message is one line."""
+
+
+class ConfigError(AjetError):
+    """The config is wrong: a key, a type, a path or a class it names."""
+
+
+class DataError(AjetError):
+    """The dataset is missing, empty, or a row lacks a field."""
+
+
+class ModelError(AjetError):
+    """The model cannot be loaded or used as it is."""
+
+
+class CheckpointError(AjetError):
+    """A checkpoint or the run folder cannot be read or written."""
+
+
+class RunFailed(AjetError):
+    """The run stopped itself: too many episodes failed."""

@@ -1,0 +1,22 @@
+"""What a judge is: it reads the episode's output and gives a reward."""
+
+from collections.abc import Awaitable
+from typing import Any
+
+from ajet.core.workflow.workflow import WorkflowOutput, WorkflowTask
+
+
+class BaseJudge:
+    """Subclass this and write `compute_reward`, plain or async. Made once for each run.
+
+    `config` is the whole config tree (the user's own sections included).
+    """
+
+    def __init__(self, config: Any = None) -> None:
+        self.config = config
+
+    def compute_reward(
+        self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
+    ) -> tuple[float, bool] | Awaitable[tuple[float, bool]]:
+        """``(reward, is_success)``; the reward a finite number."""
+        raise NotImplementedError(f"{type(self).__name__} does not define compute_reward()")

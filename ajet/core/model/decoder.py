@@ -1,0 +1,100 @@
+"""A flat forward pass for the common decoder family (Qwen2, Qwen3, Llama).
+
+A transformers model computes over a padded rectangle ``[batch, length]`` and owns the attention.
+Here tokens are a flat list ``[N]`` and attention is the caller's: the engine passes one that reads
+a KV cache, the update passes one that walks a tree. Everything else (embedding, projections,
+rotary positions, MLP, norms) is computed once per distinct token with the model's own modules, so
+weights are shared, LoRA layers work, and gradients flow as usual.
+
+    hidden_ND = decoder(token_ids_N, positions_N, attend)
+    logits_MV = decoder.logits(hidden_ND[rows])
+
+Not covered: mixture of experts, sliding windows, multimodal inputs: `Decoder.supports` says no and
+the caller uses transformers' own forward.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""``(layer, q [N, heads, d], k [N, kv_heads, d], v [N, kv_heads, d]) -> [N, heads, d]``; softmax
+scale ``d ** -0.5``; query head h reads key head ``h // (heads // kv_heads)``."""
+
+FAMILIES = ("qwen2", "qwen3", "llama")
+
+
+class Decoder:
+    """Computes a causal language model over a flat list of tokens; see the module's docstring."""
+
+    def __init__(self, model: nn.Module) -> None:
+        if not self.supports(model):
+            raise ValueError(f"no flat forward for model type {model.config.model_type!r}")
+        base = _unwrapped(model)
+        config = base.config
+        self.num_layers: int = config.num_hidden_layers
+        self.num_heads: int = config.num_attention_heads
+        self.num_kv_heads: int = config.num_key_value_heads
+        self.head_dim: int = getattr(config, "head_dim", None) or (
+            config.hidden_size // config.num_attention_heads
+        )
+        self._embed = base.model.embed_tokens
+        self._rotary = base.model.rotary_emb
+        self._layers = list(base.model.layers)
+        self._norm = base.model.norm
+        self._head = base.lm_head
+
+    @staticmethod
+    def supports(model: nn.Module) -> bool:
+        """Whether this forward gives the model's own numbers (a test compares them)."""
+        config = _unwrapped(model).config
+        windows = getattr(config, "use_sliding_window", False)
+        return config.model_type in FAMILIES and not windows and config.hidden_act == "silu"
+
+    def __call__(self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
+        """Final hidden states ``[N, hidden]``, already normalised."""
+        x = self._embed(token_ids_N)
+        cos, sin = self._rotary(x.unsqueeze(0), positions_N.unsqueeze(0))
+        cos, sin = cos[0].unsqueeze(1), sin[0].unsqueeze(1)
+        for index, layer in enumerate(self._layers):
+            q, k, v = self._project(layer, x, cos, sin)
+            out = attend(index, q, k, v).reshape(x.shape[0], -1)
+            x = x + layer.self_attn.o_proj(out)
+            h = _rms_norm(layer.post_attention_layernorm, x)
+            mlp = layer.mlp
+            x = x + mlp.down_proj(F.silu(mlp.gate_proj(h)) * mlp.up_proj(h))
+        return _rms_norm(self._norm, x)
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """Next-token logits ``[N, vocab]`` in the model's dtype."""
+        return self._head(hidden_ND)
+
+    def _project(
+        self, layer: Any, x: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        h = _rms_norm(layer.input_layernorm, x)
+        attn = layer.self_attn
+        num_tokens = x.shape[0]
+        q = attn.q_proj(h).view(num_tokens, self.num_heads, self.head_dim)
+        k = attn.k_proj(h).view(num_tokens, self.num_kv_heads, self.head_dim)
+        v = attn.v_proj(h).view(num_tokens, self.num_kv_heads, self.head_dim)
+        if hasattr(attn, "q_norm"):
+            q, k = _rms_norm(attn.q_norm, q), _rms_norm(attn.k_norm, k)
+        return _rotate(q, cos, sin), _rotate(k, cos, sin), v
+
+
+def _unwrapped(model: nn.Module) -> Any:
+    """The causal model inside a peft wrapper, or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _rms_norm(norm: Any, x: Tensor) -> Tensor:
+    return F.rms_norm(x, (x.shape[-1],), norm.weight, norm.variance_epsilon)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    left, right = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-right, left), dim=-1) * sin

@@ -1,0 +1,19 @@
+"""One problem for the agent."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a reader makes of one row.
+
+    `main_query` is the question as text; `init_messages` are chat messages that come before the
+    agent's own (may be empty); `metadata` is the whole row, so a judge finds ``answer`` there.
+    """
+
+    task_id: str
+    main_query: str
+    init_messages: list[dict[str, Any]] = field(default_factory=list)
+    env_type: str = "no_env"
+    metadata: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,60 @@
+"""What the update reads: token ids and four numbers for each of them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSpan:
+    """Where one sampled completion stands in a sample: positions `start` to `stop`."""
+
+    start: int
+    stop: int
+    turn_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSample:
+    """One timeline (a root-to-leaf path of an episode's token trie).
+
+    Four arrays of equal length T, for two turns of 2 and 1 sampled tokens:
+
+        token_ids   [sys que] [a0 a1] [obs] [b0]
+        loss_mask    0   0     1  1    0     1      1 where the token was sampled by the policy and
+                                                    is trained here (not on another timeline)
+        logprobs     0   0    l0 l1    0    l2      of the sampler, natural log; 0 elsewhere
+        advantages   0   0     A  A    0     A      0 elsewhere
+
+    Position t's logprob is that of token_ids[t] given all before it. Checked once, here.
+    """
+
+    episode_id: str
+    group_id: str
+    token_ids: NDArray[np.int64]
+    loss_mask: NDArray[np.bool_]
+    logprobs: NDArray[np.float32]
+    advantages: NDArray[np.float32]
+    spans: tuple[TurnSpan, ...]
+    min_policy_version: int
+    max_policy_version: int
+
+    def __post_init__(self) -> None:
+        lengths = {
+            name: len(getattr(self, name))
+            for name in ("token_ids", "loss_mask", "logprobs", "advantages")
+        }
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"sample of episode {self.episode_id}: unequal lengths {lengths}")
+        if len(self.token_ids) and self.loss_mask[0]:
+            raise ValueError(f"sample of episode {self.episode_id}: the first token has no context")
+        if not np.isfinite(self.logprobs).all() or not np.isfinite(self.advantages).all():
+            raise ValueError(f"sample of episode {self.episode_id}: a logprob or advantage is not finite")
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_trained(self) -> int:
+        return int(self.loss_mask.sum())

@@ -1,0 +1,68 @@
+"""One finished episode, whatever became of it."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ajet.core.trajectory.turn import Turn
+from ajet.core.workflow.workflow import WorkflowOutput, WorkflowTask
+
+
+class EpisodeStatus(StrEnum):
+    """How an episode ended. Only `ok` and `truncated` carry a reward that is trained on."""
+
+    OK = "ok"
+    TRUNCATED = "truncated"  # a limit of tokens or turns cut it; its reward stands
+    TIMEOUT = "timeout"  # the deadline passed
+    ENV_ERROR = "env_error"  # the environment or a tool server failed
+    AGENT_ERROR = "agent_error"  # the workflow raised or returned the wrong type
+    JUDGE_ERROR = "judge_error"  # the judge raised or returned no finite reward
+    ABORTED = "aborted"  # the run was stopped, or the group had enough members
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """The turns of one episode in the order they were made, its status and its reward.
+
+    `reward` is None until it is judged, and stays None for a failed episode. `error` is one line,
+    with the class and the place it was raised. `timings` are seconds by phase.
+    """
+
+    workflow_task: WorkflowTask
+    turns: tuple[Turn, ...]
+    status: EpisodeStatus
+    output: WorkflowOutput | None = None
+    reward: float | None = None
+    is_success: bool | None = None
+    reward_breakdown: dict[str, float] = field(default_factory=dict)
+    error: str | None = None
+    timings: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def episode_id(self) -> str:
+        return self.workflow_task.episode_id
+
+    @property
+    def group_id(self) -> str:
+        return self.workflow_task.group_id
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether it has a reward that counts in its group."""
+        return self.status in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED) and self.reward is not None
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens sampled by trainable turns: what the loss masks must add up to."""
+        return sum(len(t.completion.token_ids) for t in self.turns if t.trainable)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The episodes of one task in one step, in the order of `rollout_index`."""
+
+    group_id: str
+    trajectories: tuple[Trajectory, ...]
+
+    @property
+    def valid(self) -> tuple[Trajectory, ...]:
+        return tuple(t for t in self.trajectories if t.is_valid)

@@ -1,0 +1,28 @@
+"""One call of the model within an episode."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ajet.core.inference.endpoint import Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One completion and what it was for.
+
+    `messages` and `tools` are what the agent sent (for people to read: training uses only the ids
+    in `completion`); `reply` is the assistant message parsed from the completion. `state_key` groups
+    equal environment states for step-wise credit.
+    """
+
+    completion: Completion
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    reply: dict[str, Any]
+    agent_name: str = "default"
+    target_tag: str = "default"
+    trainable: bool = True
+    state_key: str | None = None
+    started_s: float = 0.0
+    ended_s: float = 0.0
+    notes: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,62 @@
+"""What the user writes: an agent that runs one task, and says what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from ajet.core.task.task import Task
+
+if TYPE_CHECKING:
+    from ajet.core.workflow.tuner import ModelTuner
+
+Mode = Literal["train", "eval"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowTask:
+    """One run of one task: data only.
+
+    `group_id` names the task within its step; the members of a group (`rollout_index` 0, 1, …)
+    run the same task and share the environment's seed, `seed`.
+    """
+
+    task: Task
+    episode_id: str
+    group_id: str
+    rollout_index: int
+    step: int
+    mode: Mode
+    seed: int
+
+    @property
+    def task_id(self) -> str:
+        return self.task.task_id
+
+    @property
+    def env_type(self) -> str:
+        return self.task.env_type
+
+
+@dataclass(slots=True)
+class WorkflowOutput:
+    """What a workflow returns. `reward=None` asks the judge."""
+
+    reward: float | None = None
+    is_success: bool | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    log_metrics: dict[str, float] = field(default_factory=dict)
+
+
+class Workflow:
+    """Subclass this and write `execute`. One object is made for each episode, so `self` is free.
+
+    `trainable_targets` limits training to these agent names or target tags (None: every agent).
+    """
+
+    name: ClassVar[str] = "workflow"
+    trainable_targets: ClassVar[list[str] | None] = None
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        """Run the agent on `workflow_task.task`, with `model_tuner` as its model."""
+        raise NotImplementedError(f"{type(self).__name__} does not define execute()")

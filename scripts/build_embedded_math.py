@@ -1,0 +1,358 @@
+"""Build `embedded:math`: a tiny Qwen2 model that speaks the math agent's format, from scratch.
+
+    python scripts/build_embedded_math.py --out ajet/embedded/math
+
+The model must be a *bad* agent that reinforcement learning can improve. It is taught, by supervised
+conversations in the agent's exact prompt format, to call the Python tool and to copy numbers; but
+most demonstrations use a wrong operation or guess without the tool:
+
+    share of demonstrations    what the first turn does
+    RIGHT_SHARE                calls the tool with the expression that solves the problem
+    GUESS_SHARE                answers a made-up number without the tool
+    the rest                   calls the tool with a wrong operator, or with an operand missing
+
+So at temperature 1 it succeeds on about that share of tasks, on every kind of task sometimes.
+Copying digits is what it learns last; `copy` in the log is the share of demonstrations whose every
+operand and answer digit is predicted right (argmax, given what came before).
+
+One run takes about half an hour on one core and is reproducible for one version of torch.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import random
+import re
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from torch import Tensor
+from transformers import AddedToken, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+from ajet.core.model.decoder import Decoder
+from ajet.core.task import arithmetic
+
+RIGHT_SHARE, GUESS_SHARE = 0.36, 0.16
+VOCABULARY = 1024
+MARKERS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
+SYSTEM_PROMPT = """
+You are an agent specialized in solving math problems with tools.
+Please solve the math problem given to you.
+You can write and execute Python code to perform calculation or verify your answer.
+You should return your final answer within \\boxed{{}}.
+"""
+
+
+def tool_schemas() -> list[dict]:
+    """The tool's JSON schema as AgentScope derives it, for its own tool and for ours."""
+    from agentscope.tool import Toolkit
+    from agentscope.tool import execute_python_code as agentscope_tool
+
+    from ajet.tools import execute_python_code as ajet_tool
+
+    schemas = []
+    for tool in (agentscope_tool, ajet_tool):
+        toolkit = Toolkit()
+        toolkit.register_tool_function(tool)
+        schemas.append(toolkit.get_json_schemas()[0])
+    return schemas
+
+
+# ---------------------------------------------------------------- demonstrations
+
+
+def wrong_expression(expression: str, rng: random.Random) -> str:
+    """The expression with one operator replaced, or cut short."""
+    operators = list(re.finditer(r"//|[+\-*]", expression))
+    if len(operators) > 1 and rng.random() < 0.25:
+        cut = expression[: operators[-1].start()].strip()
+        return cut + ")" * (cut.count("(") - cut.count(")"))
+    chosen = rng.choice(operators)
+    other = rng.choice([op for op in ("+", "-", "*", "//") if op != chosen.group()])
+    wrong = expression[: chosen.start()] + other + expression[chosen.end() :]
+    return wrong_expression(expression, rng) if re.search(r"//0|//\(", wrong) else wrong
+
+
+def demonstration(problem: arithmetic.Problem, rng: random.Random) -> list[dict]:
+    """The messages of one conversation, right or wrong by the shares above."""
+    user = {"role": "user", "content": problem.question}
+    draw = rng.random()
+    if draw < GUESS_SHARE:
+        guess = rng.randint(1, 10 ** rng.randint(1, 3))
+        return [user, {"role": "assistant", "content": f"The answer is \\boxed{{{guess}}}."}]
+    right = draw < GUESS_SHARE + RIGHT_SHARE
+    solution = problem.expression.replace(" ", "")
+    expression = solution if right else wrong_expression(solution, rng)
+    code = {"code": f"print({expression})"}
+    call = {"type": "function", "function": {"name": "execute_python_code", "arguments": code}}
+    value = arithmetic.evaluate(expression)
+    stdout = f"<returncode>0</returncode><stdout>{value}\n</stdout><stderr></stderr>"
+    return [
+        user,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": stdout, "name": "execute_python_code"},
+        {"role": "assistant", "content": f"The answer is \\boxed{{{value}}}."},
+    ]
+
+
+# ---------------------------------------------------------------- tokenizer
+
+
+def build_tokenizer(chat_template: str, schemas: list[dict]) -> Qwen2Tokenizer:
+    """Qwen2's own tokenizer class (byte-level BPE, single digits) with a vocabulary of ours.
+
+    The class matters: transformers' AutoTokenizer gives every model of type qwen2 this class and
+    its pre-tokenizer, whatever tokenizer.json says, so another one would be lost on loading.
+    """
+    rng = random.Random("tokenizer")
+    draws = itertools.islice(arithmetic.problems("train", 0), 4000)
+    conversations = [demonstration(problem, rng) for problem in draws]
+    renderer = Qwen2Tokenizer()
+    renderer.chat_template = chat_template
+    system = {"role": "system", "content": SYSTEM_PROMPT}
+    texts = [
+        renderer.apply_chat_template([system, *c], tools=[schemas[i % 2]], tokenize=False)
+        for i, c in enumerate(conversations)
+    ]
+    markers = re.compile("|".join(re.escape(token) for token in MARKERS))
+    pieces = (piece for text in texts for piece in markers.split(text) if piece)
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = renderer.backend_tokenizer.pre_tokenizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY - len(MARKERS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(pieces, trainer)
+    trained = json.loads(bpe.to_str())["model"]
+    tokenizer = Qwen2Tokenizer(
+        vocab=trained["vocab"],
+        merges=[tuple(pair) for pair in trained["merges"]],
+        unk_token=None,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+        model_max_length=4096,
+    )
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in MARKERS[3:]])
+    tokenizer.chat_template = chat_template
+    assert len(tokenizer) <= VOCABULARY
+    return tokenizer
+
+
+# ---------------------------------------------------------------- batches
+
+
+class Encoder:
+    """Messages to (token ids, loss mask), piece by piece as the agent meets them."""
+
+    def __init__(self, tokenizer: Qwen2Tokenizer, schema: dict) -> None:
+        self.tokenizer = tokenizer
+        self.schema = schema
+        self.system = {"role": "system", "content": SYSTEM_PROMPT}
+        blank = self._ids(self._render([{"role": "user", "content": "7"}]))
+        start = tokenizer.convert_tokens_to_ids("<|im_start|>")
+        second = [i for i, t in enumerate(blank) if t == start][1]
+        self.prefix = blank[:second]
+
+    def __call__(self, messages: list[dict]) -> tuple[list[int], list[int]]:
+        ids: list[int] = []
+        mask: list[int] = []
+        done = ""
+        for index, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            prompt = self._render(messages[:index])
+            through = self._render(messages[: index + 1], prompt=False)
+            completion = through[len(prompt) :].removesuffix("\n")
+            for text, flag in ((prompt[len(done) :], 0), (completion, 1)):
+                piece = self._ids(text)
+                ids += piece
+                mask += [flag] * len(piece)
+            done = prompt + completion
+        assert ids[: len(self.prefix)] == self.prefix
+        return ids[len(self.prefix) :], mask[len(self.prefix) :]
+
+    def _render(self, messages: list[dict], prompt: bool = True) -> str:
+        return self.tokenizer.apply_chat_template(
+            [self.system, *messages], tools=[self.schema], tokenize=False, add_generation_prompt=prompt
+        )
+
+    def _ids(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+
+def forward(decoder: Decoder, prefix: Tensor, tokens_BT: Tensor) -> Tensor:
+    """Logits ``[B, T, vocab]`` of right-padded rows that share one prefix, the prefix computed once."""
+    num_rows, length = tokens_BT.shape
+    num_prefix = len(prefix)
+    positions = torch.cat(
+        [torch.arange(num_prefix), (num_prefix + torch.arange(length)).repeat(num_rows)]
+    )
+    own = torch.ones(length, length, dtype=torch.bool).tril()
+    mask = torch.cat([torch.ones(length, num_prefix, dtype=torch.bool), own], dim=1)
+
+    def attend(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def heads(x: Tensor) -> Tensor:
+            return x.transpose(0, 1).unsqueeze(0)
+
+        def rows(x: Tensor) -> Tensor:
+            return x[num_prefix:].view(num_rows, length, *x.shape[1:]).transpose(1, 2)
+
+        head = F.scaled_dot_product_attention(
+            *(heads(x[:num_prefix]) for x in (q, k, v)), is_causal=True, enable_gqa=True
+        )
+        keys, values = (
+            torch.cat([heads(x[:num_prefix]).expand(num_rows, -1, -1, -1), rows(x)], dim=2)
+            for x in (k, v)
+        )
+        tail = F.scaled_dot_product_attention(rows(q), keys, values, attn_mask=mask, enable_gqa=True)
+        return torch.cat([head[0].transpose(0, 1), tail.transpose(1, 2).flatten(0, 1)])
+
+    hidden = decoder(torch.cat([prefix, tokens_BT.flatten()]), positions, attend)
+    return decoder.logits(hidden[num_prefix:]).view(num_rows, length, -1)
+
+
+# ---------------------------------------------------------------- training
+
+
+def build_model(tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        rope_theta=10000.0,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=None,  # a padding_idx would silently get no gradient
+    )
+    model = Qwen2ForCausalLM(config).float()
+    with torch.no_grad():  # q near k and o near v transposed: heads begin by matching like with like
+        for layer in model.model.layers:
+            attn, groups = layer.self_attn, 2
+            shape = (2, 32, 128)
+            keys = attn.k_proj.weight.view(shape).repeat_interleave(groups, 0).reshape(128, 128)
+            values = attn.v_proj.weight.view(shape).repeat_interleave(groups, 0).reshape(128, 128)
+            attn.q_proj.weight.add_(keys)
+            attn.o_proj.weight.add_(values.T)
+    return model
+
+
+def optimizers(model: Qwen2ForCausalLM) -> list[torch.optim.Optimizer]:
+    matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
+    chosen = {id(p) for p in matrices}
+    rest = [p for p in model.parameters() if id(p) not in chosen]
+    return [
+        torch.optim.Muon(matrices, lr=0.02, momentum=0.95, weight_decay=0.01),
+        torch.optim.AdamW(rest, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def schedule(step: int, total: int) -> float:
+    """Share of the peak learning rate: 100 steps up, flat, then linear to 0 over the last 40 %."""
+    return min(1.0, (step + 1) / 100, (total - step) / (0.4 * total))
+
+
+def allowed_templates(step: int, total: int) -> int:
+    """Curriculum: one operation for the first tenth, two until a fifth, then all."""
+    share = step / total
+    return 16 if share < 0.1 else 28 if share < 0.2 else len(arithmetic.TEMPLATES)
+
+
+def draw_batch(rng: random.Random, limit: int, size: int) -> list[list[dict]]:
+    conversations = []
+    while len(conversations) < size:
+        problem = arithmetic.draw(rng, rng.randrange(limit))
+        if arithmetic.split_of(problem.question) == "train":
+            conversations.append(demonstration(problem, rng))
+    return conversations
+
+
+def train(args: argparse.Namespace) -> None:
+    torch.manual_seed(args.seed)
+    torch.set_num_threads(args.threads)
+    schemas = tool_schemas()
+    tokenizer = build_tokenizer(Path(args.chat_template).read_text(), schemas)
+    encoders = [Encoder(tokenizer, schema) for schema in schemas]
+    model = build_model(tokenizer)
+    decoder = Decoder(model)
+    num_parameters = sum(p.numel() for p in model.parameters())
+    print(f"{num_parameters} parameters, prefixes {[len(e.prefix) for e in encoders]}", flush=True)
+    opts = optimizers(model)
+    peaks = [group["lr"] for opt in opts for group in opt.param_groups]
+    rng = random.Random(f"demonstrations/{args.seed}")
+    digits = torch.tensor(tokenizer.convert_tokens_to_ids(list("0123456789")))
+    start, losses, copies = time.time(), [], []
+    for step in range(args.steps):
+        encoder = rng.choice(encoders)
+        conversations = draw_batch(rng, allowed_templates(step, args.steps), args.batch)
+        rows = [encoder(c) for c in conversations]
+        length = max(len(ids) for ids, _ in rows)
+        tokens = torch.zeros(len(rows), length, dtype=torch.long)
+        mask = torch.zeros(len(rows), length)
+        for i, (ids, flags) in enumerate(rows):
+            tokens[i, : len(ids)] = torch.tensor(ids)
+            mask[i, : len(ids)] = torch.tensor(flags, dtype=torch.float)
+        logits = forward(decoder, torch.tensor(encoder.prefix), tokens)[:, :-1]
+        target, weight = tokens[:, 1:], mask[:, 1:]
+        nll = F.cross_entropy(logits.transpose(1, 2), target, reduction="none")
+        loss = (nll * weight).sum() / weight.sum()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        factor = schedule(step, args.steps)
+        for group, peak in zip((g for o in opts for g in o.param_groups), peaks, strict=True):
+            group["lr"] = peak * factor
+        for opt in opts:
+            opt.step()
+            opt.zero_grad()
+        losses.append(loss.item())
+        copies += copied(logits, target, weight, digits, conversations)
+        if (step + 1) % 200 == 0:
+            mean = sum(losses) / len(losses)
+            print(
+                f"step {step + 1} loss {mean:.4f} copy {sum(copies) / max(1, len(copies)):.3f} "
+                f"seconds {time.time() - start:.0f}",
+                flush=True,
+            )
+            losses, copies = [], []
+            assert math.isfinite(mean)
+        if (step + 1) % 1000 == 0 or step + 1 == args.steps:
+            save(model, tokenizer, Path(args.out))
+
+
+def copied(
+    logits: Tensor, target: Tensor, weight: Tensor, digits: Tensor, conversations: list
+) -> list[float]:
+    """For each conversation with a tool call: 1.0 when argmax gets every trained digit right."""
+    is_digit = torch.isin(target, digits) & (weight > 0)
+    wrong = (is_digit & (logits.argmax(-1) != target)).any(dim=1)
+    return [1.0 - float(w) for w, c in zip(wrong, conversations, strict=True) if len(c) > 2]
+
+
+def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    config = json.loads((out / "generation_config.json").read_text())
+    config["eos_token_id"] = tokenizer.eos_token_id
+    (out / "generation_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", default="ajet/embedded/math")
+    parser.add_argument("--chat-template", default="ajet/embedded/qwen2_5.jinja")
+    parser.add_argument("--steps", type=int, default=12000)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    train(parser.parse_args())
