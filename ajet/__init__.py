@@ -1,0 +1,52 @@
+"""ajet trains the language model behind an agent.
+
+The public names load nothing heavy: no torch, no ray, no agent framework.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ajet.core.judge.judge import BaseJudge
+    from ajet.core.task.task import Task
+    from ajet.core.workflow.registry import register
+    from ajet.core.workflow.tuner import AjetTuner, ModelTuner
+    from ajet.core.workflow.workflow import Workflow, WorkflowOutput, WorkflowTask
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AjetTuner",
+    "BaseJudge",
+    "ModelTuner",
+    "Task",
+    "Workflow",
+    "WorkflowOutput",
+    "WorkflowTask",
+    "register",
+]
+
+_HOMES = {
+    "AjetTuner": "ajet.core.workflow.tuner",
+    "BaseJudge": "ajet.core.judge.judge",
+    "ModelTuner": "ajet.core.workflow.tuner",
+    "Task": "ajet.core.task.task",
+    "Workflow": "ajet.core.workflow.workflow",
+    "WorkflowOutput": "ajet.core.workflow.workflow",
+    "WorkflowTask": "ajet.core.workflow.workflow",
+    "register": "ajet.core.workflow.registry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ajet' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

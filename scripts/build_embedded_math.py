@@ -6,16 +6,15 @@ The model must be a *bad* agent that reinforcement learning can improve. It is t
 conversations in the agent's exact prompt format, to call the Python tool and to copy numbers; but
 most demonstrations use a wrong operation or guess without the tool:
 
-    share of demonstrations    what the first turn does
-    RIGHT_SHARE                calls the tool with the expression that solves the problem
-    GUESS_SHARE                answers a made-up number without the tool
-    the rest                   calls the tool with a wrong operator, or with an operand missing
+    right       calls the tool with the expression that solves the problem
+    guess       answers a made-up number without the tool
+    the rest    calls the tool with a wrong operator, or with an operand missing
 
-So at temperature 1 it succeeds on about that share of tasks, on every kind of task sometimes.
+So at temperature 1 it succeeds on about the share of right ones, on every kind of task sometimes.
 Copying digits is what it learns last; `copy` in the log is the share of demonstrations whose every
 operand and answer digit is predicted right (argmax, given what came before).
 
-One run takes about half an hour on one core and is reproducible for one version of torch.
+One run takes most of an hour on one core and is reproducible for one version of torch.
 """
 
 import argparse
@@ -25,6 +24,7 @@ import math
 import random
 import re
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -36,7 +36,22 @@ from transformers import AddedToken, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokeniz
 from ajet.core.model.decoder import Decoder
 from ajet.core.task import arithmetic
 
-RIGHT_SHARE, GUESS_SHARE = 0.36, 0.16
+
+@dataclass(frozen=True)
+class Stage:
+    """One schedule of training, and what its demonstrations do in the first turn."""
+
+    steps: int
+    peak: float  # of the learning rates
+    right_share: float  # calls the tool with the expression that solves the problem
+    guess_share: float  # answers a made-up number without the tool
+    curriculum: bool
+
+
+STAGES = (
+    Stage(8000, 1.0, 0.36, 0.16, curriculum=True),  # learn to copy
+    Stage(600, 0.25, 0.27, 0.20, curriculum=False),  # become a worse agent, at no cost to copying
+)
 VOCABULARY = 1024
 MARKERS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
 SYSTEM_PROMPT = """
@@ -77,14 +92,14 @@ def wrong_expression(expression: str, rng: random.Random) -> str:
     return wrong_expression(expression, rng) if re.search(r"//0|//\(", wrong) else wrong
 
 
-def demonstration(problem: arithmetic.Problem, rng: random.Random) -> list[dict]:
-    """The messages of one conversation, right or wrong by the shares above."""
+def demonstration(problem: arithmetic.Problem, rng: random.Random, stage: Stage) -> list[dict]:
+    """The messages of one conversation, right or wrong by the stage's shares."""
     user = {"role": "user", "content": problem.question}
     draw = rng.random()
-    if draw < GUESS_SHARE:
+    if draw < stage.guess_share:
         guess = rng.randint(1, 10 ** rng.randint(1, 3))
         return [user, {"role": "assistant", "content": f"The answer is \\boxed{{{guess}}}."}]
-    right = draw < GUESS_SHARE + RIGHT_SHARE
+    right = draw < stage.guess_share + stage.right_share
     solution = problem.expression.replace(" ", "")
     expression = solution if right else wrong_expression(solution, rng)
     code = {"code": f"print({expression})"}
@@ -110,7 +125,7 @@ def build_tokenizer(chat_template: str, schemas: list[dict]) -> Qwen2Tokenizer:
     """
     rng = random.Random("tokenizer")
     draws = itertools.islice(arithmetic.problems("train", 0), 4000)
-    conversations = [demonstration(problem, rng) for problem in draws]
+    conversations = [demonstration(problem, rng, STAGES[0]) for problem in draws]
     renderer = Qwen2Tokenizer()
     renderer.chat_template = chat_template
     system = {"role": "system", "content": SYSTEM_PROMPT}
@@ -179,7 +194,10 @@ class Encoder:
 
     def _render(self, messages: list[dict], prompt: bool = True) -> str:
         return self.tokenizer.apply_chat_template(
-            [self.system, *messages], tools=[self.schema], tokenize=False, add_generation_prompt=prompt
+            [self.system, *messages],
+            tools=[self.schema],
+            tokenize=False,
+            add_generation_prompt=prompt,
         )
 
     def _ids(self, text: str) -> list[int]:
@@ -210,7 +228,9 @@ def forward(decoder: Decoder, prefix: Tensor, tokens_BT: Tensor) -> Tensor:
             torch.cat([heads(x[:num_prefix]).expand(num_rows, -1, -1, -1), rows(x)], dim=2)
             for x in (k, v)
         )
-        tail = F.scaled_dot_product_attention(rows(q), keys, values, attn_mask=mask, enable_gqa=True)
+        tail = F.scaled_dot_product_attention(
+            rows(q), keys, values, attn_mask=mask, enable_gqa=True
+        )
         return torch.cat([head[0].transpose(0, 1), tail.transpose(1, 2).flatten(0, 1)])
 
     hidden = decoder(torch.cat([prefix, tokens_BT.flatten()]), positions, attend)
@@ -236,7 +256,8 @@ def build_model(tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
         pad_token_id=None,  # a padding_idx would silently get no gradient
     )
     model = Qwen2ForCausalLM(config).float()
-    with torch.no_grad():  # q near k and o near v transposed: heads begin by matching like with like
+    # q near k and o near v transposed: heads begin by matching like with like.
+    with torch.no_grad():
         for layer in model.model.layers:
             attn, groups = layer.self_attn, 2
             shape = (2, 32, 128)
@@ -262,19 +283,30 @@ def schedule(step: int, total: int) -> float:
     return min(1.0, (step + 1) / 100, (total - step) / (0.4 * total))
 
 
-def allowed_templates(step: int, total: int) -> int:
+def allowed_templates(step: int, stage: Stage) -> int:
     """Curriculum: one operation for the first tenth, two until a fifth, then all."""
-    share = step / total
+    share = step / stage.steps if stage.curriculum else 1.0
     return 16 if share < 0.1 else 28 if share < 0.2 else len(arithmetic.TEMPLATES)
 
 
-def draw_batch(rng: random.Random, limit: int, size: int) -> list[list[dict]]:
+def draw_batch(rng: random.Random, limit: int, size: int, stage: Stage) -> list[list[dict]]:
     conversations = []
     while len(conversations) < size:
         problem = arithmetic.draw(rng, rng.randrange(limit))
         if arithmetic.split_of(problem.question) == "train":
-            conversations.append(demonstration(problem, rng))
+            conversations.append(demonstration(problem, rng, stage))
     return conversations
+
+
+def tensors(rows: list[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
+    """Right-padded token ids and loss mask, ``[B, T]``."""
+    length = max(len(ids) for ids, _ in rows)
+    tokens = torch.zeros(len(rows), length, dtype=torch.long)
+    mask = torch.zeros(len(rows), length)
+    for i, (ids, flags) in enumerate(rows):
+        tokens[i, : len(ids)] = torch.tensor(ids)
+        mask[i, : len(ids)] = torch.tensor(flags, dtype=torch.float)
+    return tokens, mask
 
 
 def train(args: argparse.Namespace) -> None:
@@ -282,33 +314,43 @@ def train(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads)
     schemas = tool_schemas()
     tokenizer = build_tokenizer(Path(args.chat_template).read_text(), schemas)
-    encoders = [Encoder(tokenizer, schema) for schema in schemas]
-    model = build_model(tokenizer)
+    if args.continue_from:
+        model = Qwen2ForCausalLM.from_pretrained(args.continue_from)
+    else:
+        model = build_model(tokenizer)
+    print(f"{sum(p.numel() for p in model.parameters())} parameters", flush=True)
+    for number, stage in enumerate(STAGES):
+        if number >= args.first_stage:
+            rng = random.Random(f"demonstrations/{args.seed}/{number}")
+            train_stage(model, tokenizer, schemas, stage, rng, args.batch)
+            save(model, tokenizer, Path(args.out))
+
+
+def train_stage(
+    model: Qwen2ForCausalLM,
+    tokenizer: Qwen2Tokenizer,
+    schemas: list[dict],
+    stage: Stage,
+    rng: random.Random,
+    batch: int,
+) -> None:
     decoder = Decoder(model)
-    num_parameters = sum(p.numel() for p in model.parameters())
-    print(f"{num_parameters} parameters, prefixes {[len(e.prefix) for e in encoders]}", flush=True)
+    encoders = [Encoder(tokenizer, schema) for schema in schemas]
     opts = optimizers(model)
-    peaks = [group["lr"] for opt in opts for group in opt.param_groups]
-    rng = random.Random(f"demonstrations/{args.seed}")
+    peaks = [group["lr"] * stage.peak for opt in opts for group in opt.param_groups]
     digits = torch.tensor(tokenizer.convert_tokens_to_ids(list("0123456789")))
     start, losses, copies = time.time(), [], []
-    for step in range(args.steps):
+    for step in range(stage.steps):
         encoder = rng.choice(encoders)
-        conversations = draw_batch(rng, allowed_templates(step, args.steps), args.batch)
-        rows = [encoder(c) for c in conversations]
-        length = max(len(ids) for ids, _ in rows)
-        tokens = torch.zeros(len(rows), length, dtype=torch.long)
-        mask = torch.zeros(len(rows), length)
-        for i, (ids, flags) in enumerate(rows):
-            tokens[i, : len(ids)] = torch.tensor(ids)
-            mask[i, : len(ids)] = torch.tensor(flags, dtype=torch.float)
+        conversations = draw_batch(rng, allowed_templates(step, stage), batch, stage)
+        tokens, mask = tensors([encoder(c) for c in conversations])
         logits = forward(decoder, torch.tensor(encoder.prefix), tokens)[:, :-1]
         target, weight = tokens[:, 1:], mask[:, 1:]
         nll = F.cross_entropy(logits.transpose(1, 2), target, reduction="none")
         loss = (nll * weight).sum() / weight.sum()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        factor = schedule(step, args.steps)
+        factor = schedule(step, stage.steps)
         for group, peak in zip((g for o in opts for g in o.param_groups), peaks, strict=True):
             group["lr"] = peak * factor
         for opt in opts:
@@ -318,15 +360,13 @@ def train(args: argparse.Namespace) -> None:
         copies += copied(logits, target, weight, digits, conversations)
         if (step + 1) % 200 == 0:
             mean = sum(losses) / len(losses)
+            assert math.isfinite(mean)
             print(
                 f"step {step + 1} loss {mean:.4f} copy {sum(copies) / max(1, len(copies)):.3f} "
                 f"seconds {time.time() - start:.0f}",
                 flush=True,
             )
             losses, copies = [], []
-            assert math.isfinite(mean)
-        if (step + 1) % 1000 == 0 or step + 1 == args.steps:
-            save(model, tokenizer, Path(args.out))
 
 
 def copied(
@@ -351,7 +391,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", default="ajet/embedded/math")
     parser.add_argument("--chat-template", default="ajet/embedded/qwen2_5.jinja")
-    parser.add_argument("--steps", type=int, default=12000)
+    parser.add_argument("--continue-from", help="the model of an earlier stage")
+    parser.add_argument("--first-stage", type=int, default=0, help="the stage to begin with")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)

@@ -31,10 +31,10 @@ class Decoder:
     """Computes a causal language model over a flat list of tokens; see the module's docstring."""
 
     def __init__(self, model: nn.Module) -> None:
-        if not self.supports(model):
-            raise ValueError(f"no flat forward for model type {model.config.model_type!r}")
         base = _unwrapped(model)
         config = base.config
+        if not self.supports(model):
+            raise ValueError(f"no flat forward for model type {config.model_type!r}")
         self.num_layers: int = config.num_hidden_layers
         self.num_heads: int = config.num_attention_heads
         self.num_kv_heads: int = config.num_key_value_heads
@@ -45,20 +45,29 @@ class Decoder:
         self._rotary = base.model.rotary_emb
         self._layers = list(base.model.layers)
         self._norm = base.model.norm
-        self._head = base.lm_head
+        self._head: nn.Module = base.lm_head
 
     @staticmethod
     def supports(model: nn.Module) -> bool:
         """Whether this forward gives the model's own numbers (a test compares them)."""
-        config = _unwrapped(model).config
-        windows = getattr(config, "use_sliding_window", False)
-        return config.model_type in FAMILIES and not windows and config.hidden_act == "silu"
+        base = _unwrapped(model)
+        config = base.config
+        if config.model_type not in FAMILIES or not hasattr(base, "lm_head"):
+            return False
+        rope = getattr(config, "rope_parameters", None) or {}
+        return (
+            config.hidden_act == "silu"
+            and not getattr(config, "use_sliding_window", False)
+            # Rotary tables that change with the longest sequence in the batch, or cover a part.
+            and rope.get("rope_type", "default") not in ("dynamic", "longrope")
+            and rope.get("partial_rotary_factor", 1.0) == 1.0
+        )
 
     def __call__(self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
         """Final hidden states ``[N, hidden]``, already normalised."""
         x = self._embed(token_ids_N)
         cos, sin = self._rotary(x.unsqueeze(0), positions_N.unsqueeze(0))
-        cos, sin = cos[0].unsqueeze(1), sin[0].unsqueeze(1)
+        cos, sin = cos[0].unsqueeze(1), _signed(sin[0].unsqueeze(1))
         for index, layer in enumerate(self._layers):
             q, k, v = self._project(layer, x, cos, sin)
             out = attend(index, q, k, v).reshape(x.shape[0], -1)
@@ -86,7 +95,7 @@ class Decoder:
         return _rotate(q, cos, sin), _rotate(k, cos, sin), v
 
 
-def _unwrapped(model: nn.Module) -> Any:
+def _unwrapped(model: Any) -> Any:
     """The causal model inside a peft wrapper, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
@@ -95,6 +104,13 @@ def _rms_norm(norm: Any, x: Tensor) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), norm.weight, norm.variance_epsilon)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    left, right = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-right, left), dim=-1) * sin
+def _signed(sin: Tensor) -> Tensor:
+    """The left half negated, so that `_rotate` is one product and one fused multiply-add."""
+    left, right = sin.chunk(2, dim=-1)
+    return torch.cat((-left, right), dim=-1)
+
+
+def _rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+    """Rotary position: the halves (l, r) become (l cos - r sin, r cos + l sin)."""
+    swapped = x.roll(x.shape[-1] // 2, dims=-1)
+    return torch.addcmul(x * cos, swapped, signed_sin)

@@ -50,7 +50,9 @@ class TrainingSample:
         if len(self.token_ids) and self.loss_mask[0]:
             raise ValueError(f"sample of episode {self.episode_id}: the first token has no context")
         if not np.isfinite(self.logprobs).all() or not np.isfinite(self.advantages).all():
-            raise ValueError(f"sample of episode {self.episode_id}: a logprob or advantage is not finite")
+            raise ValueError(
+                f"sample of episode {self.episode_id}: a logprob or advantage is not finite"
+            )
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -24,7 +24,8 @@ class Trajectory:
     """The turns of one episode in the order they were made, its status and its reward.
 
     `reward` is None until it is judged, and stays None for a failed episode. `error` is one line,
-    with the class and the place it was raised. `timings` are seconds by phase.
+    with the class and the place it was raised. `timings` are seconds by phase. `num_attempts` is
+    more than 1 with the failure policy ``retry``; `failed_as` is the status that a policy replaced.
     """
 
     workflow_task: WorkflowTask
@@ -36,6 +37,8 @@ class Trajectory:
     reward_breakdown: dict[str, float] = field(default_factory=dict)
     error: str | None = None
     timings: dict[str, float] = field(default_factory=dict)
+    num_attempts: int = 1
+    failed_as: EpisodeStatus | None = None
 
     @property
     def episode_id(self) -> str:
@@ -48,7 +51,9 @@ class Trajectory:
     @property
     def is_valid(self) -> bool:
         """Whether it has a reward that counts in its group."""
-        return self.status in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED) and self.reward is not None
+        return (
+            self.status in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED) and self.reward is not None
+        )
 
     @property
     def num_sampled(self) -> int:

@@ -37,6 +37,29 @@ class WorkflowTask:
     def env_type(self) -> str:
         return self.task.env_type
 
+    # The names that workflows written for AgentJet use.
+
+    @property
+    def episode_uuid(self) -> str:
+        return self.episode_id
+
+    @property
+    def task_thread_index(self) -> int:
+        return self.rollout_index
+
+    @property
+    def task_batch_index(self) -> int:
+        """The task's place in its batch: the last part of `group_id`."""
+        return int(self.group_id.rpartition("-")[2])
+
+    @property
+    def task_tag(self) -> str:
+        return ""
+
+    @property
+    def gym_env(self) -> None:
+        return None
+
 
 @dataclass(slots=True)
 class WorkflowOutput:

@@ -1,0 +1,1 @@
+"""One file for each agent framework: its model interface over the episode's recorder."""

@@ -1,0 +1,109 @@
+"""The command line: `ajet`, and `python -m ajet.cli.launcher`.
+
+    ajet --conf X.yaml --backbone debug key=value      trains, as does `ajet train …`
+    ajet debug | eval | check | prepare-data | view    one file each, loaded when it is asked for
+
+Exit codes: 0 done, 1 the user's error in one line, 2 wrong usage. This module only wires.
+"""
+
+import os
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from ajet.core.errors import AjetError
+
+COMMANDS = {
+    "train": "ajet.cli.train:train",
+    "debug": "ajet.cli.debug:debug",
+    "eval": "ajet.cli.eval:evaluate",
+    "check": "ajet.cli.check:check",
+    "prepare-data": "ajet.cli.prepare_data:prepare_data",
+    "view": "ajet.cli.view:view",
+}
+ROOT_OPTIONS = ("--help", "-h", "--version")
+TAKES_A_VALUE = ("--conf", "--backbone", "--exp-dir", "--project-dir")
+
+
+class Launcher(TyperGroup):
+    """Finds the command of a command line, trains when there is none, and ends errors in a line."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, function = COMMANDS[cmd_name].partition(":")
+        app = typer.Typer(
+            add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+        )
+        app.command(cmd_name, no_args_is_help=True)(getattr(import_module(module), function))
+        return get_command(app)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.obj = {"traceback": "--verbose" in args or bool(os.environ.get("AJET_TRACEBACK"))}
+        return super().parse_args(ctx, command_first(args))
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except AjetError as error:
+            if ctx.obj["traceback"]:
+                raise
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(1) from error
+
+
+def command_first(args: Sequence[str]) -> list[str]:
+    """`--conf x check` -> `check --conf x`; without a command it is `train`."""
+    if not args or args[0] in ROOT_OPTIONS:
+        return list(args)
+    for place, arg in enumerate(args):
+        if arg in COMMANDS and (place == 0 or args[place - 1] not in TAKES_A_VALUE):
+            return [arg, *args[:place], *args[place + 1 :]]
+    return ["train", *args]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"ajet {version('ajet')}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    cls=Launcher,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: rich alone takes longer to import than typer
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def root(
+    version: bool = typer.Option(
+        False, "--version", help="Print the version.", callback=_print_version, is_eager=True
+    ),
+) -> None:
+    """Train the language model behind your agent.
+
+    `ajet --conf X.yaml [OPTIONS] [KEY=VALUE]...` is `ajet train --conf X.yaml …`;
+    `ajet train --help` lists its options.
+    """
+
+
+def main() -> None:
+    """The console script."""
+    app(prog_name="ajet")
+
+
+if __name__ == "__main__":
+    main()

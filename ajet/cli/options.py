@@ -1,0 +1,32 @@
+"""The options that several commands share, each with its help."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+Conf = Annotated[
+    Path, typer.Option("--conf", help="The YAML that names workflow, tasks, judge and model.")
+]
+Backbone = Annotated[
+    Literal["debug", "verl", "trinity"] | None,
+    typer.Option("--backbone", help="Where the loop runs; debug is this process. [ajet.backbone]"),
+]
+ExpDir = Annotated[
+    Path | None,
+    typer.Option("--exp-dir", help="The folder of run folders. [default: launcher_record]"),
+]
+ProjectDir = Annotated[
+    Path | None,
+    typer.Option("--project-dir", help="Look for the config's modules and files here first."),
+]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Show the traceback of an error (or AJET_TRACEBACK=1).")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Config overrides as Hydra takes them: ajet.seed=1, +my.key=2, ~my.key.",
+    ),
+]

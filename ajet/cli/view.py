@@ -1,0 +1,36 @@
+"""`ajet view RUN`: the page over one run folder, also while the run goes on."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def view(
+    run: Annotated[Path, typer.Argument(help="The run folder, launcher_record/<experiment>.")],
+    port: Annotated[
+        int | None,
+        typer.Option(help="Port on 127.0.0.1; 0 takes any free one. [default: 8181]", min=0),
+    ] = None,
+    browser: Annotated[
+        bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")
+    ] = True,
+) -> None:
+    """Show a run's episodes, token by token, in the browser."""
+    import webbrowser
+
+    from ajet.core.record.episode_reader import EpisodeReader
+    from ajet.core.record.run_folder import RunFolder
+    from ajet.logview.server import LogviewServer
+
+    EpisodeReader(RunFolder(run).episodes_db).close()  # says at once when this is no run folder
+    server = LogviewServer(run, port)
+    typer.echo(f"{server.url}  (Ctrl-C ends)")
+    if browser:
+        webbrowser.open(server.url)
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        typer.echo("")
+    finally:
+        server.stop()

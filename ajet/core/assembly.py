@@ -1,0 +1,195 @@
+"""From the config tree to the parts of a run: each setting is translated here, once.
+
+    config.ajet.rollout, .data     -> RolloutLimits, SamplingParams      what an episode may use
+    config.ajet.trainer_common     -> UpdateSettings                     what an update does
+    config.ajet.model              -> LoadedModel, ChatTemplate          the policy and its words
+
+Every backbone calls these, so that a setting means the same on all of them. Not covered: where
+the parts run (the backbone's own affair), and reading YAML (config/).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ajet.core.config import AjetConfig
+from ajet.core.errors import ConfigError
+from ajet.core.importing import load_object
+from ajet.core.inference.endpoint import ModelEndpoint, SamplingParams
+from ajet.core.judge import make_judge
+from ajet.core.rollout.limits import RolloutLimits
+from ajet.core.rollout.runner import EpisodeRunner
+from ajet.core.trajectory.trajectory import Group
+from ajet.core.workflow.registry import WorkflowChooser, registered
+from ajet.core.workflow.workflow import Mode, Workflow
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ajet.core.inference.chat_template import ChatTemplate
+    from ajet.core.model.load import LoadedModel
+    from ajet.core.update.settings import UpdateSettings
+
+
+def load_policy_model(config: AjetConfig, path: str | None = None) -> LoadedModel:
+    """The model that the config names, or the one at `path` with the config's other settings."""
+    from ajet.core.model.load import load_model
+
+    section = config.ajet.model
+    return load_model(
+        path or section.path or "",
+        dtype=section.dtype,
+        device=section.device,
+        chat_template=section.chat_template,
+    )
+
+
+def set_threads(config: AjetConfig) -> None:
+    """torch's CPU threads; a run that is resumed with another number is not bit-identical."""
+    import torch
+
+    if config.ajet.trainer_common.torch_threads is not None:
+        torch.set_num_threads(config.ajet.trainer_common.torch_threads)
+
+
+def user_files(config: AjetConfig) -> list[Path]:
+    """The files of the user's workflow and judge, as far as the config names files or modules."""
+    files = []
+    judge = make_judge(
+        config.ajet.task_judge.judge_protocol, config=config, base_dirs=config.base_dirs
+    )
+    for kind in (make_workflow(config).default, type(judge)):
+        if kind is not None and not kind.__module__.startswith(("ajet.", "builtins")):
+            files.append(Path(inspect.getfile(kind)))
+    return files
+
+
+def sampling_params(config: AjetConfig, mode: Mode) -> SamplingParams:
+    """How tokens are drawn in training, or in validation (null there means: as in training)."""
+    rollout = config.ajet.rollout
+    drawn = {"temperature": rollout.temperature, "top_p": rollout.top_p, "top_k": rollout.top_k}
+    if mode == "eval":
+        validation = rollout.val_kwargs
+        asked = {name: getattr(validation, name) for name in drawn}
+        drawn |= {name: value for name, value in asked.items() if value is not None}
+    return SamplingParams(
+        temperature=float(drawn["temperature"]),
+        top_p=float(drawn["top_p"]),
+        top_k=int(drawn["top_k"]),
+        max_tokens=rollout.max_response_length_in_one_turn,
+    )
+
+
+def rollout_limits(config: AjetConfig) -> RolloutLimits:
+    """What one episode, and all of them together, may use."""
+    data, rollout = config.ajet.data, config.ajet.rollout
+    return RolloutLimits(
+        max_prompt_length=data.max_prompt_length,
+        max_response_length=data.max_response_length,
+        max_model_len=rollout.max_model_len,
+        max_response_length_in_one_turn=rollout.max_response_length_in_one_turn,
+        max_steps=rollout.multi_turn.max_steps,
+        force_disable_toolcalls=rollout.force_disable_toolcalls,
+        max_env_worker=rollout.max_env_worker,
+        episode_timeout_s=rollout.episode_timeout_s,
+        failure_policy=rollout.failure_policy,
+        max_retries=rollout.max_retries,
+        max_failure_rate=rollout.max_failure_rate,
+    )
+
+
+def update_settings(config: AjetConfig) -> UpdateSettings:
+    """What one update does; the sampler's temperature is the policy's."""
+    from ajet.core.update.settings import LoraSettings, UpdateSettings
+
+    trainer = config.ajet.trainer_common
+    algorithm, optim, lora = trainer.algorithm, trainer.optim, trainer.lora
+    targets = lora.target_modules
+    return UpdateSettings(
+        lr=optim.lr,
+        betas=(optim.betas[0], optim.betas[1]),
+        weight_decay=optim.weight_decay,
+        grad_clip=optim.grad_clip,
+        warmup_steps=optim.warmup_steps,
+        clip_low=algorithm.clip_low,
+        clip_high=algorithm.clip_high,
+        dual_clip=algorithm.dual_clip,
+        temperature=config.ajet.rollout.temperature,
+        kl_loss_coef=trainer.kl_loss_coef if trainer.use_kl_loss else 0.0,
+        kl_loss_type=trainer.kl_loss_type,
+        entropy_coef=algorithm.entropy_coef,
+        loss_agg_mode=algorithm.loss_agg_mode,
+        mini_batch_num=trainer.mini_batch_num,
+        max_tokens_per_micro_batch=trainer.max_tokens_per_micro_batch,
+        batch_layout=trainer.batch_layout,
+        lora=None
+        if not lora.rank
+        else LoraSettings(
+            rank=lora.rank,
+            alpha=lora.alpha,
+            targets=targets if isinstance(targets, str) else tuple(targets),
+            seed=config.ajet.seed,
+        ),
+    )
+
+
+def group_advantages(
+    config: AjetConfig, groups: Sequence[Group]
+) -> Mapping[str, tuple[NDArray[np.float32], ...]]:
+    """The configured estimator over every group: episode id -> one array a turn."""
+    from ajet.core.advantage import ESTIMATORS
+
+    algorithm = config.ajet.trainer_common.algorithm
+    estimate = ESTIMATORS[algorithm.adv_estimator]
+    merged: dict[str, tuple[NDArray[np.float32], ...]] = {}
+    for group in groups:
+        merged |= estimate(group, normalize_std=algorithm.normalize_std)
+    return merged
+
+
+def make_workflow(config: AjetConfig) -> WorkflowChooser:
+    """The user's workflow, imported now: a mistake in it is found before a model is loaded."""
+    spec = config.ajet.rollout.user_workflow
+    if spec is None:
+        return WorkflowChooser(None)
+    if (found := registered(spec)) is not None:
+        return WorkflowChooser(found)
+    if "->" not in spec:
+        raise ConfigError(
+            f"ajet.rollout.user_workflow: nothing is registered as {spec!r}; "
+            "name a class as path/file.py->Class"
+        )
+    where = "ajet.rollout.user_workflow"
+    kind = load_object(spec, base_dirs=config.base_dirs, kind=Workflow, where=where)
+    return WorkflowChooser(kind)
+
+
+def make_runner(
+    config: AjetConfig,
+    endpoint: ModelEndpoint,
+    template: ChatTemplate,
+    *,
+    mode: Mode,
+    debug: bool = False,
+) -> EpisodeRunner:
+    """Runs the config's workflow and judge against any endpoint."""
+    from ajet.core.inference.tool_parsers import parser_for
+
+    return EpisodeRunner(
+        endpoint=endpoint,
+        template=template,
+        parser=parser_for(template, config.ajet.rollout.tool_parser),
+        workflow=make_workflow(config),
+        judge=make_judge(
+            config.ajet.task_judge.judge_protocol, config=config, base_dirs=config.base_dirs
+        ),
+        limits=rollout_limits(config),
+        sampling=sampling_params(config, mode),
+        run_seed=config.ajet.seed,
+        config=config,
+        debug=debug,
+    )

@@ -1,0 +1,75 @@
+"""The arithmetic of a run before it starts: from tasks to episodes, optimizer steps and tokens.
+
+    264 tasks a step x 4 episodes = 1,056 episodes a step; 7,473 tasks / 264 = 28.3 steps an epoch
+
+Not covered: memory and time.
+"""
+
+from dataclasses import dataclass
+
+from ajet.core.config import AjetConfig
+from ajet.core.task.cursor import DataCursor
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """What a run with this config and this many tasks comes to."""
+
+    config: AjetConfig
+    num_tasks: int
+    num_validation_tasks: int
+
+    @property
+    def total_steps(self) -> int:
+        trainer, data = self.config.ajet.trainer_common, self.config.ajet.data
+        if trainer.total_training_steps is not None:
+            return trainer.total_training_steps
+        cursor = DataCursor(self.num_tasks, data.train_batch_size, seed=0)
+        return cursor.total_steps(trainer.total_epochs)
+
+    @property
+    def episodes_per_step(self) -> int:
+        return self.config.ajet.data.train_batch_size * self.config.ajet.rollout.num_repeat
+
+    @property
+    def validation_episodes(self) -> int:
+        cap = self.config.ajet.data.val_max_tasks
+        tasks = self.num_validation_tasks if cap is None else min(cap, self.num_validation_tasks)
+        return tasks * self.config.ajet.trainer_common.val_pass_n
+
+    @property
+    def tokens_per_episode(self) -> int:
+        """Of one timeline, at most."""
+        data = self.config.ajet.data
+        ceiling = data.max_prompt_length + data.max_response_length
+        return min(ceiling, self.config.ajet.rollout.max_model_len)
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """(what, how many, how it comes about), for a table."""
+        ajet = self.config.ajet
+        batch, repeat, mini = (
+            ajet.data.train_batch_size,
+            ajet.rollout.num_repeat,
+            ajet.trainer_common.mini_batch_num,
+        )
+        steps, episodes, tokens = self.total_steps, self.episodes_per_step, self.tokens_per_episode
+        turn = min(ajet.rollout.max_response_length_in_one_turn, tokens)
+        return [
+            ("training tasks", f"{self.num_tasks:,}", ajet.task_reader.type),
+            ("tasks per step", f"{batch:,}", "data.train_batch_size"),
+            (
+                "batches per epoch",
+                f"{self.num_tasks / batch:,.1f}",
+                f"{self.num_tasks:,} / {batch}",
+            ),
+            ("episodes per step", f"{episodes:,}", f"{batch} x {repeat} (rollout.num_repeat)"),
+            ("optimizer steps per step", f"{mini:,}", "trainer_common.mini_batch_num"),
+            ("steps", f"{steps:,}", "total_training_steps, or total_epochs passes"),
+            ("episodes in all", f"{steps * episodes:,}", f"{steps:,} x {episodes:,}"),
+            ("optimizer steps in all", f"{steps * mini:,}", f"{steps:,} x {mini}"),
+            ("validation tasks", f"{self.num_validation_tasks:,}", "data.val_max_tasks caps them"),
+            ("validation episodes", f"{self.validation_episodes:,}", "x trainer_common.val_pass_n"),
+            ("tokens of a reply", f"<= {turn:,}", "rollout.max_response_length_in_one_turn"),
+            ("tokens of an episode", f"<= {tokens:,}", "max_prompt + max_response, max_model_len"),
+            ("tokens of a step", f"<= {episodes * tokens:,}", f"{episodes:,} x {tokens:,}"),
+        ]

@@ -1,0 +1,105 @@
+"""From pydantic's errors to lines a person can act on.
+
+math_agent.yaml:7: ajet.rollout.temprature: no such key; did you mean 'temperature'?
+"""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from ajet.core.config.compose import override_key
+
+SHOWN = 5
+
+
+def explain(error: ValidationError, root: type[BaseModel], origin: "Origin") -> str:
+    """One line for each wrong key; the first few when there are many."""
+    found = [_line(details, root, origin) for details in error.errors(include_url=False)]
+    lines = [f"{where}: {problem}" for where, problem in dict(reversed(found)).items()][::-1]
+    more = [f"… and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    return "\n".join(lines[:SHOWN] + more)
+
+
+class Origin:
+    """Knows where a key was written: an override of the command line, or a line of the YAML."""
+
+    def __init__(self, path: Path, overrides: Sequence[str]) -> None:
+        self.path = path
+        self.overrides = overrides
+
+    def of(self, key: str) -> str:
+        """``override 'key=value'`` or ``file.yaml:7``."""
+        for override in self.overrides:
+            if override_key(override) == key or override_key(override).startswith(f"{key}."):
+                return f"override {override!r}"
+        line = _line_of(yaml.compose(self.path.read_text(encoding="utf-8")), key.split("."))
+        return f"{self.path}:{line}" if line else str(self.path)
+
+
+def _line_of(node: yaml.Node | None, keys: list[str]) -> int | None:
+    """The line of the deepest key of the path that the YAML has; None when it has none."""
+    line = None
+    for wanted in keys:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        match = next((pair for pair in pairs if pair[0].value == wanted), None)
+        if match is None:
+            break
+        line, node = match[0].start_mark.line + 1, match[1]
+    return line
+
+
+def _line(details: ErrorDetails, root: type[BaseModel], origin: Origin) -> tuple[str, str]:
+    """Where (place and key) and what; a union has one error for each member, the first is told."""
+    # List positions are numbers, and a union adds its member's name: a key's path has neither.
+    section, keys = _descend(root, [part for part in details["loc"] if isinstance(part, str)])
+    key = ".".join(keys)
+    where = f"{origin.of(key)}: {key}"
+    if details["type"] == "extra_forbidden":
+        names = _names(section)
+        close = get_close_matches(keys[-1], names, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
+        return where, f"no such key; {hint}"
+    if details["type"] == "value_error":
+        return where, str(details["ctx"]["error"])  # pyright: ignore[reportTypedDictNotRequiredAccess]
+    if details["type"] == "model_type":
+        return where, f"a section is expected here, got {_short(details['input'])}"
+    return where, f"{_wanted(details)}, got {_short(details['input'])}"
+
+
+def _descend(root: type[BaseModel], parts: list[str]) -> tuple[type[BaseModel] | None, list[str]]:
+    """The section that holds the last key of the path, and the path without a union's members."""
+    section: type[BaseModel] | None = root
+    keys: list[str] = []
+    for part in parts:
+        keys.append(part)
+        if section is None or part not in section.model_fields or part == parts[-1]:
+            break
+        inner = section.model_fields[part].annotation
+        section = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else None
+        if section is None:
+            break
+    return section, keys
+
+
+def _names(section: type[BaseModel] | None) -> list[str]:
+    return list(section.model_fields) if section else []
+
+
+def _wanted(details: ErrorDetails) -> str:
+    text = details["msg"]
+    if not text.startswith("Input should be "):
+        return text[:1].lower() + text[1:]
+    text = text.removeprefix("Input should be ").removeprefix("a valid ").removeprefix("an ")
+    return f"{text.split(', unable to parse')[0]} is expected"
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "null"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -1,0 +1,109 @@
+"""`load_config`: a YAML and overrides in, one checked tree out.
+
+    compose (Hydra)  ->  renames  ->  stray keys  ->  pydantic  ->  refusals, required keys, notices
+
+Every mistake is a ConfigError that says where it was written. Not covered: what a value names
+(the model, a class, the data) is checked by `ajet check` and by those who open it.
+"""
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from ajet.core.config.compose import compose
+from ajet.core.config.explain import Origin, explain
+from ajet.core.config.renames import apply_renames
+from ajet.core.config.support import refusals_and_notices
+from ajet.core.config.tree import AjetConfig, AjetSection
+from ajet.core.errors import ConfigError
+
+REQUIRED = ("ajet.model.path", "ajet.rollout.user_workflow")
+RESERVED = {name for name in dir(AjetConfig) if not name.startswith("__")} - {
+    *AjetConfig.model_fields
+}
+
+
+def load_config(
+    path: Path | str,
+    overrides: Sequence[str] = (),
+    *,
+    backbone: str | None = None,
+    exp_dir: Path | str | None = None,
+    project_dir: Path | str | None = None,
+    required: Sequence[str] = REQUIRED,
+) -> AjetConfig:
+    """The config of one run. `exp_dir` holds run folders: the run's own is <exp_dir>/<name>."""
+    path = Path(path)
+    overrides = [*overrides, *([f"ajet.backbone={backbone}"] if backbone else [])]
+    origin = Origin(path, overrides)
+    composed = compose(path, overrides)
+    values = apply_renames(composed, {"ajet": AjetSection().model_dump()})
+    _refuse_stray_sections(values, origin)
+    try:
+        config = AjetConfig.model_validate(_without_empty_sections(values))
+    except ValidationError as error:
+        raise ConfigError(explain(error, AjetConfig, origin)) from error
+    config = _with_exp_dir(config, path, exp_dir)
+    config._yaml_path = path.resolve()
+    config._project_dir = Path(project_dir).resolve() if project_dir else None
+    _require(config, required, path)
+    refused, config._notices = refusals_and_notices(config)
+    for key, reason in refused:
+        raise ConfigError(f"{origin.of(key)}: {key} is refused: {reason}")
+    return config
+
+
+def _without_empty_sections(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A typed section that was opened and left empty (`trinity:`) has its defaults."""
+    typed = AjetConfig.model_fields
+    return {key: {} if key in typed and inner is None else inner for key, inner in values.items()}
+
+
+def _refuse_stray_sections(values: Mapping[str, Any], origin: Origin) -> None:
+    """A top-level key that is surely a mistake, and not a section of the user's own."""
+    typed = list(AjetConfig.model_fields)
+    for name in values:
+        if name in typed:
+            continue
+        close = get_close_matches(name, typed, 1, cutoff=0.8)
+        if close:
+            problem = f"no such section; did you mean {close[0]!r}?"
+        elif name in AjetSection.model_fields:
+            problem = f"stands at the top level; write it under 'ajet:' as ajet.{name}"
+        elif name == "actor_rollout_ref":
+            problem = "is verl's own key; set ajet.rollout, ajet.trainer_common or verl instead"
+        elif name in RESERVED:
+            problem = "is a reserved name; rename this section of yours"
+        else:
+            continue
+        raise ConfigError(f"{origin.of(name)}: {name}: {problem}")
+
+
+def _with_exp_dir(config: AjetConfig, path: Path, exp_dir: Path | str | None) -> AjetConfig:
+    if exp_dir is None:
+        return config
+    name = config.ajet.experiment_name
+    folder = Path(exp_dir) / (path.stem if name == "read_yaml_name" else name)
+    ajet = config.ajet.model_copy(update={"experiment_dir": str(folder)})
+    return config.model_copy(update={"ajet": ajet})
+
+
+def _require(config: AjetConfig, required: Sequence[str], path: Path) -> None:
+    for key in required:
+        value: Any = config
+        for name in key.split("."):
+            value = getattr(value, name)
+        if value is None:
+            sentence = _description(key)
+            raise ConfigError(f"{path}: {key} is missing. {sentence}")
+
+
+def _description(key: str) -> str:
+    *sections, name = key.split(".")
+    model: Any = AjetConfig
+    for section in sections:
+        model = model.model_fields[section].annotation
+    return model.model_fields[name].description or ""

@@ -1,0 +1,152 @@
+"""`ajet.rollout`: how episodes are run and tokens are sampled."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ajet.core.config.section import NoEffect, NotBuilt, Section
+
+IN_PROCESS = ("debug",)
+MADNESS = "a reply is rewarded by the judge alone, whatever it looks like"
+
+
+class MultiTurnConfig(Section):
+    """Limits on the number of model calls of one episode."""
+
+    max_steps: int = Field(default=30, ge=1, description="Model calls of one episode at most.")
+    max_sample_per_task: Annotated[
+        int, NoEffect("every timeline of an episode is trained, none is dropped")
+    ] = Field(default=30, ge=1, description="Timelines of one episode; all of them are trained.")
+    expected_steps: Annotated[int, NoEffect("nothing is sized by an expected number of turns")] = (
+        Field(default=1, ge=1, description="Turns that an episode is expected to take.")
+    )
+
+
+class ValidationSampling(Section):
+    """How tokens are sampled in validation episodes. null means: as in training."""
+
+    temperature: float | None = Field(
+        default=0.0,
+        ge=0,
+        description="Validation temperature; 0 is greedy, null is as in training.",
+    )
+    top_k: int | None = Field(
+        default=-1, ge=-1, description="Validation top-k; -1 keeps every token."
+    )
+    top_p: float | None = Field(default=1.0, gt=0, le=1, description="Validation top-p.")
+    do_sample: bool | None = Field(
+        default=None, description="Must agree with temperature where given; null follows it."
+    )
+    num_repeat: Annotated[
+        int, NotBuilt("trainer_common.val_pass_n is the number of episodes of a validation task")
+    ] = Field(default=1, ge=1, description="Has its home at trainer_common.val_pass_n.")
+
+    @model_validator(mode="after")
+    def _do_sample_agrees(self) -> Self:
+        if self.do_sample is not None and self.do_sample != (self.temperature != 0):
+            raise ValueError(
+                f"do_sample: {self.do_sample} contradicts temperature: {self.temperature}; "
+                "leave do_sample out"
+            )
+        return self
+
+
+class RolloutConfig(Section):
+    """Episodes: who runs them, how many, how long, and what becomes of a failed one."""
+
+    user_workflow: str | None = Field(
+        default=None,
+        description="The agent's class: path/file.py->Class or package.module->Class. Required.",
+    )
+    name: Annotated[
+        Literal["auto", "vllm", "sglang"],
+        NoEffect("the in-process engine serves the model", on=IN_PROCESS),
+    ] = Field(default="auto", description="The inference server; auto is the backbone's own.")
+    num_repeat: int = Field(
+        default=4, ge=1, description="Episodes of one task in a step: its group."
+    )
+    temperature: float = Field(default=0.9, gt=0, description="Sampling temperature in training.")
+    top_p: float = Field(
+        default=1.0, gt=0, le=1, description="Sample among the likeliest tokens of this mass."
+    )
+    top_k: int = Field(
+        default=-1, ge=-1, description="Sample among the k likeliest tokens; -1 keeps all."
+    )
+    max_env_worker: int = Field(default=64, ge=1, description="Episodes that run at the same time.")
+    max_model_len: int = Field(
+        default=18000,
+        ge=1,
+        description="Tokens of context that the engine serves, prompt and reply.",
+    )
+    max_response_length_in_one_turn: int = Field(
+        default=4096, ge=1, description="Tokens of one reply at most."
+    )
+    multi_turn: MultiTurnConfig = Field(
+        default=MultiTurnConfig(), description="Limits on model calls."
+    )
+    val_kwargs: ValidationSampling = Field(
+        default=ValidationSampling(), description="Validation sampling."
+    )
+    episode_timeout_s: float = Field(
+        default=600.0, gt=0, description="Seconds after which an episode ends with status timeout."
+    )
+    failure_policy: Literal["mask", "retry", "drop_group", "zero"] = Field(
+        default="mask", description="What becomes of a failed episode; zero gives it reward 0."
+    )
+    max_retries: int = Field(
+        default=2, ge=0, description="Retries of an episode under failure_policy retry."
+    )
+    max_failure_rate: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="The run stops when more of a step's episodes than this fail.",
+    )
+    deterministic: bool = Field(
+        default=True,
+        description="What is computed never depends on timing; false is a little faster.",
+    )
+    tool_parser: str = Field(
+        default="auto",
+        description="How tool calls are read from replies; auto asks the chat template.",
+    )
+    force_disable_toolcalls: bool = Field(
+        default=False, description="Offer no tools to the model, whatever the agent passes."
+    )
+    gamma: Annotated[float, NotBuilt("an episode has one reward, which is not discounted")] = Field(
+        default=1.0, description="Discount per turn."
+    )
+    compute_madness_checklist: Annotated[
+        list[Literal["nonsense", "wrong_toolcall", "non_ascii", "format_type_1"]], NoEffect(MADNESS)
+    ] = Field(default=[], description="Checks of garbled replies.")
+    agent_madness_termination: Annotated[bool, NoEffect(MADNESS)] = Field(
+        default=True, description="End an episode at a garbled reply."
+    )
+    agent_madness_reward: Annotated[float, NoEffect(MADNESS)] = Field(
+        default=-1.0, description="Reward of a garbled reply."
+    )
+    tensor_model_parallel_size: Annotated[
+        int, NoEffect("the model runs in one process", on=IN_PROCESS)
+    ] = Field(default=1, ge=1, description="GPUs that share one inference engine.")
+    n_vllm_engine: Annotated[int, NoEffect("there is one engine, in process", on=IN_PROCESS)] = (
+        Field(default=1, ge=1, description="Inference engines of backbone trinity.")
+    )
+    max_num_seqs: Annotated[
+        int, NoEffect("the in-process engine sizes its own batches", on=IN_PROCESS)
+    ] = Field(default=10, ge=1, description="Sequences that an inference server runs at once.")
+    enable_oversample: Annotated[bool, NotBuilt("rollouts are not oversampled")] = Field(
+        default=False, description="Run more tasks than a batch needs and keep the most telling."
+    )
+    submit_oversample_multiplier: Annotated[float, NoEffect("rollouts are not oversampled")] = (
+        Field(default=1.5, ge=1, description="How many times more tasks enable_oversample runs.")
+    )
+    step_skip_action: Annotated[int, NotBuilt("every turn is sampled by the model")] = Field(
+        default=0, ge=0, description="First turns of an episode that skip the model."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _top_k_zero_is_all(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("top_k") == 0:
+            return values | {"top_k": -1}
+        return values

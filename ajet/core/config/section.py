@@ -1,0 +1,65 @@
+"""The base of every section of the config, and the two ways to say that a key has no full effect.
+
+    class Rollout(Section):
+        gamma: Annotated[float, NotBuilt("…")] = Field(default=1.0, description="…")
+        name: Annotated[str, NoEffect("…", on=("debug",))] = Field(default="auto", description="…")
+
+`NotBuilt` refuses the run when the key differs from its default, which means "off". `NoEffect`
+lets the run start and says so in one notice. A key with neither is honoured.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.fields import FieldInfo
+
+ALL_BACKBONES = ("debug", "verl", "trinity")
+
+
+@dataclass(frozen=True)
+class NotBuilt:
+    """Refused on these backbones unless the key has its default or a value of `also_off`."""
+
+    reason: str
+    on: tuple[str, ...] = ALL_BACKBONES
+    also_off: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class NoEffect:
+    """Taken on these backbones without effect; a notice says so unless it has its default."""
+
+    reason: str
+    on: tuple[str, ...] = ALL_BACKBONES
+    also_off: tuple[Any, ...] = ()
+
+
+class Section(BaseModel):
+    """A strict, frozen part of the tree: unknown keys and wrong types are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One key of the tree with its value."""
+
+    path: str
+    field: FieldInfo
+    value: Any
+
+    @property
+    def is_default(self) -> bool:
+        return self.value == self.field.get_default(call_default_factory=True)
+
+
+def leaves(section: BaseModel, path: str) -> Iterator[Leaf]:
+    """Every key below `section`, depth first in the order of declaration."""
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            yield from leaves(value, f"{path}.{name}")
+        else:
+            yield Leaf(f"{path}.{name}", field, value)

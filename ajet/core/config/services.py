@@ -1,0 +1,94 @@
+"""The smaller sections of `ajet:`: timelines, debugging, the task runner, the HTTP gateway."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ajet.core.config.section import NoEffect, NotBuilt, Section
+
+IN_PROCESS = ("debug",)
+EXACT_IDS = "token ids are recorded where they are sampled, and compared as ids"
+
+
+class TimelineMergingPolicy(Section):
+    """How the calls of one episode are joined into timelines."""
+
+    timeline_compare_level: Annotated[Literal["token", "text"], NoEffect(EXACT_IDS)] = Field(
+        default="token", description="Timelines are joined where their token ids are the same."
+    )
+    ignore_tools: Annotated[bool, NoEffect(EXACT_IDS)] = Field(
+        default=True, description="The tool list counts only through the tokens that it renders to."
+    )
+
+
+class ContextTrackerConfig(Section):
+    """How an episode's tokens are tracked."""
+
+    timeline_merging_policy: TimelineMergingPolicy = Field(
+        default=TimelineMergingPolicy(), description="Joining of timelines."
+    )
+    fix_retokenization_drift: Annotated[
+        bool, NotBuilt("sampled ids are never encoded again, so there is no drift to leave in")
+    ] = Field(default=True, description="Train on the ids that were sampled; always so.")
+    log_tool_format_check: Annotated[
+        bool, NotBuilt("malformed tool calls are counted in the metrics already")
+    ] = Field(default=False, description="Log malformed tool calls.")
+    log_tool_format_error_detail: Annotated[
+        bool, NotBuilt("a malformed tool call is shown by `ajet debug` and `ajet view`")
+    ] = Field(default=False, description="Log each malformed tool call in full.")
+    detect_timeline_snap: Annotated[
+        bool, NotBuilt("a timeline that breaks off is a branch of the token trie, and counted")
+    ] = Field(default=False, description="Log timelines that break off.")
+
+
+class DebugConfig(Section):
+    """`ajet debug`: a few tasks, shown in full."""
+
+    debug_first_n_tasks: int = Field(default=2, ge=1, description="Tasks that `ajet debug` runs.")
+    debug_max_parallel: int = Field(
+        default=4, ge=1, description="Of these, so many at the same time."
+    )
+    debug_vllm_port: Annotated[int, NoEffect("no server is started", on=IN_PROCESS)] = Field(
+        default=18000, description="Port of a debug server."
+    )
+    debug_vllm_seed: Annotated[int, NoEffect("ajet.seed is the run's seed", on=IN_PROCESS)] = Field(
+        default=12345, description="Seed of a debug server."
+    )
+    debug_tensor_parallel_size: Annotated[int, NoEffect("no server is started", on=IN_PROCESS)] = (
+        Field(default=4, ge=1, description="GPUs of a debug server.")
+    )
+
+
+class TaskRunnerConfig(Section):
+    """How a workflow is run: as a coroutine of the run's event loop."""
+
+    llm_infer_submit_method: Annotated[
+        Literal["async", "sync"], NoEffect("model calls are asynchronous")
+    ] = Field(default="async", description="How a workflow's model calls are submitted.")
+    wrapper_type: Annotated[
+        Literal["asyncio-with-gc", "asyncio", "multi-processing"],
+        NotBuilt("workflows run on one event loop: asyncio", also_off=("asyncio",)),
+    ] = Field(default="asyncio-with-gc", description="What a workflow runs in.")
+    wrapper_multiprocessing_timeout: Annotated[
+        int, NoEffect("rollout.episode_timeout_s is an episode's deadline")
+    ] = Field(default=3600, ge=1, description="Deadline of a workflow's process in seconds.")
+
+
+class InterchangeServerConfig(Section):
+    """The HTTP gateway to the model in training."""
+
+    interchange_method: Annotated[Literal["ipc", "tcp"], NoEffect("there is no gateway")] = Field(
+        default="ipc", description="Transport between the gateway and the workflows."
+    )
+    interchange_server_port: Annotated[int | Literal["auto"], NoEffect("there is no gateway")] = (
+        Field(default="auto", description="The gateway's port.")
+    )
+    num_fastapi_process: Annotated[int, NoEffect("there is no gateway")] = Field(
+        default=2, ge=1, description="Processes of the gateway."
+    )
+    max_fastapi_threads: Annotated[int, NoEffect("there is no gateway")] = Field(
+        default=128, ge=1, description="Threads of the gateway."
+    )
+    max_inference_tracker_threads: Annotated[int, NoEffect("there is no gateway")] = Field(
+        default=64, ge=1, description="Model calls of the gateway at a time."
+    )

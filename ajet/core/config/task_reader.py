@@ -1,0 +1,161 @@
+"""`ajet.task_reader`: where tasks come from. Only the chosen type's section counts."""
+
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from ajet.core.config.section import NotBuilt, Section
+
+BUILT = ("jsonl_dataset_file", "huggingface_dat_repo", "random_dummy")
+NOT_BUILT = ("env_service", "data_generation", "tracing")
+
+
+def _reader_type(value: str) -> str:
+    """A built-in reader or the user's own class; the others are refused with the reason."""
+    if value in BUILT or "->" in value:
+        return value
+    if value in NOT_BUILT:
+        raise ValueError(f"{value!r} is not built yet; take one of {', '.join(BUILT)}")
+    close = get_close_matches(value, BUILT, 1)
+    hint = f"did you mean {close[0]!r}?" if close else "or your own class as file.py->Class"
+    raise ValueError(f"no task reader {value!r}; there are {', '.join(BUILT)}; {hint}")
+
+
+class JsonlSplit(Section):
+    """One JSON-lines file."""
+
+    file_path: str | None = Field(default=None, description="The file, one JSON object a line.")
+
+
+class JsonlDatasetFile(Section):
+    """Tasks from JSON-lines files."""
+
+    training: JsonlSplit = Field(default=JsonlSplit(), description="The training tasks.")
+    validation: JsonlSplit = Field(
+        default=JsonlSplit(), description="The validation tasks; may be left out."
+    )
+
+
+class HuggingfaceDatRepo(Section):
+    """Tasks from a data set of the Hugging Face Hub or from a local folder or file."""
+
+    dataset_path: str | None = Field(
+        default=None,
+        description="A Hub repository (name or name/config), a folder, or a data file.",
+    )
+    training_split: str = Field(default="train", description="The split of the training tasks.")
+    validation_split: str | None = Field(
+        default="test", description="The split of the validation tasks; null has none."
+    )
+
+
+class RandomDummy(Section):
+    """Made-up tasks, to try a workflow without data."""
+
+    num_training: int = Field(default=32, ge=1, description="Training tasks.")
+    num_validation: int = Field(default=8, ge=0, description="Validation tasks.")
+
+
+class EnvService(Section):
+    """Tasks of an environment served over HTTP."""
+
+    env_type: str | None = Field(default=None, description="The environment's name.")
+    env_url: str | None = Field(default=None, description="The service's address.")
+    env_action_preference: Literal["code", "text", "box"] = Field(
+        default="code", description="The form in which the environment takes actions."
+    )
+    training_split: str = Field(default="train", description="The split of the training tasks.")
+    validation_split: str = Field(default="dev", description="The split of the validation tasks.")
+
+
+class DocumentReader(Section):
+    """Documents from which tasks are made."""
+
+    document_path: str | list[str] | None = Field(default=None, description="Files or folders.")
+    languages: list[str] = Field(default=[], description="Languages of the documents.")
+    chunk_size: int = Field(default=5120, ge=1, description="Characters of a piece.")
+    split_by: str = Field(default="sentence", description="Where a document is cut.")
+    cache_enabled: bool = Field(default=True, description="Keep the pieces between runs.")
+
+
+class QueryReader(Section):
+    """Example questions for the generator: a reader of its own."""
+
+    type: str | None = Field(default=None, description="The reader of the example questions.")
+    jsonl_dataset_file: JsonlDatasetFile = Field(
+        default=JsonlDatasetFile(), description="JSON lines."
+    )
+    huggingface_dat_repo: HuggingfaceDatRepo = Field(
+        default=HuggingfaceDatRepo(), description="A repo."
+    )
+
+
+class DeduplicationParams(Section):
+    """How alike two generated tasks may be."""
+
+    similarity_threshold: float = Field(default=0.8, description="Alike above this.")
+    db_path: str | None = Field(default=None, description="Where the vectors are kept.")
+    model: str | None = Field(default=None, description="The embedding model.")
+    api_key: str | None = Field(default=None, description="Key of the embedding service.")
+    base_url: str | None = Field(default=None, description="Address of the embedding service.")
+
+
+class DeduplicationFilter(Section):
+    """Drops generated tasks that are alike."""
+
+    enabled: bool = Field(default=True, description="Whether to drop them.")
+    params: DeduplicationParams = Field(default=DeduplicationParams(), description="The measure.")
+
+
+class DataGeneration(Section):
+    """Tasks made from documents by a language model."""
+
+    document_reader: DocumentReader = Field(default=DocumentReader(), description="The documents.")
+    query_reader: QueryReader = Field(default=QueryReader(), description="Example questions.")
+    task_num: int = Field(default=10, ge=1, description="Tasks to make.")
+    llm_model: str = Field(default="qwen-long", description="The model that makes them.")
+    llm_response_length: int = Field(default=8192, ge=1, description="Tokens of its replies.")
+    num_workers: int = Field(default=32, ge=1, description="Requests at a time.")
+    sampling_params: dict[str, Any] = Field(default={}, description="How it samples.")
+    deduplication_filter: DeduplicationFilter = Field(
+        default=DeduplicationFilter(), description="Drops tasks that are alike."
+    )
+
+
+class FeedbackTracing(Section):
+    """Tasks from recorded production traces."""
+
+    base_url: str | None = Field(default=None, description="The trace service.")
+    train_output_path: str | None = Field(default=None, description="Where the tasks are written.")
+    filters: list[dict[str, Any]] = Field(default=[], description="Which traces are taken.")
+
+
+class TaskReaderConfig(Section):
+    """The reader and the settings of each kind."""
+
+    type: Annotated[str, AfterValidator(_reader_type)] = Field(
+        default="huggingface_dat_repo",
+        description="jsonl_dataset_file, huggingface_dat_repo, random_dummy, or your own "
+        "BaseTaskReader as file.py->Class.",
+    )
+    query_field: str | None = Field(
+        default=None,
+        description="The row's field with the question; null takes the first of question, "
+        "main_query, query, prompt, problem.",
+    )
+    jsonl_dataset_file: JsonlDatasetFile = Field(
+        default=JsonlDatasetFile(), description="JSON lines."
+    )
+    huggingface_dat_repo: HuggingfaceDatRepo = Field(
+        default=HuggingfaceDatRepo(), description="A Hub repository or local files."
+    )
+    random_dummy: RandomDummy = Field(default=RandomDummy(), description="Made-up tasks.")
+    env_service: EnvService = Field(default=EnvService(), description="An environment over HTTP.")
+    data_generation: DataGeneration = Field(
+        default=DataGeneration(), description="Generated tasks."
+    )
+    feedback_tracing: FeedbackTracing = Field(default=FeedbackTracing(), description="Traces.")
+    tracing: Annotated[dict[str, Any], NotBuilt("tasks from traces are not built yet")] = Field(
+        default={}, description="Settings of the trace reader under its other name."
+    )

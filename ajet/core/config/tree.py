@@ -1,0 +1,153 @@
+"""The whole config as one tree.
+
+    config.ajet.rollout.num_repeat     typed, checked, frozen
+    config.verl…, config.trinity…      the same
+    config.frozen_lake.size            the user's own section, as written in the YAML
+    config.run_folder, config.notices  derived
+
+`load_config` (load.py) makes it. Not covered: whether a path or a class exists (`ajet check`).
+"""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+
+from ajet.core.config.cluster import TrinityConfig, VerlConfig
+from ajet.core.config.data import DataConfig
+from ajet.core.config.model import ModelConfig
+from ajet.core.config.rollout import RolloutConfig
+from ajet.core.config.section import NotBuilt, Section
+from ajet.core.config.services import (
+    ContextTrackerConfig,
+    DebugConfig,
+    InterchangeServerConfig,
+    TaskRunnerConfig,
+)
+from ajet.core.config.task_judge import TaskJudgeConfig
+from ajet.core.config.task_reader import TaskReaderConfig
+from ajet.core.config.trainer import TrainerConfig
+
+Backbone = Literal["debug", "verl", "trinity"]
+
+
+class AjetSection(Section):
+    """Everything under `ajet:`."""
+
+    project_name: str = Field(
+        default="ajet_project", description="Groups experiments in a logger's page."
+    )
+    experiment_name: str = Field(
+        default="read_yaml_name",
+        min_length=1,
+        description="Names the run folder; read_yaml_name takes the YAML file's name.",
+    )
+    experiment_dir: str = Field(
+        default="auto", description="The run folder; auto is launcher_record/<experiment_name>."
+    )
+    backbone: Backbone = Field(
+        default="debug", description="Where the loop runs: debug, verl or trinity."
+    )
+    seed: int = Field(
+        default=0, ge=0, description="The run's seed; every draw of the run follows from it."
+    )
+    model: ModelConfig = Field(default=ModelConfig(), description="The model in training.")
+    data: DataConfig = Field(default=DataConfig(), description="Batch size and token ceilings.")
+    rollout: RolloutConfig = Field(default=RolloutConfig(), description="Episodes and sampling.")
+    task_reader: TaskReaderConfig = Field(default=TaskReaderConfig(), description="The tasks.")
+    task_judge: TaskJudgeConfig = Field(default=TaskJudgeConfig(), description="The reward.")
+    context_tracker: ContextTrackerConfig = Field(
+        default=ContextTrackerConfig(), description="Tokens of an episode."
+    )
+    debug: DebugConfig = Field(default=DebugConfig(), description="`ajet debug`.")
+    trainer_common: TrainerConfig = Field(default=TrainerConfig(), description="Training.")
+    task_runner: TaskRunnerConfig = Field(
+        default=TaskRunnerConfig(), description="Running a workflow."
+    )
+    enable_experimental_interchange_server: Annotated[
+        bool, NotBuilt("the HTTP gateway to the model is not built yet")
+    ] = Field(default=False, description="Serve the model to workflows over HTTP.")
+    interchange_server: InterchangeServerConfig = Field(
+        default=InterchangeServerConfig(), description="The HTTP gateway."
+    )
+
+
+class UserSection(dict[str, Any]):
+    """A section of the user's own: a mapping whose keys are attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            close = get_close_matches(name, self, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else f"; it has {', '.join(self)}"
+            raise AttributeError(f"the config section has no key {name!r}{hint}") from None
+
+
+def _open(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return UserSection({key: _open(inner) for key, inner in value.items()})
+    return [_open(inner) for inner in value] if isinstance(value, list) else value
+
+
+class AjetConfig(BaseModel):
+    """The root: `ajet`, `verl`, `trinity`, and the user's own sections beside them."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    ajet: AjetSection = Field(default=AjetSection(), description="The run.")
+    verl: VerlConfig = Field(default=VerlConfig(), description="Backbone verl's own settings.")
+    trinity: TrinityConfig = Field(
+        default=TrinityConfig(), description="Backbone trinity's own settings."
+    )
+
+    _yaml_path: Path | None = PrivateAttr(None)
+    _project_dir: Path | None = PrivateAttr(None)
+    _notices: list[str] = PrivateAttr(default_factory=list)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _open_user_sections(cls, values: Any) -> Any:
+        known = cls.model_fields
+        return {key: value if key in known else _open(value) for key, value in values.items()}
+
+    @property
+    def yaml_path(self) -> Path | None:
+        """The YAML that the config was read from."""
+        return self._yaml_path
+
+    @property
+    def notices(self) -> list[str]:
+        """One line for each key that was set and has no effect here."""
+        return self._notices
+
+    @property
+    def base_dirs(self) -> list[Path]:
+        """Where the user's files and modules are looked for, in this order."""
+        folders = [self._project_dir, self._yaml_path and self._yaml_path.parent, Path.cwd()]
+        return list(dict.fromkeys(folder.resolve() for folder in folders if folder))
+
+    @property
+    def experiment_name(self) -> str:
+        """The experiment's name, with `read_yaml_name` resolved."""
+        name = self.ajet.experiment_name
+        if name == "read_yaml_name":
+            return self._yaml_path.stem if self._yaml_path else "experiment"
+        return name
+
+    @property
+    def run_folder(self) -> Path:
+        """Everything that the run writes is in this folder."""
+        folder = self.ajet.experiment_dir
+        auto = Path("launcher_record") / self.experiment_name
+        return auto if folder == "auto" else Path(folder).expanduser()
+
+    def user_sections(self) -> dict[str, Any]:
+        """The user's own top-level sections."""
+        return dict(self.__pydantic_extra__ or {})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as the run folder keeps it."""
+        return self.model_dump(mode="json")

@@ -1,0 +1,157 @@
+"""The rows that run together, and when new ones join: one `step` is one token for each of them.
+
+    queue ──admit──> rows ──step──> finished
+                      └── fewer than 80 % still running: compact, or admit from the queue
+
+Forming a batch moves keys and values about, so a finished row keeps its place until a fifth of the
+places are finished; what is sampled there is thrown away.
+
+Not covered: who puts rows into the queue, and when (in_process.py); threads.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+
+from ajet.core.inference.engines.forward import Forward, Row
+from ajet.core.inference.engines.sampling import Sampler
+
+KEEP_FRACTION = 0.8
+"""Compact when fewer of the rows than this are still running."""
+JOIN_INTERVAL = 4
+"""With `eager`, steps between one admission and the next: a batch costs some steps to form."""
+
+
+class Batch:
+    """Runs rows to their end, at most `max_num_seqs` at once and within a budget of KV tokens."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        device: torch.device,
+        *,
+        max_num_seqs: int,
+        max_kv_tokens: int,
+        eager: bool,
+    ) -> None:
+        self._forward = forward
+        self._device = device
+        self._max_num_seqs = max_num_seqs
+        self._max_kv_tokens = max_kv_tokens
+        self._eager = eager
+        self._queue: deque[Row] = deque()
+        self._rows: list[Row] = []
+        self._sampler = Sampler([], device)
+        self._must_rebuild = False
+        self._steps_since_join = 0
+        self._policy_version = 0
+        self.prompt_tokens = 0
+        self.cached_prompt_tokens = 0
+        self.sampled_tokens = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether any row waits or runs."""
+        return bool(self._queue or self._rows)
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Queue rows; they start in this order."""
+        self._queue.extend(rows)
+
+    def release(self, episode_ids: Iterable[str]) -> None:
+        """These episodes make no more requests."""
+        self._forward.release(episode_ids)
+
+    def publish(self, version: int) -> None:
+        """The weights have changed: nothing that was computed before holds."""
+        self._policy_version = version
+        self._forward.reset()
+        self._must_rebuild = True
+
+    def clear(self) -> None:
+        """Drop every row, after a failure."""
+        self._queue.clear()
+        self._rows = []
+        self._forward.reset()
+
+    def step(self) -> list[Row]:
+        """Sample one token for every running row; returns the rows that this finished."""
+        aborted = self._take_aborted()
+        self._reshape()
+        return aborted + (self._decode() if self._rows else [])
+
+    def _decode(self) -> list[Row]:
+        logits = self._forward.decode(self._rows)
+        counts = np.array([len(row.logprobs) for row in self._rows], np.int64)
+        tokens, logprobs = self._sampler.draw(logits, counts)
+        ended: list[tuple[int, Row]] = []
+        for number, row in enumerate(self._rows):
+            if row.finish_reason is None:
+                row.append(tokens[number], logprobs[number])
+                self.sampled_tokens += 1
+                if row.finish_reason is not None:
+                    ended.append((number, row))
+        self._forward.store(ended)
+        self._steps_since_join += 1
+        if all(row.finish_reason for row in self._rows):
+            self._forward.keep(np.empty(0, np.int64))
+            self._rows = []
+        return [row for _, row in ended]
+
+    def _take_aborted(self) -> list[Row]:
+        aborted = [
+            row for row in (*self._rows, *self._queue) if row.aborted and row.finish_reason is None
+        ]
+        for row in aborted:
+            row.finish_reason = "abort"
+        if aborted:
+            self._queue = deque(row for row in self._queue if row.finish_reason is None)
+        return aborted
+
+    def _reshape(self) -> None:
+        """Admit, compact, or leave the batch as it is."""
+        running = [row for row in self._rows if row.finish_reason is None]
+        sparse = len(running) < KEEP_FRACTION * len(self._rows)
+        joinable = not running or sparse or (self._eager and self._steps_since_join > JOIN_INTERVAL)
+        admitted = self._admit(running) if joinable else []
+        if self._must_rebuild or admitted or not running:
+            self._rebuild(running, admitted)
+        elif sparse:
+            index = [n for n, row in enumerate(self._rows) if row.finish_reason is None]
+            self._forward.keep(np.array(index, np.int64))
+            self._set_rows(running)
+
+    def _admit(self, running: Sequence[Row]) -> list[Row]:
+        """Rows from the head of the queue while a rectangle of all rows fits the budget."""
+        count, longest = len(running), max((row.max_len for row in running), default=0)
+        admitted: list[Row] = []
+        while self._queue and count < self._max_num_seqs:
+            longest = max(longest, self._queue[0].max_len)
+            count += 1
+            if count * longest > self._max_kv_tokens:
+                break
+            admitted.append(self._queue.popleft())
+        return admitted
+
+    def _rebuild(self, running: list[Row], admitted: list[Row]) -> None:
+        numbered = [(n, row) for n, row in enumerate(self._rows) if row.finish_reason is None]
+        self._forward.store(numbered)
+        for row in admitted:
+            row.policy_version = self._policy_version
+        # Sorted by their tokens, rows that share a prefix are neighbours.
+        rows = sorted(running + admitted, key=lambda row: row.ids)
+        if rows:
+            num_prompt = sum(len(row.prompt_ids) for row in admitted)
+            # The last token of a prompt is always fed, by the first step.
+            num_computed = self._forward.rebuild(rows) + len(admitted)
+            self.prompt_tokens += num_prompt
+            self.cached_prompt_tokens += max(0, num_prompt - num_computed)
+        self._set_rows(rows)
+        self._must_rebuild = False
+        self._steps_since_join = 0
+
+    def _set_rows(self, rows: list[Row]) -> None:
+        self._rows = rows
+        self._sampler = Sampler([row.sampling for row in rows], self._device)

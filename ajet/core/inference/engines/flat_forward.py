@@ -1,0 +1,228 @@
+"""The fast forward: one flat list of tokens, keys and values shared through the prefix cache.
+
+    rebuild(rows)   every row's tokens but the last get keys and values: cached ones are looked up,
+                    missing ones computed once for all rows that have them in common
+    decode()        the last token of each row goes in, the logits of the next come out
+    keep(), store() drop finished rows; hand their tokens to the cache for the next turn
+
+Nothing is copied from the model: it computes with the policy's own modules (see model/decoder.py).
+
+Not covered: architectures that `Decoder.supports` refuses (hf_forward.py serves those).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor, nn
+
+from ajet.core.inference.engines.forward import Row
+from ajet.core.inference.engines.kv_cache import (
+    MASKED,
+    Gathered,
+    Ids,
+    KVBatch,
+    KVPool,
+    Layout,
+    attend_shared,
+)
+from ajet.core.inference.engines.prefix_cache import Node, PrefixCache, path, path_slots
+from ajet.core.model.decoder import Decoder
+
+MAX_PIECE = 512
+"""A longer run of new tokens is computed in pieces, so that the scores stay small."""
+MAX_SCORES = 500_000
+"""Attention scores (tokens x heads x columns) computed at a time."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """New tokens to compute, after the slots of all that precedes them."""
+
+    before: Ids
+    tokens: Ids
+    slots: Ids
+
+
+class FlatForward:
+    """Forward passes of the Qwen2, Qwen3 and Llama family for the in-process engine."""
+
+    def __init__(self, model: nn.Module, max_kv_tokens: int) -> None:
+        self._decoder = Decoder(model)
+        weight = next(model.parameters())
+        self._pool = KVPool(
+            self._decoder.num_layers,
+            self._decoder.num_kv_heads,
+            self._decoder.head_dim,
+            max_kv_tokens,
+            weight.dtype,
+            weight.device,
+        )
+        self._cache = PrefixCache(max_kv_tokens)
+        self._batch: KVBatch | None = None
+
+    def reset(self) -> None:
+        """The weights have changed: nothing computed before is valid."""
+        self._cache.clear()
+        self._batch = None
+
+    def release(self, episode_ids: Iterable[str]) -> None:
+        """The episodes are over."""
+        self._cache.release(episode_ids)
+
+    def rebuild(self, rows: Sequence[Row]) -> int:
+        """Form a batch of these rows, sorted by token ids; how many tokens it had to compute."""
+        self._cache.tick()
+        tails = [self._insert(row.ids[:-1]) for row in rows]
+        num_computed = self._compute([path(tail) for tail in tails])
+        self._batch = None  # its memory goes before the new one's comes
+        self._batch = KVBatch(self._pool, [path_slots(tail) for tail in tails])
+        return num_computed
+
+    def decode(self, rows: Sequence[Row]) -> Tensor:
+        """Logits ``[rows, vocab]`` in float32 after the last token of each row."""
+        assert self._batch is not None
+        tokens = np.array([row.ids[-1] for row in rows], np.int64)
+        positions = np.array([len(row.ids) - 1 for row in rows], np.int64)
+        hidden = self._decoder(
+            self._pool.tensor(tokens), self._pool.tensor(positions), self._batch.attend
+        )
+        self._batch.advance()
+        return self._decoder.logits(hidden).float()
+
+    def keep(self, index: Ids) -> None:
+        """Drop all rows but these."""
+        assert self._batch is not None
+        if len(index):
+            self._batch.keep(index)
+        else:
+            self._batch = None
+
+    def store(self, rows: Sequence[tuple[int, Row]]) -> None:
+        """Put rows, each with its number in the batch, into the cache as far as there is room."""
+        if self._batch is None:
+            return
+        numbers, positions, slots = [], [], []
+        for number, row in rows:
+            tail = self._cache.insert(np.array(row.ids[:-1], np.int64))
+            if tail is None:
+                continue
+            if not tail.computed:
+                first = len(row.ids) - 1 - len(tail.tokens)
+                if first < self._batch.num_shared(number):  # its beginning was evicted meanwhile
+                    self._cache.remove(tail)
+                    continue
+                tail.computed = True
+                numbers.append(np.full(len(tail.tokens), number))
+                positions.append(np.arange(first, len(row.ids) - 1))
+                slots.append(tail.slots)
+            if row.finish_reason is not None:
+                self._cache.mark_tail(row.episode_id, tail)
+        if slots:
+            self._batch.save(
+                np.concatenate(numbers), np.concatenate(positions), np.concatenate(slots)
+            )
+
+    def _insert(self, ids: list[int]) -> Node:
+        tail = self._cache.insert(np.array(ids, np.int64))
+        assert tail is not None, "the engine admits no more rows than the pool holds"
+        return tail
+
+    def _compute(self, paths: list[list[Node]]) -> int:
+        """Compute the nodes that lack keys and values, parents before children."""
+        levels: list[dict[int, Piece]] = []
+        for nodes in paths:
+            for level, piece in enumerate(_missing_pieces(nodes)):
+                if level == len(levels):
+                    levels.append({})
+                levels[level].setdefault(int(piece.slots[0]), piece)
+        for pieces in levels:
+            for chunk in self._chunks(list(pieces.values())):
+                self._prefill(chunk)
+        for node in {node for nodes in paths for node in nodes}:
+            node.computed = True
+        return sum(len(piece.tokens) for pieces in levels for piece in pieces.values())
+
+    def _chunks(self, pieces: list[Piece]) -> Iterator[list[Piece]]:
+        """Neighbouring pieces whose attention scores fit in memory together."""
+        chunk: list[Piece] = []
+        for piece in pieces:
+            grown = [*chunk, piece]
+            queries = len(grown) * max(len(p.tokens) for p in grown) * self._decoder.num_heads
+            if chunk and queries * max(len(p.before) + len(p.tokens) for p in grown) > MAX_SCORES:
+                yield chunk
+                grown = [piece]
+            chunk = grown
+        if chunk:
+            yield chunk
+
+    def _prefill(self, pieces: list[Piece]) -> None:
+        """Write the keys and values of these pieces' tokens to the pool."""
+        lengths = np.array([len(piece.tokens) for piece in pieces])
+        width = int(lengths.max())
+        rows_N = np.repeat(np.arange(len(pieces)), lengths)
+        offsets = [np.arange(n) for n in lengths]
+        queries_N = np.concatenate([o + width - len(o) for o in offsets])
+        positions_N = np.concatenate(
+            [o + len(piece.before) for o, piece in zip(offsets, pieces, strict=True)]
+        )
+        attention = PrefillAttention(self._pool, pieces, rows_N, queries_N)
+        tokens_N = np.concatenate([piece.tokens for piece in pieces])
+        self._decoder(self._pool.tensor(tokens_N), self._pool.tensor(positions_N), attention.attend)
+
+
+class PrefillAttention:
+    """Attention of several pieces' new tokens over what precedes them and among themselves.
+
+    Like a decode step, but with several queries a row; they are aligned at the right too, so the
+    query in column c of the queries sees the own columns up to ``c + columns - queries``.
+    """
+
+    def __init__(self, pool: KVPool, pieces: list[Piece], rows_N: Ids, queries_N: Ids) -> None:
+        self._pool = pool
+        layout = Layout.of([np.concatenate((piece.before, piece.slots)) for piece in pieces])
+        self._gathered = Gathered(pool, layout)
+        self._segments = layout.segments
+        self._slots_N = pool.tensor(np.concatenate([piece.slots for piece in pieces]))
+        self._rows_N, self._queries_N = pool.tensor(rows_N), pool.tensor(queries_N)
+        self._num_rows = len(pieces)
+        self._num_queries = int(queries_N.max()) + 1
+        self._mask = self._causal_mask(layout)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The Decoder's attention over flat tokens."""
+        self._pool.write(layer, self._slots_N, k, v)
+        k_pool, v_pool = self._pool.k[layer], self._pool.v[layer]
+        gathered = self._gathered
+        heads, d = k.shape[1], q.shape[2]
+        padded = q.new_zeros(heads, self._num_rows, self._num_queries, q.shape[1] // heads, d)
+        padded[:, self._rows_N, self._queries_N] = q.view(len(q), heads, -1, d).transpose(0, 1)
+        out = attend_shared(
+            padded,
+            (gathered.own(k_pool), gathered.own(v_pool)),
+            (gathered.shared(k_pool), gathered.shared(v_pool)),
+            self._segments,
+            self._mask,
+        )
+        return out[:, self._rows_N, self._queries_N].transpose(0, 1).reshape(q.shape)
+
+    def _causal_mask(self, layout: Layout) -> Tensor:
+        """``[1, rows, queries, 1, columns]``."""
+        columns = layout.own_RT.shape[1]
+        column = np.arange(columns)
+        last = np.arange(self._num_queries) + columns - self._num_queries
+        seen = (column >= layout.start_R[:, None, None]) & (column <= last[:, None])
+        mask = np.where(seen, 0.0, MASKED).astype(np.float32)
+        return self._pool.tensor(mask).to(self._pool.k.dtype)[None, :, :, None]
+
+
+def _missing_pieces(nodes: list[Node]) -> Iterator[Piece]:
+    """The uncomputed tokens of a path, cut at `MAX_PIECE`."""
+    before = np.empty(0, np.int64)
+    for node in nodes:
+        if not node.computed:
+            for at in range(0, len(node.tokens), MAX_PIECE):
+                end = at + MAX_PIECE
+                context = np.concatenate((before, node.slots[:at]))
+                yield Piece(context, node.tokens[at:end], node.slots[at:end])
+        before = np.concatenate((before, node.slots))

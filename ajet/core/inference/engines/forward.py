@@ -1,0 +1,94 @@
+"""What the engine asks of a model: a batch of rows, advanced by one token at a time.
+
+    forward.rebuild(rows)            form the batch
+    logits_RV = forward.decode(rows) feed the last token of each row
+    forward.keep(index)              drop finished rows
+    forward.store([(row number, row), ...])  keep what they computed for a later turn
+
+Two of them: FlatForward (flat_forward.py, the fast one) and HfForward (hf_forward.py).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ajet.core.inference.endpoint import Completion, FinishReason, SamplingParams
+
+
+@dataclass(eq=False)
+class Row:
+    """One request while it runs: `ids` is the prompt and what was sampled so far."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    stop_ids: frozenset[int]
+    max_len: int
+    """Prompt and new tokens together end here at the latest."""
+    policy_version: int = 0
+    ids: list[int] = field(init=False)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    aborted: bool = False
+    """Set from another thread: ends the row before its next token."""
+
+    def __post_init__(self) -> None:
+        self.ids = list(self.prompt_ids)
+
+    @property
+    def episode_id(self) -> str:
+        """The part of the request id before the turn."""
+        return self.request_id.rpartition("/")[0] or self.request_id
+
+    def append(self, token: int, logprob: float) -> None:
+        """Take a sampled token, and finish if it is the last."""
+        self.ids.append(token)
+        self.logprobs.append(logprob)
+        if token in self.stop_ids:
+            self.finish_reason = "stop"
+        elif len(self.ids) >= self.max_len:
+            self.finish_reason = "length"
+
+    def completion(self) -> Completion:
+        """What the agent gets."""
+        assert self.finish_reason is not None
+        return Completion(
+            prompt_ids=self.prompt_ids,
+            token_ids=tuple(self.ids[len(self.prompt_ids) :]),
+            logprobs=tuple(self.logprobs),
+            finish_reason=self.finish_reason,
+            policy_version=self.policy_version,
+        )
+
+
+class Forward(Protocol):
+    """Forward passes over a batch of rows. The rows of `decode` are those of the last `rebuild`,
+    less those that `keep` dropped."""
+
+    def rebuild(self, rows: Sequence[Row]) -> int:
+        """Form the batch of these rows, sorted by token ids; how many tokens it had to compute."""
+        ...
+
+    def decode(self, rows: Sequence[Row]) -> Tensor:
+        """Float32 logits ``[rows, vocab]`` that follow the last token of each row."""
+        ...
+
+    def keep(self, index: NDArray[np.int64]) -> None:
+        """Drop all rows but these, named by ascending number."""
+        ...
+
+    def store(self, rows: Sequence[tuple[int, Row]]) -> None:
+        """Cache what these rows (number in the batch, row) have computed."""
+        ...
+
+    def release(self, episode_ids: Iterable[str]) -> None:
+        """These episodes make no more requests."""
+        ...
+
+    def reset(self) -> None:
+        """Forget everything computed with the old weights."""
+        ...

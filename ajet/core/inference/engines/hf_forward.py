@@ -1,0 +1,80 @@
+"""The slow forward for any other causal model: transformers' own, with its own cache.
+
+A batch is left-padded, as in `generate`. Forming it computes every row from its first token; there
+is no prefix cache. Correct for whatever transformers can generate from with left padding.
+"""
+
+import inspect
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from ajet.core.inference.engines.forward import Row
+
+
+class HfForward:
+    """Forward passes through `model(...)` with a `DynamicCache`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model: Any = model
+        self._accepted = inspect.signature(model.forward).parameters
+        self._device = next(model.parameters()).device
+        self.reset()
+
+    def reset(self) -> None:
+        """Nothing outlives a batch."""
+        self._cache: Any = None
+        self._mask = torch.zeros(0, 0)
+
+    def release(self, episode_ids: Iterable[str]) -> None:
+        """Nothing is kept for an episode."""
+
+    def store(self, rows: Sequence[tuple[int, Row]]) -> None:
+        """Nothing is kept for a later turn."""
+
+    def rebuild(self, rows: Sequence[Row]) -> int:
+        """The first `decode` after this one computes the rows from their first token."""
+        self.reset()
+        return sum(len(row.ids) - 1 for row in rows)
+
+    def decode(self, rows: Sequence[Row]) -> Tensor:
+        """Logits ``[rows, vocab]`` in float32 after the last token of each row."""
+        if self._cache is None:
+            self._cache = DynamicCache(config=self._model.config)
+            tokens, self._mask = self._left_padded(rows)
+        else:
+            tokens = torch.tensor([[row.ids[-1]] for row in rows], device=self._device)
+            self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=1)
+        positions = (self._mask.cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
+        optional = {"position_ids": positions, "logits_to_keep": 1}
+        out = self._model(
+            input_ids=tokens,
+            attention_mask=self._mask,
+            past_key_values=self._cache,
+            use_cache=True,
+            **{name: value for name, value in optional.items() if name in self._accepted},
+        )
+        return out.logits[:, -1].float()
+
+    def keep(self, index: NDArray[np.int64]) -> None:
+        """Drop all rows but these."""
+        if not len(index):
+            self.reset()
+        elif self._cache is not None:
+            index_R = torch.from_numpy(index).to(self._device)
+            self._cache.batch_select_indices(index_R)
+            self._mask = self._mask[index_R]
+
+    def _left_padded(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+        width = max(len(row.ids) for row in rows)
+        tokens = torch.zeros(len(rows), width, dtype=torch.long)
+        mask = torch.zeros(len(rows), width, dtype=torch.long)
+        for number, row in enumerate(rows):
+            tokens[number, width - len(row.ids) :] = torch.tensor(row.ids)
+            mask[number, width - len(row.ids) :] = 1
+        return tokens.to(self._device), mask.to(self._device)

@@ -1,0 +1,342 @@
+"""The engine inside the training process: it samples with the policy's own weights.
+
+Agents run on an event loop; the model runs in one thread of the engine. Requests meet in waves:
+
+    episode a   generate ──┐                ┌─ tool ─ generate ──┐
+    episode b   generate ──┤ wave 1: all    ├─ tool ──── generate┤ wave 2 ...
+    episode c   generate ──┘ decode together└─ leave             │
+
+With `deterministic=True` a wave starts only when nothing runs and every live episode (`enter` to
+`leave`) waits here, and takes its requests in the order of their ids. What is computed together,
+and so every rounding, then depends on the requests and never on their timing. A finished request
+resolves at once, so tools run while the wave goes on. `deterministic=False` lets requests join a
+running batch.
+
+Not covered: deadlines (the caller cancels), several requests of one episode at the same time (the
+wave does not wait for the second), weights on several devices.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ajet.core.errors import AjetError, ModelError
+from ajet.core.inference.endpoint import Completion, ContextOverflow, SamplingParams
+from ajet.core.inference.engines.batch import Batch
+from ajet.core.inference.engines.flat_forward import FlatForward
+from ajet.core.inference.engines.forward import Forward, Row
+from ajet.core.inference.engines.hf_forward import HfForward
+from ajet.core.model.decoder import Decoder
+
+KV_BYTES = 1 << 30
+"""Default budget for the keys and values of running rows, and again for those of the cache."""
+SETTLE_TURNS = 8
+"""Turns of the event loop without an arrival before a wave starts: `gather` starts its calls one
+after the other, and an episode that leaves hands its place to one that enters a moment later."""
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Totals since the engine was made. Cached prompt tokens were not computed again."""
+
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    sampled_tokens: int = 0
+    busy_s: float = 0.0
+
+
+@dataclass(eq=False)
+class Call:
+    """A request and the future that waits for it."""
+
+    row: Row
+    loop: asyncio.AbstractEventLoop
+    future: "asyncio.Future[Completion]"
+
+
+class InProcessEngine:
+    """A `ModelEndpoint` over a Hugging Face causal model in this process."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        stop_token_ids: tuple[int, ...],
+        max_num_seqs: int = 256,
+        max_model_len: int = 4096,
+        deterministic: bool = True,
+        max_kv_tokens: int | None = None,
+    ) -> None:
+        self._model = model
+        self._stop_token_ids = frozenset(stop_token_ids)
+        self._max_model_len = max_model_len
+        self._deterministic = deterministic
+        self._max_kv_tokens = max_kv_tokens or max(
+            max_model_len, KV_BYTES // _kv_bytes_per_token(model)
+        )
+        self._vocab_size: int = model.get_input_embeddings().weight.shape[0]
+        self._batch = Batch(
+            self._forward(),
+            next(model.parameters()).device,
+            max_num_seqs=max_num_seqs,
+            max_kv_tokens=self._max_kv_tokens,
+            eager=not deterministic,
+        )
+        self.policy_version = 0
+        self._busy_s = 0.0
+        self._changed = threading.Condition()  # guards everything below
+        self._live: set[str] = set()
+        self._left: set[str] = set()
+        self._pending: dict[str, Call] = {}
+        self._running: dict[str, Call] = {}
+        self._handed: list[Row] = []
+        self._published: int | None = None
+        self._arrivals = 0
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    @property
+    def stats(self) -> EngineStats:
+        """Totals so far."""
+        batch = self._batch
+        return EngineStats(
+            prompt_tokens=batch.prompt_tokens,
+            cached_prompt_tokens=batch.cached_prompt_tokens,
+            sampled_tokens=batch.sampled_tokens,
+            busy_s=self._busy_s,
+        )
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
+    ) -> Completion:
+        """Sample a continuation of `prompt_ids`; see `ModelEndpoint`."""
+        loop = asyncio.get_running_loop()
+        call = Call(self._row(prompt_ids, sampling, request_id), loop, loop.create_future())
+        with self._changed:
+            if self._closed:
+                raise RuntimeError("the engine is closed")
+            if request_id in self._pending or request_id in self._running:
+                raise ValueError(f"request {request_id!r} is already under way")
+            self._start_thread()
+            self._pending[request_id] = call
+            self._arrivals += 1
+            self._consider_wave()
+        try:
+            return await call.future
+        finally:
+            if not call.future.done() or call.future.cancelled():
+                self._forget(request_id, call)
+
+    def enter(self, episode_id: str) -> None:
+        """The episode is live: waves wait for its requests until it leaves."""
+        with self._changed:
+            self._live.add(episode_id)
+            self._arrivals += 1
+
+    def leave(self, episode_id: str) -> None:
+        """The episode is over: no wave waits for it, and its part of the cache may go."""
+        with self._changed:
+            self._live.discard(episode_id)
+            self._left.add(episode_id)
+            self._arrivals += 1
+            self._consider_wave()
+
+    def publish(self, version: int) -> None:
+        """The weights have changed in place: forget what was computed with the old ones."""
+        with self._changed:
+            self.policy_version = version
+            self._published = version
+            self._changed.notify()
+
+    def abort(self, request_id: str) -> None:
+        """End a request with what it has sampled so far and `finish_reason="abort"`."""
+        with self._changed:
+            call = self._pending.pop(request_id, None)
+            if request_id in self._running:
+                self._running[request_id].row.aborted = True
+        if call is not None:
+            call.row.finish_reason = "abort"
+            call.row.policy_version = self.policy_version
+            _post(call.loop, _resolve, call.future, call.row.completion())
+
+    async def close(self) -> None:
+        """Stop the thread; requests still under way fail."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    def _forward(self) -> Forward:
+        if Decoder.supports(self._model):
+            return FlatForward(self._model, self._max_kv_tokens)
+        return HfForward(self._model)
+
+    def _row(self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str) -> Row:
+        num_prompt = len(prompt_ids)
+        if not num_prompt or min(prompt_ids) < 0 or max(prompt_ids) >= self._vocab_size:
+            raise ValueError(
+                f"request {request_id!r}: the prompt must be token ids in 0 .. "
+                f"{self._vocab_size - 1}, at least one"
+            )
+        if sampling.max_tokens < 1:
+            raise ValueError(f"request {request_id!r}: max_tokens is {sampling.max_tokens}")
+        max_len = min(num_prompt + sampling.max_tokens, self._max_model_len)
+        if num_prompt >= self._max_model_len or max_len > self._max_kv_tokens:
+            raise ContextOverflow(
+                f"request {request_id!r}: {num_prompt} prompt tokens, {sampling.max_tokens} new "
+                f"ones at most; max_model_len is {self._max_model_len}, "
+                f"the KV budget {self._max_kv_tokens}"
+            )
+        stop_ids = self._stop_token_ids.union(sampling.stop_token_ids)
+        return Row(request_id, tuple(prompt_ids), sampling, stop_ids, max_len)
+
+    def _forget(self, request_id: str, call: Call) -> None:
+        """The caller was cancelled: nobody waits for this request."""
+        with self._changed:
+            if self._pending.get(request_id) is call:
+                del self._pending[request_id]
+            if self._running.get(request_id) is call:
+                del self._running[request_id]
+            call.row.aborted = True
+
+    def _consider_wave(self) -> None:
+        """Start a wave if it is time, after the event loop has settled. Holds the lock."""
+        if self._deterministic and self._is_wave_ready():
+            loop = next(iter(self._pending.values())).loop
+            _post(loop, self._settle, loop, self._arrivals, SETTLE_TURNS)
+        elif not self._deterministic:
+            self._hand_over()
+
+    def _is_wave_ready(self) -> bool:
+        if self._running or self._handed or len(self._pending) < max(1, len(self._live)):
+            return False
+        return self._live <= {call.row.episode_id for call in self._pending.values()}
+
+    def _settle(self, loop: asyncio.AbstractEventLoop, arrivals: int, turns: int) -> None:
+        """Runs on the event loop, `turns` more times unless something arrives."""
+        with self._changed:
+            if arrivals != self._arrivals or not self._is_wave_ready():
+                return
+            if turns == 0:
+                self._hand_over()
+            else:
+                loop.call_soon(self._settle, loop, arrivals, turns - 1)
+
+    def _hand_over(self) -> None:
+        """Give all pending requests to the thread, in the order of their ids. Holds the lock."""
+        for request_id in sorted(self._pending):
+            self._running[request_id] = self._pending[request_id]
+            self._handed.append(self._pending[request_id].row)
+        self._pending.clear()
+        self._changed.notify()
+
+    def _start_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="ajet-engine", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        """The thread: one token for every running row, as long as there are any."""
+        was_training = False
+        with torch.inference_mode():
+            while True:
+                idle = not self._batch.busy
+                self._take_changes(wait=idle)
+                if self._closed:
+                    return self._fail(RuntimeError("the engine was closed"))
+                if idle:
+                    was_training = self._model.training
+                    self._model.eval()
+                started = time.perf_counter()
+                try:
+                    finished = self._batch.step()
+                # Whatever happens here happens to the callers: they must not wait for ever.
+                except Exception as error:  # noqa: BLE001
+                    self._batch.clear()
+                    self._fail(error)
+                    finished = []
+                self._busy_s += time.perf_counter() - started
+                if not self._batch.busy:
+                    self._model.train(was_training)
+                self._deliver(finished)
+
+    def _take_changes(self, *, wait: bool) -> None:
+        """Tell the batch what happened since the last step."""
+        with self._changed:
+            while wait and not (self._handed or self._closed):
+                self._changed.wait()
+            if self._published is not None:
+                self._batch.publish(self._published)
+                self._published = None
+            if self._handed:
+                # Not between waves: who has left by then depends on timing.
+                self._batch.release(sorted(self._left))
+                self._left.clear()
+            self._batch.add(self._handed)
+            self._handed = []
+
+    def _deliver(self, finished: Iterable[Row]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Any, Completion]]] = {}
+        with self._changed:
+            for row in finished:
+                call = self._running.get(row.request_id)
+                if call is not None and call.row is row:
+                    del self._running[row.request_id]
+                    by_loop.setdefault(call.loop, []).append((call.future, row.completion()))
+            if not self._running:
+                self._consider_wave()
+        for loop, resolved in by_loop.items():
+            _post(loop, _resolve_all, resolved)
+
+    def _fail(self, error: Exception) -> None:
+        """Every request under way ends with this error."""
+        with self._changed:
+            calls = [*self._running.values(), *(self._pending.values() if self._closed else ())]
+            self._running.clear()
+            self._handed = []
+            if not self._closed:
+                self._consider_wave()
+        for call in calls:
+            _post(call.loop, _reject, call.future, error)
+
+
+def _kv_bytes_per_token(model: Any) -> int:
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    itemsize = next(model.parameters()).element_size()
+    return 2 * config.num_hidden_layers * kv_heads * head_dim * itemsize
+
+
+def _post(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:
+    """Call on the loop's thread; a loop that is closed has nobody waiting."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(function, *args)
+
+
+def _resolve(future: "asyncio.Future[Completion]", completion: Completion) -> None:
+    if not future.done():
+        future.set_result(completion)
+
+
+def _resolve_all(resolved: list[tuple["asyncio.Future[Completion]", Completion]]) -> None:
+    for future, completion in resolved:
+        _resolve(future, completion)
+
+
+def _reject(future: "asyncio.Future[Completion]", error: Exception) -> None:
+    """A new exception for each caller: one shared by all would collect all their tracebacks."""
+    if not future.done():
+        if isinstance(error, AjetError):
+            future.set_exception(type(error)(*error.args))
+        else:
+            wrapped = ModelError(f"in-process engine: {type(error).__name__}: {error}")
+            wrapped.__cause__ = error
+            future.set_exception(wrapped)

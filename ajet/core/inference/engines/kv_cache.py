@@ -1,0 +1,258 @@
+"""Keys and values: where they are kept, and attention over them.
+
+    KVPool    [layers, kv_heads, slots, d]      every cached token once, at the slot that the
+                                                prefix cache gave it
+    KVBatch   [layers, kv_heads, rows, columns, d]   the rows that are being decoded
+
+What many rows of a batch have in common (the system prompt and the tools) is not copied for each
+of them. It is a `Segment`, kept once and multiplied with the queries of all its rows in one matrix
+product; the rest of a row is its own:
+
+    row 0   |                        | . . question 1, reply a >
+    row 1   |  segment, stored once  | . . question 1, reply b >    . = padding, masked
+    row 2   |                        | question 2, reply c     >
+
+The own part is aligned at the right, so all rows write their new token to the same column.
+Rows must be sorted by their tokens, so that sharers are neighbours.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ajet.core.inference.engines.prefix_cache import Ids, common_length
+
+MIN_SHARED = 32
+"""Shorter common prefixes are copied: a segment costs a few small products a layer."""
+GROWTH = 32
+"""Columns added at a time when the rows outgrow their batch."""
+MASKED = -1e30
+"""Finite, so that a query with nothing to see gives garbage that nobody reads, and no NaN."""
+
+
+class KVPool:
+    """Storage by slot. Slot 0 stays zero and stands for padding."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        num_slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (num_layers, num_kv_heads, num_slots + 1, head_dim)
+        # On the CPU, memory that was never written takes no room.
+        self.k = torch.empty(shape, dtype=dtype, device=device)
+        self.v = torch.empty(shape, dtype=dtype, device=device)
+        self.k[:, :, 0] = 0
+        self.v[:, :, 0] = 0
+
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store ``[N, kv_heads, d]`` at N slots."""
+        self.k[layer].index_copy_(1, slots, k.transpose(0, 1))
+        self.v[layer].index_copy_(1, slots, v.transpose(0, 1))
+
+    def tensor(self, values: NDArray[Any]) -> Tensor:
+        """Slots, indices or a mask as a tensor on the pool's device."""
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self.k.device)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Rows ``first .. last - 1`` all begin with these `slots` (none: nothing is shared)."""
+
+    first: int
+    last: int
+    slots: Ids
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The slots of a batch's rows, cut into shared segments and right-aligned own parts."""
+
+    segments: list[Segment]
+    shared_R: Ids
+    start_R: Ids
+    own_RT: Ids
+
+    @classmethod
+    def of(cls, slots_R: list[Ids]) -> "Layout":
+        """Lay out rows; neighbours that share slots share a segment."""
+        segments = _segments(slots_R)
+        shared_R = np.concatenate(
+            [np.full(s.last - s.first, len(s.slots), np.int64) for s in segments]
+        )
+        own_R = np.array([len(slots) for slots in slots_R], np.int64) - shared_R
+        width = int(own_R.max())
+        own_RT = np.zeros((len(slots_R), width), np.int64)
+        for row, slots in enumerate(slots_R):
+            own_RT[row, width - own_R[row] :] = slots[shared_R[row] :]
+        return cls(segments, shared_R, width - own_R, own_RT)
+
+
+def _segments(slots_R: list[Ids]) -> list[Segment]:
+    """Cut the rows where neighbours share less than `MIN_SHARED` slots."""
+    shared = [common_length(a, b) for a, b in pairwise(slots_R)]
+    cuts = [i + 1 for i, length in enumerate(shared) if length < MIN_SHARED]
+    segments: list[Segment] = []
+    for first, last in pairwise([0, *cuts, len(slots_R)]):
+        length = min(shared[first : last - 1], default=0)
+        if segments and not length and not len(segments[-1].slots):
+            segments[-1] = Segment(segments[-1].first, last, segments[-1].slots)
+        else:
+            segments.append(Segment(first, last, slots_R[first][:length]))
+    return segments
+
+
+class Gathered:
+    """One layer's keys and values for a layout: the shared parts once, the own parts by row."""
+
+    def __init__(self, pool: KVPool, layout: Layout) -> None:
+        self._pool = pool
+        self._shape = layout.own_RT.shape
+        self._own = pool.tensor(layout.own_RT.reshape(-1))
+        self._shared = [pool.tensor(s.slots) for s in layout.segments]
+
+    def own(self, source: Tensor) -> Tensor:
+        """``[kv_heads, rows, columns, d]`` from one layer of the pool."""
+        return source.index_select(1, self._own).unflatten(1, self._shape)
+
+    def shared(self, source: Tensor) -> list[Tensor]:
+        """``[kv_heads, P, d]`` for each segment."""
+        return [source.index_select(1, slots) for slots in self._shared]
+
+
+def attend_shared(
+    q: Tensor,
+    own: tuple[Tensor, Tensor],
+    shared: tuple[list[Tensor], list[Tensor]],
+    segments: list[Segment],
+    mask: Tensor,
+) -> Tensor:
+    """Attention of ``q [kv_heads, rows, queries, group, d]`` over [segment | own columns].
+
+    `own` is ``[kv_heads, rows, columns, d]`` twice; `mask` is added to the own scores and
+    broadcasts over ``[kv_heads, rows, queries, group, columns]``.
+    """
+    heads, rows, queries, group, d = q.shape
+    q = (q * d**-0.5).reshape(heads, rows, queries * group, d)
+    k, v = own
+    scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))
+    scores = scores.view(heads, rows, queries, group, -1).add_(mask).flatten(2, 3)
+    outs = []
+    for segment, k_shared, v_shared in zip(segments, *shared, strict=True):
+        at = slice(segment.first, segment.last)
+        num_shared = k_shared.shape[1]
+        joined = scores[:, at].flatten(1, 2)
+        if num_shared:
+            common = torch.bmm(q[:, at].flatten(1, 2), k_shared.transpose(1, 2))
+            joined = torch.cat((common, joined), dim=-1)
+        probs = torch.softmax(joined, dim=-1, dtype=torch.float32).to(v.dtype)
+        own_probs = probs[..., num_shared:].unflatten(1, (-1, queries * group))
+        out = _batched_product(own_probs, v[:, at])
+        if num_shared:
+            out = torch.baddbmm(out.flatten(1, 2), probs[..., :num_shared], v_shared)
+        outs.append(out.view(heads, -1, queries, group, d))
+    return outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
+
+
+def _batched_product(a: Tensor, b: Tensor) -> Tensor:
+    """``[H, R, m, n] @ [H, R, n, d]``; a slice of rows is multiplied head by head, not copied."""
+    if b.stride(0) == b.shape[1] * b.stride(1):
+        return torch.bmm(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, b.shape[:2])
+    return torch.stack([torch.bmm(a_h, b_h) for a_h, b_h in zip(a, b, strict=True)])
+
+
+class KVBatch:
+    """The rows being decoded. Each step writes one column: `attend` is the Decoder's attention."""
+
+    def __init__(self, pool: KVPool, slots_R: list[Ids]) -> None:
+        self._pool = pool
+        layout = Layout.of(slots_R)
+        gathered = Gathered(pool, layout)
+        self._segments = layout.segments
+        self._shared = [
+            (gathered.shared(k), gathered.shared(v)) for k, v in zip(pool.k, pool.v, strict=True)
+        ]
+        self._k = self._with_room([gathered.own(k) for k in pool.k])
+        self._v = self._with_room([gathered.own(v) for v in pool.v])
+        self._shared_R, self._start_R = layout.shared_R, layout.start_R
+        self._column = layout.own_RT.shape[1]
+        self._mask = self._padding_mask()
+
+    @property
+    def num_rows(self) -> int:
+        """Rows, the finished ones that were not dropped yet included."""
+        return len(self._start_R)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Write one new token per row to the current column, and attend to it and all before."""
+        heads, end = k.shape[1], self._column + 1
+        self._k[layer][:, :, self._column] = k.transpose(0, 1)
+        self._v[layer][:, :, self._column] = v.transpose(0, 1)
+        out = attend_shared(
+            q.view(q.shape[0], heads, 1, -1, q.shape[2]).transpose(0, 1),
+            (self._k[layer][:, :, :end], self._v[layer][:, :, :end]),
+            self._shared[layer],
+            self._segments,
+            self._mask[..., :end],
+        )
+        return out.permute(1, 2, 0, 3, 4).reshape(q.shape)
+
+    def advance(self) -> None:
+        """The column is written in every layer; make room for the next."""
+        self._column += 1
+        if self._column == self._k[0].shape[2]:
+            self._k, self._v = self._with_room(self._k), self._with_room(self._v)
+            self._mask = self._padding_mask()
+
+    def keep(self, index: Ids) -> None:
+        """Drop all rows but these (in order), and the columns that are padding in each of them."""
+        index_R = self._pool.tensor(index)
+        first = int(self._start_R[index].min())
+        for tensors in (self._k, self._v):
+            for layer, tensor in enumerate(tensors):
+                tensors[layer] = tensor[:, :, first:].index_select(1, index_R)
+        self._column -= first
+        self._start_R, self._shared_R = self._start_R[index] - first, self._shared_R[index]
+        self._keep_segments(index)
+        self._mask = self._padding_mask()
+
+    def save(self, rows_N: Ids, positions_N: Ids, slots_N: Ids) -> None:
+        """Copy tokens of some rows, named by their position in the row, to the pool."""
+        columns = self._start_R[rows_N] + positions_N - self._shared_R[rows_N]
+        assert (columns >= self._start_R[rows_N]).all() and (columns < self._column).all()
+        rows, cols, slots = (self._pool.tensor(x) for x in (rows_N, columns, slots_N))
+        for layer, (k, v) in enumerate(zip(self._k, self._v, strict=True)):
+            self._pool.k[layer].index_copy_(1, slots, k[:, rows, cols])
+            self._pool.v[layer].index_copy_(1, slots, v[:, rows, cols])
+
+    def num_shared(self, row: int) -> int:
+        """How many of this row's first tokens are in its segment (and so cannot be saved)."""
+        return int(self._shared_R[row])
+
+    def _keep_segments(self, index: Ids) -> None:
+        kept, segments = [], []
+        for number, segment in enumerate(self._segments):
+            first, last = np.searchsorted(index, [segment.first, segment.last])
+            if last > first:
+                kept.append(number)
+                segments.append(Segment(int(first), int(last), segment.slots))
+        self._segments = segments
+        self._shared = [([k[i] for i in kept], [v[i] for i in kept]) for k, v in self._shared]
+
+    def _with_room(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [torch.nn.functional.pad(t, (0, 0, 0, GROWTH)) for t in tensors]
+
+    def _padding_mask(self) -> Tensor:
+        """``[1, rows, 1, 1, columns]``, MASKED left of each row's first own token."""
+        columns = np.arange(self._k[0].shape[2])
+        mask = np.where(columns < self._start_R[:, None], MASKED, 0.0).astype(np.float32)
+        return self._pool.tensor(mask).to(self._pool.k.dtype)[None, :, None, None]

@@ -1,0 +1,177 @@
+"""Which token sequences have their keys and values in the pool: a radix trie over exact token ids.
+
+    root ── [system prompt + tools] ─┬─ [question 1] ─┬─ [reply a, tool result]
+                                     │                └─ [reply b]
+                                     └─ [question 2] ── ...
+
+A node owns a run of token ids and one pool slot per id. Two prompts share a node only if every id
+before it is equal too, so what a node holds is exactly what a fresh computation would give.
+
+Room is made by dropping the leaves that were used longest ago, counted in ticks of the engine (a
+tick is one forming of a batch), never in seconds: what is cached depends on the requests alone.
+
+Not covered: the keys and values themselves (kv_cache.py).
+"""
+
+import heapq
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+
+
+class Node:
+    """A run of tokens below `parent`. `computed` says that its slots hold keys and values."""
+
+    __slots__ = ("children", "computed", "parent", "serial", "slots", "tails", "tokens", "used")
+
+    def __init__(
+        self, tokens: Ids, slots: Ids, parent: "Node | None", used: int, serial: int
+    ) -> None:
+        self.tokens = tokens
+        self.slots = slots
+        self.parent = parent
+        self.children: dict[int, Node] = {}
+        self.computed = False
+        self.used = used
+        self.serial = serial  # of creation: breaks ties in the order of eviction
+        self.tails = 0  # how many live episodes have a turn that ends here
+
+
+class PrefixCache:
+    """Allocates slots 1 .. num_slots (slot 0 is the pool's zero) to token sequences."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything: the weights have changed."""
+        self._root = Node(np.empty(0, np.int64), np.empty(0, np.int64), None, 0, 0)
+        self._root.computed = True
+        self._free = np.arange(self.num_slots, 0, -1, dtype=np.int64)
+        self._num_free = self.num_slots
+        self._tails: dict[str, list[Node]] = {}
+        self._clock = 0
+        self._serial = 0
+
+    def tick(self) -> None:
+        """Begin a new batch: what it inserts from here on is not evicted before the next tick."""
+        self._clock += 1
+
+    @property
+    def num_used(self) -> int:
+        """Slots in use."""
+        return self.num_slots - self._num_free
+
+    def insert(self, ids: Ids) -> Node | None:
+        """The node where `ids` ends, their missing end added as one node, not computed yet.
+
+        None when there is no room even after eviction; nothing is added then. (The path above a
+        node may be split by later insertions, so ask for it, `path`, when it is needed.)
+        """
+        node, at = self._root, 0
+        while at < len(ids):
+            child = node.children.get(int(ids[at]))
+            if child is None:
+                break
+            same = common_length(child.tokens, ids[at:])
+            node = child if same == len(child.tokens) else self._split(child, same)
+            node.used = self._clock
+            at += same
+        if at < len(ids):
+            slots = self._allocate(len(ids) - at)
+            return None if slots is None else self._add(node, ids[at:].copy(), slots)
+        return node
+
+    def mark_tail(self, episode_id: str, node: Node) -> None:
+        """Remember that a turn of this episode ends here, until `release`."""
+        node.tails += 1
+        self._tails.setdefault(episode_id, []).append(node)
+
+    def release(self, episode_ids: Iterable[str]) -> None:
+        """The episodes are over: drop what only they could use."""
+        for episode_id in episode_ids:
+            for node in reversed(self._tails.pop(episode_id, [])):
+                node.tails -= 1
+                if not node.children and not node.tails and node.parent is not None:
+                    self.remove(node)
+
+    def remove(self, node: Node) -> None:
+        """Drop a leaf and free its slots."""
+        assert not node.children and node.parent is not None
+        del node.parent.children[int(node.tokens[0])]
+        node.parent = None
+        self._free[self._num_free : self._num_free + len(node.slots)] = node.slots
+        self._num_free += len(node.slots)
+
+    def _add(self, parent: Node, tokens: Ids, slots: Ids) -> Node:
+        self._serial += 1
+        node = Node(tokens, slots, parent, self._clock, self._serial)
+        parent.children[int(tokens[0])] = node
+        return node
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Cut `node` in two at token `at`; the upper half, which is new, is returned."""
+        assert node.parent is not None
+        upper = self._add(node.parent, node.tokens[:at], node.slots[:at])
+        upper.computed, upper.used = node.computed, node.used
+        node.tokens, node.slots, node.parent = node.tokens[at:], node.slots[at:], upper
+        upper.children[int(node.tokens[0])] = node
+        return upper
+
+    def _allocate(self, count: int) -> Ids | None:
+        if self._num_free < count:
+            self._evict(count)
+        if self._num_free < count:
+            return None
+        self._num_free -= count
+        return self._free[self._num_free : self._num_free + count][::-1].copy()
+
+    def _evict(self, count: int) -> None:
+        """Drop leaves, least recently used first, until `count` and a tenth of all slots are free.
+
+        The extra tenth spares a walk over the trie at every insertion once the cache is full.
+        """
+        goal = max(count, self.num_slots // 10)
+        heap = [(n.used, n.serial, n) for n in self._leaves() if n.used < self._clock]
+        heapq.heapify(heap)
+        while heap and self._num_free < goal:
+            node = heapq.heappop(heap)[2]
+            parent = node.parent
+            self.remove(node)
+            assert parent is not None
+            if parent.parent and not parent.children and parent.used < self._clock:
+                heapq.heappush(heap, (parent.used, parent.serial, parent))
+
+    def _leaves(self) -> list[Node]:
+        leaves, stack = [], list(self._root.children.values())
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
+            if not node.children:
+                leaves.append(node)
+        return leaves
+
+
+def path(tail: Node) -> list[Node]:
+    """The nodes from below the root to `tail`."""
+    nodes, node = [], tail
+    while node.parent is not None:
+        nodes.append(node)
+        node = node.parent
+    return nodes[::-1]
+
+
+def path_slots(tail: Node) -> Ids:
+    """The slots of a whole path, in the order of its tokens."""
+    return np.concatenate([node.slots for node in path(tail)] or [np.empty(0, np.int64)])
+
+
+def common_length(a: Ids, b: Ids) -> int:
+    """How many first entries are equal."""
+    length = min(len(a), len(b))
+    differs = np.flatnonzero(a[:length] != b[:length])
+    return int(differs[0]) if len(differs) else length

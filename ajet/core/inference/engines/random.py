@@ -1,0 +1,43 @@
+"""An engine without a model: it draws tokens evenly from the vocabulary.
+
+It serves checks of an environment or a workflow before a model is at hand.
+"""
+
+import asyncio
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ajet.core.inference.endpoint import Completion, SamplingParams
+from ajet.core.inference.engines.uniform import uniforms
+
+
+class RandomEngine:
+    """Draws every token evenly from the vocabulary, from the request's seed alone."""
+
+    policy_version = 0
+
+    def __init__(self, vocab_size: int, stop_token_ids: tuple[int, ...] = ()) -> None:
+        self._vocab_size = vocab_size
+        self._stop_token_ids = frozenset(stop_token_ids)
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
+    ) -> Completion:
+        """Up to `max_tokens` tokens, each with log-probability ``-log(vocab_size)``."""
+        await asyncio.sleep(0)
+        u = uniforms(
+            np.full(sampling.max_tokens, sampling.seed, np.uint64), np.arange(sampling.max_tokens)
+        )
+        token_ids = (u * self._vocab_size).astype(np.int64).tolist()
+        stop_ids = self._stop_token_ids.union(sampling.stop_token_ids)
+        ends = [at + 1 for at, token in enumerate(token_ids) if token in stop_ids]
+        token_ids = token_ids[: ends[0]] if ends else token_ids
+        return Completion(
+            tuple(prompt_ids),
+            tuple(token_ids),
+            (-math.log(self._vocab_size),) * len(token_ids),
+            "stop" if ends else "length",
+            self.policy_version,
+        )

@@ -1,0 +1,97 @@
+"""Drawing tokens, with the log-probability of each under the distribution it was drawn from.
+
+    logits -> / temperature -> top-k cut -> top-p cut -> softmax -> inverse CDF at u
+
+`u` is a hash of (the request's seed, the number of the token): a draw depends on nothing else, not
+on the batch, and no generator has a state. Greedy rows (temperature 0) take the largest logit and
+report log-probabilities at temperature 1, without cuts.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ajet.core.errors import ModelError
+from ajet.core.inference.endpoint import SamplingParams
+from ajet.core.inference.engines.uniform import uniforms
+
+MAX_ELEMENTS = 16_000_000
+"""Logits handled at a time: float64 copies of 256 rows of a large vocabulary are gigabytes."""
+
+
+class Sampler:
+    """The sampling parameters of a batch's rows, as vectors."""
+
+    def __init__(self, params: Sequence[SamplingParams], device: torch.device) -> None:
+        temperatures = [p.temperature if p.temperature > 0 else 1.0 for p in params]
+        greedy = [p.temperature <= 0 for p in params]
+        self._seeds = np.array([p.seed & (2**64 - 1) for p in params], np.uint64)
+        self._scaled = any(t != 1.0 for t in temperatures)
+        self._temperature = torch.tensor(temperatures, device=device).unsqueeze(1)
+        self._any_greedy = any(greedy)
+        self._greedy = torch.tensor(greedy, device=device)
+        cuts = [(0, 1.0) if greedy[i] else (max(p.top_k, 0), p.top_p) for i, p in enumerate(params)]
+        self._cut = any(k or top_p < 1.0 for k, top_p in cuts)
+        self._top_k = torch.tensor([k or 2**31 - 1 for k, _ in cuts], device=device).unsqueeze(1)
+        self._top_p = torch.tensor(
+            [top_p for _, top_p in cuts], dtype=torch.float64, device=device
+        ).unsqueeze(1)
+
+    def draw(self, logits: Tensor, counts: NDArray[np.int64]) -> tuple[list[int], list[float]]:
+        """One token per row and its log-probability; `counts` is how many each row has so far."""
+        u = torch.from_numpy(uniforms(self._seeds, counts)).to(logits.device)
+        step = max(1, MAX_ELEMENTS // logits.shape[1])
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        for at in range(0, len(logits), step):
+            drawn, logprob = self._draw(logits[at : at + step], u, slice(at, at + step))
+            tokens += drawn.tolist()
+            logprobs += logprob.tolist()
+        return tokens, logprobs
+
+    def _draw(self, logits: Tensor, u: Tensor, at: slice) -> tuple[Tensor, Tensor]:
+        if self._scaled:
+            logits = logits / self._temperature[at]
+        if self._cut:
+            logits = _cut(logits, self._top_k[at], self._top_p[at])
+        probs = torch.softmax(logits, dim=-1)
+        tokens = inverse_cdf(probs, u[at])
+        if self._any_greedy:
+            tokens = torch.where(self._greedy[at], logits.argmax(dim=-1), tokens)
+        # What is drawn has a probability above zero, so its logarithm is as exact as a log-softmax.
+        return tokens, probs.gather(1, tokens.unsqueeze(1)).squeeze(1).log()
+
+
+def inverse_cdf(probs: Tensor, u: Tensor) -> Tensor:
+    """The first token whose cumulative probability exceeds ``u x total``.
+
+    The sum is in float64 and ``u < 1``, so the target stays below the total, and a token of
+    probability zero, which adds nothing to the sum, is never the first to exceed it.
+    """
+    cdf = probs.cumsum(dim=-1, dtype=torch.float64)
+    total = cdf[:, -1:]
+    if not bool(torch.isfinite(total).all()):
+        raise ModelError(
+            "the model's logits are not finite: its weights have diverged; "
+            "lower the learning rate or resume from an earlier checkpoint"
+        )
+    target = torch.minimum(u.unsqueeze(1) * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cdf, target, right=True).squeeze(1)
+
+
+def _cut(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """-inf for tokens beyond the k likeliest, then for those beyond the smallest set of mass p.
+
+    Ties go to the lower token id.
+    """
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(logits.shape[1], device=logits.device)
+    ordered = ordered.masked_fill(rank >= top_k, float("-inf"))
+    probs = torch.softmax(ordered, dim=-1, dtype=torch.float64)
+    before = probs.cumsum(dim=-1) - probs
+    beyond = (before >= top_p) & (rank > 0)
+    ordered = ordered.masked_fill(beyond, float("-inf"))
+    return torch.empty_like(logits).scatter_(1, order, ordered)

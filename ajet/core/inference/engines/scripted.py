@@ -1,0 +1,32 @@
+"""An engine without a model: it says what a function says.
+
+    engine = ScriptedEngine(lambda prompt_ids, sampling, request_id: tokenizer.encode("hello"))
+
+It serves tests and replays.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from ajet.core.inference.endpoint import Completion, FinishReason, SamplingParams
+
+Script = Callable[[Sequence[int], SamplingParams, str], Sequence[int]]
+
+
+class ScriptedEngine:
+    """Completes each request with what `script` returns, every token at probability one."""
+
+    policy_version = 0
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
+    ) -> Completion:
+        """The script's tokens, cut at `max_tokens`."""
+        await asyncio.sleep(0)  # a real engine never answers within the same turn of the loop
+        token_ids = tuple(self._script(prompt_ids, sampling, request_id))
+        cut = token_ids[: sampling.max_tokens]
+        finish: FinishReason = "stop" if len(cut) == len(token_ids) else "length"
+        return Completion(tuple(prompt_ids), cut, (0.0,) * len(cut), finish, self.policy_version)

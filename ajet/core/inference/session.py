@@ -1,0 +1,264 @@
+"""Finds the prompt of the next call so that nothing recorded is ever encoded again.
+
+An episode's calls make a tree of conversations. When an agent sends the messages of a recorded
+call, that call's reply, and then something new, the next prompt is
+
+    recorded prompt ids + recorded completion ids + ids of what the template writes for the new part
+
+What is new is found in the *rendered text*, with a stand-in for every recorded reply:
+
+    text of the recorded prompt     …<|im_start|>assistant⏎
+    text with reply and new part    …<|im_start|>assistant⏎REPLY<|im_end|>⏎<|im_start|>user⏎…
+                                                                ^ the new part begins here
+
+The new part begins at the special token that ends the reply, so tokenizing it alone is exact. A
+completion that ended with that token has it already; one that was cut short (`length`, `abort`)
+gets it as context that was not sampled.
+
+A new branch with a fresh render is begun, and the reason said, where this does not hold: the
+template changes what stands before the reply, or drops the reply's thinking (Qwen3, once a new
+user message comes), or writes no special token after a reply, or ends it with another one than the
+model did. What was sampled on the old branch stays there.
+
+Messages are matched by content: role, text, tool calls by name and arguments. Their ids do not
+count, nor white space around a reply. Thinking that the agent does not send back counts as sent
+back; thinking that it changed does not match. Several agents in one episode need no care.
+
+Not covered: a reply that the agent edited. The longest match before it is continued.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ajet.core.inference.chat_template import ChatTemplate, Message, Tools, normalised
+from ajet.core.inference.endpoint import Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The ids of the next call's prompt.
+
+    `continues`: recorded ids come first. `reason`: why a recorded call that matches could not be
+    continued. `drift`: the first position where rendering and tokenizing everything afresh would
+    have given another id; None where it would not, or where the session does not check.
+    """
+
+    ids: list[int]
+    continues: bool
+    reason: str | None = None
+    drift: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """A prompt that was given out: its ids, and the text that the next one must begin with."""
+
+    ids: tuple[int, ...]
+    messages: list[dict[str, Any]]  # with a stand-in for every reply that `ids` holds as sampled
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    prompt: _Rendered
+    reply: dict[str, Any]
+    completion: Completion
+
+    @property
+    def thinking(self) -> str:
+        return _thinking(self.reply)
+
+
+@dataclass(slots=True)
+class _Node:
+    """A conversation up to one message: what was asked there, and which calls ended there."""
+
+    children: dict[Hashable, _Node] = field(default_factory=dict)
+    prompts: list[_Rendered] = field(default_factory=list)
+    calls: list[_Call] = field(default_factory=list)
+
+    def child(self, key: Hashable) -> _Node:
+        if key not in self.children:
+            self.children[key] = _Node()
+        return self.children[key]
+
+
+class TokenSession:
+    """One per episode; see the module's docstring."""
+
+    def __init__(self, template: ChatTemplate, check_drift: bool = False) -> None:
+        self._template = template
+        self._check_drift = check_drift
+        self._root = _Node()
+        # Stand-ins must not occur in any message. They are only looked for, never tokenized.
+        self._reply = f"R{secrets.token_hex(8)}"
+        self._thought = f"T{secrets.token_hex(8)}"
+
+    def prompt_for(self, messages: Sequence[Message], tools: Tools | None) -> Prompt:
+        """The prompt for these messages: a continuation of the longest recorded match if there is
+        one and the template allows it, else a fresh render."""
+        keys = _keys(messages, tools)
+        call, num_matched = self._longest_match(messages, keys)
+        found = self._continued(call, messages[num_matched:], tools) if call else None
+        rendered = found if isinstance(found, _Rendered) else self._fresh(messages, tools)
+        prompts = self._node(keys).prompts
+        if not any(known.ids == rendered.ids for known in prompts):
+            prompts.append(rendered)
+        return Prompt(
+            ids=list(rendered.ids),
+            continues=rendered is found,
+            reason=found if isinstance(found, str) else None,
+            drift=self._drift(rendered, messages, tools) if rendered is found else None,
+        )
+
+    def record(
+        self,
+        messages: Sequence[Message],
+        tools: Tools | None,
+        reply: Message,
+        completion: Completion,
+    ) -> None:
+        """Remember that `completion` followed these messages; the agent got it as `reply`."""
+        node = self._node(_keys(messages, tools))
+        asked = [prompt for prompt in node.prompts if prompt.ids == completion.prompt_ids]
+        prompt = asked[0] if asked else self._unasked(messages, tools, completion)
+        node.child(_key(reply)).calls.append(_Call(prompt, normalised(reply), completion))
+
+    def _longest_match(
+        self, messages: Sequence[Message], keys: Sequence[Hashable]
+    ) -> tuple[_Call | None, int]:
+        """The recorded call that covers most of `messages`, and how many it covers (the last one
+        recorded, where several calls gave the same reply)."""
+        best: tuple[_Call | None, int] = (None, 0)
+        node = self._root.children.get(keys[0])
+        for num_matched, (message, key) in enumerate(zip(messages, keys[1:], strict=True), start=1):
+            node = node.children.get(key) if node else None
+            if node is None:
+                break
+            sent_back = _thinking(message)
+            same = [call for call in node.calls if sent_back in ("", call.thinking)]
+            if same:
+                best = same[-1], num_matched
+            elif node.calls:
+                break
+        return best
+
+    def _node(self, keys: Sequence[Hashable]) -> _Node:
+        node = self._root
+        for key in keys:
+            node = node.child(key)
+        return node
+
+    def _continued(
+        self, call: _Call, new: Sequence[Message], tools: Tools | None
+    ) -> _Rendered | str:
+        """The recorded ids and those of the new messages, or the reason why that cannot be."""
+        stand_in = self._stand_in(call.reply)
+        messages = [*call.prompt.messages, stand_in, *map(normalised, new)]
+        text = self._template.render_marked(messages, tools)
+        before = len(call.prompt.text)
+        reply = text.rfind(self._reply, before)
+        if not text.startswith(call.prompt.text) or reply < 0:
+            return "the template changes earlier messages when new ones come"
+        if call.thinking and text.find(self._thought, before) < 0:
+            return "the template drops the thinking of an earlier reply"
+        new_ids = self._new_ids(call.completion.token_ids, text, reply)
+        if isinstance(new_ids, str):
+            return new_ids
+        ids = (*call.completion.prompt_ids, *call.completion.token_ids, *new_ids)
+        return _Rendered(ids, messages, text)
+
+    def _new_ids(self, sampled: Sequence[int], text: str, reply: int) -> list[int] | str:
+        """The ids that follow `sampled`, whose stand-in is at `reply` in `text`, or why none do."""
+        end_of_turn = self._template.find_control(text, reply)
+        ids = self._template.encode(text[end_of_turn[0] :]) if end_of_turn else []
+        if not end_of_turn or ids[0] != end_of_turn[1]:
+            return "the template writes no special token after a reply"
+        stops = self._template.stop_token_ids
+        ended = sampled[-1] if sampled and sampled[-1] in stops else None
+        if ended == ids[0]:
+            return ids[1:]
+        if ended is None and ids[0] in stops:
+            return ids
+        written = self._template.token_text(ids[0])
+        how = "was cut short"
+        if ended is not None:
+            how = f"ended its reply with {self._template.token_text(ended)}"
+        return f"the model {how}, the template goes on with {written}"
+
+    def _stand_in(self, reply: Message) -> dict[str, Any]:
+        """A message of the reply's shape, saying only what can be found again in a render."""
+        stand_in: dict[str, Any] = {"role": "assistant", "content": self._reply}
+        if "</think>" in str(reply.get("content")):
+            stand_in["content"] = f"<think>\n{self._thought}\n</think>\n\n{self._reply}"
+        elif _thinking(reply):
+            stand_in["reasoning_content"] = self._thought
+        if reply.get("tool_calls"):
+            arguments = {self._reply: self._reply}
+            stand_in["tool_calls"] = [
+                {**call, "function": {**call["function"], "arguments": arguments}}
+                for call in reply["tool_calls"]
+            ]
+        return stand_in
+
+    def _fresh(self, messages: Sequence[Message], tools: Tools | None) -> _Rendered:
+        text = self._template.render_marked(messages, tools)
+        return _Rendered(self._template.encode_once(text), list(map(normalised, messages)), text)
+
+    def _unasked(
+        self, messages: Sequence[Message], tools: Tools | None, completion: Completion
+    ) -> _Rendered:
+        """A prompt that this session did not give out: its ids are taken as they were recorded."""
+        rendered = self._fresh(messages, tools)
+        return _Rendered(completion.prompt_ids, rendered.messages, rendered.text)
+
+    def _drift(
+        self, rendered: _Rendered, messages: Sequence[Message], tools: Tools | None
+    ) -> int | None:
+        if not self._check_drift:
+            return None
+        fresh = self._template.prompt_ids(messages, tools)
+        same = (a == b for a, b in zip(rendered.ids, fresh, strict=False))
+        first = next((index for index, equal in enumerate(same) if not equal), None)
+        if first is None and len(fresh) != len(rendered.ids):
+            return min(len(fresh), len(rendered.ids))
+        return first
+
+
+def _thinking(message: Message) -> str:
+    """The reply's thinking: split off by a parser, or still in its content."""
+    split_off = message.get("reasoning_content")
+    if isinstance(split_off, str) and split_off.strip():
+        return split_off.strip()
+    content = message.get("content")
+    if isinstance(content, str) and "</think>" in content:
+        return content.partition("</think>")[0].strip()
+    return ""
+
+
+def _keys(messages: Sequence[Message], tools: Tools | None) -> list[Hashable]:
+    """The way from the tree's root to this conversation."""
+    return [json.dumps(list(tools), default=str) if tools else "", *map(_key, messages)]
+
+
+def _key(message: Message) -> Hashable:
+    """What two equal messages share, whoever sent them (see the module's docstring)."""
+    plain = normalised(message)
+    role, content = plain.get("role"), plain["content"]
+    if not isinstance(content, str):
+        content = json.dumps(content, sort_keys=True, default=str)
+    if role == "assistant":
+        content = content.strip()
+    calls = tuple(
+        (
+            call["function"]["name"],
+            json.dumps(call["function"]["arguments"], sort_keys=True, default=str),
+        )
+        for call in plain.get("tool_calls", ())
+    )
+    return role, content, calls, plain.get("name") if role == "tool" else None

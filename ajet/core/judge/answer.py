@@ -1,0 +1,77 @@
+r"""Finds the answer in what an agent said, and the reference answer in a task's row.
+
+"… so the total is \boxed{1{,}234}."                          -> "1{,}234"
+"[{'type': 'text', 'text': 'It is \\\\boxed{7}'}]"            -> "7"   (str() of AgentScope blocks)
+{"answer": "9 + 9 = 18\n#### 18"}                             -> "18"  (GSM8K)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ajet.core.task.task import Task
+
+_BOX = re.compile(r"\\+(?:boxed|fbox)\s*\{")
+_INTEGER = re.compile(r"[+-]?\d+")
+
+
+def boxed(text: str) -> str | None:
+    """The content of the last complete ``\\boxed{…}``, braces matched; None without one."""
+    if text.lstrip().startswith("[{") and "\\\\" in text:
+        text = text.replace("\\\\", "\\").replace("\\n", "\n")
+    found = None
+    for start in _BOX.finditer(text):
+        content = _to_closing_brace(text, start.end())
+        found = content if content is not None else found
+    return found
+
+
+def _to_closing_brace(text: str, start: int) -> str | None:
+    depth = 1
+    for at in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[at], 0)
+        if depth == 0:
+            return text[start:at]
+    return None
+
+
+def reference_answer(task: Task) -> str:
+    """The row's ``answer`` (GSM8K's ``#### 42`` understood), verl's ``reward_model.ground_truth``,
+    or the box in MATH's ``solution``."""
+    row = task.metadata
+    reward_model = row.get("reward_model")
+    if row.get("answer") is not None:
+        return final_part(str(row["answer"]))
+    if isinstance(reward_model, Mapping) and reward_model.get("ground_truth") is not None:
+        return final_part(str(reward_model["ground_truth"]))
+    if row.get("solution") is not None:
+        return final_part(str(row["solution"]))
+    raise KeyError(f"task {task.task_id} has no 'answer' (its row has {sorted(row)})")
+
+
+def final_part(text: str) -> str:
+    """What follows the last ``####``, else the last box, else the whole text."""
+    if "####" in text:
+        return text.rsplit("####", 1)[1].strip()
+    box = boxed(text)
+    return (text if box is None else box).strip()
+
+
+def final_answer(metadata: Mapping[str, Any]) -> str:
+    if "final_answer" not in metadata:
+        raise KeyError(
+            "the workflow's output has no metadata['final_answer'] "
+            f"(it has {sorted(metadata) or 'nothing'})"
+        )
+    return str(metadata["final_answer"])
+
+
+def as_integer(text: str) -> str | None:
+    """A plain integer in canonical form; None for anything else (``1,234``, ``12.0``, ``$12``)."""
+    text = text.strip()
+    if not _INTEGER.fullmatch(text):
+        return None
+    digits = text.lstrip("+-").lstrip("0") or "0"
+    return f"-{digits}" if text.startswith("-") and digits != "0" else digits

@@ -1,0 +1,49 @@
+r"""Is the number or expression in the agent's last ``\boxed{…}`` equal to the reference answer?
+
+    12  vs 12            two plain integers are compared as such, in microseconds
+    1,234 vs 1234, 12.0 vs 12, \frac{1}{2} vs 0.5, $12, 12\%, 2x+1 vs 1+2x      math-verify (sympy)
+
+Without a box the answer counts only if it is nothing but a number. math-verify's own time limit
+is a signal of the main thread and cannot stop a long computation of the interpreter, so it runs in
+a process of its own (math_process.py), which ends itself when an answer takes too long.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ajet.core.judge.answer import as_integer, boxed, final_answer, reference_answer
+from ajet.core.judge.judge import BaseJudge
+from ajet.core.judge.math_process import MathProcess
+from ajet.core.workflow.workflow import WorkflowOutput, WorkflowTask
+
+MAX_ANSWER_LENGTH = 500
+"""Longer boxes are wrong without being read: no reference is as long."""
+
+_BARE_NUMBER = re.compile(r"\s*[-+]?\$?\s*\d[\d,./]*\s*(?:%|\\%)?\s*\.?\s*")
+
+
+class MathJudge(BaseJudge):
+    """1 for an equal answer, else 0."""
+
+    def compute_reward(
+        self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
+    ) -> tuple[float, bool]:
+        reference = reference_answer(workflow_task.task)
+        is_success = is_equal_answer(final_answer(workflow_output.metadata), reference)
+        return float(is_success), is_success
+
+
+def is_equal_answer(said: str, reference: str) -> bool:
+    """Whether the answer in `said` equals `reference`."""
+    answer = boxed(said)
+    if answer is None:
+        if not _BARE_NUMBER.fullmatch(said):
+            return False
+        answer = said.strip().removesuffix(".")
+    integers = as_integer(answer), as_integer(reference)
+    if None not in integers:
+        return integers[0] == integers[1]
+    if not answer.strip() or len(answer) > MAX_ANSWER_LENGTH:
+        return False
+    return answer.strip() == reference or MathProcess.shared().is_equal(reference, answer)

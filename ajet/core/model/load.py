@@ -1,0 +1,225 @@
+"""A model and its tokenizer, from wherever the config's `model.path` points.
+
+    ./my_model                  a transformers folder
+    Qwen/Qwen2.5-0.5B-Instruct  a name on the Hugging Face hub (or in its local cache)
+    SmolLM2.Q4_1.gguf           a GGUF file; its weights are expanded to `dtype`
+    embedded:math               a model that comes with this package
+
+Every failure is a `ModelError` of one line: what is wrong, where, what to do.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from ajet.core.errors import ModelError
+
+EMBEDDED = "embedded:"
+EMBEDDED_DIR = Path(__file__).parents[2] / "embedded"
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+HUB_TIMEOUT_S = 10
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "spiece.model",
+    "vocab.json",
+    "vocab.txt",
+)
+LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass
+class LoadedModel:
+    """A causal model on its device, with its tokenizer. `name` is what the user called it."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """Arguments of `from_pretrained` that say where the files are."""
+
+    place: str
+    options: dict[str, Any]
+
+
+def load_model(
+    path: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    trust_remote_code: bool = False,
+    chat_template: str | None = None,
+) -> LoadedModel:
+    """Load a causal language model for training.
+
+    `dtype` and `device` "auto" mean CUDA with bfloat16 where there is CUDA, else CPU with float32.
+    `chat_template` is the path of a jinja file that replaces the tokenizer's own template.
+    """
+    target = _device(device)
+    source = _source(path)
+    options = {**source.options, "trust_remote_code": trust_remote_code}
+    tokenizer = _load(path, "tokenizer", AutoTokenizer.from_pretrained, source.place, **options)
+    if len(tokenizer) < 2:
+        raise ModelError(f"model '{path}': its tokenizer is empty; save one beside the weights")
+    if chat_template is not None:
+        tokenizer.chat_template = _read_template(chat_template)
+    model = _load(
+        path,
+        "model",
+        AutoModelForCausalLM.from_pretrained,
+        source.place,
+        dtype=_dtype(dtype, target),
+        **options,
+    )
+    if "gguf_file" in options:
+        _forget_quantisation(model)
+    return LoadedModel(model.to(target), tokenizer, path)
+
+
+def _source(path: str) -> Source:
+    if path.startswith(EMBEDDED):
+        return Source(str(_embedded(path.removeprefix(EMBEDDED))), {})
+    place = Path(path).expanduser()
+    if place.is_file():
+        return _gguf(place)
+    if place.is_dir():
+        _check_folder(place)
+        return Source(str(place), {})
+    if HUB_NAME.fullmatch(path) and not path.endswith(".gguf"):
+        return _hub(path)
+    raise ModelError(
+        f"model '{path}': no such file or folder; give a transformers folder, a .gguf file, "
+        f"a hub name or {_embedded_names()}"
+    )
+
+
+def _embedded(name: str) -> Path:
+    folder = EMBEDDED_DIR / name
+    if not name or not (folder / "config.json").is_file():
+        raise ModelError(
+            f"model '{EMBEDDED}{name}': not in this package; there is {_embedded_names()}"
+        )
+    return folder
+
+
+def _embedded_names() -> str:
+    names = sorted(EMBEDDED + config.parent.name for config in EMBEDDED_DIR.glob("*/config.json"))
+    return ", ".join(names) or "no embedded model"
+
+
+def _gguf(file: Path) -> Source:
+    if file.suffix != ".gguf":
+        raise ModelError(f"model '{file}': is a file but not a .gguf; give the folder around it")
+    if find_spec("gguf") is None:
+        raise ModelError(f"model '{file}': reading GGUF needs a package: pip install 'ajet[gguf]'")
+    return Source(str(file.parent), {"gguf_file": file.name})
+
+
+def _check_folder(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"model '{folder}': no config.json there; give a transformers folder")
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise ModelError(
+            f"model '{folder}': no tokenizer there (no {TOKENIZER_FILES[0]}); "
+            "save it beside the weights with tokenizer.save_pretrained"
+        )
+
+
+def _hub(name: str) -> Source:
+    """Ask the hub once, briefly: transformers itself retries for a minute before it gives up."""
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import (
+        HTTPError,  # pyright: ignore[reportPrivateImportUsage]  # of whichever client it uses
+    )
+
+    cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
+    try:
+        HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
+    except (HTTPError, OSError) as error:
+        if cached:
+            return Source(name, {"local_files_only": True})
+        raise ModelError(
+            f"model '{name}': no such folder, not in the local cache, and the hub did not give it "
+            f"({_one_line(error)}); give the path of a folder, set HF_HOME to a cache that has it, "
+            f"or take one that comes with this package: {_embedded_names()}"
+        ) from error
+    return Source(name, {})
+
+
+def _load(path: str, what: str, load: Callable[..., Any], place: str, **options: Any) -> Any:
+    try:
+        with _quiet():
+            return load(place, **options)
+    except LOAD_ERRORS as error:
+        raise ModelError(f"model '{path}': its {what} does not load: {_one_line(error)}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bar of weights: the run has its own display."""
+    from transformers.utils import logging
+
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()
+
+
+def _forget_quantisation(model: Any) -> None:
+    """The weights were expanded; with the mark left on, `save_pretrained` refuses."""
+    for name in ("quantization_config", "_pre_quantization_dtype"):
+        if hasattr(model.config, name):
+            delattr(model.config, name)
+    for name in ("hf_quantizer", "quantization_method"):
+        if hasattr(model, name):
+            delattr(model, name)
+    model.is_quantized = False
+
+
+def _read_template(file: str) -> str:
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8")
+    except OSError as error:
+        raise ModelError(f"chat template '{file}': {error.strerror}; give a jinja file") from error
+
+
+def _device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise ModelError(f"device '{device}': unknown; use auto, cpu or cuda") from error
+
+
+def _dtype(dtype: str, device: torch.device) -> torch.dtype:
+    if dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if dtype not in DTYPES:
+        raise ModelError(f"dtype '{dtype}': unknown; use auto, {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,0 +1,23 @@
+"""The files that make a folder of weights a model: config, tokenizer, chat template.
+
+Not covered: the weights themselves (a checkpoint has them, as model.safetensors).
+"""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ajet.core.model.load import LoadedModel
+
+
+def model_files(loaded: LoadedModel) -> dict[str, bytes]:
+    """File name -> content, as transformers writes them; every load reads them again."""
+    with TemporaryDirectory() as folder:
+        loaded.model.config.save_pretrained(folder)
+        if loaded.model.generation_config is not None:
+            loaded.model.generation_config.save_pretrained(folder)
+        loaded.tokenizer.save_pretrained(folder)
+        return {
+            str(file.relative_to(folder)): file.read_bytes()
+            for file in sorted(Path(folder).rglob("*"))
+            if file.is_file()
+        }

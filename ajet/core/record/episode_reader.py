@@ -1,0 +1,233 @@
+"""Reads `episodes.sqlite` back, also while the run goes on.
+
+    reader = EpisodeReader(folder.episodes_db)
+    page = reader.list(EpisodeFilter(status="ok", max_reward=0.5, text="apples"), limit=50)
+    more = reader.list(…, after=page[-1].id)     # newest first; the next page begins below that id
+    episode = reader.episode("000012-train-0003-01")
+    episode.turns[0].prompt_ids, .token_ids, .logprobs, .loss_mask, .messages, .reply
+
+Not covered: writing, and turning ids into text (that needs the tokenizer: logview/token_text.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ajet.core.record.episode_schema import open_for_reading
+
+_LISTED = (
+    "id, episode_id, step, mode, group_id, rollout_index, task_id, status, reward, is_success, "
+    "num_turns, num_sampled_tokens, min_policy_version, max_policy_version, seconds, advantage, "
+    "query, error"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeFilter:
+    """Which episodes; None is any. Ranges include both ends; `text` is searched in the query."""
+
+    first_step: int | None = None
+    last_step: int | None = None
+    mode: str | None = None
+    status: str | None = None
+    is_success: bool | None = None
+    min_reward: float | None = None
+    max_reward: float | None = None
+    text: str | None = None
+    group_id: str | None = None
+
+    def where(self) -> tuple[str, list[Any]]:
+        """SQL conditions and their arguments."""
+        conditions = {
+            "step >= ?": self.first_step,
+            "step <= ?": self.last_step,
+            "mode = ?": self.mode,
+            "status = ?": self.status,
+            "is_success = ?": self.is_success,
+            "reward >= ?": self.min_reward,
+            "reward <= ?": self.max_reward,
+            "query LIKE ? ESCAPE '!'": None if not self.text else _containing(self.text),
+            "group_id = ?": self.group_id,
+        }
+        used = {sql: value for sql, value in conditions.items() if value is not None}
+        return " AND ".join(used) or "1", list(used.values())
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRow:
+    """One line of the list; fields as in episode_schema.py."""
+
+    id: int
+    episode_id: str
+    step: int
+    mode: str
+    group_id: str
+    rollout_index: int
+    task_id: str
+    status: str
+    reward: float | None
+    is_success: bool | None
+    num_turns: int
+    num_sampled_tokens: int
+    min_policy_version: int | None
+    max_policy_version: int | None
+    seconds: float
+    advantage: float | None
+    query: str
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRecord:
+    """One call of the model, complete; the last four arrays have an entry for each sampled token.
+
+    `advantages` and `loss_mask` are None where nothing was trained.
+    """
+
+    turn_index: int
+    agent_name: str
+    target_tag: str
+    trainable: bool
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    reply: dict[str, Any]
+    finish_reason: str
+    policy_version: int
+    started_s: float
+    ended_s: float
+    notes: dict[str, Any]
+    prompt_ids: NDArray[np.int32]
+    token_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    advantages: NDArray[np.float32] | None
+    loss_mask: NDArray[np.uint8] | None
+    base_turn: int | None
+    """The turn that this one was stored relative to: the agent's call before."""
+    prompt_kept: int
+    """So many of `prompt_ids` that turn already had (its prompt and its sampled tokens)."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRecord:
+    """One episode with its turns."""
+
+    row: EpisodeRow
+    reward_breakdown: dict[str, float]
+    timings: dict[str, float]
+    metadata: dict[str, Any]
+    log_metrics: dict[str, float]
+    turns: tuple[TurnRecord, ...]
+
+
+class EpisodeReader:
+    """A read-only view of one run's episodes. Not shared between threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._connection = open_for_reading(path)
+
+    def list(
+        self, which: EpisodeFilter | None = None, *, limit: int = 50, after: int | None = None
+    ) -> list[EpisodeRow]:
+        """Newest first; `after` is the id of the last row of the page before."""
+        where, arguments = (which or EpisodeFilter()).where()
+        rows = self._connection.execute(
+            f"SELECT {_LISTED} FROM episodes WHERE {where} AND id < ? ORDER BY id DESC LIMIT ?",
+            [*arguments, 2**62 if after is None else after, limit],
+        )
+        return [_episode_row(row) for row in rows]
+
+    def count(self, which: EpisodeFilter | None = None) -> int:
+        """How many episodes pass the filter."""
+        where, arguments = (which or EpisodeFilter()).where()
+        query = f"SELECT count(*) FROM episodes WHERE {where}"
+        return self._connection.execute(query, arguments).fetchone()[0]
+
+    def values(self, column: str) -> list[str]:
+        """The values that occur in `status` or `mode`, for a menu."""
+        assert column in ("status", "mode"), column
+        rows = self._connection.execute(f"SELECT DISTINCT {column} FROM episodes ORDER BY 1")
+        return [row[0] for row in rows]
+
+    def episode(self, episode_id: str) -> EpisodeRecord:
+        """One episode, complete; `KeyError` when it is not there."""
+        row = self._connection.execute(
+            "SELECT * FROM episodes WHERE episode_id = ?", [episode_id]
+        ).fetchone()
+        if row is None:
+            raise KeyError(episode_id)
+        turns = self._connection.execute(
+            "SELECT turns.*, tools.tools FROM turns LEFT JOIN tools ON tools.id = turns.tools_id "
+            "WHERE episode_id = ? ORDER BY turn_index",
+            [episode_id],
+        )
+        extras = ("reward_breakdown", "timings", "metadata", "log_metrics")
+        return EpisodeRecord(
+            row=_episode_row(row),
+            **{name: json.loads(row[name]) for name in extras},
+            turns=_turns(turns),
+        )
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> EpisodeReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _containing(text: str) -> str:
+    """A LIKE pattern in which the user's own % and _ are plain characters."""
+    escaped = re.sub("([!%_])", r"!\1", text)
+    return f"%{escaped}%"
+
+
+def _episode_row(row: sqlite3.Row) -> EpisodeRow:
+    fields = {name: row[name] for name in EpisodeRow.__dataclass_fields__}
+    fields["is_success"] = None if row["is_success"] is None else bool(row["is_success"])
+    return EpisodeRow(**fields)
+
+
+def _turns(rows: Iterable[sqlite3.Row]) -> tuple[TurnRecord, ...]:
+    turns: list[TurnRecord] = []
+    for row in rows:
+        turns.append(_turn(row, turns))
+    return tuple(turns)
+
+
+def _turn(row: sqlite3.Row, before: list[TurnRecord]) -> TurnRecord:
+    """Undo the sharing with the base turn."""
+    base = None if row["base_turn"] is None else before[row["base_turn"]]
+    messages = json.loads(row["messages"])
+    prompt_ids = np.frombuffer(zlib.decompress(row["prompt_ids"]), "<i4")
+    if base is not None:
+        messages = [*base.messages, base.reply][: row["messages_kept"]] + messages
+        seen = np.concatenate([base.prompt_ids, base.token_ids])
+        prompt_ids = np.concatenate([seen[: row["prompt_kept"]], prompt_ids])
+    return TurnRecord(
+        **{name: row[name] for name in ("turn_index", "agent_name", "target_tag", "base_turn")},
+        **{name: row[name] for name in ("finish_reason", "policy_version", "prompt_kept")},
+        started_s=row["started_s"],
+        ended_s=row["ended_s"],
+        trainable=bool(row["trainable"]),
+        messages=messages,
+        tools=None if row["tools"] is None else json.loads(row["tools"]),
+        reply=json.loads(row["reply"]),
+        notes=json.loads(row["notes"]),
+        prompt_ids=prompt_ids,
+        token_ids=np.frombuffer(row["token_ids"], "<i4"),
+        logprobs=np.frombuffer(row["logprobs"], "<f4"),
+        advantages=None if row["advantages"] is None else np.frombuffer(row["advantages"], "<f4"),
+        loss_mask=None if row["loss_mask"] is None else np.frombuffer(row["loss_mask"], "u1"),
+    )

@@ -1,0 +1,172 @@
+"""The tables of `episodes.sqlite`, version 1 (`PRAGMA user_version`).
+
+`episodes`: one row an episode. `step` counts from 1 (0: before training), `mode` is train or eval,
+`status` an `EpisodeStatus`; `advantage` is the mean over its trained tokens (NULL: not trained);
+`seconds` is from its first call to its last answer. JSON columns: `reward_breakdown`, `timings`,
+`metadata` (what the workflow returned), `log_metrics`.
+
+`turns`: one row a call of the model. Two things repeat from call to call and are stored once:
+
+    base_turn      an earlier turn of the same agent, or NULL
+    messages_kept  this turn's messages begin with that many of the base's (messages + reply) …
+    messages       … and these follow (JSON)
+    prompt_kept    its prompt ids begin with that many of the base's (prompt + sampled ids) …
+    prompt_ids     … and these follow (zlib over int32)
+
+so a conversation of n turns takes space for n new parts and not for n²/2. `tools_id` names a row of
+`tools`, where each distinct list of tools stands once. Blobs are little-endian and have one entry
+for each sampled token: `token_ids` int32, `logprobs` float32, `advantages` float32 and `loss_mask`
+uint8 (both NULL where nothing was trained). Times are the engine's clock, in seconds.
+
+Not covered: migration; a file of another version is refused with one line.
+"""
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from ajet.core.errors import CheckpointError
+
+VERSION = 1
+
+EPISODE_COLUMNS = (
+    "episode_id",
+    "step",
+    "mode",
+    "group_id",
+    "rollout_index",
+    "task_id",
+    "status",
+    "reward",
+    "is_success",
+    "num_turns",
+    "num_sampled_tokens",
+    "min_policy_version",
+    "max_policy_version",
+    "seconds",
+    "advantage",
+    "query",
+    "error",
+    "reward_breakdown",
+    "timings",
+    "metadata",
+    "log_metrics",
+)
+TURN_COLUMNS = (
+    "episode_id",
+    "turn_index",
+    "agent_name",
+    "target_tag",
+    "trainable",
+    "base_turn",
+    "messages_kept",
+    "messages",
+    "tools_id",
+    "reply",
+    "prompt_kept",
+    "prompt_ids",
+    "token_ids",
+    "logprobs",
+    "advantages",
+    "loss_mask",
+    "finish_reason",
+    "policy_version",
+    "started_s",
+    "ended_s",
+    "notes",
+)
+SCHEMA = """
+CREATE TABLE episodes (
+    id INTEGER PRIMARY KEY,
+    episode_id TEXT NOT NULL UNIQUE,
+    step INTEGER NOT NULL,
+    mode TEXT NOT NULL,
+    group_id TEXT NOT NULL,
+    rollout_index INTEGER NOT NULL,
+    task_id TEXT NOT NULL,
+    status TEXT NOT NULL,
+    reward REAL,
+    is_success INTEGER,
+    num_turns INTEGER NOT NULL,
+    num_sampled_tokens INTEGER NOT NULL,
+    min_policy_version INTEGER,
+    max_policy_version INTEGER,
+    seconds REAL NOT NULL,
+    advantage REAL,
+    query TEXT NOT NULL,
+    error TEXT,
+    reward_breakdown TEXT NOT NULL,
+    timings TEXT NOT NULL,
+    metadata TEXT NOT NULL,
+    log_metrics TEXT NOT NULL
+);
+CREATE INDEX episodes_by_step ON episodes (step, mode);
+CREATE INDEX episodes_by_status ON episodes (status);
+CREATE INDEX episodes_by_success ON episodes (is_success);
+CREATE INDEX episodes_by_mode ON episodes (mode);
+CREATE INDEX episodes_by_reward ON episodes (reward);
+CREATE TABLE tools (id INTEGER PRIMARY KEY, tools TEXT NOT NULL UNIQUE);
+CREATE TABLE turns (
+    episode_id TEXT NOT NULL,
+    turn_index INTEGER NOT NULL,
+    agent_name TEXT NOT NULL,
+    target_tag TEXT NOT NULL,
+    trainable INTEGER NOT NULL,
+    base_turn INTEGER,
+    messages_kept INTEGER NOT NULL,
+    messages TEXT NOT NULL,
+    tools_id INTEGER REFERENCES tools (id),
+    reply TEXT NOT NULL,
+    prompt_kept INTEGER NOT NULL,
+    prompt_ids BLOB NOT NULL,
+    token_ids BLOB NOT NULL,
+    logprobs BLOB NOT NULL,
+    advantages BLOB,
+    loss_mask BLOB,
+    finish_reason TEXT NOT NULL,
+    policy_version INTEGER NOT NULL,
+    started_s REAL NOT NULL,
+    ended_s REAL NOT NULL,
+    notes TEXT NOT NULL,
+    PRIMARY KEY (episode_id, turn_index)
+);
+"""
+
+
+def open_for_writing(path: Path) -> sqlite3.Connection:
+    """A connection to the file, made if absent; write-ahead log, so readers never wait."""
+    try:
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        if not _is_current(connection, path):
+            connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+    except sqlite3.Error as error:
+        raise CheckpointError(f"{path} cannot be opened: {error}; move it away") from error
+    return connection
+
+
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    """A read-only connection; it sees each step as soon as it is written."""
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file; is this the folder of a run?")
+    try:
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        known = _is_current(connection, path)
+    except sqlite3.Error as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not known:
+        raise CheckpointError(f"{path} holds no episodes")
+    connection.row_factory = sqlite3.Row
+    return connection
+
+
+def _is_current(connection: sqlite3.Connection, path: Path) -> bool:
+    """False for an empty file; an error for another version."""
+    found: Any = connection.execute("PRAGMA user_version").fetchone()[0]
+    if found not in (0, VERSION):
+        raise CheckpointError(
+            f"{path} has format {found}, this ajet reads format {VERSION}; "
+            "use the ajet that wrote it, or another run folder"
+        )
+    return found == VERSION

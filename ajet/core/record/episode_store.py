@@ -1,0 +1,262 @@
+"""Writes every episode to `episodes.sqlite`: one transaction a step, nothing twice.
+
+    store = EpisodeStore(folder.episodes_db)
+    store.truncate_from(step=12)            # after a resume: steps 12, 13, … are run again
+    store.write(12, groups, advantages, samples)
+
+A killed run leaves whole steps. Writing a step again replaces its episodes. The tables are
+described in episode_schema.py, reading is in episode_reader.py.
+
+Not covered: several writers (the run folder's lock allows one process; use one thread at a time).
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ajet.core.errors import CheckpointError
+from ajet.core.record.episode_schema import EPISODE_COLUMNS, TURN_COLUMNS, open_for_writing
+from ajet.core.trajectory.sample import TrainingSample
+from ajet.core.trajectory.trajectory import Group, Trajectory
+from ajet.core.trajectory.turn import Turn
+
+Advantages = Mapping[str, Sequence[NDArray[np.float32]]]
+Masks = dict[tuple[str, int], NDArray[np.uint8]]
+
+_INSERT_EPISODE = (
+    f"INSERT OR REPLACE INTO episodes ({', '.join(EPISODE_COLUMNS)}) "
+    f"VALUES ({', '.join('?' * len(EPISODE_COLUMNS))})"
+)
+_INSERT_TURN = (
+    f"INSERT INTO turns ({', '.join(TURN_COLUMNS)}) VALUES ({', '.join('?' * len(TURN_COLUMNS))})"
+)
+_encode = json.JSONEncoder(default=str, separators=(",", ":")).encode
+
+
+class EpisodeStore:
+    """The writing side of `episodes.sqlite`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._connection = open_for_writing(path)
+        self._tools: dict[str, int] = {}
+
+    def write(
+        self,
+        step: int,
+        groups: Sequence[Group],
+        advantages: Advantages | None = None,
+        samples: Iterable[TrainingSample] = (),
+    ) -> None:
+        """Store all episodes of a step (or of an evaluation: then without the last two)."""
+        masks = loss_masks(samples)
+        self._tools.clear()  # a transaction that was rolled back may have taken a row with it
+        trajectories = [t for group in groups for t in group.trajectories]
+        per_turn = advantages or {}
+        with self._transaction() as connection:
+            connection.executemany(
+                "DELETE FROM turns WHERE episode_id = ?", [(t.episode_id,) for t in trajectories]
+            )
+            connection.executemany(
+                _INSERT_EPISODE,
+                [_episode_row(step, t, per_turn.get(t.episode_id, ())) for t in trajectories],
+            )
+            connection.executemany(
+                _INSERT_TURN,
+                [
+                    row
+                    for t in trajectories
+                    for row in self._turn_rows(t, per_turn.get(t.episode_id, ()), masks)
+                ],
+            )
+
+    def truncate_from(self, step: int, mode: str | None = None) -> int:
+        """Forget the episodes of `step` and later (of one mode, or all); returns how many."""
+        where = "step >= ? AND (? IS NULL OR mode = ?)"
+        arguments = (step, mode, mode)
+        with self._transaction() as connection:
+            connection.execute(
+                "DELETE FROM turns WHERE episode_id IN "
+                f"(SELECT episode_id FROM episodes WHERE {where})",
+                arguments,
+            )
+            return connection.execute(f"DELETE FROM episodes WHERE {where}", arguments).rowcount
+
+    def close(self) -> None:
+        """Fold the write-ahead log in and close the file."""
+        self._connection.close()
+
+    def __enter__(self) -> EpisodeStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _transaction(self) -> _Transaction:
+        return _Transaction(self._connection, self.path)
+
+    def _turn_rows(
+        self, trajectory: Trajectory, advantages: Sequence[NDArray[np.float32]], masks: Masks
+    ) -> list[tuple[Any, ...]]:
+        rows = []
+        last_of_agent: dict[tuple[str, str], int] = {}
+        for index, turn in enumerate(trajectory.turns):
+            agent = (turn.agent_name, turn.target_tag)
+            base = last_of_agent.get(agent)
+            rows.append(
+                (
+                    trajectory.episode_id,
+                    index,
+                    *agent,
+                    turn.trainable,
+                    base,
+                    *_new_text(turn, None if base is None else trajectory.turns[base]),
+                    self._tools_id(turn.tools),
+                    _to_json(turn.reply),
+                    *_new_prompt(turn, None if base is None else trajectory.turns[base]),
+                    _blob(turn.completion.token_ids, "<i4"),
+                    _blob(turn.completion.logprobs, "<f4"),
+                    _blob_or_none(advantages[index], "<f4") if index < len(advantages) else None,
+                    _blob_or_none(masks.get((trajectory.episode_id, index)), "u1"),
+                    turn.completion.finish_reason,
+                    turn.completion.policy_version,
+                    turn.started_s,
+                    turn.ended_s,
+                    _to_json(turn.notes),
+                )
+            )
+            last_of_agent[agent] = index
+        return rows
+
+    def _tools_id(self, tools: list[dict[str, Any]] | None) -> int | None:
+        if not tools:
+            return None
+        text = _to_json(tools)
+        if text not in self._tools:
+            self._connection.execute("INSERT OR IGNORE INTO tools (tools) VALUES (?)", (text,))
+            found = self._connection.execute("SELECT id FROM tools WHERE tools = ?", (text,))
+            self._tools[text] = found.fetchone()[0]
+        return self._tools[text]
+
+
+class _Transaction:
+    """All or nothing; a full disk is one line that says so."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self._connection = connection
+        self._path = path
+
+    def __enter__(self) -> sqlite3.Connection:
+        self._connection.execute("BEGIN IMMEDIATE")
+        return self._connection
+
+    def __exit__(
+        self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self._connection.execute("COMMIT")
+        except sqlite3.Error as failed:
+            error = failed
+        if error is not None and self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+        if isinstance(error, sqlite3.Error):
+            raise CheckpointError(
+                f"{self._path} cannot be written: {error}; make room, then resume"
+            ) from error
+
+
+def loss_masks(samples: Iterable[TrainingSample]) -> Masks:
+    """For each (episode, turn) one entry a sampled token: 1 where some timeline trains it."""
+    masks: Masks = {}
+    for sample in samples:
+        for span in sample.spans:
+            key = (sample.episode_id, span.turn_index)
+            trained = sample.loss_mask[span.start : span.stop].astype(np.uint8)
+            masks[key] = trained | masks[key] if key in masks else trained
+    return masks
+
+
+def _episode_row(
+    step: int, trajectory: Trajectory, advantages: Sequence[NDArray[np.float32]]
+) -> tuple[Any, ...]:
+    who, turns = trajectory.workflow_task, trajectory.turns
+    versions = [t.completion.policy_version for t in turns]
+    parts = [a for a in advantages if len(a)]
+    return (
+        who.episode_id,
+        step,
+        who.mode,
+        who.group_id,
+        who.rollout_index,
+        who.task_id,
+        str(trajectory.status),
+        None if trajectory.reward is None else float(trajectory.reward),
+        None if trajectory.is_success is None else bool(trajectory.is_success),
+        len(turns),
+        trajectory.num_sampled,
+        min(versions, default=None),
+        max(versions, default=None),
+        max(t.ended_s for t in turns) - min(t.started_s for t in turns) if turns else 0.0,
+        float(np.concatenate(parts).mean()) if parts else None,
+        _clean(who.task.main_query),
+        None if trajectory.error is None else _clean(trajectory.error),
+        _to_json(trajectory.reward_breakdown),
+        _to_json(trajectory.timings),
+        _to_json(trajectory.output.metadata if trajectory.output else {}),
+        _to_json(trajectory.output.log_metrics if trajectory.output else {}),
+    )
+
+
+def _to_json(value: Any) -> str:
+    """JSON of what the user's code left in a dict; what has no JSON form is kept as its repr."""
+    try:
+        return _encode(value)
+    except (TypeError, ValueError, RecursionError):  # keys that are tuples, cycles
+        return _encode({"repr": repr(value)})
+
+
+def _clean(text: str) -> str:
+    """Without lone surrogates, which SQLite cannot hold."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _new_text(turn: Turn, base: Turn | None) -> tuple[int, str]:
+    """How many messages the base turn already has, and the rest as JSON."""
+    kept = _common([*base.messages, base.reply], turn.messages) if base else 0
+    return kept, _to_json(turn.messages[kept:])
+
+
+def _new_prompt(turn: Turn, base: Turn | None) -> tuple[int, bytes]:
+    """How many prompt ids the base turn already has, and the rest as a blob."""
+    prompt = turn.completion.prompt_ids
+    kept = 0
+    if base is not None:
+        seen = base.completion.prompt_ids + base.completion.token_ids
+        kept = len(seen) if prompt[: len(seen)] == seen else _common(seen, prompt)
+    return kept, zlib.compress(_blob(prompt[kept:], "<i4"), 1)
+
+
+def _common(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """Length of the common beginning."""
+    for index, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return index
+    return min(len(a), len(b))
+
+
+def _blob(values: Sequence[int] | Sequence[float] | NDArray[Any], dtype: str) -> bytes:
+    return np.asarray(values, dtype=dtype).tobytes()
+
+
+def _blob_or_none(values: NDArray[Any] | None, dtype: str) -> bytes | None:
+    return None if values is None or not len(values) else _blob(values, dtype)

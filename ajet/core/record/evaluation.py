@@ -1,0 +1,97 @@
+"""What an evaluation says: success, mean@k and pass@k over tasks, each with a 95 % interval.
+
+The unit is the task: k episodes of one task are not independent, so the intervals of mean@k and
+pass@k are those of a mean over tasks. With one episode a task, success is a proportion and its
+interval is Wilson's.
+
+    pass@k of a task with n episodes, c of them successful:  1 - C(n-c, k) / C(n, k)
+    (Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1)
+
+Failed episodes (timeouts, errors) count as unsuccessful: they are what a user would meet.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from ajet.core.trajectory.trajectory import Group
+
+Z_95 = 1.959963984540054
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value with the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """`success` is over all episodes; `mean_at_k` is of rewards; `pass_at_k` by k = 1, 2, 4, …, n."""
+
+    num_tasks: int
+    num_repeat: int
+    success: Estimate
+    mean_at_k: Estimate
+    pass_at_k: dict[int, Estimate]
+    statuses: dict[str, int]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def wilson(successes: int, trials: int) -> Estimate:
+    """Wilson's score interval of a proportion (Wilson 1927)."""
+    if trials == 0:
+        return Estimate(math.nan, 0.0, 1.0)
+    share, z2 = successes / trials, Z_95**2
+    centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
+    half = Z_95 / (1 + z2 / trials) * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2))
+    return Estimate(share, max(0.0, centre - half), min(1.0, centre + half))
+
+
+def mean_over_tasks(values: Sequence[float]) -> Estimate:
+    """Mean of independent values with the normal interval; degenerate for fewer than two."""
+    if not values:
+        return Estimate(math.nan, -math.inf, math.inf)
+    mean = fmean(values)
+    half = Z_95 * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
+    return Estimate(mean, mean - half, mean + half)
+
+
+def pass_at_k(num_episodes: int, num_successes: int, k: int) -> float:
+    """Probability that at least one of k episodes, drawn without replacement, succeeds."""
+    if not 1 <= k <= num_episodes:
+        raise ValueError(f"pass@{k} needs 1 <= k <= {num_episodes} episodes a task")
+    return 1.0 - math.comb(num_episodes - num_successes, k) / math.comb(num_episodes, k)
+
+
+def evaluate(groups: Sequence[Group]) -> Evaluation:
+    """The figures of one evaluation; every group has the same number of episodes."""
+    num_repeat = max((len(g.trajectories) for g in groups), default=0)
+    wins = [sum(bool(t.is_success) and t.is_valid for t in g.trajectories) for g in groups]
+    rewards = [fmean(t.reward or 0.0 for t in g.trajectories) for g in groups]
+    if num_repeat == 1:
+        success = wilson(sum(wins), len(groups))
+    else:
+        success = mean_over_tasks([w / num_repeat for w in wins])
+    ks = [2**i for i in range(num_repeat.bit_length()) if 2**i < num_repeat] + [num_repeat]
+    return Evaluation(
+        num_tasks=len(groups),
+        num_repeat=num_repeat,
+        success=success,
+        mean_at_k=mean_over_tasks(rewards),
+        pass_at_k={
+            k: mean_over_tasks([pass_at_k(num_repeat, w, k) for w in wins]) for k in ks if k
+        },
+        statuses=dict(Counter(str(t.status) for g in groups for t in g.trajectories)),
+    )

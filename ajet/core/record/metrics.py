@@ -1,0 +1,241 @@
+"""Numbers by step, to every logger the config names.
+
+    metrics = MetricsLogger(["tensorboard", "console"], folder, experiment="math", start_step=1)
+    metrics.log(1, {"reward/mean": 0.31, "update/loss": -0.02, "rollout/tokens_per_s": 5120.0})
+
+The part before the "/" is the group under which a page shows it. `logs/metrics.jsonl` is always
+written, a line for each call, whatever the config says. On resume, `start_step` is the first step
+that will be run: what an earlier sitting logged from there on is superseded, in the JSON lines by
+cutting the file, in TensorBoard by its own mark for it.
+
+`tensorboard` (default) and `console` need nothing; `wandb`, `swanlab` and `mlflow` are imported
+when named. Not covered: histograms, images, a wandb server's own idea of steps that go back.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import json
+import math
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Protocol
+
+from ajet.core.errors import CheckpointError, ConfigError
+from ajet.core.record.atomic_file import write_text_atomically
+from ajet.core.record.run_folder import RunFolder, redacted
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a logger needs to know about the run."""
+
+    folder: RunFolder
+    project: str
+    experiment: str
+    start_step: int
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Sink(Protocol):
+    """One place that numbers go to."""
+
+    def __init__(self, run: Run) -> None: ...
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+    def close(self) -> None: ...
+
+
+class MetricsLogger:
+    """Sends each step's metrics to all sinks; use one for a run."""
+
+    def __init__(
+        self,
+        names: str | Sequence[str],
+        folder: RunFolder,
+        *,
+        experiment: str = "experiment",
+        project: str = "ajet",
+        config: Mapping[str, Any] | None = None,
+        start_step: int = 0,
+    ) -> None:
+        run = Run(folder, project, experiment, start_step, redacted(config or {}))
+        names = [names] if isinstance(names, str) else list(names)
+        wanted = [_sink_class(name) for name in dict.fromkeys(names)]
+        self._sinks: list[Sink] = [JsonLinesSink(run), *(sink(run) for sink in wanted)]
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log plain numbers; an evaluation may log its own at the step after which it ran."""
+        numbers = {name: float(value) for name, value in metrics.items()}
+        for sink in self._sinks:
+            try:
+                sink.log(step, numbers)
+            except OSError as error:
+                raise CheckpointError(
+                    f"metrics of step {step} cannot be written: {error.strerror}; "
+                    "make room, then resume"
+                ) from error
+
+    def close(self) -> None:
+        """Flush and close every sink."""
+        for sink in self._sinks:
+            sink.close()
+
+
+class JsonLinesSink:
+    """`logs/metrics.jsonl`: ``{"step": 3, "time": 1790000000.0, "reward/mean": 0.4, …}``."""
+
+    def __init__(self, run: Run) -> None:
+        path = run.folder.metrics_jsonl
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        write_text_atomically(path, _lines_before(text, run.start_step))
+        self._file = path.open("a", encoding="utf-8")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        finite = {name: v if math.isfinite(v) else None for name, v in metrics.items()}
+        self._file.write(json.dumps({"step": step, "time": time.time(), **finite}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoardSink:
+    """Scalars as TensorBoard event files, written by its protocol classes alone (no TensorFlow)."""
+
+    def __init__(self, run: Run) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        events: Any = event_pb2  # protobuf makes the classes at run time
+        summaries: Any = summary_pb2
+        self._event, self._summary = events.Event, summaries.Summary
+        now = time.time()
+        # TensorBoard reads the files of a folder in the order of their names
+        name = f"events.out.tfevents.{int(now * 1000):015d}.{socket.gethostname()}.{os.getpid()}"
+        self._writer = RecordWriter((run.folder.tensorboard / name).open("wb"))
+        self._write(events.Event(wall_time=now, file_version="brain.Event:2"))
+        start = events.SessionLog(status=events.SessionLog.START)
+        self._write(events.Event(wall_time=now, step=run.start_step, session_log=start))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        values = [self._summary.Value(tag=n, simple_value=v) for n, v in metrics.items()]
+        summary = self._summary(value=values)
+        self._write(self._event(wall_time=time.time(), step=step, summary=summary))
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _write(self, event: Any) -> None:
+        self._writer.write(event.SerializeToString())
+        self._writer.flush()
+
+
+class ConsoleSink:
+    """One line a step on standard output, for logs that a machine collects."""
+
+    def __init__(self, run: Run) -> None:
+        pass
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        from rich.console import Console
+
+        line = "  ".join(f"{name}={value:.4g}" for name, value in sorted(metrics.items()))
+        Console().print(f"step {step}  {line}", markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        pass
+
+
+class WandbSink:
+    """Weights & Biases; a run of one experiment continues where it was."""
+
+    def __init__(self, run: Run) -> None:
+        wandb = _import("wandb")
+        self._run = wandb.init(
+            project=run.project,
+            name=run.experiment,
+            id=run.experiment,
+            resume="allow",
+            dir=str(run.folder.logs),
+            config=dict(run.config),
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class SwanlabSink:
+    """SwanLab; local files under logs/ unless the user has logged in."""
+
+    def __init__(self, run: Run) -> None:
+        self._swanlab = _import("swanlab")
+        self._swanlab.init(
+            project=run.project,
+            experiment_name=run.experiment,
+            logdir=str(run.folder.logs / "swanlab"),
+            config=dict(run.config),
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._swanlab.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._swanlab.finish()
+
+
+class MlflowSink:
+    """MLflow, at its own tracking address, or in logs/ when none is set."""
+
+    def __init__(self, run: Run) -> None:
+        self._mlflow = _import("mlflow")
+        if "MLFLOW_TRACKING_URI" not in os.environ:
+            self._mlflow.set_tracking_uri(f"sqlite:///{run.folder.logs / 'mlflow.db'}")
+        self._mlflow.set_experiment(run.project)
+        self._mlflow.start_run(run_name=run.experiment)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._mlflow.log_metrics(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._mlflow.end_run()
+
+
+SINKS: dict[str, type[Sink]] = {
+    "tensorboard": TensorBoardSink,
+    "console": ConsoleSink,
+    "wandb": WandbSink,
+    "swanlab": SwanlabSink,
+    "mlflow": MlflowSink,
+}
+
+
+def _sink_class(name: str) -> type[Sink]:
+    if name not in SINKS:
+        near = difflib.get_close_matches(name, SINKS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(SINKS)}"
+        raise ConfigError(f"ajet.trainer_common.logger: no logger {name!r}; {hint}")
+    return SINKS[name]
+
+
+def _import(package: str) -> ModuleType:
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"ajet.trainer_common.logger: {package!r} needs a package that is not installed "
+            f"({error.name}); pip install 'ajet[{package}]' or choose tensorboard"
+        ) from error
+
+
+def _lines_before(text: str, step: int) -> str:
+    """The whole lines of earlier steps; a line cut off by a kill is dropped."""
+    lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return "".join(line for line in lines if json.loads(line)["step"] < step)

@@ -1,0 +1,247 @@
+"""What a person sees while training: reward, success, speed and the time left.
+
+    with TrainingProgress(total_steps=60, title="math") as progress:
+        progress.phase("set-up")
+        progress.held_out(0, success=0.31)
+        progress.phase("rollout", total=256)
+        progress.advance()                        # one episode more
+        progress.phase("update")
+        progress.fraction(0.5)                    # half of the mini-batches
+        progress.step_done(1, metrics)
+
+A terminal gets a live panel; a pipe or a log file gets one plain line a step. Read from `metrics`
+when there: reward/mean, reward/success, rollout/episodes_per_s, rollout/tokens_per_s.
+
+Not covered: the result at the end (summary_table.py), metrics for machines (metrics.py).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from types import TracebackType
+
+from rich.bar import Bar
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+RECENT_STEPS = 10  # the time left is theirs, as late steps are longer than early ones
+LEVELS = "▁▂▃▄▅▆▇█"
+MAX_WIDTH = 92
+
+
+class TrainingProgress:
+    """The live display of one run; `first_step` is 1, or the step after the one resumed from."""
+
+    def __init__(
+        self,
+        total_steps: int,
+        console: Console | None = None,
+        *,
+        title: str = "training",
+        first_step: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.total_steps = total_steps
+        self.console = console or Console()
+        self._title = title
+        self._clock = clock
+        self._steps_done = first_step - 1
+        self._started = self._step_started = self._phase_started = clock()
+        self._phase, self._phase_total, self._phase_done = "set-up", 0.0, 0.0
+        self._phase_seconds: dict[str, float] = {}
+        self._step_seconds: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._metrics: Mapping[str, float] = {}
+        self._rewards: list[float] = []
+        self._held_out: list[tuple[int, float]] = []
+        self._live: Live | None = None
+
+    def __enter__(self) -> TrainingProgress:
+        if self.console.is_terminal:
+            self._live = Live(self, console=self.console, refresh_per_second=4)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._phase = "done" if error is None else "stopped"
+            self._live.stop()
+            self._live = None
+
+    def phase(self, name: str, total: float = 0) -> None:
+        """What runs now; `total` counts what `advance` counts (0: unknown)."""
+        now = self._clock()
+        self._phase_seconds[self._phase] = now - self._phase_started
+        if self._phase == "set-up":
+            self._step_started = now
+        self._phase, self._phase_total, self._phase_done = name, total, 0.0
+        self._phase_started = now
+
+    def advance(self, amount: float = 1) -> None:
+        """So much more of the phase is done."""
+        self._phase_done += amount
+
+    def fraction(self, done: float) -> None:
+        """This share of the phase is done, 0 to 1."""
+        self._phase_total, self._phase_done = 1.0, done
+
+    def held_out(self, step: int, success: float) -> None:
+        """Success on held-out tasks after `step` steps, 0 to 1."""
+        self._held_out.append((step, success))
+        if self._live is None:
+            self._line(f"step {step}/{self.total_steps}  held-out success {success:.3f}")
+
+    def step_done(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A step is over: its metrics are shown until the next one's."""
+        now = self._clock()
+        self._step_seconds.append(now - self._step_started)
+        self._step_started = now
+        self._steps_done, self._metrics = step, metrics
+        if math.isfinite(reward := metrics.get("reward/mean", math.nan)):
+            self._rewards.append(reward)
+        if self._live is None:
+            self._line("  ".join([f"step {step}/{self.total_steps}", *self._facts()]))
+
+    def note(self, text: str) -> None:
+        """One line that stays above the display."""
+        self._line(text)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """For the rest of the run, by the pace of the last steps; None before the first."""
+        if not self._step_seconds:
+            return None
+        pace = sum(self._step_seconds) / len(self._step_seconds)
+        spent = min(self._clock() - self._step_started, pace)
+        return max(0.0, pace * (self.total_steps - self._steps_done) - spent)
+
+    @property
+    def phase_seconds_left(self) -> float | None:
+        """For this phase: by its own progress, or by how long it took the last time."""
+        spent = self._clock() - self._phase_started
+        if self._phase_total and self._phase_done:
+            return spent * max(0.0, self._phase_total / self._phase_done - 1)
+        before = self._phase_seconds.get(self._phase)
+        return None if before is None else max(0.0, before - spent)
+
+    def __rich__(self) -> RenderableType:
+        return Panel(
+            Group(self._bars(), Text(), self._numbers()),
+            title=f"[bold]ajet[/] · {self._title}",
+            title_align="left",
+            subtitle=f"{_clock_text(self._clock() - self._started)} elapsed",
+            subtitle_align="right",
+            border_style="cyan",
+            padding=(1, 2),
+            width=min(MAX_WIDTH, self.console.width),
+        )
+
+    def _bars(self) -> Table:
+        table = Table.grid(padding=(0, 2), expand=True)
+        table.add_column(width=10, style="bold")
+        table.add_column(ratio=1)
+        table.add_column(width=9, justify="right", style="cyan")
+        table.add_column(width=13, justify="right", style="dim")
+        going = self._phase not in ("done", "stopped")
+        count = f"{self._steps_done}/{self.total_steps}"
+        run_bar = ProgressBar(max(self.total_steps, 1), self._steps_done, complete_style="green")
+        table.add_row("training", run_bar, count, _left(self.seconds_left) if going else "")
+        if not going:
+            return table
+        known = self._phase_total > 0
+        bar = ProgressBar(
+            self._phase_total or 1, self._phase_done, pulse=not known, complete_style="cyan"
+        )
+        count = f"{self._phase_done:.0f}/{self._phase_total:.0f}" if self._phase_total > 1 else ""
+        if self._phase_total == 1:
+            count = f"{self._phase_done:.0%}"
+        table.add_row(self._phase, bar, count, _left(self.phase_seconds_left))
+        return table
+
+    def _numbers(self) -> Table:
+        table = Table.grid(padding=(0, 2), expand=True)
+        table.add_column(width=10, style="bold")
+        table.add_column(ratio=1)
+        table.add_column(width=10, style="bold")
+        table.add_column(ratio=1)
+        reward = Text(_number(self._metrics.get("reward/mean"), ".3f"))
+        reward.append(f"  {sparkline(self._rewards, 18)}", style="green")
+        success = _success_cell(self._metrics.get("reward/success"))
+        episodes = _number(self._metrics.get("rollout/episodes_per_s"), ".1f")
+        tokens = _number(self._metrics.get("rollout/tokens_per_s"), ",.0f")
+        table.add_row("reward", reward, "success", success)
+        speed = f"{episodes} ep/s  {tokens} tok/s"
+        table.add_row("held-out", self._held_out_text(), "speed", speed)
+        return table
+
+    def _held_out_text(self) -> Text:
+        if not self._held_out:
+            return Text("–")
+        (_, first), (step, last) = self._held_out[0], self._held_out[-1]
+        text = Text(f"{first:.1%}")
+        if len(self._held_out) > 1:
+            style = "bold green" if last > first else "bold"
+            text.append(" → ", style="dim").append(f"{last:.1%}", style=style)
+        return text.append(f"  step {step}", style="dim")
+
+    def _facts(self) -> list[str]:
+        """The plain line's parts; what is unknown is left out."""
+        shown = (
+            ("reward/mean", "reward {:.3f}"),
+            ("reward/success", "success {:.3f}"),
+            ("rollout/episodes_per_s", "{:.1f} ep/s"),
+            ("rollout/tokens_per_s", "{:,.0f} tok/s"),
+        )
+        facts = [form.format(self._metrics[name]) for name, form in shown if name in self._metrics]
+        facts.append(f"elapsed {_clock_text(self._clock() - self._started)}")
+        return [*facts, f"left {_clock_text(self.seconds_left)}"]
+
+    def _line(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The course of `values` in at most `width` characters, each the mean of its share."""
+    if not values:
+        return ""
+    count = min(width, len(values))
+    edges = [index * len(values) // count for index in range(count + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, span = min(means), max(means) - min(means)
+    top = len(LEVELS) - 1
+    return "".join(LEVELS[round((m - low) / span * top) if span else 0] for m in means)
+
+
+def _success_cell(success: float | None) -> RenderableType:
+    if success is None or not math.isfinite(success):
+        return Text("–")
+    row = Table.grid(padding=(0, 1))
+    bar = Bar(1.0, 0.0, success, width=14, color="green", bgcolor="grey30")
+    row.add_row(f"{success:6.1%}", bar)
+    return row
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None or not math.isfinite(value) else format(value, form)
+
+
+def _left(seconds: float | None) -> str:
+    return "" if seconds is None else f"{_clock_text(seconds)} left"
+
+
+def _clock_text(seconds: float | None) -> str:
+    """1:05 for minutes, 2:01:05 for hours."""
+    if seconds is None:
+        return "–"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,213 @@
+"""One folder holds everything that a person looks at after a run, and one process writes it.
+
+    launcher_record/{experiment}/        or {--exp-dir}/{experiment}/
+    ├── config.yaml        the resolved config, secrets replaced by ***
+    ├── code/              the user's workflow and judge files with the *.py beside them
+    ├── logs/              metrics.jsonl and log files
+    ├── checkpoints/       step_N/
+    ├── episodes.sqlite    every episode with its turns (episode_store.py)
+    ├── tensorboard/       scalars
+    ├── tokenizer/         the model's tokenizer, so that ids can be read later
+    ├── summary.json       the result in numbers (summary.py)
+    └── .lock              held by the process that writes here
+
+`RunFolder(path)` only names the paths, for readers; `RunFolder.open(path)` makes the folder and
+locks it until `close`. The lock is the kernel's, so a killed run leaves none behind.
+
+Not covered: what is written into checkpoints/ and episodes.sqlite; locks between machines that
+share a folder over NFS without lock support.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import socket
+import weakref
+from collections.abc import Iterable, Mapping
+from itertools import zip_longest
+from pathlib import Path
+from typing import IO, Any
+
+from ajet.core.errors import CheckpointError
+from ajet.core.record.atomic_file import write_text_atomically
+
+REDACTED = "***"
+MAX_CODE_FILES = 200
+MAX_CODE_FILE_BYTES = 1_000_000
+
+_SECRET_KEY = re.compile(
+    r"api[_-]?key|secret|password|passwd|credential|(?:^|[_-]|access|auth)token(?:$|[_-])", re.I
+)
+_URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+:[^/@\s]+(?=@)")
+
+
+class RunFolder:
+    """The paths of one run, and the lock on them."""
+
+    def __init__(self, path: Path, _lock: IO[str] | None = None) -> None:
+        self.path = Path(path).absolute()
+        self._lock = _lock
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """Make the folder and take its lock; `CheckpointError` when another run has it."""
+        folder = cls(path)
+        try:
+            for each in (folder.path, folder.checkpoints, folder.logs, folder.tensorboard):
+                each.mkdir(parents=True, exist_ok=True)
+            lock = (folder.path / ".lock").open("a+", encoding="utf-8")
+        except OSError as error:
+            raise CheckpointError(
+                f"run folder {folder.path} cannot be made: {error.strerror}; "
+                "choose another place with --exp-dir"
+            ) from error
+        _take(lock, folder.path)
+        _close_in_forked_children(lock)
+        folder._lock = lock
+        return folder
+
+    def close(self) -> None:
+        """Give the lock back; the paths stay usable."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def set_aside_checkpoints(self) -> None:
+        """Rename checkpoints/ to checkpoints.old-N: a run that starts anew loses nothing."""
+        if any(self.checkpoints.iterdir()):
+            number = 1 + sum(1 for _ in self.path.glob("checkpoints.old-*"))
+            self.checkpoints.rename(self.path / f"checkpoints.old-{number}")
+            self.checkpoints.mkdir()
+
+    @property
+    def config_yaml(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def code(self) -> Path:
+        return self.path / "code"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def metrics_jsonl(self) -> Path:
+        return self.logs / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def episodes_db(self) -> Path:
+        return self.path / "episodes.sqlite"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.path / "tokenizer"
+
+    @property
+    def summary_json(self) -> Path:
+        return self.path / "summary.json"
+
+    def save_config(self, config: Mapping[str, Any]) -> None:
+        """Write the resolved config as YAML (plain dicts, lists and scalars), secrets redacted."""
+        import yaml
+
+        text = yaml.safe_dump(redacted(config), sort_keys=False, allow_unicode=True)
+        write_text_atomically(self.config_yaml, text)
+
+    def save_code(self, files: Iterable[Path]) -> list[Path]:
+        """Copy each file and the *.py beside it to code/; returns what was left out.
+
+        That is what is too big, too many or cannot be read: a copy must not stop a run.
+        """
+        folders = list(dict.fromkeys(Path(file).resolve().parent for file in files))
+        pairs = [
+            (file, target / file.name)
+            for source, target in _code_targets(folders, self.code)
+            for file in sorted(source.glob("*.py"))
+        ]
+        copied = [_copy(source, target) for source, target in pairs[:MAX_CODE_FILES]]
+        return [source for (source, _), ok in zip_longest(pairs, copied) if not ok]
+
+
+def redacted(value: Any, *, secret: bool = False) -> Any:
+    """A copy with every value under a key such as `api_key`, and logins in URLs, replaced."""
+    if isinstance(value, Mapping):
+        return {k: redacted(v, secret=secret or is_secret_key(str(k))) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [redacted(item, secret=secret) for item in value]
+    if isinstance(value, str):
+        return REDACTED if secret and value else _URL_LOGIN.sub(REDACTED, value)
+    return value  # numbers stay: `max_token_len` is no secret
+
+
+def is_secret_key(key: str) -> bool:
+    """Whether a key names a secret: `api_key`, `hf_token`, `db_password`; not `tokenizer`."""
+    return _SECRET_KEY.search(key) is not None
+
+
+def _take(lock: IO[str], path: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        holder = lock.read().strip() or "unknown"
+        lock.close()
+        raise CheckpointError(
+            f"run folder {path} is in use by process {holder}; wait for it, stop it, "
+            "or choose another ajet.experiment_name or --exp-dir"
+        ) from None
+    lock.truncate(0)
+    lock.write(f"{os.getpid()} on {socket.gethostname()}\n")
+    lock.flush()
+
+
+def _close_in_forked_children(lock: IO[str]) -> None:
+    # A forked child shares the lock: without this, one that outlives a killed run would hold it.
+    reference = weakref.ref(lock)
+
+    def close() -> None:
+        if (file := reference()) is not None and not file.closed:
+            file.close()
+
+    os.register_at_fork(after_in_child=close)
+
+
+def _copy(source: Path, target: Path) -> bool:
+    """Whether the file is small enough and was copied."""
+    try:
+        if source.stat().st_size > MAX_CODE_FILE_BYTES:
+            return False
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+    except OSError:
+        return False
+    return True
+
+
+def _code_targets(folders: list[Path], root: Path) -> list[tuple[Path, Path]]:
+    """Each source folder with a place of its own: two folders of one name must not mix."""
+    targets: dict[str, Path] = {}
+    for folder in folders:
+        name, number = folder.name or "root", 1
+        while name in targets:
+            number += 1
+            name = f"{folder.name}-{number}"
+        targets[name] = folder
+    return [(folder, root / name) for name, folder in targets.items()]

@@ -1,0 +1,79 @@
+"""One step in numbers: name -> float, the part before the "/" is its group on a page.
+
+    reward/mean, reward/std, reward/success      over valid episodes
+    episodes/ok, episodes/timeout, …             how they ended
+    tokens/sampled, tokens/trained, tokens/…     what became of every sampled token
+    timelines/per_episode, timelines/merge_ratio calls, and how far the trie folded them
+    rollout/…, update/…                          speed, and the update's own figures
+
+Not covered: metrics of single episodes (episodes.sqlite has those).
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import fmean, pstdev
+
+from ajet.core.trajectory.sample import TrainingSample
+from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
+
+
+def step_metrics(
+    groups: Sequence[Group],
+    samples: Sequence[TrainingSample],
+    update: Mapping[str, float],
+    rollout_s: float,
+) -> dict[str, float]:
+    """Everything that is logged of one training step."""
+    trajectories = [t for g in groups for t in g.trajectories]
+    sampled = sum(len(turn.completion.token_ids) for t in trajectories for turn in t.turns)
+    return {
+        **reward_metrics(trajectories),
+        **_status_metrics(trajectories),
+        **_token_metrics(trajectories, samples, sampled),
+        "rollout/seconds": rollout_s,
+        "rollout/episodes_per_s": len(trajectories) / rollout_s,
+        "rollout/tokens_per_s": sampled / rollout_s,
+        **{f"update/{name}": value for name, value in update.items()},
+    }
+
+
+def reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Reward and success over valid episodes, and the means of the workflows' own metrics."""
+    valid = [t for t in trajectories if t.is_valid]
+    rewards = [t.reward for t in valid if t.reward is not None]
+    own: defaultdict[str, list[float]] = defaultdict(list)
+    for trajectory in valid:
+        for name, value in (trajectory.output.log_metrics if trajectory.output else {}).items():
+            own[name].append(float(value))
+    metrics = {f"workflow/{name}": fmean(values) for name, values in own.items()}
+    if rewards:
+        metrics["reward/mean"] = fmean(rewards)
+        metrics["reward/std"] = pstdev(rewards)
+        metrics["reward/success"] = fmean(bool(t.is_success) for t in valid)
+    return metrics
+
+
+def _status_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    counts = Counter(t.status for t in trajectories)
+    metrics = {f"episodes/{status}": float(counts[status]) for status in EpisodeStatus}
+    metrics["episodes/total"] = float(len(trajectories))
+    metrics["episodes/turns_mean"] = fmean(len(t.turns) for t in trajectories)
+    return metrics
+
+
+def _token_metrics(
+    trajectories: Sequence[Trajectory], samples: Sequence[TrainingSample], sampled: int
+) -> dict[str, float]:
+    """Sampled tokens are trained, or are not for one of three reasons, each counted."""
+    calls = [turn for t in trajectories for turn in t.turns]
+    untrainable = sum(len(c.completion.token_ids) for c in calls if not c.trainable)
+    masked = sum(t.num_sampled for t in trajectories if not t.is_valid)
+    num_valid = sum(t.is_valid for t in trajectories)
+    return {
+        "tokens/sampled": float(sampled),
+        "tokens/trained": float(sum(s.num_trained for s in samples)),
+        "tokens/untrained_other_agent": float(untrainable),
+        "tokens/untrained_failed_episode": float(masked),
+        "timelines/per_episode": len(samples) / num_valid if num_valid else 0.0,
+        "timelines/merge_ratio": len(calls) / len(samples) if samples else 0.0,
+    }

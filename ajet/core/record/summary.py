@@ -1,0 +1,101 @@
+"""The result of a run in numbers: `summary.json`.
+
+    {"success_before": 0.31, "success_after": 0.88, "num_held_out": 200, "wall_seconds": 412.0,
+     "peak_rss_bytes": 1523000000, "episodes": 15360, "steps": 60, "seed": 0, …}
+
+`wall_seconds` counts from the start of training, over all sittings of a resumed run.
+`peak_rss_bytes` is the peak of this process plus the peaks of its children that are alive when it
+is read (sandbox workers): memory that they share is counted once for each, so it is an upper bound.
+
+Not covered: curves over steps (logs/metrics.jsonl, TensorBoard).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ajet.core.errors import CheckpointError
+from ajet.core.record.atomic_file import write_text_atomically
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """What `summary.json` holds; `extra` is written beside the other fields, flat.
+
+    Success is the share of held-out tasks solved, None when it was not evaluated.
+    """
+
+    steps: int
+    episodes: int
+    seed: int
+    wall_seconds: float
+    peak_rss_bytes: int
+    success_before: float | None = None
+    success_after: float | None = None
+    num_held_out: int = 0
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def write(self, path: Path) -> None:
+        """Write the file whole or not at all."""
+        content = asdict(self)
+        content |= content.pop("extra")
+        write_text_atomically(path, json.dumps(content, indent=2) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> RunSummary:
+        """The summary of a finished run."""
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+        names = {f.name for f in fields(cls)} - {"extra"}
+        known = {name: content.pop(name) for name in names if name in content}
+        return cls(**known, extra=content)
+
+
+def peak_rss_bytes() -> int:
+    """The most memory held so far by this process and its living children, in bytes."""
+    own = _status_bytes(os.getpid(), "VmHWM")
+    if own is None:  # not Linux
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    # getrusage would do for the own process, but keeps the parent's peak across exec
+    return own + sum(_status_bytes(pid, "VmHWM") or 0 for pid in _descendants(os.getpid()))
+
+
+def _descendants(root: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (parent := _parent(entry)) is not None:
+            children.setdefault(parent, []).append(int(entry.name))
+    found, queue = [], [root]
+    while queue:
+        born = children.get(queue.pop(), [])
+        found += born
+        queue += born
+    return found
+
+
+def _parent(process: Path) -> int | None:
+    try:
+        stat = (process / "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # ended meanwhile
+        return None
+    return int(stat.rpartition(")")[2].split()[1])  # the name in brackets may hold spaces
+
+
+def _status_bytes(pid: int, name: str) -> int | None:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    for line in lines.splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return 0  # a zombie has no memory left

@@ -1,0 +1,76 @@
+"""The table at the end of a run: what came of it, and how to look closer.
+
+Not covered: the numbers themselves (summary.py), the live display (progress.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ajet.core.record.evaluation import wilson
+from ajet.core.record.summary import RunSummary
+
+Command = tuple[str, str]
+"""What it shows, and the command itself."""
+
+
+def print_summary(
+    console: Console, summary: RunSummary, folder: Path, commands: Sequence[Command] | None = None
+) -> None:
+    """The table, and under it the commands, one line each that can be copied whole."""
+    console.print(summary_table(summary, folder), Text())
+    commands = commands or default_commands(folder)
+    width = max(len(command) for _, command in commands)
+    for what, command in commands:
+        line = Text(f"  {command:{width}}", style="cyan").append(f"   # {what}", style="dim")
+        console.print(line, soft_wrap=True)  # never broken at the screen's edge
+
+
+def summary_table(summary: RunSummary, folder: Path) -> Table:
+    """Held-out success before and after with 95 % intervals, cost, and where everything is."""
+    table = Table(title="Result", title_style="bold", title_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    name = f"success on {summary.num_held_out} held-out tasks"
+    table.add_row(f"{name}, before", _success(summary.success_before, summary.num_held_out))
+    table.add_row(f"{name}, after", _success(summary.success_after, summary.num_held_out))
+    table.add_section()
+    table.add_row("steps / episodes", f"{summary.steps:,} / {summary.episodes:,}")
+    table.add_row("time", _duration(summary.wall_seconds))
+    table.add_row("peak memory", f"{summary.peak_rss_bytes / 1e9:.2f} GB")
+    table.add_row("run folder", Text(shown_path(folder), overflow="fold"))
+    return table
+
+
+def default_commands(folder: Path) -> list[Command]:
+    """The page over the episodes, and the curves."""
+    shown = shown_path(folder)
+    return [
+        ("every episode, token by token", f"ajet view {shown}"),
+        ("the curves", f"tensorboard --logdir {shown}/tensorboard"),
+    ]
+
+
+def shown_path(path: Path) -> str:
+    """Relative to the current folder where it lies below it: shorter to read and to type."""
+    path, here = Path(path).absolute(), Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def _success(rate: float | None, num_tasks: int) -> str:
+    if rate is None:
+        return "not evaluated"
+    if not num_tasks:
+        return f"{rate:.1%}"
+    estimate = wilson(round(rate * num_tasks), num_tasks)
+    return f"[bold]{rate:.1%}[/]  [dim]95 % interval {estimate.low:.1%} to {estimate.high:.1%}[/]"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

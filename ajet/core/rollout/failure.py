@@ -1,0 +1,111 @@
+"""What an episode's failure becomes: a status, one line, and what the policy makes of its group.
+
+mask        the episode stays in the record and out of the update; the group's baseline is that
+            of the others
+retry       it is run again with other seeds, at most `max_retries` times, then masked
+            (not after a judge's error: another answer would not mend the judge)
+drop_group  the whole group is left out
+zero        it counts with reward 0, as a truncated episode
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ajet.core.errors import RunFailed
+from ajet.core.rollout.limits import FailurePolicy
+from ajet.core.trajectory.limits import EndpointFault, EpisodeClosed, EpisodeTruncated
+from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
+
+RETRIED = (EpisodeStatus.TIMEOUT, EpisodeStatus.ENV_ERROR, EpisodeStatus.AGENT_ERROR)
+_SOUND = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED, EpisodeStatus.ABORTED)
+_OWN_CODE = str(Path(__file__).parents[2])
+
+
+class EnvironmentFault(Exception):
+    """Raised by a workflow or a tool: the environment failed, the agent did nothing wrong."""
+
+
+def status_of(error: BaseException) -> EpisodeStatus:
+    """The status of an episode whose workflow raised this."""
+    match error:
+        case EpisodeTruncated():
+            return EpisodeStatus.TRUNCATED
+        case EpisodeClosed():
+            return EpisodeStatus.ABORTED
+        case EnvironmentFault() | EndpointFault() | ConnectionError():
+            return EpisodeStatus.ENV_ERROR
+    return EpisodeStatus.AGENT_ERROR
+
+
+def one_line(error: BaseException) -> str:
+    """``ValueError: bad move (workflow.py:31)``: the class, the message's first line and the last
+    line of the user's own code that it passed through."""
+    message = next(iter(str(error).strip().splitlines()), "")
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    place = _place(error)
+    return f"{text} ({place})" if place else text
+
+
+def _place(error: BaseException) -> str | None:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not _is_library(f.filename)]
+    if not frames:
+        return None
+    frame = (own or frames)[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno}"
+
+
+def _is_library(filename: str) -> bool:
+    return (
+        "site-packages" in filename
+        or filename.startswith((_OWN_CODE, "<"))
+        or "/lib/python" in filename
+    )
+
+
+def has_failed(trajectory: Trajectory) -> bool:
+    return (trajectory.failed_as or trajectory.status) not in _SOUND
+
+
+def check_failure_rate(failed: Sequence[Trajectory], total: int, max_rate: float) -> None:
+    """Raises `RunFailed` once more than `max_rate` of `total` episodes have failed."""
+    if len(failed) <= max_rate * total:
+        return
+    counts = Counter(str(t.status) for t in failed)
+    listed = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+    raise RunFailed(
+        f"{len(failed)} of {total} episodes failed ({listed}), more than "
+        f"ajet.rollout.max_failure_rate={max_rate:g}; first: {failed[0].error}"
+    )
+
+
+def apply_policy(group: Iterable[Trajectory], policy: FailurePolicy) -> tuple[Trajectory, ...]:
+    """The group's episodes as the update shall see them."""
+    members = tuple(group)
+    failed = [t for t in members if has_failed(t)]
+    if not failed or policy in ("mask", "retry"):
+        return members
+    if policy == "zero":
+        return tuple(_as_zero(t) if has_failed(t) else t for t in members)
+    return tuple(t if has_failed(t) else _dropped(t, failed[0]) for t in members)
+
+
+def _as_zero(t: Trajectory) -> Trajectory:
+    return replace(
+        t,
+        status=EpisodeStatus.TRUNCATED,
+        failed_as=t.status,
+        reward=0.0,
+        is_success=False,
+        error=f"{t.error} (counts as reward 0)",
+    )
+
+
+def _dropped(t: Trajectory, failed: Trajectory) -> Trajectory:
+    reason = f"group dropped: {failed.episode_id} ended as {failed.status}"
+    return replace(t, status=EpisodeStatus.ABORTED, error=reason)

@@ -1,0 +1,26 @@
+"""How many episodes run at once, how long each may take, and what becomes of those that fail."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ajet.core.trajectory.limits import EpisodeLimits
+
+FailurePolicy = Literal["mask", "retry", "drop_group", "zero"]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutLimits(EpisodeLimits):
+    """The limits of one episode, and those of the whole rollout.
+
+    `episode_timeout_s` counts from the start of the workflow; a workflow that is still there
+    `cancel_grace_s` after being cancelled is left behind. `failure_policy` (see failure.py) says
+    what becomes of a failed episode; `max_retries` belongs to ``retry``. The run fails when more
+    than `max_failure_rate` of a rollout's episodes failed.
+    """
+
+    max_env_worker: int = 64
+    episode_timeout_s: float | None = 600.0
+    cancel_grace_s: float = 5.0
+    failure_policy: FailurePolicy = "mask"
+    max_retries: int = 2
+    max_failure_rate: float = 0.5

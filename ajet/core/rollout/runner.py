@@ -1,0 +1,248 @@
+"""Runs episodes: tasks in, groups of trajectories out.
+
+    task x num_repeat --> workflow (agent + tools) --> output --> judge --> Trajectory
+                              |  ^
+                           recorder --> endpoint
+
+Whatever user code does, an episode ends as a value with a status; only the run's own limits
+(`max_failure_rate`) or ``debug=True`` let an error out. Groups and their members come back in the
+order of the tasks, whichever ended first.
+
+Not covered: a workflow that blocks the event loop (``time.sleep``, ``requests.get``) holds up all
+episodes and can't be interrupted; await instead, or use ``asyncio.to_thread``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ajet.core import seeding
+from ajet.core.errors import AjetError, ConfigError
+from ajet.core.inference.endpoint import ModelEndpoint, SamplingParams
+from ajet.core.judge.judge import BaseJudge
+from ajet.core.rollout.attempt import Attempt
+from ajet.core.rollout.failure import (
+    RETRIED,
+    apply_policy,
+    check_failure_rate,
+    has_failed,
+    one_line,
+)
+from ajet.core.rollout.limits import FailurePolicy, RolloutLimits
+from ajet.core.rollout.schedule import Schedule, Slot
+from ajet.core.rollout.scoring import JudgeFault, verdict
+from ajet.core.task.task import Task
+from ajet.core.trajectory.recorder import EpisodeRecorder
+from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
+from ajet.core.workflow.workflow import Mode, Workflow, WorkflowOutput, WorkflowTask
+
+if TYPE_CHECKING:
+    from ajet.core.inference.chat_template import ChatTemplate
+    from ajet.core.inference.tool_parsers.parser import ToolParser
+
+OnEpisode = Callable[[Trajectory], None]
+
+
+class EpisodeRunner:
+    """Runs workflows against one endpoint. `workflow` makes a fresh object for each episode."""
+
+    def __init__(
+        self,
+        *,
+        endpoint: ModelEndpoint,
+        template: ChatTemplate,
+        parser: ToolParser,
+        workflow: Callable[[Task], Workflow],
+        judge: BaseJudge | None,
+        limits: RolloutLimits,
+        sampling: SamplingParams,
+        run_seed: int,
+        config: Any = None,
+        debug: bool = False,
+    ) -> None:
+        """`debug` lets exceptions of the workflow and the judge through unchanged, and drops the
+        deadline: a person may be standing at a breakpoint."""
+        self._endpoint = endpoint
+        self._template = template
+        self._parser = parser
+        self._workflow = workflow
+        self._judge = judge
+        self._limits = replace(limits, episode_timeout_s=None) if debug else limits
+        self._sampling = sampling
+        self._run_seed = run_seed
+        self._config = config
+        self._debug = debug
+        self._schedule: Schedule[WorkflowTask, Trajectory] | None = None
+
+    async def rollout(
+        self,
+        tasks: Sequence[Task],
+        *,
+        step: int,
+        mode: Mode,
+        num_repeat: int,
+        on_episode: OnEpisode | None = None,
+        sampling: SamplingParams | None = None,
+    ) -> list[Group]:
+        """`num_repeat` episodes of each task. `on_episode` is called as each one ends, before the
+        failure policy is applied to its group. `sampling` replaces the runner's (evaluation)."""
+        plans = self._plans(tasks, step, mode, num_repeat)
+        judging = asyncio.Semaphore(self._limits.max_env_worker)
+        failed: list[Trajectory] = []
+
+        async def run(plan: WorkflowTask, slot: Slot) -> Trajectory:
+            trajectory = await self._attempts(plan, slot, sampling or self._sampling)
+            slot.free()
+            trajectory = await self._judged(trajectory, judging)
+            if on_episode is not None:
+                on_episode(trajectory)
+            if has_failed(trajectory):
+                failed.append(trajectory)
+                check_failure_rate(failed, len(plans), self._limits.max_failure_rate)
+            return trajectory
+
+        self._schedule = Schedule(
+            plans, limit=self._limits.max_env_worker, endpoint=self._endpoint, run=run
+        )
+        results = await self._schedule.run()
+        members = [t or _never_started(p) for p, t in zip(plans, results, strict=True)]
+        if mode == "train":
+            _check_that_somebody_is_trained(members)
+        return [
+            Group(plans[at].group_id, apply_policy(members[at : at + num_repeat], self._policy))
+            for at in range(0, len(plans), num_repeat)
+        ]
+
+    def stop(self) -> None:
+        """End the rollout in progress: `rollout` returns, unfinished episodes are `aborted`."""
+        if self._schedule is not None:
+            self._schedule.stop()
+
+    @property
+    def _policy(self) -> FailurePolicy:
+        return self._limits.failure_policy
+
+    def _plans(
+        self, tasks: Sequence[Task], step: int, mode: Mode, num_repeat: int
+    ) -> list[WorkflowTask]:
+        """Episode ids sort as the episodes are ordered. Evaluation's seeds leave out the step: two
+        checkpoints meet the same conditions."""
+        plans = []
+        for group, task in enumerate(tasks):
+            group_id = f"{step:06d}-{mode}-{group:04d}"
+            seed = seeding.derive(self._run_seed, "environment", *_place(mode, step), group)
+            plans += [
+                WorkflowTask(task, f"{group_id}-{member:02d}", group_id, member, step, mode, seed)
+                for member in range(num_repeat)
+            ]
+        return plans
+
+    async def _attempts(
+        self, plan: WorkflowTask, slot: Slot, sampling: SamplingParams
+    ) -> Trajectory:
+        """The episode; with the policy ``retry`` again, while it fails, with seeds of its own."""
+        retries = self._limits.max_retries if self._policy == "retry" else 0
+        trajectory = await self._attempt(plan, sampling, 0)
+        for number in range(1, retries + 1):
+            if trajectory.status not in RETRIED:
+                break
+            again = replace(plan, episode_id=f"{plan.episode_id}-r{number}")
+            slot.renew(again.episode_id)
+            trajectory = await self._attempt(again, sampling, number)
+            trajectory = replace(trajectory, num_attempts=number + 1)
+        return trajectory
+
+    async def _attempt(
+        self, plan: WorkflowTask, sampling: SamplingParams, number: int
+    ) -> Trajectory:
+        try:
+            workflow = self._workflow(plan.task)
+        except AjetError:
+            raise  # no workflow for this task: the config's mistake, not the episode's
+        except Exception as error:
+            if self._debug:
+                raise
+            return Trajectory(plan, (), EpisodeStatus.AGENT_ERROR, error=one_line(error))
+        recorder = self._recorder(plan, sampling, number, workflow)
+        attempt = Attempt(
+            workflow,
+            plan,
+            recorder,
+            limits=self._limits,
+            config=self._config,
+            debug=self._debug,
+        )
+        return await attempt.run()
+
+    def _recorder(
+        self, plan: WorkflowTask, sampling: SamplingParams, number: int, workflow: Workflow
+    ) -> EpisodeRecorder:
+        group = plan.task_batch_index
+        place = (*_place(plan.mode, plan.step), group, plan.rollout_index, number)
+        return EpisodeRecorder(
+            endpoint=self._endpoint,
+            template=self._template,
+            parser=self._parser,
+            limits=self._limits,
+            sampling=sampling,
+            episode_id=plan.episode_id,
+            seed_path=(self._run_seed, "rollout", *place),
+            trainable_targets=workflow.trainable_targets,
+        )
+
+    async def _judged(self, trajectory: Trajectory, judging: asyncio.Semaphore) -> Trajectory:
+        output = trajectory.output
+        if output is None:
+            return trajectory
+        if self._judge is None and trajectory.status is EpisodeStatus.TRUNCATED:
+            output = _nothing_if_unrewarded(output)
+        started_s = time.perf_counter()
+        try:
+            async with judging:
+                reward, is_success = await verdict(
+                    self._judge, trajectory.workflow_task, output, self._limits.episode_timeout_s
+                )
+        except JudgeFault as fault:
+            if self._debug:
+                raise fault.__cause__ or fault from None
+            return replace(trajectory, status=EpisodeStatus.JUDGE_ERROR, error=str(fault))
+        except asyncio.CancelledError:
+            return replace(trajectory, status=EpisodeStatus.ABORTED, error=_STOPPED)
+        source = "judge" if output.reward is None else "workflow"
+        return replace(
+            trajectory,
+            reward=reward,
+            is_success=is_success,
+            reward_breakdown={source: reward},
+            timings=trajectory.timings | {"judge_s": time.perf_counter() - started_s},
+        )
+
+
+_STOPPED = "the run was stopped"
+
+
+def _place(mode: Mode, step: int) -> tuple[str, int]:
+    return (mode, step) if mode == "train" else (mode, 0)
+
+
+def _check_that_somebody_is_trained(trajectories: Sequence[Trajectory]) -> None:
+    turns = [turn for t in trajectories for turn in t.turns]
+    if turns and not any(turn.trainable for turn in turns):
+        names = sorted({turn.agent_name for turn in turns} | {turn.target_tag for turn in turns})
+        raise ConfigError(
+            "the workflow's trainable_targets match none of its agents: "
+            f"the agent names and target tags in use are {', '.join(names)}"
+        )
+
+
+def _nothing_if_unrewarded(output: WorkflowOutput) -> WorkflowOutput:
+    """A workflow that rewards itself but was cut before it could has earned nothing."""
+    return output if output.reward is not None else replace(output, reward=0.0, is_success=False)
+
+
+def _never_started(plan: WorkflowTask) -> Trajectory:
+    return Trajectory(plan, (), EpisodeStatus.ABORTED, error=_STOPPED)

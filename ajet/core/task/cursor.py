@@ -1,0 +1,76 @@
+"""Which tasks a step takes: a seeded order for every epoch, and a place in it that can be saved.
+
+    epoch 0: 3 0 2 4 1 | epoch 1: 1 4 0 2 3 | …        batches of 2:  [3 0] [2 4] [1 1] [4 0] …
+
+A batch at the end of an epoch is filled from the next one, so every batch is whole, every task is
+taken once an epoch, and a batch larger than the data set takes tasks of several epochs (a task may
+then be in a batch twice, as two groups). The order is a function of the seed and the epoch alone.
+"""
+
+import random
+from typing import Any
+
+from ajet.core.errors import CheckpointError, DataError
+from ajet.core.seeding import derive
+
+
+class DataCursor:
+    """Gives batches of task indices, for ever."""
+
+    def __init__(self, num_tasks: int, batch_size: int, *, seed: int, shuffle: bool = True) -> None:
+        if num_tasks < 1:
+            raise DataError("there is no training task")
+        assert batch_size >= 1
+        self.num_tasks = num_tasks
+        self.batch_size = batch_size
+        self.seed = seed
+        self.shuffle = shuffle
+        self._taken = 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next task."""
+        return self._taken // self.num_tasks
+
+    def steps_per_epoch(self) -> float:
+        """Batches in one pass over the tasks; need not be whole."""
+        return self.num_tasks / self.batch_size
+
+    def total_steps(self, num_epochs: int) -> int:
+        """Steps that take every task `num_epochs` times at least."""
+        return -(-self.num_tasks * num_epochs // self.batch_size)
+
+    def next_batch(self) -> list[int]:
+        """The next `batch_size` task indices."""
+        batch: list[int] = []
+        while len(batch) < self.batch_size:
+            place = self._taken % self.num_tasks
+            piece = self._order(self.epoch)[place : place + self.batch_size - len(batch)]
+            batch += piece
+            self._taken += len(piece)
+        return batch
+
+    def _order(self, epoch: int) -> list[int]:
+        order = list(range(self.num_tasks))
+        if self.shuffle:
+            random.Random(derive(self.seed, "epoch", epoch)).shuffle(order)
+        return order
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps: JSON."""
+        return {
+            "num_tasks": self.num_tasks,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "taken": self._taken,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was saved; the data set and the seed must be the same."""
+        for name in ("num_tasks", "seed", "shuffle"):
+            if state[name] != getattr(self, name):
+                raise CheckpointError(
+                    f"the checkpoint's data had {name}={state[name]}, this run has "
+                    f"{getattr(self, name)}: use the same data and seed, or pass --no-resume"
+                )
+        self._taken = int(state["taken"])

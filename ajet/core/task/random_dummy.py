@@ -1,0 +1,24 @@
+"""`random_dummy`: made-up sums, to try a workflow where there is no data."""
+
+import random
+
+from ajet.core.seeding import derive
+from ajet.core.task.reader import BaseTaskReader, tasks_from_rows
+from ajet.core.task.task import Task
+
+
+class RandomDummyReader(BaseTaskReader):
+    """Questions such as ``What is 12 + 34?``, drawn from the run's seed."""
+
+    def get_training_tasks(self) -> list[Task]:
+        return self._draw("train", self.config.ajet.task_reader.random_dummy.num_training)
+
+    def get_validation_tasks(self) -> list[Task]:
+        count = self.config.ajet.task_reader.random_dummy.num_validation
+        return self._draw("validation", count) if count else []
+
+    def _draw(self, split: str, count: int) -> list[Task]:
+        rng = random.Random(derive(self.config.ajet.seed, "random_dummy", split))
+        pairs = [(rng.randint(0, 99), rng.randint(0, 99)) for _ in range(count)]
+        rows = [{"question": f"What is {a} + {b}?", "answer": f"#### {a + b}"} for a, b in pairs]
+        return tasks_from_rows(rows, split=split, source="random_dummy")

@@ -1,0 +1,116 @@
+"""Where tasks come from: a reader gives the training and the validation tasks, as lists.
+
+    {"question": "…", "answer": "#### 42"}   ->   Task("train-0", "…", metadata=the row)
+
+`make_reader(config)` picks the class that `ajet.task_reader.type` names; a user's own is
+`file.py->Class`. Not covered: the order in which a run takes the tasks (cursor.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ajet.core.errors import DataError
+from ajet.core.task.task import Task
+
+if TYPE_CHECKING:
+    from ajet.core.config import AjetConfig
+
+QUERY_FIELDS = ("question", "main_query", "query", "prompt", "problem")
+
+
+class BaseTaskReader:
+    """Subclass this and write both methods. Made once for each run, with the whole config."""
+
+    def __init__(self, config: AjetConfig) -> None:
+        self.config = config
+
+    def get_training_tasks(self) -> list[Task]:
+        """Every training task, in a fixed order."""
+        raise NotImplementedError(f"{type(self).__name__} does not define get_training_tasks()")
+
+    def get_validation_tasks(self) -> list[Task]:
+        """Every held-out task, in a fixed order; an empty list has no validation."""
+        raise NotImplementedError(f"{type(self).__name__} does not define get_validation_tasks()")
+
+
+def make_reader(config: AjetConfig) -> BaseTaskReader:
+    """The reader that `ajet.task_reader.type` names."""
+    from ajet.core.importing import load_object
+    from ajet.core.task.huggingface import HuggingFaceReader
+    from ajet.core.task.jsonl import JsonlReader
+    from ajet.core.task.random_dummy import RandomDummyReader
+
+    built_in: dict[str, type[BaseTaskReader]] = {
+        "jsonl_dataset_file": JsonlReader,
+        "huggingface_dat_repo": HuggingFaceReader,
+        "random_dummy": RandomDummyReader,
+    }
+    name = config.ajet.task_reader.type
+    if name in built_in:
+        return built_in[name](config)
+    where = "ajet.task_reader.type"
+    found = load_object(name, base_dirs=config.base_dirs, kind=BaseTaskReader, where=where)
+    return found(config)
+
+
+def tasks_from_rows(
+    rows: Iterable[Mapping[str, Any]], *, split: str, source: str, query_field: str | None = None
+) -> list[Task]:
+    """One task for each row; DataError when there is none, or a row has no question."""
+    tasks = [
+        task_from_row(row, index, split=split, source=source, query_field=query_field)
+        for index, row in enumerate(rows)
+    ]
+    if not tasks:
+        raise DataError(f"{source}: the {split} split is empty")
+    _refuse_twins(tasks, source)
+    return tasks
+
+
+def task_from_row(
+    row: Mapping[str, Any], index: int, *, split: str, source: str, query_field: str | None = None
+) -> Task:
+    """The row as a task. `index` counts from 0; messages count rows from 1."""
+    if not isinstance(row, Mapping):
+        raise DataError(f"{source}: row {index + 1} is a {type(row).__name__}, not an object")
+    wanted = (query_field,) if query_field else QUERY_FIELDS
+    name = next((field for field in wanted if row.get(field) is not None), None)
+    if name is None:
+        raise DataError(
+            f"{source}: row {index + 1} has none of the fields {', '.join(wanted)}; it has "
+            f"{', '.join(map(str, row)) or 'no field'}. Name the question's field in "
+            "ajet.task_reader.query_field"
+        )
+    query, messages = _query_and_messages(row[name], f"{source}: row {index + 1}: {name}")
+    return Task(
+        task_id=str(row["task_id"]) if row.get("task_id") is not None else f"{split}-{index}",
+        main_query=query,
+        init_messages=list(row.get("init_messages") or messages),
+        env_type=str(row.get("env_type") or "no_env"),
+        metadata=dict(row),
+    )
+
+
+def _query_and_messages(value: Any, where: str) -> tuple[str, list[dict[str, Any]]]:
+    """Text is the question; chat messages are the question (the last user's) and what precedes."""
+    if isinstance(value, str):
+        return value, []
+    if isinstance(value, Sequence) and value and all(isinstance(m, Mapping) for m in value):
+        *before, last = [dict(message) for message in value]
+        if isinstance(last.get("content"), str) and last.get("role") == "user":
+            return last["content"], before
+    raise DataError(f"{where} is neither text nor chat messages that end with the user's")
+
+
+def _refuse_twins(tasks: Sequence[Task], source: str) -> None:
+    """Two tasks of one id would be one task in the record."""
+    seen: dict[str, int] = {}
+    for number, task in enumerate(tasks, 1):
+        if task.task_id in seen:
+            raise DataError(
+                f"{source}: rows {seen[task.task_id]} and {number} have one task_id "
+                f"{task.task_id!r}; give each its own, or leave the field out"
+            )
+        seen[task.task_id] = number

@@ -1,0 +1,67 @@
+"""Groups of judged episodes and their advantages become training samples.
+
+    group -> valid episodes -> timelines -> one TrainingSample each
+
+Only valid episodes are read: what becomes of the others is decided before (rollout) and counted
+there. The order is that of the groups, then of `rollout_index`, then of the timelines, so a batch
+does not depend on which episode ended first.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ajet.core.trajectory.sample import TrainingSample
+from ajet.core.trajectory.trajectory import Group, Trajectory
+from ajet.core.trajectory.trie import Timeline, timelines
+
+TokenAdvantages = Mapping[str, Sequence[NDArray[np.float32]]]
+"""``episode_id ->`` one array for each turn, with one number for each token that it sampled. The
+array of a turn that is not trained may be empty."""
+
+
+def to_samples(groups: Sequence[Group], advantages: TokenAdvantages) -> list[TrainingSample]:
+    """The samples of all valid episodes; each sampled token of a trainable turn is trained once."""
+    valid = [trajectory for group in groups for trajectory in _in_order(group)]
+    samples = [sample for trajectory in valid for sample in _samples(trajectory, advantages)]
+    num_trained = sum(sample.num_trained for sample in samples)
+    num_sampled = sum(trajectory.num_sampled for trajectory in valid)
+    assert num_trained == num_sampled, f"{num_trained} tokens trained, {num_sampled} sampled"
+    return samples
+
+
+def _in_order(group: Group) -> list[Trajectory]:
+    return sorted(group.valid, key=lambda trajectory: trajectory.workflow_task.rollout_index)
+
+
+def _samples(trajectory: Trajectory, advantages: TokenAdvantages) -> list[TrainingSample]:
+    paths = timelines(trajectory.turns)
+    assert not paths or trajectory.episode_id in advantages, (
+        f"episode {trajectory.episode_id} is valid but has no advantages: the estimator gives them"
+    )
+    return [_sample(trajectory, path, advantages[trajectory.episode_id]) for path in paths]
+
+
+def _sample(
+    trajectory: Trajectory, timeline: Timeline, by_turn: Sequence[NDArray[np.float32]]
+) -> TrainingSample:
+    advantages = np.zeros(len(timeline.token_ids), dtype=np.float32)
+    for span in timeline.spans:
+        given = by_turn[span.turn_index]
+        assert len(given) == span.stop - span.start, (
+            f"episode {trajectory.episode_id}, turn {span.turn_index}: {len(given)} advantages for "
+            f"{span.stop - span.start} sampled tokens"
+        )
+        advantages[span.start : span.stop] = given
+    return TrainingSample(
+        episode_id=trajectory.episode_id,
+        group_id=trajectory.group_id,
+        token_ids=timeline.token_ids,
+        loss_mask=timeline.loss_mask,
+        logprobs=timeline.logprobs,
+        advantages=advantages,
+        spans=timeline.spans,
+        min_policy_version=timeline.min_policy_version,
+        max_policy_version=timeline.max_policy_version,
+    )

@@ -1,0 +1,123 @@
+"""An episode's token trie, cut into timelines.
+
+Every completion is a path over exact token ids: its prompt, then what it sampled. Paths that begin
+alike share a prefix. A timeline is one path from the root to a leaf; it trains every turn that lies
+on it and is not trained on an earlier one:
+
+    turn 0   [q]·a a                 timeline 0   [q] a a [t] b b      trains turns 0 and 1
+    turn 1   [q a a t]·b b           timeline 1   [q] a a [u] c        trains turn 2
+    turn 2   [q a a u]·c
+
+So each sampled token of a trainable turn is trained exactly once, in the context it was sampled in.
+Turns that sampled at the same positions of one path (retries, several samples of one prompt) get a
+timeline each, even when their ids are equal.
+
+Not covered: timelines that would train nothing (turns of agents that are not trained) are not made.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ajet.core.trajectory.sample import TurnSpan
+from ajet.core.trajectory.turn import Turn
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """One path of the trie, and the turns trained on it.
+
+    Arrays of equal length; `logprobs` is 0 where `loss_mask` is. `spans` are in the order of the
+    path; their `turn_index` counts the episode's turns.
+    """
+
+    token_ids: NDArray[np.int64]
+    loss_mask: NDArray[np.bool_]
+    logprobs: NDArray[np.float32]
+    spans: tuple[TurnSpan, ...]
+    min_policy_version: int
+    max_policy_version: int
+
+    @property
+    def num_trained(self) -> int:
+        return sum(span.stop - span.start for span in self.spans)
+
+
+def timelines(turns: Sequence[Turn]) -> list[Timeline]:
+    """The episode's timelines; every sampled token of a trainable turn is in exactly one mask."""
+    left = {
+        index: (*turn.completion.prompt_ids, *turn.completion.token_ids)
+        for index, turn in enumerate(turns)
+        if turn.trainable and turn.completion.token_ids
+    }
+    parents = _parents(left)
+    result: list[Timeline] = []
+    while left:  # a second round only for turns that sampled the same positions as another
+        for leaf in _leaves(left, parents):
+            chain = _chain(leaf, left, parents, turns)
+            result.append(_timeline(left[leaf], chain, turns))
+            for index in chain:
+                del left[index]
+    return result
+
+
+def _parents(paths: dict[int, Ids]) -> dict[int, int | None]:
+    """For each path the longest other one that it begins with. Sorted, a path comes right after
+    those it begins with, so one stack of open prefixes finds them all."""
+    parents: dict[int, int | None] = {}
+    stack: list[int] = []
+    # Equal paths: the earlier turn last, so that it is the one that longer paths meet first.
+    for index in sorted(paths, key=lambda index: (paths[index], -index)):
+        path = paths[index]
+        while stack and path[: len(paths[stack[-1]])] != paths[stack[-1]]:
+            stack.pop()
+        parents[index] = stack[-1] if stack else None
+        stack.append(index)
+    return parents
+
+
+def _leaves(left: Iterable[int], parents: dict[int, int | None]) -> list[int]:
+    """The turns, in order, whose path no other turn that is left continues."""
+    left = sorted(left)
+    continued: set[int] = set()
+    for index in left:
+        above = parents[index]
+        while above is not None and above not in continued:
+            continued.add(above)
+            above = parents[above]
+    return [index for index in left if index not in continued]
+
+
+def _chain(
+    leaf: int, left: dict[int, Ids], parents: dict[int, int | None], turns: Sequence[Turn]
+) -> list[int]:
+    """The turns that the leaf's path trains: not trained yet, no position sampled twice."""
+    chain: list[int] = []
+    free_until = len(left[leaf])
+    index: int | None = leaf
+    while index is not None:
+        if index in left and len(left[index]) <= free_until:
+            chain.append(index)
+            free_until = len(turns[index].completion.prompt_ids)
+        index = parents[index]
+    return chain[::-1]
+
+
+def _timeline(path: Ids, chain: Sequence[int], turns: Sequence[Turn]) -> Timeline:
+    token_ids = np.array(path, dtype=np.int64)
+    loss_mask = np.zeros(len(path), dtype=np.bool_)
+    logprobs = np.zeros(len(path), dtype=np.float32)
+    spans: list[TurnSpan] = []
+    for index in chain:
+        completion = turns[index].completion
+        start = len(completion.prompt_ids)
+        span = TurnSpan(start, start + len(completion.token_ids), index)
+        loss_mask[span.start : span.stop] = True
+        logprobs[span.start : span.stop] = completion.logprobs
+        spans.append(span)
+    versions = [turns[index].completion.policy_version for index in chain]
+    return Timeline(token_ids, loss_mask, logprobs, tuple(spans), min(versions), max(versions))

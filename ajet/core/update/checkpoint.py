@@ -1,0 +1,244 @@
+"""Checkpoints that are whole or not there (promise 8).
+
+    checkpoints/step_000123/
+        model.safetensors      trainable weights, under the model's own names
+        tensors.safetensors    the optimizer's state and any other tensor
+        state.json             counters, data cursor, seeds: anything JSON
+        manifest.json          size and sha256 of every file above, and its own digest
+
+A save writes into `.writing_step_…`, flushes every file, the manifest last, renames the folder and
+flushes the parent: killed at any moment, it leaves either the whole folder or a `.writing_` one,
+which the next save removes. A load takes the newest folder whose manifest verifies and names those
+that it passed over. No pickle.
+
+Not covered: checkpoints of several processes; remote storage.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ajet.core.errors import CheckpointError
+
+WEIGHT_PREFIX = "model."
+WEIGHTS_FILE, TENSORS_FILE, STATE_FILE = "model.safetensors", "tensors.safetensors", "state.json"
+MANIFEST = "manifest.json"
+FORMAT = 1
+WRITING, REPLACED, DISCARDED = ".writing_", ".replaced_", ".discarded_"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """`warnings` names each newer checkpoint that was passed over, and why."""
+
+    path: Path
+    step: int
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+    warnings: tuple[str, ...] = field(default_factory=tuple)
+
+
+def save_checkpoint(
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    *,
+    keep: int = 2,
+    files: Mapping[str, bytes] | None = None,
+) -> Path:
+    """Write ``folder/step_{step:06d}``; when it is durable, remove all but the `keep` newest.
+
+    Tensors named ``model.…`` go to model.safetensors without that prefix. `files` are written
+    beside them (a config.json and a tokenizer make the folder loadable as a model).
+    """
+    target = folder / f"step_{step:06d}"
+    writing = folder / f"{WRITING}{target.name}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(folder)
+        writing.mkdir()
+        _write_files(writing, tensors, state, files or {})
+        _write_manifest(writing, step)
+        _put_in_place(writing, target)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(writing, ignore_errors=True)
+        raise CheckpointError(
+            f"checkpoint {target} was not saved: {_reason(error)}; earlier checkpoints are intact, "
+            "make room or choose another folder and resume"
+        ) from error
+    try:
+        _remove_older(folder, step, max(keep, 2))
+    except OSError as error:
+        logger.warning(f"older checkpoints in {folder} could not be removed: {_reason(error)}")
+    return target
+
+
+def load_checkpoint(folder: Path) -> Checkpoint | None:
+    """The newest whole checkpoint; None where there is none yet."""
+    warnings: list[str] = []
+    for path in _candidates(folder):
+        fault = find_fault(path)
+        if fault is None:
+            return _read(path, tuple(warnings))
+        warnings.append(f"checkpoint {path} is damaged ({fault}): passed over")
+        logger.warning(warnings[-1])
+    if warnings:
+        raise CheckpointError(
+            f"no usable checkpoint in {folder}: {'; '.join(warnings)}; "
+            "remove the folder to start afresh"
+        )
+    return None
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint at `path`, which must be whole."""
+    fault = find_fault(path)
+    if fault is not None:
+        raise CheckpointError(f"checkpoint {path} cannot be used: {fault}")
+    return _read(path, ())
+
+
+def find_fault(path: Path) -> str | None:
+    """What is wrong with a checkpoint folder, or None: reads and hashes every file."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        if manifest["digest"] != _digest(manifest) or manifest["format"] != FORMAT:
+            return f"{MANIFEST} does not match its own digest"
+        if manifest["step"] != _step_of(path):
+            return f"{MANIFEST} is of step {manifest['step']}"
+        for name, expected in manifest["files"].items():
+            if _fingerprint(path / name) != expected:
+                return f"{name} does not match its checksum"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{MANIFEST} is unreadable: {_reason(error)}"
+    return None
+
+
+def _read(path: Path, warnings: tuple[str, ...]) -> Checkpoint:
+    tensors = load_file(path / TENSORS_FILE)
+    tensors |= {f"{WEIGHT_PREFIX}{n}": t for n, t in load_file(path / WEIGHTS_FILE).items()}
+    state = json.loads((path / STATE_FILE).read_bytes())
+    return Checkpoint(path, _step_of(path), tensors, state, warnings)
+
+
+def _write_files(
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    files: Mapping[str, bytes],
+) -> None:
+    cut = len(WEIGHT_PREFIX)
+    ready = {n: t.detach().cpu().contiguous() for n, t in tensors.items()}
+    weights = {n[cut:]: t for n, t in ready.items() if n.startswith(WEIGHT_PREFIX)}
+    others = {n: t for n, t in ready.items() if not n.startswith(WEIGHT_PREFIX)}
+    save_file(weights, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    save_file(others, folder / TENSORS_FILE)
+    (folder / STATE_FILE).write_text(json.dumps(state, allow_nan=False))
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+def _write_manifest(folder: Path, step: int) -> None:
+    paths = sorted(folder.iterdir())
+    for path in paths:
+        _flush(path)
+    manifest: dict[str, Any] = {
+        "format": FORMAT,
+        "step": step,
+        "files": {path.name: _fingerprint(path) for path in paths},
+    }
+    manifest["digest"] = _digest(manifest)
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    _flush(folder / MANIFEST)
+    _flush(folder)
+
+
+def _put_in_place(writing: Path, target: Path) -> None:
+    # A folder of this step exists when it was found damaged and the step was run again. It steps
+    # aside first, under a name that a load still finds.
+    if target.exists():
+        replaced = target.with_name(f"{REPLACED}{target.name}")
+        if replaced.exists():
+            _discard(replaced)
+        target.rename(replaced)
+    writing.rename(target)
+    _flush(target.parent)
+
+
+def _remove_older(folder: Path, step: int, keep: int) -> None:
+    """Beyond `keep`; and later steps that are damaged, which a run that fell back leaves behind."""
+    kept = 0
+    for path in _candidates(folder):
+        if path.name.startswith(REPLACED):
+            _discard(path)
+        elif _step_of(path) > step:
+            if find_fault(path):
+                _discard(path)
+        else:
+            kept += 1
+            if kept > keep:
+                _discard(path)
+
+
+def _discard(path: Path) -> None:
+    # Renamed first: half a folder never carries a checkpoint's name.
+    aside = path.with_name(f"{DISCARDED}{path.name.lstrip('.')}")
+    path.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.name.startswith((WRITING, DISCARDED)):
+            shutil.rmtree(path)
+
+
+def _candidates(folder: Path) -> list[Path]:
+    """Checkpoint folders, newest step first, a replaced one behind the one of its own step."""
+    if not folder.is_dir():
+        return []
+    names = (p for p in folder.iterdir() if p.name.removeprefix(REPLACED).startswith("step_"))
+    found = [p for p in names if p.is_dir() and p.name.rpartition("_")[2].isdigit()]
+    return sorted(found, key=lambda p: (_step_of(p), not p.name.startswith(REPLACED)), reverse=True)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.rpartition("_")[2])
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {
+            "size": path.stat().st_size,
+            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+        }
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    body = {key: value for key, value in manifest.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _reason(error: Exception) -> str:
+    return str(error.strerror if isinstance(error, OSError) and error.strerror else error)

@@ -1,0 +1,33 @@
+"""How the rows of a micro-batch are laid out for the forward pass: the same gradient, other speed.
+
+In: `Row`s. Out: the logits that training reads. Ignored: what the loss does with them.
+"""
+
+from typing import Any
+
+from ajet.core.errors import ConfigError
+from ajet.core.model.decoder import Decoder
+from ajet.core.update.layouts.layout import Layout
+from ajet.core.update.layouts.packed import PackedLayout
+from ajet.core.update.layouts.padded import PaddedLayout
+from ajet.core.update.layouts.tree import TreeLayout
+
+LAYOUTS: dict[str, type[Layout]] = {
+    "padded": PaddedLayout,
+    "packed": PackedLayout,
+    "tree": TreeLayout,
+}
+
+
+def make_layout(model: Any, name: str) -> Layout:
+    """For a transformers model, wrapped by peft or not. ``auto`` is the tree where the model
+    family has a flat forward, else padded."""
+    flat = Decoder.supports(model)
+    if name == "auto":
+        name = "tree" if flat else "padded"
+    if name != "padded" and not flat:
+        raise ConfigError(
+            f"batch_layout={name}: model type {model.config.model_type!r} has no flat forward; "
+            "use batch_layout=padded"
+        )
+    return LAYOUTS[name](model)

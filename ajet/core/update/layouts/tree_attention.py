@@ -1,0 +1,192 @@
+"""Ancestors-only attention over a flattened trie, without a mask.
+
+A token attends to its own segment causally and to each ancestor segment fully. So the attention of
+a batch is a few dense products, each over a contiguous range of queries, merged by log-sum-exp:
+
+    own      every segment with itself, causal; segments of like length share one padded call
+    below    for each inner segment: all its descendants (contiguous) x its keys, no mask
+
+    out = sum_pieces exp(lse_piece - lse) * out_piece        lse = logsumexp(lse_pieces)
+
+The backward pass needs no merging: with the total `lse` and the total output, every piece gives
+its exact share of the gradients (as in ring attention). Nothing of size queries x keys is kept.
+
+`piece` runs on torch's CPU flash kernel, which returns its log-sum-exp, or as plain products on
+other devices. Not covered: second derivatives, attention dropout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ajet.core.update.layouts.attention_piece import piece_backward, piece_forward
+from ajet.core.update.layouts.trie import Forest, Segment
+
+MAX_PADDING = 1.25  # padded over real tokens in one call for several segments
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCall:
+    """Segments that run as one causal call: flat tokens ``[B, L]`` (short rows repeat their first
+    token) and which of the ``B * L`` cells are real."""
+
+    tokens_BL: Tensor
+    cells_R: Tensor
+    real_R: Tensor  # the flat tokens of those cells
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """The calls of one micro-batch, the same in every layer."""
+
+    own: tuple[OwnCall, ...]
+    below: tuple[Segment, ...]
+
+    @classmethod
+    def of(cls, forest: Forest, device: torch.device) -> AttentionPlan:
+        by_length = sorted(forest.segments, key=lambda s: (s.stop - s.start, s.start))
+        own = tuple(_own_call(chunk, device) for chunk in _chunks(by_length))
+        return cls(own, tuple(s for s in forest.segments if s.end > s.stop))
+
+
+def _chunks(by_length: list[Segment]) -> list[list[Segment]]:
+    chunks: list[list[Segment]] = []
+    real = 0
+    for segment in by_length:
+        length = segment.stop - segment.start
+        if not chunks or length * (len(chunks[-1]) + 1) > MAX_PADDING * (real + length):
+            chunks.append([])
+            real = 0
+        chunks[-1].append(segment)
+        real += length
+    return chunks
+
+
+def _own_call(segments: list[Segment], device: torch.device) -> OwnCall:
+    longest = max(s.stop - s.start for s in segments)
+    offsets_L = np.arange(longest)
+    starts_B1 = np.array([[s.start] for s in segments])
+    lengths_B1 = np.array([[s.stop - s.start] for s in segments])
+    is_real_BL = offsets_L < lengths_B1
+    tokens_BL = np.where(is_real_BL, starts_B1 + offsets_L, starts_B1)
+    tensors = (tokens_BL, np.flatnonzero(is_real_BL), tokens_BL[is_real_BL])
+    return OwnCall(*(torch.from_numpy(t).to(device) for t in tensors))
+
+
+def tree_attention(q_NHd: Tensor, k_NKd: Tensor, v_NKd: Tensor, plan: AttentionPlan) -> Tensor:
+    """``[N, heads, d]``; softmax scale ``d ** -0.5``."""
+    return _TreeAttention.apply(q_NHd, k_NKd, v_NKd, plan)  # type: ignore[no-any-return]
+
+
+class _TreeAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> Tensor:
+        out = torch.empty_like(q)
+        lse = q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
+        for call in plan.own:
+            piece_out, piece_lse = piece_forward(*_gather(call, q, k, v), causal=True)
+            out.index_copy_(0, call.real_R, _real(piece_out, call))
+            lse.index_copy_(0, call.real_R, _real(piece_lse, call))
+        for segment in plan.below:
+            own, rows = slice(segment.start, segment.stop), slice(segment.stop, segment.end)
+            piece_out, piece_lse = piece_forward(
+                _fold(q[rows], k), _batch(k[own]), _batch(v[own]), causal=False
+            )
+            _merge(out[rows], lse[rows], _unfold(piece_out, q), _unfold(piece_lse, lse))
+        ctx.plan = plan
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q, k, v, out, lse = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        for call in ctx.plan.own:
+            _own_backward(call, (q, k, v, out, lse, grad), (dq, dk, dv))
+        for segment in ctx.plan.below:
+            own, rows = slice(segment.start, segment.stop), slice(segment.stop, segment.end)
+            folded = (_fold(t[rows], k) for t in (grad, q, out, lse))
+            grad_f, q_f, out_f, lse_f = folded
+            piece_dq, piece_dk, piece_dv = piece_backward(
+                grad_f, q_f, _batch(k[own]), _batch(v[own]), out_f, lse_f, causal=False
+            )
+            dq[rows] += _unfold(piece_dq, q)
+            dk[own] += piece_dk[0].transpose(0, 1)
+            dv[own] += piece_dv[0].transpose(0, 1)
+        return dq, dk, dv, None
+
+
+def _rows(t: Tensor, index: Tensor) -> Tensor:
+    """``t[index]`` for an index of any shape: index_select copies whole rows, twice as fast."""
+    return t.index_select(0, index.flatten()).unflatten(0, index.shape)
+
+
+def _gather(call: OwnCall, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``[B, heads, L, d]`` of each, keys and values repeated for their query heads."""
+    group = q.shape[1] // k.shape[1]
+    q_BLHd, k_BLKd, v_BLKd = (_rows(t, call.tokens_BL) for t in (q, k, v))
+    return (
+        q_BLHd.transpose(1, 2),
+        k_BLKd.repeat_interleave(group, dim=2).transpose(1, 2),
+        v_BLKd.repeat_interleave(group, dim=2).transpose(1, 2),
+    )
+
+
+def _real(t_BHLx: Tensor, call: OwnCall) -> Tensor:
+    """The real cells ``[R, heads, …]`` of a padded result."""
+    return _rows(t_BHLx.transpose(1, 2).flatten(0, 1), call.cells_R)
+
+
+def _own_backward(
+    call: OwnCall, saved: tuple[Tensor, ...], grads: tuple[Tensor, Tensor, Tensor]
+) -> None:
+    q, k, v, out, lse, grad = saved
+    tokens, kv_heads = call.tokens_BL, k.shape[1]
+    # A padded cell repeats a real token: without this its gradient would be counted again.
+    grad_BLHd = q.new_zeros((*tokens.shape, *q.shape[1:]))
+    grad_BLHd.flatten(0, 1)[call.cells_R] = _rows(grad, call.real_R)
+    # Its query meets keys that its `lse` has not seen: exp(score - lse) may be inf, inf * 0 nan.
+    lse_BLH = lse.new_full((*tokens.shape, q.shape[1]), torch.inf)
+    lse_BLH.flatten(0, 1)[call.cells_R] = _rows(lse, call.real_R)
+    pieces = piece_backward(
+        grad_BLHd.transpose(1, 2),
+        *_gather(call, q, k, v),
+        _rows(out, tokens).transpose(1, 2),
+        lse_BLH.transpose(1, 2),
+        causal=True,
+    )
+    dq, dk, dv = (_real(piece, call) for piece in pieces)
+    grads[0].index_copy_(0, call.real_R, dq)
+    for target, wide in ((grads[1], dk), (grads[2], dv)):
+        target.index_copy_(0, call.real_R, wide.unflatten(1, (kv_heads, -1)).sum(2))
+
+
+def _batch(t_PKd: Tensor) -> Tensor:
+    return t_PKd.transpose(0, 1).unsqueeze(0)
+
+
+def _fold(t: Tensor, k: Tensor) -> Tensor:
+    """``[T, heads, …] -> [1, kv_heads, T * group, …]``: the query heads of one key head become
+    more queries, so keys are not repeated. Fine without a causal mask."""
+    kv_heads = k.shape[1]
+    return t.unflatten(1, (kv_heads, -1)).transpose(0, 1).flatten(1, 2).unsqueeze(0)
+
+
+def _unfold(folded: Tensor, like: Tensor) -> Tensor:
+    """Back to ``[T, heads, …]``."""
+    kv_heads = folded.shape[1]
+    group = like.shape[1] // kv_heads
+    return folded[0].unflatten(1, (-1, group)).transpose(0, 1).flatten(1, 2)
+
+
+def _merge(out: Tensor, lse: Tensor, piece_out: Tensor, piece_lse: Tensor) -> None:
+    total = torch.logaddexp(lse, piece_lse)
+    out.mul_((lse - total).exp_().unsqueeze(-1).to(out.dtype))
+    out.add_(piece_out * (piece_lse - total).exp_().unsqueeze(-1).to(out.dtype))
+    lse.copy_(total)

@@ -1,0 +1,112 @@
+"""A token trie over the rows of a micro-batch, flattened in depth-first order.
+
+    rows            flat tokens   s q a b c d        segments (own tokens; end of the subtree)
+    s q a b         positions     0 1 2 3 2 3        s q [0:2] end 6
+    s q c d                                          a b [2:4] end 4     c d [4:6] end 6
+
+Every distinct prefix is one flat token. A segment is a run without branches; its descendants are
+the flat tokens from its last own token to `end`, so "attends to ancestors" is a list of ranges.
+
+Rows are taken in lexicographic order, where a row shares its longest prefix with its neighbour:
+that also puts the rows of one episode, of one group, and of one system prompt side by side.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Flat tokens ``start:stop`` are its own; ``stop:end`` are all that descend from it."""
+
+    start: int
+    stop: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """Flat tokens with their depths, the segments, and each row's flat tokens (in input order)."""
+
+    token_ids_N: IntArray
+    positions_N: IntArray
+    segments: tuple[Segment, ...]
+    row_nodes: tuple[IntArray, ...]
+
+    def __len__(self) -> int:
+        return len(self.token_ids_N)
+
+
+def lexicographic(rows: Sequence[IntArray]) -> list[int]:
+    """Row numbers in token order (big-endian bytes compare as the numbers do)."""
+    return sorted(range(len(rows)), key=lambda i: rows[i].astype(">u4").tobytes())
+
+
+def common_prefix(a: IntArray, b: IntArray) -> int:
+    length = min(len(a), len(b))
+    differs = a[:length] != b[:length]
+    return int(differs.argmax()) if differs.any() else length
+
+
+def trie_of_rows(rows: Sequence[IntArray]) -> Forest:
+    """Each distinct prefix once."""
+    return _flatten(rows, lexicographic(rows), share=True)
+
+
+def forest_of_rows(rows: Sequence[IntArray]) -> Forest:
+    """Each row a tree of its own: nothing shared."""
+    return _flatten(rows, range(len(rows)), share=False)
+
+
+def _flatten(rows: Sequence[IntArray], order: Sequence[int], share: bool) -> Forest:
+    builder = _SegmentBuilder()
+    row_nodes: list[IntArray] = [np.empty(0, np.int64)] * len(rows)
+    new_tokens: list[IntArray] = []
+    depths: list[IntArray] = []
+    previous: int | None = None
+    for i in order:
+        shared = common_prefix(rows[previous], rows[i]) if share and previous is not None else 0
+        start = builder.branch(shared, len(rows[i]))
+        reused = row_nodes[previous][:shared] if previous is not None else row_nodes[i]
+        row_nodes[i] = np.concatenate((reused, np.arange(start, builder.size)))
+        new_tokens.append(rows[i][shared:])
+        depths.append(np.arange(shared, len(rows[i])))
+        previous = i
+    return Forest(
+        np.concatenate(new_tokens), np.concatenate(depths), builder.finish(), tuple(row_nodes)
+    )
+
+
+class _SegmentBuilder:
+    """Keeps the segments on the path of the last row open: ``[start, stop, depth of start]``."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._open: list[list[int]] = []
+        self._closed: list[Segment] = []
+
+    def branch(self, depth: int, row_length: int) -> int:
+        """The next row leaves the path at `depth`; gives the flat number of its first own token."""
+        while self._open and self._open[-1][2] >= depth:
+            start, stop, _ = self._open.pop()
+            self._closed.append(Segment(start, stop, self.size))
+        if self._open:
+            start, stop, top = self._open[-1]
+            cut = start + depth - top
+            if cut < stop:  # the row leaves inside this segment: its lower part is a child
+                self._closed.append(Segment(cut, stop, self.size))
+                self._open[-1][1] = cut
+        first = self.size
+        self.size += row_length - depth
+        if self.size > first:
+            self._open.append([first, self.size, depth])
+        return first
+
+    def finish(self) -> tuple[Segment, ...]:
+        self.branch(0, 0)
+        return tuple(sorted(self._closed, key=lambda s: s.start))

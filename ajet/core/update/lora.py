@@ -1,0 +1,51 @@
+"""Low-rank adapters through peft: the base weights stay as they are, only the adapters learn.
+
+The adapters are put into the model's own modules, so an engine that holds the same model samples
+with them. With the adapters switched off the model is its own reference.
+
+Not covered: merging adapters into the weights; several adapters at once.
+"""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+from ajet.core.errors import ConfigError
+from ajet.core.seeding import derive
+from ajet.core.update.settings import LoraSettings
+
+
+def with_lora(model: nn.Module, lora: LoraSettings) -> nn.Module:
+    """The model wrapped by peft, its base frozen. The first update starts from the base's numbers:
+    one factor of each adapter is zero, the other drawn from `lora.seed`."""
+    try:
+        import peft
+    except ImportError:
+        raise ConfigError("lora: peft is not installed; run pip install 'ajet[lora]'") from None
+    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    config = peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft divides it by r: any number does
+        target_modules=targets,
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    untyped: Any = model
+    # peft draws from torch's global generator: it gets a seed of its own and is put back.
+    with torch.random.fork_rng():
+        torch.manual_seed(derive(lora.seed, "lora"))
+        try:
+            return peft.get_peft_model(untyped, config)
+        except ValueError as error:
+            raise ConfigError(
+                f"lora.targets={lora.targets!r}: {str(error).splitlines()[0]}"
+            ) from error
+
+
+def adapters_off(model: nn.Module) -> AbstractContextManager[None]:
+    """While open, the wrapped model gives the base's numbers."""
+    untyped: Any = model
+    return untyped.disable_adapter()

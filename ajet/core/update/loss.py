@@ -1,0 +1,130 @@
+"""The objective, token by token, and the weight of each token in the whole.
+
+    loss = sum_t weight_t * ( clipped_t + kl_coef * kl_t - entropy_coef * entropy_t )
+
+The weights carry the denominators of the whole mini-batch, so a sum over any division into
+micro-batches, layouts or ranks is the same number. "seq" is an EPISODE: one that is split into
+several timelines counts once, with all its tokens. E episodes, N trained tokens, n_e of them in
+episode e:
+
+    token-mean                1 / N
+    seq-mean-token-sum        1 / E
+    seq-mean-token-mean       1 / (E * n_e)
+    seq-mean-token-sum-norm   1 / (E * scale)    scale: `loss_scale_factor`, or the largest n_e
+
+Tokens without signal (advantage 0) count in N and n_e: a batch with few live groups takes a small
+step, not a wild one.
+
+Not covered: sequence-level ratios; corrections for samplers with other numbers.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from ajet.core.trajectory.sample import TrainingSample
+from ajet.core.update.layouts.layout import Readout
+from ajet.core.update.settings import UpdateSettings
+
+MAX_LOG_RATIO = 20.0  # exp() stays finite in float32; the clip acts long before
+MAX_KL = 10.0
+MAX_LOGITS = 1 << 24  # 64 MiB in float32
+
+
+def episode_weights(
+    samples: Sequence[TrainingSample], settings: UpdateSettings
+) -> dict[str, float]:
+    """Weight of one trained token, by episode."""
+    tokens_E: Counter[str] = Counter()
+    for sample in samples:
+        if sample.num_trained:
+            tokens_E[sample.episode_id] += sample.num_trained
+    num_episodes = len(tokens_E)
+    if not num_episodes:
+        return {}
+    match settings.loss_agg_mode:
+        case "token-mean":
+            return dict.fromkeys(tokens_E, 1.0 / tokens_E.total())
+        case "seq-mean-token-sum":
+            return dict.fromkeys(tokens_E, 1.0 / num_episodes)
+        case "seq-mean-token-mean":
+            return {e: 1.0 / (num_episodes * n) for e, n in tokens_E.items()}
+        case "seq-mean-token-sum-norm":
+            scale = settings.loss_scale_factor or max(tokens_E.values())
+            return dict.fromkeys(tokens_E, 1.0 / (num_episodes * scale))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """What the policy says of each trained token [M]; `entropy_M` carries a gradient if asked."""
+
+    logprobs_M: Tensor
+    entropy_M: Tensor
+
+
+def score_tokens(
+    read: Readout,
+    targets_M: Tensor,
+    temperature: float,
+    with_entropy_grad: bool,
+    max_logits: int = MAX_LOGITS,
+) -> TokenScores:
+    """Log-probabilities of `targets_M`, in float32.
+
+    The logits are divided by the sampling temperature, as the sampler did. A cut by top-p or top-k
+    is not repeated here: the sampler's log-probabilities are then of the renormalised cut and the
+    ratio starts below 1, which `logprob_diff_max` shows.
+
+    More than `max_logits` logits are computed in slices, and again in the backward pass: with a
+    vocabulary of 50,000 they are far larger than anything else.
+    """
+
+    def score(features_UD: Tensor, index_M: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
+        logits_UV = read.head(features_UD).float()
+        if temperature != 1.0:
+            logits_UV = logits_UV / temperature
+        logprobs_UV = torch.log_softmax(logits_UV, dim=-1)
+        with torch.set_grad_enabled(with_entropy_grad and torch.is_grad_enabled()):
+            entropy_U = -(logprobs_UV.exp() * logprobs_UV).sum(-1)
+        return logprobs_UV[index_M, targets_M], entropy_U[index_M]
+
+    step = max(1, max_logits // read.vocab_size)
+    num_rows = len(read.features_UD)
+    if num_rows <= step:
+        return TokenScores(*score(read.features_UD, read.index_M, targets_M))
+    order_M = torch.argsort(read.index_M, stable=True)
+    parts = []
+    for start in range(0, num_rows, step):
+        tokens = order_M[(read.index_M[order_M] // step) == start // step]
+        features = read.features_UD[start : start + step]
+        inputs = (features, read.index_M[tokens] - start, targets_M[tokens])
+        parts.append(checkpoint(score, *inputs, use_reentrant=False, preserve_rng_state=False))
+    logprobs, entropy = (torch.cat(part)[order_M.argsort()] for part in zip(*parts, strict=True))
+    return TokenScores(logprobs, entropy)
+
+
+def clipped_objective(
+    logprobs_M: Tensor, old_M: Tensor, advantages_M: Tensor, settings: UpdateSettings
+) -> tuple[Tensor, Tensor]:
+    """Loss of each token and its probability ratio."""
+    ratio_M = (logprobs_M - old_M).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    clipped_M = ratio_M.clamp(1 - settings.clip_low, 1 + settings.clip_high)
+    loss_M = torch.maximum(-advantages_M * ratio_M, -advantages_M * clipped_M)
+    if settings.dual_clip is not None:
+        limit_M = torch.minimum(loss_M, -advantages_M * settings.dual_clip)
+        loss_M = torch.where(advantages_M < 0, limit_M, loss_M)
+    return loss_M, ratio_M
+
+
+def kl_penalty(logprobs_M: Tensor, reference_M: Tensor, kind: str) -> Tensor:
+    """Estimates of KL(policy || reference) from the sampled token (Schulman's k1, k2, k3)."""
+    if kind == "k1":
+        return logprobs_M - reference_M
+    if kind == "k2":
+        return 0.5 * (logprobs_M - reference_M).square()
+    log_ratio_M = (reference_M - logprobs_M).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return (log_ratio_M.exp() - log_ratio_M - 1).clamp(-MAX_KL, MAX_KL)

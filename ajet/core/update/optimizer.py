@@ -1,0 +1,139 @@
+"""AdamW with a learning rate that is a function of the step count, and a guard against NaN.
+
+    lr   /‾‾‾‾‾‾‾‾   constant          a gradient whose norm is not finite changes nothing:
+        /     ‾‾\\__  cosine            the step is skipped and counted
+
+Weights of lower precision than float32 are trained through float32 copies: an update of 1e-6 of a
+weight is lost in bfloat16. Weight decay is for matrices alone: biases, norms and embeddings are
+spared.
+
+Not covered: sharded states; other optimizers.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ajet.core.update.settings import UpdateSettings
+
+STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    grad_norm: float  # before clipping
+    lr: float
+    stepped: bool
+
+
+class PolicyOptimizer:
+    """Owns the optimizer state of the model's trainable weights."""
+
+    def __init__(self, model: nn.Module, settings: UpdateSettings) -> None:
+        self._settings = settings
+        self._weights = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._masters = {n: _master(p) for n, p in self._weights.items()}
+        spared = {
+            id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()
+        }
+        decayed = [n for n, p in self._weights.items() if p.ndim >= 2 and id(p) not in spared]
+        rest = [n for n in self._weights if n not in set(decayed)]
+        groups = [
+            {"params": [self._masters[n] for n in decayed], "weight_decay": settings.weight_decay},
+            {"params": [self._masters[n] for n in rest], "weight_decay": 0.0},
+        ]
+        self._adamw = torch.optim.AdamW(
+            [g for g in groups if g["params"]],
+            lr=settings.lr,
+            betas=settings.betas,
+            eps=settings.eps,
+        )
+        self.num_steps = 0
+        self.num_skipped = 0
+
+    def step(self) -> StepOutcome:
+        """Use up the gradients that backward() left in the weights."""
+        lr = lr_at(self.num_steps, self._settings)
+        grads = self._take_grads()
+        norm = torch.nn.utils.get_total_norm(grads)
+        grad_norm = float(norm)
+        stepped = math.isfinite(grad_norm)
+        if stepped:
+            self._clip(grads, grad_norm)
+            for group in self._adamw.param_groups:
+                group["lr"] = lr
+            self._adamw.step()
+            self._publish()
+            self.num_steps += 1
+        else:
+            self.num_skipped += 1
+        self._adamw.zero_grad(set_to_none=True)
+        return StepOutcome(grad_norm, lr, stepped)
+
+    def _take_grads(self) -> list[Tensor]:
+        """Gradients onto the masters; a weight that nothing reached has gradient 0."""
+        for name, weight in self._weights.items():
+            grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+            weight.grad = None
+            self._masters[name].grad = grad.to(self._masters[name].dtype)
+        return [master.grad for master in self._masters.values() if master.grad is not None]
+
+    def _clip(self, grads: Iterable[Tensor], grad_norm: float) -> None:
+        limit = self._settings.grad_clip
+        if limit and grad_norm > limit:
+            for grad in grads:
+                grad.mul_(limit / grad_norm)
+
+    @torch.no_grad()
+    def _publish(self) -> None:
+        for name, master in self._masters.items():
+            if master is not self._weights[name]:
+                self._weights[name].copy_(master)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """AdamW's state by weight name, and float32 masters where the weights are narrower."""
+        out: dict[str, Tensor] = {}
+        for name, master in self._masters.items():
+            state = self._adamw.state.get(master, {})
+            out |= {f"{name}.{key}": state[key] for key in STATE_KEYS if key in state}
+            if master is not self._weights[name]:
+                out[f"{name}.master"] = master.detach()
+        return out
+
+    @torch.no_grad()
+    def load(self, tensors: dict[str, Tensor], num_steps: int, num_skipped: int) -> None:
+        for name, master in self._masters.items():
+            if f"{name}.master" in tensors:
+                master.copy_(tensors[f"{name}.master"])
+            elif master is not self._weights[name]:
+                master.copy_(self._weights[name])
+            self._adamw.state.pop(master, None)
+            if f"{name}.exp_avg" in tensors:
+                # "step" stays on the CPU, where AdamW keeps it; the rest lives with its weight.
+                self._adamw.state[master] = {
+                    key: tensors[f"{name}.{key}"]
+                    .clone()
+                    .to("cpu" if key == "step" else master.device)
+                    for key in STATE_KEYS
+                }
+        self.num_steps, self.num_skipped = num_steps, num_skipped
+
+
+def lr_at(num_steps: int, settings: UpdateSettings) -> float:
+    """Learning rate of the step that follows `num_steps` steps."""
+    if num_steps < settings.warmup_steps:
+        return settings.lr * (num_steps + 1) / settings.warmup_steps
+    if settings.lr_schedule == "constant":
+        return settings.lr
+    done = (num_steps - settings.warmup_steps) / (settings.total_steps - settings.warmup_steps)
+    cosine = 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+    return settings.lr * (settings.min_lr_ratio + (1 - settings.min_lr_ratio) * cosine)
+
+
+def _master(weight: nn.Parameter) -> Tensor:
+    if weight.dtype in (torch.float32, torch.float64):
+        return weight
+    return weight.detach().float().clone()

@@ -1,0 +1,40 @@
+"""The policy as it was at the start, for a KL term that holds the policy near it.
+
+With LoRA it is the policy with its adapters switched off; otherwise a frozen copy. Build it from
+the initial weights, before a checkpoint is loaded into the policy.
+"""
+
+import copy
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from ajet.core.update.layouts import make_layout
+from ajet.core.update.layouts.layout import Layout, Row
+from ajet.core.update.lora import adapters_off
+from ajet.core.update.loss import score_tokens
+from ajet.core.update.settings import UpdateSettings
+
+
+class Reference:
+    """Log-probabilities of trained tokens under the initial policy, without gradient."""
+
+    def __init__(self, model: nn.Module, policy_layout: Layout, settings: UpdateSettings) -> None:
+        self._temperature = settings.temperature
+        self._adapters_of = model if settings.lora else None
+        if self._adapters_of is not None:
+            self._layout = policy_layout
+        else:
+            frozen = copy.deepcopy(model).requires_grad_(False)
+            self._layout = make_layout(frozen, settings.batch_layout)
+
+    @torch.no_grad()
+    def logprobs(self, rows: Sequence[Row], targets_M: Tensor) -> Tensor:
+        with self._base():
+            read = self._layout.read_out(rows)
+        return score_tokens(read, targets_M, self._temperature, False).logprobs_M
+
+    def _base(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._adapters_of is None else adapters_off(self._adapters_of)

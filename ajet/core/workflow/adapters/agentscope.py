@@ -1,0 +1,122 @@
+"""The trained model as an AgentScope chat model.
+
+    messages (OpenAI's form) -> recorder.chat -> ChatResponse(thinking, text and tool-use blocks)
+
+With `stream=True` the response is an async generator of one chunk: the endpoint gives whole
+replies. `structured_model` works as in AgentScope's OpenAI model: the class becomes the only tool,
+and its validated arguments become the response's `metadata` (None when the model wrote no valid
+ones). Importing this module imports AgentScope, which takes seconds: only `tuner.py` does, late.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any
+
+from agentscope.message import TextBlock, ThinkingBlock, ToolUseBlock
+from agentscope.model import ChatModelBase, ChatResponse
+from agentscope.model._model_usage import ChatUsage
+from pydantic import BaseModel
+
+from ajet.core.trajectory.recorder import Overrides
+
+if TYPE_CHECKING:
+    from ajet.core.trajectory.recorder import EpisodeRecorder
+    from ajet.core.trajectory.turn import Turn
+
+STRUCTURED_TOOL = "generate_structured_output"
+
+
+class AgentScopeModel(ChatModelBase):
+    """One agent's view of the episode's recorder."""
+
+    def __init__(
+        self,
+        recorder: EpisodeRecorder,
+        *,
+        agent_name: str = "default",
+        target_tag: str = "default",
+        stream: bool = False,
+    ) -> None:
+        super().__init__(model_name="ajet", stream=stream)
+        self.agent_name = agent_name
+        self.target_tag = target_tag
+        self._recorder = recorder
+
+    async def __call__(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        tool_choice: str | None = None,
+        structured_model: type[BaseModel] | None = None,
+        **sampling: Any,
+    ) -> ChatResponse | AsyncGenerator[ChatResponse, None]:
+        if tool_choice is not None and structured_model is None:
+            self._validate_tool_choice(tool_choice, tools or [])
+        if structured_model is not None:
+            tools, tool_choice = [_as_tool(structured_model)], STRUCTURED_TOOL
+        turn = await self._recorder.chat(
+            messages,
+            tools,
+            agent_name=self.agent_name,
+            target_tag=self.target_tag,
+            tool_choice=tool_choice,
+            overrides=Overrides(**sampling),
+        )
+        response = _response(turn, structured_model)
+        return _one_chunk(response) if self.stream else response
+
+
+async def _one_chunk(response: ChatResponse) -> AsyncGenerator[ChatResponse, None]:
+    yield response
+
+
+def _response(turn: Turn, structured_model: type[BaseModel] | None) -> ChatResponse:
+    completion = turn.completion
+    return ChatResponse(
+        content=_blocks(turn.reply),
+        usage=ChatUsage(
+            input_tokens=len(completion.prompt_ids),
+            output_tokens=len(completion.token_ids),
+            time=turn.ended_s - turn.started_s,
+        ),
+        metadata=_structured(turn.reply, structured_model) if structured_model else None,
+    )
+
+
+def _blocks(reply: dict[str, Any]) -> list[ThinkingBlock | TextBlock | ToolUseBlock]:
+    blocks: list[ThinkingBlock | TextBlock | ToolUseBlock] = []
+    if reply.get("reasoning_content"):
+        blocks.append(ThinkingBlock(type="thinking", thinking=reply["reasoning_content"]))
+    if reply["content"]:
+        blocks.append(TextBlock(type="text", text=reply["content"]))
+    for call in reply.get("tool_calls", ()):
+        function = call["function"]
+        arguments = json.loads(function["arguments"])
+        blocks.append(
+            ToolUseBlock(type="tool_use", id=call["id"], name=function["name"], input=arguments)
+        )
+    return blocks
+
+
+def _as_tool(model: type[BaseModel]) -> dict[str, Any]:
+    schema = {key: value for key, value in model.model_json_schema().items() if key != "title"}
+    return {
+        "type": "function",
+        "function": {
+            "name": STRUCTURED_TOOL,
+            "description": "Give the required structured output by calling this function",
+            "parameters": schema,
+        },
+    }
+
+
+def _structured(reply: dict[str, Any], model: type[BaseModel]) -> dict[str, Any] | None:
+    """The first call's arguments, or the text read as JSON, if the class accepts them."""
+    calls = reply.get("tool_calls")
+    text = calls[0]["function"]["arguments"] if calls else reply["content"]
+    try:
+        return model.model_validate(json.loads(text)).model_dump()
+    except ValueError:  # no JSON, or (pydantic's ValidationError) other fields than the class has
+        return None

@@ -1,0 +1,135 @@
+"""What an agent holds as its model. Every call is recorded, and trained on.
+
+    agent = ReActAgent(model=model_tuner, …)                     # AgentScope: the tuner itself
+    agent = ReActAgent(model=model_tuner.as_agentscope_model(agent_name="solver"), …)
+    reply = await model_tuner.chat([{"role": "user", "content": "2+2?"}])     # no framework
+    completion = await model_tuner.generate(prompt_ids, max_tokens=16)        # tokens, no template
+
+Not covered yet: OpenAI's client, an HTTP address, LangChain; those methods say so.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ajet.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agentscope.model import ChatModelBase
+    from pydantic import BaseModel
+
+    from ajet.core.inference.endpoint import Completion
+    from ajet.core.trajectory.recorder import EpisodeRecorder
+
+
+class ModelTuner:
+    """The trained model of one episode, for one agent of it.
+
+    `agent_name` and `target_tag` are what `Workflow.trainable_targets` refers to; `config` is the
+    whole config tree, with the user's own sections.
+    """
+
+    stream = False
+    model_name = "ajet"
+
+    def __init__(
+        self,
+        recorder: EpisodeRecorder,
+        *,
+        agent_name: str = "default",
+        target_tag: str = "default",
+        config: Any = None,
+    ) -> None:
+        self.agent_name = agent_name
+        self.target_tag = target_tag
+        self.config = config
+        self._recorder = recorder
+        self._agentscope: ChatModelBase | None = None
+
+    async def __call__(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        tool_choice: str | None = None,
+        structured_model: type[BaseModel] | None = None,
+        **sampling: Any,
+    ) -> Any:
+        """As an AgentScope model: gives a `ChatResponse`."""
+        if self._agentscope is None:
+            self._agentscope = self.as_agentscope_model()
+        return await self._agentscope(messages, tools, tool_choice, structured_model, **sampling)
+
+    def as_agentscope_model(
+        self,
+        agent_name: str | None = None,
+        target_tag: str | None = None,
+        debug_model: ChatModelBase | None = None,
+        *,
+        stream: bool = False,
+    ) -> ChatModelBase:
+        """An AgentScope chat model. `debug_model` answers in its place, unrecorded, while the
+        workflow's `trainable_targets` leave this agent out."""
+        from ajet.core.workflow.adapters.agentscope import AgentScopeModel
+
+        agent_name, target_tag = agent_name or self.agent_name, target_tag or self.target_tag
+        if debug_model is not None and not self._recorder.is_trainable(agent_name, target_tag):
+            return debug_model
+        return AgentScopeModel(
+            self._recorder, agent_name=agent_name, target_tag=target_tag, stream=stream
+        )
+
+    async def chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        *,
+        agent_name: str | None = None,
+        target_tag: str | None = None,
+        tool_choice: str | None = None,
+        **sampling: Any,
+    ) -> dict[str, Any]:
+        """The assistant message that the model gives, in OpenAI's form."""
+        from ajet.core.trajectory.recorder import Overrides
+
+        turn = await self._recorder.chat(
+            messages,
+            tools,
+            agent_name=agent_name or self.agent_name,
+            target_tag=target_tag or self.target_tag,
+            tool_choice=tool_choice,
+            overrides=Overrides(**sampling),
+        )
+        return copy.deepcopy(turn.reply)  # the agent may edit its own
+
+    async def generate(self, prompt_ids: Sequence[int], **sampling: Any) -> Completion:
+        """Token ids in, token ids out, recorded like any call."""
+        from ajet.core.trajectory.recorder import Overrides
+
+        turn = await self._recorder.generate(
+            prompt_ids,
+            agent_name=self.agent_name,
+            target_tag=self.target_tag,
+            overrides=Overrides(**sampling),
+        )
+        return turn.completion
+
+    def as_langchain_model(self, **_options: Any) -> Any:
+        raise _not_built("as_langchain_model")
+
+    def as_raw_openai_sdk_client(self, **_options: Any) -> Any:
+        raise _not_built("as_raw_openai_sdk_client")
+
+    def as_oai_baseurl_apikey(self, **_options: Any) -> Any:
+        raise _not_built("as_oai_baseurl_apikey")
+
+
+def _not_built(method: str) -> ConfigError:
+    return ConfigError(
+        f"model_tuner.{method}() is not built yet: use model_tuner as an AgentScope model, "
+        "or model_tuner.chat(messages, tools)"
+    )
+
+
+AjetTuner = ModelTuner

@@ -1,0 +1,117 @@
+"""The text of single tokens, for showing: never for training.
+
+    TokenText(tokenizer)([9906, 102, 151645]) -> ["Hello", "\\xe2\\x82", "<|im_end|>"]
+
+A token that holds a part of a character (byte-level BPE splits them) shows those bytes as \\xNN, so
+that nothing is hidden. Without a tokenizer the text is the id in angle brackets.
+
+Not covered: tokenizers that have no `tokenizer.json` (their tokens show as ids).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.core.record.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class TokenText:
+    """Token ids to texts, one for each."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, str] = {}
+        self._added: set[int] = set()
+        self._byte_level = False
+        if tokenizer is not None:
+            self._added = set(tokenizer.get_added_tokens_decoder())
+            self._byte_level = "ByteLevel" in json.dumps(json.loads(tokenizer.to_str())["decoder"])
+
+    def __call__(self, ids: Iterable[int]) -> list[str]:
+        return [self._text(int(i)) for i in ids]
+
+    def _text(self, token_id: int) -> str:
+        if token_id not in self._known:
+            token = None if self._tokenizer is None else self._tokenizer.id_to_token(token_id)
+            self._known[token_id] = (
+                f"<{token_id}>" if token is None else self._shown(token_id, token)
+            )
+        return self._known[token_id]
+
+    def _shown(self, token_id: int, token: str) -> str:
+        if token_id in self._added:
+            return token
+        if self._byte_level and all(char in BYTE_OF for char in token):
+            return readable(bytes(BYTE_OF[char] for char in token))
+        if match := _BYTE_FALLBACK.fullmatch(token):
+            return readable(bytes([int(match[1], 16)]))
+        return token.replace("▁", " ")
+
+
+def readable(raw: bytes) -> str:
+    """UTF-8 as text, and every byte that is no whole character as \\xNN."""
+    return raw.decode("utf-8", "backslashreplace")
+
+
+def tokenizer_of(folder: RunFolder) -> Tokenizer | None:
+    """The run's tokenizer: from its own folder, or from the model that its config names."""
+    for file in _candidates(folder):
+        if file.is_file():
+            from tokenizers import Tokenizer
+
+            return Tokenizer.from_file(str(file))
+    return None
+
+
+def _candidates(folder: RunFolder) -> Iterable[Path]:
+    yield folder.tokenizer / "tokenizer.json"
+    path = _model_path(folder)
+    if path is None:
+        return
+    if path.startswith("embedded:"):
+        import ajet.embedded
+
+        yield Path(ajet.embedded.__path__[0]) / path.removeprefix("embedded:") / "tokenizer.json"
+        return
+    yield Path(path).expanduser() / "tokenizer.json"
+    yield from _in_hub_cache(path)
+
+
+def _in_hub_cache(name: str) -> Iterable[Path]:
+    """The file of a hub model that this machine has already; nothing is fetched."""
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        from huggingface_hub import try_to_load_from_cache
+
+        if isinstance(found := try_to_load_from_cache(name, "tokenizer.json"), str):
+            yield Path(found)
+
+
+def _model_path(folder: RunFolder) -> str | None:
+    if not folder.config_yaml.is_file():
+        return None
+    import yaml
+
+    config: Any = yaml.safe_load(folder.config_yaml.read_text(encoding="utf-8"))
+    for key in ("ajet", "model", "path"):
+        config = config.get(key) if isinstance(config, dict) else None
+    return config if isinstance(config, str) else None
+
+
+def _byte_of() -> dict[str, int]:
+    """GPT-2's table: printable bytes stand for themselves, the others for 256 and up."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    table = {chr(byte): byte for byte in printable}
+    rest = [byte for byte in range(256) if byte not in printable]
+    return table | {chr(256 + index): byte for index, byte in enumerate(rest)}
+
+
+BYTE_OF = _byte_of()

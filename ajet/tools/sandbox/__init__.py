@@ -1,0 +1,5 @@
+"""A sandbox for Python programs that a model wrote.
+
+In: a program's text and a timeout. Out: its exit code and what it printed.
+Ignored: who asked, and what the answer is used for.
+"""

@@ -1,0 +1,55 @@
+"""How much of the machine one program may use.
+
+    Limits -> rlimits        address space, CPU, processes, file size, open files (per process)
+           -> tmpfs size     scratch disk of the whole program (only with namespaces)
+           -> the supervisor resident memory of the whole program, output kept, output produced
+
+NOT covered: disk bandwidth, and (without namespaces) scratch disk beyond one file's size.
+"""
+
+import json
+import resource
+from dataclasses import asdict, dataclass
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Limits:
+    """One program's share of the machine."""
+
+    memory_bytes: int = 1024 * MIB  # of each process, and of all its processes together
+    cpu_s: int = 120  # of each process
+    num_processes: int = 64  # threads count as processes
+    scratch_bytes: int = 64 * MIB  # of one file, and of /tmp as a whole
+    output_bytes: int = 64 * 1024  # kept of each stream: its beginning and its end
+    flood_bytes: int = 256 * MIB  # a program that prints more than this is stopped
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> "Limits":
+        return Limits(**json.loads(text))
+
+
+def apply_rlimits(limits: Limits, num_other_processes: int) -> None:
+    """Limit the calling process and all that it starts.
+
+    The kernel counts processes per user: `num_other_processes` is what that user runs besides
+    the program (0 in a user namespace of its own).
+    """
+    for kind, soft, hard in (
+        (resource.RLIMIT_AS, limits.memory_bytes, limits.memory_bytes),
+        # The soft limit is a SIGXCPU, which names the cause; the hard one cannot be caught.
+        (resource.RLIMIT_CPU, limits.cpu_s, limits.cpu_s + 1),
+        (resource.RLIMIT_NPROC, *(limits.num_processes + num_other_processes,) * 2),
+        (resource.RLIMIT_FSIZE, limits.scratch_bytes, limits.scratch_bytes),
+        (resource.RLIMIT_NOFILE, 256, 256),
+        (resource.RLIMIT_CORE, 0, 0),
+        (resource.RLIMIT_MSGQUEUE, 0, 0),
+    ):
+        ceiling = resource.getrlimit(kind)[1]
+        if ceiling != resource.RLIM_INFINITY:
+            soft, hard = min(soft, ceiling), min(hard, ceiling)
+        resource.setrlimit(kind, (soft, hard))

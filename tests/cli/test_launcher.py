@@ -1,0 +1,237 @@
+"""The command line: what it runs, its exit codes, and one line for a user's mistake."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ajet.cli.launcher import app, command_first
+
+FLOW = """
+from ajet import Workflow, WorkflowOutput
+
+class Flow(Workflow):
+    async def execute(self, workflow_task, model_tuner):
+        return WorkflowOutput(reward=1.0)
+
+class Judge:
+    pass
+"""
+YAML = """
+ajet:
+  model: {path: a-model-that-is-not-there}
+  data: {train_batch_size: 264}
+  rollout: {user_workflow: workflow.py->Flow, num_repeat: 8}
+  trainer_common: {mini_batch_num: 2, total_epochs: 3, val_pass_n: 2}
+  task_reader:
+    type: jsonl_dataset_file
+    jsonl_dataset_file: {training: {file_path: train.jsonl}, validation: {file_path: test.jsonl}}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch) -> Path:
+    """A folder math_agent/ with YAML, workflow and data, seen from the folder above it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    folder = tmp_path / "math_agent"
+    folder.mkdir()
+    (folder / "math_agent.yaml").write_text(YAML)
+    (folder / "workflow.py").write_text(FLOW)
+    for name, count in (("train", 100), ("test", 10)):
+        rows = (json.dumps({"question": f"{name} {i}", "answer": "#### 1"}) for i in range(count))
+        (folder / f"{name}.jsonl").write_text("\n".join(rows))
+    return folder
+
+
+def run(*args: str):
+    return CliRunner().invoke(app, args, terminal_width=200)
+
+
+def check(*args: str):
+    return run("check", "--conf", "math_agent/math_agent.yaml", *args)
+
+
+def error_line(result) -> str:
+    """The one line of a user's mistake, exit code 1, nothing else."""
+    assert result.exit_code == 1, result.output
+    assert "Traceback" not in result.output
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("notice: ")]
+    assert len(lines) == 1 and lines[0].startswith("error: "), result.stderr
+    return lines[0].removeprefix("error: ")
+
+
+@pytest.mark.parametrize(
+    ("args", "parsed"),
+    [
+        ("--conf x.yaml a=1", "train --conf x.yaml a=1"),
+        ("train --conf x.yaml", "train --conf x.yaml"),
+        ("--conf x.yaml check a=1", "check --conf x.yaml a=1"),
+        ("--conf check --backbone debug", "train --conf check --backbone debug"),
+        ("a=1 --conf x.yaml", "train a=1 --conf x.yaml"),
+        ("--help", "--help"),
+        ("--version", "--version"),
+        ("", ""),
+    ],
+)
+def test_a_command_line_without_a_command_trains(args, parsed):
+    assert command_first(args.split()) == parsed.split()
+
+
+def test_check_prints_the_batch_arithmetic(project):
+    result = check()
+    assert result.exit_code == 0, result.output
+    rows = {line.split("│")[1].strip(): line.split("│")[2].strip()
+            for line in result.stdout.splitlines() if line.startswith("│")}  # fmt: skip
+    assert rows["training tasks"] == "100"
+    assert rows["batches per epoch"] == "0.4"  # 100 / 264
+    assert rows["episodes per step"] == "2,112"  # 264 x 8
+    assert rows["steps"] == "2"  # 3 x 100 tasks in batches of 264
+    assert rows["episodes in all"] == "4,224"
+    assert rows["optimizer steps in all"] == "4"
+    assert rows["validation tasks"] == "10" and rows["validation episodes"] == "20"
+    assert rows["tokens of an episode"] == "<= 18,000"
+    assert "run folder launcher_record/math_agent" in result.stdout
+
+
+def test_check_loads_neither_torch_nor_a_model(project):
+    code = (
+        "import sys; from ajet.cli.launcher import app\n"
+        "app(['check', '--conf', 'math_agent/math_agent.yaml'], standalone_mode=False)\n"
+        "print('LOADED', [m for m in ('torch', 'transformers', 'datasets') if m in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "LOADED []" in done.stdout, done.stdout + done.stderr
+
+
+def test_check_shows_what_has_no_effect(project):
+    result = check("ajet.rollout.max_num_seqs=40")
+    assert "notice: ignored by backbone debug: ajet.rollout.max_num_seqs=40" in result.stdout
+
+
+@pytest.mark.parametrize("command", [(), ("train",), ("check",)])
+def test_every_command_takes_the_same_options_and_tells_the_same_mistake(project, command):
+    result = run(*command, "--conf", "math_agent/math_agent.yaml", "ajet.sed=1")
+    assert error_line(result) == (
+        "override 'ajet.sed=1': ajet.sed: no such key; did you mean 'seed'?"
+    )
+
+
+@pytest.mark.parametrize("backbone", ["verl", "trinity"])
+def test_a_backbone_that_is_not_built_says_so(project, backbone):
+    result = run("--conf", "math_agent/math_agent.yaml", "--backbone", backbone, "--with-ray")
+    assert f"backbone {backbone} is not built yet" in error_line(result)
+
+
+def test_debug_tags_are_refused_with_what_to_do(project):
+    result = run("--conf", "math_agent/math_agent.yaml", "--db", "T1")
+    assert "run `ajet debug" in error_line(result)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("math_agent.yaml", "ajet: {rolout: 1}\n", "did you mean 'rollout'?"),
+        ("math_agent.yaml", "ajet:\n\tx: 1\n", "not valid YAML"),
+        ("workflow.py", "class Flow(:\n", "workflow.py:1: syntax error"),
+        ("workflow.py", "class Flo: pass\n", "has no class 'Flow'; did you mean 'Flo'?"),
+        ("workflow.py", "class Flow: pass\n", "workflow.py:1: Flow is not a Workflow"),
+        ("workflow.py", "import no_such_lib\n", "it imports 'no_such_lib', which is not installed"),
+        ("train.jsonl", "", "the train split is empty"),
+        ("train.jsonl", '{"q": 1}\n', "row 1 has none of the fields question"),
+    ],
+)
+def test_a_mistake_in_a_users_file_is_one_line(project, file, text, message):
+    (project / file).write_text(text)
+    assert message in error_line(check())
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("ajet.rollout.num_repeat=four", "integer is expected, got 'four'"),
+        ("ajet.rollout.user_workflow=flow.py->Flow", "no such file; looked for "),
+        ("ajet.rollout.user_workflow=null", "ajet.rollout.user_workflow is missing"),
+        ("ajet.task_judge.judge_protocol=workflow.py->Judge", "Judge is not a BaseJudge"),
+        ("ajet.task_judge.judge_protocol=no_such.x->Judge", "no module 'no_such'"),
+        ("ajet.task_reader.jsonl_dataset_file.training.file_path=no.jsonl", "no such data file"),
+        ("ajet.task_reader.type=env_service", "is not built yet"),
+    ],
+)
+def test_a_mistake_in_an_override_is_one_line(project, override, message):
+    assert message in error_line(check(override))
+
+
+def test_a_config_that_is_not_there_is_exit_1_and_wrong_usage_exit_2(project):
+    assert "no such config file" in error_line(run("--conf", "no.yaml"))
+    assert run("--backbone", "debug").exit_code == 2
+    assert run("--conf", "math_agent/math_agent.yaml", "--no-such-option").exit_code == 2
+    assert run("--conf", "math_agent/math_agent.yaml", "--backbone", "vrl").exit_code == 2
+
+
+def test_two_workflow_files_of_one_name_stay_apart(project):
+    other = project.parent / "other"
+    other.mkdir()
+    (other / "workflow.py").write_text(FLOW.replace("class Flow(", "class OtherFlow("))
+    (other / "other.yaml").write_text(YAML.replace("->Flow", "->OtherFlow"))
+    overrides = [f"ajet.task_reader.jsonl_dataset_file.{split}.file_path={project}/{name}.jsonl"
+                 for split, name in (("training", "train"), ("validation", "test"))]  # fmt: skip
+    assert check().exit_code == 0
+    result = run("check", "--conf", "other/other.yaml", *overrides)
+    assert result.exit_code == 0, result.output
+
+
+def test_a_traceback_comes_only_when_asked_for(project, monkeypatch):
+    assert isinstance(check("ajet.sed=1").exception, SystemExit)
+    assert "ConfigError" in repr(check("ajet.sed=1", "--verbose").exception)
+    monkeypatch.setenv("AJET_TRACEBACK", "1")
+    assert "ConfigError" in repr(check("ajet.sed=1").exception)
+
+
+def test_prepare_data_writes_what_check_reads(project):
+    result = run("prepare-data", "arithmetic", "--out", "d", "--num-train", "30", "--num-test", "5")
+    assert result.exit_code == 0 and "d/train.jsonl: 30 rows" in result.stdout
+    reader = ["type=huggingface_dat_repo", "huggingface_dat_repo.dataset_path=d"]
+    result = check(*(f"ajet.task_reader.{text}" for text in reader))
+    assert result.exit_code == 0 and "│            30 │" in result.stdout, result.output
+
+
+def test_prepare_data_from_files_that_are_not_there_is_one_line(project):
+    result = run("prepare-data", "gsm8k", "--out", "d", "--from", "nowhere")
+    assert error_line(result) == "--from nowhere: no such folder or file"
+    assert not Path("d").exists()
+
+
+def test_the_module_is_the_command_line_too(project):
+    line = [sys.executable, "-m", "ajet.cli.launcher", "--backbone", "verl", "--conf"]
+    done = subprocess.run(
+        [*line, "math_agent/math_agent.yaml"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: backbone verl is not built yet")
+
+
+def test_help_costs_little_more_than_importing_typer():
+    def seconds(*args: str) -> float:
+        times = []
+        for _ in range(5):
+            start = time.perf_counter()
+            subprocess.run([sys.executable, *args], check=True, capture_output=True)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    assert seconds("-m", "ajet.cli.launcher", "--help") <= 2 * seconds("-c", "import typer")
+
+
+def test_every_option_has_help():
+    for command in ("train", "check", "prepare-data", "view", "debug", "eval"):
+        text = run(command, "--help").stdout
+        options = text.split("Options:")[1].splitlines()
+        for place, line in enumerate(options):
+            if line.strip().startswith("--"):
+                # A long option has its help on the next line.
+                assert len(line.split("  ")) > 2 or options[place + 1].startswith(" " * 20), line

@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+
+from ajet.core.advantage import ESTIMATORS
+from ajet.core.advantage.grpo import grpo
+from ajet.core.inference.endpoint import Completion
+from ajet.core.task.task import Task
+from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
+from ajet.core.trajectory.turn import Turn
+from ajet.core.workflow.workflow import WorkflowTask
+
+
+def turn(num_tokens, trainable=True):
+    completion = Completion((1,), (2,) * num_tokens, (-1.0,) * num_tokens, "stop", 0)
+    return Turn(completion, [], None, {}, trainable=trainable)
+
+
+def episode(name, reward, *turns, status=EpisodeStatus.OK):
+    task = WorkflowTask(Task("t", "q"), name, "g", 0, 0, "train", 0)
+    return Trajectory(task, turns or (turn(2),), status, reward=reward)
+
+
+def advantages_of(*trajectories, **options):
+    return {
+        name: [a.tolist() for a in arrays]
+        for name, arrays in grpo(Group("g", trajectories), **options).items()
+    }
+
+
+def test_advantage_is_reward_minus_mean_over_unbiased_std():
+    # rewards 1 0 0 1: mean 0.5, std sqrt(4 * 0.25 / 3) = 0.577350
+    found = advantages_of(
+        episode("a", 1.0), episode("b", 0.0), episode("c", 0.0), episode("d", 1.0)
+    )
+    assert found["a"][0] == pytest.approx([0.5 / 0.577351] * 2, abs=1e-6)
+    assert found["b"][0] == pytest.approx([-0.5 / 0.577351] * 2, abs=1e-6)
+
+
+def test_without_std_the_advantage_is_the_centred_reward():
+    found = advantages_of(episode("a", 1.0), episode("b", 0.0), normalize_std=False)
+    assert found == {"a": [[0.5, 0.5]], "b": [[-0.5, -0.5]]}
+
+
+def test_every_sampled_token_of_every_trainable_turn_gets_the_advantage():
+    first = episode("a", 1.0, turn(3), turn(2, trainable=False), turn(1))
+    found = advantages_of(first, episode("b", 0.0), normalize_std=False)
+    assert found["a"] == [[0.5, 0.5, 0.5], [], [0.5]]
+
+
+def test_an_episode_counts_once_in_the_mean_whatever_its_turns():
+    many = episode("a", 1.0, turn(1), turn(1), turn(1))
+    found = advantages_of(many, episode("b", 0.0), episode("c", 0.0), normalize_std=False)
+    assert found["b"][0] == pytest.approx([-1 / 3, -1 / 3])
+
+
+def test_invalid_episodes_are_absent_and_leave_the_mean_alone():
+    failed = episode("x", 100.0, status=EpisodeStatus.TIMEOUT)
+    unjudged = episode("y", None)
+    found = advantages_of(
+        failed, episode("a", 1.0), unjudged, episode("b", 0.0), normalize_std=False
+    )
+    assert found == {"a": [[0.5, 0.5]], "b": [[-0.5, -0.5]]}
+
+
+def test_truncated_episodes_count():
+    cut = episode("a", 1.0, status=EpisodeStatus.TRUNCATED)
+    assert set(advantages_of(cut, episode("b", 0.0))) == {"a", "b"}
+
+
+def test_equal_rewards_give_exact_zeros():
+    found = grpo(Group("g", tuple(episode(n, 0.1) for n in "abcdefg")))
+    assert all(
+        (a == 0).all() and a.dtype == np.float32 for arrays in found.values() for a in arrays
+    )
+
+
+def test_one_valid_episode_gives_zeros_not_nan():
+    failed = episode("x", None, status=EpisodeStatus.AGENT_ERROR)
+    assert advantages_of(episode("a", 1.0), failed) == {"a": [[0.0, 0.0]]}
+
+
+def test_a_group_without_valid_episodes_is_empty():
+    assert advantages_of(episode("x", None)) == {}
+
+
+def test_grpo_is_found_by_its_config_name():
+    assert ESTIMATORS["grpo"] is grpo

@@ -1,0 +1,201 @@
+"""Every key of AgentJet's default YAML is honoured, taken with a notice, or refused."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from ajet.core.config import AjetConfig, load_config
+from ajet.core.config.compose import PACKAGED, compose, read_yaml
+from ajet.core.config.section import Section
+from ajet.core.errors import ConfigError
+
+HONOURED = {
+    "project_name": "p", "experiment_name": "e", "experiment_dir": "d", "backbone": "verl",
+    "model.path": "m", "data.max_prompt_length": 7, "data.max_response_length": 7,
+    "data.train_batch_size": 7, "rollout.user_workflow": "a.py->A",
+    "rollout.force_disable_toolcalls": True, "rollout.max_env_worker": 7,
+    "rollout.max_response_length_in_one_turn": 7, "rollout.max_model_len": 7,
+    "rollout.multi_turn.max_steps": 7, "rollout.num_repeat": 7, "rollout.temperature": 0.5,
+    "rollout.top_p": 0.5, "rollout.val_kwargs.temperature": 0.5, "rollout.val_kwargs.top_k": 7,
+    "rollout.val_kwargs.top_p": 0.5, "rollout.val_kwargs.do_sample": False,
+    "task_reader.type": "random_dummy",
+    "task_reader.huggingface_dat_repo.dataset_path": "d",
+    "task_reader.huggingface_dat_repo.training_split": "s",
+    "task_reader.huggingface_dat_repo.validation_split": "s",
+    "task_reader.jsonl_dataset_file.training.file_path": "f",
+    "task_reader.jsonl_dataset_file.validation.file_path": "f",
+    "task_judge.judge_protocol": "a->A", "task_judge.alien_llm_model": "m",
+    "task_judge.alien_llm_response_length": 7, "debug.debug_max_parallel": 7,
+    "debug.debug_first_n_tasks": 7, "trainer_common.val_before_train": True,
+    "trainer_common.val_pass_n": 7, "trainer_common.save_freq": 7, "trainer_common.test_freq": 7,
+    "trainer_common.total_epochs": 7, "trainer_common.total_training_steps": 7,
+    "trainer_common.logger": "console", "trainer_common.algorithm.adv_estimator": "grpo",
+    "trainer_common.mini_batch_num": 7, "trainer_common.optim.lr": 0.5,
+    "trainer_common.use_kl_loss": False, "trainer_common.kl_loss_coef": 0.5,
+    "trainer_common.kl_loss_type": "k1", "task_runner.wrapper_type": "asyncio",
+}  # fmt: skip
+NOTICED = {
+    "rollout.compute_madness_checklist": "[nonsense]", "rollout.agent_madness_termination": False,
+    "rollout.agent_madness_reward": 0.5, "rollout.multi_turn.max_sample_per_task": 7,
+    "rollout.multi_turn.expected_steps": 7, "rollout.tensor_model_parallel_size": 7,
+    "rollout.n_vllm_engine": 7, "rollout.max_num_seqs": 7, "rollout.name": "vllm",
+    "rollout.submit_oversample_multiplier": 2.5,
+    "context_tracker.timeline_merging_policy.timeline_compare_level": "text",
+    "context_tracker.timeline_merging_policy.ignore_tools": False, "debug.debug_vllm_port": 7,
+    "debug.debug_vllm_seed": 7, "debug.debug_tensor_parallel_size": 7, "trainer_common.nnodes": 7,
+    "trainer_common.n_gpus_per_node": 7, "trainer_common.fsdp_config.param_offload": False,
+    "trainer_common.fsdp_config.optimizer_offload": False,
+    "trainer_common.ulysses_sequence_parallel_size": 7,
+    "interchange_server.interchange_method": "tcp",
+    "interchange_server.interchange_server_port": 7,
+    "interchange_server.num_fastapi_process": 7, "interchange_server.max_fastapi_threads": 7,
+    "interchange_server.max_inference_tracker_threads": 7,
+    "task_runner.llm_infer_submit_method": "sync",
+    "task_runner.wrapper_multiprocessing_timeout": 7,
+}  # fmt: skip
+REFUSED = {
+    "rollout.gamma": 0.5, "rollout.val_kwargs.num_repeat": 7, "rollout.enable_oversample": True,
+    "rollout.step_skip_action": 7, "task_judge.judge_type": "rubrics_auto_grader",
+    "task_reader.type": "env_service", "task_reader.tracing": "{a: 1}",
+    "context_tracker.fix_retokenization_drift": False,
+    "context_tracker.log_tool_format_check": True,
+    "context_tracker.log_tool_format_error_detail": True,
+    "context_tracker.detect_timeline_snap": True,
+    "trainer_common.algorithm.use_kl_in_reward": True, "trainer_common.checkpoint_base_dir": "d",
+    "trainer_common.save_trajectory_as_json_file": True,
+    "enable_experimental_interchange_server": True, "execute_test": True,
+    "execute_testing_lambda": "f", "task_runner.wrapper_type": "multi-processing",
+}  # fmt: skip
+# Sections of a reader or judge that is refused by its type: the keys are known, and do nothing.
+DORMANT = [
+    "task_reader.env_service.env_type=e", "task_reader.env_service.env_url=u",
+    "task_reader.env_service.env_action_preference=text",
+    "task_reader.env_service.training_split=s", "task_reader.env_service.validation_split=s",
+    "task_reader.data_generation.document_reader.document_path=d",
+    "task_reader.data_generation.document_reader.languages=[en]",
+    "task_reader.data_generation.document_reader.chunk_size=7",
+    "task_reader.data_generation.document_reader.split_by=s",
+    "task_reader.data_generation.document_reader.cache_enabled=false",
+    "task_reader.data_generation.query_reader.type=random_dummy",
+    "task_reader.data_generation.task_num=7", "task_reader.data_generation.llm_model=m",
+    "task_reader.data_generation.llm_response_length=7",
+    "task_reader.data_generation.num_workers=7",
+    "task_reader.data_generation.sampling_params={temperature: 0.1}",
+    "task_reader.data_generation.deduplication_filter.enabled=false",
+    "task_reader.data_generation.deduplication_filter.params.similarity_threshold=0.5",
+    "task_reader.data_generation.deduplication_filter.params.db_path=d",
+    "task_reader.data_generation.deduplication_filter.params.model=m",
+    "task_reader.data_generation.deduplication_filter.params.api_key=k",
+    "task_reader.data_generation.deduplication_filter.params.base_url=u",
+    "task_reader.feedback_tracing.base_url=u", "task_reader.feedback_tracing.train_output_path=p",
+    "task_reader.feedback_tracing.filters=[{a: 1}]",
+    "task_judge.rubrics_auto_grader.model_name=m",
+    "task_judge.rubrics_auto_grader.grader_mode=listwise",
+    "task_judge.rubrics_auto_grader.language=zh",
+    "task_judge.rubrics_auto_grader.query_specific_generate_number=7",
+    "task_judge.rubrics_auto_grader.enable_categorization=true",
+    "task_judge.rubrics_auto_grader.categories_number=7",
+    "task_judge.rubrics_auto_grader.grader_name=n", "task_judge.rubrics_auto_grader.query_field=q",
+    "task_judge.rubrics_auto_grader.answer_field=a",
+    "task_judge.rubrics_auto_grader.reference_field=r",
+    "task_judge.rubrics_auto_grader.custom_evaluation_prompt=p",
+    "task_judge.rubrics_auto_grader.input_data_type=t",
+    "task_judge.rubrics_auto_grader.min_score=1", "task_judge.rubrics_auto_grader.max_score=9",
+]  # fmt: skip
+
+
+@pytest.fixture
+def yaml_path(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text("ajet:\n  model: {path: m}\n  rollout: {user_workflow: w.py->W}\n")
+    return path
+
+
+def _text(value):
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _value(config: AjetConfig, key: str):
+    value = config
+    for name in ("ajet", *key.split(".")):
+        value = getattr(value, name)
+    return value
+
+
+@pytest.mark.parametrize("key", HONOURED)
+def test_an_honoured_key_is_in_the_tree_without_a_notice(key, yaml_path):
+    config = load_config(yaml_path, [f"ajet.{key}={_text(HONOURED[key])}"])
+    value = _value(config, key)
+    assert value == HONOURED[key] or value == [HONOURED[key]]
+    assert not config.notices
+
+
+@pytest.mark.parametrize("key", NOTICED)
+def test_a_key_without_effect_is_taken_and_said(key, yaml_path):
+    config = load_config(yaml_path, [f"ajet.{key}={_text(NOTICED[key])}"])
+    assert [notice for notice in config.notices if f"ajet.{key}=" in notice]
+    assert config.notices[0].startswith("ignored by backbone debug: ")
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_a_key_that_is_not_built_is_refused_with_the_reason(key, yaml_path):
+    with pytest.raises(ConfigError) as error:
+        load_config(yaml_path, [f"ajet.{key}={_text(REFUSED[key])}"])
+    message = str(error.value)
+    assert f"ajet.{key}" in message and "\n" not in message
+    assert "is refused: " in message or "not built yet" in message
+
+
+@pytest.mark.parametrize("override", DORMANT)
+def test_a_key_of_a_reader_or_judge_that_is_not_chosen_is_known(override, yaml_path):
+    assert not load_config(yaml_path, [f"ajet.{override}"]).notices
+
+
+@pytest.mark.parametrize("kind", ["env_service", "data_generation", "tracing"])
+def test_a_reader_that_is_not_built_is_refused(kind, yaml_path):
+    with pytest.raises(ConfigError, match="is not built yet; take one of"):
+        load_config(yaml_path, [f"ajet.task_reader.type={kind}"])
+
+
+def test_a_refused_key_at_its_default_is_taken(yaml_path):
+    off = ["ajet.rollout.gamma=1.0", "ajet.execute_test=false", "ajet.rollout.step_skip_action=0"]
+    assert not load_config(yaml_path, off).notices
+
+
+def _sections(model: type[BaseModel], path: str):
+    yield path, model
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, Section):
+            yield from _sections(inner, f"{path}.{name}")
+
+
+SECTIONS = dict(_sections(AjetConfig, "config"))
+
+
+@pytest.mark.parametrize("path", SECTIONS)
+def test_every_field_says_in_a_sentence_what_it_is(path):
+    for name, field in SECTIONS[path].model_fields.items():
+        text = field.description or ""
+        assert text[:1].strip() and text.endswith("."), f"{path}.{name}"
+
+
+@pytest.mark.parametrize("root", ["ajet", "verl", "trinity"])
+def test_the_default_yaml_and_the_tree_agree_key_by_key(root):
+    folder = dict(zip(("ajet", "verl", "trinity"), PACKAGED, strict=True))[root]
+    written = read_yaml(folder / f"{root}_default.yaml")
+    defaults = AjetConfig().to_dict()[root]
+    assert list(written) == [root]
+    assert written[root] == defaults
+
+
+@pytest.mark.parametrize("path", sorted(Path("tutorial").rglob("*.yaml")), ids=str)
+def test_every_shipped_yaml_loads(path):
+    load_config(path, ["++ajet.model.path=m", "ajet.backbone=debug"])
+
+
+def test_the_defaults_alone_are_the_tree(tmp_path):
+    empty = tmp_path / "empty.yaml"
+    empty.write_text("ajet: {}\n")
+    assert AjetConfig.model_validate(compose(empty, [])) == AjetConfig()

@@ -1,0 +1,242 @@
+"""A YAML and overrides become one tree, and every mistake is one line that says where."""
+
+import copy
+import pickle
+from pathlib import Path
+
+import pytest
+
+from ajet.core.config import load_config
+from ajet.core.errors import ConfigError
+
+MINIMAL = "ajet:\n  model: {path: m}\n  rollout: {user_workflow: w.py->W}\n"
+BOILERPLATE = """
+hydra:
+  searchpath:
+    - file://ajet/default_config
+    - file://ajet/default_config/verl         # verl only
+    - file://ajet/default_config/trinity      # trinity only
+
+defaults:
+  - verl_default # verl inherit 1/1
+  - trinity_default # trinity inherit 1/1
+  - ajet_default
+  - _self_
+"""
+TUTORIAL = """
+ajet:
+  project_name: math_agent
+  task_reader:
+    type: huggingface_dat_repo
+    huggingface_dat_repo:
+      dataset_path: 'gsm8k/main'
+      training_split: "train"
+      validation_split: "test"
+  data:
+    train_batch_size: 264
+    max_prompt_length: 3000
+    max_response_length: 10000
+  model:
+    path: Qwen/Qwen2.5-14B-Instruct
+  rollout:
+    user_workflow: workflow.py->MathAgentWorkflow
+    temperature: 0.7
+    max_env_worker: 64
+    num_repeat: 4
+    agent_madness_reward: 0.0
+    tensor_model_parallel_size: 1
+    max_num_seqs: 40
+    multi_turn:
+      max_sample_per_task: 4
+    compute_madness_checklist:
+      - "nonsense"
+      - "wrong_toolcall"
+    max_response_length_in_one_turn: 1024
+    max_model_len: 13000
+  task_judge:
+    judge_protocol: tutorial.example_math_agent.math_answer_as_judge->MathAnswerAsJudge
+  trainer_common:
+    save_freq: 99999
+    test_freq: 99999
+    total_epochs: 99999
+    trinity_only__n_vllm_engine: 2
+
+trinity:
+  trainer:
+    max_token_len_per_gpu: 13000
+"""
+
+
+def write(folder: Path, text: str, name: str = "run.yaml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def error_of(path: Path, *overrides: str, **options) -> str:
+    with pytest.raises(ConfigError) as error:
+        load_config(path, overrides, **options)
+    return str(error.value)
+
+
+def test_the_tutorials_yaml_loads_from_a_foreign_folder(tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    path = write(tmp_path, TUTORIAL + BOILERPLATE, "math_agent.yaml")
+    config = load_config(path, ["ajet.model.path=embedded:math"])
+    assert config.ajet.model.path == "embedded:math"
+    assert config.ajet.rollout.n_vllm_engine == 2  # from trainer_common.trinity_only__n_vllm_engine
+    assert config.trinity.trainer.max_token_len_per_gpu == 13000
+    assert config.experiment_name == "math_agent"
+    assert config.run_folder == Path("launcher_record/math_agent")
+    assert len(config.notices) == 6  # the six keys that one process has no use for
+
+
+def test_the_boilerplate_changes_nothing(tmp_path):
+    plain = load_config(write(tmp_path, TUTORIAL, "a.yaml"))
+    dressed = load_config(write(tmp_path, TUTORIAL + BOILERPLATE, "b.yaml"))
+    assert plain.to_dict() == dressed.to_dict()
+
+
+def test_a_users_own_defaults_are_found_beside_the_yaml_and_in_its_search_path(tmp_path):
+    (tmp_path / "shared").mkdir()
+    write(tmp_path / "shared", "ajet:\n  seed: 7\n", "team.yaml")
+    write(tmp_path, "ajet:\n  rollout: {num_repeat: 9}\n", "base.yaml")
+    boilerplate = "hydra: {searchpath: [file://shared]}\n"
+    path = write(tmp_path, boilerplate + "defaults: [ajet_default, base, team, _self_]\n" + MINIMAL)
+    config = load_config(path)
+    assert (config.ajet.seed, config.ajet.rollout.num_repeat) == (7, 9)
+
+
+def test_overrides_come_in_hydras_forms(tmp_path):
+    path = write(tmp_path, MINIMAL + "frozen_lake: {size: 4, slippery: true}\n")
+    overrides = ["ajet.seed=3", "+mine.x=[1,2]", "~frozen_lake.slippery", "frozen_lake.size=8"]
+    config = load_config(path, [*overrides, "ajet.rollout.user_workflow=flow.py->Agent"])
+    assert config.ajet.seed == 3
+    assert config.ajet.rollout.user_workflow == "flow.py->Agent"
+    assert config.user_sections() == {"frozen_lake": {"size": 8}, "mine": {"x": [1, 2]}}
+
+
+def test_a_users_own_section_is_reached_by_attributes(tmp_path):
+    path = write(tmp_path, MINIMAL + "frozen_lake: {size: 4, maps: [{seed: 1}]}\n")
+    config = load_config(path)
+    assert config.frozen_lake.size == 4 and config.frozen_lake.maps[0].seed == 1
+    assert config.frozen_lake["size"] == config.frozen_lake.get("size") == 4
+    with pytest.raises(AttributeError, match="no key 'siez'; did you mean 'size'"):
+        _ = config.frozen_lake.siez
+
+
+def test_the_tree_is_frozen_and_travels(tmp_path):
+    config = load_config(write(tmp_path, MINIMAL + "mine: {x: 1}\n"))
+    with pytest.raises(ValueError, match="frozen"):
+        config.ajet.seed = 1
+    for twin in (pickle.loads(pickle.dumps(config)), copy.deepcopy(config)):
+        assert twin == config and twin.mine.x == 1 and twin.experiment_name == "run"
+
+
+def test_exp_dir_holds_the_run_folder(tmp_path):
+    path = write(tmp_path, MINIMAL)
+    assert load_config(path, exp_dir="saved_experiments").run_folder == Path(
+        "saved_experiments/run"
+    )
+    named = load_config(path, ["ajet.experiment_name=one"], exp_dir="d")
+    assert named.run_folder == Path("d/one")
+    assert load_config(path, ["ajet.experiment_dir=/a/b"]).run_folder == Path("/a/b")
+
+
+def test_interpolations_are_resolved(tmp_path, monkeypatch):
+    monkeypatch.setenv("AJET_TEST_SEED", "5")
+    text = MINIMAL + "  seed: ${oc.decode:${oc.env:AJET_TEST_SEED}}\nmine: {s: '${ajet.seed}'}\n"
+    config = load_config(write(tmp_path, text))
+    assert config.ajet.seed == config.mine.s == 5
+
+
+MISTAKES = [
+    ("ajet:\n  rolout: {}\n", "run.yaml:2: ajet.rolout: no such key; did you mean 'rollout'?"),
+    (
+        "ajet:\n  rollout:\n    temprature: 1\n",
+        "run.yaml:3: ajet.rollout.temprature: no such key; did you mean 'temperature'?",
+    ),
+    (
+        "ajet:\n  rollout:\n    num_repeat: four\n",
+        "run.yaml:3: ajet.rollout.num_repeat: integer is expected, got 'four'",
+    ),
+    (
+        "ajet:\n  rollout:\n    num_repeat: true\n",
+        "run.yaml:3: ajet.rollout.num_repeat: integer is expected, got True",
+    ),
+    (
+        "ajet:\n  rollout:\n    num_repeat: 0\n",
+        "run.yaml:3: ajet.rollout.num_repeat: greater than or equal to 1 is expected, got 0",
+    ),
+    ("ajet:\n  rollout: 3\n", "run.yaml:2: ajet.rollout: a section is expected here, got 3"),
+    ("ajt: {}\n", "run.yaml:1: ajt: no such section; did you mean 'ajet'?"),
+    (
+        "model: {path: m}\n",
+        "run.yaml:1: model: stands at the top level; write it under 'ajet:' as ajet.model",
+    ),
+    (
+        "actor_rollout_ref: {}\n",
+        "run.yaml:1: actor_rollout_ref: is verl's own key; set ajet.rollout, "
+        "ajet.trainer_common or verl instead",
+    ),
+    ("notices: {}\n", "run.yaml:1: notices: is a reserved name; rename this section of yours"),
+    ("ajet:\n  seed: 1\n  seed: 2\n", "run.yaml:3: not valid YAML: found duplicate key seed"),
+    ("- 1\n", "run.yaml: a config is a mapping with a section 'ajet:'"),
+    (
+        "ajet: {}\n",
+        "run.yaml: ajet.model.path is missing. The model: a folder, a Hub name, a .gguf file or "
+        "embedded:NAME. Required.",
+    ),
+    (
+        "ajet: {model: {path: m}}\n",
+        "run.yaml: ajet.rollout.user_workflow is missing. The agent's class: path/file.py->Class "
+        "or package.module->Class. Required.",
+    ),
+    (
+        "ajet:\n  task_reader:\n    type: jsonl\n",
+        "run.yaml:3: ajet.task_reader.type: no task reader 'jsonl'; there are jsonl_dataset_file, "
+        "huggingface_dat_repo, random_dummy; or your own class as file.py->Class",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), MISTAKES, ids=[m[:50] for _, m in MISTAKES])
+def test_a_mistake_in_the_yaml_is_one_line_with_its_place(text, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, text)
+    assert error_of(Path("run.yaml")) == message
+
+
+def test_a_mistake_in_an_override_names_the_override(tmp_path):
+    path = write(tmp_path, MINIMAL)
+    assert error_of(path, "ajet.sed=1") == (
+        "override 'ajet.sed=1': ajet.sed: no such key; did you mean 'seed'?"
+    )
+    assert "write key=value" in error_of(path, "ajet.seed")
+    assert "one value only" in error_of(path, "ajet.seed=1,2")
+    assert "append to your config use +mine.x=1" in error_of(path, "mine.x=1")
+
+
+def test_several_mistakes_are_told_at_once(tmp_path):
+    text = "ajet:\n  sed: 1\n  rollout: {num_repeat: x, top_p: 2, top_k: y, tempratur: 1, nam: 1}\n"
+    lines = error_of(write(tmp_path, text)).splitlines()
+    assert len(lines) == 6 and lines[-1] == "… and 1 more"
+
+
+def test_a_key_under_both_spellings_with_two_values_is_an_error(tmp_path):
+    text = MINIMAL + "  trainer_common: {trinity_only__n_vllm_engine: 3}\n"
+    path = write(tmp_path, text)
+    assert load_config(path).ajet.rollout.n_vllm_engine == 3
+    assert "one key with two values: 3, 2" in error_of(path, "ajet.rollout.n_vllm_engine=2")
+
+
+def test_a_config_that_is_not_there_says_where_it_was_looked_for(tmp_path):
+    assert "no such config file (the current folder is " in error_of(tmp_path / "no.yaml")
+    assert "a config ends in .yaml" in error_of(tmp_path / "no.json")
+
+
+def test_do_sample_may_not_contradict_the_temperature(tmp_path):
+    path = write(tmp_path, MINIMAL)
+    assert "contradicts temperature" in error_of(path, "ajet.rollout.val_kwargs.do_sample=true")

@@ -1,0 +1,117 @@
+"""What is drawn, and the log-probability that is reported for it."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ajet.core.errors import ModelError
+from ajet.core.inference.endpoint import SamplingParams
+from ajet.core.inference.engines.sampling import Sampler, inverse_cdf
+from ajet.core.inference.engines.uniform import uniforms
+
+CPU = torch.device("cpu")
+LOGITS = torch.log(torch.tensor([[0.5, 0.25, 0.15, 0.1]]))
+
+
+def _draw_many(params, logits=LOGITS, count=4000):
+    """Draws number 0 .. count - 1 of one request, and the log-probability of each token."""
+    sampler = Sampler([params] * count, CPU)
+    tokens, logprobs = sampler.draw(logits.expand(count, -1), np.arange(count))
+    return np.array(tokens), dict(zip(tokens, logprobs, strict=True))
+
+
+def _assert_distribution(tokens, logprobs, expected):
+    """Frequencies are within four standard errors, and the log-probabilities exact."""
+    assert set(tokens.tolist()) == {token for token, p in enumerate(expected) if p > 0}
+    for token, p in enumerate(expected):
+        error = 4 * math.sqrt(p * (1 - p) / len(tokens))
+        assert abs((tokens == token).mean() - p) <= error
+        if p > 0:
+            assert logprobs[token] == pytest.approx(math.log(p), abs=1e-6)
+
+
+def test_temperature_one_draws_the_model_distribution():
+    _assert_distribution(*_draw_many(SamplingParams(seed=1)), [0.5, 0.25, 0.15, 0.1])
+
+
+def test_temperature_two_takes_square_roots():
+    roots = np.sqrt([0.5, 0.25, 0.15, 0.1])
+    _assert_distribution(*_draw_many(SamplingParams(temperature=2.0)), roots / roots.sum())
+
+
+def test_top_k_renormalises_over_the_k_likeliest():
+    _assert_distribution(*_draw_many(SamplingParams(top_k=2)), [2 / 3, 1 / 3, 0, 0])
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_the_mass():
+    _assert_distribution(*_draw_many(SamplingParams(top_p=0.75)), [2 / 3, 1 / 3, 0, 0])
+    _assert_distribution(
+        *_draw_many(SamplingParams(top_p=0.76)), [0.5 / 0.9, 0.25 / 0.9, 0.15 / 0.9, 0]
+    )
+
+
+def test_top_p_applies_after_top_k():
+    # The three likeliest renormalised are .556 .278 .167: the first two reach 0.8.
+    params = SamplingParams(top_k=3, top_p=0.8)
+    _assert_distribution(*_draw_many(params), [2 / 3, 1 / 3, 0, 0])
+
+
+def test_top_p_zero_keeps_the_likeliest_token():
+    _assert_distribution(*_draw_many(SamplingParams(top_p=0.0)), [1, 0, 0, 0])
+
+
+def test_greedy_reports_log_probabilities_at_temperature_one_without_cuts():
+    tokens, logprobs = _draw_many(SamplingParams(temperature=0.0, top_k=1, top_p=0.1))
+    assert set(tokens.tolist()) == {0}
+    assert logprobs[0] == pytest.approx(math.log(0.5), abs=1e-6)
+
+
+def test_a_row_is_drawn_alike_whatever_is_beside_it():
+    torch.manual_seed(0)
+    logits = torch.randn(4, 50)
+    params = [
+        SamplingParams(seed=3),
+        SamplingParams(temperature=0.0, seed=4),
+        SamplingParams(top_k=5, temperature=0.7, seed=5),
+        SamplingParams(top_p=0.5, seed=6),
+    ]
+    counts = np.array([0, 7, 3, 2])
+    together = Sampler(params, CPU).draw(logits, counts)
+    for row in range(4):
+        alone = Sampler([params[row]], CPU).draw(logits[row : row + 1], counts[row : row + 1])
+        assert alone[0][0] == together[0][row]
+        assert alone[1][0] == pytest.approx(together[1][row], abs=1e-6)
+
+
+@given(
+    st.lists(st.floats(-200, 20), min_size=2, max_size=40),
+    st.sampled_from([0.0, 1 - 2.0**-53, 0.5]),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_token_of_probability_zero_is_never_drawn(values, u):
+    logits = torch.tensor([values])
+    logits[0, 0] = logits[0, -1] = float("-inf")
+    if not bool((logits > -1e9).any()):
+        return
+    probs = logits.softmax(-1)
+    token = inverse_cdf(probs, torch.tensor([u], dtype=torch.float64))
+    assert probs[0, token] > 0
+
+
+def test_logits_that_are_not_finite_say_that_the_weights_diverged():
+    logits = torch.tensor([[0.0, float("nan")]])
+    with pytest.raises(ModelError, match="diverged"):
+        Sampler([SamplingParams()], CPU).draw(logits, np.array([0]))
+
+
+def test_uniforms_are_even_and_depend_on_seed_and_count():
+    u = uniforms(np.full(10_000, 5, np.uint64), np.arange(10_000))
+    assert u.min() >= 0 and u.max() < 1
+    assert np.histogram(u, 10, (0, 1))[0].min() > 880
+    assert abs(np.corrcoef(u[:-1], u[1:])[0, 1]) < 0.04
+    other = uniforms(np.full(10_000, 6, np.uint64), np.arange(10_000))
+    assert abs(np.corrcoef(u, other)[0, 1]) < 0.04

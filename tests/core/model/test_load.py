@@ -1,0 +1,166 @@
+"""Every place that a model comes from, and one line for each way that it fails."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
+
+from ajet.core.errors import ModelError
+from ajet.core.model.load import EMBEDDED_DIR, load_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A transformers folder with a three-word tokenizer."""
+    path = tmp_path_factory.mktemp("model")
+    words = WordLevel({"<unk>": 0, "yes": 1, "no": 2}, unk_token="<unk>")
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words)).save_pretrained(path)
+    config = Qwen2Config(
+        vocab_size=3,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    )
+    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(path)
+    return path
+
+
+def _error(path, **kwargs) -> str:
+    with pytest.raises(ModelError) as caught:
+        load_model(str(path), **kwargs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_folder_loads_in_float32_on_the_cpu(folder):
+    loaded = load_model(str(folder), device="cpu")
+    assert loaded.model.dtype == torch.float32
+    assert loaded.model.device.type == "cpu"
+    assert loaded.tokenizer.convert_tokens_to_ids("no") == 2
+    assert loaded.name == str(folder)
+
+
+def test_dtype_and_chat_template_can_be_given(folder, tmp_path):
+    (tmp_path / "chat.jinja").write_text("{{ messages[0].content }}")
+    loaded = load_model(
+        str(folder), dtype="bfloat16", device="cpu", chat_template=str(tmp_path / "chat.jinja")
+    )
+    assert loaded.model.dtype == torch.bfloat16
+    messages = [{"role": "user", "content": "yes"}]
+    assert loaded.tokenizer.apply_chat_template(messages, tokenize=False) == "yes"
+
+
+def test_a_folder_that_does_not_exist(tmp_path):
+    assert "no such file or folder" in _error(tmp_path / "nowhere")
+
+
+def test_a_folder_without_config(tmp_path):
+    assert "no config.json" in _error(tmp_path)
+
+
+def test_a_folder_without_tokenizer(folder, tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(folder / name, tmp_path)
+    assert "no tokenizer" in _error(tmp_path)
+
+
+def test_damaged_weights(folder, tmp_path):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    assert "its model does not load" in _error(tmp_path)
+
+
+def test_an_architecture_that_nobody_knows(folder, tmp_path):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "config.json").write_text('{"model_type": "never_heard_of"}')
+    assert "never_heard_of" in _error(tmp_path)
+
+
+def test_a_file_that_is_no_gguf(folder):
+    assert "not a .gguf" in _error(folder / "config.json")
+
+
+def test_an_embedded_model_that_is_not_there():
+    message = _error("embedded:nope")
+    assert "embedded:nope" in message and "not in this package" in message
+
+
+@pytest.mark.skipif(not (EMBEDDED_DIR / "math" / "config.json").is_file(), reason="not built yet")
+def test_embedded_math_loads():
+    loaded = load_model("embedded:math", device="cpu")
+    assert loaded.model.config.vocab_size == len(loaded.tokenizer)
+    assert loaded.tokenizer.chat_template
+
+
+def test_a_hub_name_without_a_hub(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    message = _error("some-org/some-model-that-is-not-cached")
+    assert "not in the local cache" in message and "HF_HOME" in message
+
+
+@pytest.mark.parametrize("kwargs", [{"dtype": "int3"}, {"device": "abacus"}])
+def test_unknown_dtype_or_device(folder, kwargs):
+    assert "unknown; use auto" in _error(folder, **kwargs)
+
+
+def test_gguf_loads_and_can_be_saved(tmp_path):
+    gguf = pytest.importorskip("gguf")
+    path = tmp_path / "tiny.gguf"
+    _write_gguf(gguf, path)
+    loaded = load_model(str(path), device="cpu")
+    assert loaded.model.config.model_type == "llama"
+    assert loaded.model.dtype == torch.float32
+    ids = loaded.tokenizer.encode("ab", add_special_tokens=False)
+    assert loaded.tokenizer.decode(ids) == "ab"
+    loaded.model.save_pretrained(tmp_path / "saved")
+    loaded.tokenizer.save_pretrained(tmp_path / "saved")
+    again = load_model(str(tmp_path / "saved"), device="cpu")
+    torch.testing.assert_close(again.model.lm_head.weight, loaded.model.lm_head.weight)
+
+
+def _write_gguf(gguf, path: Path) -> None:
+    """A Llama of one layer with random float32 weights and a byte-level tokenizer."""
+    vocab = ["<|end|>", "a", "b", "ab", *"cdefghijklmn"]
+    d, ff, heads = 32, 32, 2
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(d)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(ff)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_vocab_size(len(vocab))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(vocab)
+    writer.add_token_types([3] + [1] * (len(vocab) - 1))
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
+    generator = torch.Generator().manual_seed(0)
+    shapes = {
+        "token_embd": (len(vocab), d),
+        "output": (len(vocab), d),
+        "output_norm": (d,),
+        "blk.0.attn_norm": (d,),
+        "blk.0.ffn_norm": (d,),
+        **{f"blk.0.attn_{name}": (d, d) for name in ("q", "k", "v", "output")},
+        "blk.0.ffn_gate": (ff, d),
+        "blk.0.ffn_up": (ff, d),
+        "blk.0.ffn_down": (d, ff),
+    }
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", torch.randn(shape, generator=generator).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -1,0 +1,209 @@
+import sqlite3
+
+import numpy as np
+import pytest
+from record_fixtures import (
+    SYSTEM,
+    TOOLS,
+    advantages_of,
+    episode,
+    group_of,
+    sample_of,
+    two_turns,
+)
+
+from ajet.core.errors import CheckpointError
+from ajet.core.inference.endpoint import Completion
+from ajet.core.record.episode_reader import EpisodeFilter, EpisodeReader
+from ajet.core.record.episode_store import EpisodeStore
+from ajet.core.trajectory.trajectory import EpisodeStatus
+from ajet.core.trajectory.turn import Turn
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "episodes.sqlite"
+
+
+@pytest.fixture
+def store(path):
+    with EpisodeStore(path) as opened:
+        yield opened
+
+
+def test_an_episode_reads_back_as_it_was(path, store):
+    one = episode()
+    store.write(1, [group_of(one)], {one.episode_id: advantages_of(one, 0.5)}, [sample_of(one)])
+    with EpisodeReader(path) as reader:
+        back = reader.episode("000001-train-0000-00")
+    assert (back.row.step, back.row.mode, back.row.status) == (1, "train", "ok")
+    assert (back.row.reward, back.row.is_success, back.row.advantage) == (1.0, True, 0.5)
+    assert (back.row.num_turns, back.row.num_sampled_tokens) == (2, 5)
+    assert (back.row.min_policy_version, back.row.max_policy_version) == (3, 4)
+    assert back.row.seconds == 2.5
+    assert back.metadata == {"final_answer": "42"}
+    for turn, original in zip(back.turns, one.turns, strict=True):
+        assert turn.prompt_ids.tolist() == list(original.completion.prompt_ids)
+        assert turn.token_ids.tolist() == list(original.completion.token_ids)
+        assert turn.logprobs.tolist() == list(original.completion.logprobs)
+        assert turn.messages == original.messages
+        assert (turn.tools, turn.reply) == (TOOLS, original.reply)
+    assert [t.loss_mask.tolist() for t in back.turns] == [[1, 1, 1], [1, 1]]
+    assert [t.advantages.tolist() for t in back.turns] == [[0.5, 0.5, 0.5], [0.5, 0.5]]
+
+
+def test_a_turn_stores_only_what_its_agents_turn_before_has_not(path, store):
+    store.write(1, [group_of(episode())])
+    rows = sqlite3.connect(path).execute(
+        "SELECT base_turn, messages_kept, messages, prompt_kept, length(prompt_ids) FROM turns"
+    )
+    first, second = rows.fetchall()
+    assert first[:2] == (None, 0)
+    assert second[:2] == (0, 3)  # system, user and the first reply are there already
+    assert second[2] == '[{"role":"tool","content":"42","tool_call_id":"call_0"}]'
+    assert second[3] == 13  # 10 prompt ids and 3 sampled ones
+
+
+def test_a_rewritten_history_reads_back_as_it_was(path, store):
+    first, _ = two_turns()
+    edited = [SYSTEM, {"role": "user", "content": "a summary"}]
+    completion = Completion((100, 101, 999), (4,), (-1.0,), "length", 3)
+    one = episode(turns=(first, Turn(completion, edited, None, {"role": "assistant"})))
+    store.write(1, [group_of(one)])
+    with EpisodeReader(path) as reader:
+        turn = reader.episode(one.episode_id).turns[1]
+    assert turn.messages == edited
+    assert turn.prompt_ids.tolist() == [100, 101, 999]
+    assert (turn.prompt_kept, turn.tools, turn.loss_mask) == (2, None, None)
+
+
+def test_a_token_trained_on_any_timeline_has_mask_one(path, store):
+    one = episode()
+    whole = sample_of(one)
+    short = whole.loss_mask.copy()
+    short[10:12] = False
+    rest = whole.loss_mask & ~short
+    samples = [
+        type(whole)(*(*_head(whole), mask, *_tail(whole))) for mask in (short, rest)
+    ]  # the tokens 10 and 11 are trained on the second timeline
+    store.write(1, [group_of(one)], {one.episode_id: advantages_of(one, 1.0)}, samples)
+    with EpisodeReader(path) as reader:
+        assert reader.episode(one.episode_id).turns[0].loss_mask.tolist() == [1, 1, 1]
+
+
+def _head(sample):
+    return sample.episode_id, sample.group_id, sample.token_ids
+
+
+def _tail(sample):
+    return sample.logprobs, sample.advantages, sample.spans, 3, 4
+
+
+def test_a_distinct_tool_list_is_stored_once(path, store):
+    store.write(1, [group_of(episode(member=0), episode(member=1))])
+    assert sqlite3.connect(path).execute("SELECT count(*) FROM tools").fetchone() == (1,)
+
+
+def test_writing_a_step_again_replaces_its_episodes(path, store):
+    store.write(1, [group_of(episode(reward=0.0))])
+    store.write(1, [group_of(episode(reward=1.0, turns=two_turns()[:1]))])
+    with EpisodeReader(path) as reader:
+        (row,) = reader.list()
+        assert (row.reward, len(reader.episode(row.episode_id).turns)) == (1.0, 1)
+
+
+def test_truncate_from_forgets_later_steps_of_a_mode(path, store):
+    for step in (1, 2, 3):
+        store.write(step, [group_of(episode(step=step))])
+        store.write(step, [group_of(episode(step=step, mode="eval"))])
+    assert store.truncate_from(2, "train") == 2
+    assert store.truncate_from(3) == 1
+    with EpisodeReader(path) as reader:
+        left = [(row.step, row.mode) for row in reader.list()]
+    assert left == [(2, "eval"), (1, "eval"), (1, "train")]
+    assert sqlite3.connect(path).execute("SELECT count(*) FROM turns").fetchone() == (6,)
+
+
+def test_filters_combine(path, store):
+    failed = episode(
+        member=1, reward=None, status=EpisodeStatus.TIMEOUT, error="deadline", turns=()
+    )
+    store.write(1, [group_of(episode(member=0, query="Three APPLES"), failed)])
+    store.write(2, [group_of(episode(step=2, reward=0.0, query="two pears"))])
+
+    def found(**filters):
+        with EpisodeReader(path) as reader:
+            return [r.episode_id for r in reader.list(EpisodeFilter(**filters))]
+
+    assert found(status="timeout") == ["000001-train-0000-01"]
+    assert found(is_success=False) == ["000002-train-0000-00"]
+    assert found(text="apples") == ["000001-train-0000-00"]
+    assert found(text="%") == []
+    assert found(min_reward=0.5, last_step=1) == ["000001-train-0000-00"]
+    assert found(first_step=2, mode="eval") == []
+
+
+def test_pages_follow_each_other_without_gap(path):
+    with EpisodeStore(path) as store:
+        everything = [
+            group_of(*(episode(group=g, member=m, turns=()) for m in range(8))) for g in range(250)
+        ]
+        store.write(1, everything)
+    with EpisodeReader(path) as reader:
+        seen, after = [], None
+        while page := reader.list(limit=300, after=after):
+            seen += [row.episode_id for row in page]
+            after = page[-1].id
+        assert reader.count() == 2000
+    assert seen == sorted(seen, reverse=True) and len(set(seen)) == 2000
+
+
+def test_a_reader_sees_each_step_while_the_writer_is_open(path, store):
+    store.write(1, [group_of(episode())])
+    with EpisodeReader(path) as reader:
+        assert reader.count() == 1
+        store.write(2, [group_of(episode(step=2))])
+        assert reader.count() == 2
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            reader._connection.execute("DELETE FROM episodes")
+
+
+def test_metadata_that_has_no_json_form_is_kept_as_its_repr(path, store):
+    odd = episode(metadata={(1, 2): np.float32(3)}, query="lone \ud83d surrogate")
+    store.write(1, [group_of(odd)])
+    with EpisodeReader(path) as reader:
+        back = reader.episode(odd.episode_id)
+    assert "(1, 2)" in back.metadata["repr"]
+    assert back.row.query == "lone ? surrogate"
+
+
+def test_a_numpy_reward_is_a_number(path, store):
+    store.write(1, [group_of(episode(reward=np.float32(0.25)))])
+    with EpisodeReader(path) as reader:
+        assert reader.list()[0].reward == 0.25
+
+
+def test_a_failed_write_leaves_the_step_before(path, store):
+    store.write(1, [group_of(episode())])
+    store._connection.execute("PRAGMA max_page_count = 20")  # SQLite's own way to a full disk
+    many = [group_of(*(episode(step=2, member=m) for m in range(200)))]
+    with pytest.raises(CheckpointError, match="full; make room, then resume"):
+        store.write(2, many)
+    with EpisodeReader(path) as reader:
+        assert [row.step for row in reader.list()] == [1]
+
+
+def test_a_file_that_is_no_store_is_refused_in_one_line(path):
+    path.write_text("not a database, but long enough to look like one" * 30)
+    with pytest.raises(CheckpointError, match="not a database"):
+        EpisodeStore(path)
+    with pytest.raises(CheckpointError, match="no such file"):
+        EpisodeReader(path.with_name("absent.sqlite"))
+
+
+def test_another_format_is_refused(path):
+    EpisodeStore(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    with pytest.raises(CheckpointError, match="has format 99, this ajet reads format 1"):
+        EpisodeReader(path)

@@ -1,0 +1,66 @@
+"""Figures of an evaluation, against numbers worked out by hand."""
+
+import math
+
+import pytest
+
+from ajet.core.record.evaluation import evaluate, mean_over_tasks, pass_at_k, wilson
+from ajet.core.task.task import Task
+from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
+from ajet.core.workflow.workflow import WorkflowTask
+
+
+def group(name: str, successes: list[bool]) -> Group:
+    task = Task(task_id=name, main_query="?")
+    return Group(
+        name,
+        tuple(
+            Trajectory(
+                WorkflowTask(task, f"{name}-{i}", name, i, 0, "eval", 0),
+                turns=(),
+                status=EpisodeStatus.OK,
+                reward=float(won),
+                is_success=won,
+            )
+            for i, won in enumerate(successes)
+        ),
+    )
+
+
+def test_wilson_interval_of_eight_in_ten():
+    estimate = wilson(8, 10)
+    assert estimate.value == 0.8
+    assert estimate.low == pytest.approx(0.4902, abs=1e-4)
+    assert estimate.high == pytest.approx(0.9433, abs=1e-4)
+
+
+def test_pass_at_k_is_the_share_of_subsets_with_a_success():
+    # 4 episodes, 1 success: of the 6 pairs, 3 hold it.
+    assert pass_at_k(4, 1, 1) == 0.25
+    assert pass_at_k(4, 1, 2) == 0.5
+    assert pass_at_k(4, 1, 4) == 1.0
+    assert pass_at_k(4, 0, 4) == 0.0
+
+
+def test_pass_at_k_refuses_more_than_there_are():
+    with pytest.raises(ValueError, match="pass@5"):
+        pass_at_k(4, 1, 5)
+
+
+def test_the_interval_counts_tasks_not_episodes():
+    # Two tasks, one always won, one never: means 1 and 0, so half = 1.96 * 0.7071 / sqrt(2).
+    report = evaluate([group("a", [True, True]), group("b", [False, False])])
+    assert report.success.value == 0.5
+    assert report.success.high - 0.5 == pytest.approx(1.959964 * math.sqrt(0.5) / math.sqrt(2))
+    assert report.pass_at_k[2].value == 0.5
+    assert mean_over_tasks([1.0, 0.0]) == report.mean_at_k
+
+
+def test_a_failed_episode_counts_as_unsuccessful():
+    good = group("a", [True])
+    failed = Trajectory(
+        good.trajectories[0].workflow_task, turns=(), status=EpisodeStatus.TIMEOUT, error="late"
+    )
+    report = evaluate([good, Group("b", (failed,))])
+    assert report.success.value == 0.5
+    assert report.statuses == {"ok": 1, "timeout": 1}

@@ -1,0 +1,111 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from ajet.core.record.progress import TrainingProgress, sparkline
+
+METRICS = {
+    "reward/mean": 0.4125,
+    "reward/success": 0.375,
+    "rollout/episodes_per_s": 31.25,
+    "rollout/tokens_per_s": 5120.4,
+}
+
+
+class Clock:
+    """Time that the test moves by hand."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def console(terminal):
+    return Console(file=io.StringIO(), force_terminal=terminal, width=100, color_system=None)
+
+
+def test_a_pipe_gets_one_plain_line_a_step(clock):
+    out = console(terminal=False)
+    with TrainingProgress(10, out, clock=clock) as progress:
+        progress.phase("held-out", total=200)
+        progress.held_out(0, 0.31)
+        progress.phase("rollout", total=256)
+        progress.advance(256)
+        clock.now = 6.0
+        progress.step_done(1, METRICS)
+    assert out.file.getvalue() == (
+        "step 0/10  held-out success 0.310\n"
+        "step 1/10  reward 0.412  success 0.375  31.2 ep/s  5,120 tok/s  elapsed 0:06  left 0:54\n"
+    )
+
+
+def test_a_terminal_gets_a_panel_with_bars_and_numbers(clock):
+    out = console(terminal=True)
+    progress = TrainingProgress(10, out, title="math", clock=clock)
+    progress.held_out(0, 0.31)
+    for step in (1, 2):
+        progress.phase("rollout", total=256)
+        clock.now += 30
+        progress.step_done(step, METRICS)
+    progress.held_out(2, 0.5)
+    progress.phase("rollout", total=256)
+    progress.advance(64)
+    clock.now += 10
+    out.file.truncate(0)
+    out.print(progress)
+    shown = out.file.getvalue()
+    for part in ("ajet · math", "2/10", "3:50 left", "64/256", "0:30 left", "37.5%"):
+        assert part in shown
+    assert "31.0% → 50.0%" in shown and "31.2 ep/s  5,120 tok/s" in shown
+
+
+def test_the_time_left_follows_the_last_steps(clock):
+    progress = TrainingProgress(20, console(terminal=False), clock=clock)
+    assert progress.seconds_left is None
+    clock.now = 100.0  # set-up counts for no step
+    progress.phase("rollout")
+    for step in range(1, 13):
+        clock.now += 50 if step <= 2 else 2  # the last ten took 2 s each
+        progress.step_done(step, {})
+    assert progress.seconds_left == 16.0
+
+
+def test_a_phase_without_a_count_takes_as_long_as_the_last_time(clock):
+    progress = TrainingProgress(5, console(terminal=False), clock=clock)
+    progress.phase("update")
+    clock.now = 8.0
+    progress.phase("rollout")
+    progress.phase("update")
+    clock.now = 11.0
+    assert progress.phase_seconds_left == 5.0
+
+
+def test_a_resumed_run_counts_on(clock):
+    out = console(terminal=False)
+    progress = TrainingProgress(10, out, first_step=9, clock=clock)
+    progress.phase("rollout")
+    clock.now = 3.0
+    progress.step_done(9, {})
+    assert out.file.getvalue() == "step 9/10  elapsed 0:03  left 0:03\n"
+
+
+def test_an_exception_leaves_the_terminal_in_order(clock):
+    out = console(terminal=True)
+    with pytest.raises(RuntimeError), TrainingProgress(3, out, clock=clock):
+        raise RuntimeError
+    assert out.file.getvalue().endswith("\x1b[?25h")  # the cursor is back
+
+
+def test_a_sparkline_spans_lowest_to_highest():
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([0, 0, 7, 7], 2) == "▁█"
+    assert sparkline([3, 3], 8) == "▁▁"
+    assert sparkline([], 8) == ""

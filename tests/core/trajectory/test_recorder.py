@@ -1,0 +1,229 @@
+"""What the recorder sends, records and refuses."""
+
+import asyncio
+import copy
+import json
+
+import pytest
+
+from ajet.core import seeding
+from ajet.core.inference.chat_template import ChatTemplate
+from ajet.core.inference.endpoint import Completion, ContextOverflow, SamplingParams
+from ajet.core.inference.tool_parsers import parser_for
+from ajet.core.trajectory.limits import (
+    EndpointFault,
+    EpisodeClosed,
+    EpisodeLimits,
+    EpisodeTruncated,
+)
+from ajet.core.trajectory.recorder import EpisodeRecorder, Overrides
+from tests.fakes import ScriptedEndpoint, chat_tokenizer
+
+TOKENIZER = chat_tokenizer("qwen2_5")
+HI = [{"role": "user", "content": "hi"}]
+ADD = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {}}},
+}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": "é"}}\n</tool_call>'
+
+
+def recorder(reply=lambda prompt, request_id: "ok", targets=None, endpoint=None, **limits):
+    template = ChatTemplate(TOKENIZER)
+    return EpisodeRecorder(
+        endpoint=endpoint or ScriptedEndpoint(TOKENIZER, reply),
+        template=template,
+        parser=parser_for(template),
+        limits=EpisodeLimits(**limits),
+        sampling=SamplingParams(temperature=0.7),
+        episode_id="e",
+        seed_path=(7, "rollout", 0),
+        trainable_targets=targets,
+    )
+
+
+def num_prompt_tokens(messages):
+    return len(ChatTemplate(TOKENIZER).prompt_ids(messages))
+
+
+async def test_the_second_turn_sends_the_sampled_ids_of_the_first_back():
+    endpoint = ScriptedEndpoint(TOKENIZER, lambda prompt, request_id: "fine")
+    episode = recorder(endpoint=endpoint)
+    first = await episode.chat(HI)
+    again = [*HI, first.reply, {"role": "user", "content": "and?"}]
+    second = await episode.chat(again)
+    sampled = list(first.completion.prompt_ids + first.completion.token_ids)
+    assert list(second.completion.prompt_ids)[: len(sampled)] == sampled
+    assert list(endpoint.prompts) == ["e/0000", "e/0001"]
+    assert endpoint.sampling["e/0001"].seed == seeding.derive(7, "rollout", 0, 1)
+    assert endpoint.sampling["e/0000"].stop_token_ids == ChatTemplate(TOKENIZER).stop_token_ids
+    assert second.notes["continues"] is True
+    assert episode.turns == (first, second)
+
+
+async def test_a_tool_call_comes_back_in_openais_form_with_an_id_of_its_turn():
+    turn = await recorder(lambda *_: f"Let me see.{CALL}").chat(HI, [ADD])
+    assert turn.reply["content"] == "Let me see."
+    [call] = turn.reply["tool_calls"]
+    assert call["id"] == "call_0000_0"
+    assert call["function"]["name"] == "add"
+    assert json.loads(call["function"]["arguments"]) == {"a": "é"}
+
+
+async def test_calls_are_text_when_the_agent_forbids_them_but_the_schemas_stay_in_the_prompt():
+    episode = recorder(lambda *_: CALL)
+    turn = await episode.chat(HI, [ADD], tool_choice="none")
+    assert turn.reply == {"role": "assistant", "content": CALL}
+    assert '"add"' in TOKENIZER.decode(turn.completion.prompt_ids)
+
+
+async def test_force_disable_toolcalls_offers_no_tools_and_reads_no_calls():
+    turn = await recorder(lambda *_: CALL, force_disable_toolcalls=True).chat(HI, [ADD])
+    assert turn.reply["content"] == CALL
+    assert '"add"' not in TOKENIZER.decode(turn.completion.prompt_ids)
+
+
+async def test_room_is_the_smallest_of_turn_episode_and_request():
+    async def asked(overrides=None, **limits):
+        endpoint = ScriptedEndpoint(TOKENIZER, lambda *_: "ok")
+        await recorder(endpoint=endpoint, **limits).chat(HI, overrides=overrides)
+        return endpoint.sampling["e/0000"].max_tokens
+
+    prompt = num_prompt_tokens(HI)
+    assert await asked() == 4096
+    assert await asked(max_model_len=prompt + 10) == 10
+    assert await asked(max_prompt_length=prompt, max_response_length=20) == 20
+    assert await asked(Overrides(max_tokens=5), max_response_length_in_one_turn=8) == 5
+    assert await asked(Overrides(max_tokens=50), max_response_length_in_one_turn=8) == 8
+
+
+async def test_a_first_prompt_over_the_limit_truncates_before_the_model_is_asked():
+    endpoint = ScriptedEndpoint(TOKENIZER, lambda *_: "ok")
+    episode = recorder(endpoint=endpoint, max_prompt_length=5)
+    with pytest.raises(
+        EpisodeTruncated, match=r"the first prompt has \d+ tokens; max_prompt_length is 5"
+    ):
+        await episode.chat(HI)
+    assert endpoint.prompts == {}
+    assert episode.truncation is not None
+
+
+async def test_turn_and_token_limits_truncate_and_later_calls_are_refused():
+    episode = recorder(max_steps=1)
+    await episode.chat(HI)
+    for _ in range(2):
+        with pytest.raises(EpisodeTruncated, match=r"its 1 calls \(max_steps\)"):
+            await episode.chat(HI)
+    prompt = num_prompt_tokens(HI)
+    episode = recorder(lambda *_: "a long reply", max_model_len=prompt + 4)
+    cut = await episode.chat(HI)
+    assert cut.completion.finish_reason == "length"
+    assert len(cut.completion.token_ids) == 4
+    assert episode.truncation == f"turn 0 filled the episode's {prompt + 4} tokens"
+    with pytest.raises(EpisodeTruncated):
+        await episode.chat([*HI, cut.reply, *HI])
+
+
+async def test_a_reply_cut_by_the_turns_limit_leaves_the_episode_going():
+    episode = recorder(lambda *_: "a long reply", max_response_length_in_one_turn=3)
+    cut = await episode.chat(HI)
+    assert cut.completion.finish_reason == "length"
+    assert episode.truncation is None
+    await episode.chat([*HI, cut.reply, *HI])
+    assert len(episode.turns) == 2
+
+
+async def test_an_endpoints_overflow_truncates_and_its_other_errors_are_its_own():
+    class Fails(ScriptedEndpoint):
+        error: Exception = ContextOverflow()
+
+        async def generate(self, prompt_ids, sampling, request_id):
+            raise self.error
+
+    endpoint = Fails(TOKENIZER, None)
+    with pytest.raises(EpisodeTruncated):
+        await recorder(endpoint=endpoint).chat(HI)
+    endpoint.error = RuntimeError("no memory")
+    episode = recorder(endpoint=endpoint)
+    with pytest.raises(EndpointFault):
+        await episode.chat(HI)
+    assert episode.endpoint_fault == "RuntimeError: no memory"
+
+
+async def test_concurrent_calls_are_numbered_in_the_order_in_which_they_begin():
+    class LateFirst(ScriptedEndpoint):
+        async def generate(self, prompt_ids, sampling, request_id):
+            await asyncio.sleep(0.02 if request_id == "e/0000" else 0)
+            return await super().generate(prompt_ids, sampling, request_id)
+
+    endpoint = LateFirst(TOKENIZER, lambda prompt, request_id: request_id)
+    episode = recorder(endpoint=endpoint)
+    await asyncio.gather(*(episode.chat([{"role": "user", "content": q}]) for q in "abc"))
+    assert [t.messages[0]["content"] for t in episode.turns] == ["a", "b", "c"]
+    assert [t.reply["content"] for t in episode.turns] == ["e/0000", "e/0001", "e/0002"]
+
+
+async def test_a_cancelled_call_aborts_its_request():
+    aborted = []
+
+    class Slow(ScriptedEndpoint):
+        def abort(self, request_id):
+            aborted.append(request_id)
+
+        async def generate(self, prompt_ids, sampling, request_id):
+            await asyncio.sleep(60)
+
+    call = asyncio.ensure_future(recorder(endpoint=Slow(TOKENIZER, None)).chat(HI))
+    await asyncio.sleep(0.01)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert aborted == ["e/0000"]
+
+
+async def test_a_closed_episode_takes_no_call_and_no_late_reply():
+    class Aborts(ScriptedEndpoint):
+        async def generate(self, prompt_ids, sampling, request_id):
+            return Completion(tuple(prompt_ids), (65,), (-0.5,), "abort", 0)
+
+    episode = recorder(endpoint=Aborts(TOKENIZER, None))
+    with pytest.raises(EpisodeClosed):
+        await episode.chat(HI)
+    assert episode.turns == ()
+    episode = recorder()
+    episode.close()
+    with pytest.raises(EpisodeClosed):
+        await episode.chat(HI)
+
+
+async def test_only_the_targets_are_trained_by_name_or_by_tag():
+    episode = recorder(targets=["solver", "blue"])
+    turns = [
+        await episode.chat(HI, agent_name=name, target_tag=tag)
+        for name, tag in (("solver", "red"), ("critic", "blue"), ("critic", "red"))
+    ]
+    assert [t.trainable for t in turns] == [True, True, False]
+    assert all([(await recorder().chat(HI)).trainable])
+
+
+async def test_token_level_calls_are_recorded_as_they_were_sent():
+    episode = recorder()
+    turn = await episode.generate([72, 105], overrides=Overrides(temperature=0.0))
+    assert turn.completion.prompt_ids == (72, 105)
+    assert turn.reply == {"role": "assistant", "content": "ok"}
+    assert turn.notes == {"sampling": {"temperature": 0.0}}
+    assert episode.turns == (turn,)
+
+
+async def test_later_changes_of_the_agents_messages_do_not_reach_the_record():
+    episode = recorder()
+    messages = [dict(m) for m in HI]
+    turn = await episode.chat(messages)
+    messages[0]["content"] = "edited"
+    messages.append(turn.reply)
+    assert turn.messages == HI
+
+
+def test_a_copied_recorder_is_the_same_recorder():
+    episode = recorder()
+    assert copy.deepcopy({"model": episode})["model"] is episode

@@ -1,0 +1,241 @@
+import json
+import multiprocessing
+import os
+import random
+import resource
+import subprocess
+import time
+
+import pytest
+import torch
+
+from ajet.core.errors import CheckpointError
+from ajet.core.update.checkpoint import find_fault, load_checkpoint, save_checkpoint
+
+# A forked child starts in milliseconds; it writes small tensors, so torch's threads are not needed.
+FORK = multiprocessing.get_context("fork")
+
+
+def tensors_of(step, size=64):
+    return {
+        "model.a.weight": torch.full((size,), float(step)),
+        "optimizer.a.weight.exp_avg": torch.arange(size) + step,
+        "narrow": torch.ones(3, dtype=torch.bfloat16),
+    }
+
+
+def save(folder, step, **options):
+    return save_checkpoint(folder, step, tensors_of(step), {"step": step, "seed": 2**62}, **options)
+
+
+def names(folder):
+    return sorted(p.name for p in folder.iterdir())
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    path = save(tmp_path, 7, files={"config.json": b"{}"})
+    found = load_checkpoint(tmp_path)
+    assert (found.path, found.step, found.warnings) == (path, 7, ())
+    assert found.state == {"step": 7, "seed": 2**62}
+    assert found.tensors.keys() == tensors_of(7).keys()
+    for name, tensor in tensors_of(7).items():
+        assert torch.equal(found.tensors[name], tensor)
+        assert found.tensors[name].dtype == tensor.dtype
+    assert names(path) == [
+        "config.json",
+        "manifest.json",
+        "model.safetensors",
+        "state.json",
+        "tensors.safetensors",
+    ]
+
+
+def test_weights_have_the_models_own_names_in_their_file(tmp_path):
+    from safetensors.torch import load_file
+
+    assert list(load_file(save(tmp_path, 1) / "model.safetensors")) == ["a.weight"]
+
+
+def test_with_its_config_a_checkpoint_is_a_model_folder(tmp_path):
+    from update_fixtures import tiny_model
+
+    from ajet.core.update.policy import Policy
+    from ajet.core.update.settings import UpdateSettings
+
+    model = tiny_model()
+    tensors, state = Policy(model, UpdateSettings()).state_dict()
+    config = model.config.to_json_string(use_diff=False).encode()
+    path = save_checkpoint(tmp_path, 1, tensors, state, files={"config.json": config})
+    ids = torch.tensor([[1, 2, 3]])
+    assert torch.equal(type(model).from_pretrained(path)(ids).logits, model(ids).logits)
+
+
+def test_no_checkpoint_yet_is_none(tmp_path):
+    assert load_checkpoint(tmp_path) is None
+    assert load_checkpoint(tmp_path / "absent") is None
+
+
+def test_the_newest_two_are_kept_even_if_one_is_asked(tmp_path):
+    for step in (1, 2, 3, 4):
+        save(tmp_path, step, keep=1)
+    assert names(tmp_path) == ["step_000003", "step_000004"]
+
+
+def flip(path, name):
+    data = bytearray((path / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (path / name).write_bytes(data)
+
+
+def cut(path, name):
+    data = (path / name).read_bytes()
+    (path / name).write_bytes(data[: len(data) // 2])
+
+
+def remove(path, name):
+    (path / name).unlink()
+
+
+@pytest.mark.parametrize("damage", [flip, cut, remove])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "tensors.safetensors", "state.json", "manifest.json"]
+)
+def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path, damage, name):
+    save(tmp_path, 1)
+    newest = save(tmp_path, 2)
+    damage(newest, name)
+    found = load_checkpoint(tmp_path)
+    assert found.step == 1
+    assert len(found.warnings) == 1 and "step_000002" in found.warnings[0]
+
+
+def test_every_bit_of_the_manifest_matters(tmp_path):
+    path = save(tmp_path, 3)
+    whole = (path / "manifest.json").read_bytes()
+    meaning = json.loads(whole)
+    for position in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1
+        (path / "manifest.json").write_bytes(damaged)
+        fault = find_fault(path)
+        if fault is None:  # white space may turn into other white space
+            assert json.loads(bytes(damaged)) == meaning
+
+
+def test_a_folder_renamed_to_another_step_is_not_that_step(tmp_path):
+    save(tmp_path, 3).rename(tmp_path / "step_000009")
+    with pytest.raises(CheckpointError, match="of step 3"):
+        load_checkpoint(tmp_path)
+
+
+def test_none_usable_though_some_exist_is_an_error_not_a_fresh_start(tmp_path):
+    for step in (1, 2):
+        cut(save(tmp_path, step), "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"step_000002.*step_000001") as caught:
+        load_checkpoint(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_step_run_again_after_damage_replaces_its_folder(tmp_path):
+    save(tmp_path, 1)
+    flip(save(tmp_path, 2), "model.safetensors")
+    save(tmp_path, 2)
+    assert names(tmp_path) == ["step_000001", "step_000002"]
+    assert load_checkpoint(tmp_path).warnings == ()
+
+
+def test_damaged_later_steps_go_and_whole_ones_stay(tmp_path):
+    for step in (1, 2):
+        save(tmp_path, step)
+    save(tmp_path, 9).rename(tmp_path / "aside")
+    cut(save(tmp_path, 8), "state.json")
+    (tmp_path / "aside").rename(tmp_path / "step_000009")
+    save(tmp_path, 3)
+    assert names(tmp_path) == ["step_000002", "step_000003", "step_000009"]
+
+
+def test_killed_while_replacing_a_step_the_old_one_still_loads(tmp_path):
+    save(tmp_path, 5).rename(tmp_path / ".replaced_step_000005")
+    assert load_checkpoint(tmp_path).step == 5
+    save(tmp_path, 6)
+    assert names(tmp_path) == ["step_000006"] or names(tmp_path) == ["step_000005", "step_000006"]
+
+
+def test_what_a_killed_save_left_is_removed_at_the_next(tmp_path):
+    save(tmp_path, 1)
+    (tmp_path / ".writing_step_000002").mkdir()
+    (tmp_path / ".writing_step_000002" / "model.safetensors").write_bytes(b"half")
+    (tmp_path / ".discarded_step_000000").mkdir()
+    assert load_checkpoint(tmp_path).step == 1
+    save(tmp_path, 2)
+    assert names(tmp_path) == ["step_000001", "step_000002"]
+
+
+def test_a_state_that_is_not_json_leaves_nothing_behind(tmp_path):
+    with pytest.raises((TypeError, ValueError)):
+        save_checkpoint(tmp_path, 1, tensors_of(1), {"reward": float("nan")})
+    assert load_checkpoint(tmp_path) is None
+
+
+def save_with_small_files(folder, answer):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    try:
+        save_checkpoint(folder, 2, tensors_of(2, size=1_000_000), {})
+    except CheckpointError as error:
+        answer.send(str(error))
+
+
+def test_a_file_that_cannot_grow_is_one_line_and_loses_nothing(tmp_path):
+    save(tmp_path, 1)
+    receive, send = FORK.Pipe(duplex=False)
+    child = FORK.Process(target=save_with_small_files, args=(tmp_path, send))
+    child.start()
+    child.join()
+    message = receive.recv()
+    assert "step_000002 was not saved" in message and "\n" not in message
+    assert names(tmp_path) == ["step_000001"]
+    assert load_checkpoint(tmp_path).step == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)], check=False
+    )
+    if mounted.returncode:
+        pytest.skip("this root may not mount")
+    try:
+        save(small, 1)
+        with pytest.raises(CheckpointError, match="No space left") as caught:
+            save_checkpoint(small, 2, tensors_of(2, size=1_000_000), {})
+        assert "\n" not in str(caught.value)
+        assert names(small) == ["step_000001"]
+        assert load_checkpoint(small).step == 1
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def save_for_ever(folder, first, saved):
+    for step in range(first, 1_000_000):
+        save_checkpoint(folder, step, tensors_of(step, size=20_000), {"step": step})
+        saved.value = step
+
+
+def test_killed_at_any_moment_of_saving_a_whole_checkpoint_loads(tmp_path):
+    dice = random.Random(0)
+    saved = FORK.Value("l", 0)
+    for _ in range(20):
+        first = saved.value + 1
+        child = FORK.Process(target=save_for_ever, args=(tmp_path, first, saved))
+        child.start()
+        while saved.value < first and child.is_alive():
+            time.sleep(0.001)
+        time.sleep(dice.uniform(0.0, 0.02))  # a save takes 3 to 10 ms
+        child.kill()
+        child.join()
+        found = load_checkpoint(tmp_path)
+        assert found.step >= saved.value >= first and found.warnings == ()
+        for name, tensor in tensors_of(found.step, size=20_000).items():
+            assert torch.equal(found.tensors[name], tensor)

@@ -1,0 +1,68 @@
+import pytest
+import torch
+from update_fixtures import forked_groups, tiny_model
+
+from ajet.core.errors import ConfigError
+from ajet.core.update.policy import Policy
+from ajet.core.update.settings import LoraSettings, UpdateSettings
+
+LORA = LoraSettings(rank=4, alpha=8, targets=("q_proj", "v_proj", "down_proj"))
+
+
+def policy_with(layout, **settings):
+    return Policy(tiny_model(), UpdateSettings(lr=1e-2, lora=LORA, batch_layout=layout, **settings))
+
+
+def test_only_adapters_learn_and_only_they_are_saved():
+    policy = policy_with("tree")
+    names = [n for n in policy.state_dict().tensors if n.startswith("model.")]
+    assert names and all("lora_" in n for n in names)
+    base = {n: p.detach().clone() for n, p in policy.model.named_parameters() if "lora_" not in n}
+    policy.update(forked_groups())
+    for name, weight in policy.model.named_parameters():
+        assert "lora_" in name or torch.equal(weight, base[name])
+
+
+def test_the_tree_trains_adapters_as_padded_does():
+    gradients = []
+    for layout in ("padded", "tree"):
+        policy = policy_with(layout, kl_loss_coef=0.1, kl_loss_type="k1")
+        policy.update(forked_groups())
+        policy.update(forked_groups(1))
+        tensors = policy.state_dict().tensors
+        gradients.append({n: t for n, t in tensors.items() if n.endswith(".exp_avg")})
+    for name, expected in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], expected, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_the_reference_is_the_model_without_adapters():
+    policy = policy_with("tree", kl_loss_coef=0.1)
+    assert policy.update(forked_groups())["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert policy.update(forked_groups())["kl"] > 1e-5
+
+
+def test_the_model_given_samples_with_the_adapters():
+    model = tiny_model()
+    policy = Policy(model, UpdateSettings(lr=1e-2, lora=LORA))
+    ids = torch.tensor([[1, 2, 3]])
+    before = model(ids).logits
+    policy.update(forked_groups())
+    assert not torch.allclose(model(ids).logits, before)
+
+
+def test_adapters_start_the_same_and_leave_the_global_generator_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first = policy_with("tree")
+    assert torch.equal(torch.rand(3), expected)
+    second = policy_with("tree")
+    for name, tensor in first.state_dict().tensors.items():
+        assert torch.equal(tensor, second.state_dict().tensors[name])
+
+
+def test_a_target_that_does_not_exist_is_one_line():
+    lora = LoraSettings(targets=("no_such_proj",))
+    with pytest.raises(ConfigError, match="no_such_proj") as caught:
+        Policy(tiny_model(), UpdateSettings(lora=lora))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,56 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet.core.update.layouts.trie import Segment, forest_of_rows, trie_of_rows
+
+
+def arrays(*rows):
+    return [np.array(row, np.int64) for row in rows]
+
+
+def test_each_distinct_prefix_is_one_token_and_depth_is_its_position():
+    forest = trie_of_rows(arrays([7, 8, 1, 2], [7, 8, 3, 4, 5], [7, 8, 1, 6]))
+    # s q a   b   f      c d e         depth-first, rows in token order
+    assert forest.token_ids_N.tolist() == [7, 8, 1, 2, 6, 3, 4, 5]
+    assert forest.positions_N.tolist() == [0, 1, 2, 3, 3, 2, 3, 4]
+    assert [n.tolist() for n in forest.row_nodes] == [[0, 1, 2, 3], [0, 1, 5, 6, 7], [0, 1, 2, 4]]
+    assert forest.segments == (
+        Segment(0, 2, 8),
+        Segment(2, 3, 5),
+        Segment(3, 4, 4),
+        Segment(4, 5, 5),
+        Segment(5, 8, 8),
+    )
+
+
+def test_a_forest_shares_nothing():
+    forest = forest_of_rows(arrays([7, 8], [7, 8, 9]))
+    assert forest.token_ids_N.tolist() == [7, 8, 7, 8, 9]
+    assert forest.segments == (Segment(0, 2, 2), Segment(2, 5, 5))
+
+
+def ancestors(forest):
+    """For each flat token the set of tokens it may see, by the segments' own definition."""
+    seen = [set() for _ in range(len(forest))]
+    for s in forest.segments:
+        for token in range(s.start, s.end):
+            seen[token] |= set(range(s.start, min(s.stop, token + 1)))
+    return seen
+
+
+rows_strategy = st.lists(
+    st.lists(st.integers(0, 2), min_size=1, max_size=7), min_size=1, max_size=9
+)
+
+
+@given(rows_strategy)
+def test_the_segments_see_exactly_the_ancestors_of_any_rows(rows):
+    forest = trie_of_rows(arrays(*rows))
+    seen = ancestors(forest)
+    assert len(forest) == len({tuple(r[: i + 1]) for r in rows for i in range(len(r))})
+    for row, nodes in zip(rows, forest.row_nodes, strict=True):
+        assert forest.token_ids_N[nodes].tolist() == row
+        assert forest.positions_N[nodes].tolist() == list(range(len(row)))
+        for depth, node in enumerate(nodes):
+            assert seen[node] == set(nodes[: depth + 1].tolist())

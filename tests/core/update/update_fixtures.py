@@ -1,0 +1,93 @@
+"""A tiny Qwen2 and hand-made samples, for the tests of the update."""
+
+import numpy as np
+import torch
+
+from ajet.core.trajectory.sample import TrainingSample
+
+
+def tiny_model(seed=0, **changes):
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    shape = dict(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Qwen2ForCausalLM(Qwen2Config(**(shape | changes))).eval()
+
+
+def sample(ids, mask, *, episode="e0", group="g0", advantage=1.0, logprobs=None):
+    """`mask` is a string such as "0011"; `logprobs` are those of the trained tokens."""
+    mask_T = np.array([c == "1" for c in mask])
+    logprobs_T = np.zeros(len(mask), np.float32)
+    logprobs_T[mask_T] = -2.0 if logprobs is None else logprobs
+    return TrainingSample(
+        episode_id=episode,
+        group_id=group,
+        token_ids=np.array(ids, np.int64),
+        loss_mask=mask_T,
+        logprobs=logprobs_T,
+        advantages=np.where(mask_T, advantage, 0.0).astype(np.float32),
+        spans=(),
+        min_policy_version=0,
+        max_policy_version=0,
+    )
+
+
+def forked_groups(seed=0, num_groups=3, group_size=4, vocab=64):
+    """A shared system prompt; ragged groups; forks, several timelines for some episodes, equal
+    responses, one row without a trained token, one that is a prefix of another."""
+    rng = np.random.default_rng(seed)
+    system = rng.integers(0, vocab, 11)
+    samples = []
+    for g in range(num_groups):
+        prompt = np.concatenate((system, rng.integers(0, vocab, 3 + 2 * g)))
+        stem = rng.integers(0, vocab, 4)
+        for e in range(group_size + g):
+            first = np.concatenate((stem[: rng.integers(0, 5)], rng.integers(0, vocab, 1 + e)))
+            tool = rng.integers(0, vocab, 3)
+            second = rng.integers(0, vocab, 1 + int(rng.integers(0, 6)))
+            name, advantage = f"g{g}e{e}", float(rng.normal())
+            ids = np.concatenate((prompt, first, tool, second))
+            mask = "0" * len(prompt) + "1" * len(first) + "0" * len(tool) + "1" * len(second)
+            logprobs = rng.normal(-2.5, 0.7, mask.count("1"))
+            samples.append(
+                sample(
+                    ids, mask, episode=name, group=f"g{g}", advantage=advantage, logprobs=logprobs
+                )
+            )
+            if e % 2:  # a second timeline of the episode, after the first answer
+                other = rng.integers(0, vocab, 4)
+                ids = np.concatenate((prompt, first, other))
+                mask = "0" * (len(prompt) + len(first)) + "0111"
+                logprobs = rng.normal(-2.5, 0.7, 3)
+                samples.append(
+                    sample(
+                        ids,
+                        mask,
+                        episode=name,
+                        group=f"g{g}",
+                        advantage=advantage,
+                        logprobs=logprobs,
+                    )
+                )
+        samples.append(sample(prompt, "0" * len(prompt), episode=f"g{g}none", group=f"g{g}"))
+        samples.append(
+            sample(ids, mask, episode=f"g{g}twin", group=f"g{g}", advantage=-0.5, logprobs=logprobs)
+        )
+        longer = np.concatenate((ids, [5, 6]))
+        samples.append(
+            sample(
+                longer, "0" * len(ids) + "11", episode=f"g{g}longer", group=f"g{g}", advantage=0.3
+            )
+        )
+    return samples

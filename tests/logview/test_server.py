@@ -1,0 +1,160 @@
+import re
+from importlib.resources import files
+
+import pytest
+from logview_fixtures import HOSTILE, Client, byte_tokenizer, write_run
+from record_fixtures import episode, group_of
+
+from ajet.core.errors import ConfigError
+from ajet.core.record.episode_store import EpisodeStore
+from ajet.core.record.run_folder import RunFolder
+from ajet.logview.server import LogviewServer, is_loopback_host
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_run(tmp_path / "math")
+
+
+@pytest.fixture
+def client(folder):
+    with LogviewServer(folder.path, port=0) as server:
+        yield Client(server)
+
+
+def ids(page):
+    return [row["episode_id"] for row in page["episodes"]]
+
+
+def test_the_run_says_what_can_be_filtered(client):
+    run = client.json("/api/run")
+    assert (run["name"], run["count"]) == ("math", 4)
+    assert (run["statuses"], run["modes"]) == (["ok", "timeout"], ["eval", "train"])
+    assert run["has_tokenizer"] is False
+
+
+def test_the_list_is_newest_first_and_pages(client):
+    first = client.json("/api/episodes?limit=3")
+    assert ids(first) == ["000002-train-0000-00", "000001-eval-0000-00", "000001-train-0000-01"]
+    second = client.json(f"/api/episodes?limit=3&after={first['next']}")
+    assert (ids(second), second["next"]) == (["000001-train-0000-00"], None)
+
+
+def test_the_list_filters(client):
+    assert ids(client.json("/api/episodes?status=timeout")) == ["000002-train-0000-00"]
+    assert ids(client.json("/api/episodes?mode=eval&status=")) == ["000001-eval-0000-00"]
+    assert ids(client.json("/api/episodes?text=ALERT")) == ["000001-train-0000-01"]
+    assert client.json("/api/episodes?is_success=true&mode=train")["count"] == 1
+
+
+def test_a_filter_that_is_no_number_is_a_bad_request(client):
+    response, content = client.get("/api/episodes?min_reward=lots")
+    assert response.status == 400
+    assert "min_reward='lots' is not a number" in content
+
+
+def test_an_episode_shows_each_sampled_token_with_its_numbers(client):
+    shown = client.json("/api/episode/000001-train-0000-00")
+    first, second = shown["turns"]
+    assert first["prompt"]["ids"] == list(range(100, 110))
+    assert first["sampled"] == {
+        "ids": [7, 8, 9],
+        "texts": ["<7>", "<8>", "<9>"],  # no tokenizer: ids
+        "logprobs": [-0.5, -0.25, -2.0],
+        "advantages": [1.0, 1.0, 1.0],
+        "mask": [1, 1, 1],
+    }
+    # the second prompt is the first prompt, its tokens and three new ids
+    assert (second["base_turn"], second["prompt_kept"]) == (0, 13)
+    assert second["prompt"]["ids"] == [50, 51, 52]
+    assert [m["episode_id"] for m in shown["members"]] == [
+        "000001-train-0000-00",
+        "000001-train-0000-01",
+    ]
+
+
+def test_tokens_have_texts_when_the_run_has_a_tokenizer(folder):
+    folder.tokenizer.mkdir()
+    byte_tokenizer().save(str(folder.tokenizer / "tokenizer.json"))
+    with LogviewServer(folder.path, port=0) as server:
+        shown = Client(server).json("/api/episode/000001-train-0000-00")
+    assert "".join(shown["turns"][0]["prompt"]["texts"]) == "defghijklm"  # bytes 100 to 109
+
+
+def test_an_absent_episode_or_path_is_not_found(client):
+    assert client.get("/api/episode/nothing")[0].status == 404
+    assert client.get("/static/../server.py")[0].status == 404
+    assert client.get("/static/%2e%2e/server.py")[0].status == 404
+
+
+def test_a_site_that_points_its_name_at_this_machine_gets_nothing(client):
+    for path in ("/", "/static/app.js", "/api/episodes"):
+        response, content = client.get(path, host="evil.example")
+        assert response.status == 403
+        assert "000001" not in content
+    assert client.get("/api/run", host="localhost:9999")[0].status == 200
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost:1", "LOCALHOST", "[::1]:80", "[::1]"])
+def test_a_host_of_this_machine_is_known(host):
+    assert is_loopback_host(host)
+
+
+@pytest.mark.parametrize(
+    "host", ["", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil", "a@localhost:x"]
+)
+def test_another_host_is_refused(host):
+    assert not is_loopback_host(host)
+
+
+def test_stored_markup_reaches_the_page_as_json_only(client):
+    response, _ = client.get("/api/episode/000001-train-0000-01")
+    assert response.headers["Content-Type"] == "application/json"
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
+    assert client.json("/api/episode/000001-train-0000-01")["query"] == HOSTILE
+    page, html = client.get("/")
+    assert "alert(" not in html
+    policy = page.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy and "script-src 'self'" in policy
+    assert "unsafe" not in policy
+
+
+def test_the_page_puts_text_in_as_text_and_loads_nothing_from_elsewhere():
+    static = files("ajet.logview").joinpath("static")
+    for file in static.iterdir():
+        source = file.read_text(encoding="utf-8")
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", source
+        )
+        assert not re.search(r"https?://|@import", source)
+        assert not re.search(r"\son\w+=", source)  # inline handlers, which the policy forbids
+
+
+def test_only_reading_is_answered(client, folder):
+    before = folder.episodes_db.read_bytes()
+    for method in ("POST", "PUT", "DELETE"):
+        assert client.get("/api/episodes", method=method)[0].status == 501
+    assert folder.episodes_db.read_bytes() == before
+
+
+def test_the_page_follows_a_run_that_goes_on(tmp_path):
+    path = tmp_path / "run"
+    with LogviewServer(path, port=0) as server, RunFolder.open(path) as folder:
+        client = Client(server)
+        assert client.json("/api/episodes") == {"episodes": [], "next": None, "count": 0}
+        with EpisodeStore(folder.episodes_db) as store:
+            store.write(1, [group_of(episode())])
+            assert client.json("/api/episodes")["count"] == 1
+            store.write(2, [group_of(episode(step=2))])
+            assert client.json("/api/run")["count"] == 2
+
+
+def test_a_port_in_use_is_one_line_and_without_a_port_another_is_taken(folder):
+    with LogviewServer(folder.path, port=0) as server:
+        port = int(server.url.rpartition(":")[2])
+        with pytest.raises(ConfigError, match=f"--port {port}: Address already in use; choose"):
+            LogviewServer(folder.path, port=port)
+
+
+def test_the_server_listens_on_the_loopback_interface_alone(client):
+    assert client._address.startswith("127.0.0.1:")

@@ -1,0 +1,25 @@
+import subprocess
+import sys
+import urllib.request
+
+from logview_fixtures import write_run
+
+LAUNCHER = [sys.executable, "-m", "ajet.cli.launcher", "view"]
+
+
+def test_view_serves_the_page_until_it_is_interrupted(tmp_path):
+    folder = write_run(tmp_path / "math")
+    command = [*LAUNCHER, str(folder.path), "--port", "0", "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        url = process.stdout.readline().split()[0]
+        with urllib.request.urlopen(url, timeout=10) as page:
+            assert b"<title>ajet</title>" in page.read()
+        process.send_signal(2)  # Ctrl-C
+        assert process.wait(timeout=10) == 0
+
+
+def test_a_folder_that_is_no_run_is_one_line(tmp_path):
+    done = subprocess.run([*LAUNCHER, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "episodes.sqlite: no such file; is this the folder of a run?" in done.stderr
