@@ -17,7 +17,7 @@ $(READY): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Setting up $(VENV): about two gigabytes with torch; a minute with a fast registry."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python \
+	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python \
 	  $(foreach links,$(FIND_LINKS),--find-links $(links)) -e '.[dev]'
 	@touch $(READY)
 

@@ -189,7 +189,7 @@ def tiny_model() -> Any:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", help="a transformers folder (default: random weights)")
     parser.add_argument("--conversations", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--repeats", type=int, default=3)

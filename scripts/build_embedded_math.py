@@ -321,7 +321,7 @@ def train(args: argparse.Namespace) -> None:
     print(f"{sum(p.numel() for p in model.parameters())} parameters", flush=True)
     for number, stage in enumerate(STAGES):
         if number >= args.first_stage:
-            rng = random.Random(f"demonstrations/{args.seed}/{number}")
+            rng = random.Random(f"demonstrations/{args.seed}" + (f"/{number}" if number else ""))
             train_stage(model, tokenizer, schemas, stage, rng, args.batch)
             save(model, tokenizer, Path(args.out))
 

@@ -17,6 +17,8 @@ def make_backbone(config: "AjetConfig") -> "DebugBackbone":
     """The backbone that the config names."""
     name = config.ajet.backbone
     if name not in BACKBONES:
-        raise ConfigError(f"backbone {name} is not built yet; --backbone debug trains on one machine")
+        raise ConfigError(
+            f"backbone {name} is not built yet; --backbone debug trains on one machine"
+        )
     module, _, kind = BACKBONES[name].partition("->")
     return getattr(import_module(module), kind)(config)

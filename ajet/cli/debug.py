@@ -11,15 +11,45 @@ def debug(
     conf: Conf,
     overrides: Overrides = None,
     tasks: Annotated[
-        int | None, typer.Option(min=1, help="Run the first N tasks. [ajet.debug]")
+        int | None,
+        typer.Option(min=1, help="Run the first N tasks. [ajet.debug.debug_first_n_tasks]"),
+    ] = None,
+    parallel: Annotated[
+        int | None,
+        typer.Option(min=1, help="So many at the same time. [ajet.debug.debug_max_parallel]"),
     ] = None,
     one_at_a_time: Annotated[
-        bool, typer.Option("--one-at-a-time", help="Run one episode at a time.")
+        bool, typer.Option("--one-at-a-time", help="The same as --parallel 1.")
     ] = False,
     project_dir: ProjectDir = None,
     verbose: Verbose = False,
 ) -> None:
-    """Run the first tasks and show each episode's conversation, reward and tokens."""
-    from ajet.core.errors import ConfigError
+    """Run the first tasks and show each episode's conversation, reward and tokens.
 
-    raise ConfigError("ajet debug is not built yet")
+    Trains and writes nothing. An exception in the workflow or the judge ends the command with its
+    own traceback.
+    """
+    from rich.console import Console
+
+    from ajet.backbones.debug.debugging import debug_episodes
+    from ajet.core.config import load_config
+    from ajet.core.errors import AjetError
+
+    config = load_config(conf, overrides or [], backbone="debug", project_dir=project_dir)
+    try:
+        debug_episodes(
+            config, Console(), num_tasks=tasks, parallel=1 if one_at_a_time else parallel
+        )
+    except AjetError:
+        raise
+    except Exception as error:  # whatever the user's code raises is theirs to see
+        if verbose:
+            raise
+        typer.echo(_shown(error), err=True, nl=False)
+        raise typer.Exit(1) from error
+
+
+def _shown(error: Exception) -> str:
+    from ajet.core.rollout.user_traceback import user_traceback
+
+    return user_traceback(error) or f"error: {type(error).__name__}: {error} (--verbose: where)\n"

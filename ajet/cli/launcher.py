@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from ajet.cli.process_end import end_within
 from ajet.core.errors import AjetError
 
 COMMANDS = {
@@ -102,7 +103,14 @@ def root(
 
 def main() -> None:
     """The console script."""
-    app(prog_name="ajet")
+    exit_code = 1
+    try:
+        app(prog_name="ajet")
+    except SystemExit as end:
+        exit_code = end.code if isinstance(end.code, int) else 0
+        raise
+    finally:
+        end_within(exit_code)
 
 
 if __name__ == "__main__":

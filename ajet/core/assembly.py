@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
 from ajet.core.importing import load_object
-from ajet.core.inference.endpoint import ModelEndpoint, SamplingParams
+from ajet.core.inference.endpoint import ChatEndpoint, ModelEndpoint, SamplingParams
 from ajet.core.judge import make_judge
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.runner import EpisodeRunner
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ajet.core.inference.chat_template import ChatTemplate
+    from ajet.core.inference.engines.in_process import InProcessEngine
     from ajet.core.model.load import LoadedModel
     from ajet.core.update.settings import UpdateSettings
 
@@ -45,6 +46,19 @@ def load_policy_model(config: AjetConfig, path: str | None = None) -> LoadedMode
         dtype=section.dtype,
         device=section.device,
         chat_template=section.chat_template,
+    )
+
+
+def make_engine(config: AjetConfig, loaded: LoadedModel, template: ChatTemplate) -> InProcessEngine:
+    """The in-process engine over a loaded model."""
+    from ajet.core.inference.engines.in_process import InProcessEngine
+
+    return InProcessEngine(
+        loaded.model,
+        stop_token_ids=template.stop_token_ids,
+        max_num_seqs=config.ajet.rollout.max_env_worker,
+        max_model_len=config.ajet.rollout.max_model_len,
+        deterministic=config.ajet.rollout.deterministic,
     )
 
 
@@ -170,24 +184,26 @@ def make_workflow(config: AjetConfig) -> WorkflowChooser:
 
 def make_runner(
     config: AjetConfig,
-    endpoint: ModelEndpoint,
-    template: ChatTemplate,
+    endpoint: ModelEndpoint | ChatEndpoint,
+    template: ChatTemplate | None,
     *,
     mode: Mode,
     debug: bool = False,
+    limits: RolloutLimits | None = None,
 ) -> EpisodeRunner:
-    """Runs the config's workflow and judge against any endpoint."""
+    """Runs the config's workflow and judge against any endpoint; a chat endpoint has no template.
+    `limits` replaces the config's."""
     from ajet.core.inference.tool_parsers import parser_for
 
     return EpisodeRunner(
         endpoint=endpoint,
         template=template,
-        parser=parser_for(template, config.ajet.rollout.tool_parser),
+        parser=parser_for(template, config.ajet.rollout.tool_parser) if template else None,
         workflow=make_workflow(config),
         judge=make_judge(
             config.ajet.task_judge.judge_protocol, config=config, base_dirs=config.base_dirs
         ),
-        limits=rollout_limits(config),
+        limits=limits or rollout_limits(config),
         sampling=sampling_params(config, mode),
         run_seed=config.ajet.seed,
         config=config,

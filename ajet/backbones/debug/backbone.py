@@ -1,6 +1,6 @@
 """The whole algorithm in one process: the engine shares the policy's weights.
 
-    for each step: tasks -> episodes -> judge -> advantages -> samples -> update -> publish -> record
+    each step: tasks -> episodes -> judge -> advantages -> samples -> update -> publish -> record
 
 Nothing here depends on timing (the engine works in waves, seeds are paths), so a run that is killed
 at any moment and resumed from its last checkpoint ends with the weights of an uninterrupted one,
@@ -9,7 +9,6 @@ bit for bit.
 Not covered: several processes or devices.
 """
 
-import asyncio
 import time
 from pathlib import Path
 
@@ -17,10 +16,10 @@ from rich.console import Console
 
 from ajet.backbones.debug.interrupt import Interrupt, catch_interrupts
 from ajet.core import assembly
+from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
+from ajet.core.errors import RunFailed
 from ajet.core.inference.chat_template import ChatTemplate
-from ajet.core.inference.engines.in_process import InProcessEngine
-from ajet.core.model.load import LoadedModel
 from ajet.core.model.save import model_files
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.evaluation import evaluate
@@ -34,19 +33,13 @@ from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
 from ajet.core.trajectory.samples import to_samples
 from ajet.core.trajectory.trajectory import Group
-from ajet.core.update.checkpoint import Checkpoint, load_checkpoint, read_checkpoint, save_checkpoint
+from ajet.core.update.checkpoint import (
+    Checkpoint,
+    load_checkpoint,
+    read_checkpoint,
+    save_checkpoint,
+)
 from ajet.core.update.policy import Policy
-
-
-def make_engine(config: AjetConfig, loaded: LoadedModel, template: ChatTemplate) -> InProcessEngine:
-    """The in-process engine over a loaded model."""
-    return InProcessEngine(
-        loaded.model,
-        stop_token_ids=template.stop_token_ids,
-        max_num_seqs=config.ajet.rollout.max_env_worker,
-        max_model_len=config.ajet.rollout.max_model_len,
-        deterministic=config.ajet.rollout.deterministic,
-    )
 
 
 def find_start(folder: RunFolder, resume: str) -> Checkpoint | None:
@@ -97,7 +90,7 @@ class Training:
         self.loaded = assembly.load_policy_model(config)
         template = ChatTemplate(self.loaded.tokenizer)
         self.policy = Policy(self.loaded.model, assembly.update_settings(config))
-        self.engine = make_engine(config, self.loaded, template)
+        self.engine = assembly.make_engine(config, self.loaded, template)
         self.runner = assembly.make_runner(config, self.engine, template, mode="train")
         self.validator = assembly.make_runner(config, self.engine, template, mode="eval")
         # With LoRA the checkpoint holds adapters alone: no model that loads by itself.
@@ -108,6 +101,7 @@ class Training:
         self.saved_step = -1
         self.successes: dict[str, dict[str, float]] = {}  # "before" and "after", by task
         self._resume()
+        self.place = self.cursor.state_dict()  # in the data, after the last whole step
         self._keep_inputs()
         self.store = EpisodeStore(folder.episodes_db)
         self.store.truncate_from(self.step + 1)
@@ -131,17 +125,22 @@ class Training:
         )
         try:
             with self.progress:
-                asyncio.run(self._train())
+                run_bounded(self._train())
         finally:
             self.metrics.close()
             self.store.close()
         summary = self._summary()
         summary.write(self.folder.summary_json)
+        if self.step < self.total_steps:
+            self.progress.console.print(
+                f"stopped after step {self.step} of {self.total_steps}: "
+                "the same command goes on from there"
+            )
         return summary
 
     async def _train(self) -> None:
         try:
-            if self.step == 0 and self.trainer.val_before_train:
+            if self._first_validation_is_due and not self.interrupt.requested:
                 await self._validate("before")
             while self.step < self.total_steps and not self.interrupt.requested:
                 await self._train_step(self.step + 1)
@@ -149,8 +148,10 @@ class Training:
                     await self._validate("after")
                 if self._is_multiple(self.trainer.save_freq):
                     self._save()
-            if self.saved_step != self.step:
-                self._save()
+            self._save_if_new()
+        except RunFailed:  # raised by a rollout: the policy is still that of the last whole step
+            self._save_if_new()
+            raise
         finally:
             await self.engine.close()
 
@@ -167,6 +168,7 @@ class Training:
         self.store.write(step, groups, advantages, samples)
         self.metrics.log(step, metrics)
         self.step, self.num_episodes = step, self.num_episodes + int(metrics["episodes/total"])
+        self.place = self.cursor.state_dict()
         self.progress.step_done(step, metrics)
 
     async def _rollout(self, tasks: list[Task], step: int) -> tuple[list[Group], float]:
@@ -212,6 +214,10 @@ class Training:
         self.progress.held_out(self.step, report.success.value)
 
     @property
+    def _first_validation_is_due(self) -> bool:
+        return self.step == 0 and self.trainer.val_before_train and "before" not in self.successes
+
+    @property
     def _validation_is_due(self) -> bool:
         """Every `test_freq` steps; and at the end of a run that was validated at its beginning."""
         is_last = self.step == self.total_steps and "before" in self.successes
@@ -220,12 +226,16 @@ class Training:
     def _is_multiple(self, frequency: int) -> bool:
         return frequency > 0 and self.step % frequency == 0
 
+    def _save_if_new(self) -> None:
+        if self.saved_step != self.step:
+            self._save()
+
     def _save(self) -> None:
         self.progress.phase("checkpoint")
         tensors, counters = self.policy.state_dict()
         state = {
             "policy": counters,
-            "cursor": self.cursor.state_dict(),
+            "cursor": self.place,
             "num_episodes": self.num_episodes,
             "seconds": self._seconds(),
             "successes": self.successes,

@@ -88,7 +88,9 @@ class RolloutConfig(Section):
         default=ValidationSampling(), description="Validation sampling."
     )
     episode_timeout_s: float = Field(
-        default=600.0, gt=0, description="Seconds after which an episode ends with status timeout."
+        default=600.0,
+        gt=0,
+        description="Seconds until an episode ends with status timeout, in-process engine's aside.",
     )
     failure_policy: Literal["mask", "retry", "drop_group", "zero"] = Field(
         default="mask", description="What becomes of a failed episode; zero gives it reward 0."

@@ -1,9 +1,15 @@
-"""The one seam between agents and models: token ids in, token ids with log-probabilities out."""
+"""The one seam between agents and models: token ids in, token ids with log-probabilities out.
+
+    ModelEndpoint    token ids          every model that is trained
+    ChatEndpoint     chat messages      somebody else's model behind an API: evaluation only
+
+Not covered: who an episode belongs to, its limits and its record (the recorders in trajectory/).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -55,6 +61,30 @@ class ModelEndpoint(Protocol):
         """Sample a continuation. `request_id` is ``episode_id/turn``: the order of a batch and the
         stickiness of a router come from it."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReply:
+    """An assistant message in OpenAI's form, and the tokens that the other side counted, if it
+    says so."""
+
+    message: dict[str, Any]
+    finish_reason: FinishReason
+    num_prompt_tokens: int | None = None
+    num_sampled_tokens: int | None = None
+
+
+@runtime_checkable
+class ChatEndpoint(Protocol):
+    """Anything that answers chat messages. It shows no token ids, so it cannot be trained."""
+
+    async def chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        sampling: SamplingParams,
+        tool_choice: str | None,
+    ) -> ChatReply: ...
 
 
 class ContextOverflow(Exception):

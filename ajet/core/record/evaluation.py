@@ -1,8 +1,9 @@
 """What an evaluation says: success, mean@k and pass@k over tasks, each with a 95 % interval.
 
-The unit is the task: k episodes of one task are not independent, so the intervals of mean@k and
-pass@k are those of a mean over tasks. With one episode a task, success is a proportion and its
-interval is Wilson's.
+The unit is the task: k episodes of one task are not independent. The interval of mean@k is that of
+a mean over tasks; those of success and pass@k are Wilson's, with as many trials as independent ones
+would give the same variance between tasks (with one episode a task: the number of tasks). So they
+stay within 0 and 1, and have a width where every episode succeeds.
 
     pass@k of a task with n episodes, c of them successful:  1 - C(n-c, k) / C(n, k)
     (Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1)
@@ -13,8 +14,8 @@ Failed episodes (timeouts, errors) count as unsuccessful: they are what a user w
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from statistics import fmean, stdev
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean, pvariance, stdev
 from typing import Any
 
 from ajet.core.trajectory.trajectory import Group
@@ -36,7 +37,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """`success` is over all episodes; `mean_at_k` is of rewards; `pass_at_k` by k = 1, 2, 4, …, n."""
+    """`success` is over all episodes, `mean_at_k` of rewards, `pass_at_k` by k = 1, 2, 4, …, n."""
 
     num_tasks: int
     num_repeat: int
@@ -46,10 +47,17 @@ class Evaluation:
     statuses: dict[str, int]
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain data; an end of an interval that is not known (a single task) is None."""
+        return _finite(asdict(self))
 
 
-def wilson(successes: int, trials: int) -> Estimate:
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def wilson(successes: float, trials: float) -> Estimate:
     """Wilson's score interval of a proportion (Wilson 1927)."""
     if trials == 0:
         return Estimate(math.nan, 0.0, 1.0)
@@ -57,6 +65,21 @@ def wilson(successes: int, trials: int) -> Estimate:
     centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
     half = Z_95 / (1 + z2 / trials) * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2))
     return Estimate(share, max(0.0, centre - half), min(1.0, centre + half))
+
+
+def share_over_tasks(shares: Sequence[float], num_repeat: int) -> Estimate:
+    """Mean of shares of successes, one a task, with Wilson's interval at the effective number of
+    trials (Franco et al. 2019): at least a task each, at most an episode each."""
+    num_tasks = len(shares)
+    if num_tasks == 0:
+        return wilson(0, 0)
+    share, between = fmean(shares), pvariance(shares)
+    most = num_tasks * num_repeat
+    trials = num_tasks * share * (1 - share) / between if between else most
+    if not 0 < share < 1:
+        trials = num_tasks  # no variance to be seen: the cautious end
+    trials = min(max(trials, num_tasks), most)
+    return replace(wilson(share * trials, trials), value=share)
 
 
 def mean_over_tasks(values: Sequence[float]) -> Estimate:
@@ -80,18 +103,16 @@ def evaluate(groups: Sequence[Group]) -> Evaluation:
     num_repeat = max((len(g.trajectories) for g in groups), default=0)
     wins = [sum(bool(t.is_success) and t.is_valid for t in g.trajectories) for g in groups]
     rewards = [fmean(t.reward or 0.0 for t in g.trajectories) for g in groups]
-    if num_repeat == 1:
-        success = wilson(sum(wins), len(groups))
-    else:
-        success = mean_over_tasks([w / num_repeat for w in wins])
     ks = [2**i for i in range(num_repeat.bit_length()) if 2**i < num_repeat] + [num_repeat]
     return Evaluation(
         num_tasks=len(groups),
         num_repeat=num_repeat,
-        success=success,
+        success=share_over_tasks([w / num_repeat for w in wins], num_repeat),
         mean_at_k=mean_over_tasks(rewards),
         pass_at_k={
-            k: mean_over_tasks([pass_at_k(num_repeat, w, k) for w in wins]) for k in ks if k
+            k: share_over_tasks([pass_at_k(num_repeat, w, k) for w in wins], num_repeat)
+            for k in ks
+            if k
         },
         statuses=dict(Counter(str(t.status) for g in groups for t in g.trajectories)),
     )

@@ -115,8 +115,9 @@ class TensorBoardSink:
         summaries: Any = summary_pb2
         self._event, self._summary = events.Event, summaries.Summary
         now = time.time()
-        # TensorBoard reads the files of a folder in the order of their names
-        name = f"events.out.tfevents.{int(now * 1000):015d}.{socket.gethostname()}.{os.getpid()}"
+        # TensorBoard reads the files of a folder in the order of their names; in nanoseconds no two
+        # sittings of a run share one.
+        name = f"events.out.tfevents.{time.time_ns():019d}.{socket.gethostname()}.{os.getpid()}"
         self._writer = RecordWriter((run.folder.tensorboard / name).open("wb"))
         self._write(events.Event(wall_time=now, file_version="brain.Event:2"))
         start = events.SessionLog(status=events.SessionLog.START)

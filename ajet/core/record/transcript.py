@@ -1,7 +1,7 @@
 """An episode as a person reads it in a terminal.
 
-    transcript(trajectory) -> lines of Rich text: each message once, in the order it came to be,
-    tool calls and results, then status, reward and tokens
+    transcript(trajectory)    a panel: each message once, in the order it came to be, tool calls and
+                              results; under each reply its tokens; then output, reward and sum
 
 Not covered: token-level credit; that is the page's work (`ajet view`).
 """
@@ -10,76 +10,148 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Group as Lines
 from rich.console import RenderableType
 from rich.panel import Panel
+from rich.table import Table
 from rich.text import Text
 
 from ajet.core.trajectory.trajectory import Trajectory
+from ajet.core.trajectory.turn import Turn
 
 STYLES = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
 MAX_CHARACTERS = 4000
+MAX_OUTPUT_CHARACTERS = 300
 
 
 def transcript(trajectory: Trajectory) -> RenderableType:
-    """The whole episode in a panel titled with its id, status and reward."""
-    lines: list[RenderableType] = [_message(m) for m in _new_messages(trajectory)]
-    lines.append(_tokens(trajectory))
-    if trajectory.error:
-        lines.append(Text(f"error  {trajectory.error}", style="bold red"))
+    """The whole episode in a panel titled with its task, status and reward."""
+    rows = Table.grid(padding=(0, 1))
+    rows.add_column(no_wrap=True)
+    rows.add_column()
+    for role, text in _rows(trajectory):
+        rows.add_row(Text(role, style=f"bold {STYLES.get(role, 'dim')}"), text)
     reward = "none" if trajectory.reward is None else f"{trajectory.reward:g}"
-    title = f"{trajectory.episode_id}  {trajectory.status}  reward {reward}"
+    task = trajectory.workflow_task.task_id
+    title = Text(f"{task}  {trajectory.status}  reward {reward}  ({trajectory.episode_id})")
     colour = "green" if trajectory.is_success else "red" if trajectory.error else "white"
-    return Panel(Lines(*lines), title=title, title_align="left", border_style=colour)
+    return Panel(rows, title=title, title_align="left", border_style=colour)
 
 
-def _new_messages(trajectory: Trajectory) -> Iterator[dict[str, Any]]:
-    """Each turn's messages that no earlier turn had, then its reply."""
+def _rows(trajectory: Trajectory) -> Iterator[tuple[str, Text]]:
+    """What stands left and right, line by line."""
     seen: list[dict[str, Any]] = []
-    for turn in trajectory.turns:
-        yield from (m for m in turn.messages if not any(_same(m, s) for s in seen))
-        yield turn.reply
+    tools: list[str] = []
+    for number, turn in enumerate(trajectory.turns):
+        if (offered := _tool_names(turn)) != tools:
+            tools = offered
+            yield "tools", Text(", ".join(tools) or "none", style="dim")
+        for message in turn.messages:
+            if not any(_same(message, known) for known in seen):
+                yield str(message.get("role")), _body(message)
+        yield "assistant", _body(turn.reply)
+        yield "", _about(number, turn)
         seen = [*seen, *turn.messages, turn.reply]
+    yield from _end(trajectory)
+
+
+def _tool_names(turn: Turn) -> list[str]:
+    return [str(tool.get("function", tool).get("name")) for tool in turn.tools or ()]
 
 
 def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Equal for a reader: role, text and the names of what was called."""
+    """Equal for a reader: role, text and the ids of what was called."""
     return _key(a) == _key(b)
 
 
 def _key(message: dict[str, Any]) -> tuple[str, str, tuple[str, ...]]:
     calls = message.get("tool_calls") or []
-    names = tuple(str(call.get("id")) for call in calls)
-    return str(message.get("role")), _text(message.get("content")), names
+    ids = tuple(str(call.get("id")) for call in calls)
+    return str(message.get("role")), _text(message.get("content")).strip(), ids
 
 
 def _text(content: Any) -> str:
     if isinstance(content, list):
-        return "".join(str(part.get("text", part)) for part in content)
+        return "".join(str(part.get("text", part) or "") for part in content)
     return "" if content is None else str(content)
 
 
-def _message(message: dict[str, Any]) -> Text:
-    role = str(message.get("role"))
-    text = Text(f"{role:9} ", style=f"bold {STYLES.get(role, '')}".strip())
-    body = _text(message.get("content")).strip()
-    if len(body) > MAX_CHARACTERS:
-        body = f"{body[:MAX_CHARACTERS]} … ({len(body) - MAX_CHARACTERS} characters more)"
-    text.append(body, style=STYLES.get(role, ""))
+def _body(message: dict[str, Any]) -> Text:
+    style = STYLES.get(str(message.get("role")), "")
+    text = Text()
+    if message.get("reasoning_content"):
+        text.append(_cut(str(message["reasoning_content"]).strip()), style="dim italic")
+    said = _text(message.get("content")).strip()
+    if said:
+        text.append("\n" if text else "").append(_cut(said), style=style)
     for call in message.get("tool_calls") or []:
-        function = call.get("function", call)
-        arguments = function.get("arguments")
-        shown = arguments if isinstance(arguments, str) else json.dumps(arguments)
-        text.append(f"{' ' if body else ''}→ {function.get('name')}({shown})", style="magenta")
+        text.append("\n" if text else "").append_text(_call(call))
+    return text or Text("(nothing)", style="dim")
+
+
+def _call(call: dict[str, Any]) -> Text:
+    """`→ name(x=1, code=` with text of several lines as it is, below."""
+    function = call.get("function", call)
+    arguments = function.get("arguments")
+    try:
+        given = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        given = None
+    text = Text(f"→ {function.get('name')}", style="magenta")
+    if not isinstance(given, dict):
+        return text.append(f"({arguments})")
+    for name, value in given.items():
+        if isinstance(value, str) and "\n" in value.strip():
+            indented = value.strip("\n").replace("\n", "\n    ")
+            text.append(f"\n  {name}:\n    {_cut(indented)}")
+        else:
+            text.append(f"\n  {name}: {_cut(str(value))}")
     return text
 
 
-def _tokens(trajectory: Trajectory) -> Text:
-    sampled = sum(len(t.completion.token_ids) for t in trajectory.turns)
-    logprob = sum(sum(t.completion.logprobs) for t in trajectory.turns)
-    mean = f"{logprob / sampled:.3f}" if sampled else "none"
-    return Text(
-        f"tokens    {sampled} sampled in {len(trajectory.turns)} turns, "
-        f"{trajectory.num_sampled} of them trainable, mean logprob {mean}",
-        style="dim",
+def _cut(text: str, limit: int = MAX_CHARACTERS) -> str:
+    return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit} more characters)"
+
+
+def _about(number: int, turn: Turn) -> Text:
+    """One reply's tokens, and what was special about it."""
+    completion = turn.completion
+    parts = [
+        f"turn {number}",
+        f"{turn.num_prompt_tokens} tokens in",
+        f"{turn.num_sampled_tokens} out ({completion.finish_reason})",
+    ]
+    if completion.logprobs:
+        mean = sum(completion.logprobs) / len(completion.logprobs)
+        parts.append(f"mean logprob {mean:.3f}")
+    if turn.agent_name != "default":
+        parts.append(f"agent {turn.agent_name}")
+    if not turn.trainable:
+        parts.append("not trained")
+    if reason := turn.notes.get("reason"):
+        parts.append(f"new branch: {reason}")
+    return Text(", ".join(parts), style="dim")
+
+
+def _end(trajectory: Trajectory) -> Iterator[tuple[str, Text]]:
+    if trajectory.output is not None and trajectory.output.metadata:
+        shown = ", ".join(f"{k}={v!r}" for k, v in trajectory.output.metadata.items())
+        yield "output", Text(_cut(shown, MAX_OUTPUT_CHARACTERS))
+    expected = trajectory.workflow_task.task.metadata.get("answer")
+    if expected is not None:
+        yield "expected", Text(_cut(str(expected).strip(), MAX_OUTPUT_CHARACTERS))
+    if trajectory.reward is not None:
+        by = ", ".join(f"{name} {value:g}" for name, value in trajectory.reward_breakdown.items())
+        success = {True: ", success", False: ", no success", None: ""}[trajectory.is_success]
+        yield "reward", Text(f"{trajectory.reward:g} ({by}){success}")
+    sampled = sum(turn.num_sampled_tokens for turn in trajectory.turns)
+    seconds = trajectory.timings.get("workflow_s", 0.0)
+    yield (
+        "sum",
+        Text(
+            f"{sampled} tokens sampled in {len(trajectory.turns)} turns, "
+            f"{trajectory.num_sampled} trainable, {seconds:.1f} s",
+            style="dim",
+        ),
     )
+    if trajectory.error:
+        yield "error", Text(trajectory.error, style="bold red")

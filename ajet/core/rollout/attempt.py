@@ -4,6 +4,9 @@
     raises                       -> truncated, env_error or agent_error (failure.py)
     is there past its deadline   -> timeout; it is cancelled, and left behind if it will not go
 
+The deadline counts the workflow's own seconds: those in which an endpoint that forms waves has it
+wait for other episodes are not its own, or one episode that hangs would time out all of them.
+
 The workflow runs as a task of its own, so neither swallowing a cancellation (AgentScope's agents
 do) nor calling `sys.exit` reaches the rollout. Judging comes later, in runner.py.
 """
@@ -18,11 +21,12 @@ from typing import Any
 from ajet.core.rollout.failure import one_line, status_of
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.scoring import checked_output
-from ajet.core.trajectory.recorder import EpisodeRecorder
+from ajet.core.trajectory.base_recorder import BaseRecorder
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow, WorkflowOutput, WorkflowTask
 
+SHORTEST_WAIT_S = 0.01
 _left_behind: set[asyncio.Task[Any]] = set()
 """Workflows that ignore cancellation; kept here so that they are not collected while they run."""
 
@@ -34,7 +38,7 @@ class Attempt:
         self,
         workflow: Workflow,
         workflow_task: WorkflowTask,
-        recorder: EpisodeRecorder,
+        recorder: BaseRecorder,
         *,
         limits: RolloutLimits,
         config: Any = None,
@@ -52,7 +56,7 @@ class Attempt:
         task = asyncio.create_task(self._execute())
         timeout_s = self._limits.episode_timeout_s
         try:
-            await asyncio.wait({task}, timeout=timeout_s)
+            await self._wait(task)
         except asyncio.CancelledError:
             await self._cancel(task)
             return self._ended(EpisodeStatus.ABORTED, "the run was stopped")
@@ -64,6 +68,18 @@ class Attempt:
             )
         error = _error_of(task)
         return self._returned(task.result()) if error is None else self._raised(error)
+
+    async def _wait(self, task: asyncio.Task[Any]) -> None:
+        """Until the workflow is over or has used up its own time."""
+        timeout_s = self._limits.episode_timeout_s
+        if timeout_s is None:
+            await asyncio.wait({task})
+            return
+        while not task.done():
+            used_s = time.perf_counter() - self._started_s - self._recorder.held_s
+            if used_s >= timeout_s:
+                return
+            await asyncio.wait({task}, timeout=max(timeout_s - used_s, SHORTEST_WAIT_S))
 
     async def _execute(self) -> Any:
         try:
@@ -114,7 +130,7 @@ class Attempt:
         )
 
 
-def _output_so_far(recorder: EpisodeRecorder) -> WorkflowOutput:
+def _output_so_far(recorder: BaseRecorder) -> WorkflowOutput:
     """For a workflow that a limit stopped before it returned: the judge gets its last words."""
     words = recorder.turns[-1].reply["content"] if recorder.turns else ""
     return WorkflowOutput(metadata={"final_answer": words, "truncated": True})

@@ -12,7 +12,8 @@ FailurePolicy = Literal["mask", "retry", "drop_group", "zero"]
 class RolloutLimits(EpisodeLimits):
     """The limits of one episode, and those of the whole rollout.
 
-    `episode_timeout_s` counts from the start of the workflow; a workflow that is still there
+    `episode_timeout_s` counts from the start of the workflow, without the time in which the
+    in-process engine has it wait (see attempt.py); a workflow that is still there
     `cancel_grace_s` after being cancelled is left behind. `failure_policy` (see failure.py) says
     what becomes of a failed episode; `max_retries` belongs to ``retry``. The run fails when more
     than `max_failure_rate` of a rollout's episodes failed.

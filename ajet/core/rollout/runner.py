@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.core import seeding
 from ajet.core.errors import AjetError, ConfigError
-from ajet.core.inference.endpoint import ModelEndpoint, SamplingParams
+from ajet.core.inference.endpoint import ChatEndpoint, ModelEndpoint, SamplingParams
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.rollout.attempt import Attempt
 from ajet.core.rollout.failure import (
@@ -36,6 +36,8 @@ from ajet.core.rollout.limits import FailurePolicy, RolloutLimits
 from ajet.core.rollout.schedule import Schedule, Slot
 from ajet.core.rollout.scoring import JudgeFault, verdict
 from ajet.core.task.task import Task
+from ajet.core.trajectory.base_recorder import BaseRecorder
+from ajet.core.trajectory.chat_recorder import ChatRecorder
 from ajet.core.trajectory.recorder import EpisodeRecorder
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 from ajet.core.workflow.workflow import Mode, Workflow, WorkflowOutput, WorkflowTask
@@ -48,14 +50,16 @@ OnEpisode = Callable[[Trajectory], None]
 
 
 class EpisodeRunner:
-    """Runs workflows against one endpoint. `workflow` makes a fresh object for each episode."""
+    """Runs workflows against one endpoint. `workflow` makes a fresh object for each episode.
+
+    A chat endpoint needs neither template nor parser, and is evaluated only."""
 
     def __init__(
         self,
         *,
-        endpoint: ModelEndpoint,
-        template: ChatTemplate,
-        parser: ToolParser,
+        endpoint: ModelEndpoint | ChatEndpoint,
+        template: ChatTemplate | None = None,
+        parser: ToolParser | None = None,
         workflow: Callable[[Task], Workflow],
         judge: BaseJudge | None,
         limits: RolloutLimits,
@@ -90,6 +94,8 @@ class EpisodeRunner:
     ) -> list[Group]:
         """`num_repeat` episodes of each task. `on_episode` is called as each one ends, before the
         failure policy is applied to its group. `sampling` replaces the runner's (evaluation)."""
+        if mode == "train" and isinstance(self._endpoint, ChatEndpoint):
+            raise ConfigError("a chat endpoint shows no token ids: evaluate it, it cannot train")
         plans = self._plans(tasks, step, mode, num_repeat)
         judging = asyncio.Semaphore(self._limits.max_env_worker)
         failed: list[Trajectory] = []
@@ -180,18 +186,21 @@ class EpisodeRunner:
 
     def _recorder(
         self, plan: WorkflowTask, sampling: SamplingParams, number: int, workflow: Workflow
-    ) -> EpisodeRecorder:
+    ) -> BaseRecorder:
         group = plan.task_batch_index
         place = (*_place(plan.mode, plan.step), group, plan.rollout_index, number)
+        episode: dict[str, Any] = {
+            "limits": self._limits,
+            "sampling": sampling,
+            "episode_id": plan.episode_id,
+            "seed_path": (self._run_seed, "rollout", *place),
+            "trainable_targets": workflow.trainable_targets,
+        }
+        if isinstance(self._endpoint, ChatEndpoint):
+            return ChatRecorder(self._endpoint, **episode)
+        assert self._template is not None and self._parser is not None
         return EpisodeRecorder(
-            endpoint=self._endpoint,
-            template=self._template,
-            parser=self._parser,
-            limits=self._limits,
-            sampling=sampling,
-            episode_id=plan.episode_id,
-            seed_path=(self._run_seed, "rollout", *place),
-            trainable_targets=workflow.trainable_targets,
+            endpoint=self._endpoint, template=self._template, parser=self._parser, **episode
         )
 
     async def _judged(self, trajectory: Trajectory, judging: asyncio.Semaphore) -> Trajectory:

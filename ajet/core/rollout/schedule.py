@@ -14,8 +14,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from ajet.core.inference.endpoint import ModelEndpoint
-
 
 class Planned(Protocol):
     """What the schedule needs to know of an episode."""
@@ -54,7 +52,7 @@ class Slot:
 class LiveEpisodes:
     """Tells the endpoint, if it wants to know."""
 
-    def __init__(self, endpoint: ModelEndpoint) -> None:
+    def __init__(self, endpoint: object) -> None:
         self.enter: Callable[[str], None] = getattr(endpoint, "enter", _ignore)
         self.leave: Callable[[str], None] = getattr(endpoint, "leave", _ignore)
 
@@ -67,7 +65,7 @@ class Schedule(Generic[Plan, Result]):
         plans: Sequence[Plan],
         *,
         limit: int,
-        endpoint: ModelEndpoint,
+        endpoint: object,
         run: Callable[[Plan, Slot], Awaitable[Result]],
     ) -> None:
         self._plans = plans

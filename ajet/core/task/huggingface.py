@@ -3,6 +3,7 @@
     dataset_path: gsm8k/main            the Hub's data set `gsm8k`, configuration `main`
     dataset_path: openai/gsm8k          a Hub data set with one configuration
     dataset_path: data/                 train.jsonl, test.parquet, train/…, data/train-0.parquet
+    dataset_path: embedded:arithmetic   comes with this package
     dataset_path: data/train.jsonl      one file, which is its own only split
 
 Local JSON lines and Parquet are read without the `datasets` package. What lies on disk comes before
@@ -18,6 +19,8 @@ from ajet.core.task.jsonl import read_jsonl, resolve
 from ajet.core.task.reader import BaseTaskReader, tasks_from_rows
 from ajet.core.task.task import Task
 
+EMBEDDED = "embedded:"
+EMBEDDED_DIR = Path(__file__).parents[2] / "embedded"
 READABLE = (".jsonl", ".json", ".parquet")
 NOT_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 
@@ -45,6 +48,8 @@ class HuggingFaceReader(BaseTaskReader):
 
 def read_split(path: str, split: str, base_dirs: list[Path]) -> list[dict[str, Any]]:
     """The rows of one split, from disk where `path` is there, else from the Hub."""
+    if path.startswith(EMBEDDED):
+        return _read_folder(_embedded(path.removeprefix(EMBEDDED)), split)
     place = resolve(path, base_dirs)
     if place.is_file():
         return _read_files([place])
@@ -53,6 +58,13 @@ def read_split(path: str, split: str, base_dirs: list[Path]) -> list[dict[str, A
     if path.startswith((".", "/", "~")) or path.endswith(READABLE):
         raise DataError(f"{path}: no such data folder or file; looked in {_listed(base_dirs)}")
     return _read_hub(path, split)
+
+
+def _embedded(name: str) -> Path:
+    names = sorted(file.parent.name for file in EMBEDDED_DIR.glob("*/train.jsonl"))
+    if name not in names:
+        raise DataError(f"{EMBEDDED}{name}: no such data in this package; there is {names}")
+    return EMBEDDED_DIR / name
 
 
 def _read_folder(folder: Path, split: str) -> list[dict[str, Any]]:

@@ -3,8 +3,8 @@
     agent --messages, tools--> chat() --token ids--> endpoint --token ids, logprobs--> Turn
 
 The prompt's ids come from the token session, so what was sampled in earlier turns is sent back as
-it was sampled. Limits of tokens and turns are kept here: the call that would pass one raises
-`EpisodeTruncated`, and so does every later call, until the workflow returns.
+it was sampled. Limits of tokens are kept here (those of calls in base_recorder.py): the call that
+would pass one raises `EpisodeTruncated`, and so does every later call, until the workflow returns.
 
 Not covered: streaming from the endpoint (a reply comes whole), stop strings, forced tool calls
 (with ``tool_choice="required"`` the reply is still what the model chose to write).
@@ -14,25 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ajet.core import seeding
-from ajet.core.inference.endpoint import (
-    Completion,
-    ContextOverflow,
-    ModelEndpoint,
-    SamplingParams,
-)
+from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
 from ajet.core.inference.session import TokenSession
-from ajet.core.trajectory.limits import (
-    EndpointFault,
-    EpisodeClosed,
-    EpisodeLimits,
-    EpisodeTruncated,
-)
+from ajet.core.trajectory.base_recorder import BaseRecorder, Overrides, present
+from ajet.core.trajectory.limits import EpisodeClosed, EpisodeLimits, EpisodeTruncated
 from ajet.core.trajectory.turn import Turn
 
 if TYPE_CHECKING:
@@ -40,22 +30,7 @@ if TYPE_CHECKING:
     from ajet.core.inference.tool_parsers.parser import ToolParser
 
 
-@dataclass(slots=True)
-class Overrides:
-    """Sampling settings that an agent asks for in one call; None keeps the run's."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    max_tokens: int | None = None
-
-    @property
-    def given(self) -> dict[str, float | int]:
-        pairs = ((name, getattr(self, name)) for name in self.__slots__)
-        return {name: value for name, value in pairs if value is not None}
-
-
-class EpisodeRecorder:
+class EpisodeRecorder(BaseRecorder):
     """The model as one episode sees it. `seed_path` is the episode's place in the tree of seeds."""
 
     def __init__(
@@ -70,37 +45,18 @@ class EpisodeRecorder:
         seed_path: Sequence[int | str],
         trainable_targets: Sequence[str] | str | None = None,
     ) -> None:
-        self.episode_id = episode_id
-        self.truncation: str | None = None
-        self.endpoint_fault: str | None = None
+        super().__init__(
+            limits=limits,
+            sampling=sampling,
+            episode_id=episode_id,
+            seed_path=seed_path,
+            trainable_targets=trainable_targets,
+        )
         self._endpoint = endpoint
+        self._holds_back = hasattr(endpoint, "enter")
         self._template = template
         self._parser = parser
-        self._limits = limits
-        self._sampling = sampling
-        self._seed_path = tuple(seed_path)
-        self._targets = _as_set(trainable_targets)
         self._session = TokenSession(template)
-        self._turns: dict[int, Turn] = {}
-        self._num_calls = 0
-        self._closed = False
-        self._born_s = time.perf_counter()
-
-    @property
-    def turns(self) -> tuple[Turn, ...]:
-        """The finished turns in the order in which their calls began."""
-        return tuple(self._turns[index] for index in sorted(self._turns))
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> EpisodeRecorder:
-        """Frameworks copy their agents, and the model with them: all copies record here."""
-        return self
-
-    def is_trainable(self, agent_name: str, target_tag: str) -> bool:
-        return self._targets is None or not self._targets.isdisjoint((agent_name, target_tag))
-
-    def close(self) -> None:
-        """No later call succeeds; what was recorded stays."""
-        self._closed = True
 
     async def chat(
         self,
@@ -134,7 +90,7 @@ class EpisodeRecorder:
             trainable=self.is_trainable(agent_name, target_tag),
             started_s=started_s,
             ended_s=self._clock(),
-            notes=_present(**notes, sampling=overrides.given or None),
+            notes=present(**notes, sampling=overrides.given or None),
         )
         return self._keep(index, turn)
 
@@ -162,30 +118,9 @@ class EpisodeRecorder:
             trainable=self.is_trainable(agent_name, target_tag),
             started_s=started_s,
             ended_s=self._clock(),
-            notes=_present(sampling=overrides.given or None),
+            notes=present(sampling=overrides.given or None),
         )
         return self._keep(index, turn)
-
-    async def _begin(self) -> int:
-        """The number of this call, fixed by the order in which calls begin."""
-        refusal = self._refusal()
-        if refusal is not None:
-            await asyncio.sleep(0)  # an agent that retries for ever still lets others run
-            raise refusal
-        index = self._num_calls
-        if index >= self._limits.max_steps:
-            raise self._truncate(f"the episode used its {self._limits.max_steps} calls (max_steps)")
-        self._num_calls += 1
-        return index
-
-    def _refusal(self) -> Exception | None:
-        if self._closed:
-            return EpisodeClosed(f"episode {self.episode_id} is over")
-        return EpisodeTruncated(self.truncation) if self.truncation else None
-
-    def _truncate(self, reason: str) -> EpisodeTruncated:
-        self.truncation = self.truncation or reason
-        return EpisodeTruncated(reason)
 
     async def _sample(self, index: int, prompt_ids: list[int], overrides: Overrides) -> Completion:
         room = self._room(index, len(prompt_ids))
@@ -220,17 +155,12 @@ class EpisodeRecorder:
         self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
         try:
-            return await self._endpoint.generate(prompt_ids, sampling, request_id)
-        except ContextOverflow as error:
-            raise self._truncate(str(error) or "the prompt fills the model's context") from error
+            return await self._answer(self._endpoint.generate(prompt_ids, sampling, request_id))
         except asyncio.CancelledError:
             abort = getattr(self._endpoint, "abort", None)
             if abort is not None:
                 abort(request_id)
             raise
-        except Exception as error:
-            self.endpoint_fault = f"{type(error).__name__}: {error}"
-            raise EndpointFault(self.endpoint_fault) from error
 
     def _text(self, completion: Completion) -> str:
         ids = completion.token_ids
@@ -260,22 +190,3 @@ class EpisodeRecorder:
                 for order, call in enumerate(parsed.tool_calls)
             ]
         return reply
-
-    def _keep(self, index: int, turn: Turn) -> Turn:
-        self._turns[index] = turn
-        return turn
-
-    def _clock(self) -> float:
-        """Seconds since the episode began."""
-        return time.perf_counter() - self._born_s
-
-
-def _as_set(targets: Sequence[str] | str | None) -> frozenset[str] | None:
-    """A single name counts as a list of one, not as its letters."""
-    if targets is None:
-        return None
-    return frozenset([targets] if isinstance(targets, str) else targets)
-
-
-def _present(**notes: Any) -> dict[str, Any]:
-    return {name: value for name, value in notes.items() if value is not None}

@@ -11,8 +11,8 @@ class Turn:
     """One completion and what it was for.
 
     `messages` and `tools` are what the agent sent (for people to read: training uses only the ids
-    in `completion`); `reply` is the assistant message parsed from the completion. `state_key` groups
-    equal environment states for step-wise credit.
+    in `completion`); `reply` is the assistant message parsed from the completion. `state_key`
+    groups equal environment states for step-wise credit.
     """
 
     completion: Completion
@@ -26,3 +26,13 @@ class Turn:
     started_s: float = 0.0
     ended_s: float = 0.0
     notes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of the ids; where a chat endpoint keeps them to itself, as many as it says."""
+        return len(self.completion.prompt_ids) or self.notes.get("prompt_tokens", 0)
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """As above, of the reply."""
+        return len(self.completion.token_ids) or self.notes.get("sampled_tokens", 0)

@@ -87,10 +87,17 @@ def save_checkpoint(
 def load_checkpoint(folder: Path) -> Checkpoint | None:
     """The newest whole checkpoint; None where there is none yet."""
     warnings: list[str] = []
+    path = newest_checkpoint(folder, warnings)
+    return None if path is None else _read(path, tuple(warnings))
+
+
+def newest_checkpoint(folder: Path, warnings: list[str] | None = None) -> Path | None:
+    """The folder of the newest whole checkpoint; those passed over are named in `warnings`."""
+    warnings = [] if warnings is None else warnings
     for path in _candidates(folder):
         fault = find_fault(path)
         if fault is None:
-            return _read(path, tuple(warnings))
+            return path
         warnings.append(f"checkpoint {path} is damaged ({fault}): passed over")
         logger.warning(warnings[-1])
     if warnings:
@@ -109,13 +116,21 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return _read(path, ())
 
 
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The weights alone of the checkpoint at `path`, which must be whole."""
+    fault = find_fault(path)
+    if fault is not None:
+        raise CheckpointError(f"checkpoint {path} cannot be used: {fault}")
+    return {f"{WEIGHT_PREFIX}{n}": t for n, t in load_file(path / WEIGHTS_FILE).items()}
+
+
 def find_fault(path: Path) -> str | None:
     """What is wrong with a checkpoint folder, or None: reads and hashes every file."""
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
         if manifest["digest"] != _digest(manifest) or manifest["format"] != FORMAT:
             return f"{MANIFEST} does not match its own digest"
-        if manifest["step"] != _step_of(path):
+        if manifest["step"] != step_of(path):
             return f"{MANIFEST} is of step {manifest['step']}"
         for name, expected in manifest["files"].items():
             if _fingerprint(path / name) != expected:
@@ -131,7 +146,7 @@ def _read(path: Path, warnings: tuple[str, ...]) -> Checkpoint:
     tensors = load_file(path / TENSORS_FILE)
     tensors |= {f"{WEIGHT_PREFIX}{n}": t for n, t in load_file(path / WEIGHTS_FILE).items()}
     state = json.loads((path / STATE_FILE).read_bytes())
-    return Checkpoint(path, _step_of(path), tensors, state, warnings)
+    return Checkpoint(path, step_of(path), tensors, state, warnings)
 
 
 def _write_files(
@@ -184,7 +199,7 @@ def _remove_older(folder: Path, step: int, keep: int) -> None:
     for path in _candidates(folder):
         if path.name.startswith(REPLACED):
             _discard(path)
-        elif _step_of(path) > step:
+        elif step_of(path) > step:
             if find_fault(path):
                 _discard(path)
         else:
@@ -212,10 +227,10 @@ def _candidates(folder: Path) -> list[Path]:
         return []
     names = (p for p in folder.iterdir() if p.name.removeprefix(REPLACED).startswith("step_"))
     found = [p for p in names if p.is_dir() and p.name.rpartition("_")[2].isdigit()]
-    return sorted(found, key=lambda p: (_step_of(p), not p.name.startswith(REPLACED)), reverse=True)
+    return sorted(found, key=lambda p: (step_of(p), not p.name.startswith(REPLACED)), reverse=True)
 
 
-def _step_of(path: Path) -> int:
+def step_of(path: Path) -> int:
     return int(path.name.rpartition("_")[2])
 
 

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ajet.core.errors import CheckpointError
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.checkpoint import WEIGHT_PREFIX
 from ajet.core.update.layouts import make_layout
@@ -33,6 +32,7 @@ from ajet.core.update.optimizer import PolicyOptimizer
 from ajet.core.update.reference import Reference
 from ajet.core.update.settings import UpdateSettings
 from ajet.core.update.update_metrics import TokenValues, UpdateMetrics
+from ajet.core.update.weights import load_weights, trainable
 
 OPTIMIZER_PREFIX = "optimizer."
 
@@ -86,22 +86,13 @@ class Policy:
 
     @torch.no_grad()
     def load_state_dict(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        weights = self._trainable()
-        for name, weight in weights.items():
-            saved = tensors.get(f"{WEIGHT_PREFIX}{name}")
-            if saved is None or saved.shape != weight.shape:
-                found = "missing" if saved is None else f"of shape {tuple(saved.shape)}"
-                raise CheckpointError(
-                    f"checkpoint does not fit the model: {name} {tuple(weight.shape)} is {found}; "
-                    "resume with the model and lora settings of the run that wrote it"
-                )
-            weight.copy_(saved)
+        load_weights(self._trainable(), tensors)
         cut = len(OPTIMIZER_PREFIX)
         optimizer = {n[cut:]: t for n, t in tensors.items() if n.startswith(OPTIMIZER_PREFIX)}
         self.optimizer.load(optimizer, int(state["num_steps"]), int(state["num_skipped"]))
 
     def _trainable(self) -> dict[str, nn.Parameter]:
-        return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        return trainable(self.model)
 
     def _learn(
         self, mini_batch: Sequence[TrainingSample], metrics: UpdateMetrics

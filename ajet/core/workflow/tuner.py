@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from ajet.core.inference.endpoint import Completion
-    from ajet.core.trajectory.recorder import EpisodeRecorder
+    from ajet.core.trajectory.base_recorder import BaseRecorder
 
 
 class ModelTuner:
@@ -36,7 +36,7 @@ class ModelTuner:
 
     def __init__(
         self,
-        recorder: EpisodeRecorder,
+        recorder: BaseRecorder,
         *,
         agent_name: str = "default",
         target_tag: str = "default",
@@ -91,7 +91,7 @@ class ModelTuner:
         **sampling: Any,
     ) -> dict[str, Any]:
         """The assistant message that the model gives, in OpenAI's form."""
-        from ajet.core.trajectory.recorder import Overrides
+        from ajet.core.trajectory.base_recorder import Overrides
 
         turn = await self._recorder.chat(
             messages,
@@ -105,7 +105,7 @@ class ModelTuner:
 
     async def generate(self, prompt_ids: Sequence[int], **sampling: Any) -> Completion:
         """Token ids in, token ids out, recorded like any call."""
-        from ajet.core.trajectory.recorder import Overrides
+        from ajet.core.trajectory.base_recorder import Overrides
 
         turn = await self._recorder.generate(
             prompt_ids,

@@ -95,7 +95,7 @@ def test_an_embedded_model_that_is_not_there():
 @pytest.mark.skipif(not (EMBEDDED_DIR / "math" / "config.json").is_file(), reason="not built yet")
 def test_embedded_math_loads():
     loaded = load_model("embedded:math", device="cpu")
-    assert loaded.model.config.vocab_size == len(loaded.tokenizer)
+    assert loaded.model.config.vocab_size >= len(loaded.tokenizer)
     assert loaded.tokenizer.chat_template
 
 

@@ -48,12 +48,26 @@ def test_pass_at_k_refuses_more_than_there_are():
 
 
 def test_the_interval_counts_tasks_not_episodes():
-    # Two tasks, one always won, one never: means 1 and 0, so half = 1.96 * 0.7071 / sqrt(2).
+    # Two tasks, one always won, one never: the four episodes are worth two independent ones.
     report = evaluate([group("a", [True, True]), group("b", [False, False])])
-    assert report.success.value == 0.5
-    assert report.success.high - 0.5 == pytest.approx(1.959964 * math.sqrt(0.5) / math.sqrt(2))
-    assert report.pass_at_k[2].value == 0.5
+    assert report.success == wilson(1, 2) == report.pass_at_k[1] == report.pass_at_k[2]
+    # Rewards are no shares: 1 and 0, so half = 1.96 * 0.7071 / sqrt(2).
+    half = report.mean_at_k.high - 0.5
+    assert half == pytest.approx(1.959964 * math.sqrt(0.5) / math.sqrt(2))
     assert mean_over_tasks([1.0, 0.0]) == report.mean_at_k
+
+
+def test_episodes_that_agree_no_more_than_by_chance_count_each():
+    # Both tasks won half the time: no variance between tasks, four trials.
+    report = evaluate([group("a", [True, False]), group("b", [False, True])])
+    assert report.success == wilson(2, 4)
+    assert report.pass_at_k[2].value == 1.0
+
+
+def test_success_of_every_episode_still_has_a_width():
+    report = evaluate([group(name, [True] * 4) for name in "abcdefgh"])
+    assert report.success == report.pass_at_k[4] == wilson(8, 8)
+    assert report.success.low == pytest.approx(0.6756, abs=1e-4)
 
 
 def test_a_failed_episode_counts_as_unsuccessful():

@@ -402,3 +402,26 @@ async def test_the_workflows_own_reward_stands_and_without_judge_none_is_an_erro
     runner = episode_runner(OneCall, endpoint(), TOKENIZER, None, max_failure_rate=1.0)
     [group] = await runner.rollout(TASKS[:1], step=0, mode="train", num_repeat=1)
     assert group.trajectories[0].status is EpisodeStatus.JUDGE_ERROR
+
+
+async def test_the_deadline_leaves_out_what_an_episode_waits_for_the_others():
+    """The endpoint answers nobody until the one that hangs is gone, as a wave does."""
+
+    class Wave(ScriptedEndpoint):
+        async def generate(self, prompt_ids, sampling, request_id):
+            while ("leave", "000000-train-0000-01") not in self.events:
+                await asyncio.sleep(0.01)
+            return await super().generate(prompt_ids, sampling, request_id)
+
+    class OneHangs(Workflow):
+        async def execute(self, workflow_task, model_tuner):
+            if workflow_task.rollout_index == 1:
+                await asyncio.sleep(60)
+            await model_tuner.chat([{"role": "user", "content": "hi"}])
+            return WorkflowOutput(reward=1.0)
+
+    runner = episode_runner(
+        OneHangs, Wave(TOKENIZER, lambda prompt, request: "yes"), TOKENIZER, episode_timeout_s=0.1
+    )
+    [group] = await runner.rollout(TASKS[:1], step=0, mode="train", num_repeat=4)
+    assert [str(t.status) for t in group.trajectories] == ["ok", "timeout", "ok", "ok"]

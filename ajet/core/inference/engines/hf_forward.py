@@ -22,7 +22,8 @@ class HfForward:
 
     def __init__(self, model: nn.Module) -> None:
         self._model: Any = model
-        self._accepted = inspect.signature(model.forward).parameters
+        inner = self._model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._accepted = inspect.signature(inner.forward).parameters
         self._device = next(model.parameters()).device
         self.reset()
 

@@ -170,7 +170,9 @@ class InProcessEngine:
             self._closed = True
             self._changed.notify()
         if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
+            # Not by a thread of the loop's pool: tools that never end may hold all of them.
+            while self._thread.is_alive():
+                await asyncio.sleep(0.005)
 
     def _forward(self) -> Forward:
         if Decoder.supports(self._model):

@@ -19,10 +19,10 @@ from agentscope.model import ChatModelBase, ChatResponse
 from agentscope.model._model_usage import ChatUsage
 from pydantic import BaseModel
 
-from ajet.core.trajectory.recorder import Overrides
+from ajet.core.trajectory.base_recorder import Overrides
 
 if TYPE_CHECKING:
-    from ajet.core.trajectory.recorder import EpisodeRecorder
+    from ajet.core.trajectory.base_recorder import BaseRecorder
     from ajet.core.trajectory.turn import Turn
 
 STRUCTURED_TOOL = "generate_structured_output"
@@ -33,7 +33,7 @@ class AgentScopeModel(ChatModelBase):
 
     def __init__(
         self,
-        recorder: EpisodeRecorder,
+        recorder: BaseRecorder,
         *,
         agent_name: str = "default",
         target_tag: str = "default",
@@ -73,12 +73,11 @@ async def _one_chunk(response: ChatResponse) -> AsyncGenerator[ChatResponse, Non
 
 
 def _response(turn: Turn, structured_model: type[BaseModel] | None) -> ChatResponse:
-    completion = turn.completion
     return ChatResponse(
         content=_blocks(turn.reply),
         usage=ChatUsage(
-            input_tokens=len(completion.prompt_ids),
-            output_tokens=len(completion.token_ids),
+            input_tokens=turn.num_prompt_tokens,
+            output_tokens=turn.num_sampled_tokens,
             time=turn.ended_s - turn.started_s,
         ),
         metadata=_structured(turn.reply, structured_model) if structured_model else None,

@@ -205,6 +205,29 @@ async def test_a_prompt_of_one_token_works(kind):
     _assert_exact(model, {0: (SamplingParams(), reply)})
 
 
+async def test_bfloat16_weights_work_and_logits_are_float32():
+    model = _model().to(torch.bfloat16)
+    reply = await _one(model, range(1, 40), sampling=SamplingParams(max_tokens=8, top_k=20))
+    assert len(reply.token_ids) == 8
+    ids = torch.tensor([[*reply.prompt_ids, *reply.token_ids]])
+    with torch.inference_mode():
+        logits = model.eval()(ids).logits[0, 38:-1].float()
+    kept = logits.topk(20).values[:, -1:]
+    expected = logits.masked_fill(logits < kept, float("-inf")).log_softmax(-1)
+    expected = expected.gather(1, torch.tensor(reply.token_ids)[:, None])[:, 0]
+    assert (torch.tensor(reply.logprobs) - expected).abs().median() < 0.1
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
+def test_a_lora_wrapped_model_samples_from_the_adapted_weights(kind):
+    from peft import LoraConfig, get_peft_model
+
+    target = ["q_proj", "down_proj"] if kind == "qwen2" else ["c_attn"]
+    lora = LoraConfig(r=2, init_lora_weights=False, target_modules=target)
+    model = get_peft_model(_model(kind), lora)
+    _assert_exact(model, _run(model)[0])
+
+
 def _shift_(model):
     with torch.no_grad():
         for parameter in model.parameters():

@@ -1,0 +1,77 @@
+"""A few episodes in this process, each shown in full: what `ajet debug` does.
+
+    first tasks -> episodes (exceptions of the workflow and the judge come through) -> transcripts
+
+Nothing is trained, judged by a failure policy, or written. There is no deadline: somebody may be
+standing at a breakpoint.
+"""
+
+from dataclasses import replace
+
+from rich.console import Console
+from rich.text import Text
+
+from ajet.core import assembly
+from ajet.core.bounded_loop import run_bounded
+from ajet.core.config import AjetConfig
+from ajet.core.inference.chat_template import ChatTemplate
+from ajet.core.record.transcript import transcript
+from ajet.core.task.reader import make_reader
+from ajet.core.task.task import Task
+from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
+
+
+def debug_episodes(
+    config: AjetConfig,
+    console: Console,
+    *,
+    num_tasks: int | None = None,
+    parallel: int | None = None,
+) -> list[Trajectory]:
+    """One episode of each of the first `num_tasks` training tasks, `parallel` at the same time;
+    None means `ajet.debug`'s number. Each is shown as it ends."""
+    section = config.ajet.debug
+    tasks = make_reader(config).get_training_tasks()[: num_tasks or section.debug_first_n_tasks]
+    assembly.user_files(config)  # mistakes in the user's files come before a model is loaded
+    trajectories = run_bounded(_run(config, console, tasks, parallel or section.debug_max_parallel))
+    console.print(_summary(trajectories))
+    return trajectories
+
+
+async def _run(
+    config: AjetConfig, console: Console, tasks: list[Task], parallel: int
+) -> list[Trajectory]:
+    assembly.set_threads(config)
+    loaded = assembly.load_policy_model(config)
+    template = ChatTemplate(loaded.tokenizer)
+    engine = assembly.make_engine(config, loaded, template)
+    limits = replace(assembly.rollout_limits(config), max_env_worker=parallel)
+    runner = assembly.make_runner(config, engine, template, mode="train", debug=True, limits=limits)
+
+    def show(trajectory: Trajectory) -> None:
+        if trajectory.status is not EpisodeStatus.ABORTED:  # another episode's exception ended it
+            console.print(transcript(trajectory))
+
+    try:
+        groups = await runner.rollout(
+            tasks,
+            step=0,
+            mode="train",
+            num_repeat=1,
+            on_episode=show,
+        )
+    finally:
+        await engine.close()
+    return [trajectory for group in groups for trajectory in group.trajectories]
+
+
+def _summary(trajectories: list[Trajectory]) -> Text:
+    rewards = [t.reward for t in trajectories if t.reward is not None]
+    wins = sum(bool(t.is_success) for t in trajectories)
+    mean = f"{sum(rewards) / len(rewards):g}" if rewards else "none"
+    num = len(trajectories)
+    return Text(
+        f"{num} episode{'s' * (num != 1)}, {wins} successful, mean reward {mean}; "
+        "nothing was trained or written",
+        style="bold",
+    )

@@ -1,0 +1,116 @@
+"""Success on a split in this process, under the seeds of the run's own validation.
+
+    config's model | a model | a checkpoint  ──> in-process engine ──┐
+    an OpenAI-compatible address             ──> chat endpoint ──────┴─> episodes ─> report
+
+With the split, the number of tasks and of repeats of a run's validation, a checkpoint's figures are
+those that the run recorded. Not covered: several processes or devices.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ajet.core import assembly
+from ajet.core.bounded_loop import run_bounded
+from ajet.core.config import AjetConfig
+from ajet.core.inference.chat_template import ChatTemplate
+from ajet.core.inference.engines.in_process import InProcessEngine
+from ajet.core.inference.engines.openai import OpenAIEngine, api_key
+from ajet.core.record.evaluation_report import EvaluationReport
+from ajet.core.task.reader import make_reader
+from ajet.core.task.task import Task
+
+Split = Literal["validation", "training"]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is evaluated: the config's model where nothing is set."""
+
+    model: str | None = None
+    checkpoint: Path | None = None
+    endpoint: str | None = None
+    endpoint_model: str | None = None
+
+
+@dataclass
+class Served:
+    """The subject, ready to answer. A chat endpoint has no template."""
+
+    name: str
+    engine: InProcessEngine | OpenAIEngine
+    template: ChatTemplate | None
+
+
+def evaluate_subject(
+    config: AjetConfig,
+    subject: Subject,
+    *,
+    split: Split = "validation",
+    num_tasks: int | None = None,
+    k: int | None = None,
+    on_start: Callable[[int], None] = lambda num_episodes: None,
+    on_episode: Callable[[], None] = lambda: None,
+) -> EvaluationReport:
+    """`k` episodes of each of the first `num_tasks` tasks; None means as the run validates."""
+    reader = make_reader(config)
+    is_held_out = split == "validation"
+    tasks = reader.get_validation_tasks() if is_held_out else reader.get_training_tasks()
+    tasks = tasks[: num_tasks or config.ajet.data.val_max_tasks]
+    k = k or config.ajet.trainer_common.val_pass_n
+    assembly.user_files(config)  # mistakes in the user's files come before a model is loaded
+    served = serve(config, subject)
+    on_start(len(tasks) * k)
+    return run_bounded(_run(config, served, tasks, k, split, on_episode))
+
+
+async def _run(
+    config: AjetConfig,
+    served: Served,
+    tasks: list[Task],
+    k: int,
+    split: Split,
+    on_episode: Callable[[], None],
+) -> EvaluationReport:
+    runner = assembly.make_runner(config, served.engine, served.template, mode="eval")
+    started_s = time.monotonic()
+    try:
+        groups = await runner.rollout(
+            tasks, step=0, mode="eval", num_repeat=k, on_episode=lambda _: on_episode()
+        )
+    finally:
+        await served.engine.close()
+    return EvaluationReport.of(
+        groups,
+        subject=served.name,
+        split=split,
+        sampling=assembly.sampling_params(config, "eval"),
+        seed=config.ajet.seed,
+        seconds=time.monotonic() - started_s,
+    )
+
+
+def serve(config: AjetConfig, subject: Subject) -> Served:
+    """Load or reach what is evaluated."""
+    if subject.endpoint is not None:
+        return _reach(config, subject.endpoint, subject.endpoint_model or "default")
+    from ajet.core.update.weights import find_checkpoint, overlay_checkpoint
+
+    path = None if subject.checkpoint is None else find_checkpoint(subject.checkpoint)
+    assembly.set_threads(config)
+    loaded = assembly.load_policy_model(config, subject.model)
+    if path is not None:
+        overlay_checkpoint(loaded.model, path, assembly.update_settings(config).lora)
+    template = ChatTemplate(loaded.tokenizer)
+    name = f"model {loaded.name}" if path is None else f"checkpoint {path}"
+    return Served(name, assembly.make_engine(config, loaded, template), template)
+
+
+def _reach(config: AjetConfig, address: str, model: str) -> Served:
+    engine = OpenAIEngine(
+        address, model=model, api_key=api_key(), timeout_s=config.ajet.rollout.episode_timeout_s
+    )
+    return Served(f"{model} at {address}", engine, None)

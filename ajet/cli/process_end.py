@@ -1,0 +1,31 @@
+"""The end of the process, which comes although threads of the user's code do not end.
+
+Python joins every thread before it exits, so one tool call that blocks for ever would keep a
+finished run on the screen. Everything of the run is written and closed by then.
+"""
+
+import atexit
+import os
+import sys
+import threading
+
+GRACE_S = 3.0
+
+
+def end_within(exit_code: int, grace_s: float = GRACE_S) -> None:
+    """Call last: the interpreter's own end has `grace_s` for the threads that are left."""
+    threads_are_gone = threading.Event()
+    atexit.register(threads_are_gone.set)  # runs after the threads were joined, before the others
+
+    def watch() -> None:
+        if threads_are_gone.wait(grace_s):
+            return
+        atexit._run_exitfuncs()  # ends the children of this process
+        sys.stdout.flush()
+        print(
+            "notice: a thread of the workflow or a tool never ended: left behind", file=sys.stderr
+        )
+        sys.stderr.flush()
+        os._exit(exit_code)
+
+    threading.Thread(target=watch, name="ajet-end", daemon=True).start()

@@ -1,0 +1,51 @@
+"""`asyncio.run` that ends, whatever the user's code does.
+
+    groups = run_bounded(train())     # then: cancel what is left, wait GRACE_S, leave it behind
+
+`asyncio.run` waits for ever for a task that swallows its cancellation and for a thread that a
+workflow blocked (`asyncio.to_thread(requests.get, …)`). Not covered: those threads still hold up
+the end of the process, which is the command line's affair (cli/process_end.py).
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+GRACE_S = 2.0
+MAX_THREADS = 256
+"""asyncio's own default is 6 on two cores: six tools that block for ever would starve the rest."""
+Result = TypeVar("Result")
+
+
+def run_bounded(main: Coroutine[Any, Any, Result], grace_s: float = GRACE_S) -> Result:
+    """Run `main` in a loop of its own; leftovers get `grace_s` to end."""
+    executor = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="ajet")
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    loop.set_default_executor(executor)
+    try:
+        return loop.run_until_complete(main)
+    finally:
+        try:
+            loop.run_until_complete(_end_leftovers(grace_s))
+        finally:
+            # A task that is left behind is destroyed while it is pending: nobody wants to read it.
+            loop.set_exception_handler(lambda _loop, _context: None)
+            executor.shutdown(wait=False, cancel_futures=True)
+            asyncio.set_event_loop(None)
+            loop.close()
+
+
+async def _end_leftovers(grace_s: float) -> None:
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        done, _ = await asyncio.wait(left, timeout=grace_s)
+        for task in done:
+            if not task.cancelled():
+                task.exception()  # it belongs to something that is over
+    with contextlib.suppress(TimeoutError):  # a generator that refuses to close is left behind too
+        await asyncio.wait_for(asyncio.get_running_loop().shutdown_asyncgens(), grace_s)

@@ -1,0 +1,104 @@
+"""Somebody else's model behind an OpenAI-compatible address, for evaluation.
+
+    engine = OpenAIEngine("http://127.0.0.1:8000/v1", model="qwen", api_key=api_key())
+    reply  = await engine.chat(messages, tools, sampling, tool_choice=None)
+
+The client retries what is worth retrying (rate limits, 5xx, broken connections) with back-off. The
+seed is sent along; whether it fixes anything is the server's affair.
+
+Not covered: streaming, training (such an address gives no token ids).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ajet.core.errors import ConfigError
+from ajet.core.inference.endpoint import (
+    ChatReply,
+    ContextOverflow,
+    FinishReason,
+    SamplingParams,
+)
+
+KEY_VARIABLES = ("AJET_ENDPOINT_API_KEY", "OPENAI_API_KEY")
+NO_KEY = "none"  # local servers ask for none, the client insists on one
+OWN_CHOICES = ("auto", "none", "required")
+MAX_RETRIES = 3
+
+
+def api_key() -> str:
+    """The key from the environment, never from a config that is written to a run folder."""
+    return next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), NO_KEY)
+
+
+class OpenAIEngine:
+    """A `ChatEndpoint` over HTTP."""
+
+    def __init__(
+        self, base_url: str, *, model: str, api_key: str = NO_KEY, timeout_s: float = 600.0
+    ) -> None:
+        from openai import AsyncOpenAI
+
+        if not base_url.startswith(("http://", "https://")):
+            raise ConfigError(f"endpoint {base_url!r}: an address begins with http:// or https://")
+        self._model = model
+        self._client = AsyncOpenAI(
+            base_url=base_url, api_key=api_key, timeout=timeout_s, max_retries=MAX_RETRIES
+        )
+
+    async def chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        sampling: SamplingParams,
+        tool_choice: str | None,
+    ) -> ChatReply:
+        """One reply; `ContextOverflow` where the server says that the prompt is too long."""
+        from openai import BadRequestError
+
+        asked = _request(messages, tools, sampling, tool_choice)
+        try:
+            completion = await self._client.chat.completions.create(model=self._model, **asked)
+        except BadRequestError as error:
+            if error.code == "context_length_exceeded" or "context length" in error.message:
+                raise ContextOverflow(error.message) from error
+            raise
+        if not getattr(completion, "choices", None):
+            raise ConnectionError(f"no choices in the answer of {self._client.base_url}")
+        choice, usage = completion.choices[0], completion.usage
+        finish: FinishReason = "length" if choice.finish_reason == "length" else "stop"
+        return ChatReply(
+            choice.message.model_dump(exclude_none=True),
+            finish,
+            usage.prompt_tokens if usage else None,
+            usage.completion_tokens if usage else None,
+        )
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+def _request(
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    sampling: SamplingParams,
+    tool_choice: str | None,
+) -> dict[str, Any]:
+    """The fields of one request; what is at its neutral value is not sent."""
+    asked: dict[str, Any] = {
+        "messages": messages,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_tokens": sampling.max_tokens,
+        "seed": sampling.seed % 2**31,  # servers differ in how large a seed they take
+    }
+    if tools:
+        asked["tools"] = tools
+    if tool_choice is not None:
+        by_name = {"type": "function", "function": {"name": tool_choice}}
+        asked["tool_choice"] = tool_choice if tool_choice in OWN_CHOICES else by_name
+    if sampling.top_k > 0:
+        asked["extra_body"] = {"top_k": sampling.top_k}  # not OpenAI's own, but most servers'
+    return asked

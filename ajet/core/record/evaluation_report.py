@@ -1,0 +1,96 @@
+"""What `ajet eval` gives: the figures of one evaluation as a table and as JSON.
+
+Not covered: the figures themselves (evaluation.py).
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group as Lines
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ajet.core.inference.endpoint import SamplingParams
+from ajet.core.record.atomic_file import write_text_atomically
+from ajet.core.record.evaluation import Estimate, Evaluation, evaluate
+from ajet.core.trajectory.trajectory import Group
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """`subject` is what was evaluated; `tasks` has each task's episodes, to compare in pairs."""
+
+    subject: str
+    split: str
+    figures: Evaluation
+    sampling: SamplingParams
+    seed: int
+    seconds: float
+    tasks: dict[str, dict[str, list[Any]]]
+
+    @classmethod
+    def of(cls, groups: Sequence[Group], **about: Any) -> "EvaluationReport":
+        tasks = {
+            group.trajectories[0].workflow_task.task_id: {
+                "success": [bool(t.is_success) and t.is_valid for t in group.trajectories],
+                "reward": [t.reward for t in group.trajectories],
+                "status": [str(t.status) for t in group.trajectories],
+            }
+            for group in groups
+        }
+        return cls(figures=evaluate(groups), tasks=tasks, **about)
+
+    def write(self, file: Path) -> None:
+        write_text_atomically(file, self.as_json())
+
+    def as_json(self) -> str:
+        drawn = asdict(self.sampling)
+        plain = {
+            "subject": self.subject,
+            "split": self.split,
+            **self.figures.as_json(),
+            "sampling": {name: drawn[name] for name in ("temperature", "top_p", "top_k")},
+            "seed": self.seed,
+            "seconds": round(self.seconds, 3),
+            "tasks": self.tasks,
+        }
+        return json.dumps(plain, indent=1, allow_nan=False) + "\n"
+
+    def shown(self) -> RenderableType:
+        """Each figure with its interval, and how the episodes ended."""
+        figures = self.figures
+        k = figures.num_repeat
+        title = f"{self.subject}, {self.split}: {figures.num_tasks} tasks x {k} episodes"
+        table = Table()
+        table.add_column()
+        table.add_column("value", justify="right")
+        table.add_column("95 % interval")
+        table.add_row("success", *_cells(figures.success))
+        table.add_row(f"mean@{k} (reward)", *_cells(figures.mean_at_k))
+        for size, estimate in figures.pass_at_k.items():
+            table.add_row(f"pass@{size}", *_cells(estimate))
+        table.add_section()
+        ended = ", ".join(f"{count} {status}" for status, count in figures.statuses.items())
+        table.add_row("episodes", str(figures.num_tasks * k), ended)
+        table.add_row("seconds", f"{self.seconds:.1f}", _sampled_how(self.sampling))
+        return Lines(Text(title, style="bold"), table)
+
+
+def _cells(estimate: Estimate) -> tuple[str, str]:
+    if abs(estimate.high - estimate.low) == float("inf"):
+        return f"{estimate.value:.3f}", "unknown: one task"
+    if estimate.low == estimate.high:
+        return f"{estimate.value:.3f}", "unknown: all tasks alike"
+    return f"{estimate.value:.3f}", f"{estimate.low:.3f} to {estimate.high:.3f}"
+
+
+def _sampled_how(sampling: SamplingParams) -> str:
+    if sampling.temperature == 0:
+        return "greedy"
+    cuts = f", top-p {sampling.top_p:g}" if sampling.top_p < 1 else ""
+    cuts += f", top-k {sampling.top_k}" if sampling.top_k > 0 else ""
+    return f"temperature {sampling.temperature:g}{cuts}"

@@ -1,0 +1,175 @@
+"""What every recorder of an episode does: number its calls, keep their turns, refuse further ones.
+
+    BaseRecorder
+    ├── EpisodeRecorder    token ids from a `ModelEndpoint`: all that training needs  (recorder.py)
+    └── ChatRecorder       messages from a `ChatEndpoint`: evaluation only       (chat_recorder.py)
+
+The call that would pass a limit raises `EpisodeTruncated`, and so does every later call, until the
+workflow returns. Not covered: limits in tokens, which need token ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+from ajet.core.inference.endpoint import ContextOverflow, SamplingParams
+from ajet.core.trajectory.limits import (
+    EndpointFault,
+    EpisodeClosed,
+    EpisodeLimits,
+    EpisodeTruncated,
+)
+from ajet.core.trajectory.turn import Turn
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(slots=True)
+class Overrides:
+    """Sampling settings that an agent asks for in one call; None keeps the run's."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_tokens: int | None = None
+
+    @property
+    def given(self) -> dict[str, float | int]:
+        pairs = ((name, getattr(self, name)) for name in self.__slots__)
+        return {name: value for name, value in pairs if value is not None}
+
+
+class BaseRecorder:
+    """The model as one episode sees it. `seed_path` is the episode's place in the tree of seeds."""
+
+    def __init__(
+        self,
+        *,
+        limits: EpisodeLimits,
+        sampling: SamplingParams,
+        episode_id: str,
+        seed_path: Sequence[int | str],
+        trainable_targets: Sequence[str] | str | None = None,
+    ) -> None:
+        self.episode_id = episode_id
+        self.truncation: str | None = None
+        self.endpoint_fault: str | None = None
+        self._limits = limits
+        self._sampling = sampling
+        self._seed_path = tuple(seed_path)
+        self._targets = _as_set(trainable_targets)
+        self._turns: dict[int, Turn] = {}
+        self._num_calls = 0
+        self._closed = False
+        self._born_s = time.perf_counter()
+        self._holds_back = False
+        self._num_asked, self._asked_s, self._held_s = 0, 0.0, 0.0
+
+    async def chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None = None,
+        *,
+        agent_name: str = "default",
+        target_tag: str = "default",
+        tool_choice: str | None = None,
+        overrides: Overrides | None = None,
+    ) -> Turn:
+        """One call with chat messages."""
+        raise NotImplementedError
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        agent_name: str = "default",
+        target_tag: str = "default",
+        overrides: Overrides | None = None,
+    ) -> Turn:
+        """One call with token ids."""
+        raise NotImplementedError
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The finished turns in the order in which their calls began."""
+        return tuple(self._turns[index] for index in sorted(self._turns))
+
+    @property
+    def held_s(self) -> float:
+        """Seconds of waiting for an endpoint that holds episodes back for one another (it forms
+        waves). They are not the episode's own: one that hangs must not cost the others theirs."""
+        asking_s = self._clock() - self._asked_s if self._num_asked else 0.0
+        return self._held_s + asking_s if self._holds_back else 0.0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Frameworks copy their agents, and the model with them: all copies record here."""
+        return self
+
+    def is_trainable(self, agent_name: str, target_tag: str) -> bool:
+        return self._targets is None or not self._targets.isdisjoint((agent_name, target_tag))
+
+    def close(self) -> None:
+        """No later call succeeds; what was recorded stays."""
+        self._closed = True
+
+    async def _begin(self) -> int:
+        """The number of this call, fixed by the order in which calls begin."""
+        refusal = self._refusal()
+        if refusal is not None:
+            await asyncio.sleep(0)  # an agent that retries for ever still lets others run
+            raise refusal
+        index = self._num_calls
+        if index >= self._limits.max_steps:
+            raise self._truncate(f"the episode used its {self._limits.max_steps} calls (max_steps)")
+        self._num_calls += 1
+        return index
+
+    def _refusal(self) -> Exception | None:
+        if self._closed:
+            return EpisodeClosed(f"episode {self.episode_id} is over")
+        return EpisodeTruncated(self.truncation) if self.truncation else None
+
+    def _truncate(self, reason: str) -> EpisodeTruncated:
+        self.truncation = self.truncation or reason
+        return EpisodeTruncated(reason)
+
+    async def _answer(self, asked: Awaitable[Answer]) -> Answer:
+        """What the endpoint answers; its failure becomes the episode's."""
+        if not self._num_asked:
+            self._asked_s = self._clock()
+        self._num_asked += 1
+        try:
+            return await asked
+        except ContextOverflow as error:
+            raise self._truncate(str(error) or "the prompt fills the model's context") from error
+        except Exception as error:
+            self.endpoint_fault = f"{type(error).__name__}: {error}"
+            raise EndpointFault(self.endpoint_fault) from error
+        finally:
+            self._num_asked -= 1
+            if not self._num_asked:
+                self._held_s += self._clock() - self._asked_s
+
+    def _keep(self, index: int, turn: Turn) -> Turn:
+        self._turns[index] = turn
+        return turn
+
+    def _clock(self) -> float:
+        """Seconds since the episode began."""
+        return time.perf_counter() - self._born_s
+
+
+def _as_set(targets: Sequence[str] | str | None) -> frozenset[str] | None:
+    """A single name counts as a list of one, not as its letters."""
+    if targets is None:
+        return None
+    return frozenset([targets] if isinstance(targets, str) else targets)
+
+
+def present(**notes: Any) -> dict[str, Any]:
+    """The notes that say something."""
+    return {name: value for name, value in notes.items() if value is not None}

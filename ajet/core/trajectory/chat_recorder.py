@@ -1,0 +1,117 @@
+"""Records an episode whose model answers chat messages and keeps its tokens to itself.
+
+    agent --messages, tools--> chat() --the same--> chat endpoint --assistant message--> Turn
+
+A turn has its messages and reply; its completion is empty, and what the endpoint says of its token
+counts is in the turn's notes. Nothing here can be trained. Limits of calls and of a reply's tokens
+hold; those of prompts are the endpoint's own.
+
+Not covered: `model_tuner.generate`, which needs token ids.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ajet.core import seeding
+from ajet.core.errors import ConfigError
+from ajet.core.inference.chat_template import normalised
+from ajet.core.inference.endpoint import ChatEndpoint, ChatReply, Completion, SamplingParams
+from ajet.core.trajectory.base_recorder import BaseRecorder, Overrides, present
+from ajet.core.trajectory.limits import EpisodeClosed
+from ajet.core.trajectory.turn import Turn
+
+
+class ChatRecorder(BaseRecorder):
+    """One episode with a `ChatEndpoint` as its model."""
+
+    def __init__(self, endpoint: ChatEndpoint, **episode: Any) -> None:
+        super().__init__(**episode)
+        self._endpoint = endpoint
+
+    async def chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None = None,
+        *,
+        agent_name: str = "default",
+        target_tag: str = "default",
+        tool_choice: str | None = None,
+        overrides: Overrides | None = None,
+    ) -> Turn:
+        index = await self._begin()
+        sent = [_openai_form(message) for message in messages]
+        offered = None if self._limits.force_disable_toolcalls or not tools else list(tools)
+        started_s = self._clock()
+        sampling = self._sampling_of(index, overrides or Overrides())
+        asked = self._endpoint.chat(sent, offered, sampling, tool_choice if offered else None)
+        answer = await self._answer(asked)
+        if self._closed:
+            raise EpisodeClosed(f"episode {self.episode_id} is over")
+        turn = Turn(
+            completion=Completion((), (), (), answer.finish_reason, 0),
+            messages=sent,
+            tools=offered,
+            reply=_checked_reply(index, answer),
+            agent_name=agent_name,
+            target_tag=target_tag,
+            trainable=False,
+            started_s=started_s,
+            ended_s=self._clock(),
+            notes=present(
+                prompt_tokens=answer.num_prompt_tokens, sampled_tokens=answer.num_sampled_tokens
+            ),
+        )
+        return self._keep(index, turn)
+
+    async def generate(self, prompt_ids: Sequence[int], **_options: Any) -> Turn:
+        raise ConfigError(
+            "model_tuner.generate() takes token ids, which a chat endpoint does not show; "
+            "use model_tuner.chat() or an agent framework"
+        )
+
+    def _sampling_of(self, index: int, overrides: Overrides) -> SamplingParams:
+        room = self._limits.max_response_length_in_one_turn
+        asked = overrides.given | {
+            "max_tokens": min(room, overrides.max_tokens or room),
+            "seed": seeding.derive(*self._seed_path, index),
+        }
+        return replace(self._sampling, **asked)
+
+
+def _openai_form(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message as an API takes it: text as one string, arguments as JSON text."""
+    form = normalised(message)
+    if form["content"] == [{"text": None}]:  # AgentScope's way of saying nothing beside a call
+        form["content"] = ""
+    for call in form.get("tool_calls", ()):
+        arguments = call["function"]["arguments"]
+        if not isinstance(arguments, str):
+            call["function"]["arguments"] = json.dumps(arguments, ensure_ascii=False)
+    return form
+
+
+def _checked_reply(index: int, answer: ChatReply) -> dict[str, Any]:
+    """The reply that the agent gets: calls whose arguments are no JSON object are text in it."""
+    reply = {**answer.message, "role": "assistant", "content": answer.message.get("content") or ""}
+    calls, malformed = [], []
+    for order, call in enumerate(reply.pop("tool_calls", None) or ()):
+        if _is_object(call["function"].get("arguments")):
+            calls.append({**call, "id": call.get("id") or f"call_{index:04d}_{order}"})
+        else:
+            malformed.append(json.dumps(call["function"], ensure_ascii=False))
+    if malformed:
+        reply["content"] = "\n".join(filter(None, [reply["content"], *malformed]))
+    if calls:
+        reply["tool_calls"] = calls
+    return reply
+
+
+def _is_object(arguments: Any) -> bool:
+    try:
+        return isinstance(json.loads(arguments), dict)
+    except (TypeError, ValueError):
+        return False

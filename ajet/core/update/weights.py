@@ -1,0 +1,55 @@
+"""A checkpoint's weights, put over the model that they were trained from.
+
+    base model (with fresh adapters, if the run had any)  <-  checkpoints/step_N/model.safetensors
+
+For a model that is only used: neither optimizer nor counters are read. Not covered: going on with
+training (`Policy.load_state_dict`).
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ajet.core.errors import CheckpointError
+from ajet.core.update.checkpoint import WEIGHT_PREFIX, newest_checkpoint, read_weights
+from ajet.core.update.lora import with_lora
+from ajet.core.update.settings import LoraSettings
+
+
+def find_checkpoint(path: Path) -> Path:
+    """`path` itself, or the newest whole checkpoint of the run folder or checkpoints/ there."""
+    for folder in (path / "checkpoints", path):
+        newest = newest_checkpoint(folder)
+        if newest is not None:
+            return newest
+    if path.name.startswith("step_"):
+        return path
+    raise CheckpointError(f"no checkpoint in {path}; give a run folder or its checkpoints/step_N")
+
+
+def overlay_checkpoint(model: nn.Module, path: Path, lora: LoraSettings | None) -> None:
+    """The weights at `path` over `model`, in place; adapters are put into its own modules."""
+    learnt = with_lora(model, lora) if lora else model
+    load_weights(trainable(learnt), read_weights(path))
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights that a checkpoint holds."""
+    return {n: p for n, p in model.named_parameters() if p.requires_grad}
+
+
+@torch.no_grad()
+def load_weights(weights: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
+    """Copy a checkpoint's tensors (under WEIGHT_PREFIX) into `weights`, all of them or none."""
+    for name, weight in weights.items():
+        saved = tensors.get(f"{WEIGHT_PREFIX}{name}")
+        if saved is None or saved.shape != weight.shape:
+            found = "missing" if saved is None else f"of shape {tuple(saved.shape)}"
+            raise CheckpointError(
+                f"checkpoint does not fit the model: {name} {tuple(weight.shape)} is {found}; "
+                "use the model and lora settings of the run that wrote it"
+            )
+    for name, weight in weights.items():
+        weight.copy_(tensors[f"{WEIGHT_PREFIX}{name}"])

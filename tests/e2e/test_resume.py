@@ -1,0 +1,99 @@
+"""Killed at any moment and resumed by the same command, a run ends with the same bits.
+
+One run is killed in a rollout, in an update, in a checkpoint and at a random moment; another, with
+programs in the sandbox as its tools, in a rollout and at a random moment. Beside them run their
+undisturbed twins. The longer soak is benchmarks/resume_soak.py. Not covered: another number of
+threads after a resume, which is not bit-identical.
+"""
+
+import json
+import random
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.e2e.kills import kill_and_resume
+from tests.e2e.toy_run import EPISODES, STEPS, ToyRun
+
+KILLS = {"Plain": ("rollout", "update", "checkpoint", "random"), "Sandboxed": ("rollout", "random")}
+
+
+@pytest.fixture(scope="module")
+def lanes(tmp_path_factory):
+    """All runs of this file, two at a time, ended: name -> (run, where it was killed)."""
+    folder = tmp_path_factory.mktemp("resume")
+
+    def made(name: str, workflow: str) -> ToyRun:
+        return ToyRun(folder / name, f"ajet.rollout.user_workflow=workflow.py->{workflow}")
+
+    def killed(workflow: str) -> tuple[ToyRun, list[str]]:
+        run = made(f"killed {workflow}", workflow)
+        return run, kill_and_resume(run, KILLS[workflow], random.Random(workflow))
+
+    def whole(name: str, workflow: str) -> tuple[ToyRun, list[str]]:
+        run = made(name, workflow)
+        assert run.finish() == 0, run.stderr()
+        return run, []
+
+    with ThreadPoolExecutor(2) as pool:
+        started = {f"killed {name}": pool.submit(killed, name) for name in KILLS}
+        started |= {f"whole {name}": pool.submit(whole, f"whole {name}", name) for name in KILLS}
+        started["again"] = pool.submit(whole, "again", "Plain")
+    return {name: future.result() for name, future in started.items()}
+
+
+@pytest.fixture(scope="module", params=list(KILLS))
+def runs(request, lanes):
+    """(undisturbed, killed, where it was killed)."""
+    return (lanes[f"whole {request.param}"][0], *lanes[f"killed {request.param}"])
+
+
+def test_the_final_weights_and_optimizer_are_bit_identical(runs):
+    whole, killed, phases = runs
+    assert len(phases) >= 2 and phases[0] == "rollout"  # where the others hit is for chance
+    assert killed.final_tensors() == whole.final_tensors()
+
+
+def test_the_records_are_those_of_one_run_too(runs):
+    whole, killed, _ = runs
+    assert episodes(killed) == episodes(whole)
+    assert len(episodes(whole)) == STEPS * EPISODES
+    assert metrics(killed) == metrics(whole)
+    assert [line["step"] for line in metrics(whole)] == [1, 2, 3, 4, 5, 6]
+    summaries = [json.loads((run.path / "summary.json").read_text()) for run in (whole, killed)]
+    assert [(s["steps"], s["episodes"]) for s in summaries] == [(6, 96), (6, 96)]
+
+
+def test_every_task_is_taken_once_an_epoch_across_the_kills(runs):
+    _, killed, _ = runs
+    groups = dict((group, query) for group, query, *_ in episodes(killed))
+    order = [query for _, query in sorted(groups.items())]
+    assert len(order) == 24  # 13 tasks, then 11 of the second epoch
+    assert len(set(order[:13])) == 13
+    assert len(set(order[13:])) == 11
+    assert order[13:] != order[:11]
+
+
+def test_two_runs_with_one_seed_are_bit_identical_and_learn(lanes):
+    one, two = lanes["whole Plain"][0], lanes["again"][0]
+    assert one.final_tensors() == two.final_tensors()
+    assert episodes(one) == episodes(two)
+    assert all(line["update/grad_norm"] > 0 for line in metrics(one))
+
+
+def episodes(run: ToyRun) -> list[tuple]:
+    """All that was sampled and earned, without times."""
+    with sqlite3.connect(run.path / "episodes.sqlite") as connection:
+        return connection.execute(
+            "SELECT group_id, query, episodes.episode_id, status, reward, turn_index, token_ids, "
+            "logprobs, advantages FROM episodes JOIN turns USING (episode_id) "
+            "WHERE turn_index = 1 ORDER BY episodes.episode_id"
+        ).fetchall()
+
+
+def metrics(run: ToyRun) -> list[dict]:
+    lines = (run.path / "logs" / "metrics.jsonl").read_text().splitlines()
+    clocks = ("time", "rollout/seconds", "rollout/episodes_per_s", "rollout/tokens_per_s")
+    timed = (*clocks, "update/seconds")
+    return [{k: v for k, v in json.loads(line).items() if k not in timed} for line in lines]

@@ -1,0 +1,251 @@
+"""A small run of the real command, as a user starts it: 4 tasks x 4 episodes, 6 steps, a second
+each. The workflow talks to the model twice, with a tool's result in between, and leaves a line in
+`episodes.log` when an episode begins and ends, so that a test knows where the run is.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+STEPS, EPISODES = 6, 16
+WORKFLOW = '''
+import asyncio
+import contextlib
+import os
+import time
+from pathlib import Path
+
+from ajet import Workflow, WorkflowOutput
+
+LOG = Path(__file__).with_name("episodes.log")
+HOLD = Path(__file__).with_name("hold")  # the step whose episodes wait in their middle
+
+
+def tell(what, workflow_task):
+    with LOG.open("a") as file:
+        file.write(f"{what} {workflow_task.step} {workflow_task.task.main_query}\\n")
+
+
+class Plain(Workflow):
+    async def tool(self, question):
+        return f"The tool says {len(question)}."
+
+    async def execute(self, workflow_task, model_tuner):
+        tell("begin", workflow_task)
+        messages = [{"role": "user", "content": workflow_task.task.main_query}]
+        reply = await model_tuner.chat(messages)
+        while HOLD.exists() and int(HOLD.read_text()) == workflow_task.step:
+            await asyncio.sleep(0.01)
+        result = await self.tool(str(reply["content"]))
+        messages += [reply, {"role": "user", "content": result}]
+        again = str((await model_tuner.chat(messages))["content"])
+        digits = sum(letter.isdigit() for letter in again)
+        tell("end", workflow_task)
+        return WorkflowOutput(reward=float(digits % 5), is_success=digits > 3)
+
+
+class Sandboxed(Plain):
+    """Its tool is a program in the sandbox, each of another length, so that results race."""
+
+    async def tool(self, question):
+        from ajet.tools.sandbox.pool import default_pool
+
+        naps = f"import time; time.sleep({sum(question.encode()) % 7 / 1000}); "
+        outcome = await default_pool().run(f"{naps}print({len(question)} * 7)", timeout=10)
+        assert outcome.returncode == 0, outcome
+        return outcome.stdout
+
+
+class Raises(Plain):
+    async def execute(self, workflow_task, model_tuner):
+        await model_tuner.chat([{"role": "user", "content": workflow_task.task.main_query}])
+        raise ValueError("no such move")
+
+
+class RaisesFromStepTwo(Plain):
+    async def execute(self, workflow_task, model_tuner):
+        if workflow_task.step >= 2 and "mended" not in os.environ:
+            raise ValueError("no such move")
+        return await super().execute(workflow_task, model_tuner)
+
+
+class OneRaises(Plain):
+    async def execute(self, workflow_task, model_tuner):
+        if workflow_task.rollout_index == 1 and workflow_task.task_batch_index == 0:
+            raise ValueError("no such move")
+        return await super().execute(workflow_task, model_tuner)
+
+
+class OneHangs(Plain):
+    async def execute(self, workflow_task, model_tuner):
+        if workflow_task.rollout_index == 1 and workflow_task.task_batch_index == 0:
+            await asyncio.sleep(3600)
+        return await super().execute(workflow_task, model_tuner)
+
+
+class Hangs(Plain):
+    async def execute(self, workflow_task, model_tuner):
+        await asyncio.sleep(3600)
+
+
+class NeverLeaves(Plain):
+    """One episode swallows every cancellation; another blocks a thread for ever."""
+
+    async def execute(self, workflow_task, model_tuner):
+        while workflow_task.rollout_index == 1:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+        if workflow_task.rollout_index == 2:
+            await asyncio.to_thread(time.sleep, 3600)
+        return await super().execute(workflow_task, model_tuner)
+
+
+class Slow(Sandboxed):
+    """Leaves time to interrupt a step; its programs and the judge's process are there then."""
+
+    async def tool(self, question):
+        from ajet.core.judge.math_process import MathProcess
+        from ajet.tools.sandbox.pool import default_pool
+
+        await asyncio.to_thread(MathProcess.shared().is_equal, "1/2", "0.5")
+        await default_pool().run("import time; time.sleep(2)", timeout=60)
+        return "done"
+'''
+CONFIG = """
+ajet:
+  experiment_name: toy
+  model: {path: "embedded:math", device: cpu}
+  task_reader:
+    type: jsonl_dataset_file
+    jsonl_dataset_file: {training: {file_path: tasks.jsonl}}
+  data: {train_batch_size: 4, max_prompt_length: 256, max_response_length: 256}
+  rollout:
+    user_workflow: workflow.py->Plain
+    num_repeat: 4
+    temperature: 1.0
+    max_response_length_in_one_turn: 24
+    max_model_len: 512
+  task_judge: {judge_protocol: null}
+  trainer_common:
+    total_training_steps: 6
+    save_freq: 1
+    test_freq: 0
+    torch_threads: 1
+    mini_batch_num: 2
+    kl_loss_coef: 0.01
+    optim: {lr: 0.001, warmup_steps: 4}
+"""
+
+
+class ToyRun:
+    """A project in `folder`, and the command over it. An epoch of 13 tasks ends within a batch."""
+
+    def __init__(self, folder: Path, *overrides: str) -> None:
+        self.folder = folder
+        self.overrides = overrides
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "workflow.py").write_text(WORKFLOW)
+        (folder / "toy.yaml").write_text(CONFIG)
+        rows = [{"query": f"What is {n} + {n * n}?", "answer": "-"} for n in range(13)]
+        (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "launcher_record" / "toy"
+
+    @property
+    def arguments(self) -> list[str]:
+        return ["--conf", "toy.yaml", "--backbone", "debug", *self.overrides]
+
+    def start(self, *overrides: str, **options) -> subprocess.Popen:
+        """The command in a process group of its own; its output goes to files."""
+        command = [sys.executable, "-m", "ajet.cli.launcher", *self.arguments, *overrides]
+        with (
+            (self.folder / "stdout").open("a") as stdout,
+            (self.folder / "stderr").open("a") as stderr,
+        ):
+            options.setdefault("env", environment())
+            return subprocess.Popen(
+                command,
+                cwd=self.folder,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+                **options,
+            )
+
+    def finish(self, *overrides: str, timeout: float = 120, **options) -> int:
+        """Run the command to its end."""
+        with ended(self.start(*overrides, **options)) as process:
+            return process.wait(timeout)
+
+    def stderr(self) -> str:
+        return (self.folder / "stderr").read_text()
+
+    def stdout(self) -> str:
+        return (self.folder / "stdout").read_text()
+
+    def errors(self) -> list[str]:
+        """What the command said on standard error, notices left out."""
+        return [line for line in self.stderr().splitlines() if not line.startswith("notice: ")]
+
+    def episodes(self, what: str, step: int) -> int:
+        """How many episodes of a step have begun, or have ended (also in an earlier sitting)."""
+        return sum(line.startswith(f"{what} {step} ") for line in self.told())
+
+    def told(self) -> list[str]:
+        log = self.folder / "episodes.log"
+        return log.read_text().splitlines() if log.exists() else []
+
+    def hold(self, step: int | None) -> None:
+        """Let the episodes of one step wait in their middle, or none."""
+        (self.folder / "hold").unlink(missing_ok=True)
+        if step is not None:
+            (self.folder / "hold").write_text(str(step))
+
+    def forget_told(self) -> None:
+        (self.folder / "episodes.log").unlink(missing_ok=True)
+
+    def steps_saved(self) -> list[int]:
+        return sorted(int(p.name[5:]) for p in (self.path / "checkpoints").glob("step_*"))
+
+    def final_tensors(self, step: int = STEPS) -> dict[str, bytes]:
+        """The bytes of everything that is learned: weights, and the optimizer's state."""
+        folder = self.path / "checkpoints" / f"step_{step:06d}"
+        return {
+            name: (folder / name).read_bytes()
+            for name in ("model.safetensors", "tensors.safetensors")
+        }
+
+
+def environment(**more: str) -> dict[str, str]:
+    """One thread: two tests then fit on two cores, and the numbers don't depend on the machine."""
+    return os.environ | {"OMP_NUM_THREADS": "1"} | more
+
+
+@contextlib.contextmanager
+def ended(process: subprocess.Popen):
+    """Whatever the test finds, the process is over afterwards."""
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def wait_until(condition, process: subprocess.Popen, timeout: float = 60, every_s=0.002) -> bool:
+    """Whether it came true before the process ended."""
+    until = time.monotonic() + timeout
+    while time.monotonic() < until:
+        if condition():
+            return True
+        if process.poll() is not None:
+            return False
+        time.sleep(every_s)
+    raise TimeoutError("it never came to that")
