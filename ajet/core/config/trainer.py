@@ -40,9 +40,6 @@ class AlgorithmConfig(Section):
     use_kl_in_reward: Annotated[
         bool, NotBuilt("the KL is a loss term: set trainer_common.use_kl_loss")
     ] = Field(default=False, description="Subtract the KL from the reward.")
-    shuffle_rewards: bool = Field(
-        default=False, description="Control experiment: deal the step's rewards out at random."
-    )
 
 
 class OptimConfig(Section):
@@ -130,7 +127,7 @@ class TrainerConfig(Section):
         default="auto", description="How samples are laid out; every layout has the same gradient."
     )
     max_tokens_per_micro_batch: int = Field(
-        default=16384,
+        default=4096,
         ge=1,
         description="Tokens of one forward pass; the gradient does not depend on it.",
     )
