@@ -205,7 +205,7 @@ class Encoder:
 
 
 def forward(decoder: Decoder, prefix: Tensor, tokens_BT: Tensor) -> Tensor:
-    """Logits ``[B, T, vocab]`` of right-padded rows that share one prefix, the prefix computed once."""
+    """Logits ``[B, T, vocab]`` of right-padded rows; their common prefix is computed once."""
     num_rows, length = tokens_BT.shape
     num_prefix = len(prefix)
     positions = torch.cat(

@@ -56,7 +56,8 @@ TEMPLATES: tuple[tuple[str, str], ...] = (
     ("{n} had {a} {i}, lost {b} and sold the rest for {x} coins each. How many coins?",
      "(a - b) * x"),
     ("{q} {i} are shared by {x} children. {n} then gets {b} more. How many has {n}?", "q // x + b"),
-    ("{x} friends share {q} {i} equally. {n} loses {d} of one share. How many are left of it?", "q // x - d"),
+    ("{x} friends share {q} {i} equally. {n} loses {d} of one share. How many are left of it?",
+     "q // x - d"),
     ("A crate has {x} layers of {y} rows with {a} {i} each. How many {i} are there?", "x * y * a"),
     # three operations
     ("{n} has {a} {i}, finds {b}, buys {c} and loses {e}. How many now?", "a + b + c - e"),
@@ -77,7 +78,7 @@ TEMPLATES: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True)
 class Problem:
-    """One word problem: its text, the expression that solves it, and the answer (a whole number)."""
+    """One word problem: its text, the expression that solves it, and the whole number it gives."""
 
     question: str
     expression: str
@@ -100,7 +101,7 @@ def draw(rng: random.Random, template: int | None = None, num_digits: int = 2) -
     text, pattern = TEMPLATES[index]
     while True:
         numbers = _draw_numbers(rng, num_digits)
-        expression = re.sub(r"[a-eqxy]", lambda m: str(numbers[m.group()]), pattern)
+        expression = re.sub(r"[a-eqxy]", r"{\g<0>}", pattern).format(**numbers)
         answer = evaluate(expression)
         if answer > 0 and not ("a - b" in pattern and numbers["a"] <= numbers["b"]):
             break
