@@ -29,17 +29,15 @@ def debug(
     Trains and writes nothing. An exception in the workflow or the judge ends the command with its
     own traceback.
     """
-    from rich.console import Console
-
-    from ajet.backbones.debug.debugging import debug_episodes
+    from ajet.backbones import make_backbone
+    from ajet.cli.screen_log import begin_screen_log
     from ajet.core.config import load_config
     from ajet.core.errors import AjetError
 
+    begin_screen_log(verbose)
     config = load_config(conf, overrides or [], backbone="debug", project_dir=project_dir)
     try:
-        debug_episodes(
-            config, Console(), num_tasks=tasks, parallel=1 if one_at_a_time else parallel
-        )
+        make_backbone(config).debug(num_tasks=tasks, parallel=1 if one_at_a_time else parallel)
     except AjetError:
         raise
     except Exception as error:  # whatever the user's code raises is theirs to see

@@ -57,9 +57,12 @@ def evaluate(
     from rich.console import Console
     from rich.progress import Progress
 
-    from ajet.backbones.debug.evaluating import Subject, evaluate_subject
+    from ajet.backbones import make_backbone
+    from ajet.backbones.debug.evaluating import Subject
+    from ajet.cli.screen_log import begin_screen_log
     from ajet.core.config import load_config
 
+    begin_screen_log(verbose)
     needs_model = endpoint is None and model is None
     required = ["ajet.rollout.user_workflow", *(["ajet.model.path"] if needs_model else [])]
     config = load_config(
@@ -69,8 +72,7 @@ def evaluate(
     screen = Console(stderr=True)
     with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
         bar = progress.add_task("episodes", total=None)
-        report = evaluate_subject(
-            config,
+        report = make_backbone(config).evaluate(
             subject,
             split=split,
             num_tasks=num_tasks,

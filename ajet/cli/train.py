@@ -43,10 +43,12 @@ def train(
     from rich.console import Console
 
     from ajet.backbones import make_backbone
+    from ajet.cli.screen_log import begin_screen_log
     from ajet.core.config import load_config
     from ajet.core.errors import ConfigError
     from ajet.core.record.summary_table import print_summary
 
+    begin_screen_log(verbose)
     if debug is not None:
         raise ConfigError("--debug TAG is not taken: run `ajet debug --conf …`, or set breakpoints")
     resumes = [] if resume is None else [f"ajet.trainer_common.resume={_resume(resume)}"]
@@ -59,7 +61,7 @@ def train(
         typer.echo(f"notice: {notice}", err=True)
     with _logview(with_logview, config.run_folder):
         summary = chosen.fit()
-    print_summary(Console(), summary, config.run_folder)
+    print_summary(Console(), summary, config.run_folder, conf, overrides or [])
 
 
 def _resume(resume: bool) -> str:

@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from loguru import logger
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
@@ -30,16 +29,6 @@ ONE = "ajet.trainer_common.total_training_steps=1"
 
 def workflow(name: str) -> str:
     return f"ajet.rollout.user_workflow=workflow.py->{name}"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def warnings_follow_stderr():
-    """loguru holds on to the stream of its import, which `CliRunner` replaces and closes."""
-    logger.remove()
-    logger.add(lambda line: sys.stderr.write(line), format="notice: {message}")
-    yield
-    logger.remove()
-    logger.add(sys.__stderr__)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +74,11 @@ def command(run: ToyRun, monkeypatch, *overrides: str):
 def error_line(result) -> str:
     assert result.exit_code == 1, result.output
     assert "Traceback" not in result.output
-    lines = [line for line in result.stderr.splitlines() if not line.startswith("notice: ")]
+    lines = [
+        line
+        for line in result.stderr.splitlines()
+        if not line.startswith(("notice: ", "warning: "))
+    ]
     assert len(lines) == 1 and lines[0].startswith("error: "), result.stderr
     return lines[0]
 
@@ -304,7 +297,7 @@ def finish_elsewhere(run: ToyRun, folder: Path) -> int:
 
 def elsewhere(folder: Path) -> list[str]:
     lines = (folder / "stderr").read_text().splitlines()
-    return [line for line in lines if not line.startswith("notice: ")]
+    return [line for line in lines if not line.startswith(("notice: ", "warning: "))]
 
 
 def test_a_workflow_that_never_leaves_does_not_hold_up_the_end(processes):

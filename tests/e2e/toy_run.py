@@ -192,7 +192,8 @@ class ToyRun:
 
     def errors(self) -> list[str]:
         """What the command said on standard error, notices left out."""
-        return [line for line in self.stderr().splitlines() if not line.startswith("notice: ")]
+        lines = self.stderr().splitlines()
+        return [line for line in lines if not line.startswith(("notice: ", "warning: "))]
 
     def episodes(self, what: str, step: int) -> int:
         """How many episodes of a step have begun, or have ended (also in an earlier sitting)."""

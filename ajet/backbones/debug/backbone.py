@@ -1,59 +1,23 @@
-"""The whole algorithm in one process: the engine shares the policy's weights.
+"""Everything in this process, on a CPU or one GPU: train, evaluate, look at a few episodes."""
 
-    each step: tasks -> episodes -> judge -> advantages -> samples -> update -> publish -> record
-
-Nothing here depends on timing (the engine works in waves, seeds are paths), so a run that is killed
-at any moment and resumed from its last checkpoint ends with the weights of an uninterrupted one,
-bit for bit.
-
-Not covered: several processes or devices.
-"""
-
-import time
-from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from ajet.backbones.debug.interrupt import Interrupt, catch_interrupts
-from ajet.core import assembly
-from ajet.core.bounded_loop import run_bounded
+from ajet.backbones.debug.debugging import debug_episodes
+from ajet.backbones.debug.evaluating import Subject, evaluate_subject
+from ajet.backbones.debug.interrupt import catch_interrupts
+from ajet.backbones.debug.training import Training
 from ajet.core.config import AjetConfig
-from ajet.core.errors import RunFailed
-from ajet.core.inference.chat_template import ChatTemplate
-from ajet.core.model.save import model_files
-from ajet.core.record.episode_store import EpisodeStore
-from ajet.core.record.evaluation import evaluate
-from ajet.core.record.metrics import MetricsLogger
-from ajet.core.record.progress import TrainingProgress
+from ajet.core.record.evaluation_report import EvaluationReport
 from ajet.core.record.run_folder import RunFolder
-from ajet.core.record.step_metrics import step_metrics
-from ajet.core.record.summary import RunSummary, peak_rss_bytes
-from ajet.core.task.cursor import DataCursor
-from ajet.core.task.reader import make_reader
-from ajet.core.task.task import Task
-from ajet.core.trajectory.samples import to_samples
-from ajet.core.trajectory.trajectory import Group
-from ajet.core.update.checkpoint import (
-    Checkpoint,
-    load_checkpoint,
-    read_checkpoint,
-    save_checkpoint,
-)
-from ajet.core.update.policy import Policy
-
-
-def find_start(folder: RunFolder, resume: str) -> Checkpoint | None:
-    """The checkpoint that `trainer_common.resume` means; None begins at step 0."""
-    if resume == "auto":
-        return load_checkpoint(folder.checkpoints)
-    if resume == "disable":
-        folder.set_aside_checkpoints()
-        return None
-    return read_checkpoint(Path(resume))
+from ajet.core.record.run_log import run_log
+from ajet.core.record.summary import RunSummary
+from ajet.core.trajectory.trajectory import Trajectory
 
 
 class DebugBackbone:
-    """Trains in this process, on a CPU or one GPU."""
+    """The three verbs of a backbone; each loads what it needs."""
 
     def __init__(self, config: AjetConfig, console: Console | None = None) -> None:
         self.config = config
@@ -61,228 +25,17 @@ class DebugBackbone:
 
     def fit(self) -> RunSummary:
         """Train to the last step, on from the newest checkpoint if there is one."""
-        with RunFolder.open(self.config.run_folder) as folder, catch_interrupts() as interrupt:
+        with (
+            RunFolder.open(self.config.run_folder) as folder,
+            run_log(folder.logs / "run.log"),
+            catch_interrupts() as interrupt,
+        ):
             return Training(self.config, folder, interrupt, self.console).run()
 
+    def evaluate(self, subject: Subject, **options: Any) -> EvaluationReport:
+        """Success of `subject` on a split; see `evaluate_subject`."""
+        return evaluate_subject(self.config, subject, **options)
 
-class Training:
-    """One sitting of one run: everything that is alive between its first step and its last."""
-
-    def __init__(
-        self, config: AjetConfig, folder: RunFolder, interrupt: Interrupt, console: Console
-    ) -> None:
-        self.config, self.folder, self.interrupt = config, folder, interrupt
-        self.trainer = config.ajet.trainer_common
-        reader = make_reader(config)
-        self.tasks = reader.get_training_tasks()
-        self.held_out = reader.get_validation_tasks()[: config.ajet.data.val_max_tasks]
-        self.cursor = DataCursor(
-            len(self.tasks),
-            config.ajet.data.train_batch_size,
-            seed=config.ajet.seed,
-            shuffle=config.ajet.data.shuffle,
-        )
-        steps = self.trainer.total_training_steps
-        self.total_steps = (
-            self.cursor.total_steps(self.trainer.total_epochs) if steps is None else steps
-        )
-        assembly.set_threads(config)
-        self.loaded = assembly.load_policy_model(config)
-        template = ChatTemplate(self.loaded.tokenizer)
-        self.policy = Policy(self.loaded.model, assembly.update_settings(config))
-        self.engine = assembly.make_engine(config, self.loaded, template)
-        self.runner = assembly.make_runner(config, self.engine, template, mode="train")
-        self.validator = assembly.make_runner(config, self.engine, template, mode="eval")
-        # With LoRA the checkpoint holds adapters alone: no model that loads by itself.
-        self.files = {} if self.policy.settings.lora else model_files(self.loaded)
-        self.step = 0
-        self.num_episodes = 0
-        self.seconds_before = 0.0  # of earlier sittings
-        self.saved_step = -1
-        self.successes: dict[str, dict[str, float]] = {}  # "before" and "after", by task
-        self._resume()
-        self.place = self.cursor.state_dict()  # in the data, after the last whole step
-        self._keep_inputs()
-        self.store = EpisodeStore(folder.episodes_db)
-        self.store.truncate_from(self.step + 1)
-        self.metrics = MetricsLogger(
-            list(self.trainer.logger),
-            folder,
-            experiment=config.experiment_name,
-            project=config.ajet.project_name,
-            config=config.to_dict(),
-            start_step=self.step + 1,
-        )
-        self.progress = TrainingProgress(
-            self.total_steps, console, title=config.experiment_name, first_step=self.step + 1
-        )
-        self.started_s = time.monotonic()
-
-    def run(self) -> RunSummary:
-        """All steps that are left; the summary is written last."""
-        self.interrupt.on_first = lambda: self.progress.note(
-            "stopping after this step; Ctrl-C again stops at once"
-        )
-        try:
-            with self.progress:
-                run_bounded(self._train())
-        finally:
-            self.metrics.close()
-            self.store.close()
-        summary = self._summary()
-        summary.write(self.folder.summary_json)
-        if self.step < self.total_steps:
-            self.progress.console.print(
-                f"stopped after step {self.step} of {self.total_steps}: "
-                "the same command goes on from there"
-            )
-        return summary
-
-    async def _train(self) -> None:
-        try:
-            if self._first_validation_is_due and not self.interrupt.requested:
-                await self._validate("before")
-            while self.step < self.total_steps and not self.interrupt.requested:
-                await self._train_step(self.step + 1)
-                if self._validation_is_due and not self.interrupt.requested:
-                    await self._validate("after")
-                if self._is_multiple(self.trainer.save_freq):
-                    self._save()
-            self._save_if_new()
-        except RunFailed:  # raised by a rollout: the policy is still that of the last whole step
-            self._save_if_new()
-            raise
-        finally:
-            await self.engine.close()
-
-    async def _train_step(self, step: int) -> None:
-        """The algorithm."""
-        tasks = [self.tasks[index] for index in self.cursor.next_batch()]
-        groups, rollout_s = await self._rollout(tasks, step)
-        advantages = assembly.group_advantages(self.config, groups)
-        samples = to_samples(groups, advantages)
-        self.progress.phase("update", 1)
-        update = self.policy.update(samples, on_progress=self.progress.fraction)
-        self.engine.publish(step)
-        metrics = step_metrics(groups, samples, update, rollout_s)
-        self.store.write(step, groups, advantages, samples)
-        self.metrics.log(step, metrics)
-        self.step, self.num_episodes = step, self.num_episodes + int(metrics["episodes/total"])
-        self.place = self.cursor.state_dict()
-        self.progress.step_done(step, metrics)
-
-    async def _rollout(self, tasks: list[Task], step: int) -> tuple[list[Group], float]:
-        started_s = time.monotonic()
-        num_repeat = self.config.ajet.rollout.num_repeat
-        self.progress.phase("rollout", len(tasks) * num_repeat)
-        groups = await self.runner.rollout(
-            tasks,
-            step=step,
-            mode="train",
-            num_repeat=num_repeat,
-            on_episode=lambda _: self.progress.advance(),
-        )
-        return groups, time.monotonic() - started_s
-
-    async def _validate(self, moment: str) -> None:
-        """Success on the held-out tasks, under the same seeds at every step."""
-        if not self.held_out:
-            return
-        num_repeat = self.trainer.val_pass_n
-        self.progress.phase("held-out", len(self.held_out) * num_repeat)
-        groups = await self.validator.rollout(
-            self.held_out,
-            step=self.step,
-            mode="eval",
-            num_repeat=num_repeat,
-            on_episode=lambda _: self.progress.advance(),
-        )
-        report = evaluate(groups)
-        self.successes[moment] = {
-            group.trajectories[0].workflow_task.task_id: sum(
-                bool(t.is_success) and t.is_valid for t in group.trajectories
-            )
-            / num_repeat
-            for group in groups
-        }
-        self.store.write(self.step, groups)
-        self.metrics.log(
-            self.step,
-            {"held_out/success": report.success.value, "held_out/reward": report.mean_at_k.value}
-            | {f"held_out/pass_at_{k}": e.value for k, e in report.pass_at_k.items()},
-        )
-        self.progress.held_out(self.step, report.success.value)
-
-    @property
-    def _first_validation_is_due(self) -> bool:
-        return self.step == 0 and self.trainer.val_before_train and "before" not in self.successes
-
-    @property
-    def _validation_is_due(self) -> bool:
-        """Every `test_freq` steps; and at the end of a run that was validated at its beginning."""
-        is_last = self.step == self.total_steps and "before" in self.successes
-        return is_last or self._is_multiple(self.trainer.test_freq)
-
-    def _is_multiple(self, frequency: int) -> bool:
-        return frequency > 0 and self.step % frequency == 0
-
-    def _save_if_new(self) -> None:
-        if self.saved_step != self.step:
-            self._save()
-
-    def _save(self) -> None:
-        self.progress.phase("checkpoint")
-        tensors, counters = self.policy.state_dict()
-        state = {
-            "policy": counters,
-            "cursor": self.place,
-            "num_episodes": self.num_episodes,
-            "seconds": self._seconds(),
-            "successes": self.successes,
-        }
-        save_checkpoint(
-            self.folder.checkpoints,
-            self.step,
-            tensors,
-            state,
-            keep=self.trainer.max_checkpoints_to_keep,
-            files=self.files,
-        )
-        self.saved_step = self.step
-
-    def _keep_inputs(self) -> None:
-        """A copy of the config and of the user's code, and what the config says without effect."""
-        self.folder.save_config(self.config.to_dict())
-        self.folder.save_code(assembly.user_files(self.config))
-
-    def _resume(self) -> None:
-        checkpoint = find_start(self.folder, self.trainer.resume)
-        if checkpoint is None:
-            return
-        state = checkpoint.state
-        self.cursor.load_state_dict(state["cursor"])
-        self.policy.load_state_dict(checkpoint.tensors, state["policy"])
-        self.step = self.saved_step = checkpoint.step
-        self.engine.publish(self.step)
-        self.num_episodes, self.seconds_before = state["num_episodes"], state["seconds"]
-        self.successes = state["successes"]
-
-    def _seconds(self) -> float:
-        return self.seconds_before + time.monotonic() - self.started_s
-
-    def _summary(self) -> RunSummary:
-        def mean(moment: str) -> float | None:
-            of_tasks = self.successes.get(moment)
-            return sum(of_tasks.values()) / len(of_tasks) if of_tasks else None
-
-        return RunSummary(
-            steps=self.step,
-            episodes=self.num_episodes,
-            seed=self.config.ajet.seed,
-            wall_seconds=self._seconds(),
-            peak_rss_bytes=peak_rss_bytes(),
-            success_before=mean("before"),
-            success_after=mean("after"),
-            num_held_out=len(self.held_out),
-            extra={"held_out": self.successes},
-        )
+    def debug(self, **options: Any) -> list[Trajectory]:
+        """A few episodes, each shown in full; see `debug_episodes`."""
+        return debug_episodes(self.config, self.console, **options)

@@ -98,10 +98,23 @@ def pass_at_k(num_episodes: int, num_successes: int, k: int) -> float:
     return 1.0 - math.comb(num_episodes - num_successes, k) / math.comb(num_episodes, k)
 
 
+def success_by_task(groups: Sequence[Group]) -> dict[str, float]:
+    """The share of each task's episodes that succeeded."""
+    return {
+        group.trajectories[0].workflow_task.task_id: _num_successful(group)
+        / len(group.trajectories)
+        for group in groups
+    }
+
+
+def _num_successful(group: Group) -> int:
+    return sum(bool(t.is_success) and t.is_valid for t in group.trajectories)
+
+
 def evaluate(groups: Sequence[Group]) -> Evaluation:
     """The figures of one evaluation; every group has the same number of episodes."""
     num_repeat = max((len(g.trajectories) for g in groups), default=0)
-    wins = [sum(bool(t.is_success) and t.is_valid for t in g.trajectories) for g in groups]
+    wins = [_num_successful(group) for group in groups]
     rewards = [fmean(t.reward or 0.0 for t in g.trajectories) for g in groups]
     ks = [2**i for i in range(num_repeat.bit_length()) if 2**i < num_repeat] + [num_repeat]
     return Evaluation(

@@ -1,10 +1,15 @@
 """One step in numbers: name -> float, the part before the "/" is its group on a page.
 
     reward/mean, reward/std, reward/success      over valid episodes
-    episodes/ok, episodes/timeout, …             how they ended
+    reward/groups_without_signal                 all rewards equal: such a group trains nothing
+    episodes/ok, episodes/timeout, …             how they ended, before a policy made the best of it
+    episodes/retried, episodes/turns_mean        run more than once; calls of the model
     tokens/sampled, tokens/trained, tokens/…     what became of every sampled token
+    turns/cut_by_length, turns/fresh_branches    replies without an end; calls that had to begin a
+                                                 new branch though a recorded one matched
     timelines/per_episode, timelines/merge_ratio calls, and how far the trie folded them
     rollout/…, update/…                          speed, and the update's own figures
+    held_out/…                                   of a validation, logged at the step it came after
 
 Not covered: metrics of single episodes (episodes.sqlite has those).
 """
@@ -13,6 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 
+from ajet.core.record.evaluation import Evaluation
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 
@@ -27,8 +33,9 @@ def step_metrics(
     trajectories = [t for g in groups for t in g.trajectories]
     sampled = sum(len(turn.completion.token_ids) for t in trajectories for turn in t.turns)
     return {
-        **reward_metrics(trajectories),
+        **_reward_metrics(groups, trajectories),
         **_status_metrics(trajectories),
+        **_turn_metrics(trajectories),
         **_token_metrics(trajectories, samples, sampled),
         "rollout/seconds": rollout_s,
         "rollout/episodes_per_s": len(trajectories) / rollout_s,
@@ -37,7 +44,18 @@ def step_metrics(
     }
 
 
-def reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+def held_out_metrics(report: Evaluation) -> dict[str, float]:
+    """Everything that is logged of one validation."""
+    return {
+        "held_out/success": report.success.value,
+        "held_out/reward": report.mean_at_k.value,
+        **{f"held_out/pass_at_{k}": estimate.value for k, estimate in report.pass_at_k.items()},
+    }
+
+
+def _reward_metrics(
+    groups: Sequence[Group], trajectories: Sequence[Trajectory]
+) -> dict[str, float]:
     """Reward and success over valid episodes, and the means of the workflows' own metrics."""
     valid = [t for t in trajectories if t.is_valid]
     rewards = [t.reward for t in valid if t.reward is not None]
@@ -50,15 +68,25 @@ def reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         metrics["reward/mean"] = fmean(rewards)
         metrics["reward/std"] = pstdev(rewards)
         metrics["reward/success"] = fmean(bool(t.is_success) for t in valid)
+    flat = [len({t.reward for t in group.valid}) < 2 for group in groups]
+    metrics["reward/groups_without_signal"] = float(sum(flat))
     return metrics
 
 
 def _status_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    counts = Counter(t.status for t in trajectories)
+    counts = Counter(t.failed_as or t.status for t in trajectories)
     metrics = {f"episodes/{status}": float(counts[status]) for status in EpisodeStatus}
     metrics["episodes/total"] = float(len(trajectories))
+    metrics["episodes/retried"] = float(sum(t.num_attempts > 1 for t in trajectories))
     metrics["episodes/turns_mean"] = fmean(len(t.turns) for t in trajectories)
     return metrics
+
+
+def _turn_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    turns = [turn for t in trajectories for turn in t.turns]
+    cut = sum(turn.completion.finish_reason == "length" for turn in turns)
+    fresh = sum("reason" in turn.notes for turn in turns)
+    return {"turns/cut_by_length": float(cut), "turns/fresh_branches": float(fresh)}
 
 
 def _token_metrics(

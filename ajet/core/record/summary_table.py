@@ -5,6 +5,7 @@ Not covered: the numbers themselves (summary.py), the live display (progress.py)
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,11 +21,16 @@ Command = tuple[str, str]
 
 
 def print_summary(
-    console: Console, summary: RunSummary, folder: Path, commands: Sequence[Command] | None = None
+    console: Console,
+    summary: RunSummary,
+    folder: Path,
+    conf: Path | None = None,
+    overrides: Sequence[str] = (),
 ) -> None:
-    """The table, and under it the commands, one line each that can be copied whole."""
+    """The table, and under it the commands, one line each that can be copied whole; `conf` and
+    `overrides` are what the run was started with."""
     console.print(summary_table(summary, folder), Text())
-    commands = commands or default_commands(folder)
+    commands = look_closer(folder, conf, overrides)
     width = max(len(command) for _, command in commands)
     for what, command in commands:
         line = Text(f"  {command:{width}}", style="cyan").append(f"   # {what}", style="dim")
@@ -47,13 +53,18 @@ def summary_table(summary: RunSummary, folder: Path) -> Table:
     return table
 
 
-def default_commands(folder: Path) -> list[Command]:
-    """The page over the episodes, and the curves."""
+def look_closer(folder: Path, conf: Path | None, overrides: Sequence[str]) -> list[Command]:
+    """The page over the episodes, the curves, and the newest checkpoint's success."""
     shown = shown_path(folder)
-    return [
+    commands = [
         ("every episode, token by token", f"ajet view {shown}"),
         ("the curves", f"tensorboard --logdir {shown}/tensorboard"),
     ]
+    if conf is not None:
+        evaluation = ["ajet", "eval", "--conf", shown_path(conf), "--checkpoint", shown]
+        line = shlex.join([*evaluation, *overrides])
+        commands.append(("its model on the held-out tasks", line))
+    return commands
 
 
 def shown_path(path: Path) -> str:

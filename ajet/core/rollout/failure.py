@@ -19,7 +19,7 @@ from pathlib import Path
 from ajet.core.errors import RunFailed
 from ajet.core.rollout.limits import FailurePolicy
 from ajet.core.trajectory.limits import EndpointFault, EpisodeClosed, EpisodeTruncated
-from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
+from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 
 RETRIED = (EpisodeStatus.TIMEOUT, EpisodeStatus.ENV_ERROR, EpisodeStatus.AGENT_ERROR)
 _SOUND = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED, EpisodeStatus.ABORTED)
@@ -76,12 +76,26 @@ def check_failure_rate(failed: Sequence[Trajectory], total: int, max_rate: float
     """Raises `RunFailed` once more than `max_rate` of `total` episodes have failed."""
     if len(failed) <= max_rate * total:
         return
-    counts = Counter(str(t.status) for t in failed)
-    listed = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     raise RunFailed(
-        f"{len(failed)} of {total} episodes failed ({listed}), more than "
+        f"{_counted(failed, total)}, more than "
         f"ajet.rollout.max_failure_rate={max_rate:g}; first: {failed[0].error}"
     )
+
+
+def failures_line(groups: Sequence[Group]) -> str | None:
+    """How many episodes failed, as what, and the first one's error; None when none did."""
+    trajectories = [t for group in groups for t in group.trajectories]
+    failed = [t for t in trajectories if has_failed(t)]
+    if not failed:
+        return None
+    first = failed[0]
+    return f"{_counted(failed, len(trajectories))}; first: {first.episode_id}: {first.error}"
+
+
+def _counted(failed: Sequence[Trajectory], total: int) -> str:
+    counts = Counter(str(t.failed_as or t.status) for t in failed)
+    listed = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+    return f"{len(failed)} of {total} episodes failed ({listed})"
 
 
 def apply_policy(group: Iterable[Trajectory], policy: FailurePolicy) -> tuple[Trajectory, ...]:

@@ -43,7 +43,7 @@ def test_a_summary_that_cannot_be_written_or_read_is_one_line(tmp_path):
 
 def test_the_table_says_before_and_after_with_intervals_and_what_to_do_next():
     out = Console(file=io.StringIO(), width=100, color_system=None)
-    print_summary(out, SUMMARY, Path("launcher_record/math"))
+    print_summary(out, SUMMARY, Path("launcher_record/math"), Path("a.yaml"), ["b.c=[1, 2]"])
     shown = out.file.getvalue()
     for part in (
         "31.0%  95 % interval 25.0% to 37.7%",
@@ -52,6 +52,7 @@ def test_the_table_says_before_and_after_with_intervals_and_what_to_do_next():
         "1.52 GB",
         "ajet view launcher_record/math ",
         "tensorboard --logdir launcher_record/math/tensorboard",
+        "ajet eval --conf a.yaml --checkpoint launcher_record/math 'b.c=[1, 2]'",
     ):
         assert part in shown
 

@@ -1,0 +1,263 @@
+"""One run in one process: the engine shares the policy's weights.
+
+    each step: tasks -> episodes -> judge -> advantages -> samples -> update -> publish -> record
+
+Nothing here depends on timing (the engine works in waves, seeds are paths), so a run that is killed
+at any moment and resumed from its last checkpoint ends with the weights of an uninterrupted one,
+bit for bit.
+
+Not covered: several processes or devices.
+"""
+
+import time
+from pathlib import Path
+
+from loguru import logger
+from rich.console import Console
+
+from ajet.backbones.debug.interrupt import Interrupt
+from ajet.core import assembly
+from ajet.core.bounded_loop import run_bounded
+from ajet.core.config import AjetConfig
+from ajet.core.errors import RunFailed
+from ajet.core.inference.chat_template import ChatTemplate
+from ajet.core.model.load import LoadedModel
+from ajet.core.model.save import model_files
+from ajet.core.record.episode_store import EpisodeStore
+from ajet.core.record.evaluation import evaluate, success_by_task
+from ajet.core.record.metrics import MetricsLogger
+from ajet.core.record.progress import TrainingProgress
+from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_state import RunState
+from ajet.core.record.step_metrics import held_out_metrics, step_metrics
+from ajet.core.record.summary import RunSummary, peak_rss_bytes
+from ajet.core.rollout.failure import failures_line
+from ajet.core.task.cursor import DataCursor
+from ajet.core.task.reader import make_reader
+from ajet.core.task.task import Task
+from ajet.core.trajectory.samples import to_samples
+from ajet.core.trajectory.trajectory import Group
+from ajet.core.update.checkpoint import (
+    Checkpoint,
+    load_checkpoint,
+    read_checkpoint,
+    save_checkpoint,
+)
+from ajet.core.update.policy import Policy
+
+
+def find_start(folder: RunFolder, resume: str) -> Checkpoint | None:
+    """The checkpoint that `trainer_common.resume` means; None begins at step 0."""
+    if resume == "auto":
+        return load_checkpoint(folder.checkpoints)
+    if resume == "disable":
+        folder.set_aside_checkpoints()
+        return None
+    return read_checkpoint(Path(resume))
+
+
+class Training:
+    """One sitting of one run: everything that is alive between its first step and its last."""
+
+    def __init__(
+        self, config: AjetConfig, folder: RunFolder, interrupt: Interrupt, console: Console
+    ) -> None:
+        self.config, self.folder, self.interrupt = config, folder, interrupt
+        self.trainer = config.ajet.trainer_common
+        reader = make_reader(config)
+        self.tasks = reader.get_training_tasks()
+        self.held_out = reader.get_validation_tasks()[: config.ajet.data.val_max_tasks]
+        self.cursor = DataCursor(
+            len(self.tasks),
+            config.ajet.data.train_batch_size,
+            seed=config.ajet.seed,
+            shuffle=config.ajet.data.shuffle,
+        )
+        steps = self.trainer.total_training_steps
+        self.total_steps = (
+            self.cursor.total_steps(self.trainer.total_epochs) if steps is None else steps
+        )
+        assembly.set_threads(config)
+        loaded = assembly.load_policy_model(config)
+        template = ChatTemplate(loaded.tokenizer)
+        self.policy = Policy(loaded.model, assembly.update_settings(config))
+        self.engine = assembly.make_engine(config, loaded, template)
+        self.runner = assembly.make_runner(config, self.engine, template, mode="train")
+        self.validator = assembly.make_runner(config, self.engine, template, mode="eval")
+        # With LoRA the checkpoint holds adapters alone: no model that loads by itself.
+        self.files = {} if self.policy.settings.lora else model_files(loaded)
+        self.state = RunState(cursor=self.cursor.state_dict())
+        self.saved_step = -1
+        self._resume()
+        self.seconds_before = self.state.seconds
+        self._keep_inputs(loaded)
+        first_step = self.state.step + 1
+        self.store = EpisodeStore(folder.episodes_db)
+        self.store.truncate_from(first_step)
+        self.metrics = MetricsLogger(
+            list(self.trainer.logger),
+            folder,
+            experiment=config.experiment_name,
+            project=config.ajet.project_name,
+            config=config.to_dict(),
+            start_step=first_step,
+        )
+        self.progress = TrainingProgress(
+            self.total_steps, console, title=config.experiment_name, first_step=first_step
+        )
+        self.started_s = time.monotonic()
+
+    def run(self) -> RunSummary:
+        """All steps that are left; the summary is written last."""
+        self.interrupt.on_first = lambda: self.progress.note(
+            "stopping after this step; Ctrl-C again stops at once"
+        )
+        try:
+            with self.progress:
+                run_bounded(self._train())
+        finally:
+            self.metrics.close()
+            self.store.close()
+        summary = self._summary()
+        summary.write(self.folder.summary_json)
+        if self.state.step < self.total_steps:
+            self.progress.note(
+                f"stopped after step {self.state.step} of {self.total_steps}: "
+                "the same command goes on from there"
+            )
+        return summary
+
+    async def _train(self) -> None:
+        try:
+            if self._first_validation_is_due and not self.interrupt.requested:
+                await self._validate("before")
+            while self.state.step < self.total_steps and not self.interrupt.requested:
+                await self._train_step(self.state.step + 1)
+                if self._validation_is_due and not self.interrupt.requested:
+                    await self._validate("after")
+                if self._is_multiple(self.trainer.save_freq):
+                    self._save()
+            self._save_if_new()
+        except RunFailed:  # raised by a rollout: the policy is still that of the last whole step
+            self._save_if_new()
+            raise
+        finally:
+            await self.engine.close()
+
+    async def _train_step(self, step: int) -> None:
+        """The algorithm."""
+        tasks = [self.tasks[index] for index in self.cursor.next_batch()]
+        groups, rollout_s = await self._rollout(tasks, step)
+        advantages = assembly.group_advantages(self.config, groups)
+        samples = to_samples(groups, advantages)
+        self.progress.phase("update", 1)
+        update = self.policy.update(samples, on_progress=self.progress.fraction)
+        self.engine.publish(step)
+        metrics = step_metrics(groups, samples, update, rollout_s)
+        self.store.write(step, groups, advantages, samples)
+        self.metrics.log(step, metrics)
+        self.state.step = step
+        self.state.num_episodes += sum(len(group.trajectories) for group in groups)
+        self.state.cursor = self.cursor.state_dict()
+        self.progress.step_done(step, metrics)
+
+    async def _rollout(self, tasks: list[Task], step: int) -> tuple[list[Group], float]:
+        started_s = time.monotonic()
+        num_repeat = self.config.ajet.rollout.num_repeat
+        self.progress.phase("rollout", len(tasks) * num_repeat)
+        groups = await self.runner.rollout(
+            tasks,
+            step=step,
+            mode="train",
+            num_repeat=num_repeat,
+            on_episode=lambda _: self.progress.advance(),
+        )
+        if failures := failures_line(groups):
+            logger.warning(f"step {step}: {failures}")
+        return groups, time.monotonic() - started_s
+
+    async def _validate(self, moment: str) -> None:
+        """Success on the held-out tasks, under the same seeds at every step."""
+        if not self.held_out:
+            return
+        step, num_repeat = self.state.step, self.trainer.val_pass_n
+        self.progress.phase("held-out", len(self.held_out) * num_repeat)
+        groups = await self.validator.rollout(
+            self.held_out,
+            step=step,
+            mode="eval",
+            num_repeat=num_repeat,
+            on_episode=lambda _: self.progress.advance(),
+        )
+        if failures := failures_line(groups):
+            logger.warning(f"held-out tasks after step {step}: {failures}")
+        report = evaluate(groups)
+        self.state.held_out[moment] = success_by_task(groups)
+        self.store.write(step, groups)
+        self.metrics.log(step, held_out_metrics(report))
+        self.progress.held_out(step, report.success.value)
+
+    @property
+    def _first_validation_is_due(self) -> bool:
+        state = self.state
+        return state.step == 0 and self.trainer.val_before_train and "before" not in state.held_out
+
+    @property
+    def _validation_is_due(self) -> bool:
+        """Every `test_freq` steps; and at the end of a run that was validated at its beginning."""
+        is_last = self.state.step == self.total_steps and "before" in self.state.held_out
+        return is_last or self._is_multiple(self.trainer.test_freq)
+
+    def _is_multiple(self, frequency: int) -> bool:
+        return frequency > 0 and self.state.step % frequency == 0
+
+    def _save_if_new(self) -> None:
+        if self.saved_step != self.state.step:
+            self._save()
+
+    def _save(self) -> None:
+        self.progress.phase("checkpoint")
+        self.state.seconds = self._seconds()
+        tensors, counters = self.policy.state_dict()
+        save_checkpoint(
+            self.folder.checkpoints,
+            self.state.step,
+            tensors,
+            {"policy": counters, "run": self.state.as_json()},
+            keep=self.trainer.max_checkpoints_to_keep,
+            files=self.files,
+        )
+        self.saved_step = self.state.step
+
+    def _keep_inputs(self, loaded: LoadedModel) -> None:
+        """The config, the user's code and the tokenizer, so that the folder can be read alone."""
+        self.folder.save_config(self.config.to_dict())
+        for left_out in self.folder.save_code(assembly.user_files(self.config)):
+            logger.warning(f"not copied to the run folder's code/: {left_out}")
+        loaded.tokenizer.save_pretrained(self.folder.tokenizer)
+
+    def _resume(self) -> None:
+        checkpoint = find_start(self.folder, self.trainer.resume)
+        if checkpoint is None:
+            return
+        self.state = RunState.from_json(checkpoint.state["run"])
+        self.saved_step = checkpoint.step
+        self.cursor.load_state_dict(self.state.cursor)
+        self.policy.load_state_dict(checkpoint.tensors, checkpoint.state["policy"])
+        self.engine.publish(checkpoint.step)
+
+    def _seconds(self) -> float:
+        return self.seconds_before + time.monotonic() - self.started_s
+
+    def _summary(self) -> RunSummary:
+        return RunSummary(
+            steps=self.state.step,
+            episodes=self.state.num_episodes,
+            seed=self.config.ajet.seed,
+            wall_seconds=self._seconds(),
+            peak_rss_bytes=peak_rss_bytes(),
+            success_before=self.state.success("before"),
+            success_after=self.state.success("after"),
+            num_held_out=len(self.held_out),
+            extra={"held_out": self.state.held_out},
+        )

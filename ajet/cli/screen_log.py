@@ -1,0 +1,19 @@
+"""What the log shows on the screen: warnings, one short line each; with --verbose everything."""
+
+import sys
+
+from loguru import logger
+
+
+def begin_screen_log(verbose: bool) -> None:
+    """Replaces loguru's own form."""
+    logger.remove()
+    logger.add(
+        _write,
+        level="DEBUG" if verbose else "WARNING",
+        format=lambda record: f"{record['level'].name.lower()}: {{message}}\n",
+    )
+
+
+def _write(line: str) -> None:
+    sys.stderr.write(line)  # looked up for each line: a live display redirects it

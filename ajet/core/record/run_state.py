@@ -1,0 +1,34 @@
+"""Where a run stands: what its checkpoint holds beside the policy.
+
+Not covered: weights, optimizer and random state (the policy has them).
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SuccessByTask = dict[str, float]
+
+
+@dataclass
+class RunState:
+    """After the last whole step. `cursor` is the place in the data, `held_out` the success on each
+    held-out task "before" training and "after" as many steps, `seconds` what training took."""
+
+    step: int = 0
+    num_episodes: int = 0
+    seconds: float = 0.0
+    cursor: dict[str, Any] = field(default_factory=dict)
+    held_out: dict[str, SuccessByTask] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "RunState":
+        return cls(**content)
+
+    def success(self, moment: str) -> float | None:
+        """The mean over the held-out tasks; None where there was no validation."""
+        of_tasks = self.held_out.get(moment)
+        return sum(of_tasks.values()) / len(of_tasks) if of_tasks else None

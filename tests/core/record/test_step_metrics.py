@@ -1,0 +1,69 @@
+"""Hand-made groups, so that every figure can be worked out on paper."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from ajet.core.record.step_metrics import step_metrics
+from ajet.core.trajectory.samples import to_samples
+from ajet.core.trajectory.trajectory import EpisodeStatus
+from tests.core.record.record_fixtures import episode, group_of
+
+
+def metrics_of(*groups):
+    advantages = {
+        t.episode_id: [np.ones(len(turn.completion.token_ids), np.float32) for turn in t.turns]
+        for group in groups
+        for t in group.valid
+    }
+    return step_metrics(groups, to_samples(groups, advantages), {"loss": 0.5}, rollout_s=2.0)
+
+
+def test_a_step_in_numbers():
+    groups = (
+        group_of(episode(member=0, reward=1.0), episode(member=1, reward=0.0)),
+        group_of(episode(group=1, member=0), episode(group=1, member=1)),
+    )
+    metrics = metrics_of(*groups)
+    assert metrics["reward/mean"] == 0.75
+    assert metrics["reward/success"] == 0.75
+    assert metrics["reward/groups_without_signal"] == 1
+    assert metrics["episodes/ok"] == metrics["episodes/total"] == 4
+    assert metrics["tokens/sampled"] == metrics["tokens/trained"] == 4 * 5
+    assert metrics["timelines/per_episode"] == 1 and metrics["timelines/merge_ratio"] == 2
+    assert metrics["rollout/episodes_per_s"] == 2 and metrics["rollout/tokens_per_s"] == 10
+    assert metrics["update/loss"] == 0.5
+
+
+def test_every_sampled_token_that_is_not_trained_has_a_reason():
+    failed = episode(
+        member=1, reward=None, status=EpisodeStatus.TIMEOUT, error="the deadline passed"
+    )
+    by_another = episode(member=2)
+    first, second = by_another.turns
+    by_another = replace(by_another, turns=(replace(first, trainable=False), second))
+    metrics = metrics_of(group_of(episode(member=0), failed, by_another))
+    assert metrics["tokens/sampled"] == 15
+    assert metrics["tokens/trained"] == 5 + 2
+    assert metrics["tokens/untrained_failed_episode"] == 5
+    assert metrics["tokens/untrained_other_agent"] == 3
+
+
+def test_an_episode_counts_as_what_it_was_before_the_policy_made_the_best_of_it():
+    as_zero = replace(
+        episode(member=1, reward=0.0, status=EpisodeStatus.TRUNCATED),
+        failed_as=EpisodeStatus.AGENT_ERROR,
+    )
+    again = replace(episode(member=2), num_attempts=2)
+    metrics = metrics_of(group_of(episode(member=0), as_zero, again))
+    assert metrics["episodes/agent_error"] == 1 and metrics["episodes/truncated"] == 0
+    assert metrics["episodes/retried"] == 1
+
+
+def test_replies_without_an_end_and_branches_begun_afresh_are_counted():
+    whole = episode()
+    first, second = whole.turns
+    cut = replace(first, completion=replace(first.completion, finish_reason="length"))
+    fresh = replace(second, notes={"reason": "the template drops the thinking"})
+    metrics = metrics_of(group_of(replace(whole, turns=(cut, fresh))))
+    assert metrics["turns/cut_by_length"] == metrics["turns/fresh_branches"] == 1
