@@ -34,6 +34,7 @@ from rich.text import Text
 
 RECENT_STEPS = 10  # the time left is theirs, as late steps are longer than early ones
 LEVELS = "▁▂▃▄▅▆▇█"
+SPARKS = 16
 MAX_WIDTH = 92
 
 
@@ -174,7 +175,7 @@ class TrainingProgress:
         table.add_column(width=10, style="bold")
         table.add_column(ratio=1)
         reward = Text(_number(self._metrics.get("reward/mean"), ".3f"))
-        reward.append(f"  {sparkline(self._rewards, 18)}", style="green")
+        reward.append(f"  {sparkline(self._rewards, SPARKS)}", style="green")
         success = _success_cell(self._metrics.get("reward/success"))
         episodes = _number(self._metrics.get("rollout/episodes_per_s"), ".1f")
         tokens = _number(self._metrics.get("rollout/tokens_per_s"), ",.0f")

@@ -1,7 +1,6 @@
 """One step in numbers: name -> float, the part before the "/" is its group on a page.
 
     reward/mean, reward/std, reward/success      over valid episodes
-    reward/groups_without_signal                 all rewards equal: such a group trains nothing
     episodes/ok, episodes/timeout, …             how they ended, before a policy made the best of it
     episodes/retried, episodes/turns_mean        run more than once; calls of the model
     tokens/sampled, tokens/trained, tokens/…     what became of every sampled token
@@ -33,7 +32,7 @@ def step_metrics(
     trajectories = [t for g in groups for t in g.trajectories]
     sampled = sum(len(turn.completion.token_ids) for t in trajectories for turn in t.turns)
     return {
-        **_reward_metrics(groups, trajectories),
+        **_reward_metrics(trajectories),
         **_status_metrics(trajectories),
         **_turn_metrics(trajectories),
         **_token_metrics(trajectories, samples, sampled),
@@ -53,9 +52,7 @@ def held_out_metrics(report: Evaluation) -> dict[str, float]:
     }
 
 
-def _reward_metrics(
-    groups: Sequence[Group], trajectories: Sequence[Trajectory]
-) -> dict[str, float]:
+def _reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Reward and success over valid episodes, and the means of the workflows' own metrics."""
     valid = [t for t in trajectories if t.is_valid]
     rewards = [t.reward for t in valid if t.reward is not None]
@@ -68,8 +65,6 @@ def _reward_metrics(
         metrics["reward/mean"] = fmean(rewards)
         metrics["reward/std"] = pstdev(rewards)
         metrics["reward/success"] = fmean(bool(t.is_success) for t in valid)
-    flat = [len({t.reward for t in group.valid}) < 2 for group in groups]
-    metrics["reward/groups_without_signal"] = float(sum(flat))
     return metrics
 
 

@@ -6,6 +6,8 @@ Not covered: the numbers themselves (summary.py), the live display (progress.py)
 from __future__ import annotations
 
 import shlex
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,11 +32,9 @@ def print_summary(
     """The table, and under it the commands, one line each that can be copied whole; `conf` and
     `overrides` are what the run was started with."""
     console.print(summary_table(summary, folder), Text())
-    commands = look_closer(folder, conf, overrides)
-    width = max(len(command) for _, command in commands)
-    for what, command in commands:
-        line = Text(f"  {command:{width}}", style="cyan").append(f"   # {what}", style="dim")
-        console.print(line, soft_wrap=True)  # never broken at the screen's edge
+    for what, command in look_closer(folder, conf, overrides):
+        console.print(Text(what, style="dim"))
+        console.print(Text(f"  {command}", style="cyan"), soft_wrap=True)  # one line, to be copied
 
 
 def summary_table(summary: RunSummary, folder: Path) -> Table:
@@ -57,14 +57,20 @@ def look_closer(folder: Path, conf: Path | None, overrides: Sequence[str]) -> li
     """The page over the episodes, the curves, and the newest checkpoint's success."""
     shown = shown_path(folder)
     commands = [
-        ("every episode, token by token", f"ajet view {shown}"),
-        ("the curves", f"tensorboard --logdir {shown}/tensorboard"),
+        ("every episode, token by token", f"{_program('ajet')} view {shown}"),
+        ("the curves", f"{_program('tensorboard')} --logdir {shown}/tensorboard"),
     ]
     if conf is not None:
-        evaluation = ["ajet", "eval", "--conf", shown_path(conf), "--checkpoint", shown]
+        evaluation = [_program("ajet"), "eval", "--conf", shown_path(conf), "--checkpoint", shown]
         line = shlex.join([*evaluation, *overrides])
         commands.append(("its model on the held-out tasks", line))
     return commands
+
+
+def _program(name: str) -> str:
+    """How to start it from here: by its path, where the environment is not activated."""
+    beside = Path(sys.executable).parent / name
+    return shown_path(beside) if shutil.which(name) is None and beside.exists() else name
 
 
 def shown_path(path: Path) -> str:

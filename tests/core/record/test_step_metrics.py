@@ -27,7 +27,6 @@ def test_a_step_in_numbers():
     metrics = metrics_of(*groups)
     assert metrics["reward/mean"] == 0.75
     assert metrics["reward/success"] == 0.75
-    assert metrics["reward/groups_without_signal"] == 1
     assert metrics["episodes/ok"] == metrics["episodes/total"] == 4
     assert metrics["tokens/sampled"] == metrics["tokens/trained"] == 4 * 5
     assert metrics["timelines/per_episode"] == 1 and metrics["timelines/merge_ratio"] == 2

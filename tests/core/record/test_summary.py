@@ -9,7 +9,14 @@ from rich.console import Console
 
 from ajet.core.errors import CheckpointError
 from ajet.core.record.summary import RunSummary, peak_rss_bytes
-from ajet.core.record.summary_table import print_summary
+from ajet.core.record.summary_table import print_summary, shown_path
+
+
+@pytest.fixture(autouse=True)
+def activated(monkeypatch):
+    """The environment's programs are found by name."""
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
+
 
 SUMMARY = RunSummary(
     steps=60,
@@ -50,7 +57,7 @@ def test_the_table_says_before_and_after_with_intervals_and_what_to_do_next():
         "88.5%  95 % interval 83.3% to 92.2%",
         "6 min 52 s",
         "1.52 GB",
-        "ajet view launcher_record/math ",
+        "ajet view launcher_record/math\n",
         "tensorboard --logdir launcher_record/math/tensorboard",
         "ajet eval --conf a.yaml --checkpoint launcher_record/math 'b.c=[1, 2]'",
     ):
@@ -63,6 +70,14 @@ def test_a_command_is_not_broken_at_the_edge_of_a_narrow_screen():
     assert "tensorboard --logdir launcher_record/a_long_experiment_name/tensorboard" in (
         out.file.getvalue()
     )
+
+
+def test_the_commands_can_be_typed_where_the_environment_is_not_activated(monkeypatch):
+    program = Path(sys.executable).parent / "ajet"
+    monkeypatch.setenv("PATH", "/usr/bin")
+    out = Console(file=io.StringIO(), width=100, color_system=None)
+    print_summary(out, SUMMARY, Path("run"))
+    assert f"{shown_path(program)} view run\n" in out.file.getvalue()
 
 
 def test_an_unevaluated_run_says_so():

@@ -1,0 +1,148 @@
+"""The README's table of figures, made from the JSON files in benchmarks/results.
+
+    python benchmarks/table.py            # prints it
+    python benchmarks/table.py --write    # puts it between the README's two marks
+
+Every figure is a ratio within one run, or a count, or comes with the machine it was measured on;
+the third column is the goal, or the limit that no program could pass.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks/results"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- figures: python benchmarks/table.py --write -->\n", "<!-- end of figures -->\n"
+Row = tuple[str, str, str, str]
+"""What, measured, goal or limit, script."""
+
+
+def result(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def learning() -> list[Row]:
+    found = result("learning")
+    runs = [run for run in found["runs"] if run["arm"] == "learn"]
+    verdict = found["verdict"]
+
+    def span(key: str, form: str, unit: float = 1.0) -> str:
+        values = [run[key] / unit for run in runs]
+        return f"{min(values):{form}} to {max(values):{form}}"
+
+    def change(arm: str) -> str:
+        shown = verdict[arm]
+        return f"{shown['mean']:+.3f} [{shown['low']:+.3f}, {shown['high']:+.3f}]"
+
+    script = "learning"
+    return [
+        (
+            f"demo, held-out success before → after, {len(runs)} seeds",
+            f"{span('success_before', '.0%')} → {span('success_after', '.0%')}",
+            "≤ 40 % → ≥ 85 %",
+            script,
+        ),
+        ("demo, seconds of training", span("wall_seconds", ".0f"), "≤ 480", script),
+        ("demo, peak memory in GB", span("peak_rss_bytes", ".2f", 1e9), "< 2", script),
+        ("control, shuffled rewards: change", change("shuffled"), "holds 0", script),
+        ("control, learning rate 0: change", change("lr0"), "holds 0", script),
+    ]
+
+
+def engine() -> list[Row]:
+    return [
+        (
+            f"tokens a second against `model.generate`, {run['conversations']} conversations",
+            f"{run['ratio']:.1f}x",
+            f"≥ 3x; linear layers alone: {run['limit_tokens_s'] / run['generate_tokens_s']:.0f}x",
+            "engine_throughput",
+        )
+        for run in result("engine_throughput")["results"]
+    ]
+
+
+def update() -> list[Row]:
+    return [
+        (
+            f"update as a tree against padded, {run['shape']}",
+            f"{run['speedup']['tree']:.1f}x",
+            f"≥ 2.5x; ratio of tokens: {run['token_ratio']:.1f}x",
+            "update_layouts",
+        )
+        for run in result("update_layouts")["results"]
+    ]
+
+
+def step() -> list[Row]:
+    found = result("grpo_step_vs_trl")
+    return [
+        (
+            f"episodes a second of a GRPO step against trl {found['trl']}, {agent}",
+            f"{found['verdict'][arm]['ratio']:.1f}x",
+            "≥ 5x",
+            "grpo_step_vs_trl",
+        )
+        for arm, agent in (("agentscope", "with AgentScope"), ("chat", "plain chat"))
+    ]
+
+
+def rest() -> list[Row]:
+    scheduling = result("rollout_scheduling")["with_chat_template"]
+    call = result("sandbox_call")
+    soak = result("resume_soak")
+    gsm8k = result("gsm8k_step")
+    return [
+        (
+            "scheduling of one episode in ms, chat template included",
+            f"{scheduling['ms_an_episode_mean']:.2f}",
+            "≤ 1",
+            "rollout_scheduling",
+        ),
+        (
+            "one sandboxed program in ms, median (a new interpreter: "
+            f"{call['new_interpreter']['median_ms']:.0f})",
+            f"{call['sequential']['median_ms']:.1f}",
+            "≤ 5",
+            "sandbox_call",
+        ),
+        (
+            f"runs killed {soak['kills']} times that end with the same bits",
+            f"{soak['rounds_identical']} of {soak['rounds']}",
+            "all",
+            "resume_soak",
+        ),
+        (
+            f"one step of SmolLM2-135M on GSM8K, {gsm8k['episodes']} episodes, in s",
+            f"{gsm8k['seconds']['whole_command']:.0f}",
+            "≤ 600",
+            "gsm8k_step",
+        ),
+    ]
+
+
+def table() -> str:
+    """The rows as Markdown."""
+    lines = ["| on two CPU cores | measured | goal, limit | script |", "|---|---|---|---|"]
+    for what, measured, goal, script in [*learning(), *engine(), *update(), *step(), *rest()]:
+        link = f"[{script}](benchmarks/{script}.py)"
+        lines.append(f"| {what} | {measured} | {goal} | {link} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--write", action="store_true")
+    if not parser.parse_args().write:
+        print(table(), end="")
+        return
+    text = README.read_text()
+    before, _, rest_of_text = text.partition(BEGIN)
+    _, _, after = rest_of_text.partition(END)
+    README.write_text(f"{before}{BEGIN}\n{table()}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
