@@ -8,46 +8,26 @@ written, a line for each call, whatever the config says. On resume, `start_step`
 that will be run: what an earlier sitting logged from there on is superseded, in the JSON lines by
 cutting the file, in TensorBoard by its own mark for it.
 
-`tensorboard` (default) and `console` need nothing; `wandb`, `swanlab` and `mlflow` are imported
-when named. Not covered: histograms, images, a wandb server's own idea of steps that go back.
+`tensorboard` (default) and `console` need nothing; the others are in trackers.py. Not covered:
+histograms, images.
 """
 
 from __future__ import annotations
 
 import difflib
-import importlib
 import json
 import math
 import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 from ajet.core.errors import CheckpointError, ConfigError
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.record.run_folder import RunFolder, redacted
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What a logger needs to know about the run."""
-
-    folder: RunFolder
-    project: str
-    experiment: str
-    start_step: int
-    config: Mapping[str, Any] = field(default_factory=dict)
-
-
-class Sink(Protocol):
-    """One place that numbers go to."""
-
-    def __init__(self, run: Run) -> None: ...
-    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
-    def close(self) -> None: ...
+from ajet.core.record.sink import Run, Sink
+from ajet.core.record.trackers import MlflowSink, SwanlabSink, WandbSink
 
 
 class MetricsLogger:
@@ -152,63 +132,6 @@ class ConsoleSink:
         pass
 
 
-class WandbSink:
-    """Weights & Biases; a run of one experiment continues where it was."""
-
-    def __init__(self, run: Run) -> None:
-        wandb = _import("wandb")
-        self._run = wandb.init(
-            project=run.project,
-            name=run.experiment,
-            id=run.experiment,
-            resume="allow",
-            dir=str(run.folder.logs),
-            config=dict(run.config),
-        )
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-class SwanlabSink:
-    """SwanLab; local files under logs/ unless the user has logged in."""
-
-    def __init__(self, run: Run) -> None:
-        self._swanlab = _import("swanlab")
-        self._swanlab.init(
-            project=run.project,
-            experiment_name=run.experiment,
-            logdir=str(run.folder.logs / "swanlab"),
-            config=dict(run.config),
-        )
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._swanlab.log(dict(metrics), step=step)
-
-    def close(self) -> None:
-        self._swanlab.finish()
-
-
-class MlflowSink:
-    """MLflow, at its own tracking address, or in logs/ when none is set."""
-
-    def __init__(self, run: Run) -> None:
-        self._mlflow = _import("mlflow")
-        if "MLFLOW_TRACKING_URI" not in os.environ:
-            self._mlflow.set_tracking_uri(f"sqlite:///{run.folder.logs / 'mlflow.db'}")
-        self._mlflow.set_experiment(run.project)
-        self._mlflow.start_run(run_name=run.experiment)
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._mlflow.log_metrics(dict(metrics), step=step)
-
-    def close(self) -> None:
-        self._mlflow.end_run()
-
-
 SINKS: dict[str, type[Sink]] = {
     "tensorboard": TensorBoardSink,
     "console": ConsoleSink,
@@ -224,16 +147,6 @@ def _sink_class(name: str) -> type[Sink]:
         hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(SINKS)}"
         raise ConfigError(f"ajet.trainer_common.logger: no logger {name!r}; {hint}")
     return SINKS[name]
-
-
-def _import(package: str) -> ModuleType:
-    try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"ajet.trainer_common.logger: {package!r} needs a package that is not installed "
-            f"({error.name}); pip install 'ajet[{package}]' or choose tensorboard"
-        ) from error
 
 
 def _lines_before(text: str, step: int) -> str:

@@ -1,0 +1,26 @@
+"""One place that numbers go to, and what it is told of the run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ajet.core.record.run_folder import RunFolder
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a logger needs to know about the run."""
+
+    folder: RunFolder
+    project: str
+    experiment: str
+    start_step: int
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Sink(Protocol):
+    """One place that numbers go to."""
+
+    def __init__(self, run: Run) -> None: ...
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+    def close(self) -> None: ...

@@ -1,0 +1,123 @@
+"""Metrics to wandb, swanlab and mlflow: imported when the config names them, asked nothing.
+
+Whoever is logged in gets their run online. Whoever is not keeps it in the run folder's logs/, and
+is told so: a training run must not wait for an answer. A resumed run goes on in the same one.
+
+Not covered: a server's own idea of steps that go back after a resume.
+"""
+
+import importlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from loguru import logger
+
+from ajet.core.errors import ConfigError
+from ajet.core.record.sink import Run
+
+
+class WandbSink:
+    """Weights & Biases."""
+
+    def __init__(self, run: Run) -> None:
+        wandb = _import("wandb")
+        try:
+            self._run = wandb.init(
+                project=run.project,
+                name=run.experiment,
+                id=run.experiment,
+                resume="allow",
+                dir=str(run.folder.logs),
+                config=dict(run.config),
+                mode=None if "WANDB_MODE" in os.environ else self._mode(wandb, run.folder.logs),
+            )
+        except wandb.errors.Error as error:
+            raise _refused("wandb", error) from error
+
+    def _mode(self, wandb: Any, logs: Path) -> str:
+        if wandb.login(prompt=False, verify=False):
+            return "online"
+        _warn_offline("wandb", logs / "wandb")
+        return "offline"
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class SwanlabSink:
+    """SwanLab."""
+
+    def __init__(self, run: Run) -> None:
+        self._swanlab = _import("swanlab")
+        folder = run.folder.logs / "swanlab"
+        settings = self._swanlab.Settings()
+        mode = settings.mode
+        if mode == "online" and settings.api_key is None:
+            _warn_offline("swanlab", folder)
+            mode = "offline"
+        resumes = {"id": run.experiment, "resume": "allow"} if mode == "online" else {}
+        try:
+            self._swanlab.init(
+                project=run.project,
+                name=run.experiment,
+                log_dir=str(folder),
+                config=dict(run.config),
+                mode=mode,
+                **resumes,
+            )
+        except RuntimeError as error:
+            raise _refused("swanlab", error) from error
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._swanlab.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._swanlab.finish()
+
+
+class MlflowSink:
+    """MLflow, at its own tracking address, or in logs/ when none is set."""
+
+    def __init__(self, run: Run) -> None:
+        self._mlflow = _import("mlflow")
+        if "MLFLOW_TRACKING_URI" not in os.environ:
+            self._mlflow.set_tracking_uri(f"sqlite:///{run.folder.logs / 'mlflow.db'}")
+        known = run.folder.logs / "mlflow_run_id"
+        try:
+            self._mlflow.set_experiment(run.project)
+            run_id = known.read_text(encoding="utf-8") if known.exists() else None
+            begun = self._mlflow.start_run(run_id=run_id, run_name=run.experiment)
+        except self._mlflow.MlflowException as error:
+            raise _refused("mlflow", error) from error
+        known.write_text(begun.info.run_id, encoding="utf-8")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._mlflow.log_metrics(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._mlflow.end_run()
+
+
+def _import(package: str) -> ModuleType:
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"ajet.trainer_common.logger: {package!r} needs a package that is not installed "
+            f"({error.name}); pip install 'ajet[{package}]' or choose tensorboard"
+        ) from error
+
+
+def _warn_offline(name: str, folder: Path) -> None:
+    logger.warning(f"not logged in to {name}: metrics stay in {folder}")
+
+
+def _refused(name: str, error: Exception) -> ConfigError:
+    first_line = next(iter(str(error).splitlines()), type(error).__name__)
+    return ConfigError(f"ajet.trainer_common.logger: {name} does not start: {first_line}")
