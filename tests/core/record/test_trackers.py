@@ -1,4 +1,4 @@
-"""Trackers against small stand-ins for their packages: asked nothing, resumed, refused in a line."""
+"""Trackers against stand-ins for their packages: asked nothing, resumed, refused in a line."""
 
 import sys
 from types import ModuleType, SimpleNamespace
