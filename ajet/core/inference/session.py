@@ -32,7 +32,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ajet.core.inference.chat_template import ChatTemplate, Message, Tools, normalised
@@ -58,7 +58,7 @@ class Prompt:
 class _Rendered:
     """A prompt that was given out: its ids, and the text that the next one must begin with."""
 
-    ids: tuple[int, ...]
+    ids: tuple[int, ...]  # may end with the opening of the reply, which `text` has not
     messages: list[dict[str, Any]]  # with a stand-in for every reply that `ids` holds as sampled
     text: str
 
@@ -99,21 +99,28 @@ class TokenSession:
         self._reply = f"R{secrets.token_hex(8)}"
         self._thought = f"T{secrets.token_hex(8)}"
 
-    def prompt_for(self, messages: Sequence[Message], tools: Tools | None) -> Prompt:
+    def prompt_for(
+        self, messages: Sequence[Message], tools: Tools | None, opening: str = ""
+    ) -> Prompt:
         """The prompt for these messages: a continuation of the longest recorded match if there is
-        one and the template allows it, else a fresh render."""
+        one and the template allows it, else a fresh render. `opening` is how the reply must begin:
+        it ends the prompt, as context that was not sampled."""
         keys = _keys(messages, tools)
         call, num_matched = self._longest_match(messages, keys)
         found = self._continued(call, messages[num_matched:], tools) if call else None
+        continues = isinstance(found, _Rendered)
         rendered = found if isinstance(found, _Rendered) else self._fresh(messages, tools)
+        drift = self._drift(rendered, messages, tools) if continues else None
+        if opening:
+            rendered = replace(rendered, ids=(*rendered.ids, *self._template.encode(opening)))
         prompts = self._node(keys).prompts
         if not any(known.ids == rendered.ids for known in prompts):
             prompts.append(rendered)
         return Prompt(
             ids=list(rendered.ids),
-            continues=rendered is found,
+            continues=continues,
             reason=found if isinstance(found, str) else None,
-            drift=self._drift(rendered, messages, tools) if rendered is found else None,
+            drift=drift,
         )
 
     def record(

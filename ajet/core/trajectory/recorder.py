@@ -6,8 +6,7 @@ The prompt's ids come from the token session, so what was sampled in earlier tur
 it was sampled. Limits of tokens are kept here (those of calls in base_recorder.py): the call that
 would pass one raises `EpisodeTruncated`, and so does every later call, until the workflow returns.
 
-Not covered: streaming from the endpoint (a reply comes whole), stop strings, forced tool calls
-(with ``tool_choice="required"`` the reply is still what the model chose to write).
+Not covered: streaming from the endpoint (a reply comes whole), stop strings.
 """
 
 from __future__ import annotations
@@ -68,16 +67,22 @@ class EpisodeRecorder(BaseRecorder):
         tool_choice: str | None = None,
         overrides: Overrides | None = None,
     ) -> Turn:
-        """One call with chat messages. The schemas stay in the prompt when `tool_choice` is
-        "none", so that the conversation only grows; calls then come back as text."""
+        """One call with chat messages.
+
+        `tool_choice` "none": the schemas stay in the prompt, so that the conversation only grows,
+        and calls come back as text. "required" or a tool's name: the prompt ends with the opening
+        of a call, which is context and not trained; the model writes the rest.
+        """
         index = await self._begin()
         sent = [dict(message) for message in messages]
         offered = None if self._limits.force_disable_toolcalls or not tools else list(tools)
-        prompt = self._session.prompt_for(sent, offered)
+        opening = self._opening(offered or [], tool_choice)
+        prompt = self._session.prompt_for(sent, offered, opening)
         started_s = self._clock()
         overrides = overrides or Overrides()
         completion = await self._sample(index, list(prompt.ids), overrides)
-        reply = self._reply(index, completion, calls=bool(offered) and tool_choice != "none")
+        takes_calls = bool(offered) and tool_choice != "none"
+        reply = self._reply(index, opening + self._text(completion), takes_calls)
         self._session.record(sent, offered, reply, completion)
         notes = {"continues": prompt.continues, "reason": prompt.reason, "drift": prompt.drift}
         turn = Turn(
@@ -90,7 +95,7 @@ class EpisodeRecorder(BaseRecorder):
             trainable=self.is_trainable(agent_name, target_tag),
             started_s=started_s,
             ended_s=self._clock(),
-            notes=present(**notes, sampling=overrides.given or None),
+            notes=present(**notes, opening=opening or None, sampling=overrides.given or None),
         )
         return self._keep(index, turn)
 
@@ -168,14 +173,23 @@ class EpisodeRecorder(BaseRecorder):
             ids = ids[:-1]
         return self._template.decode(list(ids))
 
-    def _reply(self, index: int, completion: Completion, *, calls: bool) -> dict[str, Any]:
+    def _opening(self, offered: Sequence[dict[str, Any]], tool_choice: str | None) -> str:
+        if not offered or tool_choice in (None, "auto", "none"):
+            return ""
+        names = [tool["function"]["name"] for tool in offered]
+        if tool_choice in ("required", "any"):
+            return self._parser.opening(names[0] if len(names) == 1 else None)
+        if tool_choice not in names:
+            raise ValueError(f"tool_choice {tool_choice!r} is none of {', '.join(names)}")
+        return self._parser.opening(tool_choice)
+
+    def _reply(self, index: int, text: str, takes_calls: bool) -> dict[str, Any]:
         """The assistant message, in OpenAI's form."""
-        text = self._text(completion)
         parsed = self._parser.parse(text)
         reply: dict[str, Any] = {"role": "assistant", "content": parsed.content}
         if parsed.reasoning is not None:
             reply["reasoning_content"] = parsed.reasoning
-        if parsed.tool_calls and not calls:
+        if parsed.tool_calls and not takes_calls:
             return {"role": "assistant", "content": text}
         if parsed.tool_calls:
             reply["tool_calls"] = [

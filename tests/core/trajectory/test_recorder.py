@@ -77,6 +77,39 @@ async def test_calls_are_text_when_the_agent_forbids_them_but_the_schemas_stay_i
     assert '"add"' in TOKENIZER.decode(turn.completion.prompt_ids)
 
 
+SUB = {"type": "function", "function": {"name": "sub", "parameters": {}}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "tools", "sampled"),
+    [
+        ("add", [ADD, SUB], '{"a": 1}}\n</tool_call>'),
+        ("required", [ADD], '{"a": 1}}\n</tool_call>'),
+        ("required", [ADD, SUB], '{"name": "add", "arguments": {"a": 1}}\n</tool_call>'),
+    ],
+)
+async def test_a_forced_call_is_opened_by_the_prompt_and_what_is_sampled_goes_on_from_there(
+    choice, tools, sampled
+):
+    episode = recorder(lambda *_: sampled)
+    first = await episode.chat(HI, tools, tool_choice=choice)
+    [call] = first.reply["tool_calls"]
+    assert call["function"]["name"] == "add"
+    assert json.loads(call["function"]["arguments"]) == {"a": 1}
+    assert TOKENIZER.decode(first.completion.prompt_ids).endswith(first.notes["opening"])
+    assert TOKENIZER.decode(first.completion.token_ids[:-1]) == sampled
+    result = {"role": "tool", "content": "1", "tool_call_id": call["id"]}
+    second = await episode.chat([*HI, first.reply, result], tools)
+    before = first.completion.prompt_ids + first.completion.token_ids
+    assert second.completion.prompt_ids[: len(before)] == before
+    assert second.notes["continues"] is True
+
+
+async def test_a_forced_tool_that_is_not_offered_is_an_error():
+    with pytest.raises(ValueError, match="'sub' is none of add"):
+        await recorder().chat(HI, [ADD], tool_choice="sub")
+
+
 async def test_force_disable_toolcalls_offers_no_tools_and_reads_no_calls():
     turn = await recorder(lambda *_: CALL, force_disable_toolcalls=True).chat(HI, [ADD])
     assert turn.reply["content"] == CALL

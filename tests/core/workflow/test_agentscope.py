@@ -161,11 +161,7 @@ class Answer(BaseModel):
 @pytest.mark.parametrize(
     ("reply", "metadata"),
     [
-        (
-            '<tool_call>\n{"name": "generate_structured_output", "arguments": {"value": 5}}\n'
-            "</tool_call>",
-            {"value": 5},
-        ),
+        ('{"value": 5}}\n</tool_call>', {"value": 5}),
         ('{"value": 5}', {"value": 5}),
         ("five", None),
         ('{"value": "five"}', None),
@@ -194,7 +190,7 @@ async def test_a_react_agent_gives_structured_output():
             result = await ask(agent, "2+3?", structured_model=Answer)
             return WorkflowOutput(reward=1.0, metadata={"value": result.metadata["value"]})
 
-    call = '<tool_call>\n{"name": "generate_response", "arguments": {"value": 5}}\n</tool_call>'
+    call = '{"name": "generate_response", "arguments": {"value": 5}}\n</tool_call>'
     t = await run(Structured, scripted(call, "It is five."))
     assert t.output is not None
     assert t.output.metadata == {"value": 5}

@@ -48,6 +48,11 @@ class HermesParser:
             malformed=tuple(malformed),
         )
 
+    def opening(self, name: str | None) -> str:
+        if name is None:
+            return f"{_OPEN}\n"
+        return f'{_OPEN}\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
+
 
 def _split_thinking(text: str) -> tuple[str | None, str]:
     """Thinking and the rest. The opening tag may be missing: some templates write it themselves."""

@@ -29,3 +29,7 @@ class ToolParser(Protocol):
     def parse(self, text: str) -> ParsedReply:
         """Never raises: what cannot be read as a call is content."""
         ...
+
+    def opening(self, name: str | None) -> str:
+        """How a reply begins that is certain to be a call (of the tool `name`)."""
+        ...

@@ -80,7 +80,7 @@ def _response(turn: Turn, structured_model: type[BaseModel] | None) -> ChatRespo
             output_tokens=turn.num_sampled_tokens,
             time=turn.ended_s - turn.started_s,
         ),
-        metadata=_structured(turn.reply, structured_model) if structured_model else None,
+        metadata=_structured(turn, structured_model) if structured_model else None,
     )
 
 
@@ -111,11 +111,13 @@ def _as_tool(model: type[BaseModel]) -> dict[str, Any]:
     }
 
 
-def _structured(reply: dict[str, Any], model: type[BaseModel]) -> dict[str, Any] | None:
-    """The first call's arguments, or the text read as JSON, if the class accepts them."""
-    calls = reply.get("tool_calls")
-    text = calls[0]["function"]["arguments"] if calls else reply["content"]
+def _structured(turn: Turn, model: type[BaseModel]) -> dict[str, Any] | None:
+    """The first call's arguments, or those of a call without an end, if the class accepts them."""
+    calls = turn.reply.get("tool_calls")
+    text = calls[0]["function"]["arguments"] if calls else turn.reply["content"]
+    text = text.removeprefix(turn.notes.get("opening", "")).lstrip()
     try:
-        return model.model_validate(json.loads(text)).model_dump()
+        value, _ = json.JSONDecoder().raw_decode(text)
+        return model.model_validate(value).model_dump()
     except ValueError:  # no JSON, or (pydantic's ValidationError) other fields than the class has
         return None
