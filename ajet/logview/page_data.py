@@ -23,15 +23,16 @@ from ajet.core.record.run_folder import RunFolder
 from ajet.logview.token_text import TokenText
 
 MAX_PAGE = 500
+MAX_NUMBER = 2**62  # SQLite's integers end soon after
 Query = Mapping[str, str]
 
 
-def run_data(folder: RunFolder, has_tokenizer: bool) -> dict[str, Any]:
+def run_data(folder: RunFolder) -> dict[str, Any]:
     """The run's name and what can be chosen in the filters."""
     data: dict[str, Any] = {
         "name": folder.path.name,
         "folder": str(folder.path),
-        "has_tokenizer": has_tokenizer,
+        "has_tokenizer": (folder.tokenizer / "tokenizer.json").is_file(),
         "summary": None,
         "count": 0,
         "statuses": [],
@@ -51,7 +52,7 @@ def list_data(folder: RunFolder, query: Query) -> dict[str, Any]:
     if not folder.episodes_db.is_file():  # a run that is still setting up
         return {"episodes": [], "next": None, "count": 0}
     which = filter_of(query)
-    limit = min(_number(query, "limit", int) or 50, MAX_PAGE)
+    limit = min(max(_number(query, "limit", int) or 50, 1), MAX_PAGE)
     with EpisodeReader(folder.episodes_db) as reader:
         rows = reader.list(which, limit=limit, after=_number(query, "after", int))
         count = reader.count(which)
@@ -136,9 +137,12 @@ def _number(query: Query, name: str, kind: type[int] | type[float]) -> Any:
     if not value:
         return None
     try:
-        return kind(value)
+        number = kind(value)
     except ValueError:
         raise ConfigError(f"{name}={value!r} is not a number") from None
+    if not -MAX_NUMBER < number < MAX_NUMBER:
+        raise ConfigError(f"{name}={value!r} is no number of an episode")
+    return number
 
 
 def _finite(value: Any) -> Any:

@@ -100,7 +100,7 @@ class Page:
     def answer(self, path: str, query: dict[str, str]) -> dict[str, Any]:
         """The data behind an /api path; `KeyError` when there is no such thing."""
         if path == "/api/run":
-            return run_data(self._folder, tokenizer_of(self._folder) is not None)
+            return run_data(self._folder)
         if path == "/api/episodes":
             return list_data(self._folder, query)
         if path.startswith("/api/episode/"):

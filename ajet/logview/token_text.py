@@ -13,8 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ajet.core.record.run_folder import RunFolder
 
@@ -63,47 +62,13 @@ def readable(raw: bytes) -> str:
 
 
 def tokenizer_of(folder: RunFolder) -> Tokenizer | None:
-    """The run's tokenizer: from its own folder, or from the model that its config names."""
-    for file in _candidates(folder):
-        if file.is_file():
-            from tokenizers import Tokenizer
-
-            return Tokenizer.from_file(str(file))
-    return None
-
-
-def _candidates(folder: RunFolder) -> Iterable[Path]:
-    yield folder.tokenizer / "tokenizer.json"
-    path = _model_path(folder)
-    if path is None:
-        return
-    if path.startswith("embedded:"):
-        import ajet.embedded
-
-        yield Path(ajet.embedded.__path__[0]) / path.removeprefix("embedded:") / "tokenizer.json"
-        return
-    yield Path(path).expanduser() / "tokenizer.json"
-    yield from _in_hub_cache(path)
-
-
-def _in_hub_cache(name: str) -> Iterable[Path]:
-    """The file of a hub model that this machine has already; nothing is fetched."""
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        from huggingface_hub import try_to_load_from_cache
-
-        if isinstance(found := try_to_load_from_cache(name, "tokenizer.json"), str):
-            yield Path(found)
-
-
-def _model_path(folder: RunFolder) -> str | None:
-    if not folder.config_yaml.is_file():
+    """The tokenizer that the run keeps in its folder."""
+    file = folder.tokenizer / "tokenizer.json"
+    if not file.is_file():
         return None
-    import yaml
+    from tokenizers import Tokenizer
 
-    config: Any = yaml.safe_load(folder.config_yaml.read_text(encoding="utf-8"))
-    for key in ("ajet", "model", "path"):
-        config = config.get(key) if isinstance(config, dict) else None
-    return config if isinstance(config, str) else None
+    return Tokenizer.from_file(str(file))
 
 
 def _byte_of() -> dict[str, int]:

@@ -1,4 +1,3 @@
-import yaml
 from logview_fixtures import byte_tokenizer, write_run
 
 from ajet.logview.token_text import TokenText, readable, tokenizer_of
@@ -39,11 +38,9 @@ def test_sentencepiece_tokens_are_shown_as_text():
     assert TokenText(tokenizer)([0, 1, 2]) == [" the", "\n", r"\xe2"]
 
 
-def test_the_tokenizer_is_found_beside_the_model_that_the_config_names(tmp_path):
+def test_the_tokenizer_is_that_of_the_run_folder(tmp_path):
     folder = write_run(tmp_path / "run")
     assert tokenizer_of(folder) is None
-    model = tmp_path / "model"
-    model.mkdir()
-    byte_tokenizer().save(str(model / "tokenizer.json"))
-    folder.config_yaml.write_text(yaml.safe_dump({"ajet": {"model": {"path": str(model)}}}))
+    folder.tokenizer.mkdir()
+    byte_tokenizer().save(str(folder.tokenizer / "tokenizer.json"))
     assert TokenText(tokenizer_of(folder))([104, 105]) == ["h", "i"]

@@ -51,9 +51,11 @@ def find_start(folder: RunFolder, resume: str) -> Checkpoint | None:
     if resume == "auto":
         return load_checkpoint(folder.checkpoints)
     if resume == "disable":
-        folder.set_aside_checkpoints()
+        folder.set_aside()
         return None
-    return read_checkpoint(Path(resume))
+    checkpoint = read_checkpoint(Path(resume))
+    folder.set_aside_checkpoints_after(checkpoint.step)
+    return checkpoint
 
 
 class Training:
@@ -87,11 +89,10 @@ class Training:
         # With LoRA the checkpoint holds adapters alone: no model that loads by itself.
         self.files = {} if self.policy.settings.lora else model_files(loaded)
         self.state = RunState(cursor=self.cursor.state_dict())
-        self.saved_step = -1
-        self._resume()
+        self.is_saved = self._resume()
         self.seconds_before = self.state.seconds
         self._keep_inputs(loaded)
-        first_step = self.state.step + 1
+        first_step = self.state.step + 1 if self.is_saved else 0
         self.store = EpisodeStore(folder.episodes_db)
         self.store.truncate_from(first_step)
         self.metrics = MetricsLogger(
@@ -103,8 +104,12 @@ class Training:
             start_step=first_step,
         )
         self.progress = TrainingProgress(
-            self.total_steps, console, title=config.experiment_name, first_step=first_step
+            self.total_steps,
+            console,
+            title=config.experiment_name,
+            first_step=self.state.step + 1,
         )
+        self.has_warned_of_sampling = False
         self.started_s = time.monotonic()
 
     def run(self) -> RunSummary:
@@ -121,22 +126,21 @@ class Training:
         summary = self._summary()
         summary.write(self.folder.summary_json)
         if self.state.step < self.total_steps:
+            again = "the same command" if self.trainer.resume == "auto" else "--resume"
             self.progress.note(
                 f"stopped after step {self.state.step} of {self.total_steps}: "
-                "the same command goes on from there"
+                f"{again} goes on from there"
             )
         return summary
 
     async def _train(self) -> None:
         try:
-            if self._first_validation_is_due and not self.interrupt.requested:
-                await self._validate("before")
+            await self._validate_if_due()
             while self.state.step < self.total_steps and not self.interrupt.requested:
                 await self._train_step(self.state.step + 1)
-                if self._validation_is_due and not self.interrupt.requested:
-                    await self._validate("after")
+                await self._validate_if_due()
                 if self._is_multiple(self.trainer.save_freq):
-                    self._save()
+                    self._save_if_new()
             self._save_if_new()
         except RunFailed:  # raised by a rollout: the policy is still that of the last whole step
             self._save_if_new()
@@ -156,9 +160,11 @@ class Training:
         metrics = step_metrics(groups, samples, update, rollout_s)
         self.store.write(step, groups, advantages, samples)
         self.metrics.log(step, metrics)
+        self._warn_of_sampling(metrics["turns/sampling_not_taken"])
         self.state.step = step
         self.state.num_episodes += sum(len(group.trajectories) for group in groups)
         self.state.cursor = self.cursor.state_dict()
+        self.is_saved = False
         self.progress.step_done(step, metrics)
 
     async def _rollout(self, tasks: list[Task], step: int) -> tuple[list[Group], float]:
@@ -176,10 +182,30 @@ class Training:
             logger.warning(f"step {step}: {failures}")
         return groups, time.monotonic() - started_s
 
+    def _warn_of_sampling(self, num_calls: float) -> None:
+        if num_calls and not self.has_warned_of_sampling:
+            self.has_warned_of_sampling = True
+            logger.warning(
+                f"{num_calls:.0f} calls of trained agents asked for a temperature, top_p or top_k: "
+                "the run's hold (ajet.rollout.temperature, …)"
+            )
+
+    async def _validate_if_due(self) -> None:
+        """Before the first step if asked, then every `test_freq` steps, and at the end of a run
+        that was validated at its beginning. One that an interrupt kept back comes on resuming."""
+        state = self.state
+        if not self.held_out or self.interrupt.requested or state.validated_step == state.step:
+            return
+        if state.step == 0:
+            if self.trainer.val_before_train:
+                await self._validate("before")
+        elif self._is_multiple(self.trainer.test_freq) or (
+            state.step == self.total_steps and "before" in state.held_out
+        ):
+            await self._validate("after")
+
     async def _validate(self, moment: str) -> None:
         """Success on the held-out tasks, under the same seeds at every step."""
-        if not self.held_out:
-            return
         step, num_repeat = self.state.step, self.trainer.val_pass_n
         self.progress.phase("held-out", len(self.held_out) * num_repeat)
         groups = await self.validator.rollout(
@@ -193,29 +219,18 @@ class Training:
             logger.warning(f"held-out tasks after step {step}: {failures}")
         report = evaluate(groups)
         self.state.held_out[moment] = success_by_task(groups)
+        self.state.validated_step = step
+        self.is_saved = False
         self.store.write(step, groups)
         self.metrics.log(step, held_out_metrics(report))
         self.progress.held_out(step, report.success.value)
-
-    @property
-    def _first_validation_is_due(self) -> bool:
-        state = self.state
-        return state.step == 0 and self.trainer.val_before_train and "before" not in state.held_out
-
-    @property
-    def _validation_is_due(self) -> bool:
-        """Every `test_freq` steps; and at the end of a run that was validated at its beginning."""
-        is_last = self.state.step == self.total_steps and "before" in self.state.held_out
-        return is_last or self._is_multiple(self.trainer.test_freq)
 
     def _is_multiple(self, frequency: int) -> bool:
         return frequency > 0 and self.state.step % frequency == 0
 
     def _save_if_new(self) -> None:
-        if self.saved_step != self.state.step:
-            self._save()
-
-    def _save(self) -> None:
+        if self.is_saved:
+            return
         self.progress.phase("checkpoint")
         self.state.seconds = self._seconds()
         tensors, counters = self.policy.state_dict()
@@ -227,7 +242,7 @@ class Training:
             keep=self.trainer.max_checkpoints_to_keep,
             files=self.files,
         )
-        self.saved_step = self.state.step
+        self.is_saved = True
 
     def _keep_inputs(self, loaded: LoadedModel) -> None:
         """The config, the user's code and the tokenizer, so that the folder can be read alone."""
@@ -236,15 +251,16 @@ class Training:
             logger.warning(f"not copied to the run folder's code/: {left_out}")
         loaded.tokenizer.save_pretrained(self.folder.tokenizer)
 
-    def _resume(self) -> None:
+    def _resume(self) -> bool:
+        """Whether there was a checkpoint to go on from."""
         checkpoint = find_start(self.folder, self.trainer.resume)
         if checkpoint is None:
-            return
+            return False
         self.state = RunState.from_json(checkpoint.state["run"])
-        self.saved_step = checkpoint.step
         self.cursor.load_state_dict(self.state.cursor)
         self.policy.load_state_dict(checkpoint.tensors, checkpoint.state["policy"])
         self.engine.publish(checkpoint.step)
+        return True
 
     def _seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.started_s

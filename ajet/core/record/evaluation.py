@@ -127,5 +127,5 @@ def evaluate(groups: Sequence[Group]) -> Evaluation:
             for k in ks
             if k
         },
-        statuses=dict(Counter(str(t.status) for g in groups for t in g.trajectories)),
+        statuses=dict(Counter(str(t.ended_as) for g in groups for t in g.trajectories)),
     )

@@ -21,6 +21,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ajet.core.errors import CheckpointError, ConfigError
@@ -61,9 +62,10 @@ class MetricsLogger:
                 ) from error
 
     def close(self) -> None:
-        """Flush and close every sink."""
+        """Flush and close every sink; what a full disk does not take is lost."""
         for sink in self._sinks:
-            sink.close()
+            with suppress(OSError):
+                sink.close()
 
 
 class JsonLinesSink:

@@ -81,12 +81,28 @@ class RunFolder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def set_aside_checkpoints(self) -> None:
-        """Rename checkpoints/ to checkpoints.old-N: a run that starts anew loses nothing."""
-        if any(self.checkpoints.iterdir()):
-            number = 1 + sum(1 for _ in self.path.glob("checkpoints.old-*"))
-            self.checkpoints.rename(self.path / f"checkpoints.old-{number}")
-            self.checkpoints.mkdir()
+    def set_aside(self) -> None:
+        """Move what an earlier run recorded to earlier-N/: one that starts anew loses nothing."""
+        if not any(self.checkpoints.iterdir()) and not self.metrics_jsonl.exists():
+            return
+        number = 1 + sum(1 for _ in self.path.glob("earlier-*"))
+        aside = self.path / f"earlier-{number}"
+        aside.mkdir()
+        databases = self.path.glob(f"{self.episodes_db.name}*")  # with its write-ahead log
+        for path in (self.checkpoints, self.tensorboard, *databases, self.summary_json):
+            if path.exists():
+                path.rename(aside / path.name)
+        if self.metrics_jsonl.exists():
+            self.metrics_jsonl.rename(aside / self.metrics_jsonl.name)
+        self.checkpoints.mkdir()
+        self.tensorboard.mkdir()
+
+    def set_aside_checkpoints_after(self, step: int) -> None:
+        """Rename later checkpoints: the newest one is to be that of the run that goes on."""
+        for path in sorted(self.checkpoints.glob("step_*")):
+            if int(path.name.removeprefix("step_")) > step:
+                number = 1 + sum(1 for _ in self.checkpoints.glob(f"earlier-*-{path.name}"))
+                path.rename(path.with_name(f"earlier-{number}-{path.name}"))
 
     @property
     def config_yaml(self) -> Path:

@@ -13,12 +13,14 @@ SuccessByTask = dict[str, float]
 @dataclass
 class RunState:
     """After the last whole step. `cursor` is the place in the data, `held_out` the success on each
-    held-out task "before" training and "after" as many steps, `seconds` what training took."""
+    held-out task "before" training and "after" `validated_step` steps, `seconds` what training
+    took."""
 
     step: int = 0
     num_episodes: int = 0
     seconds: float = 0.0
     cursor: dict[str, Any] = field(default_factory=dict)
+    validated_step: int = -1
     held_out: dict[str, SuccessByTask] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:

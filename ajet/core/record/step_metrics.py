@@ -2,10 +2,12 @@
 
     reward/mean, reward/std, reward/success      over valid episodes
     episodes/ok, episodes/timeout, …             how they ended, before a policy made the best of it
-    episodes/retried, episodes/turns_mean        run more than once; calls of the model
+    episodes/retried, episodes/retried_timeout…  failed attempts that another one replaced
+    episodes/turns_mean                          calls of the model
     tokens/sampled, tokens/trained, tokens/…     what became of every sampled token
     turns/cut_by_length, turns/fresh_branches    replies without an end; calls that had to begin a
                                                  new branch though a recorded one matched
+    turns/sampling_not_taken                     calls that asked for a temperature of their own
     timelines/per_episode, timelines/merge_ratio calls, and how far the trie folded them
     rollout/…, update/…                          speed, and the update's own figures
     held_out/…                                   of a validation, logged at the step it came after
@@ -30,7 +32,8 @@ def step_metrics(
 ) -> dict[str, float]:
     """Everything that is logged of one training step."""
     trajectories = [t for g in groups for t in g.trajectories]
-    sampled = sum(len(turn.completion.token_ids) for t in trajectories for turn in t.turns)
+    attempts = [a for t in trajectories for a in (*t.earlier_attempts, t)]
+    sampled = sum(len(turn.completion.token_ids) for a in attempts for turn in a.turns)
     return {
         **_reward_metrics(trajectories),
         **_status_metrics(trajectories),
@@ -69,10 +72,12 @@ def _reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _status_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    counts = Counter(t.failed_as or t.status for t in trajectories)
+    counts = Counter(t.ended_as for t in trajectories)
+    again = Counter(e.status for t in trajectories for e in t.earlier_attempts)
     metrics = {f"episodes/{status}": float(counts[status]) for status in EpisodeStatus}
     metrics["episodes/total"] = float(len(trajectories))
-    metrics["episodes/retried"] = float(sum(t.num_attempts > 1 for t in trajectories))
+    metrics |= {f"episodes/retried_{status}": float(again[status]) for status in again}
+    metrics["episodes/retried"] = float(again.total())
     metrics["episodes/turns_mean"] = fmean(len(t.turns) for t in trajectories)
     return metrics
 
@@ -81,22 +86,29 @@ def _turn_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     turns = [turn for t in trajectories for turn in t.turns]
     cut = sum(turn.completion.finish_reason == "length" for turn in turns)
     fresh = sum("reason" in turn.notes for turn in turns)
-    return {"turns/cut_by_length": float(cut), "turns/fresh_branches": float(fresh)}
+    own = sum("sampling_not_taken" in turn.notes for turn in turns)
+    return {
+        "turns/cut_by_length": float(cut),
+        "turns/fresh_branches": float(fresh),
+        "turns/sampling_not_taken": float(own),
+    }
 
 
 def _token_metrics(
     trajectories: Sequence[Trajectory], samples: Sequence[TrainingSample], sampled: int
 ) -> dict[str, float]:
-    """Sampled tokens are trained, or are not for one of three reasons, each counted."""
+    """Sampled tokens are trained, or are not for one of four reasons, each counted."""
     calls = [turn for t in trajectories for turn in t.turns]
     untrainable = sum(len(c.completion.token_ids) for c in calls if not c.trainable)
     masked = sum(t.num_sampled for t in trajectories if not t.is_valid)
+    retried = sum(e.num_sampled for t in trajectories for e in t.earlier_attempts)
     num_valid = sum(t.is_valid for t in trajectories)
     return {
         "tokens/sampled": float(sampled),
         "tokens/trained": float(sum(s.num_trained for s in samples)),
         "tokens/untrained_other_agent": float(untrainable),
         "tokens/untrained_failed_episode": float(masked),
+        "tokens/untrained_retried": float(retried),
         "timelines/per_episode": len(samples) / num_valid if num_valid else 0.0,
         "timelines/merge_ratio": len(calls) / len(samples) if samples else 0.0,
     }

@@ -4,8 +4,8 @@
     raises                       -> truncated, env_error or agent_error (failure.py)
     is there past its deadline   -> timeout; it is cancelled, and left behind if it will not go
 
-The deadline counts the workflow's own seconds: those in which an endpoint that forms waves has it
-wait for other episodes are not its own, or one episode that hangs would time out all of them.
+The deadline counts the workflow's own seconds: calls of an endpoint that forms waves do not count,
+where it waits for other episodes, or one episode that hangs would time out all of them.
 
 The workflow runs as a task of its own, so neither swallowing a cancellation (AgentScope's agents
 do) nor calling `sys.exit` reaches the rollout. Judging comes later, in runner.py.

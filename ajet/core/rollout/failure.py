@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,7 +69,7 @@ def _is_library(filename: str) -> bool:
 
 
 def has_failed(trajectory: Trajectory) -> bool:
-    return (trajectory.failed_as or trajectory.status) not in _SOUND
+    return trajectory.ended_as not in _SOUND
 
 
 def check_failure_rate(failed: Sequence[Trajectory], total: int, max_rate: float) -> None:
@@ -93,20 +93,21 @@ def failures_line(groups: Sequence[Group]) -> str | None:
 
 
 def _counted(failed: Sequence[Trajectory], total: int) -> str:
-    counts = Counter(str(t.failed_as or t.status) for t in failed)
+    counts = Counter(str(t.ended_as) for t in failed)
     listed = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     return f"{len(failed)} of {total} episodes failed ({listed})"
 
 
-def apply_policy(group: Iterable[Trajectory], policy: FailurePolicy) -> tuple[Trajectory, ...]:
+def apply_policy(group: Group, policy: FailurePolicy) -> Group:
     """The group's episodes as the update shall see them."""
-    members = tuple(group)
-    failed = [t for t in members if has_failed(t)]
+    failed = [t for t in group.trajectories if has_failed(t)]
     if not failed or policy in ("mask", "retry"):
-        return members
+        return group
     if policy == "zero":
-        return tuple(_as_zero(t) if has_failed(t) else t for t in members)
-    return tuple(t if has_failed(t) else _dropped(t, failed[0]) for t in members)
+        seen = (_as_zero(t) if has_failed(t) else t for t in group.trajectories)
+    else:
+        seen = (t if has_failed(t) else _dropped(t, failed[0]) for t in group.trajectories)
+    return replace(group, trajectories=tuple(seen))
 
 
 def _as_zero(t: Trajectory) -> Trajectory:
@@ -122,4 +123,4 @@ def _as_zero(t: Trajectory) -> Trajectory:
 
 def _dropped(t: Trajectory, failed: Trajectory) -> Trajectory:
     reason = f"group dropped: {failed.episode_id} ended as {failed.status}"
-    return replace(t, status=EpisodeStatus.ABORTED, error=reason)
+    return replace(t, status=EpisodeStatus.ABORTED, failed_as=t.status, error=reason)

@@ -92,8 +92,9 @@ class EpisodeRunner:
         on_episode: OnEpisode | None = None,
         sampling: SamplingParams | None = None,
     ) -> list[Group]:
-        """`num_repeat` episodes of each task. `on_episode` is called as each one ends, before the
-        failure policy is applied to its group. `sampling` replaces the runner's (evaluation)."""
+        """`num_repeat` episodes of each task. `on_episode` is called as each one ends. The failure
+        policy is applied to groups of training; an evaluation shows what happened. `sampling`
+        replaces the runner's."""
         if mode == "train" and isinstance(self._endpoint, ChatEndpoint):
             raise ConfigError("a chat endpoint shows no token ids: evaluate it, it cannot train")
         plans = self._plans(tasks, step, mode, num_repeat)
@@ -118,10 +119,11 @@ class EpisodeRunner:
         members = [t or _never_started(p) for p, t in zip(plans, results, strict=True)]
         if mode == "train":
             _check_that_somebody_is_trained(members)
-        return [
-            Group(plans[at].group_id, apply_policy(members[at : at + num_repeat], self._policy))
+        groups = [
+            Group(plans[at].group_id, tuple(members[at : at + num_repeat]))
             for at in range(0, len(plans), num_repeat)
         ]
+        return [apply_policy(g, self._policy) for g in groups] if mode == "train" else groups
 
     def stop(self) -> None:
         """End the rollout in progress: `rollout` returns, unfinished episodes are `aborted`."""
@@ -153,14 +155,13 @@ class EpisodeRunner:
         """The episode; with the policy ``retry`` again, while it fails, with seeds of its own."""
         retries = self._limits.max_retries if self._policy == "retry" else 0
         trajectory = await self._attempt(plan, sampling, 0)
-        for number in range(1, retries + 1):
-            if trajectory.status not in RETRIED:
-                break
-            again = replace(plan, episode_id=f"{plan.episode_id}-r{number}")
+        failed: list[Trajectory] = []
+        while trajectory.status in RETRIED and len(failed) < retries:
+            failed.append(trajectory)
+            again = replace(plan, episode_id=f"{plan.episode_id}-r{len(failed)}")
             slot.renew(again.episode_id)
-            trajectory = await self._attempt(again, sampling, number)
-            trajectory = replace(trajectory, num_attempts=number + 1)
-        return trajectory
+            trajectory = await self._attempt(again, sampling, len(failed))
+        return replace(trajectory, earlier_attempts=tuple(failed))
 
     async def _attempt(
         self, plan: WorkflowTask, sampling: SamplingParams, number: int

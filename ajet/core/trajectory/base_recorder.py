@@ -30,7 +30,11 @@ Answer = TypeVar("Answer")
 
 @dataclass(slots=True)
 class Overrides:
-    """Sampling settings that an agent asks for in one call; None keeps the run's."""
+    """Sampling settings that an agent asks for in one call; None keeps the run's.
+
+    An agent that is trained gets `max_tokens` alone: the update takes what was sampled as drawn
+    from the policy at the run's temperature, so another one would bend every ratio.
+    """
 
     temperature: float | None = None
     top_p: float | None = None
@@ -41,6 +45,13 @@ class Overrides:
     def given(self) -> dict[str, float | int]:
         pairs = ((name, getattr(self, name)) for name in self.__slots__)
         return {name: value for name, value in pairs if value is not None}
+
+    def split(self, trainable: bool) -> tuple[Overrides, dict[str, float | int]]:
+        """What is taken, and what is not."""
+        if not trainable:
+            return self, {}
+        refused = {name: value for name, value in self.given.items() if name != "max_tokens"}
+        return Overrides(max_tokens=self.max_tokens), refused
 
 
 class BaseRecorder:

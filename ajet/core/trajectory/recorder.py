@@ -52,7 +52,7 @@ class EpisodeRecorder(BaseRecorder):
             trainable_targets=trainable_targets,
         )
         self._endpoint = endpoint
-        self._holds_back = hasattr(endpoint, "enter")
+        self._holds_back = getattr(endpoint, "holds_back", False)
         self._template = template
         self._parser = parser
         self._session = TokenSession(template)
@@ -79,8 +79,9 @@ class EpisodeRecorder(BaseRecorder):
         opening = self._opening(offered or [], tool_choice)
         prompt = self._session.prompt_for(sent, offered, opening)
         started_s = self._clock()
-        overrides = overrides or Overrides()
-        completion = await self._sample(index, list(prompt.ids), overrides)
+        trainable = self.is_trainable(agent_name, target_tag)
+        taken, not_taken = (overrides or Overrides()).split(trainable)
+        completion = await self._sample(index, list(prompt.ids), taken)
         takes_calls = bool(offered) and tool_choice != "none"
         reply = self._reply(index, opening + self._text(completion), takes_calls)
         self._session.record(sent, offered, reply, completion)
@@ -92,10 +93,15 @@ class EpisodeRecorder(BaseRecorder):
             reply=reply,
             agent_name=agent_name,
             target_tag=target_tag,
-            trainable=self.is_trainable(agent_name, target_tag),
+            trainable=trainable,
             started_s=started_s,
             ended_s=self._clock(),
-            notes=present(**notes, opening=opening or None, sampling=overrides.given or None),
+            notes=present(
+                **notes,
+                opening=opening or None,
+                sampling=taken.given or None,
+                sampling_not_taken=not_taken or None,
+            ),
         )
         return self._keep(index, turn)
 
@@ -110,8 +116,9 @@ class EpisodeRecorder(BaseRecorder):
         """One call with token ids: the prompt is taken as it is, no template, no parsing."""
         index = await self._begin()
         started_s = self._clock()
-        overrides = overrides or Overrides()
-        completion = await self._sample(index, list(prompt_ids), overrides)
+        trainable = self.is_trainable(agent_name, target_tag)
+        taken, not_taken = (overrides or Overrides()).split(trainable)
+        completion = await self._sample(index, list(prompt_ids), taken)
         reply = {"role": "assistant", "content": self._text(completion)}
         turn = Turn(
             completion=completion,
@@ -120,10 +127,10 @@ class EpisodeRecorder(BaseRecorder):
             reply=reply,
             agent_name=agent_name,
             target_tag=target_tag,
-            trainable=self.is_trainable(agent_name, target_tag),
+            trainable=trainable,
             started_s=started_s,
             ended_s=self._clock(),
-            notes=present(sampling=overrides.given or None),
+            notes=present(sampling=taken.given or None, sampling_not_taken=not_taken or None),
         )
         return self._keep(index, turn)
 

@@ -24,8 +24,9 @@ class Trajectory:
     """The turns of one episode in the order they were made, its status and its reward.
 
     `reward` is None until it is judged, and stays None for a failed episode. `error` is one line,
-    with the class and the place it was raised. `timings` are seconds by phase. `num_attempts` is
-    more than 1 with the failure policy ``retry``; `failed_as` is the status that a policy replaced.
+    with the class and the place it was raised. `timings` are seconds by phase. `earlier_attempts`
+    are the failed ones before this, with the failure policy ``retry``; `failed_as` is the status
+    that a policy replaced.
     """
 
     workflow_task: WorkflowTask
@@ -37,7 +38,7 @@ class Trajectory:
     reward_breakdown: dict[str, float] = field(default_factory=dict)
     error: str | None = None
     timings: dict[str, float] = field(default_factory=dict)
-    num_attempts: int = 1
+    earlier_attempts: "tuple[Trajectory, ...]" = ()
     failed_as: EpisodeStatus | None = None
 
     @property
@@ -47,6 +48,11 @@ class Trajectory:
     @property
     def group_id(self) -> str:
         return self.workflow_task.group_id
+
+    @property
+    def ended_as(self) -> EpisodeStatus:
+        """What happened, before a policy made the best of it."""
+        return self.failed_as or self.status
 
     @property
     def is_valid(self) -> bool:

@@ -163,17 +163,18 @@ def _write_files(
     save_file(others, folder / TENSORS_FILE)
     (folder / STATE_FILE).write_text(json.dumps(state, allow_nan=False))
     for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
 
 
 def _write_manifest(folder: Path, step: int) -> None:
-    paths = sorted(folder.iterdir())
-    for path in paths:
+    entries = sorted(folder.rglob("*"))
+    for path in entries:
         _flush(path)
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "step": step,
-        "files": {path.name: _fingerprint(path) for path in paths},
+        "files": {str(p.relative_to(folder)): _fingerprint(p) for p in entries if p.is_file()},
     }
     manifest["digest"] = _digest(manifest)
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))

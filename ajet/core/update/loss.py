@@ -121,10 +121,15 @@ def clipped_objective(
 
 
 def kl_penalty(logprobs_M: Tensor, reference_M: Tensor, kind: str) -> Tensor:
-    """Estimates of KL(policy || reference) from the sampled token (Schulman's k1, k2, k3)."""
-    if kind == "k1":
-        return logprobs_M - reference_M
-    if kind == "k2":
-        return 0.5 * (logprobs_M - reference_M).square()
+    """Estimates of KL(policy || reference) from the sampled token (Schulman's k1, k2, k3).
+
+    The gradient of k2 is that of the KL on average; k1's own would be zero on average, so k1 has
+    k2's. k3 (``low_var_kl``) is cut at 10: a token with less than 7.5 % of the reference's
+    probability counts as 10 and is not pulled.
+    """
+    difference_M = logprobs_M - reference_M
+    if kind in ("k1", "k2"):
+        k2_M = 0.5 * difference_M.square()
+        return k2_M if kind == "k2" else difference_M.detach() + (k2_M - k2_M.detach())
     log_ratio_M = (reference_M - logprobs_M).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return (log_ratio_M.exp() - log_ratio_M - 1).clamp(-MAX_KL, MAX_KL)

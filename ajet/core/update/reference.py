@@ -34,7 +34,7 @@ class Reference:
     def logprobs(self, rows: Sequence[Row], targets_M: Tensor) -> Tensor:
         with self._base():
             read = self._layout.read_out(rows)
-        return score_tokens(read, targets_M, self._temperature, False).logprobs_M
+            return score_tokens(read, targets_M, self._temperature, False).logprobs_M
 
     def _base(self) -> AbstractContextManager[None]:
         return nullcontext() if self._adapters_of is None else adapters_off(self._adapters_of)

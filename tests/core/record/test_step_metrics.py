@@ -53,10 +53,18 @@ def test_an_episode_counts_as_what_it_was_before_the_policy_made_the_best_of_it(
         episode(member=1, reward=0.0, status=EpisodeStatus.TRUNCATED),
         failed_as=EpisodeStatus.AGENT_ERROR,
     )
-    again = replace(episode(member=2), num_attempts=2)
-    metrics = metrics_of(group_of(episode(member=0), as_zero, again))
+    metrics = metrics_of(group_of(episode(member=0), as_zero))
     assert metrics["episodes/agent_error"] == 1 and metrics["episodes/truncated"] == 0
-    assert metrics["episodes/retried"] == 1
+
+
+def test_a_failed_attempt_that_was_retried_is_counted_with_its_tokens():
+    failed = episode(member=1, reward=None, status=EpisodeStatus.TIMEOUT)
+    again = replace(episode(member=1), earlier_attempts=(failed,))
+    metrics = metrics_of(group_of(episode(member=0), again))
+    assert metrics["episodes/ok"] == 2 and metrics["episodes/timeout"] == 0
+    assert metrics["episodes/retried"] == metrics["episodes/retried_timeout"] == 1
+    assert metrics["tokens/sampled"] == 15 and metrics["tokens/trained"] == 10
+    assert metrics["tokens/untrained_retried"] == 5
 
 
 def test_replies_without_an_end_and_branches_begun_afresh_are_counted():

@@ -241,11 +241,22 @@ async def test_only_the_targets_are_trained_by_name_or_by_tag():
 
 async def test_token_level_calls_are_recorded_as_they_were_sent():
     episode = recorder()
-    turn = await episode.generate([72, 105], overrides=Overrides(temperature=0.0))
+    turn = await episode.generate([72, 105], overrides=Overrides(max_tokens=9))
     assert turn.completion.prompt_ids == (72, 105)
     assert turn.reply == {"role": "assistant", "content": "ok"}
-    assert turn.notes == {"sampling": {"temperature": 0.0}}
+    assert turn.notes == {"sampling": {"max_tokens": 9}}
     assert episode.turns == (turn,)
+
+
+@pytest.mark.parametrize(("agent", "drawn_at"), [("solver", 0.7), ("critic", 0.1)])
+async def test_a_trained_agent_samples_at_the_runs_temperature_another_at_its_own(agent, drawn_at):
+    endpoint = ScriptedEndpoint(TOKENIZER, lambda *_: "ok")
+    episode = recorder(endpoint=endpoint, targets=["solver"])
+    turn = await episode.chat(HI, agent_name=agent, overrides=Overrides(temperature=0.1))
+    assert endpoint.sampling["e/0000"].temperature == drawn_at
+    assert turn.notes.get("sampling_not_taken") == (
+        {"temperature": 0.1} if agent == "solver" else None
+    )
 
 
 async def test_later_changes_of_the_agents_messages_do_not_reach_the_record():

@@ -34,13 +34,13 @@ def recorder():
 
 async def test_chat_gives_a_message_that_the_agent_may_edit(recorder):
     tuner = ModelTuner(recorder)
-    reply = await tuner.chat(HI, temperature=0.5, target_tag="red")
+    reply = await tuner.chat(HI, max_tokens=7, target_tag="red")
     assert reply == {"role": "assistant", "content": "hello"}
     reply["content"] = "edited"
     [turn] = recorder.turns
     assert turn.reply["content"] == "hello"
     assert (turn.agent_name, turn.target_tag) == ("default", "red")
-    assert turn.notes["sampling"] == {"temperature": 0.5}
+    assert turn.notes["sampling"] == {"max_tokens": 7}
 
 
 async def test_generate_takes_and_gives_token_ids(recorder):

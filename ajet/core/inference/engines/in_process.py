@@ -76,6 +76,7 @@ class InProcessEngine:
         self._stop_token_ids = frozenset(stop_token_ids)
         self._max_model_len = max_model_len
         self._deterministic = deterministic
+        self.holds_back = deterministic  # a wave has an episode wait for the others
         self._max_kv_tokens = max_kv_tokens or max(
             max_model_len, KV_BYTES // _kv_bytes_per_token(model)
         )
