@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loguru import logger
+
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
 from ajet.core.importing import load_object
@@ -47,6 +49,20 @@ def load_policy_model(config: AjetConfig, path: str | None = None) -> LoadedMode
         device=section.device,
         chat_template=section.chat_template,
     )
+
+
+def make_template(loaded: LoadedModel) -> ChatTemplate:
+    """The tokenizer's chat template, which also knows the model's own end tokens."""
+    from ajet.core.inference.chat_template import ChatTemplate
+
+    end = getattr(loaded.model.generation_config, "eos_token_id", None)
+    ends = [end] if isinstance(end, int) else list(end or ())
+    template = ChatTemplate(loaded.tokenizer, ends)
+    if "tools" not in template.text:
+        logger.warning("the chat template has no place for tools: the model would not see them")
+    elif "<tool_call>" not in template.text:
+        logger.warning("the chat template's form of tool calls is not read: they stay text")
+    return template
 
 
 def make_engine(config: AjetConfig, loaded: LoadedModel, template: ChatTemplate) -> InProcessEngine:

@@ -14,7 +14,6 @@ from rich.text import Text
 from ajet.core import assembly
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
-from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.record.transcript import transcript
 from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
@@ -43,7 +42,7 @@ async def _run(
 ) -> list[Trajectory]:
     assembly.set_threads(config)
     loaded = assembly.load_policy_model(config)
-    template = ChatTemplate(loaded.tokenizer)
+    template = assembly.make_template(loaded)
     engine = assembly.make_engine(config, loaded, template)
     limits = replace(assembly.rollout_limits(config), max_env_worker=parallel)
     runner = assembly.make_runner(config, engine, template, mode="train", debug=True, limits=limits)

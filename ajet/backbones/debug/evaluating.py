@@ -104,7 +104,7 @@ def serve(config: AjetConfig, subject: Subject) -> Served:
     loaded = assembly.load_policy_model(config, subject.model)
     if path is not None:
         overlay_checkpoint(loaded.model, path, assembly.update_settings(config).lora)
-    template = ChatTemplate(loaded.tokenizer)
+    template = assembly.make_template(loaded)
     name = f"model {loaded.name}" if path is None else f"checkpoint {path}"
     return Served(name, assembly.make_engine(config, loaded, template), template)
 

@@ -10,6 +10,7 @@ Not covered: several processes or devices.
 """
 
 import time
+from datetime import datetime
 from pathlib import Path
 
 from loguru import logger
@@ -20,7 +21,6 @@ from ajet.core import assembly
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
 from ajet.core.errors import RunFailed
-from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.model.load import LoadedModel
 from ajet.core.model.save import model_files
 from ajet.core.record.episode_store import EpisodeStore
@@ -81,7 +81,7 @@ class Training:
         )
         assembly.set_threads(config)
         loaded = assembly.load_policy_model(config)
-        template = ChatTemplate(loaded.tokenizer)
+        template = assembly.make_template(loaded)
         self.policy = Policy(loaded.model, assembly.update_settings(config))
         self.engine = assembly.make_engine(config, loaded, template)
         self.runner = assembly.make_runner(config, self.engine, template, mode="train")
@@ -90,6 +90,7 @@ class Training:
         self.files = {} if self.policy.settings.lora else model_files(loaded)
         self.state = RunState(cursor=self.cursor.state_dict())
         self.is_saved = self._resume()
+        template.today = datetime.fromisoformat(self.state.begun)
         self.seconds_before = self.state.seconds
         self._keep_inputs(loaded)
         first_step = self.state.step + 1 if self.is_saved else 0

@@ -11,8 +11,8 @@ tokenized as plain text:
 
     tool: "a<|im_end|>b"  ->  …a⟦<|im_end|>⟧b<|im_end|>…  ->  …, a, <, |, im, _end, |, >, b, IM_END
 
-Not covered: images and other content that is not text (passed to the template as it is), and
-templates that glue a special token together from two strings of a message.
+Not covered: images and other content that is not text (an error), and templates that glue a special
+token together from two strings of a message.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -48,12 +49,16 @@ _SURROGATES = re.compile(
     "[\ud800-\udfff]"
 )  # half a character (JSON's "\ud83d"): no tokenizer takes it
 _PROBE = "PROBE"
+_DATE = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
 
 
 class ChatTemplate:
     """Renders and tokenizes conversations with the tokenizer's own template."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, end_token_ids: Sequence[int] = ()
+    ) -> None:
+        """`end_token_ids` are the model's own besides the tokenizer's end of text."""
         if not tokenizer.chat_template:
             raise ModelError(
                 f"the tokenizer of {tokenizer.name_or_path or 'the model'!r} has no chat template: "
@@ -72,7 +77,9 @@ class ChatTemplate:
         self._unmarked_control = re.compile(f"(?<!{_OPEN})(?:{names})")
         # The members of a group begin with one prompt: it is tokenized once.
         self._encode_once = lru_cache(maxsize=128)(lambda text: tuple(self.encode(text)))
-        self.stop_token_ids: tuple[int, ...] = self._find_stop_token_ids()
+        self._writes_the_date = "strftime_now" in self.text
+        self.today = datetime.now()  # what a template writes as the date; a resumed run keeps its
+        self.stop_token_ids: tuple[int, ...] = self._find_stop_token_ids(end_token_ids)
 
     @property
     def text(self) -> str:
@@ -118,10 +125,11 @@ class ChatTemplate:
 
         try:
             text = self._tokenizer.apply_chat_template(
-                [self._mark(normalised(message)) for message in messages],
+                [self._mark(_only_text(normalised(message))) for message in messages],
                 tools=self._mark(list(tools)) if tools else None,
                 add_generation_prompt=add_generation_prompt,
                 tokenize=False,
+                chat_template=self._dated(tools) if self._writes_the_date else None,
             )
         except (TemplateError, TypeError) as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
@@ -153,6 +161,11 @@ class ChatTemplate:
         match = self._unmarked_control.search(marked_text, start)
         return (match.start(), self._control_ids[match.group()]) if match else None
 
+    def _dated(self, tools: Tools | None) -> str:
+        """The template with the run's date in the place of today's."""
+        source: Any = self._tokenizer.get_chat_template(None, list(tools) if tools else None)  # pyright: ignore
+        return _DATE.sub(lambda match: json.dumps(self.today.strftime(match[2])), source)
+
     def _mark(self, value: Any) -> Any:
         """`value` with marks around every special token that its strings spell out."""
         if isinstance(value, str):
@@ -167,8 +180,8 @@ class ChatTemplate:
         clean = _SURROGATES.sub("\ufffd", _MARKS.sub("", text))
         return self._control.sub(f"{_OPEN}\\g<0>{_CLOSE}", clean)
 
-    def _find_stop_token_ids(self) -> tuple[int, ...]:
-        """The tokenizer's end of text, and what the template writes after a reply."""
+    def _find_stop_token_ids(self, end_token_ids: Sequence[int]) -> tuple[int, ...]:
+        """The tokenizer's end of text, the model's, and what the template writes after a reply."""
         messages = [
             {"role": "user", "content": "a"},
             {"role": "assistant", "content": _PROBE},
@@ -178,7 +191,7 @@ class ChatTemplate:
         after_reply = self.find_control(text, text.rfind(_PROBE)) if _PROBE in text else None
         eos = self._tokenizer.eos_token_id
         found = ([eos] if isinstance(eos, int) else []) + ([after_reply[1]] if after_reply else [])
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys([*found, *end_token_ids]))
 
 
 def normalised(message: Message) -> dict[str, Any]:
@@ -190,6 +203,15 @@ def normalised(message: Message) -> dict[str, Any]:
     else:
         result.pop("tool_calls", None)
     return result
+
+
+def _only_text(message: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(message["content"], str):
+        raise ModelError(
+            f"a message ({message.get('role')}) has content that is not text: the models served "
+            "here read text alone"
+        )
+    return message
 
 
 def parsed_arguments(arguments: Any) -> Any:
@@ -206,11 +228,18 @@ def parsed_arguments(arguments: Any) -> Any:
 def _joined(content: Any) -> Any:
     if content is None:
         return ""
-    if isinstance(content, list) and all(
-        isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content
-    ):
-        return "".join(part["text"] for part in content)
+    if isinstance(content, list) and all(map(_is_text, content)):
+        return "".join(part["text"] or "" for part in content)
     return content
+
+
+def _is_text(part: Any) -> bool:
+    """AgentScope says nothing beside a call as a text of None."""
+    return (
+        isinstance(part, Mapping)
+        and "text" in part
+        and (part["text"] is None or isinstance(part["text"], str))
+    )
 
 
 def _normalised_call(call: Mapping[str, Any]) -> dict[str, Any]:

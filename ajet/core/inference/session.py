@@ -20,9 +20,10 @@ template changes what stands before the reply, or drops the reply's thinking (Qw
 user message comes), or writes no special token after a reply, or ends it with another one than the
 model did. What was sampled on the old branch stays there.
 
-Messages are matched by content: role, text, tool calls by name and arguments. Their ids do not
-count, nor white space around a reply. Thinking that the agent does not send back counts as sent
-back; thinking that it changed does not match. Several agents in one episode need no care.
+Messages are matched by all that the template may write. A reply that was recorded is known again by
+its text and its calls: white space around it and the ids of its calls do not count, and thinking
+that the agent does not send back counts as sent back; thinking that it changed does not match.
+Several agents in one episode need no care.
 
 Not covered: a reply that the agent edited. The longest match before it is continued.
 """
@@ -30,6 +31,7 @@ Not covered: a reply that the agent edited. The longest match before it is conti
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,13 +46,15 @@ class Prompt:
     """The ids of the next call's prompt.
 
     `continues`: recorded ids come first. `reason`: why a recorded call that matches could not be
-    continued. `drift`: the first position where rendering and tokenizing everything afresh would
-    have given another id; None where it would not, or where the session does not check.
+    continued. `opening`: what the reply begins with, if that is fixed. `drift`: the first position
+    where rendering and tokenizing everything afresh would have given another id; None where it
+    would not, or where the session does not check.
     """
 
     ids: list[int]
     continues: bool
     reason: str | None = None
+    opening: str = ""
     drift: int | None = None
 
 
@@ -95,6 +99,9 @@ class TokenSession:
         self._template = template
         self._check_drift = check_drift
         self._root = _Node()
+        self._ids_are_written = (
+            re.search(r"tool_call_id|\.id\b|\[.id.\]", template.text) is not None
+        )
         # Stand-ins must not occur in any message. They are only looked for, never tokenized.
         self._reply = f"R{secrets.token_hex(8)}"
         self._thought = f"T{secrets.token_hex(8)}"
@@ -105,21 +112,23 @@ class TokenSession:
         """The prompt for these messages: a continuation of the longest recorded match if there is
         one and the template allows it, else a fresh render. `opening` is how the reply must begin:
         it ends the prompt, as context that was not sampled."""
-        keys = _keys(messages, tools)
-        call, num_matched = self._longest_match(messages, keys)
+        call, num_matched = self._longest_match(messages, tools)
         found = self._continued(call, messages[num_matched:], tools) if call else None
         continues = isinstance(found, _Rendered)
         rendered = found if isinstance(found, _Rendered) else self._fresh(messages, tools)
         drift = self._drift(rendered, messages, tools) if continues else None
         if opening:
+            if rendered.text.rstrip().endswith("<think>"):  # the template begins with thinking
+                opening = f"\n</think>\n\n{opening}"
             rendered = replace(rendered, ids=(*rendered.ids, *self._template.encode(opening)))
-        prompts = self._node(keys).prompts
+        prompts = self._node(messages, tools).prompts
         if not any(known.ids == rendered.ids for known in prompts):
             prompts.append(rendered)
         return Prompt(
             ids=list(rendered.ids),
             continues=continues,
             reason=found if isinstance(found, str) else None,
+            opening=opening,
             drift=drift,
         )
 
@@ -131,20 +140,21 @@ class TokenSession:
         completion: Completion,
     ) -> None:
         """Remember that `completion` followed these messages; the agent got it as `reply`."""
-        node = self._node(_keys(messages, tools))
+        node = self._node(messages, tools)
         asked = [prompt for prompt in node.prompts if prompt.ids == completion.prompt_ids]
         prompt = asked[0] if asked else self._unasked(messages, tools, completion)
-        node.child(_key(reply)).calls.append(_Call(prompt, normalised(reply), completion))
+        answered = node.child(_reply_key(reply))
+        answered.calls.append(_Call(prompt, normalised(reply), completion))
 
     def _longest_match(
-        self, messages: Sequence[Message], keys: Sequence[Hashable]
+        self, messages: Sequence[Message], tools: Tools | None
     ) -> tuple[_Call | None, int]:
         """The recorded call that covers most of `messages`, and how many it covers (the last one
         recorded, where several calls gave the same reply)."""
         best: tuple[_Call | None, int] = (None, 0)
-        node = self._root.children.get(keys[0])
-        for num_matched, (message, key) in enumerate(zip(messages, keys[1:], strict=True), start=1):
-            node = node.children.get(key) if node else None
+        node = self._root.children.get(_tools_key(tools))
+        for num_matched, message in enumerate(messages, start=1):
+            node = self._next(node, message) if node else None
             if node is None:
                 break
             sent_back = _thinking(message)
@@ -155,11 +165,25 @@ class TokenSession:
                 break
         return best
 
-    def _node(self, keys: Sequence[Hashable]) -> _Node:
-        node = self._root
-        for key in keys:
-            node = node.child(key)
+    def _node(self, messages: Sequence[Message], tools: Tools | None) -> _Node:
+        node = self._root.child(_tools_key(tools))
+        for message in messages:
+            node = self._next(node, message) or node.child(self._key(message))
         return node
+
+    def _next(self, node: _Node, message: Message) -> _Node | None:
+        """Where `message` leads: to a recorded reply, or to one that is equal to the letter."""
+        recorded = node.children.get(_reply_key(message))
+        return recorded or node.children.get(self._key(message))
+
+    def _key(self, message: Message) -> Hashable:
+        """All that a template may write of a message."""
+        plain = normalised(message)
+        if not self._ids_are_written:
+            plain.pop("tool_call_id", None)
+            for call in plain.get("tool_calls", ()):
+                call.pop("id", None)
+        return json.dumps(plain, sort_keys=True, default=str)
 
     def _continued(
         self, call: _Call, new: Sequence[Message], tools: Tools | None
@@ -248,19 +272,15 @@ def _thinking(message: Message) -> str:
     return ""
 
 
-def _keys(messages: Sequence[Message], tools: Tools | None) -> list[Hashable]:
-    """The way from the tree's root to this conversation."""
-    return [json.dumps(list(tools), default=str) if tools else "", *map(_key, messages)]
+def _tools_key(tools: Tools | None) -> Hashable:
+    return json.dumps(list(tools), default=str) if tools else ""
 
 
-def _key(message: Message) -> Hashable:
-    """What two equal messages share, whoever sent them (see the module's docstring)."""
+def _reply_key(message: Message) -> Hashable:
+    """What an agent sends back of a reply, however it keeps its history."""
     plain = normalised(message)
-    role, content = plain.get("role"), plain["content"]
-    if not isinstance(content, str):
-        content = json.dumps(content, sort_keys=True, default=str)
-    if role == "assistant":
-        content = content.strip()
+    if plain.get("role") != "assistant":
+        return None
     calls = tuple(
         (
             call["function"]["name"],
@@ -268,4 +288,5 @@ def _key(message: Message) -> Hashable:
         )
         for call in plain.get("tool_calls", ())
     )
-    return role, content, calls, plain.get("name") if role == "tool" else None
+    content = plain["content"]
+    return content.strip() if isinstance(content, str) else str(content), calls

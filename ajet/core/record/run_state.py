@@ -5,6 +5,7 @@ Not covered: weights, optimizer and random state (the policy has them).
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Any
 
 SuccessByTask = dict[str, float]
@@ -14,13 +15,14 @@ SuccessByTask = dict[str, float]
 class RunState:
     """After the last whole step. `cursor` is the place in the data, `held_out` the success on each
     held-out task "before" training and "after" `validated_step` steps, `seconds` what training
-    took."""
+    took, `begun` the day that a chat template may write into prompts (ISO 8601)."""
 
     step: int = 0
     num_episodes: int = 0
     seconds: float = 0.0
     cursor: dict[str, Any] = field(default_factory=dict)
     validated_step: int = -1
+    begun: str = field(default_factory=lambda: datetime.now().isoformat())
     held_out: dict[str, SuccessByTask] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:

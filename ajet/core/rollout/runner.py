@@ -15,6 +15,7 @@ episodes and can't be interrupted; await instead, or use ``asyncio.to_thread``.
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -144,7 +145,15 @@ class EpisodeRunner:
             group_id = f"{step:06d}-{mode}-{group:04d}"
             seed = seeding.derive(self._run_seed, "environment", *_place(mode, step), group)
             plans += [
-                WorkflowTask(task, f"{group_id}-{member:02d}", group_id, member, step, mode, seed)
+                WorkflowTask(
+                    copy.deepcopy(task),  # a workflow may append to its messages
+                    f"{group_id}-{member:02d}",
+                    group_id,
+                    member,
+                    step,
+                    mode,
+                    seed,
+                )
                 for member in range(num_repeat)
             ]
         return plans

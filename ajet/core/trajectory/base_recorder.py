@@ -41,6 +41,10 @@ class Overrides:
     top_k: int | None = None
     max_tokens: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ValueError(f"max_tokens is {self.max_tokens}; a reply has at least one token")
+
     @property
     def given(self) -> dict[str, float | int]:
         pairs = ((name, getattr(self, name)) for name in self.__slots__)
@@ -154,7 +158,9 @@ class BaseRecorder:
             self._asked_s = self._clock()
         self._num_asked += 1
         try:
-            return await asked
+            answer = await asked
+            self.endpoint_fault = None  # an agent that caught an earlier one goes on
+            return answer
         except ContextOverflow as error:
             raise self._truncate(str(error) or "the prompt fills the model's context") from error
         except Exception as error:

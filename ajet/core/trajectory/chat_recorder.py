@@ -85,8 +85,6 @@ class ChatRecorder(BaseRecorder):
 def _openai_form(message: Mapping[str, Any]) -> dict[str, Any]:
     """The message as an API takes it: text as one string, arguments as JSON text."""
     form = normalised(message)
-    if form["content"] == [{"text": None}]:  # AgentScope's way of saying nothing beside a call
-        form["content"] = ""
     for call in form.get("tool_calls", ()):
         arguments = call["function"]["arguments"]
         if not isinstance(arguments, str):
@@ -99,6 +97,7 @@ def _checked_reply(index: int, answer: ChatReply) -> dict[str, Any]:
     reply = {**answer.message, "role": "assistant", "content": answer.message.get("content") or ""}
     calls, malformed = [], []
     for order, call in enumerate(reply.pop("tool_calls", None) or ()):
+        call["function"]["arguments"] = call["function"].get("arguments") or "{}"
         if _is_object(call["function"].get("arguments")):
             calls.append({**call, "id": call.get("id") or f"call_{index:04d}_{order}"})
         else:

@@ -6,7 +6,8 @@ The prompt's ids come from the token session, so what was sampled in earlier tur
 it was sampled. Limits of tokens are kept here (those of calls in base_recorder.py): the call that
 would pass one raises `EpisodeTruncated`, and so does every later call, until the workflow returns.
 
-Not covered: streaming from the endpoint (a reply comes whole), stop strings.
+Not covered: streaming from the endpoint (a reply comes whole), stop strings; what was sampled for a
+call that its agent cancelled is dropped with it.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class EpisodeRecorder(BaseRecorder):
         self._template = template
         self._parser = parser
         self._session = TokenSession(template)
+        self._asked: set[str] = set()  # requests that the endpoint works on
 
     async def chat(
         self,
@@ -76,14 +78,14 @@ class EpisodeRecorder(BaseRecorder):
         index = await self._begin()
         sent = [dict(message) for message in messages]
         offered = None if self._limits.force_disable_toolcalls or not tools else list(tools)
-        opening = self._opening(offered or [], tool_choice)
-        prompt = self._session.prompt_for(sent, offered, opening)
+        forced = self._opening(offered or [], tool_choice)
+        prompt = self._session.prompt_for(sent, offered, forced)
         started_s = self._clock()
         trainable = self.is_trainable(agent_name, target_tag)
         taken, not_taken = (overrides or Overrides()).split(trainable)
         completion = await self._sample(index, list(prompt.ids), taken)
         takes_calls = bool(offered) and tool_choice != "none"
-        reply = self._reply(index, opening + self._text(completion), takes_calls)
+        reply = self._reply(index, prompt.opening + self._text(completion), takes_calls)
         self._session.record(sent, offered, reply, completion)
         notes = {"continues": prompt.continues, "reason": prompt.reason, "drift": prompt.drift}
         turn = Turn(
@@ -98,7 +100,7 @@ class EpisodeRecorder(BaseRecorder):
             ended_s=self._clock(),
             notes=present(
                 **notes,
-                opening=opening or None,
+                opening=prompt.opening or None,
                 sampling=taken.given or None,
                 sampling_not_taken=not_taken or None,
             ),
@@ -166,13 +168,25 @@ class EpisodeRecorder(BaseRecorder):
     async def _ask(
         self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
+        self._asked.add(request_id)
         try:
             return await self._answer(self._endpoint.generate(prompt_ids, sampling, request_id))
         except asyncio.CancelledError:
-            abort = getattr(self._endpoint, "abort", None)
-            if abort is not None:
-                abort(request_id)
+            self._abort(request_id)
             raise
+        finally:
+            self._asked.discard(request_id)
+
+    def close(self) -> None:
+        """As in `BaseRecorder`; a call that the workflow did not wait for ends now."""
+        super().close()
+        for request_id in sorted(self._asked):
+            self._abort(request_id)
+
+    def _abort(self, request_id: str) -> None:
+        abort = getattr(self._endpoint, "abort", None)
+        if abort is not None:
+            abort(request_id)
 
     def _text(self, completion: Completion) -> str:
         ids = completion.token_ids

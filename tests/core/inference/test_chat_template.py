@@ -1,3 +1,5 @@
+from datetime import datetime
+
 import pytest
 
 from ajet.core.errors import ModelError
@@ -31,6 +33,30 @@ def test_the_end_of_turn_is_a_stop_token(family):
     assert ChatTemplate(tokenizer).stop_token_ids == (end,)
     tokenizer.eos_token = "<|endoftext|>"
     assert ChatTemplate(tokenizer).stop_token_ids == (ENDOFTEXT, end)
+
+
+def test_the_models_own_end_tokens_stop_a_reply_too():
+    template = ChatTemplate(chat_tokenizer("qwen2_5"), end_token_ids=[IM_END, ENDOFTEXT])
+    assert template.stop_token_ids == (IM_END, ENDOFTEXT)
+
+
+def test_the_date_that_a_template_writes_stays_that_of_the_run():
+    tokenizer = chat_tokenizer("qwen2_5")
+    tokenizer.chat_template = "Today: {{ strftime_now('%d %b %Y') }}\n" + tokenizer.chat_template
+    template = ChatTemplate(tokenizer)
+    template.today = datetime(2026, 11, 21)
+    assert template.render([{"role": "user", "content": "a"}]).startswith("Today: 21 Nov 2026")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_image_is_refused_and_not_dropped_with_its_question(family):
+    parts = [{"type": "text", "text": "2+3?"}, {"type": "image_url", "image_url": {"url": "x"}}]
+    with pytest.raises(ModelError, match=r"\(user\) has content that is not text"):
+        ChatTemplate(chat_tokenizer(family)).prompt_ids([{"role": "user", "content": parts}])
+
+
+def test_a_text_part_of_nothing_is_empty():
+    assert normalised({"role": "assistant", "content": [{"text": None}]})["content"] == ""
 
 
 def test_a_tokenizer_without_a_chat_template_is_the_users_mistake():

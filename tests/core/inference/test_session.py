@@ -237,6 +237,54 @@ def test_what_the_agent_edited_is_a_new_conversation(messages):
     assert prompt.ids == TEMPLATES["qwen2_5"].prompt_ids(messages, TOOLS)
 
 
+@pytest.mark.parametrize(
+    ("recorded", "sent"),
+    [
+        ({"role": "user", "content": "hi", "name": "alice"}, {"name": "bob"}),
+        ({"role": "assistant", "content": "few  "}, {"content": "few"}),
+        (
+            {"role": "assistant", "content": "a", "reasoning_content": "x"},
+            {"reasoning_content": "y"},
+        ),
+    ],
+)
+def test_messages_that_were_not_sampled_must_be_equal_to_the_letter(recorded, sent):
+    session = TokenSession(TEMPLATES["qwen3"])
+    say(session, [recorded, user("q")], assistant("the"), [THE, IM_END])
+    asked = [{**recorded, **sent}, user("q"), assistant("the"), user("more")]
+    prompt = session.prompt_for(asked, None)
+    assert not prompt.continues
+    assert prompt.ids == TEMPLATES["qwen3"].prompt_ids(asked)
+
+
+@pytest.mark.parametrize("writes_ids", [False, True])
+def test_the_ids_of_calls_count_where_the_template_writes_them(writes_ids):
+    tokenizer = chat_tokenizer("qwen2_5")
+    if writes_ids:
+        tokenizer.chat_template = tokenizer.chat_template.replace(
+            "message.content", "message.tool_call_id | default('') + message.content"
+        )
+    session = TokenSession(ChatTemplate(tokenizer))
+    begin = [user("q"), assistant("", tool_calls=[call({"a": 1})])]
+    say(session, [*begin, tool("5")], assistant("the"), [THE, IM_END])
+    other = {**tool("5"), "tool_call_id": "y"}
+    prompt = session.prompt_for([*begin, other, assistant("the"), user("more")], None)
+    assert prompt.continues is not writes_ids
+
+
+def test_a_forced_opening_ends_the_prompt_and_closes_thinking_that_the_template_opened():
+    tokenizer = chat_tokenizer("qwen2_5")
+    session = TokenSession(ChatTemplate(tokenizer))
+    plain, forced = (session.prompt_for([user("q")], TOOLS, o) for o in ("", "<tool_call>"))
+    assert forced.ids == [*plain.ids, *ChatTemplate(tokenizer).encode("<tool_call>")]
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "<|im_start|>assistant\\n' }}\n{%- endif %}",
+        "<|im_start|>assistant\\n<think>\\n' }}\n{%- endif %}",
+    )
+    thinking = TokenSession(ChatTemplate(tokenizer)).prompt_for([user("q")], TOOLS, "<tool_call>")
+    assert thinking.opening == "\n</think>\n\n<tool_call>"
+
+
 def test_other_tools_are_another_conversation():
     session = TokenSession(TEMPLATES["qwen2_5"])
     say(session, [user("hi")], assistant("ok"), [*b"ok", IM_END], TOOLS)

@@ -40,6 +40,7 @@ def test_the_closing_tag_may_stand_inside_an_argument():
         '<tool_call>{"arguments": {}}</tool_call>',
         '<tool_call>{"name": "", "arguments": {}}</tool_call>',
         '<tool_call>{"name": "add", "arguments": [1]}</tool_call>',
+        '<tool_call>{"name": "add", "parameters": {"a": 1}}</tool_call>',
         '<tool_call>{"name": "add", "arguments": {}} and more</tool_call>',
         "<tool_call></tool_call>",
         "<tool_call>" + "[" * 100_000,

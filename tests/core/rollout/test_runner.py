@@ -88,6 +88,19 @@ async def test_the_next_episode_enters_before_the_one_that_made_room_leaves():
     )
 
 
+async def test_each_episode_has_its_own_copy_of_the_task():
+    class Appends(Workflow):
+        async def execute(self, workflow_task, model_tuner):
+            messages = workflow_task.task.init_messages
+            messages.append({"role": "user", "content": "hi"})
+            await model_tuner.chat(messages)
+            return WorkflowOutput(reward=1.0)
+
+    runner = episode_runner(Appends, ScriptedEndpoint(TOKENIZER, lambda *_: "yes"), TOKENIZER)
+    [group] = await runner.rollout(TASKS[:1], step=0, mode="train", num_repeat=3)
+    assert [len(t.turns[0].messages) for t in group.trajectories] == [1, 1, 1]
+
+
 async def test_every_call_has_its_own_seed_and_an_evaluation_repeats_its_seeds_at_any_step():
     async def seeds(mode, step):
         scripted = endpoint()

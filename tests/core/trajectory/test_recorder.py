@@ -77,15 +77,56 @@ async def test_calls_are_text_when_the_agent_forbids_them_but_the_schemas_stay_i
     assert '"add"' in TOKENIZER.decode(turn.completion.prompt_ids)
 
 
+async def test_a_call_that_the_workflow_did_not_wait_for_is_aborted_when_the_episode_ends():
+    class Slow(ScriptedEndpoint):
+        aborted = []
+
+        async def generate(self, prompt_ids, sampling, request_id):
+            await asyncio.sleep(60)
+
+        def abort(self, request_id):
+            self.aborted.append(request_id)
+
+    endpoint = Slow(TOKENIZER, lambda *_: "ok")
+    episode = recorder(endpoint=endpoint)
+    pending = asyncio.create_task(episode.chat(HI))
+    await asyncio.sleep(0.01)
+    episode.close()
+    assert endpoint.aborted == ["e/0000"]
+    pending.cancel()
+
+
+async def test_an_agent_that_caught_a_fault_of_the_endpoint_and_went_on_is_not_excused_by_it():
+    class Once(ScriptedEndpoint):
+        faults = [ConnectionError("gone")]
+
+        async def generate(self, prompt_ids, sampling, request_id):
+            if self.faults:
+                raise self.faults.pop()
+            return await super().generate(prompt_ids, sampling, request_id)
+
+    episode = recorder(endpoint=Once(TOKENIZER, lambda *_: "ok"))
+    with pytest.raises(EndpointFault):
+        await episode.chat(HI)
+    assert episode.endpoint_fault == "ConnectionError: gone"
+    await episode.chat(HI)
+    assert episode.endpoint_fault is None
+
+
+def test_a_reply_of_no_tokens_cannot_be_asked_for():
+    with pytest.raises(ValueError, match="max_tokens is 0"):
+        Overrides(max_tokens=0)
+
+
 SUB = {"type": "function", "function": {"name": "sub", "parameters": {}}}
 
 
 @pytest.mark.parametrize(
     ("choice", "tools", "sampled"),
     [
-        ("add", [ADD, SUB], '{"a": 1}}\n</tool_call>'),
-        ("required", [ADD], '{"a": 1}}\n</tool_call>'),
-        ("required", [ADD, SUB], '{"name": "add", "arguments": {"a": 1}}\n</tool_call>'),
+        ("add", [ADD, SUB], ' {"a": 1}}\n</tool_call>'),
+        ("required", [ADD], ' {"a": 1}}\n</tool_call>'),
+        ("required", [ADD, SUB], '\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'),
     ],
 )
 async def test_a_forced_call_is_opened_by_the_prompt_and_what_is_sampled_goes_on_from_there(

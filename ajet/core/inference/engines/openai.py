@@ -86,7 +86,7 @@ def _request(
     sampling: SamplingParams,
     tool_choice: str | None,
 ) -> dict[str, Any]:
-    """The fields of one request; what is at its neutral value is not sent."""
+    """The fields of one request; `top_k` only where it cuts."""
     asked: dict[str, Any] = {
         "messages": messages,
         "temperature": sampling.temperature,
@@ -97,6 +97,7 @@ def _request(
     if tools:
         asked["tools"] = tools
     if tool_choice is not None:
+        tool_choice = "required" if tool_choice == "any" else tool_choice  # AgentScope's word
         by_name = {"type": "function", "function": {"name": tool_choice}}
         asked["tool_choice"] = tool_choice if tool_choice in OWN_CHOICES else by_name
     if sampling.top_k > 0:

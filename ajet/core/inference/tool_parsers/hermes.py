@@ -7,8 +7,8 @@
     </tool_call>
 
 gives reasoning "I need 2+3.", content "Let me compute." and one call. A call counts when it is
-closed and holds one JSON object with a name and, as `arguments`, an object. Any other stays in the
-content as it was written.
+closed and holds one JSON object with a name and, as `arguments`, an object (or a name and nothing
+else). Any other stays in the content as it was written.
 """
 
 import json
@@ -50,8 +50,9 @@ class HermesParser:
 
     def opening(self, name: str | None) -> str:
         if name is None:
-            return f"{_OPEN}\n"
-        return f'{_OPEN}\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
+            return _OPEN
+        # It ends where a token does: tokenizers write the space before an object with its brace.
+        return f'{_OPEN}\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments":'
 
 
 def _split_thinking(text: str) -> tuple[str | None, str]:
@@ -77,7 +78,7 @@ def _read_call(text: str, start: int, call_id: str) -> tuple[ToolCall | None, in
     after = len(text) - len(text[end:].lstrip())
     if not text.startswith(_CLOSE, after) or not _is_call(value):
         return None, _malformed_end(text, start)
-    arguments = value.get("arguments") or {}
+    arguments = value.get("arguments", {})
     return ToolCall(call_id, value["name"], arguments), after + len(_CLOSE)
 
 
@@ -96,5 +97,5 @@ def _is_call(value: Any) -> bool:
         isinstance(value, dict)
         and isinstance(value.get("name"), str)
         and bool(value["name"])
-        and isinstance(value.get("arguments", {}), dict)
+        and (isinstance(value.get("arguments"), dict) or set(value) == {"name"})
     )

@@ -119,5 +119,5 @@ def _structured(turn: Turn, model: type[BaseModel]) -> dict[str, Any] | None:
     try:
         value, _ = json.JSONDecoder().raw_decode(text)
         return model.model_validate(value).model_dump()
-    except ValueError:  # no JSON, or (pydantic's ValidationError) other fields than the class has
+    except (ValueError, RecursionError):  # no JSON, or (pydantic's error) other fields
         return None
