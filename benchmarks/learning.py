@@ -1,7 +1,7 @@
 """Does the demo learn, and only when it should? Five seeds and two controls, as whole runs.
 
     python benchmarks/learning.py                      # about an hour on two cores
-    python benchmarks/learning.py --seeds 1 --only learn
+    python benchmarks/learning.py --seeds 1 --only learn --out one.json
 
 Each run is the demo's own command in a process of its own, on all cores, one after another:
 
@@ -9,7 +9,7 @@ Each run is the demo's own command in a process of its own, on all cores, one af
     shuffled    rewards are those of other episodes of the run: the interval of the change holds 0
     lr0         learning rate 0: the same
 
-The unit is the run: a change's 95 % interval is Student's over the seeds, beside it what each run
+`--only` keeps the other arms' runs that the file has. The unit is the run: a change's 95 % interval is Student's over the seeds, beside it what each run
 changed. `wall_seconds` is the run's own, from the start of training.
 """
 
@@ -60,10 +60,10 @@ class ShuffledJudge(BaseJudge):
         self._random = random.Random("shuffled")
         self._seen: list[float] = []
 
-    def compute_reward(
+    async def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
     ) -> tuple[float, bool]:
-        reward, is_success = self._judge.compute_reward(workflow_task, workflow_output)
+        reward, is_success = await self._judge.compute_reward(workflow_task, workflow_output)
         self._seen.append(reward)
         return self._random.choice(self._seen[-1024:]), is_success
 
@@ -84,6 +84,13 @@ def run(arm: str, seed: int, folder: Path) -> dict[str, Any]:
     subprocess.run(command + ARMS[arm], check=True, cwd=folder, stdout=subprocess.DEVNULL)
     summary = json.loads((folder / name / "summary.json").read_text())
     return {"arm": arm, "seed": seed, **{key: summary[key] for key in KEPT}}
+
+
+def kept_runs(out: Path, again: list[str]) -> list[dict[str, Any]]:
+    """The runs of the arms that are not run again."""
+    if not out.exists():
+        return []
+    return [run for run in json.loads(out.read_text())["runs"] if run["arm"] not in again]
 
 
 def verdict(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -127,7 +134,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/learning.json")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="ajet-learning-"))
-    runs: list[dict[str, Any]] = []
+    runs = kept_runs(args.out, args.only)
     for arm in args.only:
         for seed in range(args.seeds):
             runs.append(run(arm, seed, folder))

@@ -1,0 +1,118 @@
+"""Where a run stops and goes on: validations, explicit checkpoints, starts in a used folder."""
+
+import io
+import json
+import sqlite3
+import sys
+
+import pytest
+from rich.console import Console
+
+from ajet.backbones.debug.backbone import DebugBackbone
+from ajet.backbones.debug.interrupt import Interrupt
+from ajet.backbones.debug.training import Training
+from ajet.core.config import load_config
+from ajet.core.record.run_folder import RunFolder
+from tests.e2e.toy_run import ToyRun
+
+VALIDATED = [
+    "ajet.task_reader.jsonl_dataset_file.validation.file_path=tasks.jsonl",
+    "ajet.data.val_max_tasks=2",
+    "ajet.trainer_common.val_pass_n=1",
+    "ajet.trainer_common.val_before_train=true",
+    "ajet.trainer_common.test_freq=2",
+]
+
+
+class StopsAfter(Training):
+    """As if Ctrl-C came in the middle of a step."""
+
+    last_step = 0
+
+    async def _train_step(self, step):
+        self.interrupt.requested = step == self.last_step
+        await super()._train_step(step)
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return ToyRun(tmp_path)
+
+
+def config(*overrides):
+    return load_config("toy.yaml", overrides, backbone="debug")
+
+
+def train(*overrides, stop_after=None):
+    console = Console(file=io.StringIO())
+    if stop_after is None:
+        return DebugBackbone(config(*overrides), console).fit()
+    settings = config(*overrides)
+    with RunFolder.open(settings.run_folder) as folder:
+        training = StopsAfter(settings, folder, Interrupt(), console)
+        training.last_step = stop_after
+        return training.run()
+
+
+def logged(project, name):
+    lines = map(json.loads, (project.path / "logs/metrics.jsonl").read_text().splitlines())
+    return [line["step"] for line in lines if name in line]
+
+
+def test_a_validation_that_an_interrupt_kept_back_comes_when_the_run_goes_on(project):
+    two = "ajet.trainer_common.total_training_steps=2"
+    stopped = train(*VALIDATED, two, stop_after=2)
+    assert (stopped.steps, stopped.success_after) == (2, None)
+    assert logged(project, "held_out/success") == [0]
+    whole = train(*VALIDATED, two)
+    assert whole.success_after is not None
+    assert logged(project, "held_out/success") == [0, 2]
+    assert train(*VALIDATED, two).success_after == whole.success_after
+    assert logged(project, "held_out/success") == [0, 2]  # and not once more
+
+
+def test_going_on_from_an_older_checkpoint_sets_the_later_ones_aside(project):
+    train("ajet.trainer_common.total_training_steps=2")
+    first = project.path / "checkpoints/step_000001"
+    train(f"ajet.trainer_common.resume={first}", "ajet.trainer_common.total_training_steps=1")
+    names = sorted(path.name for path in (project.path / "checkpoints").iterdir())
+    assert names == ["earlier-1-step_000002", "step_000001"]
+
+
+def test_a_run_that_starts_anew_loses_nothing_of_the_earlier_one(project):
+    one = "ajet.trainer_common.total_training_steps=1"
+    train(one)
+    train(one, "ajet.trainer_common.resume=disable")
+    aside = project.path / "earlier-1"
+    assert {p.name for p in aside.iterdir()} >= {
+        "checkpoints",
+        "episodes.sqlite",
+        "metrics.jsonl",
+        "summary.json",
+        "tensorboard",
+    }
+    for folder in (project.path, aside):
+        with sqlite3.connect(folder / "episodes.sqlite") as connection:
+            assert connection.execute("SELECT count(*) FROM episodes").fetchone() == (16,)
+
+
+def test_a_start_without_a_checkpoint_forgets_the_validation_of_one_that_was_killed(project):
+    one = "ajet.trainer_common.total_training_steps=1"
+    train(*VALIDATED, one)
+    for path in (project.path / "checkpoints").iterdir():
+        path.rename(project.folder / path.name)  # as if it had been killed before the first one
+    train(*VALIDATED, one)
+    assert logged(project, "held_out/success") == [0, 1]
+
+
+def test_a_chat_template_writes_the_day_on_which_the_run_began(project):
+    settings = config("ajet.trainer_common.total_training_steps=1")
+    with RunFolder.open(settings.run_folder) as folder:
+        first = Training(settings, folder, Interrupt(), Console(file=io.StringIO()))
+        begun = first.state.begun
+        first.run()
+        again = Training(settings, folder, Interrupt(), Console(file=io.StringIO()))
+        assert again.state.begun == begun
+        again.run()
