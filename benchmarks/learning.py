@@ -9,8 +9,9 @@ Each run is the demo's own command in a process of its own, on all cores, one af
     shuffled    rewards are those of other episodes of the run: the interval of the change holds 0
     lr0         learning rate 0: the same
 
-`--only` keeps the other arms' runs that the file has. The unit is the run: a change's 95 % interval is Student's over the seeds, beside it what each run
-changed. `wall_seconds` is the run's own, from the start of training.
+The unit is the run: a change's 95 % interval is Student's over the seeds, beside it what each run
+changed. `wall_seconds` is the run's own, from the start of training. `--only` keeps what the file
+has of the other arms.
 """
 
 import argparse

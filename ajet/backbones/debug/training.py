@@ -30,8 +30,8 @@ from ajet.core.record.progress import TrainingProgress
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.run_state import RunState
 from ajet.core.record.step_metrics import held_out_metrics, step_metrics
+from ajet.core.record.step_warnings import StepWarnings
 from ajet.core.record.summary import RunSummary, peak_rss_bytes
-from ajet.core.rollout.failure import failures_line
 from ajet.core.task.cursor import DataCursor
 from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
@@ -84,8 +84,11 @@ class Training:
         template = assembly.make_template(loaded)
         self.policy = Policy(loaded.model, assembly.update_settings(config))
         self.engine = assembly.make_engine(config, loaded, template)
-        self.runner = assembly.make_runner(config, self.engine, template, mode="train")
-        self.validator = assembly.make_runner(config, self.engine, template, mode="eval")
+        judge = assembly.make_judge(config)
+        self.runner = assembly.make_runner(config, self.engine, template, judge=judge, mode="train")
+        self.validator = assembly.make_runner(
+            config, self.engine, template, judge=judge, mode="eval"
+        )
         # With LoRA the checkpoint holds adapters alone: no model that loads by itself.
         self.files = {} if self.policy.settings.lora else model_files(loaded)
         self.state = RunState(cursor=self.cursor.state_dict())
@@ -110,7 +113,7 @@ class Training:
             title=config.experiment_name,
             first_step=self.state.step + 1,
         )
-        self.has_warned_of_sampling = False
+        self.warnings = StepWarnings()
         self.started_s = time.monotonic()
 
     def run(self) -> RunSummary:
@@ -161,7 +164,7 @@ class Training:
         metrics = step_metrics(groups, samples, update, rollout_s)
         self.store.write(step, groups, advantages, samples)
         self.metrics.log(step, metrics)
-        self._warn_of_sampling(metrics["turns/sampling_not_taken"])
+        self.warnings.of_metrics(metrics)
         self.state.step = step
         self.state.num_episodes += sum(len(group.trajectories) for group in groups)
         self.state.cursor = self.cursor.state_dict()
@@ -179,17 +182,8 @@ class Training:
             num_repeat=num_repeat,
             on_episode=lambda _: self.progress.advance(),
         )
-        if failures := failures_line(groups):
-            logger.warning(f"step {step}: {failures}")
+        self.warnings.of_failures(f"step {step}", groups)
         return groups, time.monotonic() - started_s
-
-    def _warn_of_sampling(self, num_calls: float) -> None:
-        if num_calls and not self.has_warned_of_sampling:
-            self.has_warned_of_sampling = True
-            logger.warning(
-                f"{num_calls:.0f} calls of trained agents asked for a temperature, top_p or top_k: "
-                "the run's hold (ajet.rollout.temperature, …)"
-            )
 
     async def _validate_if_due(self) -> None:
         """Before the first step if asked, then every `test_freq` steps, and at the end of a run
@@ -216,8 +210,7 @@ class Training:
             num_repeat=num_repeat,
             on_episode=lambda _: self.progress.advance(),
         )
-        if failures := failures_line(groups):
-            logger.warning(f"held-out tasks after step {step}: {failures}")
+        self.warnings.of_failures(f"held-out tasks after step {step}", groups)
         report = evaluate(groups)
         self.state.held_out[moment] = success_by_task(groups)
         self.state.validated_step = step

@@ -44,7 +44,7 @@ def status_of(error: BaseException) -> EpisodeStatus:
 
 def one_line(error: BaseException) -> str:
     """``ValueError: bad move (workflow.py:31)``: the class, the message's first line and the last
-    line of the user's own code that it passed through."""
+    line of the user's own code that it passed through, if any."""
     message = next(iter(str(error).strip().splitlines()), "")
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     place = _place(error)
@@ -54,10 +54,7 @@ def one_line(error: BaseException) -> str:
 def _place(error: BaseException) -> str | None:
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not _is_library(f.filename)]
-    if not frames:
-        return None
-    frame = (own or frames)[-1]
-    return f"{Path(frame.filename).name}:{frame.lineno}"
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else None
 
 
 def _is_library(filename: str) -> bool:
