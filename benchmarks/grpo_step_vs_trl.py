@@ -158,7 +158,8 @@ def with_ajet(config: AjetConfig, batches: Sequence[Sequence[Task]]) -> Timed:
     template = ChatTemplate(loaded.tokenizer)
     policy = Policy(loaded.model, assembly.update_settings(config))
     engine = assembly.make_engine(config, loaded, template)
-    runner = assembly.make_runner(config, engine, template, mode="train")
+    judge = assembly.make_judge(config)
+    runner = assembly.make_runner(config, engine, template, judge=judge, mode="train")
     timed = Timed()
 
     async def steps() -> None:

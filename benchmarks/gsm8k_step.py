@@ -59,10 +59,10 @@ TEMPLATE = ROOT / "ajet/embedded/qwen2_5.jinja"
 class MentionJudge(MathJudge):
     """The math judge's reward, and 0.1 where the right number stands in the last reply."""
 
-    def compute_reward(
+    async def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
     ) -> tuple[float, bool]:
-        reward, is_success = super().compute_reward(workflow_task, workflow_output)
+        reward, is_success = await super().compute_reward(workflow_task, workflow_output)
         numbers = re.findall(r"\d+", final_answer(workflow_output.metadata))
         return reward + 0.1 * (reference_answer(workflow_task.task) in numbers), is_success
 

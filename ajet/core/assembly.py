@@ -21,7 +21,8 @@ from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
 from ajet.core.importing import load_object
 from ajet.core.inference.endpoint import ChatEndpoint, ModelEndpoint, SamplingParams
-from ajet.core.judge import make_judge
+from ajet.core.judge import judge_class
+from ajet.core.judge.judge import BaseJudge
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.runner import EpisodeRunner
 from ajet.core.trajectory.trajectory import Group
@@ -89,11 +90,9 @@ def set_threads(config: AjetConfig) -> None:
 def user_files(config: AjetConfig) -> list[Path]:
     """The files of the user's workflow and judge, as far as the config names files or modules."""
     files = []
-    judge = make_judge(
-        config.ajet.task_judge.judge_protocol, config=config, base_dirs=config.base_dirs
-    )
-    for kind in (make_workflow(config).default, type(judge)):
-        if kind is not None and not kind.__module__.startswith(("ajet.", "builtins")):
+    judge = judge_class(config.ajet.task_judge.judge_protocol, config.base_dirs)
+    for kind in (make_workflow(config).default, judge):
+        if kind is not None and not kind.__module__.startswith("ajet."):
             files.append(Path(inspect.getfile(kind)))
     return files
 
@@ -198,17 +197,24 @@ def make_workflow(config: AjetConfig) -> WorkflowChooser:
     return WorkflowChooser(kind)
 
 
+def make_judge(config: AjetConfig) -> BaseJudge | None:
+    """The config's judge, None for the workflow's own reward. A run makes one, for every runner."""
+    kind = judge_class(config.ajet.task_judge.judge_protocol, config.base_dirs)
+    return None if kind is None else kind(config)
+
+
 def make_runner(
     config: AjetConfig,
     endpoint: ModelEndpoint | ChatEndpoint,
     template: ChatTemplate | None,
     *,
+    judge: BaseJudge | None,
     mode: Mode,
     debug: bool = False,
     limits: RolloutLimits | None = None,
 ) -> EpisodeRunner:
-    """Runs the config's workflow and judge against any endpoint; a chat endpoint has no template.
-    `limits` replaces the config's."""
+    """Runs the config's workflow against any endpoint; a chat endpoint has no template. `judge` is
+    `make_judge`'s; `limits` replaces the config's."""
     from ajet.core.inference.tool_parsers import parser_for
 
     return EpisodeRunner(
@@ -216,9 +222,7 @@ def make_runner(
         template=template,
         parser=parser_for(template, config.ajet.rollout.tool_parser) if template else None,
         workflow=make_workflow(config),
-        judge=make_judge(
-            config.ajet.task_judge.judge_protocol, config=config, base_dirs=config.base_dirs
-        ),
+        judge=judge,
         limits=limits or rollout_limits(config),
         sampling=sampling_params(config, mode),
         run_seed=config.ajet.seed,

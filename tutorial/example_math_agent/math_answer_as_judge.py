@@ -14,7 +14,7 @@ class MathAnswerAsJudge(BaseJudge):
         super().__init__(config)
         self._math = MathJudge(config)
 
-    def compute_reward(
+    async def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
     ) -> tuple[float, bool]:
-        return self._math.compute_reward(workflow_task, workflow_output)
+        return await self._math.compute_reward(workflow_task, workflow_output)

@@ -14,6 +14,7 @@ from rich.text import Text
 from ajet.core import assembly
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
+from ajet.core.judge.judge import BaseJudge
 from ajet.core.record.transcript import transcript
 from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
@@ -32,20 +33,28 @@ def debug_episodes(
     section = config.ajet.debug
     tasks = make_reader(config).get_training_tasks()[: num_tasks or section.debug_first_n_tasks]
     assembly.user_files(config)  # mistakes in the user's files come before a model is loaded
-    trajectories = run_bounded(_run(config, console, tasks, parallel or section.debug_max_parallel))
+    judge = assembly.make_judge(config)
+    parallel = parallel or section.debug_max_parallel
+    trajectories = run_bounded(_run(config, console, judge, tasks, parallel))
     console.print(_summary(trajectories))
     return trajectories
 
 
 async def _run(
-    config: AjetConfig, console: Console, tasks: list[Task], parallel: int
+    config: AjetConfig,
+    console: Console,
+    judge: BaseJudge | None,
+    tasks: list[Task],
+    parallel: int,
 ) -> list[Trajectory]:
     assembly.set_threads(config)
     loaded = assembly.load_policy_model(config)
     template = assembly.make_template(loaded)
     engine = assembly.make_engine(config, loaded, template)
     limits = replace(assembly.rollout_limits(config), max_env_worker=parallel)
-    runner = assembly.make_runner(config, engine, template, mode="train", debug=True, limits=limits)
+    runner = assembly.make_runner(
+        config, engine, template, judge=judge, mode="train", debug=True, limits=limits
+    )
 
     def show(trajectory: Trajectory) -> None:
         if trajectory.status is not EpisodeStatus.ABORTED:  # another episode's exception ended it

@@ -19,6 +19,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.inference.engines.openai import OpenAIEngine, api_key
+from ajet.core.judge.judge import BaseJudge
 from ajet.core.record.evaluation_report import EvaluationReport
 from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
@@ -62,20 +63,22 @@ def evaluate_subject(
     tasks = tasks[: num_tasks or config.ajet.data.val_max_tasks]
     k = k or config.ajet.trainer_common.val_pass_n
     assembly.user_files(config)  # mistakes in the user's files come before a model is loaded
+    judge = assembly.make_judge(config)
     served = serve(config, subject)
     on_start(len(tasks) * k)
-    return run_bounded(_run(config, served, tasks, k, split, on_episode))
+    return run_bounded(_run(config, served, judge, tasks, k, split, on_episode))
 
 
 async def _run(
     config: AjetConfig,
     served: Served,
+    judge: BaseJudge | None,
     tasks: list[Task],
     k: int,
     split: Split,
     on_episode: Callable[[], None],
 ) -> EvaluationReport:
-    runner = assembly.make_runner(config, served.engine, served.template, mode="eval")
+    runner = assembly.make_runner(config, served.engine, served.template, judge=judge, mode="eval")
     started_s = time.monotonic()
     try:
         groups = await runner.rollout(

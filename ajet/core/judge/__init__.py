@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from ajet.core.judge.judge import BaseJudge
 
@@ -17,17 +16,10 @@ JUDGES = {
 }
 
 
-def make_judge(
-    spec: str | None, *, config: Any = None, base_dirs: Sequence[Path] = ()
-) -> BaseJudge | None:
-    """The judge that ``ajet.task_judge.judge_protocol`` names; None for null: the workflow's own
-    reward."""
+def judge_class(spec: str | None, base_dirs: Sequence[Path] = ()) -> type[BaseJudge] | None:
+    """What ``ajet.task_judge.judge_protocol`` names; None for null: the workflow's own reward."""
     if spec is None:
         return None
-    return judge_class(spec, base_dirs)(config)
-
-
-def judge_class(spec: str, base_dirs: Sequence[Path] = ()) -> type[BaseJudge]:
     if spec in JUDGES:
         module, _, name = JUDGES[spec].partition(":")
         return getattr(import_module(module), name)

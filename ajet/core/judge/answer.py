@@ -13,28 +13,30 @@ from typing import Any
 
 from ajet.core.task.task import Task
 
-_BOX = re.compile(r"\\+(?:boxed|fbox)\s*\{")
+SCANNED_CHARACTERS = 50_000
+"""A box is looked for in so many characters at the end of a text: some twelve thousand tokens, and
+few enough that no text holds up the event loop."""
+
+_BRACES = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\{|\}")
 _INTEGER = re.compile(r"[+-]?\d+")
 
 
 def boxed(text: str) -> str | None:
     """The content of the last complete ``\\boxed{…}``, braces matched; None without one."""
-    if text.lstrip().startswith("[{") and "\\\\" in text:
+    is_escaped = text[:SCANNED_CHARACTERS].lstrip().startswith("[{") and "\\\\" in text
+    text = text[-SCANNED_CHARACTERS:]
+    if is_escaped:
         text = text.replace("\\\\", "\\").replace("\\n", "\n")
-    found = None
-    for start in _BOX.finditer(text):
-        content = _to_closing_brace(text, start.end())
-        found = content if content is not None else found
-    return found
-
-
-def _to_closing_brace(text: str, start: int) -> str | None:
-    depth = 1
-    for at in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[at], 0)
-        if depth == 0:
-            return text[start:at]
-    return None
+    opened: list[tuple[int, bool]] = []
+    start, end = -1, -1
+    for brace in _BRACES.finditer(text):
+        if brace.group() != "}":
+            opened.append((brace.end(), brace["box"] is not None))
+        elif opened:
+            inside, is_box = opened.pop()
+            if is_box and inside > start:
+                start, end = inside, brace.start()
+    return text[start:end] if start >= 0 else None
 
 
 def reference_answer(task: Task) -> str:

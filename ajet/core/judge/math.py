@@ -5,7 +5,9 @@ r"""Is the number or expression in the agent's last ``\boxed{…}`` equal to the
 
 Without a box the answer counts only if it is nothing but a number. math-verify's own time limit
 is a signal of the main thread and cannot stop a long computation of the interpreter, so it runs in
-a process of its own (math_process.py), which ends itself when an answer takes too long.
+a process of its own (math_process.py), which ends itself when an answer takes too long. The event
+loop goes on meanwhile; answers for which that process is needed wait for one another, and the wait
+counts in the judge's deadline.
 """
 
 from __future__ import annotations
@@ -18,32 +20,48 @@ from ajet.core.judge.math_process import MathProcess
 from ajet.core.workflow.workflow import WorkflowOutput, WorkflowTask
 
 MAX_ANSWER_LENGTH = 500
-"""Longer boxes are wrong without being read: no reference is as long."""
+"""Longer answers that are no plain integers are wrong without being read: no reference is as
+long."""
 
-_BARE_NUMBER = re.compile(r"\s*[-+]?\$?\s*\d[\d,./]*\s*(?:%|\\%)?\s*\.?\s*")
+_BARE_NUMBER = re.compile(r"[-+]?\$?\s*\d[\d,./]*\s*(?:\\?%\s*)?\.?")
 
 
 class MathJudge(BaseJudge):
     """1 for an equal answer, else 0."""
 
-    def compute_reward(
+    async def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
     ) -> tuple[float, bool]:
         reference = reference_answer(workflow_task.task)
-        is_success = is_equal_answer(final_answer(workflow_output.metadata), reference)
+        answer = given_answer(final_answer(workflow_output.metadata))
+        is_success = equal_as_text(answer, reference)
+        if is_success is None:
+            is_success = await MathProcess.shared().is_equal_later(reference, answer)
         return float(is_success), is_success
 
 
 def is_equal_answer(said: str, reference: str) -> bool:
-    """Whether the answer in `said` equals `reference`."""
+    """Whether the answer in `said` equals `reference`. Blocks while math-verify thinks."""
+    answer = given_answer(said)
+    is_equal = equal_as_text(answer, reference)
+    return MathProcess.shared().is_equal(reference, answer) if is_equal is None else is_equal
+
+
+def given_answer(said: str) -> str:
+    """What is in the last box, or all of `said` if it is nothing but a number; else nothing."""
     answer = boxed(said)
-    if answer is None:
-        if not _BARE_NUMBER.fullmatch(said):
-            return False
-        answer = said.strip().removesuffix(".")
+    if answer is not None:
+        return answer
+    said = said.strip()
+    is_number = len(said) <= MAX_ANSWER_LENGTH and _BARE_NUMBER.fullmatch(said)
+    return said.removesuffix(".") if is_number else ""
+
+
+def equal_as_text(answer: str, reference: str) -> bool | None:
+    """The comparisons that take microseconds; None where math-verify must be asked."""
     integers = as_integer(answer), as_integer(reference)
     if None not in integers:
         return integers[0] == integers[1]
     if not answer.strip() or len(answer) > MAX_ANSWER_LENGTH:
         return False
-    return answer.strip() == reference or MathProcess.shared().is_equal(reference, answer)
+    return True if answer.strip() == reference else None

@@ -91,7 +91,7 @@ class Attempt:
     def _returned(self, result: Any) -> Trajectory:
         try:
             output = checked_output(result, type(self._workflow).__name__)
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # a subclass of WorkflowOutput may do anything
             if self._debug:
                 raise
             return self._ended(EpisodeStatus.AGENT_ERROR, str(error))

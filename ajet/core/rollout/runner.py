@@ -219,10 +219,11 @@ class EpisodeRunner:
             return trajectory
         if self._judge is None and trajectory.status is EpisodeStatus.TRUNCATED:
             output = _nothing_if_unrewarded(output)
+        source = "judge" if output.reward is None else "workflow"
         started_s = time.perf_counter()
         try:
             async with judging:
-                reward, is_success = await verdict(
+                judged = await verdict(
                     self._judge, trajectory.workflow_task, output, self._limits.episode_timeout_s
                 )
         except JudgeFault as fault:
@@ -231,12 +232,12 @@ class EpisodeRunner:
             return replace(trajectory, status=EpisodeStatus.JUDGE_ERROR, error=str(fault))
         except asyncio.CancelledError:
             return replace(trajectory, status=EpisodeStatus.ABORTED, error=_STOPPED)
-        source = "judge" if output.reward is None else "workflow"
         return replace(
             trajectory,
-            reward=reward,
-            is_success=is_success,
-            reward_breakdown={source: reward},
+            output=judged.output,
+            reward=judged.reward,
+            is_success=judged.is_success,
+            reward_breakdown={source: judged.reward},
             timings=trajectory.timings | {"judge_s": time.perf_counter() - started_s},
         )
 
@@ -260,7 +261,10 @@ def _check_that_somebody_is_trained(trajectories: Sequence[Trajectory]) -> None:
 
 def _nothing_if_unrewarded(output: WorkflowOutput) -> WorkflowOutput:
     """A workflow that rewards itself but was cut before it could has earned nothing."""
-    return output if output.reward is not None else replace(output, reward=0.0, is_success=False)
+    if output.reward is None:
+        output = copy.copy(output)
+        output.reward, output.is_success = 0.0, False
+    return output
 
 
 def _never_started(plan: WorkflowTask) -> Trajectory:

@@ -1,11 +1,20 @@
-"""One episode's reward: the workflow's own, or the judge's, checked to be a finite number."""
+"""One episode's reward: the workflow's own, or the judge's. What either returns is made plain:
+
+    WorkflowOutput(reward=np.float32(1), is_success=1, log_metrics=None)  ->  1.0, True, {}
+    WorkflowOutput(reward=10**400), is_success="False", (nan, True)       ->  one line that says so
+
+Nothing odd goes further than here, so that what comes later (advantages, metrics, the record) may
+calculate with it. Not covered: the values in `metadata`, which are the user's own.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import math
 import numbers
+from dataclasses import dataclass
 from typing import Any
 
 from ajet.core.judge.judge import BaseJudge
@@ -17,23 +26,34 @@ class JudgeFault(Exception):
     """The judge gave no usable verdict; the message names it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`output` is the workflow's, with what the judge added to it."""
+
+    reward: float
+    is_success: bool | None
+    output: WorkflowOutput
+
+
 def checked_output(output: Any, workflow_name: str) -> WorkflowOutput:
-    """The workflow's return value, or a `TypeError` or `ValueError` of one line."""
+    """A copy of the workflow's return value with plain fields, or a `TypeError` or `ValueError` of
+    one line."""
     if not isinstance(output, WorkflowOutput):
         raise TypeError(
             f"{workflow_name}.execute() returned {_kind(output)}: return a WorkflowOutput"
         )
-    if output.reward is not None and not _is_number(output.reward):
-        raise TypeError(
-            f"{workflow_name}: WorkflowOutput.reward is {_kind(output.reward)}: "
-            "give one number, or None to ask the judge"
-        )
-    if output.reward is not None and not math.isfinite(output.reward):
-        raise ValueError(f"{workflow_name}: WorkflowOutput.reward is {output.reward}")
-    wrong = [name for name, value in output.log_metrics.items() if not _is_number(value)]
-    if wrong:
-        raise TypeError(f"{workflow_name}: log_metrics[{wrong[0]!r}] is not a number")
-    return output
+    name = f"{workflow_name}: WorkflowOutput"
+    checked = copy.copy(output)
+    if output.reward is not None:
+        advice = "give one number, or None to ask the judge"
+        checked.reward = _finite(output.reward, f"{name}.reward", advice)
+    checked.is_success = _success(output.is_success, f"{name}.is_success", "give a bool or None")
+    checked.metadata = _dict(output.metadata, f"{name}.metadata")
+    checked.log_metrics = {
+        key: _finite(value, f"{name}.log_metrics[{key!r}]", "give a number")
+        for key, value in _dict(output.log_metrics, f"{name}.log_metrics").items()
+    }
+    return checked
 
 
 async def verdict(
@@ -41,44 +61,90 @@ async def verdict(
     workflow_task: WorkflowTask,
     output: WorkflowOutput,
     timeout_s: float | None,
-) -> tuple[float, bool | None]:
-    """``(reward, is_success)``. A workflow's own reward stands; the judge is not asked then."""
+) -> Verdict:
+    """What the episode earns. A workflow's own reward stands; the judge is not asked then."""
     if output.reward is not None:
-        return float(output.reward), output.is_success
+        return Verdict(output.reward, output.is_success, output)
     if judge is None:
         raise JudgeFault(
             "no reward: the workflow left it to the judge, "
             "and ajet.task_judge.judge_protocol is null"
         )
-    name = type(judge).__name__
+    name = f"judge {type(judge).__name__!r}"
+    output = copy.copy(output)  # a judge that fails on the way leaves the trajectory's as it was
+    output.log_metrics = dict(output.log_metrics)
+    deadline = asyncio.timeout(timeout_s)
     try:
-        async with asyncio.timeout(timeout_s):
-            answer = judge.compute_reward(workflow_task, output)
-            if inspect.isawaitable(answer):
-                answer = await answer
-    except TimeoutError:
-        raise JudgeFault(f"judge {name!r} gave no verdict within {timeout_s:g} s") from None
+        async with deadline:
+            answer = await _answer(judge, workflow_task, output)
+    except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
+        raise  # the run's own end
+    except BaseException as error:  # libraries in Rust panic outside Exception
+        if deadline.expired():
+            raise JudgeFault(f"{name} gave no verdict within {timeout_s:g} s") from None
+        raise JudgeFault(f"{name} raised {one_line(error)}") from error
+    try:
+        return _checked_verdict(answer, output, name)
     except Exception as error:
-        raise JudgeFault(f"judge {name!r} raised {one_line(error)}") from error
-    return _checked_verdict(answer, name)
+        raise JudgeFault(str(error)) from error
 
 
-def _checked_verdict(answer: Any, name: str) -> tuple[float, bool]:
+async def _answer(judge: BaseJudge, workflow_task: WorkflowTask, output: WorkflowOutput) -> Any:
+    """What the judge returns; if it wants to end more than itself, that is an error of its own."""
+    try:
+        answer: Any = judge.compute_reward(workflow_task, output)
+        return await answer if inspect.isawaitable(answer) else answer
+    except SystemExit as error:
+        wish = f"it called sys.exit({error.code!r})"
+        raise RuntimeError(wish).with_traceback(error.__traceback__) from error
+    except asyncio.CancelledError as error:
+        if _is_being_cancelled():
+            raise
+        raise RuntimeError("it cancelled itself").with_traceback(error.__traceback__) from error
+
+
+def _is_being_cancelled() -> bool:
+    """Whether somebody else asked this task to end: the run or the deadline."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _checked_verdict(answer: Any, output: WorkflowOutput, name: str) -> Verdict:
     if not isinstance(answer, tuple | list) or len(answer) != 2:
-        raise JudgeFault(f"judge {name!r} returned {_kind(answer)}: return (reward, is_success)")
-    reward, is_success = answer
-    if not _is_number(reward):
-        raise JudgeFault(f"judge {name!r}: the reward is {_kind(reward)}: return a number")
-    if not math.isfinite(reward):
-        raise JudgeFault(f"judge {name!r}: the reward is {float(reward)}: return a finite number")
-    if not _is_bool(is_success):
-        raise JudgeFault(f"judge {name!r}: is_success is {_kind(is_success)}: return a bool")
-    return float(reward), bool(is_success)
+        raise TypeError(f"{name} returned {_kind(answer)}: return (reward, is_success)")
+    reward = _finite(answer[0], f"{name}: the reward", "return a number")
+    is_success = _success(answer[1], f"{name}: is_success", "return a bool")
+    return Verdict(reward, is_success, checked_output(output, name))
 
 
-def _is_number(value: Any) -> bool:
+def _finite(value: Any, name: str, advice: str) -> float:
     """Python's and numpy's numbers. A bool is none: ``(is_success, reward)`` is a common slip."""
-    return isinstance(value, numbers.Real) and not _is_bool(value)
+    if not isinstance(value, numbers.Real) or _is_bool(value):
+        raise TypeError(f"{name} is {_kind(value)}: {advice}")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ValueError(f"{name} is too large for a float") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{name} is {number}: return a finite number")
+    return number
+
+
+def _success(value: Any, name: str, advice: str) -> bool | None:
+    """A bool of Python's or numpy's, 0, 1 or None. What else is true or false is a slip."""
+    if value is None:
+        return None
+    if _is_bool(value) or (isinstance(value, numbers.Integral) and value in (0, 1)):
+        return bool(value)
+    raise TypeError(f"{name} is {_kind(value)}: {advice}")
+
+
+def _dict(value: Any, name: str) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise TypeError(f"{name} is {_kind(value)}: give a dict")
+    return value
 
 
 def _is_bool(value: Any) -> bool:
@@ -86,8 +152,12 @@ def _is_bool(value: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
+    """The type, and the value where it is short to show: the user's objects may show anything."""
     if value is None:
         return "None"
-    if isinstance(value, tuple | list):
-        return f"a {type(value).__name__} of {len(value)}"
-    return f"{type(value).__name__} {str(value)[:40]!r}"
+    kind = type(value).__name__
+    if isinstance(value, tuple | list | dict | set):
+        return f"a {kind} of {len(value)}"
+    if isinstance(value, str | float) or (isinstance(value, int) and value.bit_length() < 100):
+        return f"{kind} {str(value)[:40]!r}"
+    return f"a value of type {kind}"

@@ -1,22 +1,26 @@
 """What counts as the right answer."""
 
+import asyncio
+import inspect
+import itertools
 import time
 
 import pytest
 
 from ajet import BaseJudge, Task, WorkflowOutput, WorkflowTask
-from ajet.core.judge import make_judge
-from ajet.core.judge.answer import boxed, reference_answer
+from ajet.core.judge import judge_class
+from ajet.core.judge.answer import SCANNED_CHARACTERS, boxed, reference_answer
 from ajet.core.judge.exact_match import ExactMatchJudge
 from ajet.core.judge.math import MathJudge, is_equal_answer
 from ajet.core.judge.math_process import MathProcess
 from tutorial.example_math_agent.math_answer_as_judge import MathAnswerAsJudge
 
 
-def score(judge, said, row):
+async def score(judge, said, row):
     task = Task("t", "q", metadata=row)
     workflow_task = WorkflowTask(task, "0-0", "0", 0, 0, "train", 0)
-    return judge.compute_reward(workflow_task, WorkflowOutput(metadata={"final_answer": said}))
+    answer = judge.compute_reward(workflow_task, WorkflowOutput(metadata={"final_answer": said}))
+    return await answer if inspect.isawaitable(answer) else answer
 
 
 def test_the_last_complete_box_counts_with_its_braces_matched():
@@ -24,6 +28,9 @@ def test_the_last_complete_box_counts_with_its_braces_matched():
     assert boxed(r"\boxed{3} and then \boxed{4") == "3"
     assert boxed(r"\boxed {5}") == "5"
     assert boxed("no box") is None
+    assert boxed(r"\boxed{1} } { \fbox{2}") == "2"
+    assert boxed(r"\boxed{so \boxed{3}}") == "3"
+    assert boxed(r"\boxed{4} and {\boxed{5") == "4"
     assert boxed(str([{"type": "text", "text": r"so \boxed{\frac{1}{2}}"}])) == r"\frac{1}{2}"
 
 
@@ -70,6 +77,71 @@ def test_an_answer_that_takes_for_ever_is_wrong_and_the_next_one_is_judged():
     process.close()
 
 
+HOSTILE = {
+    "boxes": r"\boxed{" * 20_000,
+    "boxes that close": r"\boxed{" * 20_000 + "}" * 20_000,
+    "backslashes": "\\" * 200_000,
+    "spaces": "1" + " " * 200_000 + "x",
+    "spaces in front": " " * 200_000 + "x",
+    "digits": "1" * 200_000 + "x",
+}
+
+
+@pytest.mark.parametrize("said", HOSTILE.values(), ids=HOSTILE.keys())
+@pytest.mark.parametrize("judge", [MathJudge(), ExactMatchJudge()])
+async def test_no_text_takes_long_to_read(judge, said):
+    started = time.perf_counter()
+    assert await score(judge, said, {"answer": "7"}) == (0.0, False)
+    assert time.perf_counter() - started < 0.5
+
+
+def test_a_box_counts_in_the_last_part_of_a_text_only():
+    far, near = "." * SCANNED_CHARACTERS, "." * (SCANNED_CHARACTERS - 20)
+    assert boxed(r"\boxed{7}" + far) is None
+    assert boxed(r"\boxed{6}" + far + r"\boxed{7}" + near) == "7"
+
+
+async def test_the_event_loop_goes_on_while_an_answer_takes_long():
+    ticks, judge = [], MathJudge()
+    judged = asyncio.ensure_future(score(judge, r"\boxed{9^{9^{9^{9}}}}", {"answer": "7"}))
+    later = asyncio.ensure_future(score(judge, r"\boxed{\frac{14}{2}}", {"answer": "7"}))
+    started = time.perf_counter()
+    while not (judged.done() and later.done()):
+        ticks.append(time.perf_counter())
+        await asyncio.sleep(0.01)
+    assert judged.result() == (0.0, False)
+    assert later.result() == (1.0, True)
+    assert time.perf_counter() - started < 20
+    assert max(b - a for a, b in itertools.pairwise(ticks)) < 0.5
+
+
+async def test_an_answer_that_waits_is_not_asked_once_its_episode_has_ended():
+    slow = asyncio.ensure_future(score(MathJudge(), r"\boxed{9^{9^{9^{9}}}}", {"answer": "7"}))
+    await asyncio.sleep(0)
+    waiting = [
+        asyncio.ensure_future(score(MathJudge(), rf"\boxed{{{n}^{{9^{{9^9}}}}}}", {"answer": "7"}))
+        for n in range(3, 9)
+    ]
+    await asyncio.sleep(0.05)
+    for task in waiting:
+        task.cancel()
+    await slow
+    started = time.perf_counter()
+    assert await score(MathJudge(), r"\boxed{\frac{14}{2}}", {"answer": "7"}) == (1.0, True)
+    assert time.perf_counter() - started < 4
+
+
+async def test_two_plain_integers_need_no_thread():
+    """Whatever suspends the coroutine would raise here: nobody drives it but `send`."""
+    workflow_task = WorkflowTask(
+        Task("t", "q", metadata={"answer": "7"}), "0-0", "0", 0, 0, "train", 0
+    )
+    output = WorkflowOutput(metadata={"final_answer": r"\boxed{7}"})
+    with pytest.raises(StopIteration) as ended:
+        MathJudge().compute_reward(workflow_task, output).send(None)
+    assert ended.value.value == (1.0, True)
+
+
 def test_two_plain_integers_need_no_sympy():
     started = time.perf_counter()
     for number in range(256):
@@ -78,10 +150,10 @@ def test_two_plain_integers_need_no_sympy():
 
 
 @pytest.mark.parametrize("judge", [MathJudge(), MathAnswerAsJudge(), ExactMatchJudge()])
-def test_gsm8ks_answer_is_what_follows_the_hashes(judge):
+async def test_gsm8ks_answer_is_what_follows_the_hashes(judge):
     row = {"question": "?", "answer": "9 + 9 = <<9+9=18>>18\n#### 18"}
-    assert score(judge, r"It is \boxed{18}.", row) == (1.0, True)
-    assert score(judge, r"It is \boxed{17}.", row) == (0.0, False)
+    assert await score(judge, r"It is \boxed{18}.", row) == (1.0, True)
+    assert await score(judge, r"It is \boxed{17}.", row) == (0.0, False)
 
 
 def test_references_are_found_in_verls_and_maths_columns():
@@ -100,18 +172,18 @@ def test_references_are_found_in_verls_and_maths_columns():
         ("New York City", False),
     ],
 )
-def test_exact_match_ignores_case_and_spaces_only(said, right):
-    assert score(ExactMatchJudge(), said, {"answer": "New York"}) == (float(right), right)
+async def test_exact_match_ignores_case_and_spaces_only(said, right):
+    assert await score(ExactMatchJudge(), said, {"answer": "New York"}) == (float(right), right)
 
 
-def test_an_output_without_final_answer_says_so():
+async def test_an_output_without_final_answer_says_so():
     task = WorkflowTask(Task("t", "q", metadata={"answer": "1"}), "0-0", "0", 0, 0, "train", 0)
     with pytest.raises(KeyError, match=r"no metadata\['final_answer'\]"):
-        MathJudge().compute_reward(task, WorkflowOutput(metadata={"result": 1}))
+        await MathJudge().compute_reward(task, WorkflowOutput(metadata={"result": 1}))
 
 
-def test_judges_are_made_by_name_and_null_is_none():
-    assert isinstance(make_judge("math"), MathJudge)
-    assert isinstance(make_judge("exact_match", config={"a": 1}), ExactMatchJudge)
-    assert make_judge(None) is None
+def test_judges_are_found_by_name_and_null_is_none():
+    assert judge_class("math") is MathJudge
+    assert judge_class("exact_match") is ExactMatchJudge
+    assert judge_class(None) is None
     assert issubclass(MathAnswerAsJudge, BaseJudge)

@@ -159,7 +159,7 @@ async def test_a_broken_endpoint_is_not_the_agents_fault():
         (WorkflowOutput(reward=float("nan")), "WorkflowOutput.reward is nan"),
         (
             WorkflowOutput(reward=1.0, log_metrics={"moves": "3"}),
-            "log_metrics['moves'] is not a number",
+            "log_metrics['moves'] is str '3': give a number",
         ),
     ],
 )
@@ -361,7 +361,7 @@ async def test_a_task_without_a_workflow_ends_the_run_and_a_broken_constructor_i
         ((float("inf"), True), "the reward is inf"),
         (("1.0", True), "the reward is str '1.0': return a number"),
         ((True, 1.0), "the reward is bool 'True': return a number"),
-        ((1.0, 1), "is_success is int '1': return a bool"),
+        ((1.0, 2), "is_success is int '2': return a bool"),
         ((None, False), "the reward is None"),
     ],
 )

@@ -1,0 +1,258 @@
+"""What a workflow and a judge return is made plain, or is one line of their episode's error."""
+
+import asyncio
+import sys
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+
+from ajet import BaseJudge, Task, Workflow, WorkflowOutput
+from ajet.core.record.episode_store import EpisodeStore
+from ajet.core.record.evaluation import evaluate
+from ajet.core.trajectory.trajectory import EpisodeStatus
+from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
+
+TOKENIZER = chat_tokenizer("qwen2_5")
+HUGE = 10**400
+
+
+class Flow(Workflow):
+    returned: WorkflowOutput
+
+    async def execute(self, workflow_task, model_tuner):
+        return self.returned
+
+
+def runner_of(output, judge=None, **options):
+    flow = type("MyFlow", (Flow,), {"returned": output})
+    scripted = ScriptedEndpoint(TOKENIZER, lambda prompt, request_id: "ok")
+    return episode_runner(flow, scripted, TOKENIZER, judge, max_failure_rate=1.0, **options)
+
+
+async def groups_of(output, judge=None, mode="train", **options):
+    runner = runner_of(output, judge, **options)
+    return await runner.rollout([Task("t", "q")], step=0, mode=mode, num_repeat=2)
+
+
+async def one(output, judge=None, **options):
+    [group] = await groups_of(output, judge, **options)
+    return group.trajectories[0]
+
+
+def judge_that(act, name="MyJudge"):
+    """`act(workflow_output)` is what it does."""
+
+    def compute_reward(self, workflow_task, workflow_output):
+        return act(workflow_output)
+
+    return type(name, (BaseJudge,), {"compute_reward": compute_reward})()
+
+
+def raises(error):
+    def act(workflow_output):
+        raise error
+
+    return judge_that(act)
+
+
+class NotInitialised(WorkflowOutput):
+    def __init__(self):
+        """`super().__init__` is not called: there are no fields."""
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (WorkflowOutput(reward=HUGE), "MyFlow: WorkflowOutput.reward is too large for a float"),
+        (
+            WorkflowOutput(reward=np.longdouble("1e4000")),
+            "MyFlow: WorkflowOutput.reward is inf: return a finite number",
+        ),
+        (
+            WorkflowOutput(reward=1.0, log_metrics={"ok": 1, "moves": float("nan")}),
+            "MyFlow: WorkflowOutput.log_metrics['moves'] is nan: return a finite number",
+        ),
+        (
+            WorkflowOutput(reward=1.0, log_metrics={"moves": HUGE}),
+            "MyFlow: WorkflowOutput.log_metrics['moves'] is too large for a float",
+        ),
+        (
+            WorkflowOutput(reward=1.0, log_metrics={"moves": None}),  # type: ignore[dict-item]
+            "MyFlow: WorkflowOutput.log_metrics['moves'] is None: give a number",
+        ),
+        (
+            WorkflowOutput(reward=1.0, log_metrics=[("moves", 1)]),  # type: ignore[arg-type]
+            "MyFlow: WorkflowOutput.log_metrics is a list of 1: give a dict",
+        ),
+        (
+            WorkflowOutput(metadata=MappingProxyType({})),  # type: ignore[arg-type]
+            "MyFlow: WorkflowOutput.metadata is a value of type mappingproxy: give a dict",
+        ),
+        (
+            WorkflowOutput(reward=1.0, is_success="False"),  # type: ignore[arg-type]
+            "MyFlow: WorkflowOutput.is_success is str 'False': give a bool or None",
+        ),
+        (
+            WorkflowOutput(reward=1.0, is_success=0.3),  # type: ignore[arg-type]
+            "MyFlow: WorkflowOutput.is_success is float '0.3': give a bool or None",
+        ),
+        (
+            WorkflowOutput(reward=1.0, is_success=np.array([1, 0])),  # type: ignore[arg-type]
+            "MyFlow: WorkflowOutput.is_success is a value of type ndarray: give a bool or None",
+        ),
+        (
+            WorkflowOutput(reward=1.0, is_success=10**5000),  # type: ignore[arg-type]
+            "MyFlow: WorkflowOutput.is_success is a value of type int: give a bool or None",
+        ),
+        (NotInitialised(), "reward"),
+    ],
+)
+async def test_an_odd_output_is_an_agent_error_that_names_the_workflow(output, expected):
+    t = await one(output, judge_that(lambda output: (1.0, True)))
+    assert t.status is EpisodeStatus.AGENT_ERROR
+    assert t.error is not None
+    assert t.error == expected if expected != "reward" else "reward" in t.error
+
+
+@pytest.mark.parametrize(
+    ("verdict", "expected"),
+    [
+        ((HUGE, True), "judge 'MyJudge': the reward is too large for a float"),
+        ((10**5000, True), "judge 'MyJudge': the reward is too large for a float"),
+        ((np.array([1.0, 2.0]), True), "the reward is a value of type ndarray: return a number"),
+        ((1.0, "False"), "judge 'MyJudge': is_success is str 'False': return a bool"),
+        ((1.0, 0.3), "judge 'MyJudge': is_success is float '0.3': return a bool"),
+        ((1.0, np.array([1, 0])), "is_success is a value of type ndarray: return a bool"),
+    ],
+)
+async def test_an_odd_verdict_is_a_judge_error_that_names_the_judge(verdict, expected):
+    t = await one(WorkflowOutput(), judge_that(lambda output: verdict))
+    assert t.status is EpisodeStatus.JUDGE_ERROR
+    assert t.error is not None
+    assert "judge 'MyJudge'" in t.error
+    assert expected in t.error
+
+
+async def test_numpy_and_none_become_plain_numbers_and_empty_dicts():
+    output = WorkflowOutput(
+        reward=np.float32(0.5),  # type: ignore[arg-type]
+        is_success=np.bool_(True),  # type: ignore[arg-type]
+        metadata=None,  # type: ignore[arg-type]
+        log_metrics={"moves": np.int64(3)},  # type: ignore[dict-item]
+    )
+    t = await one(output)
+    assert t.output == WorkflowOutput(0.5, True, {}, {"moves": 3.0})
+    assert [type(v) for v in (t.reward, t.is_success)] == [float, bool]
+    assert [type(v) for v in t.output.log_metrics.values()] == [float]
+    t = await one(WorkflowOutput(reward=1, is_success=0, log_metrics=None))  # type: ignore[arg-type]
+    assert t.output == WorkflowOutput(1.0, False, {}, {})
+    for given, is_success in ((1, True), (0, False), (None, None), (np.bool_(False), False)):
+        t = await one(WorkflowOutput(), judge_that(lambda output, given=given: (1, given)))
+        assert (t.reward, t.is_success) == (1.0, is_success)
+
+
+async def test_a_subclass_of_the_output_reaches_the_judge_with_what_it_adds():
+    class Transcript(WorkflowOutput):
+        def __init__(self, text):
+            super().__init__()
+            self.text = text
+
+    t = await one(Transcript("four"), judge_that(lambda output: (len(output.text), True)))
+    assert t.reward == 4.0
+
+
+@pytest.mark.parametrize("is_success", ["False", 0.3, np.array([1, 0])])
+async def test_evaluation_and_record_read_only_plain_successes(tmp_path, is_success):
+    groups = await groups_of(WorkflowOutput(reward=0.0, is_success=is_success), mode="eval")
+    assert evaluate(groups).success.value == 0.0
+    store = EpisodeStore(tmp_path / "episodes.sqlite")
+    store.write(0, groups)
+    store.close()
+
+
+async def test_sys_exit_in_a_judge_ends_its_episode_only():
+    t = await one(WorkflowOutput(), judge_that(lambda output: sys.exit(3)))
+    assert t.status is EpisodeStatus.JUDGE_ERROR
+    assert t.error is not None
+    assert t.error.startswith(
+        "judge 'MyJudge' raised RuntimeError: it called sys.exit(3) (test_scoring.py:"
+    )
+    runner = runner_of(WorkflowOutput(), judge_that(lambda output: sys.exit(3)), debug=True)
+    with pytest.raises(RuntimeError, match=r"it called sys\.exit\(3\)"):
+        await runner.rollout([Task("t", "q")], step=0, mode="train", num_repeat=1)
+
+
+async def test_an_exception_outside_exception_in_a_judge_ends_its_episode_only():
+    class Panic(BaseException):
+        """As pyo3's PanicException."""
+
+    t = await one(WorkflowOutput(), raises(Panic("index out of range")))
+    assert t.status is EpisodeStatus.JUDGE_ERROR
+    assert t.error is not None
+    assert t.error.startswith("judge 'MyJudge' raised Panic: index out of range (test_scoring.py:")
+
+
+async def test_a_timeout_that_the_judge_raises_is_reported_as_its_own():
+    t = await one(WorkflowOutput(), raises(TimeoutError("http 3s")))
+    assert t.status is EpisodeStatus.JUDGE_ERROR
+    assert t.error is not None
+    assert t.error.startswith("judge 'MyJudge' raised TimeoutError: http 3s (test_scoring.py:")
+    runner = runner_of(WorkflowOutput(), raises(TimeoutError("http 3s")), debug=True)
+    with pytest.raises(TimeoutError, match="http 3s"):
+        await runner.rollout([Task("t", "q")], step=0, mode="train", num_repeat=1)
+
+
+async def test_a_judge_past_its_deadline_gave_no_verdict_whatever_it_makes_of_that():
+    class Converts(BaseJudge):
+        async def compute_reward(self, workflow_task, workflow_output):
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError as error:
+                raise OSError("connection lost") from error
+            return 1.0, True
+
+    t = await one(WorkflowOutput(), Converts(), episode_timeout_s=0.05)
+    assert t.error == "judge 'Converts' gave no verdict within 0.05 s"
+
+
+async def test_a_judge_that_cancels_itself_is_a_judge_error_and_a_stopped_run_aborts():
+    t = await one(WorkflowOutput(), raises(asyncio.CancelledError()))
+    assert t.status is EpisodeStatus.JUDGE_ERROR
+    assert t.error is not None
+    assert t.error.startswith("judge 'MyJudge' raised RuntimeError: it cancelled itself")
+
+    class Waits(BaseJudge):
+        async def compute_reward(self, workflow_task, workflow_output):
+            await asyncio.sleep(60)
+            return 1.0, True
+
+    runner = runner_of(WorkflowOutput(), Waits())
+    rollout = asyncio.ensure_future(
+        runner.rollout([Task("t", "q")], step=0, mode="train", num_repeat=1)
+    )
+    await asyncio.sleep(0.05)
+    runner.stop()
+    [group] = await rollout
+    assert group.trajectories[0].status is EpisodeStatus.ABORTED
+
+
+async def test_what_a_judge_adds_to_the_output_is_kept_and_checked():
+    def adds(value):
+        def act(output):
+            output.log_metrics["length"] = value
+            output.metadata["why"] = "short"
+            return 1.0, True
+
+        return judge_that(act)
+
+    t = await one(WorkflowOutput(), adds(np.float32(2)))
+    assert t.output is not None
+    assert (t.output.log_metrics, t.output.metadata) == ({"length": 2.0}, {"why": "short"})
+    assert t.reward_breakdown == {"judge": 1.0}
+    t = await one(WorkflowOutput(), adds(float("nan")), failure_policy="zero")
+    assert t.failed_as is EpisodeStatus.JUDGE_ERROR
+    assert t.error is not None
+    assert "judge 'MyJudge': WorkflowOutput.log_metrics['length'] is nan" in t.error
+    assert t.output is not None
+    assert t.output.log_metrics == {}
