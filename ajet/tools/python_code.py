@@ -5,6 +5,9 @@
 The answer has AgentScope's form:
 
     <returncode>0</returncode><stdout>3</stdout><stderr></stderr>
+
+The same program gives the same answer again, `random` and the order of sets included;
+sandbox/program.py says what is NOT covered by that (os.urandom, addresses, time, threads).
 """
 
 from typing import Any

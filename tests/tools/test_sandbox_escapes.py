@@ -1,20 +1,27 @@
 """What programs try in order to get out, or to take the machine down, in each mode."""
 
 import asyncio
+import errno
 import os
+import shutil
 import signal
 import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ajet.tools.sandbox import landlock, zygote
+from ajet.tools.sandbox import landlock, seccomp, zygote
 from ajet.tools.sandbox.limits import MIB, Limits
 from ajet.tools.sandbox.pool import Outcome, SandboxError, SandboxPool, available_modes
 
 LIMITS = Limits(memory_bytes=256 * MIB, cpu_s=2, num_processes=20, scratch_bytes=8 * MIB)
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class Sandbox:
@@ -29,6 +36,10 @@ class Sandbox:
     def needs_namespaces(self) -> None:
         if self.mode == zygote.RLIMITS:
             pytest.skip("only namespaces confine this")
+
+    def needs_seccomp(self) -> None:
+        if not seccomp.is_available():
+            pytest.skip("no seccomp filter for this kernel or architecture")
 
     def needs_landlock(self) -> None:
         if self.mode == zygote.RLIMITS and not landlock.version():
@@ -91,6 +102,41 @@ def test_sockets_of_the_host_in_the_file_tree_cannot_be_reached(
         assert sandbox.run(code).stdout == ""
 
 
+@pytest.mark.parametrize("kind", ["SOCK_DGRAM", "SOCK_RAW"])
+def test_no_datagram_reaches_a_socket_of_the_host(sandbox: Sandbox, kind: str) -> None:
+    sandbox.needs_seccomp()
+    code = """
+import socket
+for make in (socket.socket, lambda *kind: socket.socketpair(*kind)[0]):
+    try:
+        make(socket.AF_UNIX, socket.%s).sendto(b"reached", %r)
+    except OSError:
+        pass
+"""
+    with (
+        tempfile.TemporaryDirectory() as folder,  # other users may not pass through tmp_path
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener,
+    ):
+        path = Path(folder, "s")
+        listener.bind(str(path))
+        listener.setblocking(False)
+        Path(folder).chmod(0o755)
+        path.chmod(0o777)
+        assert sandbox.run(code % (kind, str(path))).returncode == 0
+        with pytest.raises(BlockingIOError):
+            listener.recv(100)
+
+
+def test_stream_sockets_between_the_programs_own_processes_work(sandbox: Sandbox) -> None:
+    code = """
+import asyncio, socket
+a, b = socket.socketpair()
+a.sendall(b"x")
+print(b.recv(1), asyncio.run(asyncio.sleep(0, "loop")))
+"""
+    assert sandbox.run(code).stdout == "b'x' loop\n"
+
+
 def test_files_of_the_host_cannot_be_read(sandbox: Sandbox, tmp_path: Path) -> None:
     sandbox.needs_landlock()
     secret = tmp_path / "secret.txt"
@@ -129,6 +175,86 @@ except PermissionError:
     assert sandbox.run(code).stdout == "2\n"  # the supervisor and the program
     assert sandbox.run(f"print(open('/proc/{os.getpid()}/environ').read())").returncode == 1
     assert sandbox.run("open('/proc/1/mem', 'rb')").returncode == 1
+
+
+def test_nothing_in_proc_can_be_written(sandbox: Sandbox) -> None:
+    sandbox.needs_landlock()
+    code = """
+import os
+paths = ["/proc/self/comm", "/proc/self/oom_score_adj", "/proc/sysrq-trigger"]
+for folder in ("/proc/sys", "/proc/irq", "/proc/bus"):
+    paths += [os.path.join(each, name) for each, _, names in os.walk(folder) for name in names]
+for path in paths:
+    try:
+        os.close(os.open(path, os.O_WRONLY))
+        print("writable:", path)
+    except OSError:
+        pass
+"""
+    assert sandbox.run(code) == Outcome(0, "", "")
+
+
+def test_root_that_cannot_become_nobody_gets_no_strong_sandbox(tmp_path: Path) -> None:
+    """An interpreter installed under umask 077: nobody cannot read its standard library."""
+    if os.geteuid() != 0:
+        pytest.skip("only root becomes nobody")
+    python = _private_interpreter(tmp_path)
+    code = f"""
+import asyncio, sys
+sys.path.insert(0, {str(REPOSITORY)!r})
+from ajet.tools.sandbox.pool import SandboxError, SandboxPool
+pool = SandboxPool(num_ready=1)
+try:
+    print(pool.report())
+    program = "import os; print(os.getuid()); open('/proc/sys/kernel/core_pattern', 'w')"
+    print(asyncio.run(pool.run(program, 10)))
+except SandboxError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [python, "-c", code], env={}, capture_output=True, text=True, timeout=60, check=False
+    )
+    report, outcome = done.stdout.splitlines()
+    assert "namespaces: programs would run as root" in report, done.stdout + done.stderr
+    assert outcome.startswith("Outcome(returncode=1, stdout='65534\\n'"), outcome
+
+
+def test_root_that_may_not_change_its_user_runs_no_program() -> None:
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("needs root and setpriv, which takes a right away from it")
+    code = """
+from ajet.tools.sandbox.pool import SandboxError, SandboxPool
+try:
+    print(SandboxPool(num_ready=1).report())
+except SandboxError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        ["setpriv", "--bounding-set=-setuid", sys.executable, "-c", code],
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stdout.startswith("no sandbox: "), done.stdout + done.stderr
+    assert done.stdout.count("programs would run as root") == len(available_modes())
+
+
+def _private_interpreter(folder: Path) -> str:
+    """The running interpreter and its standard library once more, for their owner alone."""
+    library = Path(sysconfig.get_path("stdlib"))
+    skip = shutil.ignore_patterns("test", "tests", "site-packages", "dist-packages", "config-*")
+    copy = folder / library.relative_to(sys.base_prefix)
+    shutil.copytree(library, copy, ignore=skip, copy_function=_link_or_copy)
+    copy.chmod(0o700)
+    python = folder / "bin" / Path(os.path.realpath(sys.executable)).name
+    python.parent.mkdir()
+    _link_or_copy(os.path.realpath(sys.executable), str(python))
+    return str(python)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(os.path.realpath(source), target)
+    except OSError:  # another file system
+        shutil.copy2(source, target)
 
 
 def test_the_parent_cannot_be_killed(sandbox: Sandbox) -> None:
@@ -218,6 +344,71 @@ time.sleep(60)
     outcome = sandbox.run(code)
     assert outcome.returncode == -9
     assert "MemoryLimit" in outcome.stderr
+
+
+def test_printing_all_the_while_does_not_hide_memory(sandbox: Sandbox) -> None:
+    code = """
+import os, time
+for _ in range(8):
+    if os.fork() == 0:
+        block = bytearray(100 << 20)
+        time.sleep(60)
+for _ in range(400):
+    print(".", flush=True)
+    time.sleep(0.03)
+"""
+    outcome = sandbox.run(code)
+    assert outcome.returncode == -9
+    assert "MemoryLimit" in outcome.stderr
+
+
+def test_memory_that_no_process_maps_is_refused(sandbox: Sandbox) -> None:
+    sandbox.needs_seccomp()
+    code = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+for call in (
+    lambda: libc.shmget(0, 1 << 20, 0o1600),
+    lambda: libc.msgget(0, 0o1600),
+    lambda: libc.semget(0, 1, 0o1600),
+    lambda: libc.memfd_create(b"x", 0),
+    lambda: libc.syscall(447, 0),  # memfd_secret
+):
+    print(call(), ctypes.get_errno())
+"""
+    assert sandbox.run(code).stdout == f"-1 {errno.EPERM}\n" * 5
+
+
+def test_the_standard_library_shares_memory_without_the_refused_calls(sandbox: Sandbox) -> None:
+    code = """
+import ctypes, mmap, multiprocessing, os
+compare = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(lambda x: x + 1)
+block = mmap.mmap(-1, 4096)
+if os.fork() == 0:
+    block[0] = compare(6)
+    os._exit(0)
+os.wait()
+ours, theirs = multiprocessing.Pipe()
+child = multiprocessing.get_context("fork").Process(target=theirs.send, args=(5,))
+child.start()
+print(block[0], ours.recv())
+child.join()
+"""
+    assert sandbox.run(code) == Outcome(0, "7 5\n", "")
+
+
+def test_named_shared_memory_lies_in_the_scratch_folder(sandbox: Sandbox) -> None:
+    sandbox.needs_namespaces()
+    code = """
+from multiprocessing import Array, Lock, shared_memory
+block = shared_memory.SharedMemory(create=True, size=4096)
+with Lock():
+    block.buf[0] = 7
+    print(block.buf[0], list(Array("i", 3)))
+block.close()
+block.unlink()
+"""
+    assert sandbox.run(code).stdout == "7 [0, 0, 0]\n"
 
 
 def test_cpu_time_is_limited(sandbox: Sandbox) -> None:

@@ -15,8 +15,8 @@ import pytest
 
 from ajet.tools import execute_python_code
 from ajet.tools.python_code import sandbox_report
-from ajet.tools.sandbox import zygote
-from ajet.tools.sandbox.pool import Outcome, SandboxPool
+from ajet.tools.sandbox import landlock, zygote
+from ajet.tools.sandbox.pool import Outcome, SandboxError, SandboxPool
 
 # Without bubblewrap, whose own process stands between this one and the zygote.
 MODES = (zygote.NAMESPACES, zygote.RLIMITS)
@@ -26,6 +26,17 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def pool() -> Iterator[SandboxPool]:
     made = SandboxPool(modes=MODES, num_ready=2)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=MODES)
+def mode_pool(request: pytest.FixtureRequest) -> Iterator[SandboxPool]:
+    made = SandboxPool(modes=[request.param], num_ready=2)
+    try:
+        made.start()
+    except SandboxError as error:
+        pytest.skip(f"this machine has no such mode: {error}")
     yield made
     made.close()
 
@@ -69,6 +80,15 @@ def test_sets_of_strings_print_in_the_same_order_each_time(pool: SandboxPool) ->
     first = run(pool, code).stdout
     pool.close()
     assert run(pool, code).stdout == first
+
+
+def test_random_numbers_are_the_programs_own_and_the_same_each_time(mode_pool: SandboxPool) -> None:
+    code = "import random\nprint(random.random(), random.sample(range(100), 5))"
+    first = run(mode_pool, code).stdout
+    assert run(mode_pool, code).stdout == first
+    assert run(mode_pool, code + "  # another program").stdout != first
+    mode_pool.close()
+    assert run(mode_pool, code).stdout == first
 
 
 def test_bytes_that_are_not_utf8_are_replaced(pool: SandboxPool) -> None:
@@ -242,6 +262,25 @@ pool.close()
     if "too old" in done.stderr or "No module named 'ajet'" in done.stderr:
         pytest.skip("the system's interpreter cannot import ajet as another user")
     assert done.stdout.splitlines() == ["3 1", "1", "True 3", "1"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("abi", "held", "not_held"),
+    [
+        (1, {"reads", "writes"}, {"truncation", "signals"}),
+        (2, {"reads", "writes"}, {"truncation", "signals"}),
+        (3, {"reads", "writes", "truncation"}, {"signals"}),
+        (5, {"reads", "writes", "truncation"}, {"signals"}),
+        (6, {"reads", "writes", "truncation", "signals"}, set()),
+        (7, {"reads", "writes", "truncation", "signals"}, set()),
+    ],
+)
+def test_the_report_promises_what_this_version_of_landlock_does(
+    abi: int, held: set[str], not_held: set[str]
+) -> None:
+    promised, _, open_to_programs = landlock.describe(abi).partition("NOT")
+    assert {word for word in held | not_held if word in promised} == held
+    assert {word for word in held | not_held if word in open_to_programs} == not_held
 
 
 async def test_the_tool_answers_in_the_form_of_agentscope() -> None:

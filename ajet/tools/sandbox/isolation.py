@@ -3,7 +3,7 @@
     /usr /bin /lib …       read-only, as on the host
     the interpreter        read-only: its bin and lib, and the packages of the virtual environment
     /tmp                   a fresh tmpfs for each program: scratch folder, home and working folder
-    /proc                  fresh: the program's own processes
+    /proc                  fresh and read-only: the program's own processes
     /dev                   null, zero, full, random, urandom
     (nothing else)         no /home, /root, /run, /var, no project folder
 
@@ -76,6 +76,14 @@ def is_privileged() -> bool:
         and kernel.has_capability(CAP_SYS_ADMIN)
         and kernel.has_capability(CAP_SETUID)
     )
+
+
+def is_root_of_host() -> bool:
+    """Root of a user namespace that is an ordinary user outside does not count."""
+    uid_map = Path("/proc/self/uid_map")
+    if os.geteuid() != 0 or not uid_map.exists():
+        return os.geteuid() == 0
+    return any(line.split()[:2] == ["0", "0"] for line in uid_map.read_text().splitlines())
 
 
 def enter_user_namespace(inside: int) -> None:
@@ -156,6 +164,16 @@ def enter_fresh_namespaces(limits: Limits) -> None:
     options = f"size={limits.scratch_bytes},nr_inodes=4096,mode=1777"
     kernel.mount("tmpfs", SCRATCH, "tmpfs", flags, options)
     os.chdir(SCRATCH)
+
+
+def make_proc_read_only() -> None:
+    """Called once the program's process has written its user map and its limits there.
+
+    Many files of /proc belong to root and change the whole machine (/proc/sys, sysrq-trigger).
+    """
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+    remount = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY
+    kernel.mount("none", "/proc", None, remount | flags)
 
 
 def bubblewrap_command(bubblewrap: str, view: View) -> list[str]:

@@ -3,9 +3,11 @@
     read and execute   the system's folders and the interpreter's (see isolation.py)
     everything         the scratch folder
     nothing            the rest of the file tree, /proc included
-    Linux 6.7          no TCP;   Linux 6.12  no signals to processes outside the sandbox
+    Linux 6.2          no truncation of files outside; Linux 6.7 no TCP
+    Linux 6.12         no signals to processes outside the sandbox
 
-Used where namespaces are missing. NOT covered: names and attributes of files (`stat`) stay visible.
+Used where namespaces are missing. NOT covered: names and attributes of files (`stat`) stay visible,
+and attributes of the user's own files (`chmod`) can be changed.
 """
 
 import ctypes
@@ -20,7 +22,7 @@ _CREATE, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same numbers on every 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
 _NUM_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # 16 from version 5 on
 _NO_TCP, _NO_OUTSIDE_SIGNALS_OR_SOCKETS = 3, 3
-_SIGNALS_SINCE, _TCP_SINCE = 6, 4
+_SIGNALS_SINCE, _TCP_SINCE, _TRUNCATION_SINCE = 6, 4, 3
 
 
 def version() -> int:
@@ -29,6 +31,15 @@ def version() -> int:
         return kernel.raw_call(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
     except OSError:
         return 0
+
+
+def describe(abi: int) -> str:
+    """What this version holds back and what it leaves to programs, in a few words."""
+    if abi >= _SIGNALS_SINCE:
+        return "Landlock holds back reads, writes, truncation and signals"
+    if abi >= _TRUNCATION_SINCE:
+        return "Landlock holds back reads, writes and truncation, NOT signals"
+    return "Landlock holds back reads and writes, NOT truncation, NOT signals"
 
 
 def restrict(view: View, scratch: str) -> None:

@@ -2,9 +2,13 @@
 
     Limits -> rlimits        address space, CPU, processes, file size, open files (per process)
            -> tmpfs size     scratch disk of the whole program (only with namespaces)
-           -> the supervisor resident memory of the whole program, output kept, output produced
+           -> the supervisor resident memory of the whole program (looked at ten times a second),
+                             output kept, output produced
+           -> seccomp.py     memory that belongs to no process: refused altogether
 
-NOT covered: disk bandwidth, and (without namespaces) scratch disk beyond one file's size.
+NOT covered: disk bandwidth; memory that is in use but in no process's resident set (swapped out,
+in pipes and sockets, shared pages after `madvise`); what is taken and given back between two
+looks; and (without namespaces) scratch disk beyond one file's size.
 """
 
 import json

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ajet.tools.sandbox import isolation, worker, zygote
+from ajet.tools.sandbox import isolation, landlock, worker, zygote
 from ajet.tools.sandbox.limits import Limits
 
 _START_TIMEOUT_S = 30
@@ -76,6 +76,7 @@ class _Running:
     inbox: socket.socket
     mode: str
     landlock: int  # the kernel's version of it, 0 for none
+    seccomp: bool
 
 
 class SandboxPool:
@@ -122,7 +123,9 @@ class SandboxPool:
         running = self.start()
         line = _CONFINEMENT[running.mode]
         if running.mode == zygote.RLIMITS:
-            line += _LANDLOCK if running.landlock else _NO_LANDLOCK
+            line += f", {landlock.describe(running.landlock)}" if running.landlock else _NO_LANDLOCK
+        if not running.seccomp:
+            line += _NO_SECCOMP
         return f"{line} ({'; '.join(self._refusals)})" if self._refusals else line
 
     @property
@@ -165,8 +168,8 @@ _CONFINEMENT = {
     zygote.NAMESPACES: "sandbox: namespaces, no network, own /tmp and /proc, rlimits",
     zygote.RLIMITS: "sandbox: WEAK, rlimits only, no namespaces",
 }
-_LANDLOCK = ", files and signals held back by Landlock"
 _NO_LANDLOCK = " and no Landlock: programs can read and write what this user can"
+_NO_SECCOMP = ", no seccomp: some system calls that should be refused (seccomp.py) are not"
 _default: SandboxPool | None = None
 _default_lock = threading.Lock()
 
@@ -213,6 +216,7 @@ def _start_zygote(mode: str, limits: Limits, num_ready: int, num_running: int) -
             packages=packages,
             inbox=theirs.fileno(),
             parent=parent,
+            is_root=isolation.is_root_of_host(),
         )
         process = subprocess.Popen(
             _command(mode, setup),
@@ -241,7 +245,7 @@ def _await_ready(
         _wait_for_end(process)
         return hello["error"]
     inbox.setblocking(False)
-    return _Running(process, inbox, mode, hello["landlock"])
+    return _Running(process, inbox, mode, hello["landlock"], hello["seccomp"])
 
 
 def _command(mode: str, setup: zygote.Setup) -> list[str]:

@@ -4,11 +4,18 @@
          -> read the program -> run it as `__main__`, from a file /tmp/program.py -> exit
 
 Tracebacks look as if `python /tmp/program.py` had been called, whatever the scratch folder is.
+
+The same program prints the same again where that can be arranged: `random` is seeded with the
+program's text, and hashes (the order of sets of strings) are those of PYTHONHASHSEED=0.
+NOT covered: `os.urandom` and what takes its seed from there (`random.Random()`, `numpy.random`,
+`uuid4`, names of temporary files), `random` in processes that the program forks, addresses (`id`),
+the time, the order in which threads run.
 """
 
 import atexit
 import linecache
 import os
+import random
 import signal
 import socket
 import sys
@@ -59,7 +66,7 @@ def confine(standing: Standing, num_other_tasks: int) -> None:
     )  # after the change of user, which clears it
     if not standing.namespaces:
         landlock.restrict(standing.view, os.getcwd())  # noqa: PTH109 - the scratch folder
-    seccomp.install(refuse_connect=not standing.namespaces)
+    seccomp.install(host_in_sight=not standing.namespaces)
 
 
 def wait_and_run(control: socket.socket, standing: Standing, num_other_tasks: int) -> NoReturn:
@@ -70,12 +77,13 @@ def wait_and_run(control: socket.socket, standing: Standing, num_other_tasks: in
         control.sendall(f"the program's process: {error}".encode())
         os._exit(1)
     control.sendall(READY)
-    code = _read_all(control).decode("utf-8", "surrogatepass")
+    text = _read_all(control)
     control.close()
-    if not code:
+    if not text:
         os._exit(0)
     os.closerange(3, 256)
-    os._exit(_finish(_run(code, standing.packages)))
+    random.seed(text)  # after the last fork, which seeds it from the system
+    os._exit(_finish(_run(text.decode("utf-8", "surrogatepass"), standing.packages)))
 
 
 def _read_all(control: socket.socket) -> bytes:

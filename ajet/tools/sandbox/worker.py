@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ajet.tools.sandbox import kernel, program
+from ajet.tools.sandbox import isolation, kernel, program
 from ajet.tools.sandbox.limits import Limits
 from ajet.tools.sandbox.program import Standing
 
@@ -109,6 +109,8 @@ def fork_program(standing: Standing, num_other_tasks: int) -> Child:
     answer = control.recv(4096)
     if answer != program.READY:
         raise OSError(answer.decode() or "the program's process ended before it was ready")
+    if standing.namespaces:
+        isolation.make_proc_read_only()
     os.set_blocking(stdout, False)
     os.set_blocking(stderr, False)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # the program may not look into its supervisor
@@ -207,9 +209,9 @@ class Supervision:
             self._reap()
         if self.call.fileno() in ready:
             self.stopped_by = ABANDONED
-        self._check_limits(idle=not ready)
+        self._check_limits()
 
-    def _check_limits(self, idle: bool) -> None:
+    def _check_limits(self) -> None:
         if self.returncode is not None:
             return
         if time.monotonic() >= self.deadline:
@@ -218,10 +220,18 @@ class Supervision:
             self.stopped_by = (
                 f"OutputLimit: the program printed over {self.limits.flood_bytes} bytes."
             )
-        elif idle and resident_bytes(self.child.pid) > self.limits.memory_bytes:
+        elif self._is_over_memory():
             self.stopped_by = (
                 f"MemoryLimit: the program used over {self.limits.memory_bytes} bytes."
             )
+
+    def _is_over_memory(self) -> bool:
+        """Looks when it is time to: a program that prints wakes the supervisor far more often."""
+        now = time.monotonic()
+        if now < self.next_memory_check:
+            return False
+        self.next_memory_check = now + _CHECK_EVERY_S
+        return resident_bytes(self.child.pid) > self.limits.memory_bytes
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):

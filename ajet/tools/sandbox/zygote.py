@@ -50,6 +50,7 @@ class Setup:
     packages: tuple[str, ...]  # of these, the ones on sys.path
     inbox: int
     parent: int  # a pidfd of the parent, or -1
+    is_root: bool  # of the host: programs must then become nobody
 
 
 def main(text: str) -> None:
@@ -65,7 +66,8 @@ def main(text: str) -> None:
     except OSError as error:
         inbox.send(json.dumps({"error": str(error)}).encode())
         return
-    inbox.send(json.dumps({"error": "", "landlock": landlock.version()}).encode())
+    hello = {"error": "", "landlock": landlock.version(), "seccomp": seccomp.is_available()}
+    inbox.send(json.dumps(hello).encode())
     zygote.serve()
     zygote.end()
 
@@ -83,6 +85,8 @@ class Zygote:
         else:
             kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         may_be_nobody, nobody_reads = _can_become_nobody()
+        if setup.is_root:
+            _refuse_root(may_be_nobody, nobody_reads or not self.namespaces)
         packages = tuple(isolation.path_inside(path) for path in setup.packages)
         self.standing = Standing(
             namespaces=self.namespaces,
@@ -98,7 +102,7 @@ class Zygote:
         self.num_failures = 0
         self.scratch = "" if self.namespaces else _make_scratch()
         self.num_other_tasks, self.counted_at = 0, -math.inf
-        seccomp.filter_for_this_machine(refuse_connect=not self.namespaces)
+        seccomp.filter_for_this_machine(host_in_sight=not self.namespaces)
         gc.freeze()
 
     def start_first_worker(self) -> None:
@@ -263,7 +267,21 @@ def _can_become_nobody() -> tuple[bool, bool]:
         except OSError:
             os._exit(2)
     exit_code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return exit_code < 2, exit_code == 0
+    return exit_code in (0, 1), exit_code == 0
+
+
+def _refuse_root(may_be_nobody: bool, can_read: bool) -> None:
+    """No namespace makes root harmless: a file that belongs to root is root's inside as well."""
+    if not may_be_nobody:
+        raise OSError(
+            "programs would run as root: this process may not become user nobody;"
+            " run it as an ordinary user, or with CAP_SETUID and CAP_SETGID"
+        )
+    if not can_read:
+        raise OSError(
+            f"programs would run as root: user nobody cannot read {os.__file__};"
+            " make the interpreter's files readable for all"
+        )
 
 
 def _follow_moved_folders() -> None:
