@@ -10,6 +10,7 @@ The same program gives the same answer again, `random` and the order of sets inc
 sandbox/program.py says what is NOT covered by that (os.urandom, addresses, time, threads).
 """
 
+import math
 from typing import Any
 
 from ajet.tools.sandbox import pool
@@ -27,15 +28,29 @@ async def execute_python_code(code: str, timeout: float = 300, **kwargs: Any) ->
         timeout (`float`, defaults to `300`):
             The seconds after which the program is stopped.
     """
+    seconds = _seconds(timeout)
+    if seconds is None:
+        return _response(-1, "", f"timeout={timeout!r} is no positive number of seconds")
+    outcome = await pool.default_pool().run(str(code), seconds)
+    _report_once()
+    return _response(outcome.returncode, outcome.stdout, outcome.stderr)
+
+
+def _seconds(timeout: Any) -> float | None:
+    """The model writes the argument: it may be anything that JSON holds."""
+    try:
+        seconds = float(timeout)
+    except (TypeError, ValueError):
+        return None
+    return seconds if math.isfinite(seconds) and seconds > 0 else None
+
+
+def _response(returncode: int, stdout: str, stderr: str) -> Any:
     from agentscope.message import TextBlock
     from agentscope.tool import ToolResponse
 
-    outcome = await pool.default_pool().run(code, timeout)
-    _report_once()
     text = (
-        f"<returncode>{outcome.returncode}</returncode>"
-        f"<stdout>{outcome.stdout}</stdout>"
-        f"<stderr>{outcome.stderr}</stderr>"
+        f"<returncode>{returncode}</returncode><stdout>{stdout}</stdout><stderr>{stderr}</stderr>"
     )
     return ToolResponse(content=[TextBlock(type="text", text=text)])
 

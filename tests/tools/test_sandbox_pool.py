@@ -311,3 +311,14 @@ def wait_until_gone(pid: int) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+@pytest.mark.parametrize(
+    ("timeout", "ran"),
+    [("10", True), (float("nan"), False), (float("inf"), False), (-1, False), ([], False)],
+)
+async def test_a_timeout_as_a_model_may_write_it_runs_or_is_answered(timeout, ran):
+    response = await execute_python_code("print(1 + 2)", timeout=timeout)
+    text = response.content[0]["text"]
+    assert ("<stdout>3\n</stdout>" in text) is ran
+    assert ("is no positive number of seconds" in text) is not ran
