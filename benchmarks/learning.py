@@ -3,15 +3,15 @@
     python benchmarks/learning.py                      # about an hour on two cores
     python benchmarks/learning.py --seeds 1 --only learn --out one.json
 
-Each run is the demo's own command in a process of its own, on all cores, one after another:
+Each run is the demo's own command in a process of its own:
 
     learn       as in `make demo`; held-out success must rise from <= 0.40 to >= 0.85 in <= 480 s
     shuffled    rewards are those of other episodes of the run: the interval of the change holds 0
     lr0         learning rate 0: the same
 
 The unit is the run: a change's 95 % interval is Student's over the seeds, beside it what each run
-changed. `wall_seconds` is the run's own, from the start of training. `--only` keeps what the file
-has of the other arms.
+changed. `wall_seconds` is the run's own, from the start of training; with `--workers 2` two runs
+share the cores. `--only` keeps what the file has of the other arms.
 """
 
 import argparse
@@ -24,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -128,25 +129,32 @@ def has_learnt(run: dict[str, Any]) -> bool:
     )
 
 
+def write(runs: list[dict[str, Any]], out: Path) -> None:
+    runs.sort(key=lambda run: (list(ARMS).index(run["arm"]), run["seed"]))
+    report = {
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "verdict": verdict(runs),
+        "runs": runs,
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(report, indent=2) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", nargs="*", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/learning.json")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="ajet-learning-"))
     runs = kept_runs(args.out, args.only)
-    for arm in args.only:
-        for seed in range(args.seeds):
-            runs.append(run(arm, seed, folder))
+    with ThreadPoolExecutor(args.workers) as pool:
+        begun = [pool.submit(run, a, s, folder) for a in args.only for s in range(args.seeds)]
+        for ended in as_completed(begun):
+            runs.append({**ended.result(), "runs_at_a_time": args.workers})
             print(runs[-1], flush=True)
-            report = {
-                "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-                "verdict": verdict(runs),
-                "runs": runs,
-            }
-            args.out.parent.mkdir(parents=True, exist_ok=True)
-            args.out.write_text(json.dumps(report, indent=2) + "\n")
+            write(runs, args.out)
     shutil.rmtree(folder)
     print(json.dumps(verdict(runs), indent=2))
 
