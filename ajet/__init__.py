@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ajet.core.judge.judge import BaseJudge
+    from ajet.core.task.reader import BaseTaskReader
     from ajet.core.task.task import Task
     from ajet.core.workflow.registry import register
     from ajet.core.workflow.tuner import AjetTuner, ModelTuner
@@ -20,6 +21,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AjetTuner",
     "BaseJudge",
+    "BaseTaskReader",
     "ModelTuner",
     "Task",
     "Workflow",
@@ -31,6 +33,7 @@ __all__ = [
 _HOMES = {
     "AjetTuner": "ajet.core.workflow.tuner",
     "BaseJudge": "ajet.core.judge.judge",
+    "BaseTaskReader": "ajet.core.task.reader",
     "ModelTuner": "ajet.core.workflow.tuner",
     "Task": "ajet.core.task.task",
     "Workflow": "ajet.core.workflow.workflow",

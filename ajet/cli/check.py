@@ -14,33 +14,34 @@ def check(
 ) -> None:
     """Check a config with its workflow, judge and data.
 
-    Prints the batch arithmetic. Loads no model.
+    Prints the batch arithmetic. Makes the judge, loads no model.
     """
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
+    from ajet.cli.notices import show_notices
+    from ajet.cli.preflight import check_agents, check_run
+    from ajet.cli.screen_log import begin_screen_log
+    from ajet.core.assembly import make_judge
     from ajet.core.batch_plan import BatchPlan
     from ajet.core.config import load_config
-    from ajet.core.importing import load_object
-    from ajet.core.judge import judge_class
     from ajet.core.task.reader import make_reader
-    from ajet.core.workflow.workflow import Workflow
 
+    begin_screen_log(verbose)
     config = load_config(conf, overrides or [], backbone=backbone, project_dir=project_dir)
+    check_run(config)
     workflow, judge = config.ajet.rollout.user_workflow, config.ajet.task_judge.judge_protocol
-    assert workflow is not None
-    where = "ajet.rollout.user_workflow"
-    load_object(workflow, base_dirs=config.base_dirs, kind=Workflow, where=where)
-    if judge is not None:
-        judge_class(judge, config.base_dirs)
+    make_judge(config)
     reader = make_reader(config)
-    plan = BatchPlan(config, len(reader.get_training_tasks()), len(reader.get_validation_tasks()))
-    table = Table(title=f"{conf}: {workflow}, judge {judge or 'the workflow itself'}")
+    tasks, held_out = reader.get_training_tasks(), reader.get_validation_tasks()
+    check_agents(config, [*tasks, *held_out])
+    plan = BatchPlan(config, len(tasks), len(held_out))
+    table = Table(title=escape(f"{conf}: {workflow}, judge {judge or 'the workflow itself'}"))
     for title in ("", "number", "from"):
         table.add_column(title, justify="right" if title == "number" else "left")
     for row in plan.rows():
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     Console().print(table)
-    for notice in config.notices:
-        typer.echo(f"notice: {notice}")
+    show_notices(config.notices, err=False)
     typer.echo(f"ok: backbone {config.ajet.backbone}, run folder {config.run_folder}")

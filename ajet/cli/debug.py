@@ -30,12 +30,16 @@ def debug(
     own traceback.
     """
     from ajet.backbones import make_backbone
+    from ajet.cli.notices import show_notices
+    from ajet.cli.preflight import check_classes
     from ajet.cli.screen_log import begin_screen_log
     from ajet.core.config import load_config
     from ajet.core.errors import AjetError
 
     begin_screen_log(verbose)
     config = load_config(conf, overrides or [], backbone="debug", project_dir=project_dir)
+    check_classes(config)
+    show_notices(config.notices)
     try:
         make_backbone(config).debug(num_tasks=tasks, parallel=1 if one_at_a_time else parallel)
     except AjetError:

@@ -54,11 +54,15 @@ def evaluate(
         raise typer.BadParameter("--endpoint and --endpoint-model go together")
     if out is not None and not out.parent.is_dir():
         raise typer.BadParameter(f"--out {out}: there is no folder {out.parent}")
+    if out is not None and out.is_dir():
+        raise typer.BadParameter(f"--out {out}: is a folder; name a file in it")
     from rich.console import Console
     from rich.progress import Progress
 
     from ajet.backbones import make_backbone
     from ajet.backbones.debug.evaluating import Subject
+    from ajet.cli.notices import show_notices
+    from ajet.cli.preflight import check_classes
     from ajet.cli.screen_log import begin_screen_log
     from ajet.core.config import load_config
 
@@ -68,6 +72,8 @@ def evaluate(
     config = load_config(
         conf, overrides or [], backbone="debug", project_dir=project_dir, required=required
     )
+    check_classes(config)
+    show_notices(config.notices)
     subject = Subject(model, checkpoint, endpoint, endpoint_model)
     screen = Console(stderr=True)
     with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:

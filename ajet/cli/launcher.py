@@ -27,7 +27,7 @@ COMMANDS = {
     "view": "ajet.cli.view:view",
 }
 ROOT_OPTIONS = ("--help", "-h", "--version")
-TAKES_A_VALUE = ("--conf", "--backbone", "--exp-dir", "--project-dir")
+TAKES_A_VALUE = ("--conf", "--backbone", "--exp-dir", "--project-dir", "--debug", "--db")
 
 
 class Launcher(TyperGroup):
@@ -48,6 +48,8 @@ class Launcher(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.obj = {"traceback": "--verbose" in args or bool(os.environ.get("AJET_TRACEBACK"))}
+        if (mistake := mistyped_command(args)) is not None:
+            ctx.fail(mistake)
         return super().parse_args(ctx, command_first(args))
 
     def invoke(self, ctx: Any) -> Any:
@@ -64,10 +66,38 @@ def command_first(args: Sequence[str]) -> list[str]:
     """`--conf x check` -> `check --conf x`; without a command it is `train`."""
     if not args or args[0] in ROOT_OPTIONS:
         return list(args)
-    for place, arg in enumerate(args):
-        if arg in COMMANDS and (place == 0 or args[place - 1] not in TAKES_A_VALUE):
+    for place, arg in _words(args):
+        if arg in COMMANDS:
             return [arg, *args[:place], *args[place + 1 :]]
     return ["train", *args]
+
+
+def mistyped_command(args: Sequence[str]) -> str | None:
+    """What is wrong with a word that is no command, where one stands or seems to be meant."""
+    from difflib import get_close_matches
+
+    words = _words(args)
+    if any(arg in COMMANDS for _, arg in words):
+        return None
+    for place, arg in words:
+        if place and args[place - 1].startswith("-"):
+            continue  # perhaps the value of an option
+        close = get_close_matches(arg, COMMANDS, 1)
+        if close or place == 0:
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(COMMANDS)}"
+            return f"no such command: {arg!r}; {hint}"
+    return None
+
+
+def _words(args: Sequence[str]) -> list[tuple[int, str]]:
+    """The arguments that are neither options, nor their values, nor overrides; with places."""
+    return [
+        (place, arg)
+        for place, arg in enumerate(args)
+        if not arg.startswith(("-", "+", "~"))
+        and "=" not in arg
+        and (place == 0 or args[place - 1] not in TAKES_A_VALUE)
+    ]
 
 
 def _print_version(asked: bool) -> None:

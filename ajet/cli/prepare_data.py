@@ -27,7 +27,9 @@ def prepare_data(
     num_test: Annotated[
         int | None, typer.Option(min=1, help="Test rows. [default: all; arithmetic 512]")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of arithmetic.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed of arithmetic. [default: 0]")
+    ] = None,
     agent_name: Annotated[
         str | None, typer.Option(help="Write this agent_name in every row.")
     ] = None,
@@ -37,12 +39,16 @@ def prepare_data(
     verbose: Verbose = False,
 ) -> None:
     """Write a data set as train and test files."""
+    if name == "arithmetic" and source is not None:
+        raise typer.BadParameter("arithmetic is made here: leave --from out")
+    if name != "arithmetic" and seed is not None:
+        raise typer.BadParameter(f"nothing is drawn for {name}: leave --seed out")
     from ajet.core.task.prepare import DataRecipe, write_splits
 
     sizes = {"train": num_train, "test": num_test}
     wanted = {"agent_name": agent_name, "agent_cfg_path": agent_cfg_path}
     columns = {column: value for column, value in wanted.items() if value is not None}
-    recipe = DataRecipe(name, source, sizes, seed, columns)
+    recipe = DataRecipe(name, source, sizes, seed or 0, columns)
     for path, count in write_splits(recipe, out, form).items():
         typer.echo(f"{path}: {count:,} rows")
     typer.echo("Read it with:")

@@ -43,6 +43,8 @@ def train(
     from rich.console import Console
 
     from ajet.backbones import make_backbone
+    from ajet.cli.notices import show_notices
+    from ajet.cli.preflight import check_run
     from ajet.cli.screen_log import begin_screen_log
     from ajet.core.config import load_config
     from ajet.core.errors import ConfigError
@@ -54,11 +56,11 @@ def train(
     resumes = [] if resume is None else [f"ajet.trainer_common.resume={_resume(resume)}"]
     options = [*(overrides or []), *resumes]
     config = load_config(conf, options, backbone=backbone, exp_dir=exp_dir, project_dir=project_dir)
+    check_run(config)
     chosen = make_backbone(config)
     unused = {"--with-ray": with_ray, "--with-ray-cluster": with_ray_cluster}
     unused["--skip-check-avail-gpu"] = skip_check_avail_gpu
-    for notice in [*config.notices, *(_notice(name) for name, given in unused.items() if given)]:
-        typer.echo(f"notice: {notice}", err=True)
+    show_notices([*config.notices, *(_notice(name) for name, given in unused.items() if given)])
     with _logview(with_logview, config.run_folder):
         summary = chosen.fit()
     print_summary(Console(), summary, config.run_folder, conf, overrides or [])

@@ -10,7 +10,9 @@ def view(
     run: Annotated[Path, typer.Argument(help="The run folder, launcher_record/<experiment>.")],
     port: Annotated[
         int | None,
-        typer.Option(help="Port on 127.0.0.1; 0 takes any free one. [default: 8181]", min=0),
+        typer.Option(
+            help="Port on 127.0.0.1; 0 takes any free one. [default: 8181]", min=0, max=65535
+        ),
     ] = None,
     browser: Annotated[
         bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")

@@ -19,7 +19,7 @@ from loguru import logger
 
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
-from ajet.core.importing import load_object
+from ajet.core.importing import construct, load_object
 from ajet.core.inference.endpoint import ChatEndpoint, ModelEndpoint, SamplingParams
 from ajet.core.judge import judge_class
 from ajet.core.judge.judge import BaseJudge
@@ -199,8 +199,11 @@ def make_workflow(config: AjetConfig) -> WorkflowChooser:
 
 def make_judge(config: AjetConfig) -> BaseJudge | None:
     """The config's judge, None for the workflow's own reward. A run makes one, for every runner."""
-    kind = judge_class(config.ajet.task_judge.judge_protocol, config.base_dirs)
-    return None if kind is None else kind(config)
+    spec = config.ajet.task_judge.judge_protocol
+    kind = judge_class(spec, config.base_dirs)
+    if kind is None:
+        return None
+    return construct(kind, config, f"ajet.task_judge.judge_protocol: {spec!r}")
 
 
 def make_runner(

@@ -32,6 +32,12 @@ class BatchPlan:
         return self.config.ajet.data.train_batch_size * self.config.ajet.rollout.num_repeat
 
     @property
+    def optimizer_steps_per_step(self) -> int:
+        """At most one for each group: a mini-batch holds whole groups."""
+        groups = self.config.ajet.data.train_batch_size
+        return min(self.config.ajet.trainer_common.mini_batch_num, groups)
+
+    @property
     def validation_episodes(self) -> int:
         cap = self.config.ajet.data.val_max_tasks
         tasks = self.num_validation_tasks if cap is None else min(cap, self.num_validation_tasks)
@@ -47,11 +53,8 @@ class BatchPlan:
     def rows(self) -> list[tuple[str, str, str]]:
         """(what, how many, how it comes about), for a table."""
         ajet = self.config.ajet
-        batch, repeat, mini = (
-            ajet.data.train_batch_size,
-            ajet.rollout.num_repeat,
-            ajet.trainer_common.mini_batch_num,
-        )
+        batch, repeat = ajet.data.train_batch_size, ajet.rollout.num_repeat
+        mini, asked = self.optimizer_steps_per_step, ajet.trainer_common.mini_batch_num
         steps, episodes, tokens = self.total_steps, self.episodes_per_step, self.tokens_per_episode
         turn = min(ajet.rollout.max_response_length_in_one_turn, tokens)
         return [
@@ -63,7 +66,11 @@ class BatchPlan:
                 f"{self.num_tasks:,} / {batch}",
             ),
             ("episodes per step", f"{episodes:,}", f"{batch} x {repeat} (rollout.num_repeat)"),
-            ("optimizer steps per step", f"{mini:,}", "trainer_common.mini_batch_num"),
+            (
+                "optimizer steps per step",
+                f"{mini:,}",
+                "trainer_common.mini_batch_num" if mini == asked else "one for each task at most",
+            ),
             ("steps", f"{steps:,}", "total_training_steps, or total_epochs passes"),
             ("episodes in all", f"{steps * episodes:,}", f"{steps:,} x {episodes:,}"),
             ("optimizer steps in all", f"{steps * mini:,}", f"{steps:,} x {mini}"),

@@ -4,15 +4,19 @@
     path/file.py->Class        relative to the YAML's folder, then to the current folder
 
 A file is keyed by its real path: two files named workflow.py are two modules. The file's own folder
-is on sys.path, so it may import what lies beside it (later too, inside a function). Every
-mistake is one line with file and line. Not covered: a file that changes
-while the run goes on.
+is on sys.path, so it may import what lies beside it (later too, inside a function); where two
+folders have a helper.py, each file that loads gets its own folder's. Every mistake is one line with
+file and line, the class's own (no `execute`, a constructor that cannot be called) included.
+
+Not covered: a file that changes while the run goes on; an import inside a function, of a name that
+lies in two folders: it finds one of the two for both.
 """
 
 import importlib
 import importlib.util
 import inspect
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,16 +25,23 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import ajet
-from ajet.core.errors import ConfigError
+from ajet.core.errors import AjetError, ConfigError
 
 ARROW = "->"
-
+INSTALLED = tuple(
+    f"{folder}/"
+    for folder in (*map(sysconfig.get_path, ("stdlib", "purelib")), Path(ajet.__file__).parent)
+)
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+_user_folders: set[Path] = set()
+_set_aside: dict[Path, dict[str, ModuleType]] = {}
+"""By folder of user files: its modules whose names another folder's modules have in sys.modules."""
 
 
 def load_object(spec: str, *, base_dirs: Sequence[Path], kind: type[T], where: str) -> type[T]:
@@ -44,6 +55,50 @@ def load_object(spec: str, *, base_dirs: Sequence[Path], kind: type[T], where: s
     except ConfigError as error:
         raise ConfigError(f"{where}: {spec!r}: {error}") from error.__cause__
     return _class(module, name, kind, f"{where}: {spec!r}")
+
+
+def construct(kind: type[T], config: Any, where: str) -> T:
+    """The one object of a class of the user's: `kind(config)`, or `kind()` if it takes nothing."""
+    arguments = next((given for given in ((config,), ()) if _accepts(kind, len(given))), None)
+    if arguments is None:
+        raise ConfigError(
+            f"{where}: {_line_of(kind)}: {kind.__name__} is made as {kind.__name__}(config): "
+            "give the other arguments of its __init__ defaults"
+        )
+    return run_user_code(partial(kind, *arguments), where)
+
+
+def require_method(kind: type, name: str, base: type, arguments: Sequence[str], where: str) -> None:
+    """ConfigError unless `kind` has a method `name` of its own that takes these arguments."""
+    wanted = f"{name}(self, {', '.join(arguments)})"
+    if kind is base:
+        raise ConfigError(f"{where}: names {base.__name__} itself: name your class derived from it")
+    if getattr(kind, name, None) is getattr(base, name):
+        raise ConfigError(f"{where}: {_line_of(kind)}: {kind.__name__} does not define {wanted}")
+    is_bound = isinstance(inspect.getattr_static(kind, name), staticmethod | classmethod)
+    if not _accepts(getattr(kind, name), len(arguments) + (not is_bound)):
+        raise ConfigError(
+            f"{where}: {_line_of(kind)}: {kind.__name__}.{name} cannot be called with "
+            f"({', '.join(arguments)}): write {wanted}"
+        )
+
+
+def require_no_arguments(kind: type, where: str) -> None:
+    """ConfigError unless `kind()` can be called."""
+    if not _accepts(kind, 0):
+        raise ConfigError(
+            f"{where}: {_line_of(kind)}: {kind.__name__} is made as {kind.__name__}(): "
+            "give the arguments of its __init__ defaults"
+        )
+
+
+def run_user_code(action: Callable[[], R], where: str) -> R:
+    """What `action` gives. Whatever the user's code raises in it becomes one line: `where` (a
+    config key), file and line, what."""
+    try:
+        return action()
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        raise ConfigError(f"{where}: {_told(error)}") from error
 
 
 def add_to_path(folders: Sequence[Path]) -> None:
@@ -84,6 +139,7 @@ def _from_file(place: str, search: Sequence[Path]) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, found)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
+    _bring_forward(found.parent, search)
     sys.modules[name] = module
     try:
         with _in_front([found.parent, *search]):
@@ -135,25 +191,88 @@ def _in_other_package(place: str, cause: BaseException | None) -> ModuleType | N
     return None
 
 
+def _bring_forward(folder: Path, search: Sequence[Path]) -> None:
+    """Let `import helper` find the one in `folder`, where another folder of user files has one too.
+    Those who imported the other one keep it."""
+    _user_folders.update([folder, *search])
+    for name in {e.stem for e in folder.iterdir() if e.suffix == ".py" or e.is_dir()} - {"ajet"}:
+        modules = {key: m for key, m in sys.modules.items() if key.partition(".")[0] == name}
+        homes = {home for key, module in modules.items() if (home := _home(key, module))}
+        for home in (homes & _user_folders) - {folder}:
+            _set_aside.setdefault(home, {}).update(modules)
+            for key in modules:
+                sys.modules.pop(key, None)
+    sys.modules.update(_set_aside.pop(folder, {}))
+
+
+def _home(name: str, module: ModuleType) -> Path | None:
+    """The folder from which `name` was imported: that of its top-level package or file."""
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return None
+    place = Path(file).resolve()
+    return place.parents[name.count(".") + (place.name == "__init__.py")]
+
+
 def _run(action: Callable[[], R], subject: str) -> R:
-    """Run the user's module; whatever it raises becomes one line with file and line."""
+    """Load the user's module; whatever it raises becomes one line with file and line."""
     try:
         return action()
-    except SyntaxError as error:
-        raise ConfigError(f"{error.filename}:{error.lineno}: syntax error: {error.msg}") from error
-    except ModuleNotFoundError as error:
-        place = _place_of(error) or subject
-        raise ConfigError(f"{place}: it imports {error.name!r}, which is not installed") from error
+    except SystemExit as error:
+        raise ConfigError(
+            f'{_told(error, subject)} while it loads; put that under if __name__ == "__main__"'
+        ) from error
     except Exception as error:  # the user's module may raise anything as it loads
-        place = _place_of(error) or subject
-        raise ConfigError(f"{place}: {type(error).__name__}: {_one_line(error)}") from error
+        raise ConfigError(_told(error, subject)) from error
 
 
-def _place_of(error: BaseException) -> str | None:
-    """file:line of the deepest frame that is neither Python's import system nor this module."""
+def _told(error: BaseException, subject: str | None = None) -> str:
+    """Where in the user's code, and what; `subject` stands for a place that is not known."""
+    if isinstance(error, SyntaxError):
+        line = f":{error.lineno}" if error.lineno else ""
+        return f"{error.filename or subject}{line}: syntax error: {error.msg}"
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        what = f"it imports {error.name!r}, which is not installed"
+        return _with_place(_frames(error), subject, what)
+    frames = _frames(error)
+    own = [f for f in frames if not f.filename.startswith(("<", *INSTALLED))]
+    if isinstance(error, SystemExit):
+        what = "it calls sys.exit()"
+    elif isinstance(error, AjetError):
+        what = _one_line(error)
+    else:
+        what = f"{type(error).__name__}: {_one_line(error)}".removesuffix(": ")
+    return _with_place(own or frames, subject, what)
+
+
+def _with_place(frames: Sequence[traceback.FrameSummary], subject: str | None, what: str) -> str:
+    place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else subject
+    return f"{place}: {what}" if place else what
+
+
+def _frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The error's frames but those of Python's import system and of this module."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [f for f in frames if f.filename != __file__ and "importlib" not in f.filename]
-    return f"{ours[-1].filename}:{ours[-1].lineno}" if ours else None
+    return [f for f in frames if f.filename != __file__ and "importlib" not in f.filename]
+
+
+def _accepts(callee: Any, num_arguments: int) -> bool:
+    """Whether it can be called with so many positional arguments; True where nobody can tell."""
+    try:
+        inspect.signature(callee).bind(*[None] * num_arguments)
+    except TypeError:
+        return False
+    except ValueError:  # built in, without a signature
+        return True
+    return True
+
+
+def _line_of(kind: type) -> str:
+    """file:line of a class; its module's file, where no `class` statement made it."""
+    try:
+        return f"{inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]}"
+    except (OSError, TypeError):
+        return getattr(sys.modules.get(kind.__module__), "__file__", None) or kind.__module__
 
 
 def _one_line(error: BaseException) -> str:
@@ -162,7 +281,7 @@ def _one_line(error: BaseException) -> str:
 
 def _class(module: ModuleType, name: str, kind: type[T], prefix: str) -> type[T]:
     found = getattr(module, name, None)
-    file = module.__file__ or module.__name__
+    file = getattr(module, "__file__", None) or module.__name__
     if found is None:
         classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
         own = [key for key in classes if getattr(module, key).__module__ == module.__name__]
@@ -173,9 +292,8 @@ def _class(module: ModuleType, name: str, kind: type[T], prefix: str) -> type[T]
     if not inspect.isclass(found):
         raise ConfigError(f"{prefix}: {name!r} in {file} is a {type(found).__name__}, no class")
     if not issubclass(found, kind):
-        line = inspect.getsourcelines(found)[1]
         base = f"{'ajet' if hasattr(ajet, kind.__name__) else kind.__module__}.{kind.__name__}"
         raise ConfigError(
-            f"{prefix}: {file}:{line}: {name} is not a {kind.__name__}; derive it from {base}"
+            f"{prefix}: {_line_of(found)}: {name} is not a {kind.__name__}; derive it from {base}"
         )
     return found

@@ -94,6 +94,13 @@ def test_debug_runs_the_configs_number_of_tasks_under_any_backbone(project):
     assert "1 episode, 1 successful" in result.stdout
 
 
+def test_debug_says_what_has_no_effect_beside_its_result(project):
+    result = debug("--tasks", "1", "ajet.rollout.max_num_seqs=40")
+    assert result.exit_code == 0, result.output
+    assert result.stderr.startswith("notice: ignored by backbone debug: ajet.rollout.max_num_seqs")
+    assert "notice" not in result.stdout
+
+
 @pytest.mark.parametrize("parallel", ["1", "2"])
 def test_an_exception_of_the_workflow_has_its_own_traceback(project, parallel):
     workflow = "ajet.rollout.user_workflow=flow.py->Raises"

@@ -119,6 +119,13 @@ def test_a_checkpoint_gives_the_figures_that_its_run_recorded(project, rank):
     assert shares(evaluate(lora)) == recorded["before"]
 
 
+def test_what_has_no_effect_is_said_beside_the_result(project):
+    command = ("eval", "--conf", "run.yaml", "--out", "-", "--num-tasks", "1", "-k", "1")
+    result = run(*command, "ajet.rollout.max_num_seqs=40")
+    assert result.stderr.startswith("notice: ignored by backbone debug: ajet.rollout.max_num_seqs")
+    assert json.loads(result.stdout)["num_tasks"] == 1
+
+
 def test_a_checkpoint_that_does_not_fit_or_is_not_there_is_one_line(project):
     assert run("--conf", "run.yaml", "ajet.trainer_common.total_training_steps=1").exit_code == 0
     checkpoint = Path("launcher_record/run/checkpoints/step_000001")

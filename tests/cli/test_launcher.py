@@ -4,12 +4,14 @@ import json
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from ajet.cli.launcher import app, command_first
+from ajet.cli.launcher import app, command_first, mistyped_command
+from ajet.core.workflow import registry
 
 FLOW = """
 from ajet import Workflow, WorkflowOutput
@@ -20,6 +22,38 @@ class Flow(Workflow):
 
 class Judge:
     pass
+"""
+CLASSES = """
+from ajet import BaseJudge, Workflow, register
+
+class Idle(Workflow): pass
+
+class TakesOne(Workflow):
+    async def execute(self, workflow_task): pass
+
+class Built(Workflow):
+    def __init__(self, size): pass
+    async def execute(self, workflow_task, model_tuner): pass
+
+@register("known")
+class Known(Workflow):
+    def execute(self, workflow_task, model_tuner): pass
+
+@register("idle")
+class Registered(Workflow): pass
+
+class Mute(BaseJudge): pass
+
+class JudgesOne(BaseJudge):
+    def compute_reward(self, output): pass
+
+class Keyless(BaseJudge):
+    def __init__(self, config): raise RuntimeError("no key")
+    def compute_reward(self, workflow_task, workflow_output): pass
+
+class Bare(BaseJudge):
+    def __init__(self): pass
+    def compute_reward(self, workflow_task, workflow_output): pass
 """
 YAML = """
 ajet:
@@ -38,6 +72,7 @@ def project(tmp_path: Path, monkeypatch) -> Path:
     """A folder math_agent/ with YAML, workflow and data, seen from the folder above it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(registry, "_WORKFLOWS", {})
     folder = tmp_path / "math_agent"
     folder.mkdir()
     (folder / "math_agent.yaml").write_text(YAML)
@@ -65,6 +100,12 @@ def error_line(result) -> str:
     return lines[0].removeprefix("error: ")
 
 
+def numbers(result) -> dict[str, str]:
+    """The table of `ajet check`: what -> how many."""
+    rows = (line.split("│") for line in result.stdout.splitlines() if line.startswith("│"))
+    return {row[1].strip(): row[2].strip() for row in rows}
+
+
 @pytest.mark.parametrize(
     ("args", "parsed"),
     [
@@ -85,8 +126,7 @@ def test_a_command_line_without_a_command_trains(args, parsed):
 def test_check_prints_the_batch_arithmetic(project):
     result = check()
     assert result.exit_code == 0, result.output
-    rows = {line.split("│")[1].strip(): line.split("│")[2].strip()
-            for line in result.stdout.splitlines() if line.startswith("│")}  # fmt: skip
+    rows = numbers(result)
     assert rows["training tasks"] == "100"
     assert rows["batches per epoch"] == "0.4"  # 100 / 264
     assert rows["episodes per step"] == "2,112"  # 264 x 8
@@ -164,6 +204,129 @@ def test_a_mistake_in_a_users_file_is_one_line(project, file, text, message):
 )
 def test_a_mistake_in_an_override_is_one_line(project, override, message):
     assert message in error_line(check(override))
+
+
+WORKFLOW, JUDGE = "ajet.rollout.user_workflow=", "ajet.task_judge.judge_protocol="
+REFUSED_BY_TRAINING = [
+    (WORKFLOW + "classes.py->Idle", "classes.py:4: Idle does not define execute(self, workflow_ta"),
+    (WORKFLOW + "classes.py->TakesOne", "TakesOne.execute cannot be called with (workflow_task, "),
+    (WORKFLOW + "classes.py->Built", "classes.py:9: Built is made as Built(): give the arguments"),
+    (WORKFLOW + "classes.py->Workflow", "names Workflow itself: name your class derived from it"),
+    (JUDGE + "classes.py->Mute", "classes.py:20: Mute does not define compute_reward(self, work"),
+    (JUDGE + "classes.py->JudgesOne", "JudgesOne.compute_reward cannot be called with (workflow"),
+    ("ajet.rollout.tool_parser=qwen", "'auto' or 'hermes' is expected, got 'qwen'"),
+    ("ajet.model.device=gpu", "auto, cpu, cuda or cuda:N is expected, got 'gpu'"),
+    ("ajet.model.chat_template=no.jinja", "ajet.model.chat_template: no.jinja: no such file"),
+    ("ajet.trainer_common.resume=no/where", "ajet.trainer_common.resume: no/where: no such folder"),
+    ("ajet.trainer_common.resume=math_agent", "math_agent: no checkpoint is in this folder"),
+    ("ajet.trainer_common.logger=[no_such]", "is expected, got 'no_such'"),
+    (
+        "ajet.backbone=verl",
+        "backbone verl is not built yet; --backbone debug trains on one machine",
+    ),
+]
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+@pytest.mark.parametrize(("override", "message"), REFUSED_BY_TRAINING)
+def test_check_refuses_what_training_refuses_with_the_same_line(
+    project, command, override, message
+):
+    (project / "classes.py").write_text(CLASSES)
+    assert message in error_line(run(command, "--conf", "math_agent/math_agent.yaml", override))
+    assert not Path("launcher_record").exists()
+
+
+@pytest.mark.parametrize("name", ["wandb", "swanlab", "mlflow"])
+def test_check_names_the_package_that_a_logger_needs(project, name):
+    if find_spec(name):
+        pytest.skip(f"{name} is installed")
+    Path(name).mkdir()  # wandb leaves such a folder behind
+    line = error_line(check(f"ajet.trainer_common.logger={name}"))
+    assert f"{name!r} needs a package that is not installed; pip install 'ajet[{name}]'" in line
+
+
+def test_check_makes_the_judge(project):
+    (project / "classes.py").write_text(CLASSES)
+    line = error_line(check(JUDGE + "classes.py->Keyless"))
+    assert line.endswith("classes.py:26: RuntimeError: no key")
+    assert check(JUDGE + "classes.py->Bare").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("agent_name", "message"),
+    [
+        ("known", None),
+        ("knwn", "no workflow is registered as agent_name 'knwn'; did you mean 'known'?"),
+        ("idle", "Registered does not define execute(self, workflow_task, model_tuner)"),
+    ],
+)
+def test_check_knows_the_workflow_of_every_task(project, agent_name, message):
+    (project / "classes.py").write_text(CLASSES)
+    row = {"question": "q", "answer": "#### 1", "agent_name": agent_name}
+    (project / "test.jsonl").write_text(json.dumps(row))
+    result = check(WORKFLOW + "classes.py->Known")
+    assert result.exit_code == 0 if message is None else message in error_line(result)
+
+
+def test_check_counts_no_optimizer_steps_that_are_not_made(project):
+    size = "ajet.data.train_batch_size=4"
+    result = check(size, "ajet.trainer_common.mini_batch_num=9")
+    assert numbers(result)["optimizer steps per step"] == "4"
+    assert numbers(result)["optimizer steps in all"] == "300"  # 3 x 100 tasks in batches of 4
+    assert "notice: ajet.trainer_common.mini_batch_num=9: a step has 4 groups" in result.stdout
+
+
+def test_check_shows_a_path_with_brackets_as_it_is(project):
+    folder = project.rename(project.parent / "a[b],c")
+    result = run("check", "--conf", f"{folder.name}/math_agent.yaml")
+    assert "a[b],c/math_agent.yaml" in result.stdout, result.output
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("chek --conf x.yaml", "no such command: 'chek'; did you mean 'check'?"),
+        ("--conf x.yaml chek", "no such command: 'chek'; did you mean 'check'?"),
+        ("foo --conf x.yaml", "no such command: 'foo'; there are train, debug, eval, check"),
+        ("--conf x.yaml a=1", None),
+        ("--conf chek --backbone debug", None),
+        ("train trian", None),
+        ("--split training", None),
+    ],
+)
+def test_a_mistyped_command_is_a_usage_error_with_a_hint(args, message):
+    found = mistyped_command(args.split())
+    assert found is None if message is None else found and found.startswith(message)
+    if message:
+        result = run(*args.split())
+        assert result.exit_code == 2 and message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("prepare-data arithmetic --out d --from x", "leave --from out"),
+        ("prepare-data gsm8k --out d --seed 0", "leave --seed out"),
+        ("view . --port 99999", "Invalid value for '--port'"),
+        ("eval --conf x.yaml --out .", "--out .: is a folder; name a file in it"),
+    ],
+)
+def test_an_option_that_does_not_apply_is_a_usage_error(tmp_path, monkeypatch, args, message):
+    monkeypatch.chdir(tmp_path)
+    result = run(*args.split())
+    assert result.exit_code == 2 and message in result.stderr, result.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_several_mistakes_are_counted_and_told_one_a_line(project):
+    result = check("ajet.sed=1", "ajet.modl=2")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines() == [
+        "error: 2 mistakes in the config:",
+        "  override 'ajet.sed=1': ajet.sed: no such key; did you mean 'seed'?",
+        "  override 'ajet.modl=2': ajet.modl: no such key; did you mean 'model'?",
+    ]
 
 
 def test_a_config_that_is_not_there_is_exit_1_and_wrong_usage_exit_2(project):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ajet.core.errors import ConfigError
-from ajet.core.importing import load_object
+from ajet.core.importing import construct, load_object, require_method, require_no_arguments
 from ajet.core.workflow.workflow import Workflow
 
 FLOW = "from ajet import Workflow\nclass Flow(Workflow):\n    name = {name!r}\n"
@@ -147,3 +147,205 @@ def test_a_file_that_was_mended_loads(tmp_path):
     error_of("workflow.py->Flow", tmp_path / "a")
     file.write_text(FLOW.format(name="mended now"))
     assert load("workflow.py->Flow", tmp_path / "a").name == "mended now"
+
+
+LEAVES = 'it calls sys.exit() while it loads; put that under if __name__ == "__main__"'
+
+
+@pytest.mark.parametrize("call", ["sys.exit()", "sys.exit(3)", "exit(0)", "main()"])
+def test_a_file_that_exits_as_it_loads_names_the_line(tmp_path, call):
+    text = "import argparse, sys\ndef main(): sys.exit()\n" + call + "\n"
+    file = write(tmp_path / "a" / "workflow.py", text)
+    line = 2 if call == "main()" else 3
+    assert error_of("workflow.py->Flow", tmp_path / "a") == f"{file}:{line}: {LEAVES}"
+
+
+def test_arguments_that_a_file_parses_as_it_loads_name_the_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["ajet", "check", "--conf", "x.yaml"])
+    text = "import argparse\nargparse.ArgumentParser().parse_args()\n"
+    file = write(tmp_path / "a" / "workflow.py", text)
+    assert error_of("workflow.py->Flow", tmp_path / "a") == f"{file}:2: {LEAVES}"
+
+
+def test_an_error_inside_a_library_names_the_users_line(tmp_path):
+    file = write(tmp_path / "a" / "workflow.py", "import json\njson.loads('{')\n")
+    message = error_of("workflow.py->Flow", tmp_path / "a")
+    assert message.startswith(f"{file}:2: JSONDecodeError: Expecting property name")
+
+
+@pytest.mark.parametrize("text", [b"\0", b"\xff\xfe"])
+def test_a_file_that_is_no_text_is_a_syntax_error(tmp_path, text):
+    write(tmp_path / "a" / "workflow.py", "").write_bytes(text)
+    message = error_of("workflow.py->Flow", tmp_path / "a")
+    assert "workflow.py" in message and ": syntax error: " in message and "None" not in message
+
+
+NO_WORKFLOWS = {
+    "torch->Tensor": "Tensor is not a Workflow; derive it from ajet.Workflow",
+    "nt.py->Point": "Point is not a Workflow; derive it from ajet.Workflow",
+    "sys->flags": "'flags' in sys is a flags, no class",
+}
+
+
+@pytest.mark.parametrize("spec", NO_WORKFLOWS)
+def test_a_class_without_lines_of_its_own_is_no_workflow_either(tmp_path, spec):
+    named = "from collections import namedtuple\nPoint = namedtuple('Point', 'x')\n"
+    write(tmp_path / "a" / "nt.py", named)
+    message = error_of(spec, tmp_path / "a")
+    assert message.endswith(NO_WORKFLOWS[spec]) and "ajet_user" not in message
+
+
+HELPER_FLOW = """
+from ajet import Workflow
+{imports}
+class Flow(Workflow):
+    name = NAME
+    def later(self): return {later}
+"""
+IMPORTS = {
+    "helper.py": ("import helper; NAME = helper.NAME", "helper.NAME"),
+    "lib/__init__.py": ("from lib import NAME", "NAME"),
+    "lib/names.py": ("import lib.names; NAME = lib.names.NAME", "lib.names.NAME"),
+    "lib/own/names.py": ("from lib.own import names; NAME = names.NAME", "names.NAME"),
+}
+
+
+@pytest.mark.parametrize("neighbour", IMPORTS)
+def test_two_folders_with_a_neighbour_of_one_name_get_each_their_own(tmp_path, neighbour):
+    imports, later = IMPORTS[neighbour]
+    for folder in ("a", "b"):
+        write(tmp_path / folder / neighbour, f"NAME = {folder!r}\n")
+        text = HELPER_FLOW.format(imports=imports, later=later)
+        for flow in ("workflow.py", "again.py"):
+            write(tmp_path / folder / flow, text)
+    first, second = (load("workflow.py->Flow", tmp_path / folder) for folder in "ab")
+    assert (first.name, second.name) == ("a", "b")
+    assert (first().later(), second().later()) == ("a", "b")
+    assert load("again.py->Flow", tmp_path / "a").name == "a"
+
+
+def test_a_neighbour_is_one_module_for_all_files_of_its_folder(tmp_path):
+    for folder in ("a", "b"):
+        write(tmp_path / folder / "helper.py", "class Shared: pass\n")
+        for flow in ("one.py", "two.py"):
+            text = "from helper import Shared\n" + FLOW.format(name="x") + "    shared = Shared\n"
+            write(tmp_path / folder / flow, text)
+    one = load("one.py->Flow", tmp_path / "a")
+    other = load("one.py->Flow", tmp_path / "b")
+    two = load("two.py->Flow", tmp_path / "a")
+    assert one.shared is two.shared and one.shared is not other.shared
+
+
+def test_a_neighbour_hides_no_library_that_is_imported_already(tmp_path):
+    import json
+
+    write(tmp_path / "a" / "json.py", "MINE = True\n")
+    write(tmp_path / "a" / "ajet.py", "MINE = True\n")
+    write(tmp_path / "a" / "workflow.py", FLOW.format(name="x"))
+    load("workflow.py->Flow", tmp_path / "a")
+    assert sys.modules["json"] is json and not hasattr(sys.modules["ajet"], "MINE")
+
+
+class Plain:
+    def __init__(self, config=None): self.config = config  # fmt: skip
+
+
+class TakesNothing:
+    def __init__(self): pass  # fmt: skip
+
+
+class TakesTwo:
+    def __init__(self, config, key): pass  # fmt: skip
+
+
+class Raises:
+    def __init__(self, config): raise RuntimeError("no\nkey")  # fmt: skip
+
+
+class Exits:
+    def __init__(self, config): sys.exit(3)  # fmt: skip
+
+
+def line_of(text: str) -> str:
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    return f"{__file__}:{next(n for n, line in enumerate(lines, 1) if text in line)}"
+
+
+def test_an_object_is_made_with_the_config_or_without():
+    assert construct(Plain, 7, "ajet.x").config == 7
+    assert isinstance(construct(TakesNothing, 7, "ajet.x"), TakesNothing)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (TakesTwo, f"{line_of('class TakesTwo')}: TakesTwo is made as TakesTwo(config): give"),
+        (Raises, f"{line_of('raise RuntimeError')}: RuntimeError: no key"),
+        (Exits, f"{line_of('sys.exit(3)  # fmt')}: it calls sys.exit()"),
+    ],
+)
+def test_an_object_that_cannot_be_made_is_one_line_with_the_users_place(kind, message):
+    with pytest.raises(ConfigError) as error:
+        construct(kind, 7, "ajet.x")
+    assert str(error.value).startswith(f"ajet.x: {message}") and "\n" not in str(error.value)
+
+
+class Base:
+    def act(self, task, tuner): raise NotImplementedError  # fmt: skip
+
+
+class Acts(Base):
+    def act(self, task, tuner, extra=1): pass  # fmt: skip
+
+
+class ActsOnAnything(Base):
+    def act(self, *given): pass  # fmt: skip
+
+
+class ActsAlone(Base):
+    @staticmethod
+    def act(task, tuner): pass  # fmt: skip
+
+
+class DoesNotAct(Base):
+    pass
+
+
+class ActsOnOne(Base):
+    def act(self, task): pass  # fmt: skip
+
+
+class ActsOnThree(Base):
+    def act(self, task, tuner, extra): pass  # fmt: skip
+
+
+class IsNoMethod(Base):
+    act = 3
+
+
+@pytest.mark.parametrize("kind", [Acts, ActsOnAnything, ActsAlone])
+def test_a_method_that_takes_the_arguments_passes(kind):
+    require_method(kind, "act", Base, ("task", "tuner"), "ajet.x")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Base, "names Base itself: name your class derived from it"),
+        (DoesNotAct, "DoesNotAct does not define act(self, task, tuner)"),
+        (ActsOnOne, "ActsOnOne.act cannot be called with (task, tuner): write act(self, task, "),
+        (ActsOnThree, "ActsOnThree.act cannot be called with (task, tuner): write act(self, "),
+        (IsNoMethod, "IsNoMethod.act cannot be called with (task, tuner): write act(self, task"),
+    ],
+)
+def test_a_method_that_cannot_be_called_is_one_line_with_the_classs_place(kind, message):
+    place = "" if kind is Base else f"{line_of(f'class {kind.__name__}(')}: "
+    with pytest.raises(ConfigError) as error:
+        require_method(kind, "act", Base, ("task", "tuner"), "ajet.x")
+    assert str(error.value).startswith(f"ajet.x: {place}{message}")
+
+
+def test_a_class_made_without_arguments_may_not_need_one():
+    require_no_arguments(TakesNothing, "ajet.x")
+    with pytest.raises(ConfigError, match=r"Raises is made as Raises\(\): give the arguments of"):
+        require_no_arguments(Raises, "ajet.x")

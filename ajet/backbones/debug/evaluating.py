@@ -16,6 +16,7 @@ from typing import Literal
 from ajet.core import assembly
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
+from ajet.core.errors import DataError
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.inference.engines.openai import OpenAIEngine, api_key
@@ -60,6 +61,8 @@ def evaluate_subject(
     reader = make_reader(config)
     is_held_out = split == "validation"
     tasks = reader.get_validation_tasks() if is_held_out else reader.get_training_tasks()
+    if not tasks:
+        raise _no_validation_task(config)
     tasks = tasks[: num_tasks or config.ajet.data.val_max_tasks]
     k = k or config.ajet.trainer_common.val_pass_n
     assembly.user_files(config)  # mistakes in the user's files come before a model is loaded
@@ -67,6 +70,18 @@ def evaluate_subject(
     served = serve(config, subject)
     on_start(len(tasks) * k)
     return run_bounded(_run(config, served, judge, tasks, k, split, on_episode))
+
+
+def _no_validation_task(config: AjetConfig) -> DataError:
+    """Figures of no episode would be a table of nan. (No reader gives an empty training split.)"""
+    keys = {
+        "huggingface_dat_repo": "huggingface_dat_repo.validation_split",
+        "jsonl_dataset_file": "jsonl_dataset_file.validation.file_path",
+        "random_dummy": "random_dummy.num_validation",
+    }
+    kind = config.ajet.task_reader.type
+    mend = f"set ajet.task_reader.{keys[kind]}" if kind in keys else f"give some in {kind}"
+    return DataError(f"there is no validation task; {mend} or pass --split training")
 
 
 async def _run(

@@ -6,11 +6,11 @@
 
 The `hydra:`/`defaults:` boilerplate may be there or not: the project's defaults are always found
 in the package, and folders of `hydra.searchpath` that exist are searched too. The order is that of
-`defaults:`, or the project's defaults first where there is none. Overrides are Hydra's:
-`key=value`, `+key=value`, `~key`; what its grammar cannot read, as the arrow of
-`workflow.py->Agent`, is taken as text.
+`defaults:`, or the project's defaults first where there is none; a YAML whose `defaults:` do not
+say where it stands itself (`_self_`) comes last.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,111 +18,168 @@ from typing import Any
 import yaml
 
 from ajet import default_config
+from ajet.core.config.overrides import hydra_override, override_key, unknown_override
+from ajet.core.config.stray import stray_problem
 from ajet.core.errors import ConfigError
 
 DEFAULTS = ["verl_default", "trinity_default", "ajet_default", "_self_"]
 PACKAGED = [Path(default_config.__file__).parent / folder for folder in ("", "verl", "trinity")]
-TYPED_ROOTS = ("ajet", "verl", "trinity")
+NAME = "__ajet_run__"
 
 
 def compose(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """The composed YAML as plain data, interpolations resolved."""
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
     from hydra.core.config_store import ConfigStore
-    from hydra.errors import HydraException
+    from hydra.errors import HydraException, MissingConfigException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     written = read_yaml(path)
-    boilerplate = written.pop("hydra", None)
-    written.setdefault("defaults", DEFAULTS)
-    name = "__ajet_run__"
-    ConfigStore.instance().store(name=name, node=OmegaConf.create(written))
-    search = ",".join([*map(_file_url, PACKAGED), *_own_search_path(boilerplate, path)])
+    search = ",".join(
+        [*map(_file_url, PACKAGED), *_own_search_path(written.pop("hydra", {}), path)]
+    )
+    written["defaults"] = _defaults(written.get("defaults"), path)
+    parsed = [hydra_override(override) for override in overrides]
     try:
-        parsed = [f"hydra.searchpath=[{search}]", *map(_hydra_override, overrides)]
-        with initialize_config_dir(str(path.parent.resolve()), version_base="1.3"):
-            composed = hydra_compose(name, parsed)
-        plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(f"{path}: {_first_lines(error)}") from error
+        ConfigStore.instance().store(name=NAME, node=OmegaConf.create(written))
+        plain = OmegaConf.to_container(
+            _composed(path, search, parsed), resolve=True, throw_on_missing=True
+        )
+    except MissingConfigException as error:
+        raise ConfigError(_missing_config(path, error)) from error
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        override = _overridden(error, overrides)
+        if override is None:
+            raise ConfigError(f"{path}: {_short(error, path)}") from error
+        if "Could not override" in str(error):
+            known = OmegaConf.to_container(_composed(path, search, []), resolve=False)
+            problem = _unknown(override, known)
+        else:
+            problem = _short(error, path)
+        raise ConfigError(f"override {override!r}: {problem}") from error
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
+
+
+def _composed(path: Path, search: str, overrides: Sequence[str]) -> Any:
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+
+    with initialize_config_dir(str(path.parent.resolve()), version_base="1.3"):
+        return hydra_compose(NAME, [f"hydra.searchpath=[{search}]", *overrides])
+
+
+def _unknown(override: str, known: Any) -> str:
+    """What to do about an override of a key that the composed YAML does not have."""
+    root = override_key(override).split(".")[0]
+    stray = stray_problem(root)
+    return f"{root}: {stray}" if stray else unknown_override(override, known)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The YAML's own mapping; one line when there is no such file or it is no mapping."""
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     if path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"{path}: a config ends in .yaml")
     if not path.is_file():
         raise ConfigError(f"{path}: no such config file (the current folder is {Path.cwd()})")
     try:
+        text = path.read_text(encoding="utf-8")
+        node = yaml.compose(text)
+        if node is not None and not isinstance(node, yaml.MappingNode):
+            raise ConfigError(f"{path}: a config is a mapping with a section 'ajet:'")
         written = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, OSError) as error:
         raise ConfigError(_yaml_error(path, error)) from error
-    if not isinstance(written, dict):
-        raise ConfigError(f"{path}: a config is a mapping with a section 'ajet:'")
+    except RecursionError as error:
+        raise ConfigError(
+            f"{path}: not valid YAML: an anchor (&name) refers to itself, or it nests too deeply"
+        ) from error
+    assert isinstance(written, dict)
     return {str(key): value for key, value in written.items()}
 
 
-def override_key(override: str) -> str:
-    """``+ajet.seed=1`` -> ``ajet.seed``."""
-    return override.split("=", 1)[0].lstrip("+~").split("@", 1)[0]
+def hydra_notices(path: Path) -> list[str]:
+    """One line for each setting of Hydra's own that the YAML has; `searchpath` alone is read."""
+    written = read_yaml(path).get("hydra") or {}
+    return [
+        f"ignored: hydra.{key} (of Hydra's own settings hydra.searchpath alone is read)"
+        for key in written
+        if key != "searchpath"
+    ]
 
 
-def _hydra_override(override: str) -> str:
-    """The override as Hydra takes it: typed roots are checked by the tree, not by Hydra."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    key, equals, value = override.partition("=")
-    if not equals and not override.startswith("~"):
-        raise ConfigError(f"override {override!r}: write key=value, for example ajet.seed=1")
-    try:
-        parsed = OverridesParser.create().parse_override(override)
-    except HydraException:
-        override = f"{key}={_quoted(value)}"
-        parsed = OverridesParser.create().parse_override(override)
-    if parsed.is_sweep_override():
-        raise ConfigError(f"override {override!r}: one value only; write a list as [a,b]")
-    # Hydra refuses a key that no YAML names, without knowing the tree: force it, the tree judges.
-    is_typed = override_key(override).split(".")[0] in TYPED_ROOTS
-    plain_change = not override.startswith(("+", "~"))
-    return f"++{override}" if is_typed and plain_change else override
-
-
-def _quoted(value: str) -> str:
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+def _defaults(listed: Any, path: Path) -> list[Any]:
+    if listed is None:
+        return DEFAULTS
+    if not isinstance(listed, list):
+        raise ConfigError(f"{path}: defaults: a list is expected, got {listed!r}")
+    return listed if "_self_" in listed else [*listed, "_self_"]
 
 
 def _own_search_path(boilerplate: Any, path: Path) -> list[str]:
     """The user's own `hydra.searchpath` folders that exist, as absolute ones."""
-    listed = boilerplate.get("searchpath", []) if isinstance(boilerplate, dict) else []
+    if not isinstance(boilerplate or {}, dict):
+        raise ConfigError(f"{path}: hydra: a section is expected here, got {boilerplate!r}")
+    listed = (boilerplate or {}).get("searchpath") or []
+    if not isinstance(listed, list):
+        raise ConfigError(f"{path}: hydra.searchpath: a list is expected, got {listed!r}")
     found = []
-    for entry in listed or []:
+    for entry in listed:
         scheme, _, place = str(entry).partition("://")
         if scheme == "pkg":
             found.append(str(entry))
         elif scheme == "file":
             folders = (base / place for base in (Path.cwd(), path.parent))
             found += [_file_url(folder) for folder in folders if folder.is_dir()]
+        else:
+            raise ConfigError(
+                f"{path}: hydra.searchpath: {entry!r}: write file://folder or pkg://module"
+            )
     return list(dict.fromkeys(found))
 
 
 def _file_url(folder: Path) -> str:
-    return _quoted(f"file://{folder.resolve()}")
+    escaped = f"file://{folder.resolve()}".replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
-def _first_lines(error: Exception) -> str:
+def _missing_config(path: Path, error: Any) -> str:
+    """An entry of `defaults:`, of the YAML or of one that it names, that is nowhere."""
+    missing = error.missing_cfg_file
+    folders = ", ".join(str(folder) for folder in [path.parent.resolve(), PACKAGED[0]])
+    return (
+        f"{path}: defaults: there is no {missing}.yaml; looked in {folders} and the folders of "
+        "hydra.searchpath"
+    )
+
+
+def _overridden(error: Exception, overrides: Sequence[str]) -> str | None:
+    """The override that Hydra could not carry out."""
+    named = re.search(r"Could not .*?'([^']+)'|override (\S+)", str(error))
+    keys = {override_key(group) for group in named.groups() if group} if named else set()
+    return next((each for each in overrides if override_key(each) in keys), None)
+
+
+def _short(error: Exception, path: Path) -> str:
+    """Hydra's own words in one line, the key first where it says it last."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(line for line in lines[:3] if not line.startswith("object_type"))
+    keys = [line.partition("full_key: ")[2] for line in lines if line.startswith("full_key: ")]
+    told = [line for line in lines[:3] if not line.startswith(("object_type", "full_key"))]
+    return ": ".join([*keys[:1], " ".join(told)]).replace(NAME, path.name)
 
 
 def _yaml_error(path: Path, error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"{path}: not a text file in UTF-8: {error.reason} at byte {error.start}"
+    if isinstance(error, yaml.reader.ReaderError):
+        line = path.read_text(encoding="utf-8").count("\n", 0, error.position) + 1
+        return (
+            f"{path}:{line}: not valid YAML: the character #x{error.character:02x} is not allowed"
+        )
     mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or _first_lines(error)
+    problem = getattr(error, "problem", None) or _short(error, path)
     place = f"{path}:{mark.line + 1}" if mark else f"{path}"
     return f"{place}: not valid YAML: {problem}"

@@ -1,6 +1,8 @@
 """From pydantic's errors to lines a person can act on.
 
-math_agent.yaml:7: ajet.rollout.temprature: no such key; did you mean 'temperature'?
+    math_agent.yaml:7: ajet.rollout.temprature: no such key; did you mean 'temperature'?
+
+One mistake is one line; several are a line that counts them, then one each.
 """
 
 from collections.abc import Sequence
@@ -12,17 +14,19 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from ajet.core.config.compose import override_key
+from ajet.core.config.overrides import override_key
 
 SHOWN = 5
 
 
 def explain(error: ValidationError, root: type[BaseModel], origin: "Origin") -> str:
-    """One line for each wrong key; the first few when there are many."""
+    """The one mistake in a line; several of them indented, the first few when there are many."""
     found = [_line(details, root, origin) for details in error.errors(include_url=False)]
     lines = [f"{where}: {problem}" for where, problem in dict(reversed(found)).items()][::-1]
+    if len(lines) == 1:
+        return lines[0]
     more = [f"… and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
-    return "\n".join(lines[:SHOWN] + more)
+    return "\n  ".join([f"{len(lines)} mistakes in the config:", *lines[:SHOWN], *more])
 
 
 class Origin:

@@ -7,23 +7,20 @@ Every mistake is a ConfigError that says where it was written. Not covered: what
 """
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from ajet.core.config.compose import compose
+from ajet.core.config.compose import compose, hydra_notices
 from ajet.core.config.explain import Origin, explain
 from ajet.core.config.renames import apply_renames
+from ajet.core.config.stray import stray_problem
 from ajet.core.config.support import refusals_and_notices
 from ajet.core.config.tree import AjetConfig, AjetSection
 from ajet.core.errors import ConfigError
 
 REQUIRED = ("ajet.model.path", "ajet.rollout.user_workflow")
-RESERVED = {name for name in dir(AjetConfig) if not name.startswith("__")} - {
-    *AjetConfig.model_fields
-}
 
 
 def load_config(
@@ -37,6 +34,8 @@ def load_config(
 ) -> AjetConfig:
     """The config of one run. `exp_dir` holds run folders: the run's own is <exp_dir>/<name>."""
     path = Path(path)
+    if project_dir is not None and not Path(project_dir).is_dir():
+        raise ConfigError(f"--project-dir {project_dir}: no such folder")
     overrides = [*overrides, *([f"ajet.backbone={backbone}"] if backbone else [])]
     origin = Origin(path, overrides)
     composed = compose(path, overrides)
@@ -46,11 +45,12 @@ def load_config(
         config = AjetConfig.model_validate(_without_empty_sections(values))
     except ValidationError as error:
         raise ConfigError(explain(error, AjetConfig, origin)) from error
-    config = _with_exp_dir(config, path, exp_dir)
+    config = _with_exp_dir(config, path, exp_dir, origin)
     config._yaml_path = path.resolve()
     config._project_dir = Path(project_dir).resolve() if project_dir else None
     _require(config, required, path)
-    refused, config._notices = refusals_and_notices(config)
+    refused, unused = refusals_and_notices(config)
+    config._notices = [*hydra_notices(path), *unused]
     for key, reason in refused:
         raise ConfigError(f"{origin.of(key)}: {key} is refused: {reason}")
     return config
@@ -64,27 +64,22 @@ def _without_empty_sections(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _refuse_stray_sections(values: Mapping[str, Any], origin: Origin) -> None:
     """A top-level key that is surely a mistake, and not a section of the user's own."""
-    typed = list(AjetConfig.model_fields)
     for name in values:
-        if name in typed:
-            continue
-        close = get_close_matches(name, typed, 1, cutoff=0.8)
-        if close:
-            problem = f"no such section; did you mean {close[0]!r}?"
-        elif name in AjetSection.model_fields:
-            problem = f"stands at the top level; write it under 'ajet:' as ajet.{name}"
-        elif name == "actor_rollout_ref":
-            problem = "is verl's own key; set ajet.rollout, ajet.trainer_common or verl instead"
-        elif name in RESERVED:
-            problem = "is a reserved name; rename this section of yours"
-        else:
-            continue
-        raise ConfigError(f"{origin.of(name)}: {name}: {problem}")
+        if problem := stray_problem(name):
+            raise ConfigError(f"{origin.of(name)}: {name}: {problem}")
 
 
-def _with_exp_dir(config: AjetConfig, path: Path, exp_dir: Path | str | None) -> AjetConfig:
+def _with_exp_dir(
+    config: AjetConfig, path: Path, exp_dir: Path | str | None, origin: Origin
+) -> AjetConfig:
     if exp_dir is None:
         return config
+    if config.ajet.experiment_dir != "auto":
+        key = "ajet.experiment_dir"
+        raise ConfigError(
+            f"{origin.of(key)}: {key} names the run folder, and --exp-dir {exp_dir} gives another: "
+            "leave one of them out"
+        )
     name = config.ajet.experiment_name
     folder = Path(exp_dir) / (path.stem if name == "read_yaml_name" else name)
     ajet = config.ajet.model_copy(update={"experiment_dir": str(folder)})

@@ -1,10 +1,17 @@
 """`ajet.model`: which model is trained."""
 
-from typing import Literal
+import re
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from ajet.core.config.section import Section
+
+
+def _device(value: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
+        raise ValueError(f"auto, cpu, cuda or cuda:N is expected, got {value!r}")
+    return value
 
 
 class ModelConfig(Section):
@@ -18,7 +25,7 @@ class ModelConfig(Section):
         default="auto",
         description="Number format of the weights; auto is float32 on CPU, bfloat16 on CUDA.",
     )
-    device: str = Field(
+    device: Annotated[str, AfterValidator(_device)] = Field(
         default="auto", description="auto, cpu, cuda or cuda:N; auto takes a GPU if any."
     )
     chat_template: str | None = Field(

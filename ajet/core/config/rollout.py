@@ -108,7 +108,7 @@ class RolloutConfig(Section):
         default=True,
         description="What is computed never depends on timing; false is a little faster.",
     )
-    tool_parser: str = Field(
+    tool_parser: Literal["auto", "hermes"] = Field(
         default="auto",
         description="How tool calls are read from replies; auto asks the chat template.",
     )

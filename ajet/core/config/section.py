@@ -37,9 +37,15 @@ class NoEffect:
 
 
 class Section(BaseModel):
-    """A strict, frozen part of the tree: unknown keys and wrong types are errors."""
+    """A strict, frozen part of the tree: unknown keys, wrong types, inf and nan are errors."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+    )
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,24 @@
-"""What the chosen backbone makes of each key: refuses it, has no use for it, or honours it."""
+"""What a run makes of each key: the backbone refuses it, nothing reads it, or it is honoured."""
+
+from typing import Any
 
 from ajet.core.config.section import Leaf, NoEffect, NotBuilt, leaves
-from ajet.core.config.tree import AjetConfig
+from ajet.core.config.tree import AjetConfig, AjetSection
+
+READERS = (
+    "jsonl_dataset_file",
+    "huggingface_dat_repo",
+    "random_dummy",
+    "env_service",
+    "data_generation",
+    "feedback_tracing",
+)
 
 
 def refusals_and_notices(config: AjetConfig) -> tuple[list[tuple[str, str]], list[str]]:
     """Refused keys as (key, reason), and one notice for each key that has no effect."""
     backbone = config.ajet.backbone
+    unread = _unread_sections(config.ajet)
     refused: list[tuple[str, str]] = []
     unused: list[str] = []
     for root in ("ajet", "verl", "trinity"):
@@ -18,7 +30,39 @@ def refusals_and_notices(config: AjetConfig) -> tuple[list[tuple[str, str]], lis
                 f"ignored by backbone {backbone}: {leaf.path}={leaf.value} ({text})"
                 for text in _reasons(leaf, NoEffect, backbone)
             ]
-    return refused, unused
+            unused += [
+                f"ignored: {leaf.path}={_shown(leaf)} ({text})"
+                for section, text in unread.items()
+                if leaf.path.startswith(f"{section}.")
+            ]
+    return refused, [*unused, *_surplus_mini_batches(config.ajet)]
+
+
+def _unread_sections(ajet: AjetSection) -> dict[str, str]:
+    """The sections of readers and judges that are not chosen, with the key that chooses.
+
+    A reader of the user's own may read any of them.
+    """
+    reader, judge = ajet.task_reader.type, ajet.task_judge.judge_type
+    others = [] if "->" in reader else [name for name in READERS if name != reader]
+    unread = {f"ajet.task_reader.{name}": f"ajet.task_reader.type is {reader}" for name in others}
+    if judge != "rubrics_auto_grader":
+        unread["ajet.task_judge.rubrics_auto_grader"] = f"ajet.task_judge.judge_type is {judge}"
+    return unread
+
+
+def _surplus_mini_batches(ajet: AjetSection) -> list[str]:
+    asked, groups = ajet.trainer_common.mini_batch_num, ajet.data.train_batch_size
+    if asked <= groups:
+        return []
+    return [
+        f"ajet.trainer_common.mini_batch_num={asked}: a step has {groups} groups, one for each "
+        f"task, and makes {groups} mini-batches at most (ajet.data.train_batch_size)"
+    ]
+
+
+def _shown(leaf: Leaf) -> Any:
+    return "***" if leaf.path.endswith("api_key") else leaf.value
 
 
 def _reasons(leaf: Leaf, kind: type[NotBuilt] | type[NoEffect], backbone: str) -> list[str]:

@@ -1,9 +1,9 @@
 """`ajet.task_reader`: where tasks come from. Only the chosen type's section counts."""
 
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from ajet.core.config.section import NotBuilt, Section
 
@@ -159,3 +159,14 @@ class TaskReaderConfig(Section):
     tracing: Annotated[dict[str, Any], NotBuilt("tasks from traces are not built yet")] = Field(
         default={}, description="Settings of the trace reader under its other name."
     )
+
+    @model_validator(mode="after")
+    def _type_is_that_of_the_data(self) -> Self:
+        reads_repo = self.type == "huggingface_dat_repo"
+        file = self.jsonl_dataset_file.training.file_path
+        if reads_repo and file and not self.huggingface_dat_repo.dataset_path:
+            raise ValueError(
+                "type is huggingface_dat_repo, whose dataset_path is missing; to read "
+                f"jsonl_dataset_file.training.file_path ({file}), write type: jsonl_dataset_file"
+            )
+        return self

@@ -48,8 +48,8 @@ class OptimConfig(Section):
     lr: float = Field(
         default=1e-6, ge=0, description="Learning rate; 0 changes nothing, as a control."
     )
-    betas: Annotated[list[float], Field(min_length=2, max_length=2)] = Field(
-        default=[0.9, 0.999], description="AdamW's decay rates."
+    betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
+        default=[0.9, 0.999], min_length=2, max_length=2, description="AdamW's decay rates."
     )
     weight_decay: float = Field(default=0.0, ge=0, description="AdamW's weight decay.")
     warmup_steps: int = Field(default=0, ge=0, description="Optimizer steps of linear warm-up.")

@@ -8,10 +8,10 @@
 `load_config` (load.py) makes it. Not covered: whether a path or a class exists (`ajet check`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
@@ -75,15 +75,26 @@ class AjetSection(Section):
 
 
 class UserSection(dict[str, Any]):
-    """A section of the user's own: a mapping whose keys are attributes too."""
+    """A section of the user's own: a mapping whose keys are attributes too.
+
+    A key comes before a method of its name: with a key `items`, `dict(section)` has the method.
+    """
+
+    def __getattribute__(self, name: str) -> Any:
+        is_key = not name.startswith("__") and name in self
+        return self[name] if is_key else super().__getattribute__(name)
 
     def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            close = get_close_matches(name, self, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else f"; it has {', '.join(self)}"
-            raise AttributeError(f"the config section has no key {name!r}{hint}") from None
+        raise AttributeError(f"the config section has no key {name!r}; {_hint(name, self)}")
+
+    def __reduce__(self) -> tuple[type["UserSection"], tuple[dict[str, Any]]]:
+        return UserSection, (dict(self),)  # the usual way asks `items()`
+
+
+def _hint(name: str, known: Iterable[Any]) -> str:
+    names = [str(key) for key in known]
+    close = get_close_matches(name, names, 1)
+    return f"did you mean {close[0]!r}?" if close else f"it has {', '.join(names) or 'no key'}"
 
 
 def _open(value: Any) -> Any:
@@ -112,6 +123,18 @@ class AjetConfig(BaseModel):
     def _open_user_sections(cls, values: Any) -> Any:
         known = cls.model_fields
         return {key: value if key in known else _open(value) for key, value in values.items()}
+
+    if not TYPE_CHECKING:  # a type checker takes every name for a section of the user's own
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                if name.startswith("_"):
+                    raise
+                known = [*type(self).model_fields, *self.user_sections()]
+                hint = _hint(name, known)
+                raise AttributeError(f"the config has no section {name!r}; {hint}") from None
 
     @property
     def yaml_path(self) -> Path | None:

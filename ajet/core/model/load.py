@@ -202,15 +202,21 @@ def _read_template(file: str) -> str:
         return Path(file).expanduser().read_text(encoding="utf-8")
     except OSError as error:
         raise ModelError(f"chat template '{file}': {error.strerror}; give a jinja file") from error
+    except UnicodeDecodeError as error:
+        raise ModelError(f"chat template '{file}': not a text file in UTF-8") from error
 
 
 def _device(device: str) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.device(device)
-    except RuntimeError as error:
-        raise ModelError(f"device '{device}': unknown; use auto, cpu or cuda") from error
+    known = re.fullmatch(r"cpu|cuda(?::(\d+))?", device)
+    if not known:
+        raise ModelError(f"device '{device}': unknown; use auto, cpu, cuda or cuda:N")
+    num = torch.cuda.device_count()
+    if device != "cpu" and int(known[1] or 0) >= num:
+        there = f"cuda:0 to cuda:{num - 1}" if num else "no CUDA device"
+        raise ModelError(f"device '{device}': torch finds {there} on this machine; use auto or cpu")
+    return torch.device(device)
 
 
 def _dtype(dtype: str, device: torch.device) -> torch.dtype:

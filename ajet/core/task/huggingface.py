@@ -4,18 +4,22 @@
     dataset_path: openai/gsm8k          a Hub data set with one configuration
     dataset_path: data/                 train.jsonl, test.parquet, train/…, data/train-0.parquet
     dataset_path: embedded:arithmetic   comes with this package
-    dataset_path: data/train.jsonl      one file, which is its own only split
+    dataset_path: data/train.jsonl      one file: the training split alone
 
 Local JSON lines and Parquet are read without the `datasets` package. What lies on disk comes before
-the Hub. Not covered: streaming, scripts in data sets.
+the Hub (hub.py). Not covered: CSV, compressed files.
 """
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from loguru import logger
+
 from ajet.core.errors import ConfigError, DataError
-from ajet.core.task.jsonl import read_jsonl, resolve
+from ajet.core.task.hub import read_hub
+from ajet.core.task.jsonl import CSV, read_jsonl, read_text, resolve
 from ajet.core.task.reader import BaseTaskReader, tasks_from_rows
 from ajet.core.task.task import Task
 
@@ -29,35 +33,63 @@ class HuggingFaceReader(BaseTaskReader):
     """Reads the two splits that `huggingface_dat_repo` names."""
 
     def get_training_tasks(self) -> list[Task]:
-        return self._read(self.config.ajet.task_reader.huggingface_dat_repo.training_split)
+        split = self.config.ajet.task_reader.huggingface_dat_repo.training_split
+        file = self._single_file()
+        rows = self._read(split) if file is None else _read_files([file])
+        return self._tasks(rows, split)
 
     def get_validation_tasks(self) -> list[Task]:
-        split = self.config.ajet.task_reader.huggingface_dat_repo.validation_split
+        section = self.config.ajet.task_reader.huggingface_dat_repo
+        split = section.validation_split
         if split is None:
             return []
-        return self._read(split)
+        file = self._single_file()
+        if file is None:
+            return self._tasks(self._read(split), split)
+        if split != type(section)().validation_split:  # asked for, and not the default
+            raise ConfigError(
+                f"ajet.task_reader.huggingface_dat_repo.validation_split={split}: {file} is one "
+                "file, which is the training split alone; give a folder with a file for each "
+                "split, or set validation_split=null"
+            )
+        logger.warning(
+            "no validation tasks: {} is one file, which is the training split alone; "
+            "a folder with train and test files has both",
+            file,
+        )
+        return []
 
-    def _read(self, split: str) -> list[Task]:
-        reader = self.config.ajet.task_reader
-        path = reader.huggingface_dat_repo.dataset_path
+    def _path(self) -> str:
+        path = self.config.ajet.task_reader.huggingface_dat_repo.dataset_path
         if path is None:
             raise ConfigError("ajet.task_reader.huggingface_dat_repo.dataset_path is missing")
-        rows = read_split(path, split, self.config.base_dirs)
-        return tasks_from_rows(rows, split=split, source=path, query_field=reader.query_field)
+        return path
+
+    def _single_file(self) -> Path | None:
+        place = resolve(self._path(), self.config.base_dirs)
+        return place if place.is_file() else None
+
+    def _read(self, split: str) -> list[dict[str, Any]]:
+        return read_split(self._path(), split, self.config.base_dirs)
+
+    def _tasks(self, rows: list[dict[str, Any]], split: str) -> list[Task]:
+        field = self.config.ajet.task_reader.query_field
+        return tasks_from_rows(rows, split=split, source=self._path(), query_field=field)
 
 
 def read_split(path: str, split: str, base_dirs: list[Path]) -> list[dict[str, Any]]:
-    """The rows of one split, from disk where `path` is there, else from the Hub."""
+    """The rows of one split, from disk where `path` is there, else from the Hub. One file has no
+    splits: whoever takes its rows says what they are."""
     if path.startswith(EMBEDDED):
         return _read_folder(_embedded(path.removeprefix(EMBEDDED)), split)
     place = resolve(path, base_dirs)
     if place.is_file():
-        return _read_files([place])
+        raise DataError(f"{place}: one file has no split {split!r}; give a folder of splits")
     if place.is_dir():
         return _read_folder(place, split)
-    if path.startswith((".", "/", "~")) or path.endswith(READABLE):
+    if path.startswith((".", "/", "~")) or path.endswith((*READABLE, CSV)):
         raise DataError(f"{path}: no such data folder or file; looked in {_listed(base_dirs)}")
-    return _read_hub(path, split)
+    return read_hub(path, split)
 
 
 def _embedded(name: str) -> Path:
@@ -68,15 +100,25 @@ def _embedded(name: str) -> Path:
 
 
 def _read_folder(folder: Path, split: str) -> list[dict[str, Any]]:
-    splits = _splits_of(folder)
+    splits = splits_of(folder)
+    for file in sorted(folder.glob(f"*{CSV}")):
+        if not splits or (split not in splits and file.name.startswith(split)):
+            return read_jsonl(file)  # which refuses it
     if not splits:
         raise DataError(f"{folder}: no data file here; one of *{', *'.join(READABLE)} is needed")
     if split not in splits:
         raise DataError(f"{folder}: no split {split!r}; there are {', '.join(sorted(splits))}")
-    return _read_files(splits[split])
+    files = splits[split]
+    other = next((file for file in files if file.suffix != files[0].suffix), None)
+    if other is not None:
+        raise DataError(
+            f"{folder}: {files[0].relative_to(folder)} and {other.relative_to(folder)} are both "
+            f"the split {split!r}, in two formats; keep one"
+        )
+    return _read_files(files)
 
 
-def _splits_of(folder: Path) -> dict[str, list[Path]]:
+def splits_of(folder: Path) -> dict[str, list[Path]]:
     """Split names with their files: train.jsonl, train-00000-of-00002.parquet, train/part.jsonl."""
     splits: dict[str, list[Path]] = {}
     for file in sorted(_data_files(folder)):
@@ -102,14 +144,16 @@ def _read_files(files: list[Path]) -> list[dict[str, Any]]:
 
 def _read_json(file: Path) -> list[dict[str, Any]]:
     """JSON lines, or a .json file that is one list of objects."""
-    import json
-
-    if file.suffix == ".json" and file.read_text(encoding="utf-8").lstrip().startswith("["):
-        try:
-            return list(json.loads(file.read_text(encoding="utf-8")))
-        except json.JSONDecodeError as error:
-            raise DataError(f"{file}:{error.lineno}: not valid JSON: {error.msg}") from error
-    return read_jsonl(file)
+    if file.suffix != ".json" or not (text := read_text(file)).lstrip().startswith("["):
+        return read_jsonl(file)
+    try:
+        rows = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{file}:{error.lineno}: not valid JSON: {error.msg}") from error
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise DataError(f"{file}: row {number} is a {type(row).__name__}, not an object")
+    return rows
 
 
 def _read_parquet(file: Path) -> list[dict[str, Any]]:
@@ -121,44 +165,6 @@ def _read_parquet(file: Path) -> list[dict[str, Any]]:
         return parquet.read_table(file).to_pylist()
     except (ArrowException, OSError) as error:
         raise DataError(f"{file}: not a readable Parquet file: {error}") from error
-
-
-def _read_hub(path: str, split: str) -> list[dict[str, Any]]:
-    """`name` or `name/config` on the Hub, through the `datasets` package."""
-    try:
-        from datasets import load_dataset
-    except ModuleNotFoundError as error:
-        raise DataError(
-            f"{path}: no such local folder, and a Hub data set needs: pip install 'ajet[datasets]'"
-        ) from error
-    failure: Exception | None = None
-    for name, config in _hub_names(path):
-        try:
-            return [dict(row) for row in load_dataset(name, config, split=split)]  # pyright: ignore[reportArgumentType, reportCallIssue]
-        except ValueError as error:
-            raise DataError(f"{path}: {' '.join(str(error).split())}") from error
-        except ConnectionError as error:
-            failure = error
-            break
-        except (OSError, RuntimeError) as error:  # not on the Hub under this name
-            failure = error
-    raise DataError(
-        f"{path}: neither a local folder nor reachable on the Hub ({type(failure).__name__}). "
-        "Offline, write a folder with `ajet prepare-data NAME --from FILES --out DIR` and set "
-        "ajet.task_reader.huggingface_dat_repo.dataset_path to it"
-    )
-
-
-def _hub_names(path: str) -> list[tuple[str, str | None]]:
-    """`gsm8k/main` may be owner/name or name/config: gsm8k has a home of its own on the Hub."""
-    parts = path.split("/")
-    if len(parts) == 3:
-        return [("/".join(parts[:2]), parts[2])]
-    if parts == ["gsm8k", "main"] or parts == ["gsm8k", "socratic"]:
-        return [("openai/gsm8k", parts[1])]
-    if len(parts) == 2:
-        return [(path, None), (parts[0], parts[1])]
-    return [(path, None)]
 
 
 def _listed(folders: list[Path]) -> str:

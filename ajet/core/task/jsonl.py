@@ -1,4 +1,7 @@
-"""`jsonl_dataset_file`: tasks from JSON-lines files, one object a line."""
+"""`jsonl_dataset_file`: tasks from JSON-lines files in UTF-8, one object a line.
+
+Not covered: CSV, compressed files.
+"""
 
 import json
 from pathlib import Path
@@ -8,17 +11,34 @@ from ajet.core.errors import ConfigError, DataError
 from ajet.core.task.reader import BaseTaskReader, tasks_from_rows
 from ajet.core.task.task import Task
 
+CSV = ".csv"
+REFUSED = {
+    CSV: "CSV is not read; use .jsonl, .json or .parquet",
+    ".parquet": "Parquet is read by ajet.task_reader.type=huggingface_dat_repo alone",
+}
+
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """The file's rows; empty lines are skipped."""
     if not path.is_file():
         raise DataError(f"{path}: no such data file")
-    rows = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                rows.append(_parse(line, f"{path}:{number}"))
-    return rows
+    if path.suffix in REFUSED:
+        raise DataError(f"{path}: {REFUSED[path.suffix]}")
+    lines = read_text(path).split("\n")  # splitlines() would also part at a U+2028 in a string
+    return [
+        _parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()
+    ]
+
+
+def read_text(path: Path) -> str:
+    """The whole of a data file, with or without a byte-order mark."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise DataError(f"{path}:{line}: not UTF-8; save the file in UTF-8") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from ajet.core.errors import DataError
 from ajet.core.judge.answer import final_part
 from ajet.core.task import arithmetic
-from ajet.core.task.huggingface import read_split
+from ajet.core.task.huggingface import read_split, splits_of
 from ajet.core.task.jsonl import write_jsonl
 
 DataName = Literal["gsm8k", "math-lighteval", "arithmetic"]
@@ -56,6 +56,11 @@ class DataRecipe:
         place = str(self.source.resolve()) if self.source else HUB[self.name]
         if self.source and not self.source.exists():
             raise DataError(f"--from {self.source}: no such folder or file")
+        if self.source and self.source.is_file():
+            raise DataError(
+                f"--from {self.source}: one file cannot be both splits; give the folder that has "
+                "train and test files"
+            )
         question, answer = FIELDS[self.name]
         pairs = []
         for number, row in enumerate(read_split(place, split, []), 1):
@@ -65,6 +70,10 @@ class DataRecipe:
                     f"it has {', '.join(row)}"
                 )
             text = row[answer]
+            if not isinstance(row[question], str) or not isinstance(text, str):
+                raise DataError(
+                    f"{place}: {split} row {number}: {question!r} and {answer!r} must be text"
+                )
             pairs.append((row[question], final_part(text) if answer == "solution" else text))
         return pairs
 
@@ -73,6 +82,7 @@ def write_splits(
     recipe: DataRecipe, out: Path, form: Literal["jsonl", "parquet"]
 ) -> dict[Path, int]:
     """Writes train and test, and gives each file with its number of rows."""
+    _refuse_second_file(out, form)
     rows = {out / f"{split}.{form}": recipe.rows(split) for split in SPLITS}
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -81,6 +91,17 @@ def write_splits(
     except OSError as error:
         raise DataError(f"{out}: cannot write the data: {error.strerror}") from error
     return {path: len(split_rows) for path, split_rows in rows.items()}
+
+
+def _refuse_second_file(out: Path, form: str) -> None:
+    """A split that lies in `out` in another file would then be there twice."""
+    for split in SPLITS:
+        for file in splits_of(out).get(split, []):
+            if file != out / f"{split}.{form}":
+                raise DataError(
+                    f"{file}: it is the {split} split of --out {out} already; remove it or choose "
+                    "another --out"
+                )
 
 
 def _write(path: Path, rows: list[dict[str, Any]]) -> None:

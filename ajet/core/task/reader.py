@@ -3,7 +3,8 @@
     {"question": "…", "answer": "#### 42"}   ->   Task("train-0", "…", metadata=the row)
 
 `make_reader(config)` picks the class that `ajet.task_reader.type` names; a user's own is
-`file.py->Class`. Not covered: the order in which a run takes the tasks (cursor.py).
+`file.py->Class` (user_reader.py). Not covered: the order in which a run takes the tasks
+(cursor.py).
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def make_reader(config: AjetConfig) -> BaseTaskReader:
     from ajet.core.task.huggingface import HuggingFaceReader
     from ajet.core.task.jsonl import JsonlReader
     from ajet.core.task.random_dummy import RandomDummyReader
+    from ajet.core.task.user_reader import UserReader
 
     built_in: dict[str, type[BaseTaskReader]] = {
         "jsonl_dataset_file": JsonlReader,
@@ -52,7 +54,7 @@ def make_reader(config: AjetConfig) -> BaseTaskReader:
         return built_in[name](config)
     where = "ajet.task_reader.type"
     found = load_object(name, base_dirs=config.base_dirs, kind=BaseTaskReader, where=where)
-    return found(config)
+    return UserReader(found, config)
 
 
 def tasks_from_rows(
@@ -65,7 +67,12 @@ def tasks_from_rows(
     ]
     if not tasks:
         raise DataError(f"{source}: the {split} split is empty")
-    _refuse_twins(tasks, source)
+    if twins := first_twins(tasks):
+        first, second = twins
+        raise DataError(
+            f"{source}: rows {first} and {second} have one task_id {tasks[first - 1].task_id!r}; "
+            "give each its own, or leave the field out"
+        )
     return tasks
 
 
@@ -84,10 +91,13 @@ def task_from_row(
             "ajet.task_reader.query_field"
         )
     query, messages = _query_and_messages(row[name], f"{source}: row {index + 1}: {name}")
+    own_messages = row.get("init_messages")
+    if own_messages and not are_messages(own_messages):
+        raise DataError(f"{source}: row {index + 1}: init_messages is not a list of chat messages")
     return Task(
         task_id=str(row["task_id"]) if row.get("task_id") is not None else f"{split}-{index}",
         main_query=query,
-        init_messages=list(row.get("init_messages") or messages),
+        init_messages=list(own_messages or messages),
         env_type=str(row.get("env_type") or "no_env"),
         metadata=dict(row),
     )
@@ -97,20 +107,25 @@ def _query_and_messages(value: Any, where: str) -> tuple[str, list[dict[str, Any
     """Text is the question; chat messages are the question (the last user's) and what precedes."""
     if isinstance(value, str):
         return value, []
-    if isinstance(value, Sequence) and value and all(isinstance(m, Mapping) for m in value):
+    if value and are_messages(value):
         *before, last = [dict(message) for message in value]
         if isinstance(last.get("content"), str) and last.get("role") == "user":
             return last["content"], before
     raise DataError(f"{where} is neither text nor chat messages that end with the user's")
 
 
-def _refuse_twins(tasks: Sequence[Task], source: str) -> None:
-    """Two tasks of one id would be one task in the record."""
+def are_messages(value: Any) -> bool:
+    """Whether it is a list of objects, as chat messages are."""
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        return False
+    return all(isinstance(message, Mapping) for message in value)
+
+
+def first_twins(tasks: Sequence[Task]) -> tuple[int, int] | None:
+    """The numbers, from 1, of two tasks of one id: they would be one task in the record."""
     seen: dict[str, int] = {}
     for number, task in enumerate(tasks, 1):
-        if task.task_id in seen:
-            raise DataError(
-                f"{source}: rows {seen[task.task_id]} and {number} have one task_id "
-                f"{task.task_id!r}; give each its own, or leave the field out"
-            )
-        seen[task.task_id] = number
+        first = seen.setdefault(task.task_id, number)
+        if first != number:
+            return first, number
+    return None

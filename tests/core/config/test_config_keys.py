@@ -1,14 +1,18 @@
 """Every key of AgentJet's default YAML is honoured, taken with a notice, or refused."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from pydantic import BaseModel
 
 from ajet.core.config import AjetConfig, load_config
 from ajet.core.config.compose import PACKAGED, compose, read_yaml
+from ajet.core.config.rollout import RolloutConfig
 from ajet.core.config.section import Section
+from ajet.core.config.task_reader import BUILT
 from ajet.core.errors import ConfigError
+from ajet.core.inference.tool_parsers import PARSERS
 
 HONOURED = {
     "project_name": "p", "experiment_name": "e", "experiment_dir": "d", "backbone": "verl",
@@ -67,7 +71,7 @@ REFUSED = {
     "enable_experimental_interchange_server": True, "execute_test": True,
     "execute_testing_lambda": "f", "task_runner.wrapper_type": "multi-processing",
 }  # fmt: skip
-# Sections of a reader or judge that is refused by its type: the keys are known, and do nothing.
+# Sections of a reader or judge that is not chosen: the keys are known, and do nothing.
 DORMANT = [
     "task_reader.env_service.env_type=e", "task_reader.env_service.env_url=u",
     "task_reader.env_service.env_action_preference=text",
@@ -125,7 +129,9 @@ def _value(config: AjetConfig, key: str):
 
 @pytest.mark.parametrize("key", HONOURED)
 def test_an_honoured_key_is_in_the_tree_without_a_notice(key, yaml_path):
-    config = load_config(yaml_path, [f"ajet.{key}={_text(HONOURED[key])}"])
+    section = next((name for name in BUILT if key.startswith(f"task_reader.{name}.")), None)
+    chosen = [f"ajet.task_reader.type={section}"] if section else []
+    config = load_config(yaml_path, [*chosen, f"ajet.{key}={_text(HONOURED[key])}"])
     value = _value(config, key)
     assert value == HONOURED[key] or value == [HONOURED[key]]
     assert not config.notices
@@ -148,8 +154,42 @@ def test_a_key_that_is_not_built_is_refused_with_the_reason(key, yaml_path):
 
 
 @pytest.mark.parametrize("override", DORMANT)
-def test_a_key_of_a_reader_or_judge_that_is_not_chosen_is_known(override, yaml_path):
-    assert not load_config(yaml_path, [f"ajet.{override}"]).notices
+def test_a_key_of_a_reader_or_judge_that_is_not_chosen_is_known_and_said(override, yaml_path):
+    (notice,) = load_config(yaml_path, [f"ajet.{override}"]).notices
+    chosen = "reader.type is hugging" if "reader." in override else "judge.judge_type is customized"
+    assert notice.startswith(f"ignored: ajet.{override.split('=')[0]}=")
+    assert f"(ajet.task_{chosen}" in notice
+
+
+@pytest.mark.parametrize("chosen", [*BUILT, "own.py->Reader"])
+def test_only_sections_of_built_in_readers_that_are_not_chosen_are_noticed(chosen, yaml_path):
+    given = {
+        "jsonl_dataset_file": "jsonl_dataset_file.training.file_path=f",
+        "huggingface_dat_repo": "huggingface_dat_repo.dataset_path=d",
+        "random_dummy": "random_dummy.num_training=7",
+    }
+    overrides = [f"ajet.task_reader.{text}" for text in given.values()]
+    notices = load_config(yaml_path, [*overrides, f"ajet.task_reader.type={chosen}"]).notices
+    ignored = set() if "->" in chosen else set(given) - {chosen}
+    assert {notice.split(".")[2] for notice in notices} == ignored
+
+
+def test_a_notice_shows_no_secret(yaml_path):
+    key = "ajet.task_reader.data_generation.deduplication_filter.params.api_key"
+    (notice,) = load_config(yaml_path, [f"{key}=sk-123"]).notices
+    assert "api_key=***" in notice and "sk-123" not in notice
+
+
+def test_more_mini_batches_than_groups_are_noticed(yaml_path):
+    size = "ajet.data.train_batch_size=4"
+    assert not load_config(yaml_path, [size, "ajet.trainer_common.mini_batch_num=4"]).notices
+    (notice,) = load_config(yaml_path, [size, "ajet.trainer_common.mini_batch_num=5"]).notices
+    assert "mini_batch_num=5: a step has 4 groups" in notice and "4 mini-batches at most" in notice
+
+
+def test_every_tool_parser_that_is_built_can_be_named():
+    (*names,) = get_args(RolloutConfig.model_fields["tool_parser"].annotation)
+    assert names == ["auto", *PARSERS]
 
 
 @pytest.mark.parametrize("kind", ["env_service", "data_generation", "tracing"])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ajet.core.config import load_config
+from ajet.core.config.compose import PACKAGED
 from ajet.core.errors import ConfigError
 
 MINIMAL = "ajet:\n  model: {path: m}\n  rollout: {user_workflow: w.py->W}\n"
@@ -109,6 +110,29 @@ def test_a_users_own_defaults_are_found_beside_the_yaml_and_in_its_search_path(t
     assert (config.ajet.seed, config.ajet.rollout.num_repeat) == (7, 9)
 
 
+def test_a_missing_entry_of_defaults_says_where_it_was_looked_for(tmp_path):
+    looked = f"looked in {tmp_path}, {PACKAGED[0]} and the folders of hydra.searchpath"
+    path = write(tmp_path, "defaults: [nope_default, _self_]\n" + MINIMAL)
+    assert error_of(path) == f"{path}: defaults: there is no nope_default.yaml; {looked}"
+    write(tmp_path, "defaults: [nowhere]\n", "base.yaml")
+    path = write(tmp_path, "defaults: [base, _self_]\n" + MINIMAL)
+    assert error_of(path) == f"{path}: defaults: there is no nowhere.yaml; {looked}"
+
+
+def test_defaults_that_do_not_name_the_yaml_itself_come_before_it(tmp_path, recwarn):
+    write(tmp_path, "ajet: {seed: 7, rollout: {num_repeat: 9}}\n", "base.yaml")
+    path = write(tmp_path, "defaults: [ajet_default, base]\n" + MINIMAL + "  seed: 3\n")
+    config = load_config(path)
+    assert (config.ajet.seed, config.ajet.rollout.num_repeat) == (3, 9)
+    assert not [str(warning.message) for warning in recwarn]
+
+
+def test_a_file_that_is_no_text_is_one_line(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_bytes(b"\xff\xfe")
+    assert error_of(path) == f"{path}: not a text file in UTF-8: invalid start byte at byte 0"
+
+
 def test_overrides_come_in_hydras_forms(tmp_path):
     path = write(tmp_path, MINIMAL + "frozen_lake: {size: 4, slippery: true}\n")
     overrides = ["ajet.seed=3", "+mine.x=[1,2]", "~frozen_lake.slippery", "frozen_lake.size=8"]
@@ -133,6 +157,47 @@ def test_the_tree_is_frozen_and_travels(tmp_path):
         config.ajet.seed = 1
     for twin in (pickle.loads(pickle.dumps(config)), copy.deepcopy(config)):
         assert twin == config and twin.mine.x == 1 and twin.experiment_name == "run"
+
+
+METHODS = ["items", "copy", "keys", "values", "get", "pop", "update", "setdefault", "clear"]
+
+
+def test_a_key_named_like_a_method_of_a_mapping_is_reached_by_attributes(tmp_path):
+    lines = "".join(f"  {name}: {place}\n" for place, name in enumerate(METHODS))
+    config = load_config(write(tmp_path, MINIMAL + f"shop:\n{lines}other: {{x: 1}}\n"))
+    expected = {name: place for place, name in enumerate(METHODS)}
+    assert {name: getattr(config.shop, name) for name in METHODS} == expected
+    assert config.shop == dict(config.shop) == {**config.shop} == expected
+    assert list(config.other.items()) == [("x", 1)] and config.other.get("y", 2) == 2
+    assert config.to_dict()["shop"] == expected
+    for twin in (pickle.loads(pickle.dumps(config)), copy.deepcopy(config), copy.copy(config)):
+        assert twin == config and twin.shop.items == 0 and type(twin.shop) is type(config.shop)
+
+
+def test_a_misspelt_section_of_the_users_own_gets_a_hint(tmp_path):
+    config = load_config(write(tmp_path, MINIMAL + "frozen_lake: {size: 4, 3: x}\n"))
+    with pytest.raises(AttributeError, match="no section 'frozen_lak'; did you mean 'frozen_lake"):
+        _ = config.frozen_lak
+    with pytest.raises(AttributeError, match="no section 'x'; it has ajet, verl, trinity, frozen"):
+        _ = config.x
+    with pytest.raises(AttributeError, match="no key 'x'; it has size, 3"):
+        _ = config.frozen_lake.x
+    assert not hasattr(config, "__len__") and getattr(config, "nope", 7) == 7
+
+
+def test_exp_dir_and_a_run_folder_are_two_answers(tmp_path):
+    path = write(tmp_path, MINIMAL)
+    assert error_of(path, "ajet.experiment_dir=/a/b", exp_dir="d") == (
+        "override 'ajet.experiment_dir=/a/b': ajet.experiment_dir names the run folder, and "
+        "--exp-dir d gives another: leave one of them out"
+    )
+    assert load_config(path, ["ajet.experiment_dir=auto"], exp_dir="d").run_folder == Path("d/run")
+
+
+def test_a_project_folder_that_is_not_there_is_an_error(tmp_path):
+    path = write(tmp_path, MINIMAL)
+    assert error_of(path, project_dir="no/where") == "--project-dir no/where: no such folder"
+    assert "no such folder" in error_of(path, project_dir=path)
 
 
 def test_exp_dir_holds_the_run_folder(tmp_path):
@@ -199,6 +264,62 @@ MISTAKES = [
         "run.yaml:3: ajet.task_reader.type: no task reader 'jsonl'; there are jsonl_dataset_file, "
         "huggingface_dat_repo, random_dummy; or your own class as file.py->Class",
     ),
+    (
+        "ajet:\n  task_reader:\n    jsonl_dataset_file: {training: {file_path: t.jsonl}}\n",
+        "run.yaml:2: ajet.task_reader: type is huggingface_dat_repo, whose dataset_path is "
+        "missing; to read jsonl_dataset_file.training.file_path (t.jsonl), write type: "
+        "jsonl_dataset_file",
+    ),
+    (
+        "ajet:\n  trainer_common:\n    optim: {betas: [1.5, 0.9]}\n",
+        "run.yaml:3: ajet.trainer_common.optim.betas: less than 1 is expected, got 1.5",
+    ),
+    (
+        "ajet:\n  trainer_common:\n    optim:\n      betas: [0.9]\n",
+        "run.yaml:4: ajet.trainer_common.optim.betas: list should have at least 2 items after "
+        "validation, not 1, got [0.9]",
+    ),
+    (
+        "ajet:\n  trainer_common:\n    optim: {lr: .inf}\n",
+        "run.yaml:3: ajet.trainer_common.optim.lr: a finite number is expected, got inf",
+    ),
+    (
+        "ajet:\n  rollout:\n    agent_madness_reward: .nan\n",
+        "run.yaml:3: ajet.rollout.agent_madness_reward: a finite number is expected, got nan",
+    ),
+    (
+        "ajet:\n  model: {device: gpu}\n",
+        "run.yaml:2: ajet.model.device: auto, cpu, cuda or cuda:N is expected, got 'gpu'",
+    ),
+    (
+        "ajet:\n  rollout: {tool_parser: qwen}\n",
+        "run.yaml:2: ajet.rollout.tool_parser: 'auto' or 'hermes' is expected, got 'qwen'",
+    ),
+    ("defaults: 3\n", "run.yaml: defaults: a list is expected, got 3"),
+    ("defaults: base\n", "run.yaml: defaults: a list is expected, got 'base'"),
+    ("defaults: [3]\n", "run.yaml: Unsupported type in defaults : int"),
+    ("hydra: 3\n", "run.yaml: hydra: a section is expected here, got 3"),
+    ("hydra: {searchpath: x}\n", "run.yaml: hydra.searchpath: a list is expected, got 'x'"),
+    (
+        "hydra: {searchpath: [x]}\n",
+        "run.yaml: hydra.searchpath: 'x': write file://folder or pkg://module",
+    ),
+    (
+        "ajet: &a {model: *a}\n",
+        "run.yaml: not valid YAML: an anchor (&name) refers to itself, or it nests too deeply",
+    ),
+    ("ajet: {}\nx: a\0b\n", "run.yaml:2: not valid YAML: the character #x00 is not allowed"),
+    ("ajet: {}\nnull: 3\n", "run.yaml: not valid YAML: Incompatible key type 'NoneType'"),
+    ("3\n", "run.yaml: a config is a mapping with a section 'ajet:'"),
+    ("ajet\n", "run.yaml: a config is a mapping with a section 'ajet:'"),
+    (
+        "ajet: {model: {path: '${nope.x}'}}\n",
+        "run.yaml: ajet.model.path: Interpolation key 'nope.x' not found",
+    ),
+    (
+        "a: ${b}\nb: ${a}\n",
+        "run.yaml: a: Recursive interpolation detected",
+    ),
 ]
 
 
@@ -216,13 +337,77 @@ def test_a_mistake_in_an_override_names_the_override(tmp_path):
     )
     assert "write key=value" in error_of(path, "ajet.seed")
     assert "one value only" in error_of(path, "ajet.seed=1,2")
-    assert "append to your config use +mine.x=1" in error_of(path, "mine.x=1")
+    assert error_of(path, "mine.x=1") == (
+        "override 'mine.x=1': mine: no such key; to add it, write +mine.x=1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("ajt.seed=1", "ajt: no such section; did you mean 'ajet'?"),
+        ("+ajt.seed=1", "ajt: no such section; did you mean 'ajet'?"),
+        ("seed=1", "seed: stands at the top level; write it under 'ajet:' as ajet.seed"),
+        ("lak.size=1", "lak: no such key; did you mean 'lake'? To add it, write +lak.size=1"),
+        ("lake.siz=1", "lake.siz: no such key; did you mean 'size'? To add it, write +lake.siz=1"),
+        ("lake.size.x=1", "lake.size is no section: it is 4"),
+        ("~lake.siz", "Could not delete from config. 'lake.siz' does not exist."),
+        ("ajet@x=1", "write a key of the tree as ajet.…=value"),
+        ("ajet/seed=1", "write a key of the tree as ajet.…=value"),
+    ],
+)
+def test_an_override_of_an_unknown_key_gets_the_advice_of_the_yaml(tmp_path, override, message):
+    path = write(tmp_path, MINIMAL + "lake: {size: 4}\n")
+    assert error_of(path, override) == f"override {override!r}: {message}"
+
+
+def test_an_unknown_key_is_told_before_an_interpolation_that_leads_nowhere(tmp_path):
+    path = write(tmp_path, MINIMAL + "lake: {size: '${not.there}'}\n")
+    assert "lake.siz: no such key; did you mean 'size'?" in error_of(path, "lake.siz=1")
+    assert "lake.size: Interpolation key 'not.there' not found" in error_of(path)
+
+
+NO_KEYS = ["=3", "@foo=3", ".a=3", "a..b=3", "ajet.=3", "+=3", "~", "++", "a b=3", "a[0]=3", "-x=1"]
+
+
+@pytest.mark.parametrize("override", NO_KEYS)
+def test_an_override_without_a_key_is_one_line(tmp_path, override):
+    message = error_of(write(tmp_path, MINIMAL), override)
+    assert message == f"override {override!r}: write key=value, for example ajet.seed=1"
+
+
+@pytest.mark.parametrize("override", ["hydra=3", "hydra.run.dir=x", "+hydra.x=1", "hydra/job=x"])
+def test_hydras_own_settings_are_refused_in_an_override(tmp_path, override):
+    assert "settings of Hydra's own are not taken" in error_of(write(tmp_path, MINIMAL), override)
+
+
+def test_hydras_own_settings_in_the_yaml_are_noticed_but_for_the_search_path(tmp_path):
+    boilerplate = "hydra: {searchpath: [file://x], run: {dir: y}, job: {name: z}}\n"
+    notices = load_config(write(tmp_path, MINIMAL + boilerplate)).notices
+    assert [notice.split(" (")[0] for notice in notices] == [
+        "ignored: hydra.run",
+        "ignored: hydra.job",
+    ]
+
+
+@pytest.mark.parametrize("value", ["7", "007", "1e5", "true", "3.50", "a=b", "x y"])
+def test_a_key_that_takes_text_takes_what_looks_like_a_number(tmp_path, value):
+    path = write(tmp_path, MINIMAL)
+    overrides = [f"ajet.experiment_name={value}", f"++ajet.model.path={value}"]
+    config = load_config(path, overrides)
+    assert (config.ajet.experiment_name, config.ajet.model.path) == (value, value)
+    assert "ajet.model.path is missing" in error_of(path, "ajet.model.path=null")
+    assert "string is expected, got [1]" in error_of(path, "ajet.experiment_name=[1]")
 
 
 def test_several_mistakes_are_told_at_once(tmp_path):
     text = "ajet:\n  sed: 1\n  rollout: {num_repeat: x, top_p: 2, top_k: y, tempratur: 1, nam: 1}\n"
-    lines = error_of(write(tmp_path, text)).splitlines()
-    assert len(lines) == 6 and lines[-1] == "… and 1 more"
+    path = write(tmp_path, text)
+    head, *lines = error_of(path).splitlines()
+    assert head == "6 mistakes in the config:"
+    assert lines[0] == f"  {path}:3: ajet.rollout.num_repeat: integer is expected, got 'x'"
+    assert all(line.startswith(f"  {path}:") for line in lines[:5])
+    assert len(lines) == 6 and lines[-1] == "  … and 1 more"
 
 
 def test_a_key_under_both_spellings_with_two_values_is_an_error(tmp_path):

@@ -105,6 +105,20 @@ def test_a_hub_name_without_a_hub(monkeypatch):
     assert "not in the local cache" in message and "HF_HOME" in message
 
 
+@pytest.mark.parametrize("device", ["cuda:99", "cuda"])
+def test_a_gpu_that_is_not_there(folder, device):
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is one")
+    assert "use auto or cpu" in _error(folder, device=device)
+
+
+def test_a_chat_template_that_cannot_be_read(folder, tmp_path):
+    assert "give a jinja file" in _error(folder, chat_template=str(tmp_path / "no.jinja"))
+    (tmp_path / "chat.jinja").write_bytes(b"\xff")
+    message = _error(folder, chat_template=str(tmp_path / "chat.jinja"))
+    assert message.endswith("chat.jinja': not a text file in UTF-8")
+
+
 @pytest.mark.parametrize("kwargs", [{"dtype": "int3"}, {"device": "abacus"}])
 def test_unknown_dtype_or_device(folder, kwargs):
     assert "unknown; use auto" in _error(folder, **kwargs)

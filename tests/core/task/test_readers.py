@@ -86,6 +86,12 @@ def test_a_validation_file_is_optional(tmp_path):
         ("[1]\n", "data.jsonl:1: a line is one JSON object, got a list"),
         ('{"question": 3}\n', "row 1: question is neither text nor chat messages"),
         ('{"question": "q", "task_id": 1}\n' * 2, "rows 1 and 2 have one task_id '1'"),
+        (
+            '{"question": "q", "init_messages": "hi"}\n',
+            "row 1: init_messages is not a list",
+        ),
+        ('{"question": "q", "init_messages": ["hi"]}\n', "row 1: init_messages is not a list"),
+        ('{"question": "q", "init_messages": {"role": "user"}}\n', "row 1: init_messages is not"),
     ],
 )
 def test_bad_rows_are_told_by_their_number(tmp_path, text, message):
@@ -133,6 +139,73 @@ def test_one_file_or_one_json_list_is_a_data_set(tmp_path):
     (tmp_path / "all.json").write_text(json.dumps(ROWS))
     reader = hf(tmp_path, "all.json", "huggingface_dat_repo.validation_split=null")
     assert len(reader.get_training_tasks()) == 3 and reader.get_validation_tasks() == []
+
+
+LATIN = '{"question": "q"}\n{"question": "Stra\xdfe"}\n'.encode("latin-1")
+
+
+def test_a_file_that_is_not_utf8_is_named_with_its_line(tmp_path):
+    (tmp_path / "d").mkdir()
+    for name in ("train.jsonl", "test.json"):
+        (tmp_path / "d" / name).write_bytes(LATIN)
+    for split, name in (("training", "train.jsonl"), ("validation", "test.json")):
+        message = error_of(hf(tmp_path, "d"), split)
+        assert message.endswith(f"d/{name}:2: not UTF-8; save the file in UTF-8")
+
+
+def test_text_may_hold_any_character_and_begin_with_a_byte_order_mark(tmp_path):
+    question = "one\u2028line, \x85 too"
+    row = json.dumps({"question": question}, ensure_ascii=False)
+    (tmp_path / "data.jsonl").write_bytes(f"\ufeff{row}\r\n".encode())
+    place = "jsonl_dataset_file.training.file_path=data.jsonl"
+    (task,) = reader_of(tmp_path, "type=jsonl_dataset_file", place).get_training_tasks()
+    assert task.main_query == question
+
+
+def test_a_json_list_of_other_things_is_told_by_its_row(tmp_path):
+    (tmp_path / "all.json").write_text('[{"question": "q"}, 1]')
+    assert "all.json: row 2 is a int, not an object" in error_of(hf(tmp_path, "all.json"))
+
+
+@pytest.mark.parametrize("place", ["d", "d/train.csv"])
+def test_csv_says_what_is_read(tmp_path, place):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "train.csv").write_text("question,answer\nq,1\n")
+    wanted = "train.csv: CSV is not read; use .jsonl, .json or .parquet"
+    assert error_of(hf(tmp_path, place)).endswith(wanted)
+    assert "d/no.csv: no such data folder or file" in error_of(hf(tmp_path, "d/no.csv"))
+    by_lines = f"jsonl_dataset_file.training.file_path={tmp_path}/d/train.csv"
+    assert error_of(reader_of(tmp_path, "type=jsonl_dataset_file", by_lines)).endswith(wanted)
+
+
+def test_one_split_in_two_formats_is_refused_and_not_read_twice(tmp_path):
+    recipe = DataRecipe("arithmetic", sizes={"train": 2, "test": 2})
+    write_splits(recipe, tmp_path / "d", "jsonl")
+    write_splits(recipe, tmp_path / "e", "parquet")
+    (tmp_path / "e" / "train.parquet").rename(tmp_path / "d" / "train.parquet")
+    reader = hf(tmp_path, "d")
+    message = error_of(reader)
+    assert "d: train.jsonl and train.parquet are both the split 'train'" in message
+    assert len(reader.get_validation_tasks()) == 2
+
+
+@pytest.mark.parametrize("there", ["train.parquet", "test-00000-of-00002.jsonl", "train/a.jsonl"])
+def test_prepare_data_writes_no_split_beside_another_file_of_it(tmp_path, there):
+    recipe = DataRecipe("arithmetic", sizes={"train": 2, "test": 2})
+    write_splits(recipe, tmp_path / "d", "jsonl")
+    write_splits(recipe, tmp_path / "d", "jsonl")  # over its own files
+    (tmp_path / "d" / there).parent.mkdir(exist_ok=True)
+    (tmp_path / "d" / there).write_text("")
+    with pytest.raises(AjetError) as error:
+        write_splits(recipe, tmp_path / "d", "jsonl")
+    assert f"d/{there}: it is the {there[:5].rstrip('-/.')} split of --out" in str(error.value)
+
+
+def test_prepared_rows_must_hold_text(tmp_path):
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text(lines([{"question": "q", "answer": 3}]))
+    with pytest.raises(AjetError, match="train row 1: 'question' and 'answer' must be text"):
+        DataRecipe("gsm8k", source=tmp_path).rows("train")
 
 
 def test_a_missing_split_lists_those_there(tmp_path):

@@ -1,0 +1,14 @@
+"""What a command says beside its result: one line for each setting that has no effect.
+
+Not covered: warnings of the run itself (screen_log.py).
+"""
+
+from collections.abc import Iterable
+
+import typer
+
+
+def show_notices(notices: Iterable[str], *, err: bool = True) -> None:
+    """To stderr, so that what a command prints as its result stays alone on stdout."""
+    for notice in notices:
+        typer.echo(f"notice: {notice}", err=err)

@@ -1,0 +1,92 @@
+"""What a run would be refused for later, found before data is read or a model loaded.
+
+    backbone                built?             workflow, judge   do they load, can they be called?
+    chat_template, resume   are they there?    logger            is its package installed?
+
+`ajet train` and `ajet check` ask all of it, `ajet debug` and `ajet eval` what concerns the classes.
+Not covered: the data, the model, and making the judge (`ajet check` does all but the model).
+"""
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+
+from ajet.backbones import BACKBONES, make_backbone
+from ajet.core import assembly
+from ajet.core.config import AjetConfig
+from ajet.core.errors import ConfigError
+from ajet.core.importing import require_method, require_no_arguments
+from ajet.core.judge import judge_class
+from ajet.core.judge.judge import BaseJudge
+from ajet.core.task.task import Task
+from ajet.core.workflow.workflow import Workflow
+
+WORKFLOW_KEY, JUDGE_KEY = "ajet.rollout.user_workflow", "ajet.task_judge.judge_protocol"
+LOGGER_PACKAGES = ("swanlab", "wandb", "mlflow")
+
+
+def check_run(config: AjetConfig) -> None:
+    """ConfigError for the first thing that training would stop at before its first step."""
+    if config.ajet.backbone not in BACKBONES:
+        make_backbone(config)  # says that it is not built; one that is built would load torch
+    check_classes(config)
+    _check_files(config)
+    _check_loggers(config.ajet.trainer_common.logger)
+
+
+def check_classes(config: AjetConfig) -> None:
+    """ConfigError unless the workflow and the judge load and have what is called of them."""
+    workflow = assembly.make_workflow(config).default
+    if workflow is not None:
+        _check_workflow(workflow, f"{WORKFLOW_KEY}: {config.ajet.rollout.user_workflow!r}")
+    spec = config.ajet.task_judge.judge_protocol
+    judge = judge_class(spec, config.base_dirs)
+    if judge is not None:
+        arguments = ("workflow_task", "workflow_output")
+        where = f"{JUDGE_KEY}: {spec!r}"
+        require_method(judge, "compute_reward", BaseJudge, arguments, where)
+
+
+def check_agents(config: AjetConfig, tasks: Iterable[Task]) -> None:
+    """ConfigError unless each task's `agent_name`, where it has one, is that of a workflow."""
+    chooser = assembly.make_workflow(config)
+    for workflow in dict.fromkeys(map(chooser.class_for, tasks)):
+        _check_workflow(workflow, "agent_name of a task")
+
+
+def _check_workflow(workflow: type[Workflow], where: str) -> None:
+    """ConfigError unless an episode can make the workflow and run it."""
+    require_method(workflow, "execute", Workflow, ("workflow_task", "model_tuner"), where)
+    require_no_arguments(workflow, where)
+
+
+def _check_files(config: AjetConfig) -> None:
+    template = config.ajet.model.chat_template
+    if template is not None and not Path(template).expanduser().is_file():
+        raise ConfigError(
+            f"ajet.model.chat_template: {template}: no such file (the current folder is "
+            f"{Path.cwd()}); give a jinja file"
+        )
+    resume = config.ajet.trainer_common.resume
+    if resume in ("auto", "disable"):
+        return
+    where = f"ajet.trainer_common.resume: {resume}"
+    if not Path(resume).is_dir():
+        raise ConfigError(
+            f"{where}: no such folder; give auto, disable or a checkpoint's folder "
+            "(checkpoints/step_… in a run folder)"
+        )
+    if not (Path(resume) / "manifest.json").is_file():
+        raise ConfigError(f"{where}: no checkpoint is in this folder (it has no manifest.json)")
+
+
+def _check_loggers(names: Iterable[str]) -> None:
+    for name in names:
+        if name not in LOGGER_PACKAGES:
+            continue
+        spec = find_spec(name)
+        if spec is None or spec.origin is None:  # a mere folder of that name is no package
+            raise ConfigError(
+                f"ajet.trainer_common.logger: {name!r} needs a package that is not installed; "
+                f"pip install 'ajet[{name}]' or choose tensorboard"
+            )

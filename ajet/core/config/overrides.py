@@ -1,0 +1,93 @@
+"""The overrides of the command line, in Hydra's forms: key=value, +key=value, ++key=value, ~key.
+
+    ajet.experiment_name=7       -> ++ajet.experiment_name='7'    the field is text: so is the value
+    ajet.seed=3                  -> ++ajet.seed=3                 whether the tree has it, it says
+    x.judge=judge.py->Judge      -> x.judge='judge.py->Judge'     Hydra's grammar has no arrow
+
+Not covered: whether a value is right (the tree), and settings of Hydra's own, which are refused.
+"""
+
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from ajet.core.config.tree import AjetConfig
+from ajet.core.errors import ConfigError
+
+TYPED_ROOTS = tuple(AjetConfig.model_fields)
+_KEY = re.compile(r"(\+{1,2}|~)?[A-Za-z_$][\w$-]*([./][\w$-]+)*(@[\w.$-]+)?", re.ASCII)
+
+
+def override_key(override: str) -> str:
+    """``+ajet.seed=1`` -> ``ajet.seed``."""
+    return override.split("=", 1)[0].lstrip("+~").split("@", 1)[0]
+
+
+def hydra_override(override: str) -> str:
+    """The override as Hydra takes it; one that it cannot mean anything by is refused."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    key, equals, value = override.partition("=")
+    if not _KEY.fullmatch(key) or not (equals or override.startswith("~")):
+        raise ConfigError(f"override {override!r}: write key=value, for example ajet.seed=1")
+    _refuse_foreign(override)
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException:
+        override = f"{key}={_quoted(value)}"
+        parsed = OverridesParser.create().parse_override(override)
+    if parsed.is_sweep_override():
+        raise ConfigError(f"override {override!r}: one value only; write a list as [a,b]")
+    if isinstance(parsed.value(), bool | int | float) and _is_text(override_key(override)):
+        override = f"{key}={_quoted(value)}"
+    # Hydra refuses a key that no YAML names, without knowing the tree: force it, the tree judges.
+    is_typed = override_key(override).split(".")[0] in TYPED_ROOTS
+    plain_change = not override.startswith(("+", "~"))
+    return f"++{override}" if is_typed and plain_change else override
+
+
+def unknown_override(override: str, composed: Mapping[str, Any]) -> str:
+    """What to do about an override of a key that is not in what the YAML composes to."""
+    section: Any = composed
+    path: list[str] = []
+    for name in override_key(override).split("."):
+        if not isinstance(section, Mapping):
+            return f"{'.'.join(path)} is no section: it is {section!r}"
+        path.append(name)
+        if name not in section:
+            break
+        section = section[name]
+    close = get_close_matches(path[-1], [str(key) for key in section], 1)
+    hint = f"did you mean {close[0]!r}? To" if close else "to"
+    return f"{'.'.join(path)}: no such key; {hint} add it, write +{override.lstrip('+')}"
+
+
+def _refuse_foreign(override: str) -> None:
+    root = re.split(r"[./]", override_key(override))[0]
+    if root == "hydra":
+        raise ConfigError(
+            f"override {override!r}: settings of Hydra's own are not taken; leave it out (a YAML's "
+            "hydra.searchpath is read)"
+        )
+    key = override.partition("=")[0]
+    if root in TYPED_ROOTS and ("/" in key or "@" in key):
+        raise ConfigError(f"override {override!r}: write a key of the tree as {root}.…=value")
+
+
+def _is_text(key: str) -> bool:
+    """Whether the tree's field takes text, or text among others that are no numbers."""
+    model: Any = AjetConfig
+    for name in key.split("."):
+        known = isinstance(model, type) and issubclass(model, BaseModel)
+        if not known or name not in model.model_fields:
+            return False
+        model = model.model_fields[name].annotation
+    return model is str or str in get_args(model)
+
+
+def _quoted(value: str) -> str:
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

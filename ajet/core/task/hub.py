@@ -1,0 +1,94 @@
+"""Rows of a data set on the Hugging Face Hub, through the `datasets` package.
+
+    gsm8k/main      the Hub's `openai/gsm8k`, configuration `main`
+    openai/gsm8k    owner and name, or name and configuration: the first that is there
+
+Where the Hub takes no connection, what an earlier run has put into the cache is read, and what it
+has not is one line at once: the library alone would ask six times. Not covered: streaming, scripts
+in data sets.
+"""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from ajet.core.errors import DataError
+
+PROBE_S = 3.0
+
+
+def read_hub(path: str, split: str) -> list[dict[str, Any]]:
+    """`name` or `name/config` on the Hub, or in the cache where the Hub is out of reach."""
+    try:
+        import datasets.config
+    except ModuleNotFoundError as error:
+        raise DataError(
+            f"{path}: no such local folder, and a Hub data set needs: pip install 'ajet[datasets]'"
+        ) from error
+    if datasets.config.HF_HUB_OFFLINE or _takes_connections(datasets.config.HF_ENDPOINT):
+        return _load(path, split)
+    with _offline():
+        return _load(path, split)
+
+
+def _load(path: str, split: str) -> list[dict[str, Any]]:
+    from datasets import load_dataset
+
+    failure: Exception | None = None
+    for name, config in _hub_names(path):
+        try:
+            return [dict(row) for row in load_dataset(name, config, split=split)]  # pyright: ignore[reportArgumentType, reportCallIssue]
+        except ValueError as error:
+            raise DataError(f"{path}: {' '.join(str(error).split())}") from error
+        except ConnectionError as error:
+            failure = error
+            break
+        except (OSError, RuntimeError) as error:  # not on the Hub under this name
+            failure = error
+    raise DataError(
+        f"{path}: neither a local folder nor reachable on the Hub ({type(failure).__name__}). "
+        "Offline, write a folder with `ajet prepare-data NAME --from FILES --out DIR` and set "
+        "ajet.task_reader.huggingface_dat_repo.dataset_path to it"
+    )
+
+
+def _takes_connections(endpoint: str) -> bool:
+    """Whether the address resolves and answers; behind a proxy only the request itself can tell."""
+    if getproxies().keys() - {"no"}:
+        return True
+    address = urlsplit(endpoint)
+    port = address.port or (80 if address.scheme == "http" else 443)
+    try:
+        socket.create_connection((address.hostname or "", port), timeout=PROBE_S).close()
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Within it the libraries read their caches alone, as under HF_HUB_OFFLINE=1."""
+    import datasets.config
+    from huggingface_hub import constants
+
+    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
+
+
+def _hub_names(path: str) -> list[tuple[str, str | None]]:
+    """`gsm8k/main` may be owner/name or name/config: gsm8k has a home of its own on the Hub."""
+    parts = path.split("/")
+    if len(parts) == 3:
+        return [("/".join(parts[:2]), parts[2])]
+    if parts == ["gsm8k", "main"] or parts == ["gsm8k", "socratic"]:
+        return [("openai/gsm8k", parts[1])]
+    if len(parts) == 2:
+        return [(path, None), (parts[0], parts[1])]
+    return [(path, None)]

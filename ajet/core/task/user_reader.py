@@ -1,0 +1,91 @@
+"""A user's own task reader, behind checks.
+
+    what the class raises        ->  ConfigError  rd.py:4: RuntimeError: db down
+    what it gives and is no list ->  DataError    rd.py:12: D.get_training_tasks() gave a NoneType
+
+Not covered: finding, importing and making the class (core/importing.py), and a task's own metadata.
+"""
+
+import inspect
+from typing import Any
+
+from ajet.core.config import AjetConfig
+from ajet.core.errors import DataError
+from ajet.core.importing import construct, run_user_code
+from ajet.core.task.reader import BaseTaskReader, are_messages, first_twins
+from ajet.core.task.task import Task
+
+
+class UserReader(BaseTaskReader):
+    """Made from the user's class: `__init__(self, config)` or `__init__(self)`."""
+
+    def __init__(self, kind: type[BaseTaskReader], config: AjetConfig) -> None:
+        super().__init__(config)
+        self.kind = kind
+        self.prefix = f"ajet.task_reader.type: {config.ajet.task_reader.type!r}"
+        self.inner = construct(kind, config, self.prefix)
+        if not hasattr(self.inner, "config"):
+            self.inner.config = config
+
+    def get_training_tasks(self) -> list[Task]:
+        tasks = self._tasks("get_training_tasks")
+        if not tasks:
+            where = self._where("get_training_tasks")
+            raise DataError(f"{where} gave an empty list; a run needs training tasks")
+        return tasks
+
+    def get_validation_tasks(self) -> list[Task]:
+        return self._tasks("get_validation_tasks")
+
+    def _tasks(self, method: str) -> list[Task]:
+        own = getattr(self.kind, method)
+        if own is getattr(BaseTaskReader, method):
+            raise DataError(
+                f"{self.prefix}: {_place(self.kind)}: {self.kind.__name__} does not define "
+                f"{method}(); it returns a list of ajet.Task"
+            )
+        if inspect.iscoroutinefunction(own):
+            raise DataError(f"{self._where(method)} is async; write a plain def")
+        given = run_user_code(getattr(self.inner, method), self.prefix)
+        return _checked(given, self._where(method))
+
+    def _where(self, method: str) -> str:
+        place = _place(getattr(self.kind, method))
+        return f"{self.prefix}: {place}: {self.kind.__name__}.{method}()"
+
+
+def _checked(given: Any, where: str) -> list[Task]:
+    """What the class gave, when it is a list of whole tasks that differ in their ids."""
+    if not isinstance(given, list | tuple):
+        raise DataError(f"{where} gave a {type(given).__name__}; return a list of ajet.Task")
+    for number, task in enumerate(given, 1):
+        if flaw := _flaw(task):
+            raise DataError(f"{where}: number {number} of the list {flaw}")
+    if twins := first_twins(given):
+        first, second = twins
+        raise DataError(
+            f"{where}: numbers {first} and {second} of the list have one task_id "
+            f"{given[first - 1].task_id!r}; give each its own"
+        )
+    return list(given)
+
+
+def _place(code: Any) -> str:
+    """file:line of a class or a method; its name where Python does not know the line."""
+    code = inspect.unwrap(code)
+    try:
+        return f"{inspect.getfile(code)}:{inspect.getsourcelines(code)[1]}"
+    except (OSError, TypeError):
+        return getattr(code, "__qualname__", repr(code))
+
+
+def _flaw(task: Any) -> str | None:
+    """What keeps it from being a task of a run."""
+    if not isinstance(task, Task):
+        return f"is a {type(task).__name__}, not an ajet.Task"
+    for name in ("task_id", "main_query", "env_type"):
+        if not isinstance(getattr(task, name), str):
+            return f"has a {name} that is not text"
+    if not are_messages(task.init_messages):
+        return "has init_messages that are not a list of chat messages"
+    return None if isinstance(task.metadata, dict) else "has metadata that is not a dict"
