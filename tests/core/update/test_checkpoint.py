@@ -178,6 +178,7 @@ def test_a_state_that_is_not_json_leaves_nothing_behind(tmp_path):
 
 
 def save_with_small_files(folder, answer):
+    torch.set_num_threads(1)  # the others are not in a forked child: it would wait for them
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
     try:
         save_checkpoint(folder, 2, tensors_of(2, size=1_000_000), {})
@@ -218,6 +219,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
 
 
 def save_for_ever(folder, first, saved):
+    torch.set_num_threads(1)
     for step in range(first, 1_000_000):
         save_checkpoint(folder, step, tensors_of(step, size=20_000), {"step": step})
         saved.value = step
