@@ -85,8 +85,8 @@ def test_the_run_folder_has_what_is_documented(trained):
     folder, process = trained
     run_folder = folder / "launcher_record" / "math_agent"
     names = {path.name for path in run_folder.iterdir()} - {".lock"}
-    documented = {"config.yaml", "code", "logs", "checkpoints", "episodes.sqlite", "tensorboard"}
-    assert names == documented | {"summary.json"}
+    documented = {"config.yaml", "code", "logs", "checkpoints", "episodes.sqlite"}
+    assert names == documented | {"tensorboard", "tokenizer", "summary.json"}
     assert "launcher_record/math_agent" in process.stdout
     assert (run_folder / "code" / "math_agent" / "workflow.py").read_bytes() == (
         TUTORIAL / "workflow.py"
