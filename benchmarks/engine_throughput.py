@@ -1,6 +1,7 @@
-"""Tokens a second of the in-process engine against transformers' `generate`.
+r"""Tokens a second of the in-process engine against transformers' `generate`.
 
-    python benchmarks/engine_throughput.py --out benchmarks/results/engine_throughput.json
+    python benchmarks/engine_throughput.py --model ajet/embedded/math \
+        --out benchmarks/results/engine_throughput.json
 
 N conversations of two turns: a system prompt of 250 tokens that all share, a question of 35 tokens
 that a group of 8 shares, 40 sampled tokens, a tool result of 30, 12 sampled tokens; temperature 1,
