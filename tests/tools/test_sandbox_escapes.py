@@ -1,6 +1,7 @@
 """What programs try in order to get out, or to take the machine down, in each mode."""
 
 import asyncio
+import contextlib
 import errno
 import os
 import shutil
@@ -464,5 +465,6 @@ def _num_python_children_of(sandbox: Sandbox) -> int:
     found = [sandbox.pool.start().process.pid]
     for pid in found:
         for thread in Path(f"/proc/{pid}/task").glob("*/children"):
-            found += map(int, thread.read_text().split())
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                found += map(int, thread.read_text().split())
     return len(found) - 1 - (sandbox.mode == zygote.BUBBLEWRAP)

@@ -1,6 +1,7 @@
 """The pool: what a program's result looks like, and the life and death of its processes."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -295,7 +296,8 @@ def below(pid: int) -> list[int]:
     found = [pid]
     for each in found:
         for children in Path(f"/proc/{each}/task").glob("*/children"):
-            found += map(int, children.read_text().split())
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                found += map(int, children.read_text().split())
     return found[1:]
 
 
