@@ -11,7 +11,7 @@ FIND_LINKS := $(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null)
 
 setup: $(READY)
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml tests/references.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: $(PYTHON) is older than 3.11; pass PYTHON=python3.11 or newer"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -19,6 +19,8 @@ $(READY): pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python \
 	  $(foreach links,$(FIND_LINKS),--find-links $(links)) -e '.[dev]'
+	@$(BIN)/uv pip install --quiet --no-deps --target $(VENV)/references \
+	  $(foreach links,$(FIND_LINKS),--find-links $(links)) -r tests/references.txt
 	@touch $(READY)
 
 demo: $(READY)

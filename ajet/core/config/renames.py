@@ -10,6 +10,13 @@ from ajet.core.errors import ConfigError
 
 RENAMED = {
     "ajet.trainer_common.trinity_only__n_vllm_engine": "ajet.rollout.n_vllm_engine",
+    "ajet.environment.train_env_manager.num_env_groups": "ajet.data.train_batch_size",
+    "ajet.environment.train_env_manager.group_size": "ajet.rollout.num_repeat",
+    "ajet.environment.train_env_manager.group_size_redundancy": (
+        "ajet.rollout.group_size_redundancy"
+    ),
+    "ajet.environment.val_env_manager.group_size": "ajet.trainer_common.val_pass_n",
+    "ajet.rollout.gamma": "ajet.trainer_common.algorithm.step_reward_gamma",
     "ajet.task_reader.feedback_tracing": "ajet.task_reader.tracing",
     "ajet.trainer_common.total_steps": "ajet.trainer_common.total_training_steps",
 }

@@ -121,6 +121,11 @@ class RolloutConfig(Section):
     num_repeat: int = Field(
         default=4, ge=1, description="Episodes of one task in a step: its group."
     )
+    group_size_redundancy: int = Field(
+        default=0,
+        ge=0,
+        description="Further episodes of a group; it ends when num_repeat are done, the rest stop.",
+    )
     temperature: float = Field(default=0.9, gt=0, description="Sampling temperature in training.")
     top_p: float = Field(
         default=1.0, gt=0, le=1, description="Sample among the likeliest tokens of this mass."
@@ -173,9 +178,6 @@ class RolloutConfig(Section):
     )
     force_disable_toolcalls: bool = Field(
         default=False, description="Offer no tools to the model, whatever the agent passes."
-    )
-    gamma: Annotated[float, NotBuilt("an episode has one reward, which is not discounted")] = Field(
-        default=1.0, description="Discount per turn."
     )
     compute_madness_checklist: list[Check] = Field(
         default=[],

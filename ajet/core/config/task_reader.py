@@ -14,6 +14,7 @@ BUILT = (
     "huggingface_dat_repo",
     "random_dummy",
     "env_service",
+    "environment",
     "data_generation",
     "tracing",
 )
@@ -151,7 +152,7 @@ class TaskReaderConfig(Section):
     type: Annotated[str, AfterValidator(_reader_type)] = Field(
         default="huggingface_dat_repo",
         description="jsonl_dataset_file, huggingface_dat_repo, random_dummy, env_service, "
-        "data_generation, tracing, or your own BaseTaskReader as file.py->Class.",
+        "environment, data_generation, tracing, or your own BaseTaskReader as file.py->Class.",
     )
     query_field: str | None = Field(
         default=None,

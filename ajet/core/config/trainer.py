@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from ajet.core.config.algorithm import AlgorithmConfig, CriticConfig
 from ajet.core.config.section import NoEffect, NotBuilt, Section
 
 ONE_PROCESS = ("debug",)
@@ -12,34 +13,6 @@ Logger = Literal["tensorboard", "console", "swanlab", "wandb", "mlflow"]
 
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
-
-
-class AlgorithmConfig(Section):
-    """From rewards to a loss."""
-
-    adv_estimator: Literal["grpo"] = Field(
-        default="grpo",
-        description="How rewards become advantages: grpo compares with the group's mean.",
-    )
-    normalize_std: bool = Field(
-        default=True, description="Divide advantages by the group's standard deviation."
-    )
-    clip_low: float = Field(
-        default=0.2, gt=0, lt=1, description="The ratio is clipped below 1 - clip_low."
-    )
-    clip_high: float = Field(
-        default=0.28, gt=0, description="The ratio is clipped above 1 + clip_high."
-    )
-    dual_clip: float | None = Field(
-        default=None, gt=1, description="Bound of the loss for negative advantages; null has none."
-    )
-    loss_agg_mode: Literal[
-        "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
-    ] = Field(default="token-mean", description="How token losses are averaged; seq is an episode.")
-    entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
-    use_kl_in_reward: Annotated[
-        bool, NotBuilt("the KL is a loss term: set trainer_common.use_kl_loss")
-    ] = Field(default=False, description="Subtract the KL from the reward.")
 
 
 class OptimConfig(Section):
@@ -111,8 +84,12 @@ class TrainerConfig(Section):
     algorithm: AlgorithmConfig = Field(
         default=AlgorithmConfig(), description="Advantages and the loss."
     )
+    critic: CriticConfig = Field(default=CriticConfig(), description="The critic of gae.")
+    ppo_epochs: int = Field(
+        default=1, ge=1, description="Passes over a step's samples, each of mini_batch_num parts."
+    )
     mini_batch_num: int = Field(
-        default=1, ge=1, description="Optimizer steps of one training step."
+        default=1, ge=1, description="Optimizer steps of one pass over a step's samples."
     )
     optim: OptimConfig = Field(default=OptimConfig(), description="The optimizer.")
     lora: LoraConfig = Field(default=LoraConfig(), description="Low-rank adapters.")

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from ajet.core.config.cluster import TrinityConfig, VerlConfig
 from ajet.core.config.data import DataConfig
+from ajet.core.config.environment import EnvironmentConfig
 from ajet.core.config.model import ModelConfig
 from ajet.core.config.rollout import RolloutConfig
 from ajet.core.config.section import NoEffect, Section
@@ -57,6 +58,9 @@ class AjetSection(Section):
     data: DataConfig = Field(default=DataConfig(), description="Batch size and token ceilings.")
     rollout: RolloutConfig = Field(default=RolloutConfig(), description="Episodes and sampling.")
     task_reader: TaskReaderConfig = Field(default=TaskReaderConfig(), description="The tasks.")
+    environment: EnvironmentConfig = Field(
+        default=EnvironmentConfig(), description="Games and other environments."
+    )
     task_judge: TaskJudgeConfig = Field(default=TaskJudgeConfig(), description="The reward.")
     context_tracker: ContextTrackerConfig = Field(
         default=ContextTrackerConfig(), description="Tokens of an episode."

@@ -185,6 +185,21 @@ class BaseRecorder:
         if num_calls > 1 and self._num_calls + num_calls > most:
             raise self._truncate(f"{num_calls} more calls pass the episode's {most} (max_steps)")
 
+    def credit_turn(
+        self, agent_name: str, target_tag: str, reward: float | None, state_key: str | None
+    ) -> None:
+        """Note on the last turn of this agent what it brought and where it was taken."""
+        of_agent = [
+            index
+            for index, turn in self._turns.items()
+            if (turn.agent_name, turn.target_tag) == (agent_name, target_tag)
+        ]
+        if not of_agent:
+            raise ValueError(f"agent {agent_name!r} has made no call that could be credited")
+        given = present(reward=reward, state_key=state_key)
+        index = max(of_agent)
+        self._turns[index] = replace(self._turns[index], **given)
+
     def close(self) -> None:
         """No later call succeeds; what was recorded stays."""
         self._closed = True

@@ -15,6 +15,9 @@ class TurnSpan:
     turn_index: int
 
 
+_ARRAYS = ("token_ids", "loss_mask", "logprobs", "advantages")
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingSample:
     """One timeline (a root-to-leaf path of an episode's token trie).
@@ -28,6 +31,9 @@ class TrainingSample:
         advantages   0   0     A  A    0     A      0 elsewhere
 
     Position t's logprob is that of token_ids[t] given all before it. Checked once, here.
+
+    `old_logprobs` are the trainer's own, before the update (None: the sampler's are taken), and
+    `weights` the importance weights between the two (None: all 1); both of length T.
     """
 
     episode_id: str
@@ -39,11 +45,14 @@ class TrainingSample:
     spans: tuple[TurnSpan, ...]
     min_policy_version: int
     max_policy_version: int
+    old_logprobs: NDArray[np.float32] | None = None
+    weights: NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
         lengths = {
             name: len(getattr(self, name))
-            for name in ("token_ids", "loss_mask", "logprobs", "advantages")
+            for name in (*_ARRAYS, "old_logprobs", "weights")
+            if getattr(self, name) is not None
         }
         if len(set(lengths.values())) != 1:
             raise ValueError(f"sample of episode {self.episode_id}: unequal lengths {lengths}")

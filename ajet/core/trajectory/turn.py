@@ -11,8 +11,9 @@ class Turn:
     """One completion and what it was for.
 
     `messages` and `tools` are what the agent sent (for people to read: training uses only the ids
-    in `completion`); `reply` is the assistant message parsed from the completion. `state_key`
-    groups equal environment states for step-wise credit.
+    in `completion`); `reply` is the assistant message parsed from the completion. `reward` is what
+    this turn brought (None: nothing is known of it alone), `state_key` the state of the environment
+    in which it was taken: both are for step-wise credit.
     """
 
     completion: Completion
@@ -22,6 +23,7 @@ class Turn:
     agent_name: str = "default"
     target_tag: str = "default"
     trainable: bool = True
+    reward: float | None = None
     state_key: str | None = None
     started_s: float = 0.0
     ended_s: float = 0.0

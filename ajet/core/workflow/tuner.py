@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -138,6 +139,13 @@ class ModelTuner:
         )
         turn = await on_loop(self._recorder.loop, call)
         return turn.completion
+
+    def credit_turn(self, reward: float | None = None, state_key: str | None = None) -> None:
+        """Say of this agent's last call what it brought, and in which state of the environment it
+        was made: for estimators that credit single turns. None leaves a note as it is."""
+        if reward is not None and not math.isfinite(reward):
+            raise ValueError(f"credit_turn: the reward is {reward}; give a finite number")
+        self._recorder.credit_turn(self.agent_name, self.target_tag, reward, state_key)
 
     def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
         """Token ids of a text. What spells a special token is plain text in it, as in a message;

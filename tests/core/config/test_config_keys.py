@@ -61,7 +61,8 @@ HONOURED = {
     "debug.debug_first_n_tasks": 7, "trainer_common.val_before_train": True,
     "trainer_common.val_pass_n": 7, "trainer_common.save_freq": 7, "trainer_common.test_freq": 7,
     "trainer_common.total_epochs": 7, "trainer_common.total_training_steps": 7,
-    "trainer_common.logger": "console", "trainer_common.algorithm.adv_estimator": "grpo",
+    "trainer_common.logger": "console", "trainer_common.algorithm.adv_estimator": "rloo",
+    "trainer_common.algorithm.use_kl_in_reward": True,
     "trainer_common.mini_batch_num": 7, "trainer_common.optim.lr": 0.5,
     "trainer_common.use_kl_loss": False, "trainer_common.kl_loss_coef": 0.5,
     "trainer_common.kl_loss_type": "k1", "task_runner.wrapper_type": "asyncio",
@@ -90,10 +91,10 @@ NOTICED = {
     "task_runner.wrapper_multiprocessing_timeout": 7,
 }  # fmt: skip
 REFUSED = {
-    "rollout.gamma": 0.5, "rollout.val_kwargs.num_repeat": 7, "rollout.enable_oversample": True,
+    "rollout.val_kwargs.num_repeat": 7, "rollout.enable_oversample": True,
     "rollout.step_skip_action": 7, "task_judge.rubrics_auto_grader.input_data_type": "env_service",
     "context_tracker.fix_retokenization_drift": False,
-    "trainer_common.algorithm.use_kl_in_reward": True, "trainer_common.checkpoint_base_dir": "d",
+    "trainer_common.checkpoint_base_dir": "d",
     "trainer_common.save_trajectory_as_json_file": True,
     "execute_test": True,
     "execute_testing_lambda": "f", "task_runner.wrapper_type": "multi-processing",
@@ -319,7 +320,7 @@ def test_other_spellings_of_a_tool_parser_are_taken(name, parser, yaml_path):
 
 
 def test_a_refused_key_at_its_default_is_taken(yaml_path):
-    off = ["ajet.rollout.gamma=1.0", "ajet.execute_test=false", "ajet.rollout.step_skip_action=0"]
+    off = ["ajet.execute_test=false", "ajet.rollout.step_skip_action=0"]
     assert not load_config(yaml_path, off).notices
 
 

@@ -1,0 +1,116 @@
+"""What estimators read: a judged episode as numbers, without tokens, messages or policy.
+
+    episode of three turns (the second of an agent that is not trained)
+
+    reward            1.0                 R, shaped
+    turn_rewards_T    0.2   0.0   0.8     add up to R: what no turn was given is the last one's
+    state_keys_T      "a"   None  "c"     equal keys of one group are equal states
+    lengths_T         4     0     6       trained tokens of each turn
+    agents_T          "p"   "u"   "p"
+
+`penalties`, `values` have one array a turn with one number for each trained token; they are there
+when the estimator asks for them (KL in the reward; a critic).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ajet.core.trajectory.trajectory import Group, Trajectory
+
+TokenArrays = tuple[NDArray[np.float32], ...]
+"""One array a turn, with one number for each trained token."""
+Advantages = dict[str, TokenArrays]
+"""By episode id."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeCredit:
+    """One valid episode; the arrays over turns have one length, checked here."""
+
+    episode_id: str
+    group_id: str
+    reward: float
+    turn_rewards_T: NDArray[np.float64]
+    state_keys_T: tuple[str | None, ...]
+    lengths_T: NDArray[np.int64]
+    agents_T: tuple[str, ...]
+    tag: str = ""
+    is_truncated: bool = False
+    baseline: float | None = None  # ReMax: reward of the greedy episode of its group
+    penalties: TokenArrays | None = None  # what the KL takes off each token's reward
+    values: TokenArrays | None = None  # the critic's, of the state before each token
+
+    def __post_init__(self) -> None:
+        lengths = {
+            name: len(getattr(self, name))
+            for name in ("turn_rewards_T", "state_keys_T", "lengths_T", "agents_T")
+        }
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"episode {self.episode_id}: unequal numbers of turns {lengths}")
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.lengths_T.sum())
+
+    def spread(self, per_turn: Sequence[float] | NDArray[np.float64]) -> TokenArrays:
+        """One number a turn, given to each of its trained tokens."""
+        pairs = zip(self.lengths_T, per_turn, strict=True)
+        return tuple(np.full(length, value, np.float32) for length, value in pairs)
+
+
+GroupCredit = tuple[EpisodeCredit, ...]
+"""The valid episodes of one task, in the order of `rollout_index`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdvantageOptions:
+    """What estimators can be told; each reads what concerns it."""
+
+    normalize_std: bool = True  # grpo, gigpo: divide by the group's standard deviation
+    gamma: float = 1.0  # per token: gae, reinforce, reinforce_plus_plus, remax
+    lam: float = 1.0  # gae
+    step_reward_gamma: float = 1.0  # per turn: gigpo, step_reinforce
+    episode_reward_weight: float = 1.0  # gigpo
+    step_reward_weight: float = 1.0  # gigpo
+
+
+RewardGrouping = Literal["none", "group", "tag", "batch"]
+
+
+def credit_of(group: Group) -> GroupCredit:
+    """The group's valid episodes as numbers."""
+    ordered = sorted(group.valid, key=lambda t: t.workflow_task.rollout_index)
+    return tuple(_episode(trajectory) for trajectory in ordered)
+
+
+def _episode(trajectory: Trajectory) -> EpisodeCredit:
+    turns = trajectory.turns
+    assert trajectory.reward is not None
+    return EpisodeCredit(
+        episode_id=trajectory.episode_id,
+        group_id=trajectory.group_id,
+        reward=trajectory.reward,
+        turn_rewards_T=_turn_rewards(trajectory, trajectory.reward),
+        state_keys_T=tuple(turn.state_key for turn in turns),
+        lengths_T=np.array(
+            [len(turn.completion.token_ids) if turn.trainable else 0 for turn in turns], np.int64
+        ),
+        agents_T=tuple(turn.agent_name for turn in turns),
+        tag=str(trajectory.workflow_task.task.metadata.get("tag", "")),
+        is_truncated=trajectory.status == "truncated",
+    )
+
+
+def _turn_rewards(trajectory: Trajectory, reward: float) -> NDArray[np.float64]:
+    """Adds up to `reward`; a judge's reward, or a limit's, is the last trained turn's."""
+    rewards_T = np.array([turn.reward or 0.0 for turn in trajectory.turns], np.float64)
+    trained = [index for index, turn in enumerate(trajectory.turns) if turn.trainable]
+    if trained:
+        rewards_T[trained[-1]] += reward - rewards_T.sum()
+    return rewards_T

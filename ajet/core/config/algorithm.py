@@ -1,0 +1,177 @@
+"""`ajet.trainer_common.algorithm`: from rewards to advantages to a loss."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from ajet.core.config.section import Section
+
+Estimator = Literal[
+    "grpo",
+    "rloo",
+    "reinforce",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "remax",
+    "opo",
+    "gae",
+    "gigpo",
+    "step_reinforce",
+    "starpo",
+]
+
+
+class RewardNormalization(Section):
+    """Episodes' rewards before the estimator; ROLL's settings."""
+
+    grouping: Literal["none", "group", "tag", "batch"] = Field(
+        default="none", description="Over which episodes; none leaves rewards as they are."
+    )
+    method: Literal["mean", "mean_std"] = Field(
+        default="mean", description="Subtract the mean; mean_std divides by the deviation too."
+    )
+
+
+class KLControl(Section):
+    """The KL that is taken off the reward (use_kl_in_reward)."""
+
+    type: Literal["fixed", "adaptive"] = Field(
+        default="fixed", description="adaptive moves the coefficient to keep the KL at target_kl."
+    )
+    kl_coef: float = Field(default=0.001, ge=0, description="Its coefficient, at first.")
+    target_kl: float = Field(default=0.1, gt=0, description="KL of a token that adaptive aims at.")
+    horizon: int = Field(default=10000, ge=1, description="Episodes in which adaptive doubles it.")
+
+
+class RolloutCorrection(Section):
+    """Importance weights between the sampler and the trainer."""
+
+    level: Literal["none", "token", "turn", "sequence"] = Field(
+        default="none",
+        description="What one weight is for; none takes the sampler's log-probabilities as old.",
+    )
+    mode: Literal["truncate", "reject"] = Field(
+        default="truncate",
+        description="A weight beyond the bounds is cut to them, or its tokens leave the loss.",
+    )
+    upper: float = Field(default=2.0, gt=0, description="Largest weight.")
+    lower: float = Field(default=0.0, ge=0, description="Smallest weight; for reject.")
+
+
+class DynamicSampling(Section):
+    """Groups in which all rewards are equal are left out and others rolled out (DAPO)."""
+
+    enable: bool = Field(default=False, description="Fill every batch with groups that differ.")
+    max_rounds: int = Field(
+        default=4, ge=1, description="Rollouts of one step; then the batch stays smaller."
+    )
+
+
+class Overlong(Section):
+    """Episodes that come near the ceiling of their tokens (DAPO)."""
+
+    buffer_len: int = Field(
+        default=0,
+        ge=0,
+        description="Tokens before data.max_response_length in which the penalty grows; 0 is off.",
+    )
+    penalty_factor: float = Field(default=1.0, ge=0, description="The penalty at the ceiling.")
+    mask_truncated: bool = Field(
+        default=False, description="Leave truncated episodes out of the update and the baseline."
+    )
+
+
+class AlgorithmConfig(Section):
+    """From rewards to a loss."""
+
+    adv_estimator: Estimator = Field(
+        default="grpo",
+        description="How rewards become advantages: grpo, rloo, opo compare with the group; gigpo, "
+        "step_reinforce credit steps; gae has a critic; remax a greedy episode.",
+    )
+    normalize_std: bool = Field(
+        default=True, description="Divide advantages by the group's standard deviation."
+    )
+    gamma: float = Field(default=1.0, ge=0, le=1, description="Discount per token.")
+    lam: float = Field(default=1.0, ge=0, le=1, description="GAE's lambda, per token.")
+    step_reward_gamma: float = Field(
+        default=1.0, ge=0, le=1, description="Discount per turn, of gigpo and step_reinforce."
+    )
+    episode_reward_weight: float = Field(
+        default=1.0, ge=0, description="Weight of gigpo's episode advantage."
+    )
+    step_reward_weight: float = Field(
+        default=1.0, ge=0, description="Weight of gigpo's step advantage."
+    )
+    reward_normalization: RewardNormalization = Field(
+        default=RewardNormalization(), description="Rewards before the estimator."
+    )
+    reward_clip: float | None = Field(
+        default=None, gt=0, description="Rewards are cut to this size; null cuts none."
+    )
+    advantage_clip: float | None = Field(
+        default=None, gt=0, description="Advantages are cut to this size; null cuts none."
+    )
+    whiten_advantages: bool | None = Field(
+        default=None,
+        description="Mean 0 and deviation 1 over the batch's tokens; null: where the estimator is "
+        "defined so (gae, reinforce_plus_plus and its baseline form).",
+    )
+    policy_loss: Literal["ppo", "gspo", "cispo", "gpg", "topr", "sapo"] = Field(
+        default="ppo", description="The loss of a token."
+    )
+    clip_low: float = Field(
+        default=0.2, gt=0, lt=1, description="The ratio is clipped below 1 - clip_low."
+    )
+    clip_high: float = Field(
+        default=0.28, gt=0, description="The ratio is clipped above 1 + clip_high."
+    )
+    dual_clip: float | None = Field(
+        default=None, gt=1, description="Bound of the loss for negative advantages; null has none."
+    )
+    sapo_tau_pos: float = Field(default=1.0, gt=0, description="sapo: slope where A > 0.")
+    sapo_tau_neg: float = Field(default=1.05, gt=0, description="sapo: slope where A < 0.")
+    loss_agg_mode: Literal[
+        "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
+    ] = Field(default="token-mean", description="How token losses are averaged; seq is an episode.")
+    entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
+    use_kl_in_reward: bool = Field(
+        default=False, description="Subtract the KL to the starting model from the reward."
+    )
+    kl_ctrl: KLControl = Field(default=KLControl(), description="That KL's coefficient.")
+    rollout_correction: RolloutCorrection = Field(
+        default=RolloutCorrection(), description="Sampler against trainer."
+    )
+    dynamic_sampling: DynamicSampling = Field(
+        default=DynamicSampling(), description="Groups without signal."
+    )
+    overlong: Overlong = Field(default=Overlong(), description="Episodes that get too long.")
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> Self:
+        correction = self.rollout_correction
+        if correction.lower >= correction.upper:
+            raise ValueError("rollout_correction: lower must be less than upper")
+        return self
+
+
+class CriticConfig(Section):
+    """The value model of adv_estimator gae: a copy of a model with one number for a head."""
+
+    path: str | None = Field(
+        default=None,
+        description="The model it starts from; null is ajet.model.path.",
+    )
+    lr: float = Field(default=1e-5, ge=0, description="Learning rate.")
+    warmup_steps: int = Field(
+        default=0, ge=0, description="Training steps in which the critic learns alone."
+    )
+    cliprange_value: float = Field(
+        default=0.5, gt=0, description="A value moves at most this far from the one of the rollout."
+    )
+    ppo_epochs: int = Field(default=1, ge=1, description="Passes over a step's samples.")
+    mini_batch_num: int = Field(default=1, ge=1, description="Optimizer steps of one pass.")
+    grad_clip: float = Field(
+        default=1.0, gt=0, description="The gradient's norm is clipped to this."
+    )
+    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's weight decay.")

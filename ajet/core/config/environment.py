@@ -1,0 +1,111 @@
+"""`ajet.environment`: games and other environments that an agent acts in, named as ROLL names them.
+
+Four of ROLL's keys have their home elsewhere and are taken here too (renames.py):
+
+    train_env_manager.num_env_groups          data.train_batch_size
+    train_env_manager.group_size              rollout.num_repeat
+    train_env_manager.group_size_redundancy   rollout.group_size_redundancy
+    val_env_manager.group_size                trainer_common.val_pass_n
+"""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ajet.core.config.section import Section
+
+AGENTS = ("traj_env_agent", "step_env_agent")
+
+
+class CustomEnv(Section):
+    """One environment and how the agent is told of it. Its name is the tag of its episodes."""
+
+    env_type: str = Field(
+        description="frozen_lake, sokoban, webshop, countdown, guess_number, a Gymnasium id, "
+        "textarena:ID, reasoning_gym:NAME, env_service, or your Environment as file.py->Class."
+    )
+    env_config: dict[str, Any] = Field(default={}, description="The environment's own settings.")
+    max_steps: int = Field(default=10, ge=1, description="Actions of one episode at most.")
+    max_tokens_per_step: int = Field(default=128, ge=1, description="Tokens of one reply at most.")
+    env_manager_cls: str = Field(
+        default="traj_env_agent",
+        description="Who plays: traj_env_agent keeps the whole conversation (StarPO), "
+        "step_env_agent shows each step alone (GiGPO), or your own agent's registered name.",
+    )
+    agent_system_template: str = Field(
+        default="{env_instruction}", description="System prompt; empty has none."
+    )
+    agent_template: str | None = Field(
+        default=None, description="What the model is shown at each step; null is the agent's own."
+    )
+    action_pattern: str | None = Field(
+        default="<answer>(.*?)</answer>",
+        description="Where a reply says its action: the last match's first group; null takes all.",
+    )
+    history_length: int = Field(
+        default=2, ge=0, description="Earlier steps that step_env_agent shows."
+    )
+    isolation: Literal["auto", "inline", "thread", "process"] = Field(
+        default="auto",
+        description="Where its calls run; auto: our quick games in place, others in a thread.",
+    )
+    step_timeout_s: float = Field(
+        default=60.0, gt=0, description="Seconds until a call of it fails; not in place."
+    )
+
+
+class EnvManager(Section):
+    """Which environments an episode is drawn from."""
+
+    tags: list[str] = Field(default=[], description="Names of custom_envs; empty takes all.")
+    num_groups_partition: list[int] = Field(
+        default=[], description="Groups of each tag; empty divides them evenly."
+    )
+    max_env_num_per_worker: int = Field(
+        default=16, ge=1, description="Environments of one process, with isolation process."
+    )
+    format_penalty: float = Field(
+        default=0.0,
+        le=0,
+        description="Added to the reward of a step whose action could not be read.",
+    )
+
+
+class ValEnvManager(EnvManager):
+    """The same for validation."""
+
+    num_env_groups: int = Field(default=64, ge=0, description="Held-out instances.")
+
+
+class EnvironmentConfig(Section):
+    """Environments, with task_reader.type: environment."""
+
+    custom_envs: dict[str, CustomEnv] = Field(default={}, description="The environments, by tag.")
+    train_env_manager: EnvManager = Field(default=EnvManager(), description="Training episodes.")
+    val_env_manager: ValEnvManager = Field(
+        default=ValEnvManager(), description="Validation episodes."
+    )
+    render_save_dir: str | None = Field(
+        default=None,
+        description="A folder for GIFs and PNGs of validation episodes; a relative one is in the "
+        "run folder; null draws none.",
+    )
+    max_rendered_episodes: int = Field(
+        default=8, ge=1, description="Episodes of one validation that are drawn, the first ones."
+    )
+
+    @model_validator(mode="after")
+    def _tags_exist(self) -> Self:
+        for name in ("train_env_manager", "val_env_manager"):
+            manager = getattr(self, name)
+            unknown = [tag for tag in manager.tags if tag not in self.custom_envs]
+            if unknown:
+                known = ", ".join(self.custom_envs) or "none"
+                raise ValueError(f"{name}.tags: {unknown[0]!r} is no name of custom_envs ({known})")
+            tags = manager.tags or list(self.custom_envs)
+            parts = manager.num_groups_partition
+            if parts and len(parts) != len(tags):
+                raise ValueError(
+                    f"{name}.num_groups_partition has {len(parts)} numbers for {len(tags)} tags"
+                )
+        return self

@@ -1,0 +1,1 @@
+"""Environments of other packages and processes, as ours."""

@@ -1,0 +1,70 @@
+"""A gym-like environment: text in, text out, with the returns of Gymnasium's `reset` and `step`.
+
+    observation, info = environment.reset(seed=7, options={"split": "train"})
+    observation, reward, terminated, truncated, info = environment.step("Left")
+
+One object lives for one episode. `seed` decides everything that the environment draws; members of a
+group get the same one. What an environment may put into `info`:
+
+    metrics            {"success": True, "action_is_valid": False, "pushes": 2}: numbers and bools
+    metrics_agg_mode   {"pushes": "sum"}: how the steps' numbers become the episode's: mean (the
+                       default), sum, last (the default of success), min or max
+    state_key          the state in which the NEXT action is taken: equal keys are equal states of
+                       one task, for step-wise credit (GiGPO)
+
+Not covered: which action a reply of the model means (the agent extracts its text), deadlines and
+checks of what is returned (live.py).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Info = dict[str, Any]
+Frame = str | NDArray[np.uint8]
+"""Text, or an RGB picture ``[height, width, 3]``."""
+
+
+class Environment:
+    """Subclass this and write `reset` and `step`; `env_config` are the constructor's arguments.
+
+    `instruction` tells the rules and the form of an action; templates have it as
+    ``{env_instruction}``. `is_quick` says that no call ever waits: it is then called in place, and
+    not in a thread.
+    """
+
+    instruction: str = ""
+    is_quick: ClassVar[bool] = False
+
+    def reset(
+        self, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[str, Info]:
+        """A new instance. ``options["split"]``, "train" or "validation": an environment whose
+        instances may repeat keeps the two apart."""
+        raise NotImplementedError(f"{type(self).__name__} does not define reset()")
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        """Observation, reward, terminated, truncated, info. Text that is no action is answered
+        with an observation that says what one looks like, the state unchanged and
+        ``info["metrics"]["action_is_valid"] = False``."""
+        raise NotImplementedError(f"{type(self).__name__} does not define step()")
+
+    def render(self) -> Frame:
+        """The state to look at; the last observation's text where it is not drawn."""
+        raise NotImplementedError(f"{type(self).__name__} does not define render()")
+
+    def close(self) -> None:
+        """Give back whatever it holds; called once, whatever happened."""
+
+    def sample_action(self, rng: random.Random) -> str:
+        """A random valid action, for `ajet env-check`."""
+        raise NotImplementedError(f"{type(self).__name__} does not define sample_action()")
+
+    def oracle_action(self) -> str | None:
+        """The next action of an optimal policy, for `ajet env-check`; None where it knows none."""
+        return None

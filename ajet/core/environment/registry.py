@@ -1,0 +1,67 @@
+"""Environments by `env_type`.
+
+    frozen_lake                     one of ours (games/), imported when it is asked for
+    FrozenLake-v1, gymnasium:ID     anything registered with Gymnasium whose observations are text,
+                                    or can be written as text
+    textarena:ID, reasoning_gym:ID  a game or a task family of that package
+    file.py->Class, package->Class  a subclass of `Environment`
+    env_service                     an environment behind the env-service protocol
+
+Not covered: who calls it, and where (live.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ajet.core.environment.environment import Environment
+from ajet.core.errors import ConfigError
+from ajet.core.importing import load_object
+
+GAMES = "ajet.core.environment.games"
+ADAPTERS = "ajet.core.environment.adapters"
+BUILT_IN = {
+    "frozen_lake": f"{GAMES}.frozen_lake->FrozenLake",
+    "sokoban": f"{GAMES}.sokoban->Sokoban",
+    "webshop": f"{GAMES}.webshop->WebShop",
+    "countdown": f"{GAMES}.countdown->Countdown",
+    "guess_number": f"{GAMES}.guess_number->GuessNumber",
+    "env_service": f"{ADAPTERS}.env_service->ServedEnvironment",
+}
+PREFIXED = {
+    "gymnasium": f"{ADAPTERS}.gymnasium->GymnasiumEnvironment",
+    "textarena": f"{ADAPTERS}.textarena->TextArenaEnvironment",
+    "reasoning_gym": f"{ADAPTERS}.reasoning_gym->ReasoningGymEnvironment",
+}
+"""Adapters whose first argument is what follows the colon."""
+
+
+def environment_maker(
+    env_type: str, env_config: Mapping[str, Any], base_dirs: Sequence[Path], where: str
+) -> Callable[[], Environment]:
+    """Makes a new environment at each call; a ConfigError now for a type that does not exist."""
+    kind, arguments = _kind_of(env_type, base_dirs, where)
+    return lambda: kind(*arguments, **env_config)
+
+
+def _kind_of(
+    env_type: str, base_dirs: Sequence[Path], where: str
+) -> tuple[type[Environment], tuple[str, ...]]:
+    def load(spec: str) -> type[Environment]:
+        return load_object(spec, base_dirs=base_dirs, kind=Environment, where=where)
+
+    prefix, colon, name = env_type.partition(":")
+    if "->" in env_type:
+        return load(env_type), ()
+    if env_type in BUILT_IN:
+        return load(BUILT_IN[env_type]), ()
+    if colon and prefix in PREFIXED:
+        return load(PREFIXED[prefix]), (name,)
+    if "-v" in env_type:
+        return load(PREFIXED["gymnasium"]), (env_type,)
+    raise ConfigError(
+        f"{where}: no environment {env_type!r}; there are {', '.join(BUILT_IN)}, "
+        f"{', '.join(f'{each}:ID' for each in PREFIXED)}, or your own class as file.py->Class"
+    )
