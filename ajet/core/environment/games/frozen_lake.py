@@ -43,7 +43,7 @@ PLAYER_ON = {"S": "P", "F": "P", "H": "X", "G": "√"}
 FIXED_MAPS = ("4x4", "8x8")
 MAX_DRAWS = 10_000
 DISCOUNT = 0.999
-"""The oracle's: so near to 1 that the chance to arrive counts; of two sure ways the shorter wins."""
+"""The oracle's: so near 1 that the chance to arrive counts; the shorter of two sure ways wins."""
 
 WHAT_AN_ACTION_IS = "That is no action. Answer with one of: Left, Down, Right, Up."
 LEGENDS: dict[View, str] = {
