@@ -169,8 +169,9 @@ class Sokoban(Environment):
                 return room
         raise ConfigError(
             f"sokoban: {MAX_DRAWS} draws gave no room with dim_room "
-            f"[{self._height}, {self._width}], num_boxes {self._num_boxes}, search_depth {self._search_depth} and max_steps "
-            f"{self._max_steps}; take a larger room, fewer boxes or more of the last two"
+            f"[{self._height}, {self._width}], num_boxes {self._num_boxes}, search_depth "
+            f"{self._search_depth} and max_steps {self._max_steps}; take a larger room, fewer "
+            "boxes or more of the last two"
         )
 
 
