@@ -118,6 +118,7 @@ class Countdown(Environment):
     def _draw(self, rng: random.Random, split: str | None) -> tuple[str, list[int], int]:
         """An expression, its numbers and its value. The operators are drawn first and kept while
         numbers are drawn for them: otherwise division, which seldom fits, were rare."""
+        operators: list[str] = []
         for draw in range(MOST_DRAWS):
             if draw % DRAWS_PER_OPERATORS == 0:
                 operators = [rng.choice(OPERATORS) for _ in range(self.num_numbers - 1)]
