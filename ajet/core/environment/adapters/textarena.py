@@ -89,12 +89,13 @@ class TextArenaEnvironment(Environment):
 
     def _shows_history(self) -> bool:
         """Whether the package would repeat the whole game at every step, or has no wrapper."""
-        import textarena
+        from textarena.core import ObservationWrapper, Wrapper
+        from textarena.wrappers import LLMObservationWrapper
 
         wrapped = self._game
-        while isinstance(wrapped, textarena.Wrapper):
-            if isinstance(wrapped, textarena.core.ObservationWrapper):
-                return type(wrapped) is textarena.wrappers.LLMObservationWrapper
+        while isinstance(wrapped, Wrapper):
+            if isinstance(wrapped, ObservationWrapper):
+                return type(wrapped) is LLMObservationWrapper
             wrapped = wrapped.env
         return True
 
