@@ -16,6 +16,7 @@ earlier steps (traj_env_agent.py, step_env_agent.py), and where calls run (envir
 
 from __future__ import annotations
 
+from math import fsum
 from statistics import fmean
 from typing import Any, ClassVar, NamedTuple
 
@@ -149,7 +150,7 @@ class Play:
 
     def output(self) -> WorkflowOutput:
         """The episode's reward, and how it went."""
-        reward = sum(move.reward for move in self.moves)
+        reward = fsum(move.reward for move in self.moves)
         is_success = self._is_success(reward)
         metadata = {
             "tag": self.setting.tag,
