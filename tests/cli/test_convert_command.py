@@ -73,3 +73,21 @@ def test_a_mistake_is_one_line(arguments, problem, monkeypatch, tmp_path):
 
 def test_another_system_is_wrong_usage():
     assert run("--from", "trl", LAKE).exit_code == 2
+
+
+ROW = '{"prompt": "1+1?", "reward_model": {"style": "rule", "ground_truth": "2"}}\n'
+SCRIPT = (
+    "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=1 "
+    "data.train_files=train.jsonl data.val_files=train.jsonl "
+    "actor_rollout_ref.model.path=embedded:math actor_rollout_ref.rollout.n=4"
+)
+
+
+def test_a_converted_script_passes_the_check(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.jsonl").write_text(ROW)
+    Path("run.sh").write_text(SCRIPT)
+    assert run("--from", "verl", "run.sh", "--out", "mine.yaml").exit_code == 0
+    checked = CliRunner().invoke(app, ["check", "--conf", "mine.yaml"])
+    assert checked.exit_code == 0, checked.stderr
+    assert "ok: backbone debug" in checked.stdout

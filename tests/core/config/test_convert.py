@@ -1,5 +1,6 @@
 """Another system's config becomes one of ours that loads, and every key of it is answered for."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ PPO = SOURCES / "verl" / "ppo.yaml"
 GRAPH = SOURCES / "chatlearn" / "train_agent.sh"
 GRPO = SOURCES / "chatlearn" / "grpo_fsdp.yaml"
 MATH = SOURCES / "agentjet" / "math_agent.yaml"
+VERL = Path(sys.prefix) / "references/verl/trainer/config/_generated_ppo_trainer.yaml"
 ALL = [
     ("roll", LAKE), ("verl", TOOLS), ("verl", PPO), ("chatlearn", GRAPH), ("chatlearn", GRPO),
     ("agentjet", MATH),
@@ -539,3 +541,17 @@ def test_a_text_that_looks_like_an_interpolation_stays_text(tmp_path):
     file = written(tmp_path, "ajet: {model: {path: m}, rollout: {multi_turn: {system_prompt: 'say \\${name}'}}}")  # fmt: skip  # noqa: E501
     config = loaded(convert("agentjet", file), tmp_path)
     assert config.ajet.rollout.multi_turn.system_prompt == "say ${name}"
+
+
+def test_a_script_names_its_config_by_folder_and_name():
+    result = convert("roll", LAKE.parent / "run.sh")
+    assert result.values == convert("roll", LAKE).values
+
+
+@pytest.mark.skipif(not VERL.is_file(), reason="verl is not in .venv/references")
+def test_no_key_of_verls_own_config_is_unknown():
+    result = convert("verl", VERL)
+    assert {each.key: each.value for each in result.of("unknown")} == {
+        "actor_rollout_ref.rollout.name": "???"  # to be set, in verl too
+    }
+    assert not result.of("algorithm")
