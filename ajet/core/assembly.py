@@ -235,7 +235,6 @@ def estimator_settings(config: AjetConfig) -> EstimatorSettings:
             overlong_buffer=algorithm.overlong.buffer_len,
             overlong_factor=algorithm.overlong.penalty_factor,
             max_response_length=config.ajet.data.max_response_length,
-            mask_truncated=algorithm.overlong.mask_truncated,
             grouping=algorithm.reward_normalization.grouping,
             normalize_std=algorithm.reward_normalization.method == "mean_std",
             clip=algorithm.reward_clip,
