@@ -44,8 +44,8 @@ class RewardShaping:
     def __post_init__(self) -> None:
         if self.overlong_buffer > self.max_response_length:
             raise ConfigError(
-                f"ajet.trainer_common.algorithm.overlong.buffer_len: {self.overlong_buffer} is more "
-                f"than ajet.data.max_response_length ({self.max_response_length}); make it smaller"
+                f"ajet.trainer_common.algorithm.overlong.buffer_len: {self.overlong_buffer} is "
+                f"more than ajet.data.max_response_length ({self.max_response_length}); make it smaller"
             )
 
 

@@ -34,7 +34,7 @@ def test_the_overlong_penalty_grows_in_the_buffer(length, penalty):
 
 
 def test_a_buffer_longer_than_an_episode_may_be_is_refused():
-    with pytest.raises(ConfigError, match="overlong.buffer_len: 101 is more than"):
+    with pytest.raises(ConfigError, match=r"overlong\.buffer_len: 101 is more than"):
         RewardShaping(overlong_buffer=101, max_response_length=100)
 
 
