@@ -45,7 +45,7 @@ class RewardShaping:
         if self.overlong_buffer > self.max_response_length:
             raise ConfigError(
                 f"ajet.trainer_common.algorithm.overlong.buffer_len: {self.overlong_buffer} is "
-                f"more than ajet.data.max_response_length ({self.max_response_length}); make it smaller"
+                f"more than ajet.data.max_response_length ({self.max_response_length})"
             )
 
 
