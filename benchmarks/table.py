@@ -129,7 +129,7 @@ def environments() -> list[Row]:
     found = result("environment_steps")
     return [
         (
-            f"steps a second of {name} against its bare loop: checked, with the agent's bookkeeping",
+            f"steps a second of {name}, of its bare loop's: checked, with the agent's books",
             f"{figures['ratio']['live']:.0%}, {figures['ratio']['played']:.0%}",
             f"≥ {found['goal']:.0%}; bare: {figures['steps_a_second']['bare']:,.0f} a second",
             "environment_steps",
