@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -25,11 +26,12 @@ from ajet.core.inference.endpoint import ChatEndpoint, ModelEndpoint, SamplingPa
 from ajet.core.judge import JUDGES, judge_class, judge_spec
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.record.origin import RunOrigin
+from ajet.core.rollout.batch import BatchSettings
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.runner import EpisodeRunner, OnError
 from ajet.core.task.env_service import environment_host
 from ajet.core.trajectory.malformed import MalformedPolicy
-from ajet.core.trajectory.trajectory import Group
+from ajet.core.trajectory.trajectory import Group, LeftOut
 from ajet.core.workflow.registry import (
     DEFAULT_AGENT,
     WorkflowChooser,
@@ -167,6 +169,38 @@ def rollout_limits(config: AjetConfig) -> RolloutLimits:
             reward=rollout.agent_madness_reward,
         ),
     )
+
+
+def batch_settings(config: AjetConfig) -> BatchSettings:
+    """Which groups make the batch of a step."""
+    rollout, algorithm = config.ajet.rollout, config.ajet.trainer_common.algorithm
+    sampling = algorithm.dynamic_sampling
+    needs_greedy = algorithm.adv_estimator == "remax"
+    return BatchSettings(
+        train_batch_size=config.ajet.data.train_batch_size,
+        num_repeat=rollout.num_repeat,
+        redundancy=rollout.group_size_redundancy,
+        max_rounds=sampling.max_rounds if sampling.enable else 0,
+        oversampling=rollout.submit_oversample_multiplier if rollout.enable_oversample else 1.0,
+        mask_truncated=algorithm.overlong.mask_truncated,
+        greedy=replace(sampling_params(config, "train"), temperature=0.0, top_p=1.0, top_k=-1)
+        if needs_greedy
+        else None,
+    )
+
+
+def selections(config: AjetConfig) -> list[LeftOut]:
+    """The selections that the config asks for: their metrics are there in every step."""
+    rollout, algorithm = config.ajet.rollout, config.ajet.trainer_common.algorithm
+    asked: dict[LeftOut, bool] = {
+        "redundancy": rollout.group_size_redundancy > 0,
+        "drop_group": rollout.failure_policy == "drop_group",
+        "dynamic_sampling": algorithm.dynamic_sampling.enable,
+        "oversampling": rollout.enable_oversample,
+        "overlong": algorithm.overlong.mask_truncated,
+        "no_baseline": algorithm.adv_estimator == "remax",
+    }
+    return [name for name, is_asked in asked.items() if is_asked]
 
 
 def update_settings(config: AjetConfig) -> UpdateSettings:

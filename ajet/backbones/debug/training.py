@@ -35,11 +35,10 @@ from ajet.core.record.step_metrics import held_out_metrics, step_metrics
 from ajet.core.record.step_warnings import StepWarnings
 from ajet.core.record.summary import RunSummary, peak_rss_bytes
 from ajet.core.record.timeline_counts import TimelineCounts
+from ajet.core.rollout.batch import BatchRollout, StepGroups
 from ajet.core.task.cursor import DataCursor
 from ajet.core.task.reader import make_reader
-from ajet.core.task.task import Task
 from ajet.core.trajectory.samples import to_samples
-from ajet.core.trajectory.trajectory import Group
 from ajet.core.update.checkpoint import (
     Checkpoint,
     load_checkpoint,
@@ -90,6 +89,14 @@ class Training:
         self.gateway = assembly.make_gateway(config)
         shared = {"judge": judge, "gateway": self.gateway}
         self.runner = assembly.make_runner(config, self.engine, template, mode="train", **shared)
+        self.batch = BatchRollout(
+            self.runner,
+            self.tasks,
+            self.cursor,
+            assembly.batch_settings(config),
+            on_round=lambda what, num: self.progress.phase(what, num),
+            on_episode=lambda _: self.progress.advance(),
+        )
         self.validator = assembly.make_runner(config, self.engine, template, mode="eval", **shared)
         # With LoRA the checkpoint holds adapters alone: no model that loads by itself.
         self.files = {} if self.policy.settings.lora else model_files(loaded)
@@ -115,6 +122,7 @@ class Training:
             title=config.experiment_name,
             first_step=self.state.step + 1,
         )
+        self.selections = assembly.selections(config)
         self.warnings = StepWarnings(config.ajet.context_tracker)
         self.started_s = time.monotonic()
 
@@ -157,38 +165,30 @@ class Training:
 
     async def _train_step(self, step: int) -> None:
         """The algorithm."""
-        tasks = [self.tasks[index] for index in self.cursor.next_batch()]
-        groups, rollout_s = await self._rollout(tasks, step)
+        found, rollout_s = await self._rollout(step)
+        groups = found.groups
         advantages = assembly.group_advantages(self.config, groups)
         samples = to_samples(groups, advantages)
         self.progress.phase("update", 1)
         update = self.policy.update(samples, on_progress=self.progress.fraction)
         self.engine.publish(step)
-        metrics = step_metrics(groups, samples, update, rollout_s)
-        self.store.write(step, groups, advantages, samples)
+        metrics = step_metrics(groups, samples, update, rollout_s, selections=self.selections)
+        self.store.write(step, found.all, advantages, samples)
         self.metrics.log(step, metrics)
         counts = TimelineCounts.of(groups, samples)
         self.state.timelines += counts
         self.warnings.of_metrics(metrics)
         self.warnings.of_timelines(f"step {step}", groups, counts)
         self.state.step = step
-        self.state.num_episodes += sum(len(group.trajectories) for group in groups)
+        self.state.num_episodes += sum(len(group.trajectories) for group in found.all)
         self.state.cursor = self.cursor.state_dict()
         self.is_saved = False
         self.progress.step_done(step, metrics)
 
-    async def _rollout(self, tasks: list[Task], step: int) -> tuple[list[Group], float]:
+    async def _rollout(self, step: int) -> tuple[StepGroups, float]:
         started_s = time.monotonic()
-        num_repeat = self.config.ajet.rollout.num_repeat
-        self.progress.phase("rollout", len(tasks) * num_repeat)
-        groups = await self.runner.rollout(
-            tasks,
-            step=step,
-            mode="train",
-            num_repeat=num_repeat,
-            on_episode=lambda _: self.progress.advance(),
-        )
-        self.warnings.of_failures(f"step {step}", groups)
+        groups = await self.batch.groups_of(step)
+        self.warnings.of_failures(f"step {step}", groups.all)
         return groups, time.monotonic() - started_s
 
     async def _validate_if_due(self) -> None:

@@ -1,6 +1,7 @@
 """One step in numbers: name -> float, the part before the "/" is its group on a page.
 
-    reward/mean, reward/std, reward/success      over valid episodes
+    reward/mean, reward/std, reward/success      over judged episodes, also those that a selection
+                                                 left out: selection/… has both means
     episodes/ok, episodes/timeout, …             how they ended, before a policy made the best of it
     episodes/retried, episodes/retried_timeout…  failed attempts that another one replaced
     episodes/turns_mean                          calls of the model
@@ -14,6 +15,8 @@
     timelines/token_ratio                        tokens of one row a call, over those of timelines
     drift/checked, drift/rate, …                 calls whose fresh render would have other ids, and
                                                  the first position that differs
+    groups/total, groups/trained, …              tasks; with a valid member; whose rewards differ
+    selection/…                                  who is kept, and who is not (selection.py)
     rollout/…, update/…                          speed, and the update's own figures
     held_out/…                                   of a validation, logged at the step it came after
 
@@ -23,11 +26,13 @@ Not covered: metrics of single episodes (episodes.sqlite has those).
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
+from typing import get_args
 
 from ajet.core.record.evaluation import Evaluation
+from ajet.core.record.selection import selection_metrics
 from ajet.core.record.timeline_counts import DROPPED, OTHER_AGENT, RETRIED, TimelineCounts
 from ajet.core.trajectory.sample import TrainingSample
-from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
+from ajet.core.trajectory.trajectory import EpisodeStatus, Group, LeftOut, Trajectory
 
 
 def step_metrics(
@@ -35,8 +40,11 @@ def step_metrics(
     samples: Sequence[TrainingSample],
     update: Mapping[str, float],
     rollout_s: float,
+    *,
+    selections: Sequence[LeftOut] = (),
 ) -> dict[str, float]:
-    """Everything that is logged of one training step."""
+    """Everything that is logged of one training step; `selections` are those that the config asks
+    for."""
     trajectories = [t for g in groups for t in g.trajectories]
     turns = [turn for t in trajectories for a in t.attempts for turn in a.turns]
     sampled = sum(len(turn.completion.token_ids) for turn in turns)
@@ -45,6 +53,8 @@ def step_metrics(
         **_status_metrics(trajectories),
         **_turn_metrics(trajectories),
         **_timeline_metrics(TimelineCounts.of(groups, samples)),
+        **_group_metrics(groups),
+        **selection_metrics(groups, selections),
         "rollout/seconds": rollout_s,
         "rollout/episodes_per_s": len(trajectories) / rollout_s,
         "rollout/tokens_per_s": sampled / rollout_s,
@@ -62,8 +72,8 @@ def held_out_metrics(report: Evaluation) -> dict[str, float]:
 
 
 def _reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Reward and success over valid episodes, and the means of the workflows' own metrics."""
-    valid = [t for t in trajectories if t.is_valid]
+    """Reward and success over judged episodes, and the means of the workflows' own metrics."""
+    valid = [t for t in trajectories if t.is_valid or (t.left_out and t.reward is not None)]
     rewards = [t.reward for t in valid if t.reward is not None]
     own: defaultdict[str, list[float]] = defaultdict(list)
     for trajectory in valid:
@@ -89,6 +99,15 @@ def _status_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return metrics
 
 
+def _group_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Groups with signal are among those that are trained."""
+    return {
+        "groups/total": float(len(groups)),
+        "groups/trained": float(sum(bool(group.valid) for group in groups)),
+        "groups/with_signal": float(sum(group.has_signal for group in groups)),
+    }
+
+
 def _turn_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     turns = [turn for t in trajectories for turn in t.turns]
     cut = sum(turn.completion.finish_reason == "length" for turn in turns)
@@ -102,9 +121,11 @@ def _turn_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _timeline_metrics(counts: TimelineCounts) -> dict[str, float]:
-    """Sampled tokens are trained, or are not for one of four reasons, each counted."""
+    """Sampled tokens are trained, or are not for one of these reasons, each counted."""
     left = dict(counts.not_trained)
-    apart = {f"untrained_{name}": left.pop(name, 0) for name in (OTHER_AGENT, RETRIED, DROPPED)}
+    always = (OTHER_AGENT, RETRIED, DROPPED)
+    names = (*always, *(name for name in get_args(LeftOut) if name in left))
+    apart = {f"untrained_{name}": left.pop(name, 0) for name in names}
     tokens = {
         "sampled": counts.sampled,
         "trained": counts.trained,

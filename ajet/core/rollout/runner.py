@@ -110,6 +110,7 @@ class EpisodeRunner:
         num_repeat: int,
         redundancy: int = 0,
         numbers: Sequence[int] | None = None,
+        failure_rate_of: int | None = None,
         on_episode: OnEpisode | None = None,
         sampling: SamplingParams | None = None,
     ) -> list[Group]:
@@ -118,8 +119,8 @@ class EpisodeRunner:
         replaces the runner's.
 
         With `redundancy` so many more begin, and a group ends with `num_repeat` of them (see
-        early_stop.py). `numbers` are the groups' places in the step, where it has several rollouts.
-        """
+        early_stop.py). `numbers` are the groups' places in the step, where it has several rollouts;
+        `max_failure_rate` is then that of `failure_rate_of` episodes, not of this rollout's."""
         if mode == "train" and isinstance(self._endpoint, ChatEndpoint):
             raise ConfigError("a chat endpoint shows no token ids: evaluate it, it cannot train")
         size = num_repeat + redundancy
@@ -139,7 +140,9 @@ class EpisodeRunner:
                 on_episode(trajectory)
             if has_failed(trajectory):
                 failed.append(trajectory)
-                check_failure_rate(failed, len(plans), self._limits.max_failure_rate)
+                check_failure_rate(
+                    failed, failure_rate_of or len(plans), self._limits.max_failure_rate
+                )
             return trajectory
 
         self._schedule = Schedule(

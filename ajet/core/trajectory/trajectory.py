@@ -105,12 +105,19 @@ class Trajectory:
 class Group:
     """The episodes of one task in one step, in the order of `rollout_index`.
 
-    `task` is as the reader gave it: a workflow may change its own copy.
+    `task` is as the reader gave it: a workflow may change its own copy. `baseline` is the reward of
+    a greedy episode, where the estimator compares with one.
     """
 
     group_id: str
     trajectories: tuple[Trajectory, ...]
     task: Task | None = None
+    baseline: float | None = None
+
+    @property
+    def number(self) -> int:
+        """Its place in the step: the last part of `group_id`."""
+        return int(self.group_id.rpartition("-")[2])
 
     @property
     def valid(self) -> tuple[Trajectory, ...]:
