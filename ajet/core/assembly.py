@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     from ajet.core.inference.chat_template import ChatTemplate
     from ajet.core.inference.engines.in_process import InProcessEngine
     from ajet.core.model.load import LoadedModel
-    from ajet.core.update.settings import UpdateSettings
+    from ajet.core.update.critic import Critic
+    from ajet.core.update.settings import CriticSettings, UpdateSettings
     from ajet.core.workflow.gateway.gateway import Gateway
 
 
@@ -205,7 +206,7 @@ def selections(config: AjetConfig) -> list[LeftOut]:
 
 def update_settings(config: AjetConfig) -> UpdateSettings:
     """What one update does; the sampler's temperature is the policy's."""
-    from ajet.core.update.settings import LoraSettings, UpdateSettings
+    from ajet.core.update.settings import CorrectionSettings, LoraSettings, UpdateSettings
 
     trainer = config.ajet.trainer_common
     algorithm, optim, lora = trainer.algorithm, trainer.optim, trainer.lora
@@ -216,14 +217,25 @@ def update_settings(config: AjetConfig) -> UpdateSettings:
         weight_decay=optim.weight_decay,
         grad_clip=optim.grad_clip,
         warmup_steps=optim.warmup_steps,
+        policy_loss=algorithm.policy_loss,
         clip_low=algorithm.clip_low,
         clip_high=algorithm.clip_high,
         dual_clip=algorithm.dual_clip,
+        sapo_tau_pos=algorithm.sapo_tau_pos,
+        sapo_tau_neg=algorithm.sapo_tau_neg,
         temperature=config.ajet.rollout.temperature,
         kl_loss_coef=trainer.kl_loss_coef if trainer.use_kl_loss else 0.0,
+        keep_reference=algorithm.use_kl_in_reward,
         kl_loss_type=trainer.kl_loss_type,
         entropy_coef=algorithm.entropy_coef,
         loss_agg_mode=algorithm.loss_agg_mode,
+        correction=CorrectionSettings(
+            level=algorithm.rollout_correction.level,
+            mode=algorithm.rollout_correction.mode,
+            upper=algorithm.rollout_correction.upper,
+            lower=algorithm.rollout_correction.lower,
+        ),
+        ppo_epochs=trainer.ppo_epochs,
         mini_batch_num=trainer.mini_batch_num,
         max_tokens_per_micro_batch=trainer.max_tokens_per_micro_batch,
         batch_layout=trainer.batch_layout,
@@ -236,6 +248,40 @@ def update_settings(config: AjetConfig) -> UpdateSettings:
             seed=config.ajet.seed,
         ),
     )
+
+
+def critic_settings(config: AjetConfig) -> CriticSettings:
+    """What one update of the critic does; its `warmup_steps` are the training loop's affair."""
+    from ajet.core.update.settings import CriticSettings
+
+    trainer = config.ajet.trainer_common
+    critic, optim = trainer.critic, trainer.optim
+    return CriticSettings(
+        lr=critic.lr,
+        betas=(optim.betas[0], optim.betas[1]),
+        weight_decay=critic.weight_decay,
+        grad_clip=critic.grad_clip,
+        cliprange_value=critic.cliprange_value,
+        ppo_epochs=critic.ppo_epochs,
+        mini_batch_num=critic.mini_batch_num,
+        max_tokens_per_micro_batch=trainer.max_tokens_per_micro_batch,
+        batch_layout=trainer.batch_layout,
+    )
+
+
+def make_critic(config: AjetConfig, loaded: LoadedModel) -> Critic:
+    """The critic beside the policy that was made of `loaded`. Its model is read anew, so it starts
+    from the weights on disk whatever has become of the policy's."""
+    from ajet.core.update.critic import Critic
+
+    path = config.ajet.trainer_common.critic.path
+    own = load_policy_model(config, path)
+    if own.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
+        raise ConfigError(
+            f"ajet.trainer_common.critic.path: the tokenizer of {path!r} has other tokens than the "
+            "policy's; take a model with the same one, or null"
+        )
+    return Critic(own.model, critic_settings(config))
 
 
 def group_advantages(
