@@ -199,7 +199,6 @@ def selections(config: AjetConfig) -> list[LeftOut]:
         "dynamic_sampling": algorithm.dynamic_sampling.enable,
         "oversampling": rollout.enable_oversample,
         "overlong": algorithm.overlong.mask_truncated,
-        "no_baseline": algorithm.adv_estimator == "remax",
     }
     return [name for name, is_asked in asked.items() if is_asked]
 

@@ -12,8 +12,8 @@ that a limit of tokens or calls cut is left out of the update and of its group's
 What is set aside is rolled out, judged, recorded and counted, and not trained. Groups are numbered
 on over the rounds and stay in that order, so seeds, ids and the batch depend on no timing.
 
-`baselines` (ReMax): a greedy episode for each group that is kept, in the group's own world. A group
-whose greedy episode failed is set aside.
+`baselines` (ReMax): a greedy episode for each group that is kept, in the group's own world. Where it
+failed, the group has no baseline.
 
 Not covered: how a group's own members are chosen (early_stop.py, failure.py).
 """
@@ -149,8 +149,11 @@ class BatchRollout:
             on_episode=self._on_episode,
             sampling=greedy,
         )
-        found = {g.group_id: b for g, b in zip(kept, baselines, strict=True)}
-        compared = [with_baseline(g, found.get(g.group_id)) for g in groups]
+        rewards = {
+            group.group_id: baseline.trajectories[0].reward
+            for group, baseline in zip(kept, baselines, strict=True)
+        }
+        compared = [replace(group, baseline=rewards.get(group.group_id)) for group in groups]
         return StepGroups(compared, baselines)
 
     @staticmethod
@@ -191,13 +194,3 @@ def most_telling(groups: Sequence[Group], num: int) -> list[Group]:
 
 def _variance(group: Group) -> float:
     return pvariance([t.reward for t in group.valid if t.reward is not None])
-
-
-def with_baseline(group: Group, baseline: Group | None) -> Group:
-    """The group with the reward of its greedy episode; set aside where that one failed."""
-    if baseline is None:
-        return group
-    if not baseline.valid:
-        reason = f"its greedy episode ended as {baseline.trajectories[0].status} (remax)"
-        return group.set_aside("no_baseline", reason)
-    return replace(group, baseline=baseline.valid[0].reward)

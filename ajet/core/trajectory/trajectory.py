@@ -27,7 +27,6 @@ LeftOut = Literal[
     "dynamic_sampling",  # all rewards of its group are equal
     "oversampling",  # the rewards of other groups differ more
     "overlong",  # it was cut
-    "no_baseline",  # ReMax: the greedy episode of its group failed
 ]
 """The selection that keeps an episode out of the update though it did not fail."""
 

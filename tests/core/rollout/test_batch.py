@@ -125,7 +125,7 @@ async def test_a_greedy_episode_runs_in_the_world_of_each_group_that_is_kept():
     assert [group.baseline for group in found.groups if not group.valid] == [None] * 3
 
 
-async def test_a_group_whose_greedy_episode_failed_is_set_aside():
+async def test_a_group_whose_greedy_episode_failed_has_no_baseline():
     class GreedyFails(TellsOnEvenTasks):
         async def execute(self, workflow_task, model_tuner):
             if workflow_task.mode == "baseline" and workflow_task.task_batch_index == 2:
@@ -134,11 +134,8 @@ async def test_a_group_whose_greedy_episode_failed_is_set_aside():
 
     rollout, _ = batch(GreedyFails, greedy=GREEDY)
     found = await rollout.groups_of(1)
-    assert [len(group.valid) for group in found.groups] == [2, 2, 0, 2]
-    assert found.groups[2].trajectories[0].left_out == "no_baseline"
-    assert (
-        found.groups[2].trajectories[0].error == "its greedy episode ended as agent_error (remax)"
-    )
+    assert [group.baseline for group in found.groups] == [0.0, 1.0, None, 1.0]
+    assert found.baselines[2].trajectories[0].status == "agent_error"
 
 
 async def test_a_small_later_round_that_fails_does_not_end_the_run_and_a_first_one_does():
