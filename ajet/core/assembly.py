@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from ajet.core.inference.chat_template import ChatTemplate
     from ajet.core.inference.engines.in_process import InProcessEngine
+    from ajet.core.learning.learner import Learner
     from ajet.core.model.load import LoadedModel
     from ajet.core.update.critic import Critic
     from ajet.core.update.settings import CriticSettings, UpdateSettings
@@ -281,6 +282,25 @@ def make_critic(config: AjetConfig, loaded: LoadedModel) -> Critic:
             "policy's; take a model with the same one, or null"
         )
     return Critic(own.model, critic_settings(config))
+
+
+def make_learner(config: AjetConfig, loaded: LoadedModel) -> Learner:
+    """The policy and what learns beside it. Made before a checkpoint is loaded: the reference is
+    the policy as it is now."""
+    from ajet.core.learning.learner import Learner, LearnerSettings
+    from ajet.core.update.policy import Policy
+
+    trainer = config.ajet.trainer_common
+    policy = Policy(loaded.model, update_settings(config))
+    critic = None
+    if trainer.algorithm.adv_estimator == "gae":
+        critic = make_critic(config, loaded)
+    settings = LearnerSettings(
+        estimator=estimator_settings(config),
+        kl_in_reward=trainer.algorithm.use_kl_in_reward,
+        critic_warmup_steps=trainer.critic.warmup_steps,
+    )
+    return Learner(policy, critic, kl_control(config), settings)
 
 
 def group_advantages(

@@ -17,7 +17,9 @@
                                                  the first position that differs
     groups/total, groups/trained, …              tasks; with a valid member; whose rewards differ
     selection/…                                  who is kept, and who is not (selection.py)
-    rollout/…, update/…                          speed, and the update's own figures
+    rollout/…                                    speed
+    baseline/…                                   greedy episodes, not counted above (remax)
+    advantage/…, kl_in_reward/…, critic/…, update/…   the learner's own figures
     held_out/…                                   of a validation, logged at the step it came after
 
 Not covered: metrics of single episodes (episodes.sqlite has those).
@@ -31,20 +33,21 @@ from typing import get_args
 from ajet.core.record.evaluation import Evaluation
 from ajet.core.record.selection import selection_metrics
 from ajet.core.record.timeline_counts import DROPPED, OTHER_AGENT, RETRIED, TimelineCounts
+from ajet.core.rollout.batch import StepGroups
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, LeftOut, Trajectory
 
 
 def step_metrics(
-    groups: Sequence[Group],
+    rollout: StepGroups,
     samples: Sequence[TrainingSample],
-    update: Mapping[str, float],
-    rollout_s: float,
+    learnt: Mapping[str, float],
     *,
     selections: Sequence[LeftOut] = (),
 ) -> dict[str, float]:
-    """Everything that is logged of one training step; `selections` are those that the config asks
-    for."""
+    """Everything that is logged of one training step; `learnt` are the learner's own figures,
+    `selections` those that the config asks for."""
+    groups, rollout_s = rollout.groups, rollout.seconds
     trajectories = [t for g in groups for t in g.trajectories]
     turns = [turn for t in trajectories for a in t.attempts for turn in a.turns]
     sampled = sum(len(turn.completion.token_ids) for turn in turns)
@@ -58,7 +61,8 @@ def step_metrics(
         "rollout/seconds": rollout_s,
         "rollout/episodes_per_s": len(trajectories) / rollout_s,
         "rollout/tokens_per_s": sampled / rollout_s,
-        **{f"update/{name}": value for name, value in update.items()},
+        **_baseline_metrics(rollout.baselines),
+        **learnt,
     }
 
 
@@ -106,6 +110,15 @@ def _group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "groups/trained": float(sum(bool(group.valid) for group in groups)),
         "groups/with_signal": float(sum(group.has_signal for group in groups)),
     }
+
+
+def _baseline_metrics(baselines: Sequence[Group]) -> dict[str, float]:
+    if not baselines:
+        return {}
+    trajectories = [t for group in baselines for t in group.trajectories]
+    rewards = [t.reward for t in trajectories if t.reward is not None]
+    metrics = {"baseline/episodes": float(len(trajectories)), "baseline/valid": float(len(rewards))}
+    return metrics | ({"baseline/reward": fmean(rewards)} if rewards else {})
 
 
 def _turn_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -12,8 +12,8 @@ that a limit of tokens or calls cut is left out of the update and of its group's
 What is set aside is rolled out, judged, recorded and counted, and not trained. Groups are numbered
 on over the rounds and stay in that order, so seeds, ids and the batch depend on no timing.
 
-`baselines` (ReMax): a greedy episode for each group that is kept, in the group's own world. Where it
-failed, the group has no baseline.
+`baselines` (ReMax): a greedy episode for each group that is kept, in the group's own world;
+where it failed, the group has no baseline.
 
 Not covered: how a group's own members are chosen (early_stop.py, failure.py).
 """
@@ -21,6 +21,7 @@ Not covered: how a group's own members are chosen (early_stop.py, failure.py).
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import pvariance
@@ -69,6 +70,7 @@ class StepGroups:
 
     groups: list[Group]
     baselines: list[Group]
+    seconds: float
 
     @property
     def all(self) -> list[Group]:
@@ -96,16 +98,17 @@ class BatchRollout:
         self._on_episode = on_episode
 
     async def groups_of(self, step: int) -> StepGroups:
-        settings = self._settings
+        settings, started_s = self._settings, time.monotonic()
         groups: list[Group] = []
         for _ in range(max(settings.max_rounds, 1)):
             groups += await self._round(step, len(groups), self._num_missing(groups))
             if not self._num_missing(groups):
                 break
         groups = most_telling(groups, settings.train_batch_size)
-        if settings.greedy is None:
-            return StepGroups(groups, [])
-        return await self._with_baselines(step, groups, settings.greedy)
+        baselines: list[Group] = []
+        if settings.greedy is not None:
+            groups, baselines = await self._with_baselines(step, groups, settings.greedy)
+        return StepGroups(groups, baselines, time.monotonic() - started_s)
 
     def _num_missing(self, groups: Sequence[Group]) -> int:
         if not groups:
@@ -136,7 +139,7 @@ class BatchRollout:
 
     async def _with_baselines(
         self, step: int, groups: list[Group], greedy: SamplingParams
-    ) -> StepGroups:
+    ) -> tuple[list[Group], list[Group]]:
         kept = [group for group in groups if group.valid]
         self._on_round("greedy", len(kept))
         baselines = await self._runner.rollout(
@@ -154,7 +157,7 @@ class BatchRollout:
             for group, baseline in zip(kept, baselines, strict=True)
         }
         compared = [replace(group, baseline=rewards.get(group.group_id)) for group in groups]
-        return StepGroups(compared, baselines)
+        return compared, baselines
 
     @staticmethod
     def _task_of(group: Group) -> Task:
