@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ajet.core.advantage import EstimatorSettings
+    from ajet.core.advantage.kl_control import KLControl
     from ajet.core.inference.chat_template import ChatTemplate
     from ajet.core.inference.engines.in_process import InProcessEngine
     from ajet.core.learning.learner import Learner
@@ -307,14 +309,47 @@ def group_advantages(
     config: AjetConfig, groups: Sequence[Group]
 ) -> Mapping[str, tuple[NDArray[np.float32], ...]]:
     """The configured estimator over every group: episode id -> one array a turn."""
-    from ajet.core.advantage import ESTIMATORS
+    from ajet.core.advantage import credit_of, estimate
+
+    credits = [credit_of(group) for group in groups]
+    return estimate(credits, estimator_settings(config)).advantages
+
+
+def estimator_settings(config: AjetConfig) -> EstimatorSettings:
+    """How rewards become advantages."""
+    from ajet.core.advantage import AdvantageOptions, EstimatorSettings, RewardShaping
 
     algorithm = config.ajet.trainer_common.algorithm
-    estimate = ESTIMATORS[algorithm.adv_estimator]
-    merged: dict[str, tuple[NDArray[np.float32], ...]] = {}
-    for group in groups:
-        merged |= estimate(group, normalize_std=algorithm.normalize_std)
-    return merged
+    return EstimatorSettings(
+        name=algorithm.adv_estimator,
+        options=AdvantageOptions(
+            normalize_std=algorithm.normalize_std,
+            gamma=algorithm.gamma,
+            lam=algorithm.lam,
+            step_reward_gamma=algorithm.step_reward_gamma,
+            episode_reward_weight=algorithm.episode_reward_weight,
+            step_reward_weight=algorithm.step_reward_weight,
+        ),
+        shaping=RewardShaping(
+            overlong_buffer=algorithm.overlong.buffer_len,
+            overlong_factor=algorithm.overlong.penalty_factor,
+            max_response_length=config.ajet.data.max_response_length,
+            mask_truncated=algorithm.overlong.mask_truncated,
+            grouping=algorithm.reward_normalization.grouping,
+            normalize_std=algorithm.reward_normalization.method == "mean_std",
+            clip=algorithm.reward_clip,
+        ),
+        whiten=algorithm.whiten_advantages,
+        clip=algorithm.advantage_clip,
+    )
+
+
+def kl_control(config: AjetConfig) -> KLControl:
+    """The coefficient of the KL in the reward; its state belongs to the run's."""
+    from ajet.core.advantage.kl_control import make_kl_control
+
+    section = config.ajet.trainer_common.algorithm.kl_ctrl
+    return make_kl_control(section.type, section.kl_coef, section.target_kl, section.horizon)
 
 
 def agent_modules(config: AjetConfig) -> list[ModuleType]:
