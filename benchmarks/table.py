@@ -125,6 +125,19 @@ def agents() -> list[Row]:
     ]
 
 
+def barrier() -> list[Row]:
+    return [
+        (
+            f"asynchronous rollout against a barrier a turn, {run['episodes']} episodes of "
+            f"{run['turns']} turns",
+            f"{run['ratio']:.2f}x",
+            f"≥ 90 % of the limit: {run['limit']:.2f}x",
+            "barrier",
+        )
+        for run in result("barrier")["results"]
+    ]
+
+
 def rest() -> list[Row]:
     scheduling = result("rollout_scheduling")["with_chat_template"]
     call = result("sandbox_call")
@@ -161,7 +174,7 @@ def rest() -> list[Row]:
 
 def table() -> str:
     """The rows as Markdown."""
-    rows = [*learning(), *engine(), *update(), *step(), *merging(), *agents(), *rest()]
+    rows = [*learning(), *engine(), *update(), *step(), *merging(), *agents(), *barrier(), *rest()]
     lines = ["| on two CPU cores | measured | goal, limit | script |", "|---|---|---|---|"]
     for what, measured, goal, script in rows:
         link = f"[{script}](benchmarks/{script}.py)"
