@@ -1,0 +1,16 @@
+"""Which split a generated instance belongs to: a hash of what it looks like says so.
+
+    belongs_to("validation", "SFF/FHF/FFG")   ->   True for a fifth of all maps
+
+So training never sees an instance of validation, whatever the seeds and however long it runs.
+"""
+
+from ajet.core.seeding import derive
+
+VALIDATION_ONE_IN = 5
+
+
+def belongs_to(split: str | None, instance: str) -> bool:
+    """Whether an instance may be drawn for the split; any may for None."""
+    is_validation = derive("split", instance) % VALIDATION_ONE_IN == 0
+    return split is None or is_validation == (split == "validation")

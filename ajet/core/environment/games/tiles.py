@@ -1,0 +1,66 @@
+"""Grids of letters drawn as RGB pictures, one square tile a letter.
+
+    draw_grid(("P_", "OG"), {"P": Tile(ICE, AGENT, "disc"), ...})   ->   uint8 [48, 48, 3]
+
+A mark lies in the middle of its tile's ground. Not covered: files (GIF and PNG are written where
+episodes are recorded), text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Colour = tuple[int, int, int]
+Picture = NDArray[np.uint8]
+TILE_PIXELS = 24
+EDGE = 0.88
+"""The thin frame of a tile is its ground's colour, this much as bright."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What one letter looks like; the mark is drawn over the ground, the second one over it."""
+
+    ground: Colour
+    mark: Colour | None = None
+    shape: Literal["disc", "ring", "square", "cross"] = "disc"
+    over: Colour | None = None
+
+
+def draw_grid(rows: Sequence[str], tiles: Mapping[str, Tile]) -> Picture:
+    """The picture of equally long rows of letters."""
+    strips = [np.concatenate([_draw_tile(tiles[letter]) for letter in row], 1) for row in rows]
+    return np.concatenate(strips, 0)
+
+
+@cache
+def _draw_tile(tile: Tile) -> Picture:
+    picture = np.empty((TILE_PIXELS, TILE_PIXELS, 3), np.uint8)
+    picture[:] = [round(part * EDGE) for part in tile.ground]
+    picture[:-1, :-1] = tile.ground
+    if tile.mark is not None:
+        picture[_shape(tile.shape, 0.7)] = tile.mark
+    if tile.over is not None:
+        picture[_shape("disc", 0.4)] = tile.over
+    picture.setflags(write=False)  # it is shared by all grids
+    return picture
+
+
+def _shape(shape: str, reach: float) -> NDArray[np.bool_]:
+    """The pixels of a mark that reaches this far from the middle (0) to the tile's edge (1)."""
+    along = np.abs(np.linspace(-1, 1, TILE_PIXELS))
+    y, x = along[:, None], along[None, :]
+    distance = np.hypot(x, y)
+    if shape == "square":
+        return np.maximum(x, y) <= reach
+    if shape == "cross":
+        return (np.abs(x - y) < 0.25) & (np.maximum(x, y) <= reach)
+    if shape == "ring":
+        return (distance <= reach) & (distance >= reach - 0.3)
+    return distance <= reach
