@@ -138,6 +138,19 @@ def environments() -> list[Row]:
     ]
 
 
+def barrier() -> list[Row]:
+    return [
+        (
+            f"asynchronous rollout against a barrier a turn, {run['episodes']} episodes of "
+            f"{run['turns']} turns",
+            f"{run['ratio']:.2f}x",
+            f"≥ 90 % of the limit: {run['limit']:.2f}x",
+            "barrier",
+        )
+        for run in result("barrier")["results"]
+    ]
+
+
 def rest() -> list[Row]:
     scheduling = result("rollout_scheduling")["with_chat_template"]
     call = result("sandbox_call")
@@ -182,6 +195,7 @@ def table() -> str:
         *merging(),
         *agents(),
         *environments(),
+        *barrier(),
         *rest(),
     ]
     lines = ["| on two CPU cores | measured | goal, limit | script |", "|---|---|---|---|"]

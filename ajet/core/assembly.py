@@ -11,7 +11,6 @@ the parts run (the backbone's own affair), and reading YAML (config/).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -25,11 +24,12 @@ from ajet.core.inference.endpoint import ChatEndpoint, ModelEndpoint, SamplingPa
 from ajet.core.judge import JUDGES, judge_class, judge_spec
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.record.origin import RunOrigin
+from ajet.core.rollout.batch import BatchSettings
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.runner import EpisodeRunner, OnError
 from ajet.core.task.env_service import environment_host
 from ajet.core.trajectory.malformed import MalformedPolicy
-from ajet.core.trajectory.trajectory import Group
+from ajet.core.trajectory.trajectory import LeftOut
 from ajet.core.workflow.registry import (
     DEFAULT_AGENT,
     WorkflowChooser,
@@ -41,13 +41,11 @@ from ajet.core.workflow.tools.listing import find_file
 from ajet.core.workflow.workflow import Mode
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from ajet.core.advantage import EstimatorSettings
     from ajet.core.advantage.kl_control import KLControl
     from ajet.core.inference.chat_template import ChatTemplate
     from ajet.core.inference.engines.in_process import InProcessEngine
+    from ajet.core.learning.learner import Learner
     from ajet.core.model.load import LoadedModel
     from ajet.core.update.critic import Critic
     from ajet.core.update.settings import CriticSettings, UpdateSettings
@@ -133,13 +131,16 @@ def run_origin(config: AjetConfig, template: ChatTemplate, begun: str) -> RunOri
 
 
 def sampling_params(config: AjetConfig, mode: Mode) -> SamplingParams:
-    """How tokens are drawn in training, or in validation (null there means: as in training)."""
+    """How tokens are drawn in training, or in validation (null there means: as in training). A
+    baseline is greedy."""
     rollout = config.ajet.rollout
     drawn = {"temperature": rollout.temperature, "top_p": rollout.top_p, "top_k": rollout.top_k}
     if mode == "eval":
         validation = rollout.val_kwargs
         asked = {name: getattr(validation, name) for name in drawn}
         drawn |= {name: value for name, value in asked.items() if value is not None}
+    if mode == "baseline":
+        drawn = {"temperature": 0.0, "top_p": 1.0, "top_k": -1}
     return SamplingParams(
         temperature=float(drawn["temperature"]),
         top_p=float(drawn["top_p"]),
@@ -170,6 +171,35 @@ def rollout_limits(config: AjetConfig) -> RolloutLimits:
             reward=rollout.agent_madness_reward,
         ),
     )
+
+
+def batch_settings(config: AjetConfig) -> BatchSettings:
+    """Which groups make the batch of a step."""
+    rollout, algorithm = config.ajet.rollout, config.ajet.trainer_common.algorithm
+    sampling = algorithm.dynamic_sampling
+    needs_greedy = algorithm.adv_estimator == "remax"
+    return BatchSettings(
+        train_batch_size=config.ajet.data.train_batch_size,
+        num_repeat=rollout.num_repeat,
+        redundancy=rollout.group_size_redundancy,
+        max_rounds=sampling.max_rounds if sampling.enable else 0,
+        oversampling=rollout.submit_oversample_multiplier if rollout.enable_oversample else 1.0,
+        mask_truncated=algorithm.overlong.mask_truncated,
+        greedy=sampling_params(config, "baseline") if needs_greedy else None,
+    )
+
+
+def selections(config: AjetConfig) -> list[LeftOut]:
+    """The selections that the config asks for: their metrics are there in every step."""
+    rollout, algorithm = config.ajet.rollout, config.ajet.trainer_common.algorithm
+    asked: dict[LeftOut, bool] = {
+        "redundancy": rollout.group_size_redundancy > 0,
+        "drop_group": rollout.failure_policy == "drop_group",
+        "dynamic_sampling": algorithm.dynamic_sampling.enable,
+        "oversampling": rollout.enable_oversample,
+        "overlong": algorithm.overlong.mask_truncated,
+    }
+    return [name for name, is_asked in asked.items() if is_asked]
 
 
 def update_settings(config: AjetConfig) -> UpdateSettings:
@@ -252,14 +282,23 @@ def make_critic(config: AjetConfig, loaded: LoadedModel) -> Critic:
     return Critic(own.model, critic_settings(config))
 
 
-def group_advantages(
-    config: AjetConfig, groups: Sequence[Group]
-) -> Mapping[str, tuple[NDArray[np.float32], ...]]:
-    """The configured estimator over every group: episode id -> one array a turn."""
-    from ajet.core.advantage import credit_of, estimate
+def make_learner(config: AjetConfig, loaded: LoadedModel) -> Learner:
+    """The policy and what learns beside it. Made before a checkpoint is loaded: the reference is
+    the policy as it is now."""
+    from ajet.core.learning.learner import Learner, LearnerSettings
+    from ajet.core.update.policy import Policy
 
-    credits = [credit_of(group) for group in groups]
-    return estimate(credits, estimator_settings(config)).advantages
+    trainer = config.ajet.trainer_common
+    policy = Policy(loaded.model, update_settings(config))
+    critic = None
+    if trainer.algorithm.adv_estimator == "gae":
+        critic = make_critic(config, loaded)
+    settings = LearnerSettings(
+        estimator=estimator_settings(config),
+        kl_in_reward=trainer.algorithm.use_kl_in_reward,
+        critic_warmup_steps=trainer.critic.warmup_steps,
+    )
+    return Learner(policy, critic, kl_control(config), settings)
 
 
 def estimator_settings(config: AjetConfig) -> EstimatorSettings:

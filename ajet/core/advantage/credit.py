@@ -91,10 +91,10 @@ RewardGrouping = Literal["none", "group", "tag", "batch"]
 def credit_of(group: Group) -> GroupCredit:
     """The group's valid episodes as numbers."""
     ordered = sorted(group.valid, key=lambda t: t.workflow_task.rollout_index)
-    return tuple(_episode(trajectory) for trajectory in ordered)
+    return tuple(_episode(trajectory, group.baseline) for trajectory in ordered)
 
 
-def _episode(trajectory: Trajectory) -> EpisodeCredit:
+def _episode(trajectory: Trajectory, baseline: float | None) -> EpisodeCredit:
     turns = trajectory.turns
     assert trajectory.reward is not None
     return EpisodeCredit(
@@ -109,6 +109,7 @@ def _episode(trajectory: Trajectory) -> EpisodeCredit:
         agents_T=tuple(turn.agent_name for turn in turns),
         tag=str(trajectory.workflow_task.task.metadata.get("tag", "")),
         response_length=_response_length(trajectory),
+        baseline=baseline,
     )
 
 
