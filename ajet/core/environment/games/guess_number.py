@@ -1,0 +1,126 @@
+"""Find a number: each guess halves what is left.
+
+    "Between 1 and 16. 4 guesses left."     agent: 8
+    "Between 9 and 16. 3 guesses left."     agent: 12
+    "12 is right."                          reward 1
+
+The last whole number of an action is the guess. With N numbers and k guesses the best policy finds
+(2^k - 1) / N of them, all where that is 1 or more: 15 of 16 with 4 guesses.
+
+Not covered: splits. The seed hides one of all the numbers, in validation too: an agent never sees
+which one before it has found it, so there is nothing to learn by heart, and a number that training
+left out would be worth less.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from ajet.core.environment.environment import Environment, Info
+
+WHOLE_NUMBER = re.compile(r"(?<![\d.])-?\d{1,9}(?!\.?\d)", re.ASCII)
+
+
+class GuessNumber(Environment):
+    """`show_bounds` says what is still possible; without it, only the last guess's hint is shown,
+    and a memory is needed."""
+
+    is_quick: ClassVar[bool] = True
+
+    def __init__(
+        self, low: int = 1, high: int = 16, max_guesses: int = 4, show_bounds: bool = True
+    ) -> None:
+        if low > high:
+            raise ValueError(f"guess_number: low {low} is above high {high}")
+        if max_guesses < 1:
+            raise ValueError(f"guess_number: max_guesses is {max_guesses}; it takes at least 1")
+        self.low, self.high = low, high
+        self.max_guesses = max_guesses
+        self.show_bounds = show_bounds
+        self.instruction = (
+            f"Find a whole number from {low} to {high} in {max_guesses} guesses. Write one number: "
+            "you are told whether the number to find is higher or lower."
+        )
+        self.number, self.bounds, self.num_left = low, (low, high), 0
+        self.observation = ""
+
+    def optimal_success(self) -> float:
+        """The share of numbers that the best policy finds."""
+        return min(1.0, (2**self.max_guesses - 1) / (self.high - self.low + 1))
+
+    def reset(
+        self, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[str, Info]:
+        self.number = random.Random(seed).randint(self.low, self.high)
+        self.bounds, self.num_left = (self.low, self.high), self.max_guesses
+        self.observation = self._sight("")
+        return self.observation, {"state_key": self._state_key()}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        guess = self._guess(action)
+        if guess is None or not self.num_left:
+            return self._refused()
+        self.num_left -= 1
+        is_found = guess == self.number
+        self._narrow(guess)
+        self.num_left *= not is_found
+        self.observation = self._answer(guess, is_found)
+        info = self._info(is_found, is_valid=True)
+        return self.observation, float(is_found), not self.num_left, False, info
+
+    def render(self) -> str:
+        return self.observation
+
+    def sample_action(self, rng: random.Random) -> str:
+        return str(rng.randint(*self.bounds))
+
+    def oracle_action(self) -> str:
+        """The middle of what is possible."""
+        return str(sum(self.bounds) // 2)
+
+    def _guess(self, action: str) -> int | None:
+        """None for text without a number of the game."""
+        numbers = WHOLE_NUMBER.findall(action)
+        guess = int(numbers[-1]) if numbers else None
+        return guess if guess is not None and self.low <= guess <= self.high else None
+
+    def _narrow(self, guess: int) -> None:
+        low, high = self.bounds
+        if guess < self.number:
+            low = max(low, guess + 1)
+        elif guess > self.number:
+            high = min(high, guess - 1)
+        self.bounds = (low, high)
+
+    def _refused(self) -> tuple[str, float, bool, bool, Info]:
+        """Nothing happened: no guess is used up."""
+        is_over = not self.num_left
+        text = "The game is over." if is_over else self._sight(self._form())
+        return text, 0.0, is_over, False, self._info(False, is_valid=False)
+
+    def _form(self) -> str:
+        return f"Write one number from {self.low} to {self.high}."
+
+    def _answer(self, guess: int, is_found: bool) -> str:
+        if is_found:
+            return f"{guess} is right."
+        if not self.num_left:
+            return f"No guesses left. It was {self.number}."
+        hint = f"{guess} is too {'high' if guess > self.number else 'low'}."
+        return self._sight("" if self.show_bounds else hint)
+
+    def _sight(self, said: str) -> str:
+        is_first = self.num_left == self.max_guesses
+        bounds = "Between {} and {}.".format(*self.bounds) if self.show_bounds or is_first else ""
+        left = f"{self.num_left} guess{'es' if self.num_left > 1 else ''} left."
+        return " ".join(part for part in (said, bounds, left) if part)
+
+    def _info(self, is_found: bool, *, is_valid: bool) -> Info:
+        metrics = {"success": is_found, "action_is_valid": is_valid}
+        return {"metrics": metrics, "state_key": self._state_key()}
+
+    def _state_key(self) -> str:
+        return "{}-{}, {} left".format(*self.bounds, self.num_left)
