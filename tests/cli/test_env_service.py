@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
-from ajet.tools.env_service.guess_number import GuessNumber
+from ajet.core.environment.games.guess_number import GuessNumber
 from ajet.tools.env_service.server import make_app
 from tests.env_server import serve
 
@@ -33,7 +33,7 @@ def test_an_episode_is_shown_and_judged_by_the_environment(service):
     url, served = service
     result = run("debug", url, "--tasks", "1")
     assert result.exit_code == 0, result.output
-    assert "I think of a number from 1 to 100" in result.output
+    assert "Find a whole number from 1 to 16" in result.output
     assert "guesses left" in result.output and "1 episode" in result.output
     assert not served.instances
 

@@ -7,7 +7,7 @@
     where          whose calls                          a call that hangs
     in place       of classes with `is_quick`           holds up the run: nothing can interrupt it
     a thread       of all others                        EnvironmentFault; the thread is left behind
-    a process      as the config says (isolated.py)     EnvironmentFault; the process is killed
+    a process      as the config says (isolated.py)   EnvironmentFault; killed when it is empty
 
 Whatever the environment does, the agent sees a plain value or an `EnvironmentFault` of one line.
 Not covered: what an agent does with them (workflow/agents/environment_play.py).
@@ -25,6 +25,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from loguru import logger
 
 from ajet.core.environment.environment import Environment, Frame
+from ajet.core.environment.isolated import InProcess
 from ajet.core.environment.registry import EnvironmentMaker
 from ajet.core.environment.returns import Shown, Step, checked_reset, checked_step
 from ajet.core.rollout.failure import EnvironmentFault, one_line
@@ -53,7 +54,10 @@ class LiveEnvironment(Protocol):
 
 @asynccontextmanager
 async def open_live(
-    maker: EnvironmentMaker, isolation: Isolation = "auto", step_timeout_s: float = 60.0
+    maker: EnvironmentMaker,
+    isolation: Isolation = "auto",
+    step_timeout_s: float = 60.0,
+    max_env_num_per_worker: int = 16,
 ) -> AsyncGenerator[LiveEnvironment]:
     """A new environment until the end of the block."""
     if isolation == "inline" or (isolation == "auto" and maker.kind.is_quick):
@@ -63,12 +67,23 @@ async def open_live(
         finally:
             in_place.close()
         return
-    threaded = InThread(maker, step_timeout_s)
+    apart = _apart(maker, isolation, step_timeout_s, max_env_num_per_worker)
     try:
-        await threaded.make()
-        yield threaded
+        await apart.make()
+        yield apart
     finally:
-        await _finished(threaded.close())
+        await _finished(apart.close())
+
+
+def _apart(
+    maker: EnvironmentMaker,
+    isolation: Isolation,
+    step_timeout_s: float,
+    max_env_num_per_worker: int,
+) -> InThread | InProcess:
+    if isolation == "process":
+        return InProcess(maker, step_timeout_s, max_env_num_per_worker)
+    return InThread(maker, step_timeout_s)
 
 
 class InPlace:
@@ -105,7 +120,7 @@ class InPlace:
 class InThread:
     """All calls of one environment in one thread of its own, in their order."""
 
-    def __init__(self, maker: EnvironmentMaker, step_timeout_s: float) -> None:
+    def __init__(self, maker: EnvironmentMaker, step_timeout_s: float | None) -> None:
         self._maker = maker
         self._name = maker.kind.__name__
         self._timeout_s = step_timeout_s
@@ -133,7 +148,7 @@ class InThread:
 
     async def close(self) -> None:
         """Asks the thread to close and to end. One that hangs does so when it comes back."""
-        closed = self._post(lambda: close_quietly(self._environment))
+        closed = self._post("close()", lambda: close_quietly(self._environment))
         self._jobs.put(None)
         if not self._hangs:
             await asyncio.wait({closed}, timeout=CLOSE_TIMEOUT_S)
@@ -150,31 +165,27 @@ class InThread:
         return str(self._environment.instruction)
 
     async def _ask(self, who: str, job: Callable[[], Result]) -> Result:
-        asked = self._post(job)
+        asked = self._post(who, job)
         await asyncio.wait({asked}, timeout=self._timeout_s)
-        if not asked.done():
-            self._hangs = True
-            raise EnvironmentFault(
-                f"{who} gave no answer within {self._timeout_s:g} s (step_timeout_s)"
-            )
-        error = asked.exception()
-        if error is None:
+        if asked.done():
             return asked.result()
-        if isinstance(error, EnvironmentFault):
-            raise error
-        raise _fault(who, error) from error
+        self._hangs = True
+        raise EnvironmentFault(
+            f"{who} gave no answer within {self._timeout_s:g} s (step_timeout_s)"
+        )
 
-    def _post(self, job: Callable[[], Result]) -> asyncio.Future[Result]:
+    def _post(self, who: str, job: Callable[[], Result]) -> asyncio.Future[Result]:
         loop = asyncio.get_running_loop()
         asked: asyncio.Future[Result] = loop.create_future()
 
         def run() -> None:
+            result, fault = None, None
             try:
-                result, error = job(), None
-            except BaseException as raised:  # noqa: BLE001  # the environment may raise anything
-                result, error = None, raised
+                result = job()
+            except BaseException as error:  # noqa: BLE001  # the environment may raise anything
+                fault = _fault(who, error)
             with suppress(RuntimeError):  # the loop is closed: nobody waits
-                loop.call_soon_threadsafe(_settle, asked, result, error)
+                loop.call_soon_threadsafe(_settle, asked, result, fault)
 
         self._jobs.put(run)
         return asked
@@ -207,19 +218,19 @@ def close_quietly(environment: Environment | None) -> None:
 def _fault(who: str, error: BaseException) -> EnvironmentFault:
     if isinstance(error, EnvironmentFault):
         return error
-    return EnvironmentFault(f"{who} raised {one_line(error)}")
+    fault = EnvironmentFault(f"{who} raised {one_line(error)}")
+    fault.__cause__ = error
+    return fault
 
 
-def _settle(asked: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+def _settle(asked: asyncio.Future[Any], result: Any, fault: EnvironmentFault | None) -> None:
     if asked.done():
         return
-    if error is None:
+    if fault is None:
         asked.set_result(result)
         return
-    # A future takes no StopIteration, and a loop stops at SystemExit and KeyboardInterrupt.
-    is_plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
-    asked.set_exception(error if is_plain else RuntimeError(one_line(error)))
-    asked.exception()  # somebody has looked: an episode that is over asks no more
+    asked.set_exception(fault)
+    asked.exception()  # looked at: an episode that is over asks no more
 
 
 async def _finished(closing: Any) -> None:

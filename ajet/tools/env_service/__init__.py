@@ -1,1 +1,1 @@
-"""A small service of environments, to copy and to try: `python -m ajet.tools.env_service`."""
+"""Any environment of the registry behind HTTP: `python -m ajet.tools.env_service --env ID`."""

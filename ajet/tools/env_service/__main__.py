@@ -1,19 +1,59 @@
-"""`python -m ajet.tools.env_service --port 8080`: the guessing game, on the loopback interface."""
+"""Serve an environment on the loopback interface.
+
+python -m ajet.tools.env_service --env sokoban --config '{"num_boxes": 1}' --port 8080
+"""
 
 import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-import uvicorn
-
-from ajet.tools.env_service.guess_number import GuessNumber
-from ajet.tools.env_service.server import make_app
+from ajet.core.environment.registry import environment_maker
+from ajet.core.errors import ConfigError
+from ajet.tools.env_service.server import Maker, make_app
 
 
 def main() -> None:
+    import uvicorn
+
+    parser = _parser()
+    asked = parser.parse_args()
+    try:
+        maker = checked_maker(asked.env, asked.config, [asked.project_dir])
+    except ConfigError as error:
+        parser.error(str(error))
+    splits = {"train": asked.num_train, "validation": asked.num_validation}
+    app = make_app({asked.env: maker}, splits)
+    uvicorn.run(app, host="127.0.0.1", port=asked.port, log_level="warning")
+
+
+def checked_maker(env_type: str, config: str, base_dirs: Sequence[Path]) -> Maker:
+    """Makes one environment to see that it can be made."""
+    try:
+        settings: Any = json.loads(config)
+    except ValueError as error:
+        raise ConfigError(f"--config: no JSON: {error}") from error
+    if not isinstance(settings, dict):
+        raise ConfigError("--config: no JSON object, such as '{\"high\": 100}'")
+    maker = environment_maker(env_type, settings, base_dirs, "--env")
+    try:
+        maker().close()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"--config: {' '.join(str(error).split())}") from error
+    return maker
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ajet.tools.env_service", description=__doc__)
-    parser.add_argument("--port", type=int, default=8080)
-    port = parser.parse_args().port
-    app = make_app({"guess_number": GuessNumber})
-    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
+    add = parser.add_argument
+    add("--env", default="guess_number", help="as custom_envs.NAME.env_type; env_type for clients")
+    add("--config", default="{}", help="its settings (env_config) as a JSON object")
+    add("--port", type=int, default=8080, help="on 127.0.0.1")
+    add("--num-train", type=int, default=64, help="tasks of the split train")
+    add("--num-validation", type=int, default=16, help="tasks of the split validation")
+    add("--project-dir", type=Path, default=Path.cwd(), help="where file.py->Class is looked for")
+    return parser
 
 
 if __name__ == "__main__":

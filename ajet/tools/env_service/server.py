@@ -2,6 +2,9 @@
 
     app = make_app({"guess_number": GuessNumber})      # FastAPI: uvicorn.run(app)
 
+What is served is an `Environment`, made anew for each instance: the one that a run has in its own
+process. Its tasks are named train-0, train-1, … and validation-0, ….
+
 Instances that nobody asked for within an hour are dropped when the next one is made: a client that
 was killed does not release its own. Not covered: several processes (instances live in this one),
 authentication: listen on the loopback interface.
@@ -12,19 +15,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from ajet.tools.env_service.environment import ServedEnvironment, Shown
+from ajet.tools.env_service.instance import Instance, Maker
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
 IDLE_S = 3600.0
 MAX_INSTANCES = 4096
+NUM_TASKS = {"train": 64, "validation": 16}
 VERBS = ("get_env_profile", "create", "step", "evaluate", "get_info", "release")
 
 
@@ -46,24 +49,19 @@ class Refused(Exception):
         self.status = status
 
 
-@dataclass
-class Instance:
-    """One live environment; `lock` because a client may send again what it gave up on."""
-
-    environment: ServedEnvironment
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    used_s: float = field(default_factory=time.monotonic)
-
-
 class EnvironmentService:
     """The instances of all environments; every verb of the protocol is a method."""
 
-    def __init__(self, kinds: Mapping[str, type[ServedEnvironment]]) -> None:
+    def __init__(self, kinds: Mapping[str, Maker], num_tasks: Mapping[str, int]) -> None:
         self._kinds = kinds
+        self._num_tasks = num_tasks
+        self._lock = threading.Lock()
         self.instances: dict[str, Instance] = {}
 
     def get_env_profile(self, asked: Request) -> list[str]:
-        return self._kind(asked).task_ids(str(asked.params.get("split", "train")))
+        self._kind(asked)
+        split = str(asked.params.get("split", "train"))
+        return [f"{split}-{index}" for index in range(self._num_tasks.get(split, 0))]
 
     def create(self, asked: Request) -> dict[str, Any]:
         self._drop_idle()
@@ -71,26 +69,31 @@ class EnvironmentService:
             raise Refused(503, f"{MAX_INSTANCES} instances are alive; release some")
         if not asked.task_id or not asked.instance_id:
             raise Refused(400, "task_id and instance_id are needed")
-        environment = self._kind(asked)(asked.task_id, asked.params)
-        self.instances[asked.instance_id] = Instance(environment)
-        return _observation(asked, Shown(environment.first()))
+        instance = Instance(self._kind(asked), asked.task_id)
+        with self._lock:
+            earlier = self.instances.pop(asked.instance_id, None)
+            self.instances[asked.instance_id] = instance
+        if earlier is not None:  # the client did not hear the answer and asks again
+            earlier.close()
+        return _named(instance.reset(asked.params), asked)
 
     def step(self, asked: Request) -> dict[str, Any]:
-        instance = self._instance(asked)
-        with instance.lock:
-            shown = instance.environment.step(str(asked.messages.get("content") or ""))
-        return _observation(asked, shown)
+        return _named(self._instance(asked).step(str(asked.messages.get("content") or "")), asked)
 
     def evaluate(self, asked: Request) -> float:
-        return self._instance(asked).environment.score()
+        return self._instance(asked).score(is_sparse=bool(asked.params.get("sparse")))
 
     def get_info(self, asked: Request) -> Any:
-        return self._instance(asked).environment.info()
+        return self._instance(asked).info()
 
     def release(self, asked: Request) -> bool:
-        return self.instances.pop(asked.instance_id or "", None) is not None
+        with self._lock:
+            instance = self.instances.pop(asked.instance_id or "", None)
+        if instance is not None:
+            instance.close()
+        return instance is not None
 
-    def _kind(self, asked: Request) -> type[ServedEnvironment]:
+    def _kind(self, asked: Request) -> Maker:
         kind = self._kinds.get(asked.env_type or "")
         if kind is None:
             raise Refused(404, f"no env_type {asked.env_type!r}; there are {sorted(self._kinds)}")
@@ -105,17 +108,20 @@ class EnvironmentService:
 
     def _drop_idle(self) -> None:
         oldest_s = time.monotonic() - IDLE_S
-        for name in [n for n, each in self.instances.items() if each.used_s < oldest_s]:
-            self.instances.pop(name, None)
+        with self._lock:
+            idle = [n for n, each in self.instances.items() if each.used_s < oldest_s]
+            dropped = [self.instances.pop(name) for name in idle]
+        for instance in dropped:
+            instance.close()
 
 
-def make_app(kinds: Mapping[str, type[ServedEnvironment]]) -> FastAPI:
+def make_app(kinds: Mapping[str, Maker], num_tasks: Mapping[str, int] = NUM_TASKS) -> FastAPI:
     """The service as an application of its own; `app.state.service` has the instances."""
     from fastapi import FastAPI
     from fastapi.responses import JSONResponse
 
     app = FastAPI(title="environments")
-    service = app.state.service = EnvironmentService(kinds)
+    service = app.state.service = EnvironmentService(kinds, num_tasks)
 
     def answer(verb: str, asked: Request) -> Any:
         try:
@@ -130,10 +136,5 @@ def make_app(kinds: Mapping[str, type[ServedEnvironment]]) -> FastAPI:
     return app
 
 
-def _observation(asked: Request, shown: Shown) -> dict[str, Any]:
-    return {
-        "state": [{"role": "user", "content": shown.text}],
-        "reward": shown.reward,
-        "is_terminated": shown.is_terminated,
-        "info": {"instance_id": asked.instance_id},
-    }
+def _named(observed: dict[str, Any], asked: Request) -> dict[str, Any]:
+    return observed | {"info": observed["info"] | {"instance_id": asked.instance_id}}

@@ -2,25 +2,27 @@
 
 import asyncio
 import threading
+from functools import partial
 
 import pytest
 
 from ajet import Task, Workflow, WorkflowOutput
+from ajet.core.environment.games.guess_number import GuessNumber
 from ajet.core.environment.host import EnvServiceHost
 from ajet.core.judge.env_service import EnvServiceJudge
 from ajet.core.trajectory.trajectory import EpisodeStatus
-from ajet.tools.env_service.guess_number import GuessNumber
 from ajet.tools.env_service.server import make_app
 from tests.env_server import StubService, serve
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 
 TOKENIZER = chat_tokenizer("qwen2_5")
-TASK = Task("guess-0", "", env_type="guess_number")
+TASK = Task("train-0", "", env_type="guess_number")
+GAME = partial(GuessNumber, high=100, max_guesses=7, show_bounds=False)
 
 
 @pytest.fixture(scope="module")
 def app():
-    return make_app({"guess_number": GuessNumber})
+    return make_app({"guess_number": GAME})
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,7 @@ async def test_a_workflow_plays_until_the_environment_ends_it_and_is_judged_by_i
     (episode,) = await episodes(halving, url, EnvServiceJudge())
     assert episode.status is EpisodeStatus.OK
     assert (episode.reward, episode.is_success) == (1.5, True)  # 1 + 0.5 * 1
-    assert episode.output.metadata["seen"][-1].endswith("is right!")
+    assert episode.output.metadata["seen"][-1].endswith("is right.")
     assert not app.state.service.instances
 
 
@@ -77,8 +79,10 @@ async def test_the_question_is_what_the_environment_showed_first(url):
         return WorkflowOutput(reward=0.0)
 
     (episode,) = await episodes(execute, url)
-    assert seen["task"].main_query.startswith("I think of a number from 1 to 100.")
-    assert seen["task"].init_messages == [{"role": "user", "content": seen["task"].main_query}]
+    assert seen["task"].main_query == "Between 1 and 100. 7 guesses left."
+    rules, question = seen["task"].init_messages
+    assert rules["content"].startswith("Find a whole number from 1 to 100 in 7 guesses.")
+    assert question == {"role": "user", "content": seen["task"].main_query}
     assert episode.workflow_task.task == seen["task"]
 
 
@@ -86,7 +90,7 @@ async def test_a_task_with_a_question_of_its_own_keeps_it(url):
     async def execute(self, workflow_task, tuner):
         return WorkflowOutput(reward=0.0, metadata={"query": workflow_task.task.main_query})
 
-    own = Task("guess-0", "my words", env_type="guess_number")
+    own = Task("train-0", "my words", env_type="guess_number")
     (episode,) = await episodes(execute, url, task=own)
     assert episode.output.metadata["query"] == "my words"
 
@@ -122,7 +126,8 @@ async def test_in_a_thread_the_same_calls_need_no_await(url):
 
     (episode,) = await episodes(execute, url)
     told = episode.output.metadata["told"]
-    assert told == ["1 is too low, 6 guesses left.", 0.0, False, 0.0, {"task_id": "guess-0"}]
+    assert told[:4] == ["1 is too low. 6 guesses left.", 0.0, False, 0.0]
+    assert told[4] == {"task_id": "train-0", "instruction": GAME().instruction}
 
 
 async def test_in_a_thread_with_a_loop_of_its_own_the_calls_are_awaited(url):
@@ -134,7 +139,7 @@ async def test_in_a_thread_with_a_loop_of_its_own_the_calls_are_awaited(url):
         return WorkflowOutput(reward=0.0, metadata={"obs": obs})
 
     (episode,) = await episodes(execute, url)
-    assert episode.output.metadata["obs"] == "1 is too low, 6 guesses left."
+    assert episode.output.metadata["obs"] == "1 is too low. 6 guesses left."
 
 
 async def test_a_forgotten_await_on_the_event_loop_says_what_to_write(url):
@@ -163,7 +168,7 @@ async def test_content_blocks_of_agentscope_are_an_action(url):
         return WorkflowOutput(reward=0.0, metadata={"obs": obs})
 
     (episode,) = await episodes(execute, url)
-    assert episode.output.metadata["obs"] == "1 is too low, 6 guesses left."
+    assert episode.output.metadata["obs"] == "1 is too low. 6 guesses left."
 
 
 async def raises(self, workflow_task, tuner):
@@ -251,7 +256,7 @@ async def test_the_seed_and_the_form_of_actions_reach_the_service():
     with StubService(lambda verb, body: (200, {"data": SEEN})) as stub:
         (episode,) = await episodes(halving, stub.url)
     (verb, body), *_ = stub.calls
-    assert verb == "create" and body["task_id"] == "guess-0"
+    assert verb == "create" and body["task_id"] == "train-0"
     seed = episode.workflow_task.seed % 2**31
     assert body["params"] == {"seed": seed, "env_action_preference": "code"}
     assert body["instance_id"].startswith(episode.episode_id)

@@ -23,6 +23,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.environment.live import LiveEnvironment
 from ajet.core.environment.returns import Step
 from ajet.core.trajectory.limits import EpisodeTruncated
+from ajet.core.workflow.agents.album import album_for
 from ajet.core.workflow.agents.environment_setting import Setting, check_settings, setting_of
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow, WorkflowOutput, WorkflowTask
@@ -57,12 +58,16 @@ class EnvironmentAgent(Workflow):
     template: ClassVar[str]
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
-        setting = setting_of(model_tuner.config, workflow_task, self.template)
+        config: AjetConfig = model_tuner.config
+        setting = setting_of(config, workflow_task, self.template)
         max_tokens = setting.custom.max_tokens_per_step
+        album = album_for(config, workflow_task)
         async with setting.open() as environment:
             play = Play(setting, environment)
             await play.begin(workflow_task)
             while play.ended_by is None:
+                if album is not None:
+                    await album.add(environment, play.observation)
                 try:
                     reply = await model_tuner.chat(self.prompt(play), max_tokens=max_tokens)
                 except EpisodeTruncated:  # the status stays: no later call can succeed
@@ -71,6 +76,10 @@ class EnvironmentAgent(Workflow):
                 move = await play.answer(reply["content"])
                 model_tuner.credit_turn(move.reward, move.state_key)
                 self.heard(reply)
+            if album is not None:
+                await album.add(environment, play.observation)
+        if album is not None:
+            await album.save()
         return play.output()
 
     def prompt(self, play: Play) -> Messages:

@@ -46,8 +46,9 @@ class Setting:
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[LiveEnvironment]:
         """An environment of the episode's own."""
-        custom = self.custom
-        async with open_live(self.maker, custom.isolation, custom.step_timeout_s) as environment:
+        custom, limit = self.custom, self.manager.max_env_num_per_worker
+        live = open_live(self.maker, custom.isolation, custom.step_timeout_s, limit)
+        async with live as environment:
             yield environment
 
     def words(self, instruction: str) -> dict[str, Any]:

@@ -1,0 +1,85 @@
+"""One environment as the protocol tells of it: chat messages, one reward a step, one score.
+
+    create   -> [system: its instruction, user: the first observation]
+    step     -> [user: the next observation], with its `info`
+    evaluate -> the score
+
+The score of an environment that says whether it succeeded is 1 exactly then, and what it earned,
+below 1, otherwise; the score of another is what it earned.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ajet.core.environment.environment import Environment, Info
+from ajet.core.seeding import derive
+
+Maker = Callable[[], Environment]
+
+SUCCESS = 1.0
+MOST_OF_A_FAILURE = 0.99
+CLOSE_WAIT_S = 5.0
+
+
+class Instance:
+    """Its calls come from threads, one at a time: a client may send again what it gave up on."""
+
+    def __init__(self, make: Maker, task_id: str) -> None:
+        self.task_id = task_id
+        self.used_s = time.monotonic()
+        self.is_over = False
+        self._lock = threading.Lock()
+        self._earned = 0.0
+        self._is_success: bool | None = None
+        self._environment = make()
+
+    def reset(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """`params.seed` decides the instance, and the task's id where there is none; what stands
+        before the last "-" of the id is the split."""
+        seed = params.get("seed")
+        seed = derive("env_service", self.task_id) if seed is None else int(seed)
+        split = self.task_id.rpartition("-")[0]
+        shown, info = self._environment.reset(seed, {"split": split} if split else {})
+        state = [{"role": "user", "content": shown}]
+        if self._environment.instruction:
+            state.insert(0, {"role": "system", "content": self._environment.instruction})
+        return {"state": state, "reward": 0.0, "is_terminated": False, "info": dict(info)}
+
+    def step(self, action: str) -> dict[str, Any]:
+        with self._lock:
+            if self.is_over:
+                return _observed("The episode is over.", 0.0, True, {})
+            shown, reward, terminated, truncated, info = self._environment.step(action)
+            self.is_over = terminated or truncated
+            self._earned += reward
+            self._is_success = (info.get("metrics") or {}).get("success", self._is_success)
+            return _observed(shown, reward, self.is_over, {**info, "truncated": truncated})
+
+    def score(self, is_sparse: bool) -> float:
+        if self._is_success is None:
+            return self._earned
+        if self._is_success or is_sparse:
+            return SUCCESS * bool(self._is_success)
+        return min(self._earned, MOST_OF_A_FAILURE)
+
+    def info(self) -> dict[str, Any]:
+        return {"task_id": self.task_id, "instruction": self._environment.instruction}
+
+    def close(self) -> None:
+        """Waits for a step that goes on, but not for one that hangs."""
+        is_free = self._lock.acquire(timeout=CLOSE_WAIT_S)
+        try:
+            self.is_over = True
+            self._environment.close()
+        finally:
+            if is_free:
+                self._lock.release()
+
+
+def _observed(shown: str, reward: float, is_over: bool, info: Info) -> dict[str, Any]:
+    state = [{"role": "user", "content": shown}]
+    return {"state": state, "reward": reward, "is_terminated": is_over, "info": info}
