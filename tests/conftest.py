@@ -1,6 +1,10 @@
 """What every test starts from."""
 
+import importlib
+import logging
+import os
 import sys
+from pathlib import Path
 
 import pytest
 from loguru import logger
@@ -23,3 +27,27 @@ def warnings():
     sink = logger.add(lambda line: lines.append(line.record["message"]), level="WARNING")
     yield lines
     logger.remove(sink)
+
+
+REFERENCES = Path(__file__).parents[1] / ".venv" / "references"
+"""Independent implementations, installed from tests/references.txt."""
+
+
+@pytest.fixture(scope="session")
+def verl_core_algos():
+    """verl's estimators and losses, imported once.
+
+    The folder is last on the path and only while the import runs: it has packages `tests` and
+    `scripts` of its own. What the import sets for the whole process is taken back.
+    """
+    if not REFERENCES.is_dir():
+        pytest.skip(f"no verl to compare with: {REFERENCES} is missing, `make setup` installs it")
+    environ, handlers = set(os.environ), list(logging.root.handlers)
+    sys.path.append(str(REFERENCES))
+    try:
+        return importlib.import_module("verl.trainer.ppo.core_algos")
+    finally:
+        sys.path.remove(str(REFERENCES))
+        logging.root.handlers[:] = handlers
+        for name in set(os.environ) - environ:
+            del os.environ[name]

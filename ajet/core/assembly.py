@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -25,11 +26,12 @@ from ajet.core.inference.endpoint import ChatEndpoint, ModelEndpoint, SamplingPa
 from ajet.core.judge import JUDGES, judge_class, judge_spec
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.record.origin import RunOrigin
+from ajet.core.rollout.batch import BatchSettings
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.runner import EpisodeRunner, OnError
 from ajet.core.task.env_service import environment_host
 from ajet.core.trajectory.malformed import MalformedPolicy
-from ajet.core.trajectory.trajectory import Group
+from ajet.core.trajectory.trajectory import Group, LeftOut
 from ajet.core.workflow.registry import (
     DEFAULT_AGENT,
     WorkflowChooser,
@@ -44,10 +46,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ajet.core.advantage import EstimatorSettings
+    from ajet.core.advantage.kl_control import KLControl
     from ajet.core.inference.chat_template import ChatTemplate
     from ajet.core.inference.engines.in_process import InProcessEngine
+    from ajet.core.learning.learner import Learner
     from ajet.core.model.load import LoadedModel
-    from ajet.core.update.settings import UpdateSettings
+    from ajet.core.update.critic import Critic
+    from ajet.core.update.settings import CriticSettings, UpdateSettings
     from ajet.core.workflow.gateway.gateway import Gateway
 
 
@@ -169,9 +175,40 @@ def rollout_limits(config: AjetConfig) -> RolloutLimits:
     )
 
 
+def batch_settings(config: AjetConfig) -> BatchSettings:
+    """Which groups make the batch of a step."""
+    rollout, algorithm = config.ajet.rollout, config.ajet.trainer_common.algorithm
+    sampling = algorithm.dynamic_sampling
+    needs_greedy = algorithm.adv_estimator == "remax"
+    return BatchSettings(
+        train_batch_size=config.ajet.data.train_batch_size,
+        num_repeat=rollout.num_repeat,
+        redundancy=rollout.group_size_redundancy,
+        max_rounds=sampling.max_rounds if sampling.enable else 0,
+        oversampling=rollout.submit_oversample_multiplier if rollout.enable_oversample else 1.0,
+        mask_truncated=algorithm.overlong.mask_truncated,
+        greedy=replace(sampling_params(config, "train"), temperature=0.0, top_p=1.0, top_k=-1)
+        if needs_greedy
+        else None,
+    )
+
+
+def selections(config: AjetConfig) -> list[LeftOut]:
+    """The selections that the config asks for: their metrics are there in every step."""
+    rollout, algorithm = config.ajet.rollout, config.ajet.trainer_common.algorithm
+    asked: dict[LeftOut, bool] = {
+        "redundancy": rollout.group_size_redundancy > 0,
+        "drop_group": rollout.failure_policy == "drop_group",
+        "dynamic_sampling": algorithm.dynamic_sampling.enable,
+        "oversampling": rollout.enable_oversample,
+        "overlong": algorithm.overlong.mask_truncated,
+    }
+    return [name for name, is_asked in asked.items() if is_asked]
+
+
 def update_settings(config: AjetConfig) -> UpdateSettings:
     """What one update does; the sampler's temperature is the policy's."""
-    from ajet.core.update.settings import LoraSettings, UpdateSettings
+    from ajet.core.update.settings import CorrectionSettings, LoraSettings, UpdateSettings
 
     trainer = config.ajet.trainer_common
     algorithm, optim, lora = trainer.algorithm, trainer.optim, trainer.lora
@@ -182,14 +219,25 @@ def update_settings(config: AjetConfig) -> UpdateSettings:
         weight_decay=optim.weight_decay,
         grad_clip=optim.grad_clip,
         warmup_steps=optim.warmup_steps,
+        policy_loss=algorithm.policy_loss,
         clip_low=algorithm.clip_low,
         clip_high=algorithm.clip_high,
         dual_clip=algorithm.dual_clip,
+        sapo_tau_pos=algorithm.sapo_tau_pos,
+        sapo_tau_neg=algorithm.sapo_tau_neg,
         temperature=config.ajet.rollout.temperature,
         kl_loss_coef=trainer.kl_loss_coef if trainer.use_kl_loss else 0.0,
+        keep_reference=algorithm.use_kl_in_reward,
         kl_loss_type=trainer.kl_loss_type,
         entropy_coef=algorithm.entropy_coef,
         loss_agg_mode=algorithm.loss_agg_mode,
+        correction=CorrectionSettings(
+            level=algorithm.rollout_correction.level,
+            mode=algorithm.rollout_correction.mode,
+            upper=algorithm.rollout_correction.upper,
+            lower=algorithm.rollout_correction.lower,
+        ),
+        ppo_epochs=trainer.ppo_epochs,
         mini_batch_num=trainer.mini_batch_num,
         max_tokens_per_micro_batch=trainer.max_tokens_per_micro_batch,
         batch_layout=trainer.batch_layout,
@@ -204,18 +252,104 @@ def update_settings(config: AjetConfig) -> UpdateSettings:
     )
 
 
+def critic_settings(config: AjetConfig) -> CriticSettings:
+    """What one update of the critic does; its `warmup_steps` are the training loop's affair."""
+    from ajet.core.update.settings import CriticSettings
+
+    trainer = config.ajet.trainer_common
+    critic, optim = trainer.critic, trainer.optim
+    return CriticSettings(
+        lr=critic.lr,
+        betas=(optim.betas[0], optim.betas[1]),
+        weight_decay=critic.weight_decay,
+        grad_clip=critic.grad_clip,
+        cliprange_value=critic.cliprange_value,
+        ppo_epochs=critic.ppo_epochs,
+        mini_batch_num=critic.mini_batch_num,
+        max_tokens_per_micro_batch=trainer.max_tokens_per_micro_batch,
+        batch_layout=trainer.batch_layout,
+    )
+
+
+def make_critic(config: AjetConfig, loaded: LoadedModel) -> Critic:
+    """The critic beside the policy that was made of `loaded`. Its model is read anew, so it starts
+    from the weights on disk whatever has become of the policy's."""
+    from ajet.core.update.critic import Critic
+
+    path = config.ajet.trainer_common.critic.path
+    own = load_policy_model(config, path)
+    if own.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
+        raise ConfigError(
+            f"ajet.trainer_common.critic.path: the tokenizer of {path!r} has other tokens than the "
+            "policy's; take a model with the same one, or null"
+        )
+    return Critic(own.model, critic_settings(config))
+
+
+def make_learner(config: AjetConfig, loaded: LoadedModel) -> Learner:
+    """The policy and what learns beside it. Made before a checkpoint is loaded: the reference is
+    the policy as it is now."""
+    from ajet.core.learning.learner import Learner, LearnerSettings
+    from ajet.core.update.policy import Policy
+
+    trainer = config.ajet.trainer_common
+    policy = Policy(loaded.model, update_settings(config))
+    critic = None
+    if trainer.algorithm.adv_estimator == "gae":
+        critic = make_critic(config, loaded)
+    settings = LearnerSettings(
+        estimator=estimator_settings(config),
+        kl_in_reward=trainer.algorithm.use_kl_in_reward,
+        critic_warmup_steps=trainer.critic.warmup_steps,
+    )
+    return Learner(policy, critic, kl_control(config), settings)
+
+
 def group_advantages(
     config: AjetConfig, groups: Sequence[Group]
 ) -> Mapping[str, tuple[NDArray[np.float32], ...]]:
     """The configured estimator over every group: episode id -> one array a turn."""
-    from ajet.core.advantage import ESTIMATORS
+    from ajet.core.advantage import credit_of, estimate
+
+    credits = [credit_of(group) for group in groups]
+    return estimate(credits, estimator_settings(config)).advantages
+
+
+def estimator_settings(config: AjetConfig) -> EstimatorSettings:
+    """How rewards become advantages."""
+    from ajet.core.advantage import AdvantageOptions, EstimatorSettings, RewardShaping
 
     algorithm = config.ajet.trainer_common.algorithm
-    estimate = ESTIMATORS[algorithm.adv_estimator]
-    merged: dict[str, tuple[NDArray[np.float32], ...]] = {}
-    for group in groups:
-        merged |= estimate(group, normalize_std=algorithm.normalize_std)
-    return merged
+    return EstimatorSettings(
+        name=algorithm.adv_estimator,
+        options=AdvantageOptions(
+            normalize_std=algorithm.normalize_std,
+            gamma=algorithm.gamma,
+            lam=algorithm.lam,
+            step_reward_gamma=algorithm.step_reward_gamma,
+            episode_reward_weight=algorithm.episode_reward_weight,
+            step_reward_weight=algorithm.step_reward_weight,
+        ),
+        shaping=RewardShaping(
+            overlong_buffer=algorithm.overlong.buffer_len,
+            overlong_factor=algorithm.overlong.penalty_factor,
+            max_response_length=config.ajet.data.max_response_length,
+            mask_truncated=algorithm.overlong.mask_truncated,
+            grouping=algorithm.reward_normalization.grouping,
+            normalize_std=algorithm.reward_normalization.method == "mean_std",
+            clip=algorithm.reward_clip,
+        ),
+        whiten=algorithm.whiten_advantages,
+        clip=algorithm.advantage_clip,
+    )
+
+
+def kl_control(config: AjetConfig) -> KLControl:
+    """The coefficient of the KL in the reward; its state belongs to the run's."""
+    from ajet.core.advantage.kl_control import make_kl_control
+
+    section = config.ajet.trainer_common.algorithm.kl_ctrl
+    return make_kl_control(section.type, section.kl_coef, section.target_kl, section.horizon)
 
 
 def agent_modules(config: AjetConfig) -> list[ModuleType]:

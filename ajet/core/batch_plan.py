@@ -7,6 +7,7 @@ Not covered: memory and time.
 
 from dataclasses import dataclass
 
+from ajet.core.assembly import batch_settings
 from ajet.core.config import AjetConfig
 from ajet.core.task.cursor import DataCursor
 
@@ -29,7 +30,17 @@ class BatchPlan:
 
     @property
     def episodes_per_step(self) -> int:
+        """That are trained, if none fails; `episodes_begun` is how many begin at most."""
         return self.config.ajet.data.train_batch_size * self.config.ajet.rollout.num_repeat
+
+    @property
+    def episodes_begun(self) -> int:
+        """With redundancy, oversampling, the rounds of dynamic sampling and greedy baselines."""
+        settings = batch_settings(self.config)
+        rounds = max(settings.max_rounds - 1, 0)
+        tasks = settings.first_round + rounds * settings.train_batch_size
+        greedy = settings.train_batch_size if settings.greedy else 0
+        return tasks * settings.group_size + greedy
 
     @property
     def optimizer_steps_per_step(self) -> int:
@@ -66,6 +77,7 @@ class BatchPlan:
                 f"{self.num_tasks:,} / {batch}",
             ),
             ("episodes per step", f"{episodes:,}", f"{batch} x {repeat} (rollout.num_repeat)"),
+            *self._surplus(),
             (
                 "optimizer steps per step",
                 f"{mini:,}",
@@ -80,3 +92,17 @@ class BatchPlan:
             ("tokens of an episode", f"<= {tokens:,}", "max_prompt + max_response, max_model_len"),
             ("tokens of a step", f"<= {episodes * tokens:,}", f"{episodes:,} x {tokens:,}"),
         ]
+
+    def _surplus(self) -> list[tuple[str, str, str]]:
+        """How many episodes may begin, where these are more than are trained."""
+        if self.episodes_begun == self.episodes_per_step:
+            return []
+        rollout, algorithm = self.config.ajet.rollout, self.config.ajet.trainer_common.algorithm
+        causes = {
+            "rollout.group_size_redundancy": rollout.group_size_redundancy > 0,
+            "rollout.enable_oversample": rollout.enable_oversample,
+            "algorithm.dynamic_sampling": algorithm.dynamic_sampling.enable,
+            "remax": algorithm.adv_estimator == "remax",
+        }
+        named = ", ".join(name for name, is_one in causes.items() if is_one)
+        return [("episodes that begin", f"<= {self.episodes_begun:,}", f"a step: {named}")]

@@ -1,6 +1,6 @@
 """One run in one process: the engine shares the policy's weights.
 
-    each step: tasks -> episodes -> judge -> advantages -> samples -> update -> publish -> record
+    each step: tasks -> episodes -> judge -> credit -> advantages -> update -> publish -> record
 
 Nothing here depends on timing (the engine works in waves, seeds are paths), so a run that is killed
 at any moment and resumed from its last checkpoint ends with the weights of an uninterrupted one,
@@ -23,6 +23,7 @@ from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
 from ajet.core.errors import RunFailed
 from ajet.core.inference.chat_template import ChatTemplate
+from ajet.core.learning.learner import Lesson
 from ajet.core.model.load import LoadedModel
 from ajet.core.model.save import model_files
 from ajet.core.record.episode_store import EpisodeStore
@@ -35,18 +36,15 @@ from ajet.core.record.step_metrics import held_out_metrics, step_metrics
 from ajet.core.record.step_warnings import StepWarnings
 from ajet.core.record.summary import RunSummary, peak_rss_bytes
 from ajet.core.record.timeline_counts import TimelineCounts
+from ajet.core.rollout.batch import BatchRollout, StepGroups
 from ajet.core.task.cursor import DataCursor
 from ajet.core.task.reader import make_reader
-from ajet.core.task.task import Task
-from ajet.core.trajectory.samples import to_samples
-from ajet.core.trajectory.trajectory import Group
 from ajet.core.update.checkpoint import (
     Checkpoint,
     load_checkpoint,
     read_checkpoint,
     save_checkpoint,
 )
-from ajet.core.update.policy import Policy
 
 
 def find_start(folder: RunFolder, resume: str) -> Checkpoint | None:
@@ -84,15 +82,23 @@ class Training:
         assembly.set_threads(config)
         loaded = assembly.load_policy_model(config)
         template = assembly.make_template(loaded)
-        self.policy = Policy(loaded.model, assembly.update_settings(config))
+        self.learner = assembly.make_learner(config, loaded)
         self.engine = assembly.make_engine(config, loaded, template)
         judge = assembly.make_judge(config)
         self.gateway = assembly.make_gateway(config)
         shared = {"judge": judge, "gateway": self.gateway}
         self.runner = assembly.make_runner(config, self.engine, template, mode="train", **shared)
+        self.batch = BatchRollout(
+            self.runner,
+            self.tasks,
+            self.cursor,
+            assembly.batch_settings(config),
+            on_round=lambda what, num: self.progress.phase(what, num),
+            on_episode=lambda _: self.progress.advance(),
+        )
         self.validator = assembly.make_runner(config, self.engine, template, mode="eval", **shared)
         # With LoRA the checkpoint holds adapters alone: no model that loads by itself.
-        self.files = {} if self.policy.settings.lora else model_files(loaded)
+        self.files = {} if self.learner.policy.settings.lora else model_files(loaded)
         self.state = RunState(cursor=self.cursor.state_dict())
         self.is_saved = self._resume()
         template.today = datetime.fromisoformat(self.state.begun)
@@ -115,6 +121,7 @@ class Training:
             title=config.experiment_name,
             first_step=self.state.step + 1,
         )
+        self.selections = assembly.selections(config)
         self.warnings = StepWarnings(config.ajet.context_tracker)
         self.started_s = time.monotonic()
 
@@ -157,39 +164,36 @@ class Training:
 
     async def _train_step(self, step: int) -> None:
         """The algorithm."""
-        tasks = [self.tasks[index] for index in self.cursor.next_batch()]
-        groups, rollout_s = await self._rollout(tasks, step)
-        advantages = assembly.group_advantages(self.config, groups)
-        samples = to_samples(groups, advantages)
+        rollout = await self._rollout(step)
         self.progress.phase("update", 1)
-        update = self.policy.update(samples, on_progress=self.progress.fraction)
+        credited = self.learner.credit(rollout.groups)
+        lesson = self.learner.estimate(credited)
+        learnt = self.learner.update(step, lesson, on_progress=self.progress.fraction)
         self.engine.publish(step)
-        metrics = step_metrics(groups, samples, update, rollout_s)
-        self.store.write(step, groups, advantages, samples)
+        self._record(step, rollout, lesson, learnt)
+
+    def _record(
+        self, step: int, rollout: StepGroups, lesson: Lesson, learnt: dict[str, float]
+    ) -> None:
+        """What the step brought, for people and for the next checkpoint."""
+        groups, samples = rollout.groups, lesson.samples
+        metrics = step_metrics(rollout, samples, learnt, selections=self.selections)
+        self.store.write(step, rollout.all, lesson.advantages, samples)
         self.metrics.log(step, metrics)
         counts = TimelineCounts.of(groups, samples)
         self.state.timelines += counts
         self.warnings.of_metrics(metrics)
         self.warnings.of_timelines(f"step {step}", groups, counts)
         self.state.step = step
-        self.state.num_episodes += sum(len(group.trajectories) for group in groups)
+        self.state.num_episodes += sum(len(group.trajectories) for group in rollout.all)
         self.state.cursor = self.cursor.state_dict()
         self.is_saved = False
         self.progress.step_done(step, metrics)
 
-    async def _rollout(self, tasks: list[Task], step: int) -> tuple[list[Group], float]:
-        started_s = time.monotonic()
-        num_repeat = self.config.ajet.rollout.num_repeat
-        self.progress.phase("rollout", len(tasks) * num_repeat)
-        groups = await self.runner.rollout(
-            tasks,
-            step=step,
-            mode="train",
-            num_repeat=num_repeat,
-            on_episode=lambda _: self.progress.advance(),
-        )
-        self.warnings.of_failures(f"step {step}", groups)
-        return groups, time.monotonic() - started_s
+    async def _rollout(self, step: int) -> StepGroups:
+        rollout = await self.batch.groups_of(step)
+        self.warnings.of_failures(f"step {step}", rollout.all)
+        return rollout
 
     async def _validate_if_due(self) -> None:
         """Before the first step if asked, then every `test_freq` steps, and at the end of a run
@@ -233,12 +237,12 @@ class Training:
             return
         self.progress.phase("checkpoint")
         self.state.seconds = self._seconds()
-        tensors, counters = self.policy.state_dict()
+        tensors, state = self.learner.state_dict()
         save_checkpoint(
             self.folder.checkpoints,
             self.state.step,
             tensors,
-            {"policy": counters, "run": self.state.as_json()},
+            state | {"run": self.state.as_json()},
             keep=self.trainer.max_checkpoints_to_keep,
             files=self.files,
         )
@@ -260,7 +264,7 @@ class Training:
             return False
         self.state = RunState.from_json(checkpoint.state["run"])
         self.cursor.load_state_dict(self.state.cursor)
-        self.policy.load_state_dict(checkpoint.tensors, checkpoint.state["policy"])
+        self.learner.load_state_dict(checkpoint.tensors, checkpoint.state)
         self.engine.publish(checkpoint.step)
         return True
 

@@ -42,6 +42,7 @@ class EpisodeCredit:
     agents_T: tuple[str, ...]
     tag: str = ""
     is_truncated: bool = False
+    response_length: int = 0  # after the first prompt, tools' results included
     baseline: float | None = None  # ReMax: reward of the greedy episode of its group
     penalties: TokenArrays | None = None  # what the KL takes off each token's reward
     values: TokenArrays | None = None  # the critic's, of the state before each token
@@ -57,6 +58,11 @@ class EpisodeCredit:
     @property
     def num_tokens(self) -> int:
         return int(self.lengths_T.sum())
+
+    @property
+    def score(self) -> float:
+        """What groups compare: the reward less all that the KL takes off."""
+        return self.reward - sum(float(each.sum(dtype=np.float64)) for each in self.penalties or ())
 
     def spread(self, per_turn: Sequence[float] | NDArray[np.float64]) -> TokenArrays:
         """One number a turn, given to each of its trained tokens."""
@@ -104,7 +110,17 @@ def _episode(trajectory: Trajectory) -> EpisodeCredit:
         agents_T=tuple(turn.agent_name for turn in turns),
         tag=str(trajectory.workflow_task.task.metadata.get("tag", "")),
         is_truncated=trajectory.status == "truncated",
+        response_length=_response_length(trajectory),
     )
+
+
+def _response_length(trajectory: Trajectory) -> int:
+    """Of the longest timeline: what `data.max_response_length` limits."""
+    completions = [turn.completion for turn in trajectory.turns]
+    if not completions:
+        return 0
+    longest = max(len(each.prompt_ids) + len(each.token_ids) for each in completions)
+    return longest - len(completions[0].prompt_ids)
 
 
 def _turn_rewards(trajectory: Trajectory, reward: float) -> NDArray[np.float64]:

@@ -3,42 +3,26 @@
     rewards_G     1    0    0    1       mean 0.5, std 0.577 (unbiased, as torch.std and verl)
     advantage_G   .87 -.87 -.87  .87     (R - mean) / (std + 1e-6), the same on all its tokens
 
+    A_i = (R_i - mean(R)) / std(R)       Shao et al. 2024 (DeepSeekMath, arXiv 2402.03300), 4.1.2
+    A_i =  R_i - mean(R)                 without std: Liu et al. 2025 (Dr. GRPO, arXiv 2503.20783)
+
 The mean is over valid episodes, each counted once however many turns or timelines it has. A group
 with one valid episode, or with equal rewards, says nothing: its advantages are exactly 0. (verl
 gives a lone episode its raw reward.)
 
+**starpo** is this function under another name: StarPO (Wang et al. 2025, RAGEN, arXiv 2504.20073)
+takes a whole trajectory of an environment, all its turns, as the one action that is compared.
+
 Not covered: credit for single turns; baselines across groups.
 """
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
 
-from ajet.core.trajectory.trajectory import Group, Trajectory
-
-EPSILON = 1e-6
+from ajet.core.advantage.comparison import compare_scores, spread_evenly
+from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
 
 
-def grpo(group: Group, *, normalize_std: bool = True) -> dict[str, tuple[NDArray[np.float32], ...]]:
+def grpo(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
     """``normalize_std=False`` leaves out the division, as Dr. GRPO does."""
-    valid = group.valid
-    rewards_G = np.array([t.reward for t in valid], dtype=np.float64)
-    advantages_G = _relative(rewards_G, normalize_std)
-    return {
-        t.episode_id: _per_turn(t, advantage)
-        for t, advantage in zip(valid, advantages_G, strict=True)
-    }
-
-
-def _relative(rewards_G: NDArray[np.float64], normalize_std: bool) -> NDArray[np.float64]:
-    # Compared, not subtracted: rounding in the mean over 1e-6 would leave a trace of signal.
-    if len(rewards_G) < 2 or (rewards_G == rewards_G[0]).all():
-        return np.zeros_like(rewards_G)
-    centred_G = rewards_G - rewards_G.mean()
-    return centred_G / (rewards_G.std(ddof=1) + EPSILON) if normalize_std else centred_G
-
-
-def _per_turn(trajectory: Trajectory, advantage: float) -> tuple[NDArray[np.float32], ...]:
-    return tuple(
-        np.full(len(turn.completion.token_ids) if turn.trainable else 0, advantage, np.float32)
-        for turn in trajectory.turns
-    )
+    compared = compare_scores(groups)
+    return spread_evenly(groups, compared.centred(normalize_std=options.normalize_std))

@@ -40,7 +40,9 @@ class KLControl(Section):
     )
     kl_coef: float = Field(default=0.001, ge=0, description="Its coefficient, at first.")
     target_kl: float = Field(default=0.1, gt=0, description="KL of a token that adaptive aims at.")
-    horizon: int = Field(default=10000, ge=1, description="Episodes in which adaptive doubles it.")
+    horizon: int = Field(
+        default=10000, ge=1, description="Episodes in which it moves by a fifth at most."
+    )
 
 
 class RolloutCorrection(Section):

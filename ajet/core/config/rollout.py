@@ -206,11 +206,11 @@ class RolloutConfig(Section):
     max_num_seqs: Annotated[
         int, NoEffect("the in-process engine sizes its own batches", on=IN_PROCESS)
     ] = Field(default=10, ge=1, description="Sequences that an inference server runs at once.")
-    enable_oversample: Annotated[bool, NotBuilt("rollouts are not oversampled")] = Field(
+    enable_oversample: bool = Field(
         default=False, description="Run more tasks than a batch needs and keep the most telling."
     )
-    submit_oversample_multiplier: Annotated[float, NoEffect("rollouts are not oversampled")] = (
-        Field(default=1.5, ge=1, description="How many times more tasks enable_oversample runs.")
+    submit_oversample_multiplier: float = Field(
+        default=1.5, ge=1, description="How many times more tasks enable_oversample runs."
     )
     step_skip_action: Annotated[int, NotBuilt("every turn is sampled by the model")] = Field(
         default=0, ge=0, description="First turns of an episode that skip the model."

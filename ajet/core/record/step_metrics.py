@@ -1,6 +1,7 @@
 """One step in numbers: name -> float, the part before the "/" is its group on a page.
 
-    reward/mean, reward/std, reward/success      over valid episodes
+    reward/mean, reward/std, reward/success      over judged episodes, also those that a selection
+                                                 left out: selection/… has both means
     episodes/ok, episodes/timeout, …             how they ended, before a policy made the best of it
     episodes/retried, episodes/retried_timeout…  failed attempts that another one replaced
     episodes/turns_mean                          calls of the model
@@ -14,7 +15,11 @@
     timelines/token_ratio                        tokens of one row a call, over those of timelines
     drift/checked, drift/rate, …                 calls whose fresh render would have other ids, and
                                                  the first position that differs
-    rollout/…, update/…                          speed, and the update's own figures
+    groups/total, groups/trained, …              tasks; with a valid member; whose rewards differ
+    selection/…                                  who is kept, and who is not (selection.py)
+    rollout/…                                    speed
+    baseline/…                                   greedy episodes, not counted above (remax)
+    advantage/…, kl_in_reward/…, critic/…, update/…   the learner's own figures
     held_out/…                                   of a validation, logged at the step it came after;
                                                  held_out/success/TAG of one tag's tasks
 
@@ -24,20 +29,26 @@ Not covered: metrics of single episodes (episodes.sqlite has those).
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
+from typing import get_args
 
 from ajet.core.record.evaluation import Evaluation
+from ajet.core.record.selection import selection_metrics
 from ajet.core.record.timeline_counts import DROPPED, OTHER_AGENT, RETRIED, TimelineCounts
+from ajet.core.rollout.batch import StepGroups
 from ajet.core.trajectory.sample import TrainingSample
-from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
+from ajet.core.trajectory.trajectory import EpisodeStatus, Group, LeftOut, Trajectory
 
 
 def step_metrics(
-    groups: Sequence[Group],
+    rollout: StepGroups,
     samples: Sequence[TrainingSample],
-    update: Mapping[str, float],
-    rollout_s: float,
+    learnt: Mapping[str, float],
+    *,
+    selections: Sequence[LeftOut] = (),
 ) -> dict[str, float]:
-    """Everything that is logged of one training step."""
+    """Everything that is logged of one training step; `learnt` are the learner's own figures,
+    `selections` those that the config asks for."""
+    groups, rollout_s = rollout.groups, rollout.seconds
     trajectories = [t for g in groups for t in g.trajectories]
     turns = [turn for t in trajectories for a in t.attempts for turn in a.turns]
     sampled = sum(len(turn.completion.token_ids) for turn in turns)
@@ -46,10 +57,13 @@ def step_metrics(
         **_status_metrics(trajectories),
         **_turn_metrics(trajectories),
         **_timeline_metrics(TimelineCounts.of(groups, samples)),
+        **_group_metrics(groups),
+        **selection_metrics(groups, selections),
         "rollout/seconds": rollout_s,
         "rollout/episodes_per_s": len(trajectories) / rollout_s,
         "rollout/tokens_per_s": sampled / rollout_s,
-        **{f"update/{name}": value for name, value in update.items()},
+        **_baseline_metrics(rollout.baselines),
+        **learnt,
     }
 
 
@@ -64,8 +78,8 @@ def held_out_metrics(report: Evaluation) -> dict[str, float]:
 
 
 def _reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Reward and success over valid episodes, and the means of the workflows' own metrics."""
-    valid = [t for t in trajectories if t.is_valid]
+    """Reward and success over judged episodes, and the means of the workflows' own metrics."""
+    valid = [t for t in trajectories if t.is_valid or (t.left_out and t.reward is not None)]
     rewards = [t.reward for t in valid if t.reward is not None]
     own: defaultdict[str, list[float]] = defaultdict(list)
     for trajectory in valid:
@@ -91,6 +105,24 @@ def _status_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return metrics
 
 
+def _group_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Groups with signal are among those that are trained."""
+    return {
+        "groups/total": float(len(groups)),
+        "groups/trained": float(sum(bool(group.valid) for group in groups)),
+        "groups/with_signal": float(sum(group.has_signal for group in groups)),
+    }
+
+
+def _baseline_metrics(baselines: Sequence[Group]) -> dict[str, float]:
+    if not baselines:
+        return {}
+    trajectories = [t for group in baselines for t in group.trajectories]
+    rewards = [t.reward for t in trajectories if t.reward is not None]
+    metrics = {"baseline/episodes": float(len(trajectories)), "baseline/valid": float(len(rewards))}
+    return metrics | ({"baseline/reward": fmean(rewards)} if rewards else {})
+
+
 def _turn_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     turns = [turn for t in trajectories for turn in t.turns]
     cut = sum(turn.completion.finish_reason == "length" for turn in turns)
@@ -104,9 +136,11 @@ def _turn_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _timeline_metrics(counts: TimelineCounts) -> dict[str, float]:
-    """Sampled tokens are trained, or are not for one of four reasons, each counted."""
+    """Sampled tokens are trained, or are not for one of these reasons, each counted."""
     left = dict(counts.not_trained)
-    apart = {f"untrained_{name}": left.pop(name, 0) for name in (OTHER_AGENT, RETRIED, DROPPED)}
+    always = (OTHER_AGENT, RETRIED, DROPPED)
+    names = (*always, *(name for name in get_args(LeftOut) if name in left))
+    apart = {f"untrained_{name}": left.pop(name, 0) for name in names}
     tokens = {
         "sampled": counts.sampled,
         "trained": counts.trained,

@@ -113,7 +113,7 @@ def apply_policy(group: Group, policy: FailurePolicy) -> Group:
     if policy == "zero":
         seen = (_as_zero(t) if has_failed(t) else t for t in group.trajectories)
     else:
-        seen = (t if has_failed(t) else _dropped(t, failed[0]) for t in group.trajectories)
+        seen = (_dropped(t, failed[0]) if t.is_valid else t for t in group.trajectories)
     return replace(group, trajectories=tuple(seen))
 
 
@@ -130,4 +130,4 @@ def _as_zero(t: Trajectory) -> Trajectory:
 
 def _dropped(t: Trajectory, failed: Trajectory) -> Trajectory:
     reason = f"group dropped: {failed.episode_id} ended as {failed.status}"
-    return replace(t, status=EpisodeStatus.ABORTED, failed_as=t.status, error=reason)
+    return t.set_aside("drop_group", reason)

@@ -41,15 +41,16 @@ class Judging:
             return await verdict(judge, workflow_task, output, self._timeout_s)
         group = self._groups[workflow_task.group_id]
         group.members[workflow_task.rollout_index] = (workflow_task, output)
-        group.count_one()
+        group.expect_no_more(workflow_task.rollout_index)
         await group.is_complete.wait()
         if group.call is None:
             group.call = SharedCall(self._ask(judge, group))
         return (await group.call.result())[workflow_task.rollout_index]
 
     def leave_out(self, workflow_task: WorkflowTask) -> None:
-        """This member of a group is not judged; the others need not wait for it."""
-        self._groups[workflow_task.group_id].count_one()
+        """This member of a group is not judged; the others need not wait for it. To say so twice is
+        as good as once."""
+        self._groups[workflow_task.group_id].expect_no_more(workflow_task.rollout_index)
 
     async def _ask(self, judge: GroupJudge, group: _Group) -> dict[int, Verdict]:
         places = sorted(group.members)
@@ -63,13 +64,14 @@ class Judging:
 class _Group:
     """The members to be judged, by their place, and the one call that judges them."""
 
-    num_missing: int
+    num_members: int
+    heard_of: set[int] = field(default_factory=set)
     members: dict[int, tuple[WorkflowTask, WorkflowOutput]] = field(default_factory=dict)
     is_complete: asyncio.Event = field(default_factory=asyncio.Event)
     call: SharedCall[dict[int, Verdict]] | None = None
 
-    def count_one(self) -> None:
-        """A member is in, judged or not."""
-        self.num_missing -= 1
-        if not self.num_missing:
+    def expect_no_more(self, place: int) -> None:
+        """This member is in, judged or not."""
+        self.heard_of.add(place)
+        if len(self.heard_of) == self.num_members:
             self.is_complete.set()

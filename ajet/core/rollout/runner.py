@@ -28,6 +28,7 @@ from ajet.core.errors import AjetError, ConfigError
 from ajet.core.inference.endpoint import ChatEndpoint, ModelEndpoint, SamplingParams
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.rollout.attempt import Attempt
+from ajet.core.rollout.early_stop import EarlyStop
 from ajet.core.rollout.failure import (
     RETRIED,
     EnvironmentFault,
@@ -107,43 +108,61 @@ class EpisodeRunner:
         step: int,
         mode: Mode,
         num_repeat: int,
+        redundancy: int = 0,
+        numbers: Sequence[int] | None = None,
+        failure_rate_of: int | None = None,
         on_episode: OnEpisode | None = None,
         sampling: SamplingParams | None = None,
     ) -> list[Group]:
         """`num_repeat` episodes of each task. `on_episode` is called as each one ends. The failure
         policy is applied to groups of training; an evaluation shows what happened. `sampling`
-        replaces the runner's."""
+        replaces the runner's.
+
+        With `redundancy` so many more begin, and a group ends with `num_repeat` of them (see
+        early_stop.py). `numbers` are the groups' places in the step, where it has several rollouts;
+        `max_failure_rate` is then that of `failure_rate_of` episodes, not of this rollout's."""
         if mode == "train" and isinstance(self._endpoint, ChatEndpoint):
             raise ConfigError("a chat endpoint shows no token ids: evaluate it, it cannot train")
-        plans = self._plans(tasks, step, mode, num_repeat)
-        judging = Judging(self._judge, self._limits, num_repeat)
+        size = num_repeat + redundancy
+        plans = self._plans(tasks, numbers or range(len(tasks)), step, mode, size)
+        judging = Judging(self._judge, self._limits, size)
+        early_stop = EarlyStop(plans, num_repeat, on_stopped=judging.leave_out)
         failed: list[Trajectory] = []
 
         async def run(plan: WorkflowTask, slot: Slot) -> Trajectory:
             async with AsyncExitStack() as held:
                 trajectory = await self._attempts(plan, slot, sampling or self._sampling, held)
+                if self._comes_to_count(trajectory):
+                    early_stop.ended(plan)
                 slot.free()
-                trajectory = await self._judged(trajectory, judging)
+                trajectory = early_stop.told(await self._judged(trajectory, judging))
             if on_episode is not None:
                 on_episode(trajectory)
             if has_failed(trajectory):
                 failed.append(trajectory)
-                check_failure_rate(failed, len(plans), self._limits.max_failure_rate)
+                check_failure_rate(
+                    failed, failure_rate_of or len(plans), self._limits.max_failure_rate
+                )
             return trajectory
 
         self._schedule = Schedule(
             plans, limit=self._limits.max_env_worker, endpoint=self._endpoint, run=run
         )
-        with collected_seldom():
+        with collected_seldom(), early_stop.watching(self._schedule):
             results = await self._schedule.run()
-        members = [t or _never_started(p) for p, t in zip(plans, results, strict=True)]
+        members = [
+            early_stop.told(_never_started(plan)) if trajectory is None else trajectory
+            for plan, trajectory in zip(plans, results, strict=True)
+        ]
         if mode == "train" and not self._has_trained:
             self._has_trained = _somebody_is_trained(members)
         groups = [
-            Group(plans[at].group_id, tuple(members[at : at + num_repeat]), tasks[at // num_repeat])
-            for at in range(0, len(plans), num_repeat)
+            Group(plans[at].group_id, tuple(members[at : at + size]), tasks[at // size])
+            for at in range(0, len(plans), size)
         ]
-        return [apply_policy(g, self._policy) for g in groups] if mode == "train" else groups
+        if mode != "train":
+            return groups
+        return [early_stop.kept(apply_policy(group, self._policy)) for group in groups]
 
     async def run_again(self, plan: WorkflowTask) -> Trajectory:
         """One episode as it was planned before, judged: no retries, no failure policy. A judge of
@@ -162,15 +181,22 @@ class EpisodeRunner:
     def _policy(self) -> FailurePolicy:
         return self._limits.failure_policy
 
+    def _comes_to_count(self, trajectory: Trajectory) -> bool:
+        """Whether the episode will be valid, if the judge does not fail."""
+        if trajectory.status is EpisodeStatus.ABORTED:
+            return False
+        return self._policy == "zero" or not has_failed(trajectory)
+
     def _plans(
-        self, tasks: Sequence[Task], step: int, mode: Mode, num_repeat: int
+        self, tasks: Sequence[Task], numbers: Sequence[int], step: int, mode: Mode, num_repeat: int
     ) -> list[WorkflowTask]:
         """Episode ids sort as the episodes are ordered. Evaluation's seeds leave out the step: two
-        checkpoints meet the same conditions."""
+        checkpoints meet the same conditions. A baseline meets those of the group it is for."""
         plans = []
-        for group, task in enumerate(tasks):
+        world = _place("train" if mode == "baseline" else mode, step)
+        for group, task in zip(numbers, tasks, strict=True):
             group_id = f"{step:06d}-{mode}-{group:04d}"
-            seed = seeding.derive(self._run_seed, "environment", *_place(mode, step), group)
+            seed = seeding.derive(self._run_seed, "environment", *world, group)
             plans += [
                 WorkflowTask(
                     copy.deepcopy(task),  # a workflow may append to its messages
@@ -295,7 +321,7 @@ def _ignore(_error: BaseException) -> None:
 
 
 def _place(mode: Mode, step: int) -> tuple[str, int]:
-    return (mode, step) if mode == "train" else (mode, 0)
+    return (mode, 0) if mode == "eval" else (mode, step)
 
 
 def _somebody_is_trained(trajectories: Sequence[Trajectory]) -> bool:

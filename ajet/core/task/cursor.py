@@ -36,12 +36,13 @@ class DataCursor:
         """Steps that take every task `num_epochs` times at least."""
         return -(-self.num_tasks * num_epochs // self.batch_size)
 
-    def next_batch(self) -> list[int]:
-        """The next `batch_size` task indices."""
+    def next_batch(self, size: int | None = None) -> list[int]:
+        """The next `size` task indices; None takes `batch_size`."""
+        size = self.batch_size if size is None else size
         batch: list[int] = []
-        while len(batch) < self.batch_size:
+        while len(batch) < size:
             place = self._taken % self.num_tasks
-            piece = self._order(self.epoch)[place : place + self.batch_size - len(batch)]
+            piece = self._order(self.epoch)[place : place + size - len(batch)]
             batch += piece
             self._taken += len(piece)
         return batch

@@ -31,6 +31,30 @@ def to_samples(groups: Sequence[Group], advantages: TokenAdvantages) -> list[Tra
     return samples
 
 
+def by_turn(
+    samples: Sequence[TrainingSample],
+    arrays: Sequence[NDArray[np.float32]],
+    groups: Sequence[Group] = (),
+) -> dict[str, tuple[NDArray[np.float32], ...]]:
+    """The other way: arrays over the samples' tokens as one array for each turn of each episode,
+    empty where a turn is not trained.
+
+    `groups` are those of the samples: a sample does not know of turns after the last trained one,
+    nor of an episode that trains nothing. Without them each tuple ends with that last turn.
+    """
+    turns: dict[str, dict[int, NDArray[np.float32]]] = {}
+    for sample, array in zip(samples, arrays, strict=True):
+        of_episode = turns.setdefault(sample.episode_id, {})
+        of_episode |= {span.turn_index: array[span.start : span.stop] for span in sample.spans}
+    numbers = {name: 1 + max(found, default=-1) for name, found in turns.items()}
+    numbers |= {t.episode_id: len(t.turns) for group in groups for t in group.valid}
+    empty = np.zeros(0, np.float32)
+    return {
+        name: tuple(turns.get(name, {}).get(index, empty) for index in range(number))
+        for name, number in numbers.items()
+    }
+
+
 def _in_order(group: Group) -> list[Trajectory]:
     return sorted(group.valid, key=lambda trajectory: trajectory.workflow_task.rollout_index)
 
@@ -44,11 +68,11 @@ def _samples(trajectory: Trajectory, advantages: TokenAdvantages) -> list[Traini
 
 
 def _sample(
-    trajectory: Trajectory, timeline: Timeline, by_turn: Sequence[NDArray[np.float32]]
+    trajectory: Trajectory, timeline: Timeline, of_turns: Sequence[NDArray[np.float32]]
 ) -> TrainingSample:
     advantages = np.zeros(len(timeline.token_ids), dtype=np.float32)
     for span in timeline.spans:
-        given = by_turn[span.turn_index]
+        given = of_turns[span.turn_index]
         assert len(given) == span.stop - span.start, (
             f"episode {trajectory.episode_id}, turn {span.turn_index}: {len(given)} advantages for "
             f"{span.stop - span.start} sampled tokens"

@@ -1,7 +1,8 @@
 """One finished episode, whatever became of it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Literal
 
 from ajet.core.task.task import Task
 from ajet.core.trajectory.turn import Turn
@@ -17,7 +18,17 @@ class EpisodeStatus(StrEnum):
     ENV_ERROR = "env_error"  # the environment or a tool server failed
     AGENT_ERROR = "agent_error"  # the workflow raised or returned the wrong type
     JUDGE_ERROR = "judge_error"  # the judge raised or returned no finite reward
-    ABORTED = "aborted"  # the run was stopped, or the group had enough members
+    ABORTED = "aborted"  # the run was stopped, or a selection left it out
+
+
+LeftOut = Literal[
+    "redundancy",  # its group had enough members
+    "drop_group",  # another member failed
+    "dynamic_sampling",  # all rewards of its group are equal
+    "oversampling",  # the rewards of other groups differ more
+    "overlong",  # it was cut
+]
+"""The selection that keeps an episode out of the update though it did not fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +38,7 @@ class Trajectory:
     `reward` is None until it is judged, and stays None for a failed episode. `error` is one line,
     with the class and the place it was raised. `timings` are seconds by phase. `earlier_attempts`
     are the failed ones before this, with the failure policy ``retry``; `failed_as` is the status
-    that a policy replaced.
+    that a policy or a selection replaced, `left_out` that selection.
     """
 
     workflow_task: WorkflowTask
@@ -41,6 +52,17 @@ class Trajectory:
     timings: dict[str, float] = field(default_factory=dict)
     earlier_attempts: "tuple[Trajectory, ...]" = ()
     failed_as: EpisodeStatus | None = None
+    left_out: LeftOut | None = None
+
+    def set_aside(self, by: LeftOut, reason: str) -> "Trajectory":
+        """As recorded and counted, but not trained; its reward stays with it."""
+        return replace(
+            self,
+            status=EpisodeStatus.ABORTED,
+            failed_as=self.ended_as,
+            left_out=by,
+            error=reason,
+        )
 
     @property
     def episode_id(self) -> str:
@@ -82,13 +104,30 @@ class Trajectory:
 class Group:
     """The episodes of one task in one step, in the order of `rollout_index`.
 
-    `task` is as the reader gave it: a workflow may change its own copy.
+    `task` is as the reader gave it: a workflow may change its own copy. `baseline` is the reward of
+    a greedy episode, where the estimator compares with one.
     """
 
     group_id: str
     trajectories: tuple[Trajectory, ...]
     task: Task | None = None
+    baseline: float | None = None
+
+    @property
+    def number(self) -> int:
+        """Its place in the step: the last part of `group_id`."""
+        return int(self.group_id.rpartition("-")[2])
 
     @property
     def valid(self) -> tuple[Trajectory, ...]:
         return tuple(t for t in self.trajectories if t.is_valid)
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether two valid members earned different rewards."""
+        return len({t.reward for t in self.valid}) > 1
+
+    def set_aside(self, by: LeftOut, reason: str) -> "Group":
+        """The group with all valid members left out."""
+        members = (t.set_aside(by, reason) if t.is_valid else t for t in self.trajectories)
+        return replace(self, trajectories=tuple(members))

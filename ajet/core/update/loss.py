@@ -1,6 +1,8 @@
 """The objective, token by token, and the weight of each token in the whole.
 
-    loss = sum_t weight_t * ( clipped_t + kl_coef * kl_t - entropy_coef * entropy_t )
+    loss = sum_t weight_t * ( w_t * pg_t + kl_coef * kl_t - entropy_coef * entropy_t )
+
+`pg` is one of losses/, `w` the importance weight between sampler and trainer (1 without one).
 
 The weights carry the denominators of the whole mini-batch, so a sum over any division into
 micro-batches, layouts or ranks is the same number. "seq" is an EPISODE: one that is split into
@@ -14,8 +16,6 @@ episode e:
 
 Tokens without signal (advantage 0) count in N and n_e: a batch with few live groups takes a small
 step, not a wild one.
-
-Not covered: sequence-level ratios; corrections for samplers with other numbers.
 """
 
 from collections import Counter
@@ -28,9 +28,9 @@ from torch.utils.checkpoint import checkpoint
 
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.layouts.layout import Readout
+from ajet.core.update.losses.token_loss import MAX_LOG_RATIO
 from ajet.core.update.settings import UpdateSettings
 
-MAX_LOG_RATIO = 20.0  # exp() stays finite in float32; the clip acts long before
 MAX_KL = 10.0
 MAX_LOGITS = 1 << 24  # 64 MiB in float32
 
@@ -105,19 +105,6 @@ def score_tokens(
         parts.append(checkpoint(score, *inputs, use_reentrant=False, preserve_rng_state=False))
     logprobs, entropy = (torch.cat(part)[order_M.argsort()] for part in zip(*parts, strict=True))
     return TokenScores(logprobs, entropy)
-
-
-def clipped_objective(
-    logprobs_M: Tensor, old_M: Tensor, advantages_M: Tensor, settings: UpdateSettings
-) -> tuple[Tensor, Tensor]:
-    """Loss of each token and its probability ratio."""
-    ratio_M = (logprobs_M - old_M).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    clipped_M = ratio_M.clamp(1 - settings.clip_low, 1 + settings.clip_high)
-    loss_M = torch.maximum(-advantages_M * ratio_M, -advantages_M * clipped_M)
-    if settings.dual_clip is not None:
-        limit_M = torch.minimum(loss_M, -advantages_M * settings.dual_clip)
-        loss_M = torch.where(advantages_M < 0, limit_M, loss_M)
-    return loss_M, ratio_M
 
 
 def kl_penalty(logprobs_M: Tensor, reference_M: Tensor, kind: str) -> Tensor:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ajet.core.update.settings import UpdateSettings
+from ajet.core.update.settings import OptimizerSettings
 
 STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
 
@@ -29,10 +29,10 @@ class StepOutcome:
     stepped: bool
 
 
-class PolicyOptimizer:
+class ModelOptimizer:
     """Owns the optimizer state of the model's trainable weights."""
 
-    def __init__(self, model: nn.Module, settings: UpdateSettings) -> None:
+    def __init__(self, model: nn.Module, settings: OptimizerSettings) -> None:
         self._settings = settings
         self._weights = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._masters = {n: _master(p) for n, p in self._weights.items()}
@@ -122,7 +122,7 @@ class PolicyOptimizer:
         self.num_steps, self.num_skipped = num_steps, num_skipped
 
 
-def lr_at(num_steps: int, settings: UpdateSettings) -> float:
+def lr_at(num_steps: int, settings: OptimizerSettings) -> float:
     """Learning rate of the step that follows `num_steps` steps."""
     if num_steps < settings.warmup_steps:
         return settings.lr * (num_steps + 1) / settings.warmup_steps

@@ -4,35 +4,47 @@
                     │                                                            │
               one optimizer step each  <── gradients add up <── loss <── log-probs of trained tokens
 
-Old log-probabilities are the sampler's recorded ones, in every mini-batch. Samples whose every
-advantage is 0 have no gradient when there is neither KL nor entropy term: they are not computed
-(`skipped_samples`), and still count in the denominators.
+Old log-probabilities are the sampler's recorded ones, in every mini-batch and pass, unless a sample
+brings the trainer's own. With a correction (correction.py) the trainer's own are computed first,
+and importance weights bridge to the sampler's. Samples whose every advantage is 0 have no gradient
+when there is neither KL nor entropy term: they are not computed (`skipped_samples`), and still
+count in the denominators.
+
+A loss that speaks of whole episodes reads their ratios from a pass without gradient before the
+first micro-batch of a mini-batch; where all of it is one micro-batch, from that one.
 
 The weights are the model's own: an engine that holds the same model sees each step at once. The
 same samples in the same order give bit-identical weights.
 
-Not covered: critics, sharding over devices, learning from several policies at once.
+Not covered: sharding over devices, learning from several policies at once.
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.checkpoint import WEIGHT_PREFIX
+from ajet.core.update.correction import corrected
+from ajet.core.update.episode_ratios import EpisodeRatios
 from ajet.core.update.layouts import make_layout
-from ajet.core.update.layouts.layout import Row, device_of
+from ajet.core.update.layouts.layout import Row, device_of, gathered, over_samples, rows_of
 from ajet.core.update.lora import with_lora
-from ajet.core.update.loss import clipped_objective, episode_weights, kl_penalty, score_tokens
-from ajet.core.update.optimizer import PolicyOptimizer
+from ajet.core.update.loss import episode_weights, kl_penalty, score_tokens
+from ajet.core.update.losses import LOSSES, OF_EPISODES
+from ajet.core.update.losses.token_loss import LossInputs, TokenLoss
+from ajet.core.update.mini_batches import split_by_group
+from ajet.core.update.optimizer import ModelOptimizer
 from ajet.core.update.reference import Reference
 from ajet.core.update.settings import UpdateSettings
 from ajet.core.update.update_metrics import TokenValues, UpdateMetrics
-from ajet.core.update.weights import load_weights, trainable
+from ajet.core.update.weights import load_weights, train_every_embedding, trainable
 
 OPTIMIZER_PREFIX = "optimizer."
 
@@ -48,15 +60,15 @@ class Policy:
     """`model` is a transformers causal model (with `settings.lora` it is wrapped, in place)."""
 
     def __init__(self, model: nn.Module, settings: UpdateSettings) -> None:
-        _train_every_embedding(model)
+        train_every_embedding(model)
         self.settings = settings
         self.model = with_lora(model, settings.lora) if settings.lora else model
         self.model.eval()  # no dropout: the ratio compares with what the sampler computed
         self.layout = make_layout(self.model, settings.batch_layout)
-        self.optimizer = PolicyOptimizer(self.model, settings)
-        self.reference = (
-            Reference(self.model, self.layout, settings) if settings.kl_loss_coef else None
-        )
+        self.optimizer = ModelOptimizer(self.model, settings)
+        self.device = device_of(self.model)
+        keeps = settings.kl_loss_coef or settings.keep_reference
+        self.reference = Reference(self.model, self.layout, settings) if keeps else None
 
     def update(
         self,
@@ -64,15 +76,36 @@ class Policy:
         *,
         on_progress: Callable[[float], None] | None = None,
     ) -> dict[str, float]:
-        """All mini-batches of one training step. `on_progress` gets the fraction done."""
+        """`ppo_epochs` passes over the mini-batches of one training step, in the same order each.
+        `on_progress` gets the fraction done."""
         started = time.perf_counter()
-        metrics = UpdateMetrics(samples)
-        mini_batches = split_by_group(samples, self.settings.mini_batch_num)
-        for i, mini_batch in enumerate(mini_batches):
-            for fraction in self._learn(mini_batch, metrics):
+        samples, correction = self._with_weights(samples)
+        metrics = UpdateMetrics(samples, self.settings.ppo_epochs)
+        parts = split_by_group(samples, self.settings.mini_batch_num) * self.settings.ppo_epochs
+        for i, places in enumerate(parts):
+            for fraction in self._learn([samples[place] for place in places], metrics):
                 if on_progress:
-                    on_progress((i + fraction) / len(mini_batches))
-        return metrics.result(time.perf_counter() - started)
+                    on_progress((i + fraction) / len(parts))
+        return metrics.result(time.perf_counter() - started) | correction
+
+    def score(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
+        """Log-probabilities of the trained tokens under the policy as it is, without gradient: an
+        array for each sample, as long as it is, 0 at all other tokens."""
+        return over_samples(
+            samples, ((rows, self._logprobs(rows)) for rows in self._split(samples))
+        )
+
+    def reference_scores(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
+        """The same under the reference model, which `kl_loss_coef` or `keep_reference` keeps."""
+        reference = self.reference
+        assert reference is not None, "no reference is kept: set keep_reference"
+        batches = self._split(samples)
+        results = ((rows, reference.logprobs(rows, self._targets(rows))) for rows in batches)
+        return over_samples(samples, results)
+
+    def _split(self, samples: Sequence[TrainingSample]) -> list[list[Row]]:
+        rows = rows_of(samples)
+        return self.layout.split(rows, self.settings.max_tokens_per_micro_batch) if rows else []
 
     def state_dict(self) -> PolicyState:
         """Trainable weights and the optimizer's state, not copied."""
@@ -94,6 +127,18 @@ class Policy:
     def _trainable(self) -> dict[str, nn.Parameter]:
         return trainable(self.model)
 
+    def _with_weights(
+        self, samples: Sequence[TrainingSample]
+    ) -> tuple[Sequence[TrainingSample], dict[str, float]]:
+        """Where a correction is asked for: old log-probabilities of our own, and weights."""
+        if self.settings.correction.level == "none":
+            return samples, {}
+        if any(sample.old_logprobs is None for sample in samples):
+            scores = self.score(samples)
+            pairs = zip(samples, scores, strict=True)
+            samples = [replace(sample, old_logprobs=score) for sample, score in pairs]
+        return corrected(samples, self.settings.correction)
+
     def _learn(
         self, mini_batch: Sequence[TrainingSample], metrics: UpdateMetrics
     ) -> Iterator[float]:
@@ -102,70 +147,110 @@ class Policy:
         if not weights:
             metrics.empty_mini_batches += 1
             return
-        rows = [Row.of(s, weights[s.episode_id]) for s in mini_batch if self._has_gradient(s)]
+        rows = [Row.of(s, weights[s.episode_id]) for s in self._with_gradient(mini_batch)]
         micro_batches = self.layout.split(rows, self.settings.max_tokens_per_micro_batch)
+        ratios = self._episode_ratios(rows, micro_batches)
         for k, micro_batch in enumerate(micro_batches):
-            self._backward(micro_batch, metrics)
+            self._backward(micro_batch, ratios, metrics)
             yield (k + 1) / (len(micro_batches) + 1)
         metrics.steps.append(self.optimizer.step())
         yield 1.0
 
-    def _has_gradient(self, sample: TrainingSample) -> bool:
-        if not sample.num_trained:
-            return False
-        every = self.settings.kl_loss_coef or self.settings.entropy_coef
-        return bool(every) or bool(sample.advantages[sample.loss_mask].any())
+    def _with_gradient(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+        """Those that must be computed: all of them with a KL or entropy term, otherwise those with
+        signal; where the loss speaks of episodes, with every timeline of theirs."""
+        settings = self.settings
+        trained = [sample for sample in samples if sample.num_trained]
+        if settings.kl_loss_coef or settings.entropy_coef:
+            return trained
+        live = [sample for sample in trained if sample.advantages[sample.loss_mask].any()]
+        if settings.policy_loss not in OF_EPISODES:
+            return live
+        episodes = {sample.episode_id for sample in live}
+        return [sample for sample in trained if sample.episode_id in episodes]
 
-    def _backward(self, rows: Sequence[Row], metrics: UpdateMetrics) -> None:
+    def _episode_ratios(
+        self, rows: Sequence[Row], micro_batches: Sequence[Sequence[Row]]
+    ) -> EpisodeRatios | None:
+        """For losses that need them; of several micro-batches by a pass of its own, a single one
+        adds its own in `_backward`."""
+        if self.settings.policy_loss not in OF_EPISODES:
+            return None
+        ratios = EpisodeRatios(rows)
+        if len(micro_batches) > 1:
+            for micro_batch in micro_batches:
+                ratios.add(micro_batch, self._logprobs(micro_batch) - self._old(micro_batch))
+        return ratios
+
+    @torch.no_grad()
+    def _logprobs(self, rows: Sequence[Row]) -> Tensor:
+        read = self.layout.read_out(rows)
+        return score_tokens(read, self._targets(rows), self.settings.temperature, False).logprobs_M
+
+    def _backward(
+        self, rows: Sequence[Row], ratios: EpisodeRatios | None, metrics: UpdateMetrics
+    ) -> None:
         """Adds the gradient of one micro-batch to the weights'."""
-        settings, device = self.settings, device_of(self.model)
-        targets_M = _tensor([row.targets for row in rows], device)
-        old_M = _tensor([row.logprobs for row in rows], device)
-        advantages_M = _tensor([row.advantages for row in rows], device)
-        weights_M = _tensor([np.full_like(row.logprobs, row.weight) for row in rows], device)
-
+        settings = self.settings
+        targets_M, old_M = self._targets(rows), self._old(rows)
         read = self.layout.read_out(rows)
         scores = score_tokens(read, targets_M, settings.temperature, settings.entropy_coef != 0)
-        pg_M, ratio_M = clipped_objective(scores.logprobs_M, old_M, advantages_M, settings)
+        pg = self._policy_loss(rows, scores.logprobs_M, old_M, ratios)
+        pg_M = pg.loss_M * self._importance(rows)
         loss_M, kl_M = pg_M, torch.zeros_like(old_M)
         if settings.entropy_coef:
             loss_M = loss_M - settings.entropy_coef * scores.entropy_M
-        if self.reference is not None:
+        if settings.kl_loss_coef and self.reference is not None:
             reference_M = self.reference.logprobs(rows, targets_M)
             kl_M = kl_penalty(scores.logprobs_M, reference_M, settings.kl_loss_type)
             loss_M = loss_M + settings.kl_loss_coef * kl_M
+        weights_M = self._weights(rows)
         torch.sum(weights_M * loss_M).backward()
-
-        log_ratio_M = scores.logprobs_M - old_M
+        sampler_M = gathered((row.trained(row.sample.logprobs) for row in rows), self.device)
         values = TokenValues(
             weights_M,
             loss_M.detach(),
             pg_M.detach(),
             kl_M.detach(),
             scores.entropy_M.detach(),
-            ratio_M.detach(),
-            log_ratio_M.detach(),
-            advantages_M,
+            pg.ratio_M.detach(),
+            scores.logprobs_M.detach() - sampler_M,
+            pg.cuts,
         )
-        metrics.add(rows, read.num_computed, values, settings)
+        metrics.add(rows, read.num_computed, values)
 
+    def _policy_loss(
+        self,
+        rows: Sequence[Row],
+        logprobs_M: Tensor,
+        old_M: Tensor,
+        ratios: EpisodeRatios | None,
+    ) -> TokenLoss:
+        advantages_M = gathered((row.trained(row.sample.advantages) for row in rows), self.device)
+        tokens = LossInputs(logprobs_M, old_M, advantages_M)
+        if ratios is not None:
+            if not ratios.is_filled:
+                ratios.add(rows, logprobs_M - old_M)
+            tokens = LossInputs(logprobs_M, old_M, advantages_M, *ratios.of(rows, old_M))
+        return LOSSES[self.settings.policy_loss](tokens, self.settings)
 
-def split_by_group(samples: Sequence[TrainingSample], num: int) -> list[list[TrainingSample]]:
-    """At most `num` parts of whole groups, in order of appearance, sizes differing by one group."""
-    groups: dict[str, list[TrainingSample]] = {}
-    for sample in samples:
-        groups.setdefault(sample.group_id, []).append(sample)
-    members = list(groups.values())
-    parts = np.array_split(np.arange(len(members)), num)
-    return [[s for g in part for s in members[g]] for part in parts if len(part)]
+    def _targets(self, rows: Sequence[Row]) -> Tensor:
+        return gathered((row.targets for row in rows), self.device)
 
+    def _old(self, rows: Sequence[Row]) -> Tensor:
+        """The trainer's log-probabilities before the update where they are known."""
+        pairs = ((row, row.sample.old_logprobs) for row in rows)
+        arrays = (row.trained(row.sample.logprobs if old is None else old) for row, old in pairs)
+        return gathered(arrays, self.device)
 
-def _tensor(arrays: list[Any], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.concatenate(arrays)).to(device)
+    def _weights(self, rows: Sequence[Row]) -> Tensor:
+        arrays = (np.full(len(row.read), row.weight, np.float32) for row in rows)
+        return gathered(arrays, self.device)
 
-
-def _train_every_embedding(model: nn.Module) -> None:
-    # torch drops the gradient of `padding_idx`; the id may stand in text.
-    for module in model.modules():
-        if isinstance(module, nn.Embedding):
-            module.padding_idx = None
+    def _importance(self, rows: Sequence[Row]) -> Tensor:
+        pairs = ((row, row.sample.weights) for row in rows)
+        arrays = (
+            np.ones(len(row.read), np.float32) if weights is None else row.trained(weights)
+            for row, weights in pairs
+        )
+        return gathered(arrays, self.device)

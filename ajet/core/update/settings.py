@@ -4,7 +4,7 @@ The names follow the field (verl, TRL). Not covered: how many tokens an engine m
 checkpoints are written: those belong to the rollout and to the backbone.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ajet.core.errors import ConfigError
@@ -15,6 +15,9 @@ LossAggMode = Literal[
 ]
 BatchLayout = Literal["auto", "padded", "packed", "tree"]
 LRSchedule = Literal["constant", "cosine"]
+PolicyLossName = Literal["ppo", "gspo", "cispo", "gpg", "topr", "sapo"]
+CorrectionLevel = Literal["none", "token", "turn", "sequence"]
+CorrectionMode = Literal["truncate", "reject"]
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "kl_loss_type": ("low_var_kl", "k1", "k2"),
@@ -26,6 +29,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     ),
     "batch_layout": ("auto", "padded", "packed", "tree"),
     "lr_schedule": ("constant", "cosine"),
+    "policy_loss": ("ppo", "gspo", "cispo", "gpg", "topr", "sapo"),
+    "level": ("none", "token", "turn", "sequence"),
+    "mode": ("truncate", "reject"),
 }
 
 
@@ -40,10 +46,26 @@ class LoraSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateSettings:
-    """One update of the policy. Every default is a plain GRPO on one small machine."""
+class CorrectionSettings:
+    """Importance weights between the sampler and the trainer (correction.py)."""
 
-    # Optimizer: AdamW; weight decay spares biases, norms and embeddings.
+    level: CorrectionLevel = "none"
+    mode: CorrectionMode = "truncate"
+    upper: float = 2.0
+    lower: float = 0.0  # of reject
+
+    def __post_init__(self) -> None:
+        _check_choices(self)
+        if not 0 <= self.lower < self.upper:
+            raise ConfigError(
+                f"upper={self.upper}: must be above lower ({self.lower}), which is not negative"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """AdamW; weight decay spares biases, norms and embeddings."""
+
     lr: float = 1e-6
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -54,43 +76,86 @@ class UpdateSettings:
     total_steps: int = 0  # optimizer steps until the cosine reaches `min_lr_ratio * lr`
     min_lr_ratio: float = 0.0
 
-    # Objective.
-    clip_low: float = 0.2  # ratio is clipped to [1 - clip_low, 1 + clip_high]
-    clip_high: float = 0.2
-    dual_clip: float | None = None  # for negative advantages: loss at most -A * dual_clip
-    temperature: float = 1.0  # of the sampler: the policy's logits are divided by it
-    kl_loss_coef: float = 0.0  # 0 means no reference model
-    kl_loss_type: KLType = "low_var_kl"
-    entropy_coef: float = 0.0  # a bonus: the loss falls as entropy rises
-    loss_agg_mode: LossAggMode = "token-mean"
-    loss_scale_factor: float | None = None  # of seq-mean-token-sum-norm; None: longest episode
-
-    # Batches.
-    mini_batch_num: int = 1  # optimizer steps for each training step
-    max_tokens_per_micro_batch: int = 4096  # tokens computed at once (distinct ones, as a tree)
-    batch_layout: BatchLayout = "auto"  # tree where the model family has a flat forward
-    lora: LoraSettings | None = None
-
     def __post_init__(self) -> None:
-        for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)!r}: choose one of {', '.join(allowed)}"
-                )
-        for name in ("mini_batch_num", "max_tokens_per_micro_batch"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
-        for name in ("lr", "weight_decay", "grad_clip", "clip_low", "clip_high", "kl_loss_coef"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name}={getattr(self, name)}: must not be negative")
-        if not self.temperature > 0:
-            raise ConfigError(
-                f"temperature={self.temperature}: training needs a sampling temperature above 0"
-            )
-        if self.dual_clip is not None and not self.dual_clip > 1:
-            raise ConfigError(f"dual_clip={self.dual_clip}: must be above 1")
+        _check_choices(self)
+        _check_not_negative(self, "lr", "weight_decay", "grad_clip")
         if self.lr_schedule == "cosine" and self.total_steps <= self.warmup_steps:
             raise ConfigError(
                 f"lr_schedule=cosine needs total_steps above warmup_steps ({self.warmup_steps}), "
                 f"got {self.total_steps}"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateSettings(OptimizerSettings):
+    """One update of the policy. Every default is a plain GRPO on one small machine."""
+
+    # Objective.
+    policy_loss: PolicyLossName = "ppo"
+    clip_low: float = 0.2  # ratio is clipped to [1 - clip_low, 1 + clip_high]
+    clip_high: float = 0.2
+    dual_clip: float | None = None  # for negative advantages: loss at most -A * dual_clip
+    sapo_tau_pos: float = 1.0  # slope of sapo's gate where the advantage is above 0
+    sapo_tau_neg: float = 1.05
+    temperature: float = 1.0  # of the sampler: the policy's logits are divided by it
+    kl_loss_coef: float = 0.0  # 0 means no reference model, unless one is kept
+    keep_reference: bool = False  # for `Policy.reference_scores`
+    kl_loss_type: KLType = "low_var_kl"
+    entropy_coef: float = 0.0  # a bonus: the loss falls as entropy rises
+    loss_agg_mode: LossAggMode = "token-mean"
+    loss_scale_factor: float | None = None  # of seq-mean-token-sum-norm; None: longest episode
+    correction: CorrectionSettings = field(default_factory=CorrectionSettings)
+
+    # Batches.
+    ppo_epochs: int = 1  # passes over a training step's samples
+    mini_batch_num: int = 1  # optimizer steps of one pass
+    max_tokens_per_micro_batch: int = 4096  # tokens computed at once (distinct ones, as a tree)
+    batch_layout: BatchLayout = "auto"  # tree where the model family has a flat forward
+    lora: LoraSettings | None = None
+
+    def __post_init__(self) -> None:
+        OptimizerSettings.__post_init__(self)
+        _check_at_least_one(self, "ppo_epochs", "mini_batch_num", "max_tokens_per_micro_batch")
+        _check_not_negative(self, "clip_low", "clip_high", "kl_loss_coef")
+        for name in ("temperature", "sapo_tau_pos", "sapo_tau_neg"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}={getattr(self, name)}: training needs one above 0")
+        if self.dual_clip is not None and not self.dual_clip > 1:
+            raise ConfigError(f"dual_clip={self.dual_clip}: must be above 1")
+
+
+@dataclass(frozen=True, slots=True)
+class CriticSettings(OptimizerSettings):
+    """One update of the critic."""
+
+    lr: float = 1e-5
+    cliprange_value: float = 0.5  # a value moves at most this far from the one of the rollout
+    ppo_epochs: int = 1
+    mini_batch_num: int = 1
+    max_tokens_per_micro_batch: int = 4096
+    batch_layout: BatchLayout = "auto"
+
+    def __post_init__(self) -> None:
+        OptimizerSettings.__post_init__(self)
+        _check_at_least_one(self, "ppo_epochs", "mini_batch_num", "max_tokens_per_micro_batch")
+        if not self.cliprange_value > 0:
+            raise ConfigError(f"cliprange_value={self.cliprange_value}: must be above 0")
+
+
+def _check_choices(settings: object) -> None:
+    for name, allowed in CHOICES.items():
+        value = getattr(settings, name, allowed[0])
+        if value not in allowed:
+            raise ConfigError(f"{name}={value!r}: choose one of {', '.join(allowed)}")
+
+
+def _check_at_least_one(settings: object, *names: str) -> None:
+    for name in names:
+        if getattr(settings, name) < 1:
+            raise ConfigError(f"{name}={getattr(settings, name)}: must be at least 1")
+
+
+def _check_not_negative(settings: object, *names: str) -> None:
+    for name in names:
+        if not getattr(settings, name) >= 0:
+            raise ConfigError(f"{name}={getattr(settings, name)}: must not be negative")

@@ -2,18 +2,27 @@
 
     loss pg_loss kl entropy      as in the objective: `loss` with the mini-batch's weights, averaged
                                  over mini-batches; the others are means over trained tokens
-    clip_fraction_low/high       tokens whose ratio was cut (advantage below / above 0)
-    logprob_diff_max/mean        |trainer - sampler|, over the first mini-batch, where the policy is
-                                 still the one that sampled
-    trained_tokens               all in the loss masks; `tree_tokens` is what the forward pass went
-                                 through, `padded_tokens` what rectangles of the same rows hold
+    clip_fraction_low/high/…     tokens that a bound of the loss acted on; a loss without bounds has
+                                 none
+    ratio_max                    of the ratio that the loss speaks of
+    trained_tokens               all in the loss masks; `tree_tokens` is what the forward passes of
+                                 the gradient went through, `padded_tokens` what rectangles of the
+                                 same rows hold
+
+Sampler against trainer, over the first mini-batch, where the policy is still the one that sampled;
+r = trainer / sampler of a token:
+
+    logprob_diff_max/mean        |log r|
+    sampler_kl, sampler_kl_k3    KL(sampler || trainer): means of -log r and of r - 1 - log r
+    sampler_ess                  effective sample size of weights r, as a fraction
+    sampler_ratio_max            largest r
 
 Means are over computed tokens: `skipped_samples` have no gradient and are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -21,8 +30,8 @@ from torch import Tensor
 
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.layouts.layout import Row
+from ajet.core.update.losses.token_loss import MAX_LOG_RATIO
 from ajet.core.update.optimizer import StepOutcome
-from ajet.core.update.settings import UpdateSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +44,61 @@ class TokenValues:
     kl: Tensor
     entropy: Tensor
     ratio: Tensor
-    log_ratio: Tensor
-    advantage: Tensor
+    log_ratio: Tensor  # trainer's over the sampler's
+    cuts: Mapping[str, Tensor]
 
-    def sums(self, settings: UpdateSettings) -> dict[str, float]:
-        too_high = (self.advantage > 0) & (self.ratio > 1 + settings.clip_high)
-        too_low = (self.advantage < 0) & (self.ratio < 1 - settings.clip_low)
-        parts = {
-            "loss": self.weight * self.loss,
-            "pg_loss": self.pg_loss,
-            "kl": self.kl,
-            "entropy": self.entropy,
-            "clip_fraction_low": too_low.float(),
-            "clip_fraction_high": too_high.float(),
-            "logprob_diff": self.log_ratio.abs(),
-        }
-        return dict(
-            zip(parts, torch.stack([p.sum() for p in parts.values()]).tolist(), strict=True)
+    def sums(self) -> dict[str, float]:
+        return _sums(
+            {
+                "loss": self.weight * self.loss,
+                "pg_loss": self.pg_loss,
+                "kl": self.kl,
+                "entropy": self.entropy,
+                **{f"clip_fraction_{name}": cut.float() for name, cut in self.cuts.items()},
+            }
         )
+
+
+@dataclass(slots=True)
+class SamplerGap:
+    """Sampler against trainer, token by token."""
+
+    num_tokens: int = 0
+    diff_max: float = 0.0
+    ratio_max: float = 0.0
+    sums: dict[str, float] = field(default_factory=dict)
+
+    def add(self, log_ratio_M: Tensor) -> None:
+        log_ratio_M = log_ratio_M.double()
+        ratio_M = log_ratio_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+        parts = {
+            "diff": log_ratio_M.abs(),
+            "k1": -log_ratio_M,
+            "k3": ratio_M - 1 - log_ratio_M,
+            "ratio": ratio_M,
+            "square": ratio_M.square(),
+        }
+        sums = _sums(parts)
+        self.sums = {key: self.sums.get(key, 0.0) + value for key, value in sums.items()}
+        self.num_tokens += len(log_ratio_M)
+        self.diff_max = max(self.diff_max, float(parts["diff"].max()))
+        self.ratio_max = max(self.ratio_max, float(ratio_M.max()))
+
+    def result(self) -> dict[str, float]:
+        """Without any token: nothing was seen, so nothing but the differences is said."""
+        num = self.num_tokens
+        differences = {
+            "logprob_diff_max": self.diff_max,
+            "logprob_diff_mean": self.sums.get("diff", 0.0) / max(num, 1),
+        }
+        if not num:
+            return differences
+        return differences | {
+            "sampler_kl": self.sums["k1"] / num,
+            "sampler_kl_k3": self.sums["k3"] / num,
+            "sampler_ess": self.sums["ratio"] ** 2 / (num * self.sums["square"]),
+            "sampler_ratio_max": self.ratio_max,
+        }
 
 
 @dataclass(slots=True)
@@ -60,31 +106,25 @@ class UpdateMetrics:
     """Filled in the course of one `Policy.update`."""
 
     samples: Sequence[TrainingSample]
+    num_epochs: int = 1
+    gap: SamplerGap = field(default_factory=SamplerGap)
     sums: dict[str, float] = field(default_factory=dict)
-    first: dict[str, float] = field(default_factory=dict)
     ratio_max: float = 0.0
-    logprob_diff_max: float = 0.0
     num_values: int = 0
-    num_first: int = 0
     num_rows: int = 0
     num_computed: int = 0
     num_padded: int = 0
     empty_mini_batches: int = 0
     steps: list[StepOutcome] = field(default_factory=list)
 
-    def add(
-        self, rows: Sequence[Row], computed: int, values: TokenValues, settings: UpdateSettings
-    ) -> None:
+    def add(self, rows: Sequence[Row], computed: int, values: TokenValues) -> None:
         """One micro-batch."""
-        sums = values.sums(settings)
-        num_values = len(values.loss)
+        sums = values.sums()
         self.sums = {key: self.sums.get(key, 0.0) + value for key, value in sums.items()}
         self.ratio_max = max(self.ratio_max, float(values.ratio.max()))
-        self.num_values += num_values
+        self.num_values += len(values.loss)
         if not self.steps:
-            self.first["sum"] = self.first.get("sum", 0.0) + sums["logprob_diff"]
-            self.num_first += num_values
-            self.logprob_diff_max = max(self.logprob_diff_max, float(values.log_ratio.abs().max()))
+            self.gap.add(values.log_ratio)
         self.num_rows += len(rows)
         self.num_computed += computed
         self.num_padded += len(rows) * max(map(len, rows))
@@ -92,15 +132,13 @@ class UpdateMetrics:
     def result(self, seconds: float) -> dict[str, float]:
         per_token = 1.0 / max(self.num_values, 1)
         means = {key: value * per_token for key, value in self.sums.items() if key != "loss"}
-        means.pop("logprob_diff", None)
         num_steps = max(len(self.steps), 1)
         stepped = [s for s in self.steps if s.stepped]
         return {
             "loss": self.sums.get("loss", 0.0) / num_steps,
             **means,
             "ratio_max": self.ratio_max,
-            "logprob_diff_max": self.logprob_diff_max,
-            "logprob_diff_mean": self.first.get("sum", 0.0) / max(self.num_first, 1),
+            **self.gap.result(),
             "grad_norm": sum(s.grad_norm for s in stepped) / max(len(stepped), 1),
             "lr": self.steps[-1].lr if self.steps else 0.0,
             "optimizer_steps": float(len(stepped)),
@@ -109,7 +147,7 @@ class UpdateMetrics:
             "trained_tokens": float(sum(s.num_trained for s in self.samples)),
             "tree_tokens": float(self.num_computed),
             "padded_tokens": float(self.num_padded),
-            "skipped_samples": float(len(self.samples) - self.num_rows),
+            "skipped_samples": len(self.samples) - self.num_rows / self.num_epochs,
             "groups": float(len({s.group_id for s in self.samples})),
             "groups_without_signal": float(self._groups_without_signal()),
             "seconds": seconds,
@@ -118,3 +156,7 @@ class UpdateMetrics:
     def _groups_without_signal(self) -> int:
         live = {s.group_id for s in self.samples if s.advantages[s.loss_mask].any()}
         return len({s.group_id for s in self.samples} - live)
+
+
+def _sums(parts: Mapping[str, Tensor]) -> dict[str, float]:
+    return dict(zip(parts, torch.stack([p.sum() for p in parts.values()]).tolist(), strict=True))

@@ -40,11 +40,20 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {n: p for n, p in model.named_parameters() if p.requires_grad}
 
 
+def train_every_embedding(model: nn.Module) -> None:
+    """torch drops the gradient of `padding_idx`; the id may stand in text."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            module.padding_idx = None
+
+
 @torch.no_grad()
-def load_weights(weights: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
-    """Copy a checkpoint's tensors (under WEIGHT_PREFIX) into `weights`, all of them or none."""
+def load_weights(
+    weights: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor], prefix: str = WEIGHT_PREFIX
+) -> None:
+    """Copy a checkpoint's tensors (under `prefix`) into `weights`, all of them or none."""
     for name, weight in weights.items():
-        saved = tensors.get(f"{WEIGHT_PREFIX}{name}")
+        saved = tensors.get(f"{prefix}{name}")
         if saved is None or saved.shape != weight.shape:
             found = "missing" if saved is None else f"of shape {tuple(saved.shape)}"
             raise CheckpointError(
@@ -52,4 +61,4 @@ def load_weights(weights: Mapping[str, nn.Parameter], tensors: Mapping[str, Tens
                 "use the model and lora settings of the run that wrote it"
             )
     for name, weight in weights.items():
-        weight.copy_(tensors[f"{WEIGHT_PREFIX}{name}"])
+        weight.copy_(tensors[f"{prefix}{name}"])

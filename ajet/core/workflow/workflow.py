@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from ajet.core.environment.gym_env import GymEnv
     from ajet.core.workflow.tuner import ModelTuner
 
-Mode = Literal["train", "eval"]
+Mode = Literal["train", "eval", "baseline"]
+"""A baseline is a greedy episode beside a group of training; it is not trained."""
 
 
 @dataclass(frozen=True, slots=True)

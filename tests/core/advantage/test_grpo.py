@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from ajet.core.advantage import ESTIMATORS
+from ajet.core.advantage import ESTIMATORS, AdvantageOptions
+from ajet.core.advantage.credit import credit_of
 from ajet.core.advantage.grpo import grpo
 from ajet.core.inference.endpoint import Completion
 from ajet.core.task.task import Task
@@ -20,11 +21,13 @@ def episode(name, reward, *turns, status=EpisodeStatus.OK):
     return Trajectory(task, turns or (turn(2),), status, reward=reward)
 
 
+def grpo_of(*trajectories, **options):
+    return grpo([credit_of(Group("g", trajectories))], AdvantageOptions(**options))
+
+
 def advantages_of(*trajectories, **options):
-    return {
-        name: [a.tolist() for a in arrays]
-        for name, arrays in grpo(Group("g", trajectories), **options).items()
-    }
+    found = grpo_of(*trajectories, **options)
+    return {name: [a.tolist() for a in arrays] for name, arrays in found.items()}
 
 
 def test_advantage_is_reward_minus_mean_over_unbiased_std():
@@ -68,7 +71,7 @@ def test_truncated_episodes_count():
 
 
 def test_equal_rewards_give_exact_zeros():
-    found = grpo(Group("g", tuple(episode(n, 0.1) for n in "abcdefg")))
+    found = grpo_of(*(episode(n, 0.1) for n in "abcdefg"))
     assert all(
         (a == 0).all() and a.dtype == np.float32 for arrays in found.values() for a in arrays
     )
@@ -83,5 +86,17 @@ def test_a_group_without_valid_episodes_is_empty():
     assert advantages_of(episode("x", None)) == {}
 
 
-def test_grpo_is_found_by_its_config_name():
-    assert ESTIMATORS["grpo"] is grpo
+def test_grpo_and_starpo_are_one_function():
+    assert ESTIMATORS["grpo"] is grpo is ESTIMATORS["starpo"]
+
+
+def test_groups_do_not_know_of_each_other():
+    one = credit_of(Group("g", (episode("a", 1.0), episode("b", 0.0))))
+    other = credit_of(Group("h", (episode("c", 7.0), episode("d", 5.0))))
+    found = grpo([one, other], AdvantageOptions(normalize_std=False))
+    assert {name: turns[0][0] for name, turns in found.items()} == {
+        "a": 0.5,
+        "b": -0.5,
+        "c": 1.0,
+        "d": -1.0,
+    }

@@ -67,6 +67,7 @@ HONOURED = {
     "trainer_common.use_kl_loss": False, "trainer_common.kl_loss_coef": 0.5,
     "trainer_common.kl_loss_type": "k1", "task_runner.wrapper_type": "asyncio",
     "interchange_server.interchange_server_port": 7,
+    "rollout.enable_oversample": True, "rollout.group_size_redundancy": 7,
     "rollout.compute_madness_checklist": ["nonsense", "wrong_toolcall"],
     "rollout.agent_madness_termination": False, "rollout.agent_madness_reward": 0.5,
     "context_tracker.check_drift": "all", "context_tracker.detect_timeline_snap": True,
@@ -75,7 +76,6 @@ NOTICED = {
     "rollout.multi_turn.max_sample_per_task": 7,
     "rollout.multi_turn.expected_steps": 7, "rollout.tensor_model_parallel_size": 7,
     "rollout.n_vllm_engine": 7, "rollout.max_num_seqs": 7, "rollout.name": "vllm",
-    "rollout.submit_oversample_multiplier": 2.5,
     "context_tracker.timeline_merging_policy.timeline_compare_level": "text",
     "context_tracker.timeline_merging_policy.ignore_tools": False,
     "task_judge.rubrics_auto_grader.training_judge_strategy": "s", "debug.debug_vllm_port": 7,
@@ -91,7 +91,7 @@ NOTICED = {
     "task_runner.wrapper_multiprocessing_timeout": 7,
 }  # fmt: skip
 REFUSED = {
-    "rollout.val_kwargs.num_repeat": 7, "rollout.enable_oversample": True,
+    "rollout.val_kwargs.num_repeat": 7,
     "rollout.step_skip_action": 7, "task_judge.rubrics_auto_grader.input_data_type": "env_service",
     "context_tracker.fix_retokenization_drift": False,
     "trainer_common.checkpoint_base_dir": "d",

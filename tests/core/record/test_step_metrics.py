@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from ajet.core.record.step_metrics import step_metrics
+from ajet.core.rollout.batch import StepGroups
 from ajet.core.trajectory.samples import to_samples
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from tests.core.record.record_fixtures import episode, group_of
@@ -16,7 +17,8 @@ def metrics_of(*groups):
         for group in groups
         for t in group.valid
     }
-    return step_metrics(groups, to_samples(groups, advantages), {"loss": 0.5}, rollout_s=2.0)
+    rollout = StepGroups(list(groups), [], seconds=2.0)
+    return step_metrics(rollout, to_samples(groups, advantages), {"update/loss": 0.5})
 
 
 def test_a_step_in_numbers():
@@ -93,3 +95,21 @@ def test_malformed_replies_and_drift_are_in_the_step():
 def test_a_step_without_a_check_says_nothing_of_a_rate():
     metrics = metrics_of(group_of(episode()))
     assert [name for name in metrics if name.startswith("drift/")] == ["drift/checked"]
+
+
+def test_greedy_baselines_have_figures_of_their_own():
+    members, greedy = group_of(episode(reward=1.0)), group_of(episode(group=1, reward=0.25))
+    failed = group_of(episode(group=2, reward=None, status=EpisodeStatus.TIMEOUT))
+    metrics = step_metrics(StepGroups([members], [greedy, failed], seconds=1.0), [], {})
+    assert metrics["reward/mean"] == metrics["episodes/total"] == 1
+    assert metrics["baseline/episodes"] == 2
+    assert (metrics["baseline/valid"], metrics["baseline/reward"]) == (1, 0.25)
+
+
+def test_what_a_selection_left_out_is_in_the_mean_reward_all_the_same():
+    aside = group_of(episode(group=1, reward=0.0)).set_aside("dynamic_sampling", "all equal")
+    metrics = metrics_of(group_of(episode(member=0, reward=1.0)), aside)
+    assert metrics["reward/mean"] == 0.5
+    assert (metrics["groups/total"], metrics["groups/trained"]) == (2, 1)
+    assert metrics["tokens/untrained_dynamic_sampling"] == 5
+    assert metrics["selection/dynamic_sampling/reward_bias"] == 1

@@ -5,17 +5,17 @@ import torch
 from torch import nn
 from update_fixtures import tiny_model
 
-from ajet.core.update.optimizer import PolicyOptimizer, lr_at
-from ajet.core.update.settings import UpdateSettings
+from ajet.core.update.optimizer import ModelOptimizer, lr_at
+from ajet.core.update.settings import OptimizerSettings
 
 
 def test_learning_rate_warms_up_and_stays():
-    settings = UpdateSettings(lr=1.0, warmup_steps=4)
+    settings = OptimizerSettings(lr=1.0, warmup_steps=4)
     assert [lr_at(k, settings) for k in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
 def test_learning_rate_follows_a_cosine_to_its_floor():
-    settings = UpdateSettings(
+    settings = OptimizerSettings(
         lr=1.0, warmup_steps=1, lr_schedule="cosine", total_steps=5, min_lr_ratio=0.1
     )
     found = [lr_at(k, settings) for k in (0, 1, 3, 5, 9)]
@@ -31,7 +31,7 @@ def layer_with_grad(grad, dtype=torch.float32):
 
 def test_the_norm_is_reported_before_clipping_and_clipped():
     layer = layer_with_grad(4.0)
-    optimizer = PolicyOptimizer(layer, UpdateSettings(lr=0.1, grad_clip=1.0))
+    optimizer = ModelOptimizer(layer, OptimizerSettings(lr=0.1, grad_clip=1.0))
     assert optimizer.step().grad_norm == pytest.approx(4.0)
     assert optimizer.tensors()["weight.exp_avg"].item() == pytest.approx(0.1)  # (1 - 0.9) * 1
 
@@ -39,7 +39,7 @@ def test_the_norm_is_reported_before_clipping_and_clipped():
 @pytest.mark.parametrize("grad", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(grad):
     layer = layer_with_grad(grad)
-    optimizer = PolicyOptimizer(layer, UpdateSettings(lr=0.1))
+    optimizer = ModelOptimizer(layer, OptimizerSettings(lr=0.1))
     outcome = optimizer.step()
     assert not outcome.stepped
     assert layer.weight.item() == 1.0
@@ -50,7 +50,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(grad):
 def test_weight_decay_spares_norms_biases_and_embeddings():
     model = tiny_model()
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    PolicyOptimizer(model, UpdateSettings(lr=0.1, weight_decay=0.5)).step()
+    ModelOptimizer(model, OptimizerSettings(lr=0.1, weight_decay=0.5)).step()
     moved = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
     assert "model.layers.0.mlp.up_proj.weight" in moved
     assert not [n for n in moved if "norm" in n or "bias" in n or "embed" in n]
@@ -61,8 +61,8 @@ def test_weight_decay_spares_norms_biases_and_embeddings():
 
 
 def test_narrow_weights_learn_steps_smaller_than_their_precision():
-    layer = layer_with_grad(1.0, torch.bfloat16)
-    optimizer = PolicyOptimizer(layer, UpdateSettings(lr=1e-3))  # bfloat16 near 1 has steps of 4e-3
+    layer = layer_with_grad(1.0, torch.bfloat16)  # near 1 it has steps of 4e-3
+    optimizer = ModelOptimizer(layer, OptimizerSettings(lr=1e-3))
     for _ in range(8):
         layer.weight.grad = torch.ones(1, 1, dtype=torch.bfloat16)
         optimizer.step()

@@ -8,7 +8,8 @@ import torch
 from update_fixtures import forked_groups, sample, tiny_model
 
 from ajet.core.errors import CheckpointError, ConfigError
-from ajet.core.update.policy import Policy, split_by_group
+from ajet.core.update.mini_batches import split_by_group
+from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
 
 ALL_TERMS = dict(kl_loss_coef=0.1, kl_loss_type="k1", entropy_coef=0.01, temperature=0.8)
@@ -158,7 +159,7 @@ def test_an_update_makes_rewarded_tokens_likelier():
 
 def test_mini_batches_are_whole_groups_in_order():
     samples = [sample([1, 2], "01", episode=e, group=e[0]) for e in ("a0", "b0", "a1", "c0", "b1")]
-    names = [[s.episode_id for s in part] for part in split_by_group(samples, 2)]
+    names = [[samples[i].episode_id for i in part] for part in split_by_group(samples, 2)]
     assert names == [["a0", "a1", "b0", "b1"], ["c0"]]
     assert len(split_by_group(samples, 7)) == 3
 

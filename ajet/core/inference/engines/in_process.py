@@ -9,8 +9,9 @@ Agents run on an event loop; the model runs in one thread of the engine. Request
 With `deterministic=True` a wave starts only when nothing runs and every live episode (`enter` to
 `leave`) waits here, and takes its requests in the order of their ids. What is computed together,
 and so every rounding, then depends on the requests and never on their timing. A finished request
-resolves at once, so tools run while the wave goes on. `deterministic=False` lets requests join a
-running batch.
+resolves at once, so tools run while the wave goes on. Before a wave somebody may be asked who can
+tell episodes to leave (`ask_before_waves`): at that moment it is known who has ended, whenever it
+did. `deterministic=False` lets requests join a running batch.
 
 Not covered: deadlines (the caller cancels), several requests of one episode at the same time (the
 wave does not wait for the second), weights on several devices.
@@ -102,6 +103,7 @@ class InProcessEngine:
         self._handed: list[Row] = []
         self._published: int | None = None
         self._arrivals = 0
+        self._ask: Callable[[], bool] | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -150,6 +152,13 @@ class InProcessEngine:
             self._left.add(episode_id)
             self._arrivals += 1
             self._consider_wave()
+
+    def ask_before_waves(self, ask: Callable[[], bool] | None) -> bool:
+        """Call `ask` on the event loop before each wave, which starts if that is true; if not, it
+        waits for the next request or leave. False where there are no waves: `ask` is not called."""
+        with self._changed:
+            self._ask = ask
+        return self._deterministic
 
     def publish(self, version: int) -> None:
         """The weights have changed in place: forget what was computed with the old ones."""
@@ -241,7 +250,8 @@ class InProcessEngine:
             if arrivals != self._arrivals or not self._is_wave_ready():
                 return
             if turns == 0:
-                self._hand_over()
+                if self._ask is None or self._ask():
+                    self._hand_over()
             else:
                 loop.call_soon(self._settle, loop, arrivals, turns - 1)
 

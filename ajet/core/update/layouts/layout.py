@@ -10,9 +10,9 @@ sampled token is predicted, never read, and what follows it is not computed at a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,31 +24,64 @@ from ajet.core.trajectory.sample import TrainingSample
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sample as the forward pass needs it; `read` and what follows have one entry for each
-    trained token."""
+    """One sample as the forward pass needs it; `read` and `targets` have one entry for each trained
+    token. `place` is the sample's in the list that it came in."""
 
+    sample: TrainingSample
+    place: int
+    weight: float
     input_ids: NDArray[np.int64]
     read: NDArray[np.int64]
     targets: NDArray[np.int64]
-    logprobs: NDArray[np.float32]
-    advantages: NDArray[np.float32]
-    weight: float
 
     @classmethod
-    def of(cls, sample: TrainingSample, weight: float) -> Row:
+    def of(cls, sample: TrainingSample, weight: float = 1.0, place: int = 0) -> Row:
         """`sample` has at least one trained token."""
         trained = np.flatnonzero(sample.loss_mask)
         return cls(
+            sample=sample,
+            place=place,
+            weight=weight,
             input_ids=sample.token_ids[: trained[-1]],
             read=trained - 1,
             targets=sample.token_ids[trained],
-            logprobs=sample.logprobs[trained],
-            advantages=sample.advantages[trained],
-            weight=weight,
         )
+
+    @property
+    def episode_id(self) -> str:
+        return self.sample.episode_id
+
+    def trained(self, array_T: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Of an array over the sample's tokens, what stands at the trained ones."""
+        return array_T[self.read + 1]
 
     def __len__(self) -> int:
         return len(self.input_ids)
+
+
+def rows_of(samples: Sequence[TrainingSample]) -> list[Row]:
+    """Of all that have a trained token."""
+    pairs = enumerate(samples)
+    return [Row.of(sample, place=place) for place, sample in pairs if sample.num_trained]
+
+
+def over_samples(
+    samples: Sequence[TrainingSample], results: Iterable[tuple[Sequence[Row], Tensor]]
+) -> list[NDArray[np.float32]]:
+    """Numbers of trained tokens ``[M]``, by micro-batch, as one array for each sample, 0 elsewhere.
+    Rows carry their place in `samples`."""
+    arrays = [np.zeros(len(sample), np.float32) for sample in samples]
+    for rows, values_M in results:
+        ends = np.cumsum([len(row.read) for row in rows])
+        parts = np.split(values_M.float().cpu().numpy(), ends[:-1])
+        for row, part in zip(rows, parts, strict=True):
+            arrays[row.place][row.read + 1] = part
+    return arrays
+
+
+def gathered(arrays: Iterable[NDArray[Any]], device: torch.device) -> Tensor:
+    """One array a row, of its trained tokens, as one tensor ``[M]``."""
+    return torch.from_numpy(np.concatenate(list(arrays))).to(device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +109,11 @@ class Layout(Protocol):
 
     def read_out(self, rows: Sequence[Row]) -> Readout:
         """Forward pass over one micro-batch."""
+        ...
+
+    def read_hidden(self, rows: Sequence[Row]) -> Tensor:
+        """The same pass, without logits: final hidden states ``[M, D]``, one for each trained
+        token. Not of a model that peft wrapped."""
         ...
 
 

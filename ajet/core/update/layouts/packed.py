@@ -5,7 +5,7 @@ s q a a | s q b b b b      no padding in the linear layers, nothing shared
 
 from collections.abc import Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from ajet.core.model.decoder import Decoder
 from ajet.core.update.layouts.layout import Readout, Row
@@ -34,3 +34,7 @@ class PackedLayout:
     def read_out(self, rows: Sequence[Row]) -> Readout:
         forest = forest_of_rows([row.input_ids for row in rows])
         return read_forest(self.decoder, self.model, rows, forest)
+
+    def read_hidden(self, rows: Sequence[Row]) -> Tensor:
+        read = self.read_out(rows)  # its features are the hidden states
+        return read.features_UD[read.index_M]

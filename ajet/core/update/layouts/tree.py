@@ -47,6 +47,10 @@ class TreeLayout:
         forest = trie_of_rows([row.input_ids for row in rows])
         return read_forest(self.decoder, self.model, rows, forest)
 
+    def read_hidden(self, rows: Sequence[Row]) -> Tensor:
+        read = self.read_out(rows)  # its features are the hidden states
+        return read.features_UD[read.index_M]
+
 
 def read_forest(decoder: Decoder, model: Any, rows: Sequence[Row], forest: Forest) -> Readout:
     """Forward pass over a forest, and the hidden states that its rows read."""

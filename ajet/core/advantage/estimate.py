@@ -1,0 +1,107 @@
+"""From judged episodes to what the update gets: the whole way, in order.
+
+    credits -> shaping -> estimator -> (returns of the critic) -> whitening -> clipping
+
+    estimate(credits, EstimatorSettings("gae")).advantages["e1"]   one array a turn
+
+Not covered: where penalties, values and greedy baselines come from (the training loop puts them
+into the credits), and what the KL's coefficient is (kl_control.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from ajet.core.advantage import gae as critic_based
+from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
+from ajet.core.advantage.gae import gae
+from ajet.core.advantage.gigpo import gigpo
+from ajet.core.advantage.grpo import grpo
+from ajet.core.advantage.metrics import advantage_metrics
+from ajet.core.advantage.opo import opo
+from ajet.core.advantage.reinforce import reinforce
+from ajet.core.advantage.reinforce_plus_plus import reinforce_plus_plus
+from ajet.core.advantage.reinforce_plus_plus_baseline import reinforce_plus_plus_baseline
+from ajet.core.advantage.remax import remax
+from ajet.core.advantage.rloo import rloo
+from ajet.core.advantage.shaping import RewardShaping, shape_rewards
+from ajet.core.advantage.step_reinforce import step_reinforce
+from ajet.core.advantage.whiten import whiten
+
+
+class Estimator(Protocol):
+    """A pure function of a batch's groups: raw advantages, before whitening and clipping."""
+
+    def __call__(self, groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages: ...
+
+
+ESTIMATORS: dict[str, Estimator] = {
+    "grpo": grpo,
+    "starpo": grpo,
+    "rloo": rloo,
+    "reinforce": reinforce,
+    "reinforce_plus_plus": reinforce_plus_plus,
+    "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
+    "remax": remax,
+    "opo": opo,
+    "gae": gae,
+    "gigpo": gigpo,
+    "step_reinforce": step_reinforce,
+}
+"""By the name in ``trainer_common.algorithm.adv_estimator``."""
+
+WHITENED = frozenset({"gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline"})
+"""Those that are defined with it; `whiten_advantages` decides where it is not null."""
+
+
+@dataclass(frozen=True, slots=True)
+class EstimatorSettings:
+    """`trainer_common.algorithm`, as far as it concerns advantages."""
+
+    name: str = "grpo"
+    options: AdvantageOptions = field(default_factory=AdvantageOptions)
+    shaping: RewardShaping = field(default_factory=RewardShaping)
+    whiten: bool | None = None  # None: where the estimator is defined so
+    clip: float | None = None
+
+    @property
+    def whitens(self) -> bool:
+        return self.name in WHITENED if self.whiten is None else self.whiten
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What the update gets, and what the step's metrics say of it."""
+
+    advantages: Advantages
+    returns: Advantages | None  # what a critic learns; gae's alone
+    left_out: tuple[str, ...]  # truncated episodes that are masked: they have no advantages
+    metrics: dict[str, float]
+
+
+def estimate(credits: Sequence[GroupCredit], settings: EstimatorSettings) -> Estimate:
+    """Of all groups of a step at once: whitening and batch-wise baselines need them all."""
+    shaped = shape_rewards(credits, settings.shaping)
+    raw = ESTIMATORS[settings.name](shaped.groups, settings.options)
+    returns = critic_based.returns(shaped.groups, raw) if settings.name == "gae" else None
+    whitened = whiten(raw) if settings.whitens else raw
+    advantages, metrics = _clipped(whitened, settings.clip)
+    metrics |= shaped.metrics | advantage_metrics(settings.name, shaped.groups, advantages)
+    return Estimate(advantages, returns, shaped.left_out, metrics)
+
+
+def _clipped(advantages: Advantages, clip: float | None) -> tuple[Advantages, dict[str, float]]:
+    if clip is None:
+        return advantages, {}
+    arrays = [array for turns in advantages.values() for array in turns]
+    num_cut = sum(int((np.abs(array) > clip).sum()) for array in arrays)
+    share = num_cut / max(sum(map(len, arrays)), 1)
+    cut = {
+        name: tuple(np.clip(array, -clip, clip) for array in turns)
+        for name, turns in advantages.items()
+    }
+    return cut, {"advantage/clipped": share}

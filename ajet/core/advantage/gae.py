@@ -1,0 +1,53 @@
+"""Generalised advantage estimation: a critic's values, token by token (PPO).
+
+    delta_t = r_t + gamma V_(t+1) - V_t
+    A_t     = delta_t + gamma lam A_(t+1)            returns: A_t + V_t, what the critic learns
+
+Schulman et al. 2015 (arXiv 1506.02438), equation 16. The chain is an agent's trained tokens
+over all its turns: the token before a tool result is followed by the first one after it
+(token_chain.py). verl whitens inside its estimator, here estimate.py does.
+
+Not covered: a value for what lies behind the end of a truncated episode; it counts as ended.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ajet.core.advantage.credit import (
+    AdvantageOptions,
+    Advantages,
+    EpisodeCredit,
+    GroupCredit,
+    TokenArrays,
+)
+from ajet.core.advantage.token_chain import discounted_sums, token_chains
+
+
+def gae(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
+    """`EpisodeCredit.values` are the critic's, of the state before each token."""
+    chains = token_chains(groups)
+    values_TC = chains.lay_out(_values)
+    next_values_TC = np.zeros_like(values_TC)
+    next_values_TC[:-1] = values_TC[1:]
+    deltas_TC = chains.rewards_TC + options.gamma * next_values_TC - values_TC
+    return chains.take(discounted_sums(deltas_TC, options.gamma * options.lam))
+
+
+def returns(groups: Sequence[GroupCredit], advantages: Advantages) -> Advantages:
+    """What the critic learns: raw advantages plus the values that they are relative to."""
+    return {
+        episode.episode_id: tuple(
+            advantage + value
+            for advantage, value in zip(
+                advantages[episode.episode_id], _values(episode), strict=True
+            )
+        )
+        for group in groups
+        for episode in group
+    }
+
+
+def _values(episode: EpisodeCredit) -> TokenArrays:
+    assert episode.values is not None, f"episode {episode.episode_id}: gae needs a critic's values"
+    return episode.values

@@ -1,0 +1,62 @@
+"""Group in group: an episode against its siblings, and each step against those from its state.
+
+    state    episode 1   episode 2            step returns (gamma 1)
+    "a"      right  .    right  .             a: 1, 0   mean .5  ->  +.5  -.5
+    "b"      up     R=1  .                    b: 1      alone    ->   0
+    "c"      .           left   R=0           c: 0      alone    ->   0
+
+    A = w_E (R_i - mean(R)) / F  +  w_S (R_t - mean(R of the steps with this state key)) / F
+    R_t = sum over k >= t of step_reward_gamma^(k-t) r_k;   F = std, or 1 without normalize_std
+
+Feng et al. 2025 (GiGPO, arXiv 2505.10978), the episode and the step relative advantage; w_E is 1
+and w_S omega there, F_norm is F.
+The anchor groups are the steps of one group, agent and state key, an episode's second visit
+included. A step alone with its state, one without a key, and equal returns get a step advantage of
+exactly 0; so does the episode level (see grpo.py).
+
+Not covered: keys that are similar but not equal; the environment says which states are the same.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ajet.core.advantage.agent_steps import StepTable, step_table
+from ajet.core.advantage.comparison import Comparison, compare_scores
+from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
+
+
+def gigpo(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
+    """Both levels are divided by their standard deviations, or neither is."""
+    normalize_std = options.normalize_std
+    episode_level = compare_scores(groups).centred(normalize_std=normalize_std)
+    table = step_table(groups, options.step_reward_gamma)
+    step_level_N = anchor_groups(table).centred(normalize_std=normalize_std)
+    episode_level_N = episode_level[[step.episode for step in table.steps_N]]
+    return table.spread(
+        options.episode_reward_weight * episode_level_N + options.step_reward_weight * step_level_N
+    )
+
+
+def anchor_groups(table: StepTable) -> Comparison:
+    """The steps' returns, compared with those of the same group, agent and state."""
+    numbers: dict[object, int] = {}
+    sets_N = [
+        numbers.setdefault(
+            (step.group, step.agent, step.state_key) if step.state_key is not None else at,
+            len(numbers),
+        )
+        for at, step in enumerate(table.steps_N)
+    ]
+    return Comparison(table.returns_N, np.array(sets_N, np.int64))
+
+
+def anchor_metrics(groups: Sequence[GroupCredit]) -> dict[str, float]:
+    """How much the step level has to compare."""
+    sets = np.bincount(anchor_groups(step_table(groups, 1.0)).sets_N)
+    if not len(sets):
+        return {}
+    return {
+        "gigpo/anchor_group_size": float(sets.mean()),
+        "gigpo/singleton_steps": float((sets == 1).sum() / sets.sum()),
+    }

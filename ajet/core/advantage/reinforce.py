@@ -1,0 +1,22 @@
+"""REINFORCE: each token gets what came after it, discounted once a token.
+
+    tokens     a0 a1 | b0        turn rewards .2 and 1, gamma .5
+    rewards     0 .2 |  1
+    returns   .35 .7 |  1        G_t = r_t + gamma G_(t+1)
+
+Williams 1992; Sutton and Barto 2018, section 13.3. Prompts, tool results and other agents' turns
+are skipped (token_chain.py).
+
+Not covered: a baseline. `whiten_advantages` or `reward_normalization` gives it one.
+"""
+
+from collections.abc import Sequence
+
+from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
+from ajet.core.advantage.token_chain import token_chains
+
+
+def reinforce(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
+    """No episode is compared with another: a lone one keeps its return."""
+    chains = token_chains(groups)
+    return chains.take(chains.returns_to_go(options.gamma))

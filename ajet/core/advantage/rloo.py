@@ -1,0 +1,27 @@
+"""REINFORCE leave-one-out: an episode against the mean of the others.
+
+    rewards_G     1     0     0     1
+    others' mean  1/3   2/3   2/3   1/3
+    advantage_G   2/3  -2/3  -2/3   2/3        A_i = R_i - 1/(n-1) sum of the other R_j
+                                               = n/(n-1) (R_i - mean(R))
+
+Ahmadian et al. 2024 (Back to Basics, arXiv 2402.14740); Kool et al. 2019. The others'
+mean does not depend on the episode's own actions, so the gradient is unbiased. Equal rewards, and
+a lone episode, give exactly 0. (verl gives a lone episode its raw reward.)
+
+Not covered: credit for single turns (step_reinforce has the same baseline a turn).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ajet.core.advantage.comparison import compare_scores, spread_evenly
+from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
+
+
+def rloo(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
+    """Nothing of the options concerns it."""
+    compared = compare_scores(groups)
+    scale_N = compared.counts_N / np.maximum(compared.counts_N - 1, 1)
+    return spread_evenly(groups, compared.centred() * scale_N)

@@ -1,0 +1,158 @@
+"""An episode's reward before the estimator sees it: over-long, normalised, cut.
+
+    reward R                        1.0        turn rewards   .2   .8
+    - over-long penalty            -0.5        0.5            .2   .3
+    normalised: (R - mean) / std    ...        scaled by 1/std, the mean taken off the last one
+    cut to +- clip                  ...        the rest taken off the last one
+
+In this order, which is ROLL's. Turn rewards keep adding up to the reward: what is added or taken
+off as a whole is the last trained turn's. The greedy reward that remax compares with is normalised
+and cut by the same numbers.
+
+The over-long penalty is DAPO's (Yu et al. 2025, arXiv 2503.14476, equation 13): 0 until `buffer`
+tokens before the ceiling, then linear to `-factor` at it. The KL is taken off afterwards, token by
+token (kl_in_reward.py).
+
+Not covered: rewards normalised by a mean that runs over steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ajet.core.advantage.comparison import Comparison, compare_scores, episodes_of
+from ajet.core.advantage.credit import EpisodeCredit, GroupCredit, RewardGrouping
+
+
+@dataclass(frozen=True, slots=True)
+class RewardShaping:
+    """As it is built, it changes nothing."""
+
+    overlong_buffer: int = 0  # tokens; 0 is off
+    overlong_factor: float = 1.0
+    max_response_length: int = 15000
+    mask_truncated: bool = False
+    grouping: RewardGrouping = "none"
+    normalize_std: bool = False
+    clip: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shaped:
+    """The groups with new rewards, and what was done to them."""
+
+    groups: list[GroupCredit]
+    left_out: tuple[str, ...]  # ids of truncated episodes that are in no group any more
+    metrics: dict[str, float]
+
+
+def shape_rewards(groups: Sequence[GroupCredit], shaping: RewardShaping) -> Shaped:
+    """Whatever is masked, penalised or cut is counted."""
+    kept, left_out = _without_truncated(groups) if shaping.mask_truncated else (list(groups), ())
+    metrics = {"episodes/truncated_masked": float(len(left_out))} if shaping.mask_truncated else {}
+    if shaping.overlong_buffer:
+        kept = _overlong(kept, shaping, metrics)
+    if shaping.grouping != "none":
+        kept = _normalised(kept, shaping.grouping, shaping.normalize_std)
+    if shaping.clip is not None:
+        kept = _clipped(kept, shaping.clip, metrics)
+    return Shaped(kept, left_out, metrics)
+
+
+def _without_truncated(groups: Sequence[GroupCredit]) -> tuple[list[GroupCredit], tuple[str, ...]]:
+    left_out = tuple(e.episode_id for e in episodes_of(groups) if e.is_truncated)
+    return [tuple(e for e in group if not e.is_truncated) for group in groups], left_out
+
+
+def _overlong(
+    groups: list[GroupCredit], shaping: RewardShaping, metrics: dict[str, float]
+) -> list[GroupCredit]:
+    lengths_N = np.array([e.response_length for e in episodes_of(groups)], np.float64)
+    begins = shaping.max_response_length - shaping.overlong_buffer
+    share_N = np.clip((lengths_N - begins) / shaping.overlong_buffer, 0, 1)
+    metrics["reward/overlong"] = _mean(share_N > 0)
+    metrics["reward/overlong_penalty"] = _mean(share_N * shaping.overlong_factor)
+    return _with_rewards(groups, _rewards(groups) - shaping.overlong_factor * share_N)
+
+
+def _normalised(
+    groups: list[GroupCredit], grouping: RewardGrouping, normalize_std: bool
+) -> list[GroupCredit]:
+    compared = Comparison(_rewards(groups), _sets(groups, grouping))
+    scales_N = compared.scales_N if normalize_std else np.ones(len(compared.values_N))
+    baselines_N = (_baselines(groups) - compared.means_N) * scales_N
+    return _with_rewards(
+        groups, compared.centred(normalize_std=normalize_std), scales_N, baselines_N
+    )
+
+
+def _sets(groups: list[GroupCredit], grouping: RewardGrouping) -> NDArray[np.int64]:
+    if grouping == "group":
+        return compare_scores(groups).sets_N
+    numbers: dict[str, int] = {}
+    names = [e.tag if grouping == "tag" else "" for e in episodes_of(groups)]
+    return np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)
+
+
+def _clipped(
+    groups: list[GroupCredit], clip: float, metrics: dict[str, float]
+) -> list[GroupCredit]:
+    rewards_N = _rewards(groups)
+    metrics["reward/clipped"] = _mean(np.abs(rewards_N) > clip)
+    cut_N = np.clip(rewards_N, -clip, clip)
+    return _with_rewards(groups, cut_N, baselines_N=np.clip(_baselines(groups), -clip, clip))
+
+
+def _rewards(groups: list[GroupCredit]) -> NDArray[np.float64]:
+    return np.array([episode.reward for episode in episodes_of(groups)], np.float64)
+
+
+def _baselines(groups: list[GroupCredit]) -> NDArray[np.float64]:
+    """0 where there is none: it stays none."""
+    return np.array([episode.baseline or 0.0 for episode in episodes_of(groups)], np.float64)
+
+
+def _with_rewards(
+    groups: list[GroupCredit],
+    rewards_N: NDArray[np.float64],
+    scales_N: NDArray[np.float64] | None = None,
+    baselines_N: NDArray[np.float64] | None = None,
+) -> list[GroupCredit]:
+    baselines_N = _baselines(groups) if baselines_N is None else baselines_N
+    scales_N = np.ones(len(rewards_N)) if scales_N is None else scales_N
+    shaped = iter(
+        [
+            _with_reward(episode, *numbers)
+            for episode, *numbers in zip(
+                episodes_of(groups),
+                rewards_N.tolist(),
+                scales_N.tolist(),
+                baselines_N.tolist(),
+                strict=True,
+            )
+        ]
+    )
+    return [tuple(next(shaped) for _ in group) for group in groups]
+
+
+def _with_reward(
+    episode: EpisodeCredit, reward: float, scale: float, baseline: float
+) -> EpisodeCredit:
+    turn_rewards_T = episode.turn_rewards_T * scale
+    trained = np.flatnonzero(episode.lengths_T)
+    if len(trained):
+        turn_rewards_T[trained[-1]] += reward - turn_rewards_T.sum()
+    return replace(
+        episode,
+        reward=reward,
+        turn_rewards_T=turn_rewards_T,
+        baseline=None if episode.baseline is None else baseline,
+    )
+
+
+def _mean(values_N: NDArray[np.generic]) -> float:
+    return float(values_N.astype(np.float64).mean()) if len(values_N) else 0.0

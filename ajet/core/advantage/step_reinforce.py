@@ -1,0 +1,49 @@
+"""REINFORCE a step: what came after it, against what came after the others' steps there.
+
+    rewards of turns     0    1    2          returns-to-go    0    1    2
+    episode 1            0    0    1          episode 1        1    1    1
+    episode 2            0    1    -          episode 2        1    1    0   ended: 0
+    episode 3            0    -    -          episode 3        0    0    0   ended: 0
+
+    A(i, t) = G(i, t) - 1/(n-1) sum over the others j of G(j, t)
+
+    episode 1           .5   .5    1          (1 + 0) / 2, (1 + 0) / 2, 0
+
+Return-to-go: Sutton and Barto 2018, section 13.3. The baseline of episode i reads other episodes
+alone and the number of the turn, so it does not depend on the action: the gradient's expectation is
+the true one (Williams 1992, Kool et al. 2019). A mean over those that got as far, itself included,
+would shrink late turns, where few are left, and a lone survivor to nothing.
+
+A turn counts among the turns of its agent. Where all members got as far with equal returns, and for
+a lone episode, advantages are exactly 0. `step_reward_gamma` discounts once a turn.
+
+Not covered: division by a deviation, which would weight turns by how sure their outcome is.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ajet.core.advantage.agent_steps import StepTable, step_table
+from ajet.core.advantage.comparison import Comparison
+from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
+
+
+def step_reinforce(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
+    """An episode that ended counts with a return of 0."""
+    table = step_table(groups, options.step_reward_gamma)
+    at_one_turn = _same_turns(table)
+    sizes_N = np.array([len(groups[step.group]) for step in table.steps_N], np.int64)
+    others_N = (at_one_turn.sums_N - table.returns_N) / np.maximum(sizes_N - 1, 1)
+    says_nothing_N = at_one_turn.are_equal_N & (at_one_turn.counts_N == sizes_N)
+    return table.spread(np.where(says_nothing_N, 0.0, table.returns_N - others_N))
+
+
+def _same_turns(table: StepTable) -> Comparison:
+    """The returns of one group's steps at the same place among their agent's."""
+    numbers: dict[object, int] = {}
+    sets_N = [
+        numbers.setdefault((step.group, step.agent, step.place), len(numbers))
+        for step in table.steps_N
+    ]
+    return Comparison(table.returns_N, np.array(sets_N, np.int64))

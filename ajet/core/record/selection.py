@@ -1,0 +1,51 @@
+"""What each selection does to the batch: who is kept against who is left out, in one step.
+
+    selection/redundancy/kept            24     episodes that are trained
+    selection/redundancy/left_out         8     episodes that this selection kept out
+    selection/redundancy/turns_kept     3.1     their calls of the model, on average, …
+    selection/redundancy/turns_left_out 5.2
+    selection/redundancy/turns_bias    -2.1     … and the difference: short episodes are preferred
+
+`tokens_…` are those sampled for training, `reward_…` is of those that have one: an episode that was
+stopped on its way has none, and its turns and tokens are those up to there. A selection that left
+nobody out has its two counts alone.
+
+The bias of a step's own batch is what is told. Not covered: what it does to the policy over time.
+"""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from ajet.core.trajectory.trajectory import Group, LeftOut, Trajectory
+
+
+def selection_metrics(groups: Sequence[Group], selections: Sequence[LeftOut]) -> dict[str, float]:
+    """Of these selections, and of any other that left somebody out."""
+    trajectories = [t for group in groups for t in group.trajectories]
+    found = {t.left_out for t in trajectories if t.left_out is not None}
+    kept = [t for t in trajectories if t.is_valid]
+    metrics: dict[str, float] = {}
+    for name in sorted({*selections, *found}):
+        left_out = [t for t in trajectories if t.left_out == name]
+        compared = _compared(kept, left_out)
+        metrics |= {f"selection/{name}/{key}": value for key, value in compared.items()}
+    return metrics
+
+
+def _compared(kept: Sequence[Trajectory], left_out: Sequence[Trajectory]) -> dict[str, float]:
+    metrics = {"kept": float(len(kept)), "left_out": float(len(left_out))}
+    ours, theirs = _means(kept), _means(left_out)
+    for name in (name for name in ours if name in theirs):
+        metrics[f"{name}_kept"] = ours[name]
+        metrics[f"{name}_left_out"] = theirs[name]
+        metrics[f"{name}_bias"] = ours[name] - theirs[name]
+    return metrics
+
+
+def _means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    values = {
+        "reward": [t.reward for t in trajectories if t.reward is not None],
+        "tokens": [float(t.num_sampled) for t in trajectories],
+        "turns": [float(len(t.turns)) for t in trajectories],
+    }
+    return {name: fmean(numbers) for name, numbers in values.items() if numbers}

@@ -1,0 +1,199 @@
+"""The groups of one training step: rounds of tasks until enough of them can be learnt from.
+
+    round 1   tasks 0..3   rewards 1011  1111  0010  0000      two groups say nothing: set aside
+    round 2   tasks 4..5   rewards       0110        0001      a batch of 4 is full
+
+`dynamic_sampling` (DAPO, Yu et al. 2025, arXiv 2503.14476): a group whose valid members all earned
+the same is set aside, and as many further tasks are taken as groups are missing, at most
+`max_rounds` times; then the batch stays smaller. `oversampling`: the first round takes more tasks
+than a step needs, and the groups whose rewards vary most are kept. `mask_truncated`: an episode
+that a limit of tokens or calls cut is left out of the update and of its group's baseline.
+
+What is set aside is rolled out, judged, recorded and counted, and not trained. Groups are numbered
+on over the rounds and stay in that order, so seeds, ids and the batch depend on no timing.
+
+`baselines` (ReMax): a greedy episode for each group that is kept, in the group's own world;
+where it failed, the group has no baseline.
+
+Not covered: how a group's own members are chosen (early_stop.py, failure.py).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import pvariance
+
+from ajet.core.inference.endpoint import SamplingParams
+from ajet.core.rollout.runner import EpisodeRunner
+from ajet.core.task.cursor import DataCursor
+from ajet.core.task.task import Task
+from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
+
+OnRound = Callable[[str, int], None]
+"""Is told what is rolled out, and how many episodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """`train_batch_size` groups a step. With `max_rounds` above 0, only such as have signal."""
+
+    train_batch_size: int
+    num_repeat: int
+    redundancy: int = 0
+    max_rounds: int = 0  # of dynamic sampling; 0 is without
+    oversampling: float = 1.0
+    mask_truncated: bool = False
+    greedy: SamplingParams | None = None  # of ReMax's baselines; None is without
+
+    @property
+    def first_round(self) -> int:
+        """Its tasks."""
+        return math.ceil(self.train_batch_size * self.oversampling)
+
+    @property
+    def group_size(self) -> int:
+        """Episodes that begin."""
+        return self.num_repeat + self.redundancy
+
+    @property
+    def num_episodes(self) -> int:
+        """Of the first round: a later one may be so small that a few failures are most of it."""
+        return self.first_round * self.group_size
+
+
+@dataclass(frozen=True, slots=True)
+class StepGroups:
+    """All groups of a step, also those set aside, and the baselines' own."""
+
+    groups: list[Group]
+    baselines: list[Group]
+    seconds: float
+
+    @property
+    def all(self) -> list[Group]:
+        return [*self.groups, *self.baselines]
+
+
+class BatchRollout:
+    """Takes tasks where the cursor stands; a checkpoint keeps the cursor."""
+
+    def __init__(
+        self,
+        runner: EpisodeRunner,
+        tasks: Sequence[Task],
+        cursor: DataCursor,
+        settings: BatchSettings,
+        *,
+        on_round: OnRound = lambda phase, num: None,
+        on_episode: Callable[[Trajectory], None] = lambda trajectory: None,
+    ) -> None:
+        self._runner = runner
+        self._tasks = tasks
+        self._cursor = cursor
+        self._settings = settings
+        self._on_round = on_round
+        self._on_episode = on_episode
+
+    async def groups_of(self, step: int) -> StepGroups:
+        settings, started_s = self._settings, time.monotonic()
+        groups: list[Group] = []
+        for _ in range(max(settings.max_rounds, 1)):
+            groups += await self._round(step, len(groups), self._num_missing(groups))
+            if not self._num_missing(groups):
+                break
+        groups = most_telling(groups, settings.train_batch_size)
+        baselines: list[Group] = []
+        if settings.greedy is not None:
+            groups, baselines = await self._with_baselines(step, groups, settings.greedy)
+        return StepGroups(groups, baselines, time.monotonic() - started_s)
+
+    def _num_missing(self, groups: Sequence[Group]) -> int:
+        if not groups:
+            return self._settings.first_round
+        if not self._settings.max_rounds:
+            return 0
+        telling = sum(group.has_signal for group in groups)
+        return max(self._settings.train_batch_size - telling, 0)
+
+    async def _round(self, step: int, first: int, num_tasks: int) -> list[Group]:
+        """The groups of the next `num_tasks` tasks, numbered from `first`."""
+        settings = self._settings
+        tasks = [self._tasks[index] for index in self._cursor.next_batch(num_tasks)]
+        self._on_round("rollout", num_tasks * settings.group_size)
+        groups = await self._runner.rollout(
+            tasks,
+            step=step,
+            mode="train",
+            num_repeat=settings.num_repeat,
+            redundancy=settings.redundancy,
+            numbers=range(first, first + num_tasks),
+            failure_rate_of=settings.num_episodes,
+            on_episode=self._on_episode,
+        )
+        if settings.mask_truncated:
+            groups = [without_truncated(group) for group in groups]
+        return [without_signal(group) for group in groups] if settings.max_rounds else groups
+
+    async def _with_baselines(
+        self, step: int, groups: list[Group], greedy: SamplingParams
+    ) -> tuple[list[Group], list[Group]]:
+        kept = [group for group in groups if group.valid]
+        self._on_round("greedy", len(kept))
+        baselines = await self._runner.rollout(
+            [self._task_of(group) for group in kept],
+            step=step,
+            mode="baseline",
+            num_repeat=1,
+            numbers=[group.number for group in kept],
+            failure_rate_of=self._settings.num_episodes,
+            on_episode=self._on_episode,
+            sampling=greedy,
+        )
+        rewards = {
+            group.group_id: baseline.trajectories[0].reward
+            for group, baseline in zip(kept, baselines, strict=True)
+        }
+        compared = [replace(group, baseline=rewards.get(group.group_id)) for group in groups]
+        return compared, baselines
+
+    @staticmethod
+    def _task_of(group: Group) -> Task:
+        assert group.task is not None
+        return group.task
+
+
+def without_signal(group: Group) -> Group:
+    """Set aside where no two valid members earned different rewards."""
+    if group.has_signal or not group.valid:
+        return group
+    reward = group.valid[0].reward
+    reason = f"all rewards of its group are {reward:g} (dynamic_sampling)"
+    return group.set_aside("dynamic_sampling", reason)
+
+
+def without_truncated(group: Group) -> Group:
+    """Without the members that a limit cut. One with a malformed reply, or that counts with reward
+    0 because it failed, has the reward that the config gives it, and stays."""
+    reason = "a limit cut it (overlong.mask_truncated)"
+    members = (t.set_aside("overlong", reason) if _is_cut(t) else t for t in group.trajectories)
+    return replace(group, trajectories=tuple(members))
+
+
+def _is_cut(t: Trajectory) -> bool:
+    return t.is_valid and t.ended_as is EpisodeStatus.TRUNCATED and not t.is_malformed
+
+
+def most_telling(groups: Sequence[Group], num: int) -> list[Group]:
+    """The `num` groups whose rewards vary most stay, earlier ones where they vary alike."""
+    counted = [(_variance(g), g.group_id) for g in groups if g.valid]
+    ranked = sorted(counted, key=lambda pair: (-pair[0], pair[1]))
+    surplus = {group_id for _, group_id in ranked[num:]}
+    reason = "the rewards of other groups vary more (ajet.rollout.enable_oversample)"
+    return [g.set_aside("oversampling", reason) if g.group_id in surplus else g for g in groups]
+
+
+def _variance(group: Group) -> float:
+    return pvariance([t.reward for t in group.valid if t.reward is not None])

@@ -1,0 +1,116 @@
+"""Importance weights between the policy that sampled and the trainer's idea of it.
+
+The two differ where an engine computes in other numbers, cuts by top-p, or is some steps behind.
+
+    log-ratios     old - sampler, of two turns of 2 and 1 tokens    .1 .2 | -.4
+    level token    exp of each                                    1.11 1.22 | .67
+    level turn     exp of the turn's sum                          1.35 1.35 | .67
+    sequence       exp of the episode's sum, over all timelines    .90  .90 | .90
+
+    truncate       weights above `upper` become `upper`
+    reject         weights outside [lower, upper] become 0: those tokens have no policy gradient
+
+A weight multiplies the policy loss of its tokens, neither KL nor entropy, and no denominator: a
+rejected token still counts in the mean. The sequence's weight is the product, unbiased and of high
+variance, as in verl's `rollout_is: sequence`.
+
+Not covered: the geometric mean of an episode's ratios (verl has it as a filter, `seq_mean_k1`);
+weights normalised over the batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ajet.core.trajectory.sample import TrainingSample
+from ajet.core.update.losses.token_loss import MAX_LOG_RATIO
+from ajet.core.update.settings import CorrectionSettings
+
+Floats = NDArray[np.float64]
+Units = list[NDArray[np.int64]]
+
+
+def corrected(
+    samples: Sequence[TrainingSample], settings: CorrectionSettings
+) -> tuple[list[TrainingSample], dict[str, float]]:
+    """The samples, which have `old_logprobs`, with `weights`; and what the bounds did.
+
+    correction_ess          effective sample size of the weights as applied, a fraction of the units
+                            (tokens, turns or episodes)
+    correction_ratio_max    largest ratio of a unit, before the bounds
+    truncated_tokens, rejected_tokens
+    """
+    units = _units(samples, settings.level)
+    ratios_N = _ratios_of_units(samples, units)
+    weights_N = _bounded(ratios_N, settings)
+    weighted = [
+        replace(sample, weights=np.where(unit_T >= 0, weights_N[unit_T], 1.0).astype(np.float32))
+        if sample.num_trained
+        else sample
+        for sample, unit_T in zip(samples, units, strict=True)
+    ]
+    return weighted, _metrics(units, ratios_N, weights_N, settings)
+
+
+def effective_sample_size(weights: Floats) -> float:
+    """(sum w)^2 / sum w^2 over the number of weights: 1 where all are equal."""
+    squares = float(np.square(weights).sum())
+    return float(weights.sum()) ** 2 / (len(weights) * squares) if squares else 0.0
+
+
+def _units(samples: Sequence[TrainingSample], level: str) -> Units:
+    """For each sample the number of every trained token's unit, -1 elsewhere."""
+    numbers: dict[object, int] = {}
+    units: Units = []
+    for place, sample in enumerate(samples):
+        names = _names(sample, place, level)
+        unit_T = np.full(len(sample), -1, np.int64)
+        for position in np.flatnonzero(sample.loss_mask):
+            unit_T[position] = numbers.setdefault(names[position], len(numbers))
+        units.append(unit_T)
+    return units
+
+
+def _names(sample: TrainingSample, place: int, level: str) -> list[object]:
+    """What tells the unit of each token from all others."""
+    if level == "sequence":
+        return [sample.episode_id] * len(sample)
+    names: list[object] = [(place, position) for position in range(len(sample))]
+    if level == "turn":
+        for span in sample.spans:  # a turn is trained on one timeline
+            names[span.start : span.stop] = [(place, span)] * (span.stop - span.start)
+    return names
+
+
+def _ratios_of_units(samples: Sequence[TrainingSample], units: Units) -> Floats:
+    num_units = 1 + max((int(unit_T.max(initial=-1)) for unit_T in units), default=-1)
+    sums_N = np.zeros(num_units)
+    for sample, unit_T in zip(samples, units, strict=True):
+        assert sample.old_logprobs is not None
+        log_ratio_T = sample.old_logprobs.astype(np.float64) - sample.logprobs
+        np.add.at(sums_N, unit_T[sample.loss_mask], log_ratio_T[sample.loss_mask])
+    return np.exp(sums_N.clip(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+
+
+def _bounded(ratios_N: Floats, settings: CorrectionSettings) -> Floats:
+    if settings.mode == "truncate":
+        return ratios_N.clip(max=settings.upper)
+    is_within_N = (ratios_N >= settings.lower) & (ratios_N <= settings.upper)
+    return np.where(is_within_N, ratios_N, 0.0)
+
+
+def _metrics(
+    units: Units, ratios_N: Floats, weights_N: Floats, settings: CorrectionSettings
+) -> dict[str, float]:
+    if not len(ratios_N):
+        return {}
+    tokens_N = sum(np.bincount(unit_T[unit_T >= 0], minlength=len(ratios_N)) for unit_T in units)
+    cut = float(np.sum(tokens_N * (weights_N != ratios_N)))
+    return {
+        "correction_ess": effective_sample_size(weights_N),
+        "correction_ratio_max": float(ratios_N.max()),
+        "truncated_tokens": cut if settings.mode == "truncate" else 0.0,
+        "rejected_tokens": cut if settings.mode == "reject" else 0.0,
+    }

@@ -1,0 +1,146 @@
+"""The critic: what an episode will still bring, judged before each trained token.
+
+    token_ids   [s q] [a0 a1] [o] [b0]        a value is read where the token's log-probability is:
+    values            v0 v1        v2         v0 after "s q", before a0 is chosen
+
+A causal model of its own, as the policy's is, with one number for a head:
+
+    value = head(final hidden state)          head: Linear(hidden, 1), float32, zero at first
+
+    loss = 1/N sum_t 1/2 max( (v - R)^2, (clip(v, old - c, old + c) - R)^2 )
+
+N are the trained tokens of the whole mini-batch, `old` the values that the advantages came from, R
+the returns. The model's own output layer is neither used nor trained.
+
+Not covered: a critic that shares the policy's weights; adapters.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ajet.core.trajectory.sample import TrainingSample
+from ajet.core.update.critic_metrics import CriticMetrics
+from ajet.core.update.layouts import make_layout
+from ajet.core.update.layouts.layout import Row, device_of, gathered, over_samples, rows_of
+from ajet.core.update.mini_batches import split_by_group
+from ajet.core.update.optimizer import ModelOptimizer
+from ajet.core.update.policy import PolicyState
+from ajet.core.update.settings import CriticSettings
+from ajet.core.update.weights import load_weights, train_every_embedding, trainable
+
+WEIGHTS_PREFIX, OPTIMIZER_PREFIX = "critic.weights.", "critic.optimizer."
+
+Arrays = Sequence[NDArray[np.float32]]
+"""One array for each sample, as long as it is."""
+
+
+class ValueModel(nn.Module):
+    """`model` and its value head."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        config: Any = model.config
+        self.head = nn.Linear(config.hidden_size, 1, device=device_of(model))
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        _freeze_output_layer(model)
+
+
+class Critic:
+    """`model` is a transformers causal model that nobody else trains."""
+
+    def __init__(self, model: nn.Module, settings: CriticSettings) -> None:
+        train_every_embedding(model)
+        self.settings = settings
+        self.model = ValueModel(model).eval()
+        self.device = device_of(model)
+        self.layout = make_layout(model, settings.batch_layout)
+        self.optimizer = ModelOptimizer(self.model, settings)
+
+    @torch.no_grad()
+    def values(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
+        """The value of the state before each trained token: an array for each sample, as long as it
+        is, 0 at all other tokens."""
+        batches = self._split(rows_of(samples))
+        return over_samples(samples, ((rows, self._read(rows)) for rows in batches))
+
+    def update(
+        self, samples: Sequence[TrainingSample], returns: Arrays, values: Arrays
+    ) -> dict[str, float]:
+        """`ppo_epochs` passes over the mini-batches; `values` are those of before the update."""
+        started = time.perf_counter()
+        rows = rows_of(samples)
+        metrics = CriticMetrics.of(rows, returns, values)
+        parts = split_by_group(samples, self.settings.mini_batch_num) * self.settings.ppo_epochs
+        for places in parts:
+            part = set(places)
+            mini_batch = [row for row in rows if row.place in part]
+            if mini_batch:
+                self._learn(mini_batch, returns, values, metrics)
+        return metrics.result(time.perf_counter() - started)
+
+    def state_dict(self) -> PolicyState:
+        """All weights that learn and the optimizer's state, not copied."""
+        tensors = {f"{WEIGHTS_PREFIX}{n}": p.detach() for n, p in trainable(self.model).items()}
+        tensors |= {f"{OPTIMIZER_PREFIX}{n}": t for n, t in self.optimizer.tensors().items()}
+        counters = {
+            "num_steps": self.optimizer.num_steps,
+            "num_skipped": self.optimizer.num_skipped,
+        }
+        return PolicyState(tensors, counters)
+
+    @torch.no_grad()
+    def load_state_dict(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        load_weights(trainable(self.model), tensors, WEIGHTS_PREFIX)
+        cut = len(OPTIMIZER_PREFIX)
+        optimizer = {n[cut:]: t for n, t in tensors.items() if n.startswith(OPTIMIZER_PREFIX)}
+        self.optimizer.load(optimizer, int(state["num_steps"]), int(state["num_skipped"]))
+
+    def _split(self, rows: Sequence[Row]) -> list[list[Row]]:
+        return self.layout.split(rows, self.settings.max_tokens_per_micro_batch) if rows else []
+
+    def _read(self, rows: Sequence[Row]) -> Tensor:
+        hidden_MD = self.layout.read_hidden(rows)
+        return self.model.head(hidden_MD.float()).squeeze(-1)
+
+    def _learn(
+        self, rows: Sequence[Row], returns: Arrays, values: Arrays, metrics: CriticMetrics
+    ) -> None:
+        """One optimizer step."""
+        num_tokens = sum(len(row.read) for row in rows)
+        for micro_batch in self._split(rows):
+            returns_M, old_M = (
+                gathered((row.trained(of[row.place]) for row in micro_batch), self.device)
+                for of in (returns, values)
+            )
+            loss_M, is_cut_M = value_loss(
+                self._read(micro_batch), returns_M, old_M, self.settings.cliprange_value
+            )
+            loss = loss_M.sum() / num_tokens
+            loss.backward()
+            metrics.add(loss.detach(), is_cut_M)
+        metrics.steps.append(self.optimizer.step())
+
+
+def value_loss(
+    values_M: Tensor, returns_M: Tensor, old_M: Tensor, cliprange: float
+) -> tuple[Tensor, Tensor]:
+    """Loss of each token, and where the clip makes it the larger one: there it has no gradient."""
+    clipped_M = torch.clamp(values_M, old_M - cliprange, old_M + cliprange)
+    plain_M, cut_M = (values_M - returns_M).square(), (clipped_M - returns_M).square()
+    return 0.5 * torch.maximum(plain_M, cut_M), cut_M > plain_M
+
+
+def _freeze_output_layer(model: nn.Module) -> None:
+    """Nothing reaches it but weight decay; where it is the embedding, it learns as that."""
+    untyped: Any = model
+    output, inputs = untyped.get_output_embeddings(), untyped.get_input_embeddings()
+    if output is not None and output.weight is not inputs.weight:
+        output.requires_grad_(False)

@@ -1,0 +1,80 @@
+"""What one update of the critic reports.
+
+loss                 of a mini-batch's tokens, averaged over the optimizer steps
+clip_fraction        tokens that the clip left without gradient
+value_mean return_mean
+explained_variance   1 - var(return - value) / var(return), of the values before the update;
+                     left out where all returns are equal
+grad_norm, lr, optimizer_steps, nonfinite_steps, trained_tokens, seconds
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ajet.core.update.layouts.layout import Row
+from ajet.core.update.optimizer import StepOutcome
+
+
+@dataclass(slots=True)
+class CriticMetrics:
+    """Filled in the course of one `Critic.update`; the arrays are of all trained tokens."""
+
+    returns_N: NDArray[np.float64]
+    values_N: NDArray[np.float64]
+    loss: float = 0.0
+    num_tokens: int = 0
+    num_cut: int = 0
+    steps: list[StepOutcome] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        rows: Sequence[Row],
+        returns: Sequence[NDArray[np.float32]],
+        values: Sequence[NDArray[np.float32]],
+    ) -> CriticMetrics:
+        return cls(_trained(rows, returns), _trained(rows, values))
+
+    def add(self, loss: Tensor, is_cut_M: Tensor) -> None:
+        """One micro-batch; `loss` is its share of the mini-batch's."""
+        self.loss += float(loss)
+        self.num_tokens += len(is_cut_M)
+        self.num_cut += int(is_cut_M.sum())
+
+    def result(self, seconds: float) -> dict[str, float]:
+        stepped = [step for step in self.steps if step.stepped]
+        return {
+            "loss": self.loss / max(len(self.steps), 1),
+            "clip_fraction": self.num_cut / max(self.num_tokens, 1),
+            **self._fit(),
+            "grad_norm": sum(step.grad_norm for step in stepped) / max(len(stepped), 1),
+            "lr": self.steps[-1].lr if self.steps else 0.0,
+            "optimizer_steps": float(len(stepped)),
+            "nonfinite_steps": float(len(self.steps) - len(stepped)),
+            "trained_tokens": float(len(self.returns_N)),
+            "seconds": seconds,
+        }
+
+    def _fit(self) -> dict[str, float]:
+        if not len(self.returns_N):
+            return {}
+        fit = {
+            "value_mean": float(self.values_N.mean()),
+            "return_mean": float(self.returns_N.mean()),
+        }
+        variance = float(self.returns_N.var())
+        if variance > 0:
+            left = float((self.returns_N - self.values_N).var())
+            fit["explained_variance"] = 1 - left / variance
+        return fit
+
+
+def _trained(rows: Sequence[Row], arrays: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
+    parts = [row.trained(arrays[row.place]) for row in rows]
+    return np.concatenate(parts).astype(np.float64) if parts else np.zeros(0)

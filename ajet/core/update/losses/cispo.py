@@ -1,0 +1,16 @@
+"""CISPO (MiniMax-M1, arXiv 2506.13585): the weight is clipped, no token loses its gradient.
+
+    -sg( clip(r, 1 - clip_low, 1 + clip_high) ) A log pi        sg: no gradient through it
+
+The paper bounds the ratio from above alone: `clip_low` near 1 does that.
+"""
+
+from ajet.core.update.losses.token_loss import LossInputs, TokenLoss
+from ajet.core.update.settings import UpdateSettings
+
+
+def cispo(tokens: LossInputs, settings: UpdateSettings) -> TokenLoss:
+    low, high = 1 - settings.clip_low, 1 + settings.clip_high
+    ratio_M = tokens.ratio_M.detach()
+    loss_M = -ratio_M.clamp(low, high) * tokens.advantages_M * tokens.logprobs_M
+    return TokenLoss(loss_M, ratio_M, {"low": ratio_M < low, "high": ratio_M > high})

@@ -1,0 +1,22 @@
+"""GSPO (arXiv 2507.18071): the ratio is the episode's, clipped as a whole.
+
+    s = exp( mean over the episode's tokens of log(pi / old) )
+    -min( s A, clip(s, 1 - clip_low, 1 + clip_high) A )
+
+Its form for token advantages (GSPO-token): each token carries s as a number and its own
+log-probability as the gradient, so equal advantages give the paper's gradient. The paper adds
+up with `seq-mean-token-mean` and takes bounds of 3e-4 and 4e-4: a mean ratio is near 1.
+"""
+
+from ajet.core.update.losses.ppo import clipped
+from ajet.core.update.losses.token_loss import MAX_LOG_RATIO, LossInputs, TokenLoss
+from ajet.core.update.settings import UpdateSettings
+
+
+def gspo(tokens: LossInputs, settings: UpdateSettings) -> TokenLoss:
+    assert tokens.episode_mean_M is not None
+    gradient_M = tokens.logprobs_M - tokens.logprobs_M.detach()  # 0 in value
+    log_ratio_M = tokens.episode_mean_M + gradient_M
+    ratio_M = log_ratio_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    loss_M, cuts = clipped(ratio_M, tokens.advantages_M, settings)
+    return TokenLoss(loss_M, ratio_M, cuts)

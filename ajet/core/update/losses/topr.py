@@ -1,0 +1,23 @@
+"""TOPR (arXiv 2503.14286): gains in full, losses tapered by the episode's ratio.
+
+    A >= 0    -A log pi
+    A < 0     -sg( min(R, 1) ) A log pi        R = product of pi / old over the episode's tokens
+
+What a policy has already unlearnt is not pushed down further; what it should learn is weighted in
+full, however unlikely. The paper sums over an episode: `seq-mean-token-sum`.
+"""
+
+import torch
+
+from ajet.core.update.losses.token_loss import MAX_LOG_RATIO, LossInputs, TokenLoss
+from ajet.core.update.settings import UpdateSettings
+
+
+def topr(tokens: LossInputs, settings: UpdateSettings) -> TokenLoss:
+    assert tokens.episode_sum_M is not None
+    negative_M = tokens.advantages_M < 0
+    taper_M = tokens.episode_sum_M.clamp(max=0.0).exp()
+    weight_M = torch.where(negative_M, taper_M, torch.ones_like(taper_M))
+    loss_M = -weight_M * tokens.advantages_M * tokens.logprobs_M
+    ratio_M = tokens.episode_sum_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    return TokenLoss(loss_M, ratio_M, {"high": negative_M & (ratio_M > 1)})

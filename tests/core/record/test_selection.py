@@ -1,0 +1,43 @@
+"""What a selection does to the batch, worked out by hand."""
+
+from dataclasses import replace
+
+from ajet.core.record.selection import selection_metrics
+from tests.core.record.record_fixtures import episode, group_of
+
+
+def test_who_is_kept_is_compared_with_who_is_left_out():
+    short = episode(member=1, reward=0.0)
+    short = replace(short, turns=short.turns[:1])  # 3 of its 5 sampled tokens
+    group = group_of(
+        episode(member=0, reward=1.0),
+        short,
+        episode(member=2, reward=0.5).set_aside("overlong", "cut"),
+    )
+    metrics = selection_metrics([group], ["overlong", "redundancy"])
+    assert metrics == {
+        "selection/overlong/kept": 2,
+        "selection/overlong/left_out": 1,
+        "selection/overlong/reward_kept": 0.5,
+        "selection/overlong/reward_left_out": 0.5,
+        "selection/overlong/reward_bias": 0,
+        "selection/overlong/tokens_kept": 4,
+        "selection/overlong/tokens_left_out": 5,
+        "selection/overlong/tokens_bias": -1,
+        "selection/overlong/turns_kept": 1.5,
+        "selection/overlong/turns_left_out": 2,
+        "selection/overlong/turns_bias": -0.5,
+        "selection/redundancy/kept": 2,
+        "selection/redundancy/left_out": 0,
+    }
+
+
+def test_those_that_were_stopped_have_no_reward_to_compare():
+    stopped = replace(episode(member=1, reward=None), turns=()).set_aside("redundancy", "enough")
+    metrics = selection_metrics([group_of(episode(member=0, reward=1.0), stopped)], [])
+    assert metrics["selection/redundancy/turns_bias"] == 2
+    assert "selection/redundancy/reward_bias" not in metrics
+
+
+def test_a_run_that_selects_nobody_says_nothing():
+    assert selection_metrics([group_of(episode())], []) == {}
