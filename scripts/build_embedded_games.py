@@ -97,10 +97,10 @@ GAMES = {
         action=random_guess,
     ),
     "countdown": Game(
-        environment=Countdown,
+        environment=lambda: Countdown(max_number=20),
         words="user assistant Numbers Target That is right divides with a rest No tries left",
         max_steps=1,
-        steps=6000,
+        steps=3000,
         batch=64,
         action=valid_action,
     ),
