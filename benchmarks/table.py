@@ -125,6 +125,19 @@ def agents() -> list[Row]:
     ]
 
 
+def environments() -> list[Row]:
+    found = result("environment_steps")
+    return [
+        (
+            f"environment steps a second in an agent's hands, of the bare loop's: {name}",
+            f"{figures['ratio']['played']:.0%}",
+            f"≥ {found['goal']:.0%}; bare: {figures['steps_a_second']['bare']:,.0f} a second",
+            "environment_steps",
+        )
+        for name, figures in found["environments"].items()
+    ]
+
+
 def rest() -> list[Row]:
     scheduling = result("rollout_scheduling")["with_chat_template"]
     call = result("sandbox_call")
@@ -161,7 +174,16 @@ def rest() -> list[Row]:
 
 def table() -> str:
     """The rows as Markdown."""
-    rows = [*learning(), *engine(), *update(), *step(), *merging(), *agents(), *rest()]
+    rows = [
+        *learning(),
+        *engine(),
+        *update(),
+        *step(),
+        *merging(),
+        *agents(),
+        *environments(),
+        *rest(),
+    ]
     lines = ["| on two CPU cores | measured | goal, limit | script |", "|---|---|---|---|"]
     for what, measured, goal, script in rows:
         link = f"[{script}](benchmarks/{script}.py)"

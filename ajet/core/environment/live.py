@@ -18,8 +18,8 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Literal, Protocol, TypeVar
 
 from loguru import logger
@@ -52,48 +52,67 @@ class LiveEnvironment(Protocol):
     async def render(self) -> Frame: ...
 
 
-@asynccontextmanager
-async def open_live(
+def open_live(
     maker: EnvironmentMaker,
     isolation: Isolation = "auto",
     step_timeout_s: float = 60.0,
     max_env_num_per_worker: int = 16,
-) -> AsyncGenerator[LiveEnvironment]:
-    """A new environment until the end of the block."""
+) -> OpenEnvironment:
+    """A new environment until the end of its ``async with``."""
     if isolation == "inline" or (isolation == "auto" and maker.kind.is_quick):
-        in_place = InPlace(maker)
-        try:
-            yield in_place
-        finally:
-            in_place.close()
-        return
-    apart = _apart(maker, isolation, step_timeout_s, max_env_num_per_worker)
-    try:
-        await apart.make()
-        yield apart
-    finally:
-        await _finished(apart.close())
-
-
-def _apart(
-    maker: EnvironmentMaker,
-    isolation: Isolation,
-    step_timeout_s: float,
-    max_env_num_per_worker: int,
-) -> InThread | InProcess:
+        return InPlace(maker)
     if isolation == "process":
-        return InProcess(maker, step_timeout_s, max_env_num_per_worker)
-    return InThread(maker, step_timeout_s)
+        return Apart(InProcess(maker, step_timeout_s, max_env_num_per_worker))
+    return Apart(InThread(maker, step_timeout_s))
+
+
+class OpenEnvironment(Protocol):
+    """What `async with` opens and closes."""
+
+    async def __aenter__(self) -> LiveEnvironment: ...
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+class Apart:
+    """An environment in a thread or a process: closing goes on when waiting for it is cancelled."""
+
+    def __init__(self, environment: InThread | InProcess) -> None:
+        self._environment = environment
+
+    async def __aenter__(self) -> LiveEnvironment:
+        try:
+            await self._environment.make()
+        except BaseException:
+            await self._finished()
+            raise
+        return self._environment
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._finished()
+
+    async def _finished(self) -> None:
+        task = asyncio.create_task(self._environment.close())
+        _closing.add(task)
+        task.add_done_callback(_closing.discard)
+        await asyncio.shield(task)
 
 
 class InPlace:
     """Calls on the event loop, for environments that never wait."""
 
     def __init__(self, maker: EnvironmentMaker) -> None:
+        self._maker = maker
         self._name = maker.kind.__name__
         self._step_name = f"{self._name}.step()"
-        self._environment = called(maker, self._name)
+
+    async def __aenter__(self) -> InPlace:
+        self._environment = called(self._maker, f"{self._name}()")
         self._step = self._environment.step
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        close_quietly(self._environment)
 
     @property
     def instruction(self) -> str:
@@ -112,9 +131,6 @@ class InPlace:
 
     async def render(self) -> Frame:
         return called(self._environment.render, f"{self._name}.render()")
-
-    def close(self) -> None:
-        close_quietly(self._environment)
 
 
 class InThread:
@@ -231,14 +247,6 @@ def _settle(asked: asyncio.Future[Any], result: Any, fault: EnvironmentFault | N
         return
     asked.set_exception(fault)
     asked.exception()  # looked at: an episode that is over asks no more
-
-
-async def _finished(closing: Any) -> None:
-    """Waits for it; it goes on when the waiting is cancelled."""
-    task = asyncio.create_task(closing)
-    _closing.add(task)
-    task.add_done_callback(_closing.discard)
-    await asyncio.shield(task)
 
 
 def _count_left_behind(name: str) -> None:

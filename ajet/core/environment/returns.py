@@ -1,7 +1,7 @@
 """What an environment returned, checked once and made plain.
 
     ("You are at 3.", np.float32(1), True, np.bool_(False), {"metrics": {"success": True}})
-        -> Step("You are at 3.", 1.0, True, False, {"success": 1.0}, {}, None)
+        -> Step("You are at 3.", 1.0, True, False, {"success": True}, {}, None)
     ("You are at 3.", nan, True, False, {})     -> EnvironmentFault of one line
 
 Not covered: pictures (frames.py).
@@ -56,16 +56,21 @@ def checked_step(returned: Any, who: str) -> Step:
             f"returned {_kind(returned)}, not (observation, reward, terminated, truncated, info)",
         )
     observation, reward, terminated, truncated, info = returned
-    _check_observation(observation, who)
-    info = _info(info, who)
+    if type(observation) is not str:  # what is plain is asked no more: this runs at each step
+        _check_observation(observation, who)
+    if type(info) is not dict:
+        info = _info(info, who)
+    key = info.get("state_key")
     return Step(
         observation,
-        _number(reward, "the reward", who),
-        _flag(terminated, "terminated", who),
-        _flag(truncated, "truncated", who),
-        _metrics(info, who),
-        _agg_mode(info, who),
-        _state_key(info, who),
+        reward
+        if type(reward) is float and math.isfinite(reward)
+        else _number(reward, "the reward", who),
+        terminated if type(terminated) is bool else _flag(terminated, "terminated", who),
+        truncated if type(truncated) is bool else _flag(truncated, "truncated", who),
+        _metrics(info, who) if "metrics" in info else NOTHING,
+        _agg_mode(info, who) if "metrics_agg_mode" in info else NOTHING,
+        key if key is None or type(key) is str else _state_key(info, who),
     )
 
 
@@ -82,8 +87,12 @@ def _info(info: Any, who: str) -> Mapping[str, Any]:
 
 def _number(value: Any, what: str, who: str) -> float:
     """Python's and numpy's numbers; a bool is 0 or 1."""
-    if type(value) is not float:
-        if not isinstance(value, numbers.Real) and type(value).__name__ not in ("bool", "bool_"):
+    kind = type(value)
+    if kind is bool:
+        return 1.0 if value else 0.0
+    if kind is not float:
+        is_number = kind is int or isinstance(value, numbers.Real)
+        if not is_number and kind.__name__ not in ("bool", "bool_"):
             _refuse(who, f"{what} is {_kind(value)}, not a number")
         try:
             value = float(value)
@@ -95,28 +104,29 @@ def _number(value: Any, what: str, who: str) -> float:
 
 
 def _flag(value: Any, what: str, who: str) -> bool:
-    if type(value) is not bool and type(value).__name__ not in ("bool", "bool_"):
+    if type(value).__name__ not in ("bool", "bool_"):
         _refuse(who, f"{what} is {_kind(value)}, not a bool")
     return bool(value)
 
 
 def _metrics(info: Mapping[str, Any], who: str) -> Mapping[str, float]:
     metrics = info.get("metrics")
-    if not metrics and metrics in (None, {}):
+    if metrics is None:
         return NOTHING
     if not isinstance(metrics, dict):
         _refuse(who, f"info['metrics'] is {_kind(metrics)}, not a dict")
-    return {
-        str(name): _number(value, f"info['metrics'][{name!r}]", who)
-        for name, value in metrics.items()
-    }
+    plain = metrics.copy()  # the environment may go on with its own
+    for name, value in metrics.items():
+        if value is not True and value is not False:
+            plain[name] = _number(value, f"info['metrics'][{name!r}]", who)
+    return plain
 
 
 def _agg_mode(info: Mapping[str, Any], who: str) -> Mapping[str, str]:
     modes = info.get("metrics_agg_mode")
     if modes is None:
         return NOTHING
-    if not isinstance(modes, dict) or not all(mode in AGGREGATIONS for mode in modes.values()):
+    if not isinstance(modes, dict) or [m for m in modes.values() if m not in AGGREGATIONS]:
         _refuse(
             who, f"info['metrics_agg_mode'] names something else than {', '.join(AGGREGATIONS)}"
         )
@@ -140,6 +150,6 @@ def _kind(value: Any) -> str:
         return "None"
     if isinstance(value, tuple | list | dict | set):
         return f"a {type(value).__name__} of {len(value)}"
-    if isinstance(value, str | int | float):
+    if isinstance(value, str | float) or (isinstance(value, int) and value.bit_length() < 100):
         return f"the {type(value).__name__} {str(value)[:40]!r}"
     return f"a value of type {type(value).__name__}"

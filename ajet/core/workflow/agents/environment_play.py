@@ -16,6 +16,7 @@ earlier steps (traj_env_agent.py, step_env_agent.py), and where calls run (envir
 
 from __future__ import annotations
 
+from math import fsum
 from statistics import fmean
 from typing import Any, ClassVar, NamedTuple
 
@@ -105,8 +106,7 @@ class Play:
         self.ended_by: str | None = None
         self._words = setting.words(environment.instruction)
         self._state_key: str | None = None
-        self._metrics: dict[str, list[float]] = {}
-        self._agg_modes: dict[str, str] = {"success": "last"}
+        self._steps: list[Step] = []
         self._last_reply = ""
 
     async def begin(self, workflow_task: WorkflowTask) -> None:
@@ -148,9 +148,12 @@ class Play:
         return move
 
     def output(self) -> WorkflowOutput:
-        """The episode's reward, and how it went."""
-        reward = sum(move.reward for move in self.moves)
-        is_success = self._is_success(reward)
+        """The episode's reward, and how it went. It is a success where the environment last said
+        so; where it says nothing, if it ended it with something earned."""
+        reward = fsum(move.reward for move in self.moves)
+        series, modes = self._series()
+        said = series.get("success")
+        is_success = said[-1] > 0 if said else self.ended_by == "terminated" and reward > 0
         metadata = {
             "tag": self.setting.tag,
             "total_reward": reward,
@@ -158,7 +161,7 @@ class Play:
             "trace": [{"action": move.action, "reward": move.reward} for move in self.moves],
             "final_answer": self._last_reply,
         }
-        metrics = self._aggregated() | {
+        metrics = _aggregated(series, modes) | {
             "success": float(is_success),
             "reward": reward,
             "num_steps": float(len(self.moves)),
@@ -180,28 +183,32 @@ class Play:
         return Move(seen, None, penalty, False, self._state_key)
 
     def _done(self, action: str, step: Step) -> Move:
-        is_valid = step.metrics.get("action_is_valid", 1.0) != 0.0
-        reward = step.reward if is_valid else step.reward + self.setting.manager.format_penalty
+        is_valid, reward = bool(step.metrics.get("action_is_valid", True)), step.reward
+        if not is_valid:
+            reward += self.setting.manager.format_penalty
         move = Move(self.observation, action, reward, is_valid, self._state_key)
         self.observation, self._state_key = step.observation, step.state_key
-        for name, value in step.metrics.items():
-            self._metrics.setdefault(name, []).append(value)
-        if step.metrics_agg_mode:
-            self._agg_modes |= step.metrics_agg_mode
+        self._steps.append(step)
         if step.terminated:
             self.ended_by = "terminated"
         elif step.truncated:
             self.ended_by = "truncated"
         return move
 
-    def _is_success(self, reward: float) -> bool:
-        """What the environment said last; else whether it ended it with something earned."""
-        said = self._metrics.get("success")
-        return said[-1] > 0 if said else self.ended_by == "terminated" and reward > 0
+    def _series(self) -> tuple[dict[str, list[float]], dict[str, str]]:
+        """The numbers of each metric, step by step, and how they become one."""
+        series: dict[str, list[float]] = {}
+        modes = {"success": "last"}
+        for step in self._steps:
+            for name, value in step.metrics.items():
+                series.setdefault(name, []).append(value)
+            if step.metrics_agg_mode:
+                modes |= step.metrics_agg_mode
+        return series, modes
 
-    def _aggregated(self) -> dict[str, float]:
-        """Each metric of the steps as one of the episode."""
-        return {
-            name: float(AGGREGATED[self._agg_modes.get(name, "mean")](values))
-            for name, values in self._metrics.items()
-        }
+
+def _aggregated(series: dict[str, list[float]], modes: dict[str, str]) -> dict[str, float]:
+    """Each metric of the steps as one of the episode."""
+    return {
+        name: float(AGGREGATED[modes.get(name, "mean")](values)) for name, values in series.items()
+    }

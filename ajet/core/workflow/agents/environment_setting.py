@@ -7,15 +7,14 @@ Not covered: reading the YAML (core/config/environment.py), and playing (environ
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from ajet.core.config import AjetConfig
 from ajet.core.config.environment import CustomEnv, EnvManager
-from ajet.core.environment.live import LiveEnvironment, close_quietly, open_live
+from ajet.core.environment.live import OpenEnvironment, close_quietly, open_live
 from ajet.core.environment.registry import EnvironmentMaker, environment_maker
 from ajet.core.errors import ConfigError
 from ajet.core.importing import run_user_code
@@ -43,13 +42,10 @@ class Setting:
     system_template: str
     template: str
 
-    @asynccontextmanager
-    async def open(self) -> AsyncGenerator[LiveEnvironment]:
+    def open(self) -> OpenEnvironment:
         """An environment of the episode's own."""
         custom, limit = self.custom, self.manager.max_env_num_per_worker
-        live = open_live(self.maker, custom.isolation, custom.step_timeout_s, limit)
-        async with live as environment:
-            yield environment
+        return open_live(self.maker, custom.isolation, custom.step_timeout_s, limit)
 
     def words(self, instruction: str) -> dict[str, Any]:
         """What fills the placeholders that are the same at each step."""
