@@ -48,9 +48,7 @@ from ajet.core.judge.math import is_equal_answer
 from ajet.core.model.load import load_model
 from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
-from ajet.core.trajectory.samples import to_samples
 from ajet.core.trajectory.trajectory import Group, Trajectory
-from ajet.core.update.policy import Policy
 from tutorial.example_math_agent.workflow import SYSTEM_PROMPT
 
 ROOT = Path(__file__).parents[1]
@@ -156,7 +154,7 @@ def with_ajet(config: AjetConfig, batches: Sequence[Sequence[Task]]) -> Timed:
     """One step a batch, as in the debug backbone's loop."""
     loaded = assembly.load_policy_model(config)
     template = ChatTemplate(loaded.tokenizer)
-    policy = Policy(loaded.model, assembly.update_settings(config))
+    learner = assembly.make_learner(config, loaded)
     engine = assembly.make_engine(config, loaded, template)
     judge = assembly.make_judge(config)
     runner = assembly.make_runner(config, engine, template, judge=judge, mode="train")
@@ -167,7 +165,7 @@ def with_ajet(config: AjetConfig, batches: Sequence[Sequence[Task]]) -> Timed:
             clock = Clock()
             groups = await runner.rollout(tasks, step=step, mode="train", num_repeat=GROUP)
             timed.rollout_s.append(time.perf_counter() - clock.wall)
-            policy.update(to_samples(groups, assembly.group_advantages(config, groups)))
+            learner.update(step, learner.estimate(learner.credit(groups)))
             engine.publish(step)
             clock.stop(timed)
             timed.rewards.append(_rewards(groups))

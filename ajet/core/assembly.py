@@ -11,7 +11,6 @@ the parts run (the backbone's own affair), and reading YAML (config/).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -31,7 +30,7 @@ from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.runner import EpisodeRunner, OnError
 from ajet.core.task.env_service import environment_host
 from ajet.core.trajectory.malformed import MalformedPolicy
-from ajet.core.trajectory.trajectory import Group, LeftOut
+from ajet.core.trajectory.trajectory import LeftOut
 from ajet.core.workflow.registry import (
     DEFAULT_AGENT,
     WorkflowChooser,
@@ -43,9 +42,6 @@ from ajet.core.workflow.tools.listing import find_file
 from ajet.core.workflow.workflow import Mode
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from ajet.core.advantage import EstimatorSettings
     from ajet.core.advantage.kl_control import KLControl
     from ajet.core.inference.chat_template import ChatTemplate
@@ -305,16 +301,6 @@ def make_learner(config: AjetConfig, loaded: LoadedModel) -> Learner:
     return Learner(policy, critic, kl_control(config), settings)
 
 
-def group_advantages(
-    config: AjetConfig, groups: Sequence[Group]
-) -> Mapping[str, tuple[NDArray[np.float32], ...]]:
-    """The configured estimator over every group: episode id -> one array a turn."""
-    from ajet.core.advantage import credit_of, estimate
-
-    credits = [credit_of(group) for group in groups]
-    return estimate(credits, estimator_settings(config)).advantages
-
-
 def estimator_settings(config: AjetConfig) -> EstimatorSettings:
     """How rewards become advantages."""
     from ajet.core.advantage import AdvantageOptions, EstimatorSettings, RewardShaping
@@ -334,7 +320,6 @@ def estimator_settings(config: AjetConfig) -> EstimatorSettings:
             overlong_buffer=algorithm.overlong.buffer_len,
             overlong_factor=algorithm.overlong.penalty_factor,
             max_response_length=config.ajet.data.max_response_length,
-            mask_truncated=algorithm.overlong.mask_truncated,
             grouping=algorithm.reward_normalization.grouping,
             normalize_std=algorithm.reward_normalization.method == "mean_std",
             clip=algorithm.reward_clip,

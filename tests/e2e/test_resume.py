@@ -8,13 +8,12 @@ threads after a resume, which is not bit-identical.
 
 import json
 import random
-import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.e2e.kills import kill_and_resume
-from tests.e2e.toy_run import EPISODES, STEPS, ToyRun
+from tests.e2e.toy_run import EPISODES, STEPS, ToyRun, episodes, metrics
 
 KILLS = {"Plain": ("rollout", "update", "checkpoint", "random"), "Sandboxed": ("rollout", "random")}
 
@@ -80,20 +79,3 @@ def test_two_runs_with_one_seed_are_bit_identical_and_learn(lanes):
     assert one.final_tensors() == two.final_tensors()
     assert episodes(one) == episodes(two)
     assert all(line["update/grad_norm"] > 0 for line in metrics(one))
-
-
-def episodes(run: ToyRun) -> list[tuple]:
-    """All that was sampled and earned, without times."""
-    with sqlite3.connect(run.path / "episodes.sqlite") as connection:
-        return connection.execute(
-            "SELECT group_id, query, episodes.episode_id, status, reward, turn_index, token_ids, "
-            "logprobs, advantages FROM episodes JOIN turns USING (episode_id) "
-            "WHERE turn_index = 1 ORDER BY episodes.episode_id"
-        ).fetchall()
-
-
-def metrics(run: ToyRun) -> list[dict]:
-    lines = (run.path / "logs" / "metrics.jsonl").read_text().splitlines()
-    clocks = ("time", "rollout/seconds", "rollout/episodes_per_s", "rollout/tokens_per_s")
-    timed = (*clocks, "update/seconds")
-    return [{k: v for k, v in json.loads(line).items() if k not in timed} for line in lines]

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ WORKFLOW = '''
 import asyncio
 import contextlib
 import os
+import random
 import time
 from pathlib import Path
 
@@ -47,6 +49,23 @@ class Plain(Workflow):
         digits = sum(letter.isdigit() for letter in again)
         tell("end", workflow_task)
         return WorkflowOutput(reward=float(digits % 5), is_success=digits > 3)
+
+
+class Uneven(Plain):
+    """Two members ask twice more: a group that begins more members than it needs stops them. The
+    tool takes a while that nobody can foresee. Every third task earns all members the same."""
+
+    async def tool(self, question):
+        await asyncio.sleep(random.random() / 100)
+        return await super().tool(question)
+
+    async def execute(self, workflow_task, model_tuner):
+        output = await super().execute(workflow_task, model_tuner)
+        for _ in range(2 * (workflow_task.rollout_index in (1, 3))):
+            await model_tuner.chat([{"role": "user", "content": "Are you sure?"}])
+        if int(workflow_task.task.main_query.split()[2]) % 3 == 0:
+            output.reward = 1.0
+        return output
 
 
 class Sandboxed(Plain):
@@ -250,3 +269,21 @@ def wait_until(condition, process: subprocess.Popen, timeout: float = 60, every_
             return False
         time.sleep(every_s)
     raise TimeoutError("it never came to that")
+
+
+def episodes(run: ToyRun) -> list[tuple]:
+    """All that was sampled and earned, without times."""
+    with sqlite3.connect(run.path / "episodes.sqlite") as connection:
+        return connection.execute(
+            "SELECT group_id, query, episodes.episode_id, status, reward, turn_index, token_ids, "
+            "logprobs, advantages FROM episodes JOIN turns USING (episode_id) "
+            "WHERE turn_index = 1 ORDER BY episodes.episode_id"
+        ).fetchall()
+
+
+def metrics(run: ToyRun) -> list[dict]:
+    """All that was logged, without times."""
+    lines = (run.path / "logs" / "metrics.jsonl").read_text().splitlines()
+    clocks = ("time", "rollout/seconds", "rollout/episodes_per_s", "rollout/tokens_per_s")
+    timed = (*clocks, "update/seconds", "critic/seconds")
+    return [{k: v for k, v in json.loads(line).items() if k not in timed} for line in lines]

@@ -183,6 +183,7 @@ class Training:
         counts = TimelineCounts.of(groups, samples)
         self.state.timelines += counts
         self.warnings.of_metrics(metrics)
+        self.warnings.of_credit(self.trainer.algorithm.adv_estimator, groups)
         self.warnings.of_timelines(f"step {step}", groups, counts)
         self.state.step = step
         self.state.num_episodes += sum(len(group.trajectories) for group in rollout.all)

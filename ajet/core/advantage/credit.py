@@ -92,10 +92,10 @@ RewardGrouping = Literal["none", "group", "tag", "batch"]
 def credit_of(group: Group) -> GroupCredit:
     """The group's valid episodes as numbers."""
     ordered = sorted(group.valid, key=lambda t: t.workflow_task.rollout_index)
-    return tuple(_episode(trajectory) for trajectory in ordered)
+    return tuple(_episode(trajectory, group.baseline) for trajectory in ordered)
 
 
-def _episode(trajectory: Trajectory) -> EpisodeCredit:
+def _episode(trajectory: Trajectory, baseline: float | None) -> EpisodeCredit:
     turns = trajectory.turns
     assert trajectory.reward is not None
     return EpisodeCredit(
@@ -111,6 +111,7 @@ def _episode(trajectory: Trajectory) -> EpisodeCredit:
         tag=str(trajectory.workflow_task.task.metadata.get("tag", "")),
         is_truncated=trajectory.status == "truncated",
         response_length=_response_length(trajectory),
+        baseline=baseline,
     )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ajet.core.advantage.comparison import episodes_of
 from ajet.core.advantage.credit import (
     AdvantageOptions,
     Advantages,
@@ -20,19 +21,16 @@ from ajet.core.advantage.credit import (
     GroupCredit,
     TokenArrays,
 )
-from ajet.core.advantage.token_chain import token_chains
+from ajet.core.advantage.reinforce import reinforce
 
 
 def remax(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
     """`EpisodeCredit.baseline` is the greedy episode's reward."""
-    chains = token_chains(groups)
-    relative_TC = chains.returns_to_go(options.gamma) - chains.lay_out(_baseline)
-    return chains.take(np.where(chains.lay_out(_is_known) > 0, relative_TC, 0.0))
+    returns = reinforce(groups, options)
+    return {e.episode_id: _relative(e, returns[e.episode_id]) for e in episodes_of(groups)}
 
 
-def _baseline(episode: EpisodeCredit) -> TokenArrays:
-    return episode.spread(np.full(len(episode.lengths_T), episode.baseline or 0.0))
-
-
-def _is_known(episode: EpisodeCredit) -> TokenArrays:
-    return episode.spread(np.full(len(episode.lengths_T), episode.baseline is not None))
+def _relative(episode: EpisodeCredit, returns: TokenArrays) -> TokenArrays:
+    if episode.baseline is None:
+        return tuple(np.zeros_like(turn) for turn in returns)
+    return tuple((turn - episode.baseline).astype(np.float32) for turn in returns)

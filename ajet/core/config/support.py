@@ -2,6 +2,11 @@
 
 from typing import Any
 
+from ajet.core.config.algorithm_support import (
+    algorithm_notices,
+    contradictions,
+    unread_algorithm_keys,
+)
 from ajet.core.config.section import Leaf, NoEffect, NotBuilt, leaves
 from ajet.core.config.task_judge import TaskJudgeConfig
 from ajet.core.config.task_reader import BUILT
@@ -13,8 +18,8 @@ LLM_JUDGES = ("llm", "llm_listwise")
 def refusals_and_notices(config: AjetConfig) -> tuple[list[tuple[str, str]], list[str]]:
     """Refused keys as (key, reason), and one notice for each key that has no effect."""
     backbone = config.ajet.backbone
-    unread = _unread_sections(config.ajet)
-    refused: list[tuple[str, str]] = []
+    unread = _unread_sections(config.ajet) | unread_algorithm_keys(config.ajet)
+    refused = contradictions(config.ajet)
     unused: list[str] = []
     for root in ("ajet", "verl", "trinity"):
         for leaf in leaves(getattr(config, root), root):
@@ -29,9 +34,10 @@ def refusals_and_notices(config: AjetConfig) -> tuple[list[tuple[str, str]], lis
                 f"ignored: {leaf.path}={_shown(leaf)} ({text})"
                 for section, text in unread.items()
                 if f"{leaf.path}.".startswith(f"{section}.")
-            ]
+            ][:1]
     return refused, [
         *unused,
+        *algorithm_notices(config.ajet),
         *_surplus_mini_batches(config.ajet),
         *_unchecked_tool_calls(config.ajet),
         *_unused_retries(config.ajet),

@@ -170,4 +170,3 @@ def _zeros(credits: Sequence[GroupCredit]) -> Advantages:
     """In the shape of advantages: for samples that are only scored."""
     episodes = (episode for group in credits for episode in group)
     return {e.episode_id: e.spread(np.zeros(len(e.lengths_T))) for e in episodes}
-

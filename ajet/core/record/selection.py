@@ -1,6 +1,6 @@
 """What each selection does to the batch: who is kept against who is left out, in one step.
 
-    selection/redundancy/kept            24     episodes that are trained
+    selection/redundancy/kept            24     episodes that it kept
     selection/redundancy/left_out         8     episodes that this selection kept out
     selection/redundancy/turns_kept     3.1     their calls of the model, on average, …
     selection/redundancy/turns_left_out 5.2
@@ -8,13 +8,15 @@
 
 `tokens_…` are those sampled for training, `reward_…` is of those that have one: an episode that was
 stopped on its way has none, and its turns and tokens are those up to there. A selection that left
-nobody out has its two counts alone.
+nobody out has its two counts alone. Selections come one after another, in the order of `LeftOut`:
+an episode that a later one left out was kept by those before it.
 
 The bias of a step's own batch is what is told. Not covered: what it does to the policy over time.
 """
 
 from collections.abc import Sequence
 from statistics import fmean
+from typing import get_args
 
 from ajet.core.trajectory.trajectory import Group, LeftOut, Trajectory
 
@@ -22,11 +24,13 @@ from ajet.core.trajectory.trajectory import Group, LeftOut, Trajectory
 def selection_metrics(groups: Sequence[Group], selections: Sequence[LeftOut]) -> dict[str, float]:
     """Of these selections, and of any other that left somebody out."""
     trajectories = [t for group in groups for t in group.trajectories]
-    found = {t.left_out for t in trajectories if t.left_out is not None}
-    kept = [t for t in trajectories if t.is_valid]
+    shown = {*selections, *(t.left_out for t in trajectories)}
+    order: tuple[LeftOut, ...] = get_args(LeftOut)
     metrics: dict[str, float] = {}
-    for name in sorted({*selections, *found}):
+    for name in (name for name in order if name in shown):
         left_out = [t for t in trajectories if t.left_out == name]
+        later = order[order.index(name) + 1 :]
+        kept = [t for t in trajectories if t.is_valid or t.left_out in later]
         compared = _compared(kept, left_out)
         metrics |= {f"selection/{name}/{key}": value for key, value in compared.items()}
     return metrics

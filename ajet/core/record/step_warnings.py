@@ -21,6 +21,15 @@ OWN_SAMPLING = (
     "(ajet.rollout.temperature, top_p, top_k)"
 )
 
+NO_STATE_KEY = (
+    "adv_estimator gigpo: no trained turn of the step has a state key, so no step is credited: a "
+    "workflow notes it with model_tuner.credit_turn(state_key=…), an environment in info"
+)
+NO_TURN_REWARD = (
+    "adv_estimator step_reinforce: no trained turn of the step has a reward of its own, so the "
+    "last one gets all: a workflow notes it with model_tuner.credit_turn(reward=…)"
+)
+
 
 class StepWarnings:
     """One for a run; `asked` says what of an episode's tokens is to be logged."""
@@ -40,6 +49,16 @@ class StepWarnings:
             self._once(UNUSED_MODEL)
         if metrics["turns/sampling_not_taken"]:
             self._once(OWN_SAMPLING)
+
+    def of_credit(self, estimator: str, groups: Sequence[Group]) -> None:
+        """What a step-wise estimator needs of turns and does not find."""
+        turns = [x for g in groups for t in g.valid for x in t.turns if x.trainable]
+        if not turns:
+            return
+        if estimator == "gigpo" and all(turn.state_key is None for turn in turns):
+            self._once(NO_STATE_KEY)
+        if estimator == "step_reinforce" and all(turn.reward is None for turn in turns):
+            self._once(NO_TURN_REWARD)
 
     def of_timelines(self, where: str, groups: Sequence[Group], counts: TimelineCounts) -> None:
         """What the config asks to log: calls of tools that are wrong, timelines that break off."""

@@ -22,13 +22,13 @@ class EpisodeStatus(StrEnum):
 
 
 LeftOut = Literal[
-    "redundancy",  # its group had enough members
     "drop_group",  # another member failed
+    "redundancy",  # its group had enough members
+    "overlong",  # it was cut
     "dynamic_sampling",  # all rewards of its group are equal
     "oversampling",  # the rewards of other groups differ more
-    "overlong",  # it was cut
 ]
-"""The selection that keeps an episode out of the update though it did not fail."""
+"""The selection that keeps an episode out of the update though it did not fail; in their order."""
 
 
 @dataclass(frozen=True, slots=True)

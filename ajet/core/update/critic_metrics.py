@@ -4,7 +4,7 @@ loss                 of a mini-batch's tokens, averaged over the optimizer steps
 clip_fraction        tokens that the clip left without gradient
 value_mean return_mean
 explained_variance   1 - var(return - value) / var(return), of the values before the update;
-                     left out where all returns are equal
+                     left out where all returns are equal or one is not finite
 grad_norm, lr, optimizer_steps, nonfinite_steps, trained_tokens, seconds
 """
 
@@ -62,7 +62,7 @@ class CriticMetrics:
         }
 
     def _fit(self) -> dict[str, float]:
-        if not len(self.returns_N):
+        if not len(self.returns_N) or not np.isfinite(self.returns_N).all():
             return {}
         fit = {
             "value_mean": float(self.values_N.mean()),

@@ -144,10 +144,11 @@ class Policy:
     ) -> Iterator[float]:
         """One optimizer step; yields the fraction done."""
         weights = episode_weights(mini_batch, self.settings)
-        if not weights:
+        learnt_from = self._with_gradient(mini_batch)
+        if not weights or not learnt_from:  # a step would still move by momentum and weight decay
             metrics.empty_mini_batches += 1
             return
-        rows = [Row.of(s, weights[s.episode_id]) for s in self._with_gradient(mini_batch)]
+        rows = [Row.of(s, weights[s.episode_id]) for s in learnt_from]
         micro_batches = self.layout.split(rows, self.settings.max_tokens_per_micro_batch)
         ratios = self._episode_ratios(rows, micro_batches)
         for k, micro_batch in enumerate(micro_batches):

@@ -27,9 +27,18 @@ def test_who_is_kept_is_compared_with_who_is_left_out():
         "selection/overlong/turns_kept": 1.5,
         "selection/overlong/turns_left_out": 2,
         "selection/overlong/turns_bias": -0.5,
-        "selection/redundancy/kept": 2,
+        "selection/redundancy/kept": 3,
         "selection/redundancy/left_out": 0,
     }
+
+
+def test_who_a_later_selection_left_out_was_kept_by_those_before_it():
+    aside = group_of(episode(group=1, reward=0.0)).set_aside("dynamic_sampling", "all equal")
+    surplus = episode(member=1, reward=1.0).set_aside("redundancy", "enough")
+    metrics = selection_metrics([group_of(episode(reward=1.0), surplus), aside], [])
+    assert metrics["selection/redundancy/kept"] == 2
+    assert metrics["selection/redundancy/reward_kept"] == 0.5
+    assert metrics["selection/dynamic_sampling/kept"] == 1
 
 
 def test_those_that_were_stopped_have_no_reward_to_compare():

@@ -4,7 +4,13 @@ import pytest
 from loguru import logger
 
 from ajet.core.config.services import ContextTrackerConfig
-from ajet.core.record.step_warnings import OWN_SAMPLING, UNUSED_MODEL, StepWarnings
+from ajet.core.record.step_warnings import (
+    NO_STATE_KEY,
+    NO_TURN_REWARD,
+    OWN_SAMPLING,
+    UNUSED_MODEL,
+    StepWarnings,
+)
 from ajet.core.record.timeline_counts import TimelineCounts
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from tests.core.record.record_fixtures import episode, group_of
@@ -71,3 +77,19 @@ def test_each_wrong_call_is_logged_where_the_config_asks_for_detail(lines):
     counts = TimelineCounts(malformed={"wrong_toolcall": 1})
     StepWarnings(asked).of_timelines("step 2", [group], counts)
     assert lines[1:] == ["step 2: 000001-train-0000-00, turn 1: no tool 'x' was offered"]
+
+
+def test_step_wise_credit_without_states_or_rewards_of_turns_is_said_once(warnings):
+    said, plain = StepWarnings(), episode()
+    for _ in range(2):
+        said.of_credit("gigpo", [group_of(plain)])
+        said.of_credit("step_reinforce", [group_of(plain)])
+        said.of_credit("grpo", [group_of(plain)])
+    assert warnings == [NO_STATE_KEY, NO_TURN_REWARD]
+    first, second = plain.turns
+    noted = replace(plain, turns=(first, replace(second, state_key="s", reward=0.0)))
+    again = StepWarnings()
+    for estimator in ("gigpo", "step_reinforce"):
+        again.of_credit(estimator, [group_of(noted)])
+        again.of_credit(estimator, [group_of(episode(turns=()))])
+    assert len(warnings) == 2

@@ -4,7 +4,7 @@ import pytest
 from ajet.core.inference.endpoint import Completion
 from ajet.core.task.task import Task
 from ajet.core.trajectory.sample import TurnSpan
-from ajet.core.trajectory.samples import to_samples
+from ajet.core.trajectory.samples import by_turn, to_samples
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 from ajet.core.trajectory.turn import Turn
 from ajet.core.workflow.workflow import WorkflowTask
@@ -85,3 +85,31 @@ def test_advantages_of_another_length_are_an_error_of_the_estimator():
         to_samples([group], {"g0": [array(1)]})
     with pytest.raises(AssertionError, match="g0 is valid but has no advantages"):
         to_samples([group], {})
+
+
+def as_lists(found):
+    return {name: [turn.tolist() for turn in turns] for name, turns in found.items()}
+
+
+def test_by_turn_is_the_other_way():
+    """Of a forked episode, an agent that is not trained, and turns on several timelines."""
+    turns = [
+        turn([1], [2]),
+        turn([1, 2, 8], [3, 3], trainable=False),
+        turn([1, 2, 8], [3]),
+        turn([1, 2, 9], [4, 5]),
+        turn([1, 7], [6], trainable=False),
+    ]
+    groups = [Group("g", (episode(0, turns), episode(1, []), episode(2, [turn([1], [2])])))]
+    given = {"g0": [array(1), array(), array(2), array(3, 4), array()], "g2": [array(5)]}
+    samples = to_samples(groups, given)
+    arrays = [sample.advantages for sample in samples]
+    found = by_turn(samples, arrays, groups)
+    assert as_lists(found) == {"g0": [[1], [], [2], [3, 4], []], "g1": [], "g2": [[5]]}
+    assert to_samples(groups, found)[0].advantages.tolist() == samples[0].advantages.tolist()
+
+
+def test_by_turn_without_groups_ends_with_the_last_trained_turn():
+    turns = [turn([1], [2]), turn([1, 2, 8], [3], trainable=False)]
+    samples = to_samples([Group("g", (episode(0, turns),))], {"g0": [array(1)]})
+    assert as_lists(by_turn(samples, [array(0, 7)])) == {"g0": [[7]]}

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from update_fixtures import forked_groups, tiny_model
@@ -66,3 +67,14 @@ def test_a_target_that_does_not_exist_is_one_line():
     with pytest.raises(ConfigError, match="no_such_proj") as caught:
         Policy(tiny_model(), UpdateSettings(lora=lora))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("layout", ["padded", "tree"])
+def test_scores_are_with_the_adapters_and_reference_scores_without(layout):
+    samples = forked_groups()
+    policy = policy_with(layout, keep_reference=True)
+    start = np.concatenate(policy.score(samples))
+    policy.update(samples)
+    reference = np.concatenate(policy.reference_scores(samples))
+    np.testing.assert_allclose(reference, start, atol=1e-5)
+    assert np.abs(np.concatenate(policy.score(samples)) - start).max() > 1e-2

@@ -1,0 +1,131 @@
+"""Settings of the algorithm that another one leaves without effect, or that cannot go together.
+
+    lam=0.9                             ignored: adv_estimator is grpo
+    dynamic_sampling, num_repeat=1      refused: no group ever has two rewards that differ
+
+Not covered: keys that a backbone does not build (section.py's marks).
+"""
+
+from ajet.core.config.algorithm import AlgorithmConfig
+from ajet.core.config.tree import AjetSection
+
+ALGORITHM = "ajet.trainer_common.algorithm"
+READ_BY = {
+    "normalize_std": ("grpo", "starpo", "gigpo"),
+    "gamma": ("gae", "reinforce", "reinforce_plus_plus", "remax"),
+    "lam": ("gae",),
+    "step_reward_gamma": ("gigpo", "step_reinforce"),
+    "episode_reward_weight": ("gigpo",),
+    "step_reward_weight": ("gigpo",),
+}
+"""The estimators that read a key."""
+READ_BY_LOSS = {
+    "clip_low": ("ppo", "gspo", "cispo"),
+    "clip_high": ("ppo", "gspo", "cispo"),
+    "dual_clip": ("ppo",),
+    "sapo_tau_pos": ("sapo",),
+    "sapo_tau_neg": ("sapo",),
+}
+OF_GROUPS = ("grpo", "starpo", "rloo", "opo", "gigpo", "step_reinforce")
+"""Estimators that compare the members of a group: alone, an episode has no advantage."""
+
+
+def unread_algorithm_keys(ajet: AjetSection) -> dict[str, str]:
+    """Keys and sections that nothing reads, with the key that says so."""
+    trainer, rollout = ajet.trainer_common, ajet.rollout
+    algorithm = trainer.algorithm
+    unread = _unread_by_choice(algorithm) | _unread_in_sections(algorithm)
+    if algorithm.adv_estimator != "gae":
+        unread["ajet.trainer_common.critic"] = _is(algorithm, "adv_estimator")
+    if not trainer.use_kl_loss:
+        for key in ("kl_loss_coef", "kl_loss_type"):
+            unread[f"ajet.trainer_common.{key}"] = "ajet.trainer_common.use_kl_loss is false"
+    if not rollout.enable_oversample:
+        key = "ajet.rollout.submit_oversample_multiplier"
+        unread[key] = "ajet.rollout.enable_oversample is false"
+    return unread
+
+
+def _unread_by_choice(algorithm: AlgorithmConfig) -> dict[str, str]:
+    tables = {"adv_estimator": READ_BY, "policy_loss": READ_BY_LOSS}
+    return {
+        f"{ALGORITHM}.{key}": _is(algorithm, chooser)
+        for chooser, table in tables.items()
+        for key, readers in table.items()
+        if getattr(algorithm, chooser) not in readers
+    }
+
+
+def _unread_in_sections(algorithm: AlgorithmConfig) -> dict[str, str]:
+    """Keys of a section that is switched off."""
+    kl, correction = algorithm.kl_ctrl, algorithm.rollout_correction
+    off = {
+        "kl_ctrl": (not algorithm.use_kl_in_reward, "use_kl_in_reward is false"),
+        "kl_ctrl.target_kl": (kl.type == "fixed", "kl_ctrl.type is fixed"),
+        "kl_ctrl.horizon": (kl.type == "fixed", "kl_ctrl.type is fixed"),
+        "rollout_correction": (correction.level == "none", "rollout_correction.level is none"),
+        "rollout_correction.lower": (
+            correction.mode == "truncate",
+            "rollout_correction.mode is truncate",
+        ),
+        "dynamic_sampling": (
+            not algorithm.dynamic_sampling.enable,
+            "dynamic_sampling.enable is false",
+        ),
+        "overlong.penalty_factor": (algorithm.overlong.buffer_len == 0, "overlong.buffer_len is 0"),
+        "reward_normalization": (
+            algorithm.reward_normalization.grouping == "none",
+            "reward_normalization.grouping is none",
+        ),
+    }
+    return {f"{ALGORITHM}.{key}": reason for key, (is_off, reason) in off.items() if is_off}
+
+
+def contradictions(ajet: AjetSection) -> list[tuple[str, str]]:
+    """Keys that cannot be honoured beside others, and why."""
+    algorithm, rollout = ajet.trainer_common.algorithm, ajet.rollout
+    kl, buffer_len = algorithm.kl_ctrl, algorithm.overlong.buffer_len
+    checks = {
+        "dynamic_sampling.enable": (
+            algorithm.dynamic_sampling.enable and rollout.num_repeat == 1,
+            "no group has two rewards that differ where ajet.rollout.num_repeat is 1",
+        ),
+        "kl_ctrl.kl_coef": (
+            algorithm.use_kl_in_reward and kl.type == "adaptive" and kl.kl_coef == 0,
+            "adaptive multiplies the coefficient, and 0 stays 0: begin with a positive one",
+        ),
+        "overlong.buffer_len": (
+            buffer_len > ajet.data.max_response_length,
+            f"{buffer_len} tokens before ajet.data.max_response_length="
+            f"{ajet.data.max_response_length} is before an episode begins",
+        ),
+    }
+    found = [
+        (f"{ALGORITHM}.{key}", reason) for key, (is_wrong, reason) in checks.items() if is_wrong
+    ]
+    if rollout.enable_oversample and rollout.num_repeat == 1:
+        reason = "a group's rewards do not vary where ajet.rollout.num_repeat is 1"
+        found.append(("ajet.rollout.enable_oversample", reason))
+    return found
+
+
+def algorithm_notices(ajet: AjetSection) -> list[str]:
+    """What is allowed, and most likely not meant."""
+    trainer, steps = ajet.trainer_common, ajet.trainer_common.total_training_steps
+    estimator, warmup = trainer.algorithm.adv_estimator, trainer.critic.warmup_steps
+    notices = []
+    if estimator in OF_GROUPS and ajet.rollout.num_repeat == 1:
+        notices.append(
+            f"nothing is learnt from rewards: {ALGORITHM}.adv_estimator={estimator} compares the "
+            "members of a group, and ajet.rollout.num_repeat is 1"
+        )
+    if estimator == "gae" and steps is not None and 0 < steps <= warmup:
+        notices.append(
+            f"the policy never learns: ajet.trainer_common.critic.warmup_steps={warmup} of "
+            f"{steps} steps"
+        )
+    return notices
+
+
+def _is(algorithm: AlgorithmConfig, key: str) -> str:
+    return f"{ALGORITHM}.{key} is {getattr(algorithm, key)}"

@@ -1,0 +1,47 @@
+import numpy as np
+import pytest
+
+from ajet.core.advantage.credit import EpisodeCredit, credit_of
+from ajet.core.inference.endpoint import Completion
+from ajet.core.task.task import Task
+from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
+from ajet.core.trajectory.turn import Turn
+from ajet.core.workflow.workflow import WorkflowTask
+
+
+def turn(num_prompt, num_tokens, **more):
+    completion = Completion((1,) * num_prompt, (2,) * num_tokens, (-1.0,) * num_tokens, "stop", 0)
+    return Turn(completion, [], None, {}, **more)
+
+
+def credit(*turns, reward=1.0, name="e", status=EpisodeStatus.OK, member=0):
+    task = Task("t", "q", metadata={"tag": "Lake"})
+    trajectory = Trajectory(
+        WorkflowTask(task, name, "g", member, 0, "train", 0), turns, status, reward=reward
+    )
+    (episode,) = credit_of(Group("g", (trajectory,)))
+    return episode
+
+
+def test_what_no_turn_was_given_is_the_last_trained_turns():
+    found = credit(
+        turn(3, 2, reward=0.25), turn(6, 1), turn(9, 4, trainable=False, reward=0.5), reward=2.0
+    )
+    assert found.turn_rewards_T.tolist() == [0.25, 1.25, 0.5]
+    assert found.lengths_T.tolist() == [2, 1, 0]
+    assert (found.tag, found.is_truncated) == ("Lake", False)
+
+
+def test_the_response_is_the_longest_timeline_less_the_first_prompt():
+    # 5 tokens of prompt; the second call ends at 5 + 3 + 4 + 2 = 14; the third begins anew.
+    assert credit(turn(5, 3), turn(12, 2), turn(6, 1)).response_length == 9
+    assert credit().response_length == 0
+
+
+def test_truncated_episodes_are_marked():
+    assert credit(turn(1, 1), status=EpisodeStatus.TRUNCATED).is_truncated
+
+
+def test_unequal_numbers_of_turns_are_refused():
+    with pytest.raises(ValueError, match="episode e: unequal numbers of turns"):
+        EpisodeCredit("e", "g", 1.0, np.zeros(2), (None,), np.ones(1, np.int64), ("p",))

@@ -1,0 +1,138 @@
+"""The whole way from credits to what the update gets."""
+
+import numpy as np
+import pytest
+
+from ajet.core import assembly
+from ajet.core.advantage import ESTIMATORS, EstimatorSettings, RewardShaping, estimate
+from ajet.core.advantage.credit import AdvantageOptions
+from ajet.core.advantage.whiten import whiten
+from ajet.core.config import load_config
+from tests.core.advantage.advantage_fixtures import credited, per_token, per_turn, random_groups
+
+GROUP = (credited("a", [1]), credited("b", [0]))
+
+
+def test_whitened_advantages_have_mean_zero_and_deviation_one():
+    found = estimate(random_groups(0), EstimatorSettings("reinforce", whiten=True)).advantages
+    tokens = np.concatenate([turn for turns in found.values() for turn in turns])
+    assert tokens.mean() == pytest.approx(0, abs=1e-6)
+    assert tokens.std(ddof=1) == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1])
+def test_equal_advantages_are_whitened_to_zero(value):
+    raw = {"a": (np.full(7, value, np.float32), np.zeros(0, np.float32))}
+    assert per_token(whiten(raw)) == {"a": [[0.0] * 7, []]}
+    assert whiten({}) == {} and whiten({"a": ()}) == {"a": ()}
+
+
+def test_one_token_is_whitened_to_zero_not_nan():
+    assert per_token(whiten({"a": (np.ones(1, np.float32),)})) == {"a": [[0.0]]}
+
+
+@pytest.mark.parametrize("name", list(ESTIMATORS))
+def test_null_whitens_where_the_estimator_is_defined_so(name):
+    defined_so = {"gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline"}
+    assert EstimatorSettings(name).whitens == (name in defined_so)
+    assert EstimatorSettings(name, whiten=True).whitens
+    assert not EstimatorSettings(name, whiten=False).whitens
+
+
+def test_rewards_are_shaped_before_and_advantages_cut_after():
+    settings = EstimatorSettings(
+        "grpo",
+        AdvantageOptions(normalize_std=False),
+        RewardShaping(clip=0.8),
+        clip=0.3,
+    )
+    found = estimate([GROUP], settings)
+    assert per_turn(found.advantages) == {"a": [pytest.approx(0.3)], "b": [pytest.approx(-0.3)]}
+    assert found.metrics["reward/clipped"] == 0.5
+    assert found.metrics["advantage/clipped"] == 1.0
+
+
+def test_the_critic_learns_raw_returns_whatever_is_whitened_or_cut():
+    values = (np.zeros(2, np.float32),)
+    group = tuple(credited(n, [r], values=values) for n, r in (("a", 5.0), ("b", 1.0)))
+    found = estimate([group], EstimatorSettings("gae", clip=0.1))
+    assert found.returns is not None
+    assert per_turn(found.returns) == {"a": [5.0], "b": [1.0]}
+    assert per_turn(found.advantages)["a"] == [pytest.approx(0.1)]
+    assert estimate([GROUP], EstimatorSettings("grpo")).returns is None
+
+
+def test_masked_episodes_are_named_and_have_no_advantages():
+    group = (*GROUP, credited("c", [9], is_truncated=True))
+    settings = EstimatorSettings("rloo", shaping=RewardShaping(mask_truncated=True))
+    found = estimate([group], settings)
+    assert found.left_out == ("c",)
+    assert per_turn(found.advantages) == {"a": [1.0], "b": [-1.0]}
+
+
+def test_tokens_and_episodes_that_teach_nothing_are_counted():
+    equal = tuple(credited(name, [1], [6]) for name in "cd")
+    metrics = estimate([GROUP, equal], EstimatorSettings("rloo")).metrics
+    assert metrics["advantage/zero_tokens"] == 12 / 16
+    assert metrics["advantage/zero_episodes"] == 0.5
+    assert metrics["advantage/abs_mean"] == 4 / 16
+    assert metrics["advantage/mean"] == 0
+
+
+def test_estimators_report_their_own():
+    known = credited("a", [1], baseline=0.5, states="x")
+    group = (known, credited("b", [0], states="x"))
+    assert estimate([group], EstimatorSettings("remax")).metrics["remax/no_baseline"] == 0.5
+    gigpo = estimate([group], EstimatorSettings("gigpo")).metrics
+    assert gigpo["gigpo/anchor_group_size"] == 2.0
+    assert gigpo["gigpo/singleton_steps"] == 0.0
+
+
+@pytest.mark.parametrize("name", list(ESTIMATORS))
+def test_an_empty_batch_is_an_empty_estimate(name):
+    found = estimate([()], EstimatorSettings(name, clip=1.0))
+    assert found.advantages == {}
+    assert all(np.isfinite(value) for value in found.metrics.values())
+
+
+@pytest.mark.parametrize("name", list(ESTIMATORS))
+def test_nothing_is_nan_whatever_is_combined(name):
+    groups = random_groups(3, penalties=True, values=True, states=2)
+    shaping = RewardShaping(5, 1.0, 100, False, "batch", True, 1.0)
+    found = estimate(groups, EstimatorSettings(name, shaping=shaping, whiten=True, clip=2.0))
+    assert all(np.isfinite(turn).all() for turns in found.advantages.values() for turn in turns)
+
+
+def test_the_config_says_it_all(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        """
+ajet:
+  data: {max_response_length: 77}
+  trainer_common:
+    algorithm:
+      adv_estimator: gigpo
+      normalize_std: false
+      gamma: 0.9
+      lam: 0.8
+      step_reward_gamma: 0.7
+      episode_reward_weight: 0.6
+      step_reward_weight: 0.5
+      reward_normalization: {grouping: tag, method: mean_std}
+      reward_clip: 4.0
+      advantage_clip: 3.0
+      whiten_advantages: true
+      overlong: {buffer_len: 11, penalty_factor: 0.4, mask_truncated: true}
+      kl_ctrl: {type: adaptive, kl_coef: 0.2, target_kl: 0.3, horizon: 12}
+"""
+    )
+    config = load_config(path, required=())
+    assert assembly.estimator_settings(config) == EstimatorSettings(
+        "gigpo",
+        AdvantageOptions(False, 0.9, 0.8, 0.7, 0.6, 0.5),
+        RewardShaping(11, 0.4, 77, True, "tag", True, 4.0),
+        whiten=True,
+        clip=3.0,
+    )
+    control = assembly.kl_control(config)
+    assert vars(control) == {"coef": 0.2, "target": 0.3, "horizon": 12}

@@ -1,0 +1,103 @@
+"""Settings of the algorithm that do nothing beside others are said, contradictions refused."""
+
+import pytest
+
+from ajet.core.config import load_config
+from ajet.core.errors import ConfigError
+
+ALGORITHM = "ajet.trainer_common.algorithm"
+
+
+@pytest.fixture
+def load(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("ajet:\n  model: {path: m}\n  rollout: {user_workflow: w.py->W}\n")
+
+    def loaded(*overrides):
+        return load_config(path, [text.replace("ALG", ALGORITHM) for text in overrides])
+
+    return loaded
+
+
+ESTIMATOR, LOSS = "ALG.adv_estimator is grpo", "ALG.policy_loss is ppo"
+
+
+@pytest.mark.parametrize(
+    ("override", "reason", "mended"),
+    [
+        ("ALG.lam=0.9", ESTIMATOR, "ALG.adv_estimator=gae"),
+        ("ALG.gamma=0.9", ESTIMATOR, "ALG.adv_estimator=reinforce"),
+        ("ALG.step_reward_gamma=0.9", ESTIMATOR, "ALG.adv_estimator=gigpo"),
+        ("ajet.trainer_common.critic.lr=0.5", ESTIMATOR, "ALG.adv_estimator=gae"),
+        ("ALG.sapo_tau_pos=2.0", LOSS, "ALG.policy_loss=sapo"),
+        ("ALG.kl_ctrl.kl_coef=0.5", "use_kl_in_reward is false", "ALG.use_kl_in_reward=true"),
+        (
+            "ALG.rollout_correction.upper=3.0",
+            "rollout_correction.level is none",
+            "ALG.rollout_correction.level=turn",
+        ),
+        (
+            "ALG.dynamic_sampling.max_rounds=2",
+            "dynamic_sampling.enable is false",
+            "ALG.dynamic_sampling.enable=true",
+        ),
+        (
+            "ALG.overlong.penalty_factor=2.0",
+            "overlong.buffer_len is 0",
+            "ALG.overlong.buffer_len=9",
+        ),
+        (
+            "ALG.reward_normalization.method=mean_std",
+            "reward_normalization.grouping is none",
+            "ALG.reward_normalization.grouping=tag",
+        ),
+        (
+            "ajet.rollout.submit_oversample_multiplier=3.0",
+            "ajet.rollout.enable_oversample is false",
+            "ajet.rollout.enable_oversample=true",
+        ),
+    ],
+)
+def test_a_setting_that_another_one_leaves_without_effect_is_noticed(
+    load, override, reason, mended
+):
+    (notice,) = load(override).notices
+    key, _, value = override.replace("ALG", ALGORITHM).partition("=")
+    assert notice == f"ignored: {key}={value} ({reason.replace('ALG', ALGORITHM)})"
+    assert load(override, mended).notices == []
+
+
+def test_a_coefficient_that_is_not_added_is_noticed(load):
+    notices = load("ajet.trainer_common.use_kl_loss=false", "ajet.trainer_common.kl_loss_coef=0.5")
+    assert notices.notices == [
+        "ignored: ajet.trainer_common.kl_loss_coef=0.5 (ajet.trainer_common.use_kl_loss is false)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["ALG.dynamic_sampling.enable=true", "ajet.rollout.num_repeat=1"], "ALG.dynamic_sampling"),
+        (["ajet.rollout.enable_oversample=true", "ajet.rollout.num_repeat=1"], "ajet.rollout"),
+        (
+            ["ALG.use_kl_in_reward=true", "ALG.kl_ctrl.type=adaptive", "ALG.kl_ctrl.kl_coef=0.0"],
+            "ALG.kl_ctrl.kl_coef",
+        ),
+        (["ALG.overlong.buffer_len=20000"], "ALG.overlong.buffer_len"),
+    ],
+)
+def test_settings_that_contradict_one_another_are_refused_in_one_line(load, overrides, key):
+    with pytest.raises(ConfigError, match="is refused: ") as error:
+        load(*overrides)
+    assert key.replace("ALG", ALGORITHM) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_group_of_one_and_a_policy_that_waits_for_ever_are_noticed(load):
+    assert "nothing is learnt" in load("ajet.rollout.num_repeat=1").notices[0]
+    assert load("ajet.rollout.num_repeat=1", "ALG.adv_estimator=reinforce").notices == []
+    waits = load(
+        "ALG.adv_estimator=gae",
+        "ajet.trainer_common.critic.warmup_steps=5",
+        "ajet.trainer_common.total_training_steps=5",
+    )
+    assert "the policy never learns" in waits.notices[0]
