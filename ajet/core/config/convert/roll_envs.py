@@ -215,8 +215,9 @@ def _manager(draft: Draft, name: str, environments: Mapping[str, Any]) -> None:
         _partition(draft, name, shares, groups)
     if draft.number(f"{name}.format_penalty"):
         draft.copy(f"{name}.format_penalty", f"{target}.format_penalty", float)
-    if draft.number(f"{name}.max_env_num_per_worker") > 0:
-        draft.copy(f"{name}.max_env_num_per_worker", f"{target}.max_env_num_per_worker")
+    if draft.wrote(f"{name}.max_env_num_per_worker"):
+        reason = "environments run in the run's process, unless their isolation is process"
+        draft.leave_out(f"{name}.max_env_num_per_worker", reason)
 
 
 def _groups(draft: Draft, name: str) -> int:
