@@ -267,7 +267,6 @@ ALGORITHM = [
     ("chatlearn", GRAPH, "runtime_args.use_partial_rollout=True"),
     ("chatlearn", GRAPH, "models.policy.repetition_penalty=1.2"),
     ("agentjet", MATH, "ajet.trainer_common.optim.lr_scheduler_type=cosine"),
-    ("agentjet", MATH, "ajet.rollout.enable_oversample=true"),
     ("agentjet", MATH, "actor_rollout_ref.actor.clip_ratio=0.1"),
 ]
 
