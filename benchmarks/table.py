@@ -125,6 +125,19 @@ def agents() -> list[Row]:
     ]
 
 
+def environments() -> list[Row]:
+    found = result("environment_steps")
+    return [
+        (
+            f"steps a second of {name}, of its bare loop's: checked, with the agent's books",
+            f"{figures['ratio']['live']:.0%}, {figures['ratio']['played']:.0%}",
+            f"≥ {found['goal']:.0%}; bare: {figures['steps_a_second']['bare']:,.0f} a second",
+            "environment_steps",
+        )
+        for name, figures in found["environments"].items()
+    ]
+
+
 def barrier() -> list[Row]:
     return [
         (
@@ -174,7 +187,17 @@ def rest() -> list[Row]:
 
 def table() -> str:
     """The rows as Markdown."""
-    rows = [*learning(), *engine(), *update(), *step(), *merging(), *agents(), *barrier(), *rest()]
+    rows = [
+        *learning(),
+        *engine(),
+        *update(),
+        *step(),
+        *merging(),
+        *agents(),
+        *environments(),
+        *barrier(),
+        *rest(),
+    ]
     lines = ["| on two CPU cores | measured | goal, limit | script |", "|---|---|---|---|"]
     for what, measured, goal, script in rows:
         link = f"[{script}](benchmarks/{script}.py)"

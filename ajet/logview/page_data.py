@@ -88,6 +88,8 @@ def turn_data(turn: TurnRecord, text: TokenText) -> dict[str, Any]:
     return {
         **{name: getattr(turn, name) for name in names},
         "policy_version": turn.policy_version,
+        "reward": turn.reward,
+        "state_key": turn.state_key,
         "seconds": turn.ended_s - turn.started_s,
         "base_turn": turn.base_turn,
         "prompt_kept": turn.prompt_kept,

@@ -32,6 +32,8 @@ def debug_episodes(
     None means `ajet.debug`'s number. Each is shown as it ends."""
     section = config.ajet.debug
     tasks = make_reader(config).get_training_tasks()[: num_tasks or section.debug_first_n_tasks]
+    for agent in assembly.make_workflow(config).classes_for(tasks):
+        agent.check_config(config)
     judge = assembly.make_judge(config)  # a mistake in it comes before a model is loaded
     parallel = parallel or section.debug_max_parallel
     trajectories = run_bounded(_run(config, console, judge, tasks, parallel))

@@ -65,6 +65,8 @@ def evaluate_subject(
         raise _no_validation_task(config)
     tasks = tasks[: num_tasks or config.ajet.data.val_max_tasks]
     k = k or config.ajet.trainer_common.val_pass_n
+    for agent in assembly.make_workflow(config).classes_for(tasks):
+        agent.check_config(config)
     judge = assembly.make_judge(config)  # a mistake in it comes before a model is loaded
     served = serve(config, subject)
     on_start(len(tasks) * k)

@@ -12,7 +12,8 @@ Not covered: who calls it, and where (live.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,27 @@ PREFIXED = {
 """Adapters whose first argument is what follows the colon."""
 
 
+@dataclass(frozen=True, slots=True)
+class EnvironmentMaker:
+    """Makes a new environment at each call. The names are kept beside the class: another process
+    finds the class by them."""
+
+    kind: type[Environment]
+    arguments: tuple[str, ...]
+    env_type: str
+    env_config: Mapping[str, Any]
+    base_dirs: tuple[Path, ...]
+
+    def __call__(self) -> Environment:
+        return self.kind(*self.arguments, **self.env_config)
+
+
 def environment_maker(
     env_type: str, env_config: Mapping[str, Any], base_dirs: Sequence[Path], where: str
-) -> Callable[[], Environment]:
-    """Makes a new environment at each call; a ConfigError now for a type that does not exist."""
+) -> EnvironmentMaker:
+    """A ConfigError now for a type that does not exist."""
     kind, arguments = _kind_of(env_type, base_dirs, where)
-    return lambda: kind(*arguments, **env_config)
+    return EnvironmentMaker(kind, arguments, env_type, env_config, tuple(base_dirs))
 
 
 def _kind_of(

@@ -108,6 +108,8 @@ class TurnRecord:
     reply: dict[str, Any]
     finish_reason: str
     policy_version: int
+    reward: float | None
+    state_key: str | None
     started_s: float
     ended_s: float
     notes: dict[str, Any]
@@ -284,6 +286,8 @@ def _turn(row: sqlite3.Row, before: list[TurnRecord]) -> TurnRecord:
     return TurnRecord(
         **{name: row[name] for name in ("turn_index", "agent_name", "target_tag", "base_turn")},
         **{name: row[name] for name in ("finish_reason", "policy_version", "prompt_kept")},
+        reward=row["reward"],
+        state_key=row["state_key"],
         started_s=row["started_s"],
         ended_s=row["ended_s"],
         trainable=bool(row["trainable"]),

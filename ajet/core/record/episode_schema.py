@@ -1,4 +1,4 @@
-"""The tables of `episodes.sqlite`, version 2 (`PRAGMA user_version`).
+"""The tables of `episodes.sqlite`, version 3 (`PRAGMA user_version`).
 
 `episodes`: one row an episode. `step` counts from 1 (0: before training), `mode` is train or eval,
 `status` an `EpisodeStatus`, `ended_as` what it was before the failure policy; `advantage` is the
@@ -18,7 +18,8 @@ JSON columns: `reward_breakdown`, `timings`, `metadata` (what the workflow retur
 so a conversation of n turns takes space for n new parts and not for n²/2. `tools_id` names a row of
 `tools`, where each distinct list of tools stands once. Blobs are little-endian and have one entry
 for each sampled token: `token_ids` int32, `logprobs` float32, `advantages` float32 and `loss_mask`
-uint8 (both NULL where nothing was trained). Times are the engine's clock, in seconds.
+uint8 (both NULL where nothing was trained). `reward` is what the turn brought, `state_key` the
+state it was taken in (NULL where the agent said nothing). Times are the engine's clock, in seconds.
 
 Not covered: migration; a file of another version is refused with one line.
 """
@@ -29,7 +30,7 @@ from typing import Any
 
 from ajet.core.errors import CheckpointError
 
-VERSION = 2
+VERSION = 3
 
 EPISODE_COLUMNS = (
     "episode_id",
@@ -76,6 +77,8 @@ TURN_COLUMNS = (
     "loss_mask",
     "finish_reason",
     "policy_version",
+    "reward",
+    "state_key",
     "started_s",
     "ended_s",
     "notes",
@@ -134,6 +137,8 @@ CREATE TABLE turns (
     loss_mask BLOB,
     finish_reason TEXT NOT NULL,
     policy_version INTEGER NOT NULL,
+    reward REAL,
+    state_key TEXT,
     started_s REAL NOT NULL,
     ended_s REAL NOT NULL,
     notes TEXT NOT NULL,

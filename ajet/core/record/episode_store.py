@@ -135,6 +135,8 @@ class EpisodeStore:
                     _blob_or_none(masks.get((trajectory.episode_id, index)), "u1"),
                     turn.completion.finish_reason,
                     turn.completion.policy_version,
+                    turn.reward,
+                    None if turn.state_key is None else _clean(turn.state_key),
                     turn.started_s,
                     turn.ended_s,
                     _to_json(turn.notes),

@@ -12,9 +12,9 @@ Failed episodes (timeouts, errors) count as unsuccessful: they are what a user w
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean, pvariance, stdev
 from typing import Any
 
@@ -37,7 +37,8 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """`success` is over all episodes, `mean_at_k` of rewards, `pass_at_k` by k = 1, 2, 4, …, n."""
+    """`success` is over all episodes, `mean_at_k` of rewards, `pass_at_k` by k = 1, 2, 4, …, n;
+    `success_by_tag` has the tags of environments, where tasks have one."""
 
     num_tasks: int
     num_repeat: int
@@ -45,6 +46,7 @@ class Evaluation:
     mean_at_k: Estimate
     pass_at_k: dict[int, Estimate]
     statuses: dict[str, int]
+    success_by_tag: dict[str, Estimate] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Plain data; an end of an interval that is not known (a single task) is None."""
@@ -128,4 +130,13 @@ def evaluate(groups: Sequence[Group]) -> Evaluation:
             if k
         },
         statuses=dict(Counter(str(t.ended_as) for g in groups for t in g.trajectories)),
+        success_by_tag=_success_by_tag(groups, num_repeat),
     )
+
+
+def _success_by_tag(groups: Sequence[Group], num_repeat: int) -> dict[str, Estimate]:
+    shares: defaultdict[str, list[float]] = defaultdict(list)
+    for group in groups:
+        if tag := group.trajectories[0].workflow_task.task.metadata.get("tag"):
+            shares[str(tag)].append(_num_successful(group) / num_repeat)
+    return {tag: share_over_tasks(of_tag, num_repeat) for tag, of_tag in shares.items()}

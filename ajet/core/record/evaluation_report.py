@@ -70,6 +70,8 @@ class EvaluationReport:
         table.add_column("value", justify="right")
         table.add_column("95 % interval")
         table.add_row("success", *_cells(figures.success))
+        for tag, estimate in figures.success_by_tag.items():
+            table.add_row(f"  {tag}", *_cells(estimate))
         table.add_row(f"mean@{k} (reward)", *_cells(figures.mean_at_k))
         for size, estimate in figures.pass_at_k.items():
             table.add_row(f"pass@{size}", *_cells(estimate))

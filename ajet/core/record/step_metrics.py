@@ -20,7 +20,8 @@
     rollout/…                                    speed
     baseline/…                                   greedy episodes, not counted above (remax)
     advantage/…, kl_in_reward/…, critic/…, update/…   the learner's own figures
-    held_out/…                                   of a validation, logged at the step it came after
+    held_out/…                                   of a validation, logged at the step it came after;
+                                                 held_out/success/TAG of one tag's tasks
 
 Not covered: metrics of single episodes (episodes.sqlite has those).
 """
@@ -72,6 +73,7 @@ def held_out_metrics(report: Evaluation) -> dict[str, float]:
         "held_out/success": report.success.value,
         "held_out/reward": report.mean_at_k.value,
         **{f"held_out/pass_at_{k}": estimate.value for k, estimate in report.pass_at_k.items()},
+        **{f"held_out/success/{tag}": each.value for tag, each in report.success_by_tag.items()},
     }
 
 

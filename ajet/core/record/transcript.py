@@ -129,6 +129,8 @@ def _about(number: int, turn: Turn) -> Text:
     if completion.logprobs:
         mean = sum(completion.logprobs) / len(completion.logprobs)
         parts.append(f"mean logprob {mean:.3f}")
+    if turn.reward is not None:
+        parts.append(f"reward {turn.reward:g}")
     if turn.agent_name != "default":
         parts.append(f"agent {turn.agent_name}")
     if not turn.trainable:

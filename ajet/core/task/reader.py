@@ -40,6 +40,7 @@ def make_reader(config: AjetConfig) -> BaseTaskReader:
     """The reader that `ajet.task_reader.type` names."""
     from ajet.core.importing import load_object
     from ajet.core.task.env_service import EnvServiceReader
+    from ajet.core.task.environment import EnvironmentReader
     from ajet.core.task.generation.reader import DataGenerationReader
     from ajet.core.task.huggingface import HuggingFaceReader
     from ajet.core.task.jsonl import JsonlReader
@@ -52,6 +53,7 @@ def make_reader(config: AjetConfig) -> BaseTaskReader:
         "huggingface_dat_repo": HuggingFaceReader,
         "random_dummy": RandomDummyReader,
         "env_service": EnvServiceReader,
+        "environment": EnvironmentReader,
         "data_generation": DataGenerationReader,
         "tracing": TracingReader,
     }

@@ -32,6 +32,8 @@ BUILT_IN = {
     DEFAULT_AGENT: "ajet.core.workflow.agents.single_turn->SingleTurnAgent",
     "tool_agent": "ajet.core.workflow.agents.tool_agent->ToolAgent",
     "react_agent": "ajet.core.workflow.agents.react->ReactAgent",
+    "traj_env_agent": "ajet.core.workflow.agents.traj_env_agent->TrajEnvAgent",
+    "step_env_agent": "ajet.core.workflow.agents.step_env_agent->StepEnvAgent",
 }
 
 T = TypeVar("T")

@@ -48,7 +48,7 @@ function card(turn, turns) {
   const notes = [
     turn.agent_name === "default" ? "" : turn.agent_name, turn.trainable ? "" : "not trained",
     `${prompt} prompt tokens`, `${sampled} sampled`, turn.finish_reason,
-    `policy ${turn.policy_version}`, `${turn.seconds.toFixed(2)} s`,
+    `policy ${turn.policy_version}`, turn.reward === null ? "" : `reward ${Number(turn.reward.toFixed(4))}`, `${turn.seconds.toFixed(2)} s`,
     ...Object.entries(turn.notes.malformed ?? {}).map(([name, why]) => `malformed, ${name}: ${why}`),
   ];
   title.append(...notes.filter(Boolean).map((note) => make("span", note)));

@@ -54,6 +54,15 @@ def test_an_episode_reads_back_as_it_was(path, store):
     assert [t.advantages.tolist() for t in back.turns] == [[0.5, 0.5, 0.5], [0.5, 0.5]]
 
 
+def test_a_turns_reward_and_state_read_back(path, store):
+    first, second = two_turns()
+    one = episode(turns=(replace(first, reward=-0.1, state_key="at 3\ud800"), second))
+    store.write(1, [group_of(one)])
+    with EpisodeReader(path) as reader:
+        turns = reader.episode(one.episode_id).turns
+    assert [(turn.reward, turn.state_key) for turn in turns] == [(-0.1, "at 3?"), (None, None)]
+
+
 def test_a_turn_stores_only_what_its_agents_turn_before_has_not(path, store):
     store.write(1, [group_of(episode())])
     rows = sqlite3.connect(path).execute(
@@ -207,7 +216,7 @@ def test_another_format_is_refused(path):
     EpisodeStore(path).close()
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 99")
-    with pytest.raises(CheckpointError, match="has format 99, this ajet reads format 2"):
+    with pytest.raises(CheckpointError, match="has format 99, this ajet reads format 3"):
         EpisodeReader(path)
 
 

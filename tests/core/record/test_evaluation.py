@@ -5,13 +5,14 @@ import math
 import pytest
 
 from ajet.core.record.evaluation import evaluate, mean_over_tasks, pass_at_k, wilson
+from ajet.core.record.step_metrics import held_out_metrics
 from ajet.core.task.task import Task
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 from ajet.core.workflow.workflow import WorkflowTask
 
 
-def group(name: str, successes: list[bool]) -> Group:
-    task = Task(task_id=name, main_query="?")
+def group(name: str, successes: list[bool], **metadata: str) -> Group:
+    task = Task(task_id=name, main_query="?", metadata=metadata)
     return Group(
         name,
         tuple(
@@ -78,3 +79,19 @@ def test_a_failed_episode_counts_as_unsuccessful():
     report = evaluate([good, Group("b", (failed,))])
     assert report.success.value == 0.5
     assert report.statuses == {"ok": 1, "timeout": 1}
+
+
+def test_success_is_told_for_each_tag_where_tasks_have_one():
+    groups = [
+        group("a", [True, True], tag="Lake"),
+        group("b", [False, True], tag="Lake"),
+        group("c", [False, False], tag="Rooms"),
+        group("d", [True, True]),
+    ]
+    report = evaluate(groups)
+    assert {tag: each.value for tag, each in report.success_by_tag.items()} == {
+        "Lake": 0.75,
+        "Rooms": 0.0,
+    }
+    assert held_out_metrics(report)["held_out/success/Lake"] == 0.75
+    assert evaluate(groups[3:]).success_by_tag == {}

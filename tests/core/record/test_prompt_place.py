@@ -26,7 +26,7 @@ MESSAGES = [
 def turn(template, messages=MESSAGES, tools=(ADD,)):
     ids = np.array(template.prompt_ids(messages, list(tools)), np.int32)
     nothing, offered = np.array([]), list(tools)
-    row = ("stop", 0, 0.0, 0.0, {}, ids, nothing, nothing, None, None, None, 0)
+    row = ("stop", 0, None, None, 0.0, 0.0, {}, ids, nothing, nothing, None, None, None, 0)
     return TurnRecord(0, "a", "t", True, messages, offered, {}, *row)
 
 

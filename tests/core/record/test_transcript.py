@@ -82,3 +82,8 @@ def test_a_malformed_reply_is_shown_with_the_reason():
     bad = replace(second, notes={"malformed": {"nonsense": "U+FFFD 2x"}})
     words = shown(episode(turns=(first, bad))).replace("│", " ").split()
     assert "malformed, nonsense: U+FFFD 2x" in " ".join(words)
+
+
+def test_what_a_turn_brought_stands_under_its_reply():
+    rewarded = replace(turn([QUESTION], ANSWER, 5, 3), reward=-0.1)
+    assert "mean logprob -0.500, reward -0.1" in shown(episode(turns=(rewarded,)))

@@ -1,0 +1,131 @@
+"""`ajet env-check ID`: what an environment is like, before a model plays it."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from ajet.cli.options import Verbose
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ajet.core.environment.check import AgentFigures, EnvironmentReport
+    from ajet.core.environment.registry import EnvironmentMaker
+
+
+def env_check(
+    env_type: Annotated[
+        str | None,
+        typer.Argument(metavar="[ID]", help="frozen_lake, FrozenLake-v1, file.py->Class, …"),
+    ] = None,
+    env_config: Annotated[
+        str, typer.Option(help="The environment's settings as JSON: '{\"size\": 8}'.")
+    ] = "{}",
+    conf: Annotated[
+        Path | None, typer.Option("--conf", help="Take the environment from this YAML …")
+    ] = None,
+    tag: Annotated[str | None, typer.Option(help="… the one of this tag.")] = None,
+    episodes: Annotated[int, typer.Option(min=1, help="So many seeds.")] = 32,
+    group_size: Annotated[
+        int, typer.Option(min=1, help="Random episodes of each seed, as a group of training.")
+    ] = 8,
+    seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
+    max_steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps of an episode at most. [the YAML's, or 50]")
+    ] = None,
+    split: Annotated[
+        Literal["train", "validation"], typer.Option(help="Whose instances.")
+    ] = "train",
+    verbose: Verbose = False,
+) -> None:
+    """Play an environment with a random, a scripted and an oracle agent.
+
+    Tells success and rewards, steps and their time, and how many groups would carry no signal. Exit
+    code 0: sound, 1: a fault was found. No model is loaded.
+    """
+    if (env_type is None) == (conf is None):
+        raise typer.BadParameter("name an environment, or a YAML with --conf and its --tag")
+    from rich.console import Console
+
+    from ajet.cli.screen_log import begin_screen_log
+    from ajet.core.environment.check import Check
+
+    begin_screen_log(verbose)
+    if conf is None:
+        assert env_type is not None
+        maker, steps = _named(env_type, env_config), 50
+    else:
+        maker, steps = _of_tag(conf, tag)
+    check = Check(maker, episodes, group_size, seed, max_steps or steps, split)
+    report = check.run()
+    console = Console()
+    console.print(_table(report))
+    for line in _lines(report):
+        console.print(line, markup=False, soft_wrap=True)
+    raise typer.Exit(1 if report.faults else 0)
+
+
+def _named(env_type: str, env_config: str) -> "EnvironmentMaker":
+    from ajet.core.environment.registry import environment_maker
+
+    try:
+        given = json.loads(env_config)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        raise typer.BadParameter(f"--env-config {env_config!r} is no JSON object")
+    return environment_maker(env_type, given, [Path.cwd()], "env-check")
+
+
+def _of_tag(conf: Path, tag: str | None) -> "tuple[EnvironmentMaker, int]":
+    """The environment of a YAML, and its `max_steps`."""
+    from ajet.core.config import load_config
+    from ajet.core.environment.registry import environment_maker
+
+    config = load_config(conf)
+    known = config.ajet.environment.custom_envs
+    tag = tag or (next(iter(known)) if len(known) == 1 else None)
+    if tag not in known:
+        names = ", ".join(known) or "none"
+        raise typer.BadParameter(f"--tag: name one of {conf}'s custom_envs: {names}")
+    custom, where = known[tag], f"ajet.environment.custom_envs.{tag}.env_type"
+    maker = environment_maker(custom.env_type, custom.env_config, config.base_dirs, where)
+    return maker, custom.max_steps
+
+
+def _table(report: "EnvironmentReport") -> "Table":
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=escape(report.name))
+    for title in ("agent", "episodes", "success", "reward", "mean", "std", "steps"):
+        table.add_column(title, justify="left" if title == "agent" else "right")
+    for figures in report.agents:
+        table.add_row(*_cells(figures))
+    return table
+
+
+def _cells(figures: "AgentFigures") -> Sequence[str]:
+    return (
+        figures.name,
+        str(figures.num_episodes),
+        f"{figures.success:.1%}",
+        f"{figures.reward_min:g} to {figures.reward_max:g}",
+        f"{figures.reward_mean:.3f}",
+        f"{figures.reward_std:.3f}",
+        f"{figures.num_steps:.1f}",
+    )
+
+
+def _lines(report: "EnvironmentReport") -> list[Any]:
+    lines = []
+    if report.silent_groups is not None:
+        lines.append(f"groups without signal: {report.silent_groups:.1%} of {report.num_groups}")
+    if report.seconds_per_step is not None:
+        lines.append(f"one step: {report.seconds_per_step * 1e6:,.1f} microseconds")
+    lines += [f"note: {note}" for note in report.notes]
+    lines += [f"fault: {fault}" for fault in report.faults]
+    return lines if report.faults else [*lines, "sound: the same seed gives the same episode"]

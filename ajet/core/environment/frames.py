@@ -1,0 +1,96 @@
+"""An episode to look at: what the environment drew after each step, as two picture files.
+
+    [frame, frame, …]  ->  step_000020/FrozenLake4-0003.gif     one frame after the other
+                           step_000020/FrozenLake4-0003.png     all of them on one sheet
+
+A frame is text, drawn with Pillow's own font, or an RGB array ``[height, width, 3]``. Not covered:
+which episodes are drawn (workflow/agents/album.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ajet.core.environment.environment import Frame
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FRAME_MS, LAST_FRAME_MS = 400, 1600
+MARGIN, GAP = 8, 4
+SHEET_COLUMNS = 5
+MOST_ON_SHEET = 40
+LONGEST_TEXT = 4000
+WHITE = (255, 255, 255)
+
+
+def problem_of(frame: Any) -> str | None:
+    """Why this is no frame; None where it is one."""
+    if isinstance(frame, str):
+        return None
+    if not isinstance(frame, np.ndarray):
+        return f"is a {type(frame).__name__}, neither text nor an array"
+    if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3 or 0 in frame.shape:
+        return f"is an array {list(frame.shape)} of {frame.dtype}, not [height, width, 3] of uint8"
+    return None
+
+
+def save_frames(frames: Sequence[Frame], folder: Path, name: str) -> None:
+    """Writes `name`.gif and `name`.png."""
+    pictures = _of_one_size([picture_of(frame) for frame in frames])
+    folder.mkdir(parents=True, exist_ok=True)
+    durations = [FRAME_MS] * (len(pictures) - 1) + [LAST_FRAME_MS]
+    first, *rest = pictures
+    first.save(
+        folder / f"{name}.gif", save_all=True, append_images=rest, duration=durations, loop=0
+    )
+    contact_sheet(pictures).save(folder / f"{name}.png")
+
+
+def picture_of(frame: Frame) -> Image:
+    """The frame as a picture."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    if not isinstance(frame, str):
+        return Image.fromarray(frame)
+    text, font = frame[:LONGEST_TEXT] or " ", ImageFont.load_default()
+    left, top, right, bottom = ImageDraw.Draw(Image.new("RGB", (1, 1))).multiline_textbbox(
+        (0, 0), text, font=font
+    )
+    size = (int(right - left) + 2 * MARGIN, int(bottom - top) + 2 * MARGIN)
+    picture = Image.new("RGB", size, WHITE)
+    at = (MARGIN - left, MARGIN - top)
+    ImageDraw.Draw(picture).multiline_text(at, text, fill=(0, 0, 0), font=font)
+    return picture
+
+
+def contact_sheet(pictures: Sequence[Image]) -> Image:
+    """The pictures in rows; of a long episode those at its end."""
+    from PIL import Image
+
+    shown = pictures[-MOST_ON_SHEET:]
+    width, height = shown[0].width + GAP, shown[0].height + GAP
+    num_columns = min(SHEET_COLUMNS, len(shown))
+    num_rows = -(-len(shown) // SHEET_COLUMNS)
+    sheet = Image.new("RGB", (num_columns * width - GAP, num_rows * height - GAP), WHITE)
+    for number, picture in enumerate(shown):
+        row, column = divmod(number, SHEET_COLUMNS)
+        sheet.paste(picture, (column * width, row * height))
+    return sheet
+
+
+def _of_one_size(pictures: Sequence[Image]) -> list[Image]:
+    """Smaller ones get a white edge at the right and below."""
+    from PIL import Image
+
+    size = max(each.width for each in pictures), max(each.height for each in pictures)
+    padded = []
+    for picture in pictures:
+        whole = Image.new("RGB", size, WHITE)
+        whole.paste(picture)
+        padded.append(whole)
+    return padded

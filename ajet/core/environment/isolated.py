@@ -1,0 +1,210 @@
+"""Environments in worker processes: what they crash, leak or leave running is not the run's.
+
+    run ── a socket of JSON lines ──> worker 1   environments 1 … max_env_num_per_worker
+                                      worker 2   …                          (worker.py)
+
+A worker is a process group of its own, started when an environment finds no room, and killed as a
+group when its last environment is closed: children that an environment leaked die with it. A call
+that hangs retires its worker: no further environment goes there. When the run dies, its workers
+see their sockets end and kill themselves.
+
+Not covered: a leaked child that began a session of its own (`setsid`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from ajet.core.environment.environment import Frame
+from ajet.core.environment.registry import EnvironmentMaker
+from ajet.core.environment.returns import Shown, Step
+from ajet.core.rollout.failure import EnvironmentFault
+
+LONGEST_LINE = 2**27
+"""Bytes of one message: a large picture fits."""
+CLOSE_TIMEOUT_S = 2.0
+_workers: list[Worker] = []
+
+
+class InProcess:
+    """One environment in a worker; the same calls as in place."""
+
+    def __init__(
+        self, maker: EnvironmentMaker, step_timeout_s: float, max_env_num_per_worker: int
+    ) -> None:
+        self._maker = maker
+        self._name = maker.kind.__name__
+        self._timeout_s = step_timeout_s
+        self._worker = _worker_with_room(max_env_num_per_worker)
+        self._number = self._worker.add()
+        self.instruction = ""
+
+    async def make(self) -> None:
+        """The environment, made in its worker; EnvironmentFault where that fails."""
+        made_of = {
+            "env_type": self._maker.env_type,
+            "env_config": dict(self._maker.env_config),
+            "base_dirs": [str(folder) for folder in self._maker.base_dirs],
+        }
+        self.instruction = await self._ask("", "make", made_of)
+
+    async def reset(self, seed: int, options: Mapping[str, Any]) -> Shown:
+        return Shown(*await self._ask(".reset", "reset", {"seed": seed, "options": dict(options)}))
+
+    async def step(self, action: str) -> Step:
+        return Step(*await self._ask(".step", "step", {"action": action}))
+
+    async def render(self) -> Frame:
+        return frame_of(await self._ask(".render", "render", {}))
+
+    async def close(self) -> None:
+        """The worker closes it; the last one's end is the worker's."""
+        try:
+            if not self._worker.is_retired:
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await self._worker.ask(self._number, "close", {})
+        except (EnvironmentFault, TimeoutError):
+            self._worker.is_retired = True
+        finally:
+            self._worker.remove()
+
+    async def _ask(self, method: str, call: str, arguments: Mapping[str, Any]) -> Any:
+        asked = asyncio.ensure_future(self._worker.ask(self._number, call, arguments))
+        try:
+            done, _ = await asyncio.wait({asked}, timeout=self._timeout_s)
+        finally:
+            if not asked.done():
+                asked.cancel()
+                self._worker.is_retired = True
+        if done:
+            return asked.result()
+        raise EnvironmentFault(
+            f"{self._name}{method}() gave no answer within {self._timeout_s:g} s (step_timeout_s)"
+        )
+
+
+class Worker:
+    """A process that holds environments, as the run sees it."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.loop = asyncio.get_running_loop()
+        self.is_retired = False
+        self.num_held = 0
+        self._num_given = 0
+        self._num_asked = 0
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "ajet.core.environment.worker"],
+                stdin=theirs.fileno(),
+                stdout=2,  # what environments print is no message
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                start_new_session=True,
+            )
+        self._streams = asyncio.ensure_future(
+            asyncio.open_connection(sock=ours, limit=LONGEST_LINE)
+        )
+        self._reading = asyncio.ensure_future(self._read())
+
+    def add(self) -> int:
+        """Place for one environment; its number in this worker."""
+        self.num_held += 1
+        self._num_given += 1
+        return self._num_given
+
+    def remove(self) -> None:
+        """One environment less; the process goes with the last one."""
+        self.num_held -= 1
+        if self.num_held == 0:
+            self.end()
+
+    async def ask(self, environment: int, call: str, arguments: Mapping[str, Any]) -> Any:
+        """What the environment gives; an EnvironmentFault where it, or the worker, fails."""
+        _, writer = await asyncio.shield(self._streams)
+        self._num_asked += 1
+        number = self._num_asked
+        answer = self._waiting[number] = self.loop.create_future()
+        message = {"number": number, "environment": environment, "call": call, **arguments}
+        try:
+            if self._reading.done():
+                raise EnvironmentFault(self._ended())
+            writer.write(json.dumps(message).encode() + b"\n")
+            return await answer
+        finally:
+            self._waiting.pop(number, None)
+
+    def end(self) -> None:
+        """Kills the process and all that it started."""
+        _workers.remove(self)
+        self._reading.cancel()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        if self._streams.done() and not self._streams.cancelled():
+            self._streams.result()[1].close()
+
+    async def _read(self) -> None:
+        """Gives each answer to who asked for it, until the worker ends."""
+        reader, _ = await asyncio.shield(self._streams)
+        with suppress(ConnectionError, ValueError):  # it died, or sent what is no message
+            while line := await reader.readline():
+                self._hand_over(json.loads(line))
+        self.is_retired = True
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(EnvironmentFault(self._ended()))
+
+    def _hand_over(self, message: dict[str, Any]) -> None:
+        waiting = self._waiting.get(message["number"])
+        if waiting is None or waiting.done():
+            return
+        if "fault" in message:
+            waiting.set_exception(EnvironmentFault(message["fault"]))
+        else:
+            waiting.set_result(message["result"])
+
+    def _ended(self) -> str:
+        code = self.process.poll()
+        return "the environment's process ended" + ("" if code is None else f" (exit code {code})")
+
+
+def _worker_with_room(limit: int) -> Worker:
+    """The first that takes another environment, or a new one."""
+    loop = asyncio.get_running_loop()
+    for worker in _workers:
+        has_room = worker.num_held < worker.limit == limit
+        if has_room and worker.loop is loop and not worker.is_retired:
+            return worker
+    worker = Worker(limit)
+    _workers.append(worker)
+    return worker
+
+
+def packed_frame(frame: Any) -> Any:
+    """A frame as JSON; what is none stays as it is, to be refused where it is drawn."""
+    if not isinstance(frame, np.ndarray):
+        return frame if isinstance(frame, str) else repr(frame)[:200]
+    pixels = np.ascontiguousarray(frame, np.uint8)
+    return {"shape": frame.shape, "pixels": base64.b64encode(pixels.tobytes()).decode()}
+
+
+def frame_of(packed: Any) -> Frame:
+    """The frame that `packed_frame` has packed."""
+    if isinstance(packed, str):
+        return packed
+    pixels = np.frombuffer(base64.b64decode(packed["pixels"]), np.uint8)
+    return pixels.reshape(packed["shape"])

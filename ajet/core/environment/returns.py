@@ -1,0 +1,155 @@
+"""What an environment returned, checked once and made plain.
+
+    ("You are at 3.", np.float32(1), True, np.bool_(False), {"metrics": {"success": True}})
+        -> Step("You are at 3.", 1.0, True, False, {"success": True}, {}, None)
+    ("You are at 3.", nan, True, False, {})     -> EnvironmentFault of one line
+
+Not covered: pictures (frames.py).
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping
+from typing import Any, NamedTuple, NoReturn
+
+from ajet.core.rollout.failure import EnvironmentFault
+
+AGGREGATIONS = ("mean", "sum", "last", "min", "max")
+NOTHING: Mapping[str, Any] = {}
+
+
+class Shown(NamedTuple):
+    """The beginning of an episode."""
+
+    observation: str
+    state_key: str | None
+
+
+class Step(NamedTuple):
+    """What came of an action. `state_key` is that of the state which the next action meets."""
+
+    observation: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    metrics: Mapping[str, float]
+    metrics_agg_mode: Mapping[str, str]
+    state_key: str | None
+
+
+def checked_reset(returned: Any, who: str) -> Shown:
+    """`who` is the call, as ``Maze.reset()``."""
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        _refuse(who, f"returned {_kind(returned)}, not (observation, info)")
+    observation, info = returned
+    _check_observation(observation, who)
+    return Shown(observation, _state_key(_info(info, who), who))
+
+
+def checked_step(returned: Any, who: str) -> Step:
+    """`who` is the call, as ``Maze.step()``."""
+    if not isinstance(returned, tuple) or len(returned) != 5:
+        _refuse(
+            who,
+            f"returned {_kind(returned)}, not (observation, reward, terminated, truncated, info)",
+        )
+    observation, reward, terminated, truncated, info = returned
+    if type(observation) is not str:  # what is plain is asked no more: this runs at each step
+        _check_observation(observation, who)
+    if type(info) is not dict:
+        info = _info(info, who)
+    key = info.get("state_key")
+    return Step(
+        observation,
+        reward
+        if type(reward) is float and math.isfinite(reward)
+        else _number(reward, "the reward", who),
+        terminated if type(terminated) is bool else _flag(terminated, "terminated", who),
+        truncated if type(truncated) is bool else _flag(truncated, "truncated", who),
+        _metrics(info, who) if "metrics" in info else NOTHING,
+        _agg_mode(info, who) if "metrics_agg_mode" in info else NOTHING,
+        key if key is None or type(key) is str else _state_key(info, who),
+    )
+
+
+def _check_observation(observation: Any, who: str) -> None:
+    if not isinstance(observation, str):
+        _refuse(who, f"the observation is {_kind(observation)}, not text")
+
+
+def _info(info: Any, who: str) -> Mapping[str, Any]:
+    if not isinstance(info, dict):
+        _refuse(who, f"info is {_kind(info)}, not a dict")
+    return info
+
+
+def _number(value: Any, what: str, who: str) -> float:
+    """Python's and numpy's numbers; a bool is 0 or 1."""
+    kind = type(value)
+    if kind is bool:
+        return 1.0 if value else 0.0
+    if kind is not float:
+        is_number = kind is int or isinstance(value, numbers.Real)
+        if not is_number and kind.__name__ not in ("bool", "bool_"):
+            _refuse(who, f"{what} is {_kind(value)}, not a number")
+        try:
+            value = float(value)
+        except OverflowError:
+            _refuse(who, f"{what} is too large for a float")
+    if not math.isfinite(value):
+        _refuse(who, f"{what} is {value}, not a finite number")
+    return value
+
+
+def _flag(value: Any, what: str, who: str) -> bool:
+    if type(value).__name__ not in ("bool", "bool_"):
+        _refuse(who, f"{what} is {_kind(value)}, not a bool")
+    return bool(value)
+
+
+def _metrics(info: Mapping[str, Any], who: str) -> Mapping[str, float]:
+    metrics = info.get("metrics")
+    if metrics is None:
+        return NOTHING
+    if not isinstance(metrics, dict):
+        _refuse(who, f"info['metrics'] is {_kind(metrics)}, not a dict")
+    plain = metrics.copy()  # the environment may go on with its own
+    for name, value in metrics.items():
+        if value is not True and value is not False:
+            plain[name] = _number(value, f"info['metrics'][{name!r}]", who)
+    return plain
+
+
+def _agg_mode(info: Mapping[str, Any], who: str) -> Mapping[str, str]:
+    modes = info.get("metrics_agg_mode")
+    if modes is None:
+        return NOTHING
+    if not isinstance(modes, dict) or [m for m in modes.values() if m not in AGGREGATIONS]:
+        _refuse(
+            who, f"info['metrics_agg_mode'] names something else than {', '.join(AGGREGATIONS)}"
+        )
+    return modes
+
+
+def _state_key(info: Mapping[str, Any], who: str) -> str | None:
+    key = info.get("state_key")
+    if key is not None and not isinstance(key, str):
+        _refuse(who, f"info['state_key'] is {_kind(key)}, not text")
+    return key
+
+
+def _refuse(who: str, what: str) -> NoReturn:
+    raise EnvironmentFault(f"{who}: {what}")
+
+
+def _kind(value: Any) -> str:
+    """The type, and how long it is or what it says where that is short."""
+    if value is None:
+        return "None"
+    if isinstance(value, tuple | list | dict | set):
+        return f"a {type(value).__name__} of {len(value)}"
+    if isinstance(value, str | float) or (isinstance(value, int) and value.bit_length() < 100):
+        return f"the {type(value).__name__} {str(value)[:40]!r}"
+    return f"a value of type {type(value).__name__}"

@@ -1,0 +1,99 @@
+"""The process that holds environments for a run: ``python -m ajet.core.environment.worker``.
+
+    {"number": 1, "environment": 1, "call": "make", "env_type": "frozen_lake", …}
+      ->  {"number": 1, "result": "You stand on a frozen lake. …"}
+    {"number": 2, "environment": 1, "call": "step", "action": "Left"}
+      ->  {"number": 2, "result": ["You are at …", 0.0, false, …]}  or  {"number": 2, "fault": "…"}
+
+The socket is the process's standard input, and moved aside before any environment is made: their
+children do not inherit it. Each environment has a thread of its own. At the socket's end the
+process kills its group, itself included. Not covered: deadlines (isolated.py has them).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ajet.core.environment.isolated import LONGEST_LINE, packed_frame
+from ajet.core.environment.live import InThread
+from ajet.core.environment.registry import environment_maker
+from ajet.core.errors import AjetError
+from ajet.core.rollout.failure import EnvironmentFault
+
+
+class Held:
+    """The environments of this process, by number."""
+
+    def __init__(self) -> None:
+        self._environments: dict[int, InThread] = {}
+
+    async def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The message's answer, with its number."""
+        number = message["number"]
+        try:
+            return {"number": number, "result": await self._done(message)}
+        except (EnvironmentFault, AjetError) as fault:
+            return {"number": number, "fault": str(fault)}
+
+    async def _done(self, message: Mapping[str, Any]) -> Any:
+        key, call = message["environment"], message["call"]
+        if call == "make":
+            return await self._make(key, message)
+        environment = self._environments[key]
+        match call:
+            case "reset":
+                return await environment.reset(message["seed"], message["options"])
+            case "step":
+                return await environment.step(message["action"])
+            case "render":
+                return packed_frame(await environment.render())
+            case _:
+                return await self._environments.pop(key).close()
+
+    async def _make(self, key: int, message: Mapping[str, Any]) -> str:
+        maker = environment_maker(
+            message["env_type"],
+            message["env_config"],
+            [Path(folder) for folder in message["base_dirs"]],
+            message["env_type"],
+        )
+        environment = self._environments[key] = InThread(maker, step_timeout_s=None)
+        await environment.make()
+        return environment.instruction
+
+
+async def serve(sock: socket.socket) -> None:
+    """Answers each message in a task of its own, until the socket ends."""
+    reader, writer = await asyncio.open_connection(sock=sock, limit=LONGEST_LINE)
+    held, answering = Held(), set[asyncio.Task[None]]()
+
+    async def answer(message: Mapping[str, Any]) -> None:
+        writer.write(json.dumps(await held.answer(message)).encode() + b"\n")
+
+    while line := await reader.readline():
+        task = asyncio.create_task(answer(json.loads(line)))
+        answering.add(task)
+        task.add_done_callback(answering.discard)
+
+
+def _own_socket() -> socket.socket:
+    """The socket under a number that children do not inherit; standard input is empty."""
+    sock = socket.socket(fileno=os.dup(0))
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+    return sock
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(serve(_own_socket()))
+    finally:
+        os.killpg(os.getpgid(0), signal.SIGKILL)

@@ -1,0 +1,85 @@
+"""`environment`: a task for each group of a step, which names its environment and nothing more.
+
+    train_batch_size: 4, custom_envs: {FrozenLake4: …, Sokoban: …}
+      -> FrozenLake4-0000, Sokoban-0000, FrozenLake4-0001, Sokoban-0001       one epoch is one step
+
+What is played is drawn from the episode's seed, which is another one at each step of training and
+the same at each validation. Not covered: the instances themselves (core/environment/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ajet.core.errors import ConfigError
+from ajet.core.task.reader import BaseTaskReader
+from ajet.core.task.task import Task
+
+if TYPE_CHECKING:
+    from ajet.core.config.environment import EnvironmentConfig, EnvManager
+
+SECTION = "ajet.environment"
+
+
+class EnvironmentReader(BaseTaskReader):
+    """Shares the groups among the tags of each manager."""
+
+    def get_training_tasks(self) -> list[Task]:
+        size = self.config.ajet.data.train_batch_size
+        manager = self._section.train_env_manager
+        return self._tasks(manager, size, "train_env_manager", "ajet.data.train_batch_size")
+
+    def get_validation_tasks(self) -> list[Task]:
+        manager = self._section.val_env_manager
+        where = f"{SECTION}.val_env_manager.num_env_groups"
+        if not manager.num_env_groups:
+            return []
+        return self._tasks(manager, manager.num_env_groups, "val_env_manager", where)
+
+    @property
+    def _section(self) -> EnvironmentConfig:
+        return self.config.ajet.environment
+
+    def _tasks(self, manager: EnvManager, size: int, name: str, size_key: str) -> list[Task]:
+        """Tags take turns, so that the first of the tasks are a fair part of them all."""
+        tags = played_tags(self._section, manager)
+        parts = manager.num_groups_partition or _evenly(size, len(tags))
+        if sum(parts) != size:
+            raise ConfigError(
+                f"{SECTION}.{name}.num_groups_partition adds up to {sum(parts)}, "
+                f"{size_key} is {size}: make them equal"
+            )
+        if 0 in parts:
+            raise ConfigError(
+                f"{SECTION}.{name}: no group is left for {tags[parts.index(0)]!r}: "
+                f"raise {size_key}, or leave it out of tags"
+            )
+        places = [
+            ((number + 0.5) / part, order, number)
+            for order, part in enumerate(parts)
+            for number in range(part)
+        ]
+        return [self._task(tags[order], number) for _, order, number in sorted(places)]
+
+    def _task(self, tag: str, number: int) -> Task:
+        environment = self._section.custom_envs[tag]
+        metadata = {"tag": tag, "agent_name": environment.env_manager_cls}
+        return Task(f"{tag}-{number:04d}", "", env_type=environment.env_type, metadata=metadata)
+
+
+def played_tags(section: EnvironmentConfig, manager: EnvManager) -> Sequence[str]:
+    """The manager's tags; all of them where it names none."""
+    tags = manager.tags or list(section.custom_envs)
+    if not tags:
+        raise ConfigError(
+            f"{SECTION}.custom_envs is empty: name an environment in it, as "
+            "FrozenLake4: {env_type: frozen_lake}"
+        )
+    return tags
+
+
+def _evenly(size: int, num_parts: int) -> list[int]:
+    """The first parts are larger by one where the size is no multiple."""
+    each, left = divmod(size, num_parts)
+    return [each + (order < left) for order in range(num_parts)]

@@ -1,0 +1,85 @@
+"""What a model is told of its environment, and where its reply says what to do.
+
+    template   "{observation}\\nReply as {answer_form}."  ->  "You are at 3.\\nReply as <answer>…"
+    reply      "<answer>Up</answer> no, <answer>Left</answer>"  ->  "Left"
+    reply      "I go left."                               ->  None: MISSING tells what is missing
+
+Not covered: which actions the environment knows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from string import Formatter
+
+from ajet.core.errors import ConfigError
+
+OF_THE_EPISODE = (
+    "env_instruction",
+    "max_steps",
+    "history_length",
+    "response_length",
+    "max_response_length",
+    "answer_form",
+)
+OF_THE_STEP = (
+    "observation",
+    "state",
+    "turn_idx",
+    "step_count",
+    "actions_left",
+    "history",
+    *OF_THE_EPISODE,
+)
+"""`state` is another word for the observation, `response_length` for max_response_length."""
+MISSING = "Your reply names no action: write it as {answer_form}."
+
+
+def checked_template(template: str, known: Collection[str], where: str) -> str:
+    """ConfigError for a placeholder that nothing fills."""
+    try:
+        fields = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}; a brace that is text is written twice") from None
+    unknown = next((name for name in fields if name not in known), None)
+    if unknown is not None:
+        raise ConfigError(
+            f"{where}: no placeholder {{{unknown}}}; there are "
+            f"{', '.join(f'{{{name}}}' for name in known)} (a brace that is text is written twice)"
+        )
+    return template
+
+
+class ActionReader:
+    """Finds the action in a reply: the first group of the pattern's last match, or all of it."""
+
+    def __init__(self, pattern: str | None, where: str) -> None:
+        self._pattern = None if pattern is None else _compiled(pattern, where)
+        self.answer_form = "the action alone" if pattern is None else _form(pattern)
+        self.missing = MISSING.format(answer_form=self.answer_form)
+
+    def action_in(self, reply: str) -> str | None:
+        """None where the reply says none."""
+        if self._pattern is None:
+            return reply.strip() or None
+        found = self._pattern.findall(reply)
+        return (found[-1].strip() or None) if found else None
+
+
+def _compiled(pattern: str, where: str) -> re.Pattern[str]:
+    try:
+        compiled = re.compile(pattern, re.DOTALL)
+    except re.error as error:
+        raise ConfigError(f"{where}: {pattern!r} is no regular expression: {error}") from None
+    if compiled.groups != 1:
+        raise ConfigError(
+            f"{where}: {pattern!r} has {compiled.groups} groups: put the action, and nothing else, "
+            "in parentheses; other ones are written (?:…)"
+        )
+    return compiled
+
+
+def _form(pattern: str) -> str:
+    """The pattern as a person would write it: ``<answer>(.*?)</answer>`` is <answer>…</answer>."""
+    return re.sub(r"\\(.)", r"\1", re.sub(r"\((?!\?)[^()]*\)", "…", pattern))

@@ -1,0 +1,154 @@
+"""Do the games' tutorials learn, and only when they should? Three games, five seeds, two controls.
+
+    python benchmarks/learning_games.py                                # some hours of one core
+    python benchmarks/learning_games.py --games countdown --seeds 1 --only learn --out one.json
+
+Each run is a tutorial's own command in a process of its own, with held-out instances before and
+after:
+
+    learn       frozen_lake from <= 0.20 to >= 0.85, guess_number to >= 0.95 of the optimal policy,
+                countdown to >= 0.90, each in <= 600 s of one thread
+    shuffled    rewards are those of other episodes of the run (shuffled_agents.py): the interval of
+                the change holds 0
+    lr0         learning rate 0: the same
+
+The unit is the run: a change's 95 % interval is Student's over the seeds. `cpu_seconds` is what a
+run took of the processor, all told; `wall_seconds` is the run's own, from the start of training.
+Results of other games and arms in the file are kept.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from learning import KEPT, interval
+
+from ajet.core.environment.games.guess_number import GuessNumber
+
+ROOT = Path(__file__).parents[1]
+SHUFFLED_AGENTS = Path(__file__).with_name("shuffled_agents.py")
+ARMS = ("learn", "shuffled", "lr0")
+MOST_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Game:
+    """A tutorial and what it promises."""
+
+    tag: str
+    agent: str
+    goal: float
+    most_before: float = 1.0
+
+    def overrides(self, arm: str) -> list[str]:
+        if arm == "lr0":
+            return ["ajet.trainer_common.optim.lr=0.0"]
+        if arm == "learn":
+            return []
+        agent = f"ajet.environment.custom_envs.{self.tag}.env_manager_cls=shuffled_{self.agent}"
+        return [f"ajet.rollout.agent_modules=[{SHUFFLED_AGENTS}]", agent]
+
+    def has_learnt(self, run: dict[str, Any]) -> bool:
+        return (
+            run["success_before"] <= self.most_before
+            and run["success_after"] >= self.goal
+            and run["num_held_out"] >= 200
+            and run["wall_seconds"] <= MOST_SECONDS
+        )
+
+
+GAMES = {
+    "frozen_lake": Game("FrozenLake4", "step_env_agent", 0.85, most_before=0.20),
+    "guess_number": Game("GuessNumber16", "step_env_agent", 0.95 * GuessNumber().optimal_success()),
+    "countdown": Game("Countdown2", "traj_env_agent", 0.90),
+}
+
+
+def run(name: str, arm: str, seed: int, folder: Path) -> dict[str, Any]:
+    """One training run, and what its summary says."""
+    experiment = f"{name}-{arm}-{seed}"
+    command = [sys.executable, "-m", "ajet.cli.launcher", "--backbone", "debug"]
+    command += ["--conf", str(ROOT / f"tutorial/example_{name}/demo.yaml")]
+    command += ["--exp-dir", str(folder), f"ajet.experiment_name={experiment}", f"ajet.seed={seed}"]
+    process = subprocess.Popen(
+        command + GAMES[name].overrides(arm), cwd=folder, stdout=subprocess.DEVNULL
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{experiment}: exit code {process.returncode}")
+    summary = json.loads((folder / experiment / "summary.json").read_text())
+    kept = {key: summary[key] for key in KEPT}
+    cpu_seconds = usage.ru_utime + usage.ru_stime
+    return {"game": name, "arm": arm, "seed": seed, **kept, "cpu_seconds": cpu_seconds}
+
+
+def verdict(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the runs show, one entry a game and arm."""
+    shown: dict[str, Any] = {}
+    for name, arm in dict.fromkeys((run["game"], run["arm"]) for run in runs):
+        found = [run for run in runs if (run["game"], run["arm"]) == (name, arm)]
+        changes = [run["success_after"] - run["success_before"] for run in found]
+        entry: dict[str, Any] = {"changes": changes, **interval(changes)}
+        if arm == "learn":
+            entry["goal"] = GAMES[name].goal
+            entry["seeds_that_learn"] = sum(map(GAMES[name].has_learnt, found))
+            entry["passed"] = entry["seeds_that_learn"] == len(found)
+        elif len(changes) > 1:
+            entry["passed"] = entry["low"] <= 0 <= entry["high"]
+        shown.setdefault(name, {})[arm] = entry
+    return shown
+
+
+def kept_runs(out: Path, begun: list[tuple[str, str, int]]) -> list[dict[str, Any]]:
+    """The runs of the file that are not run again."""
+    if not out.exists():
+        return []
+    runs = json.loads(out.read_text())["runs"]
+    return [run for run in runs if (run["game"], run["arm"], run["seed"]) not in begun]
+
+
+def write(runs: list[dict[str, Any]], out: Path) -> None:
+    order = (list(GAMES), list(ARMS))
+    runs.sort(key=lambda r: (order[0].index(r["game"]), order[1].index(r["arm"]), r["seed"]))
+    report = {
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "verdict": verdict(runs),
+        "runs": runs,
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--games", nargs="*", choices=list(GAMES), default=list(GAMES))
+    parser.add_argument("--only", nargs="*", choices=ARMS, default=list(ARMS), help="arms")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/learning_games.json")
+    args = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="ajet-games-"))
+    wanted = [(g, a, s) for g in args.games for a in args.only for s in range(args.seeds)]
+    runs = kept_runs(args.out, wanted)
+    with ThreadPoolExecutor(args.workers) as pool:
+        begun = [pool.submit(run, *each, folder) for each in wanted]
+        for ended in as_completed(begun):
+            runs.append({**ended.result(), "runs_at_a_time": args.workers})
+            print(runs[-1], flush=True)
+            write(runs, args.out)
+    shutil.rmtree(folder)
+    print(json.dumps(verdict(runs), indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Environments that do what they must not."""
+
+import subprocess
+import sys
+import threading
+import time
+
+from ajet.core.environment.environment import Environment
+
+closed = []
+"""The names of those that were closed in this process."""
+
+
+class Unruly(Environment):
+    """Fine until the action says otherwise."""
+
+    def __init__(self, in_constructor=None, in_reset=None):
+        if in_constructor:
+            misbehave(in_constructor)
+        self.in_reset = in_reset
+        self.has_begun = False
+
+    def reset(self, seed=None, options=None):
+        self.has_begun = True
+        if self.in_reset:
+            return misbehave(self.in_reset)
+        return "begin", {}
+
+    def step(self, action):
+        if action == "end":
+            return "over", 1, True, False, {}
+        return misbehave(action)
+
+    def close(self):
+        if self.has_begun:  # and was not made by check_config
+            closed.append(threading.current_thread().name)
+
+
+def misbehave(how):
+    match how.split()[0]:
+        case "raise":
+            raise ValueError("the dice are lost\nsecond line")
+        case "exit":
+            sys.exit(3)
+        case "hang":
+            time.sleep(float(how.split()[1]))
+            return "late", 0.0, False, False, {}
+        case "die":
+            import os
+
+            os._exit(7)
+        case "leak":
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+            return f"child {child.pid}", 0.0, False, False, {}
+        case "print":
+            print("a line that is no message", flush=True)
+            return "printed", 0.0, False, False, {}
+    return {
+        "nan": ("x", float("nan"), False, False, {}),
+        "inf_metric": ("x", 0.0, False, False, {"metrics": {"speed": float("inf")}}),
+        "short": ("x", 0.0, False),
+        "none": None,
+        "bytes": (b"x", 0.0, False, False, {}),
+        "word_reward": ("x", "much", False, False, {}),
+        "word_flag": ("x", 0.0, "no", False, {}),
+        "no_info": ("x", 0.0, False, False, None),
+        "odd_mode": ("x", 0.0, False, False, {"metrics_agg_mode": {"a": "median"}}),
+        "number_key": ("x", 0.0, False, False, {"state_key": 3}),
+    }[how]
