@@ -86,6 +86,13 @@ async def test_the_penalty_is_that_of_the_modes_manager(tmp_path):
     assert episode.reward == 0.0
 
 
+async def test_a_greedy_baseline_is_played_as_training_is(tmp_path):
+    config = corridor_config(tmp_path, environment=PENALTY)
+    [episode] = await play(config, says("hm"), mode="baseline")
+    [trained] = await play(config, says("hm"))
+    assert episode.status is EpisodeStatus.OK and episode.reward == trained.reward < 0
+
+
 async def test_the_last_action_of_a_reply_counts_over_several_lines(tmp_path):
     reply = "<answer>Left</answer> no:\n<answer>\n Right\n</answer>"
     [episode] = await play(corridor_config(tmp_path, max_tokens_per_step=500), says(reply))
