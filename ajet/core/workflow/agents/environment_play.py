@@ -31,7 +31,7 @@ from ajet.core.workflow.workflow import Workflow, WorkflowOutput, WorkflowTask
 
 LARGEST_SEED = 2**31
 """Environments differ in how large a seed they take."""
-SPLITS = {"train": "train", "eval": "validation"}
+SPLITS = {"train": "train", "baseline": "train", "eval": "validation"}
 AGGREGATED = {
     "mean": fmean,
     "sum": sum,

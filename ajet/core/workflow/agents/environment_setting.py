@@ -106,7 +106,7 @@ def _read(config: AjetConfig, tag: str, mode: Mode, template: str) -> Setting:
     return Setting(
         tag=tag,
         custom=custom,
-        manager=section.train_env_manager if mode == "train" else section.val_env_manager,
+        manager=section.val_env_manager if mode == "eval" else section.train_env_manager,
         maker=environment_maker(
             custom.env_type, custom.env_config, config.base_dirs, f"{where}.env_type"
         ),
