@@ -18,7 +18,7 @@
     groups/total, groups/trained, …              tasks; with a valid member; whose rewards differ
     selection/…                                  who is kept, and who is not (selection.py)
     rollout/…                                    speed, greedy episodes included
-    baseline/…                                   greedy episodes (remax): elsewhere only rollout/… has them
+    baseline/…                                   greedy episodes, above in rollout/… alone (remax)
     advantage/…, kl_in_reward/…, critic/…, update/…   the learner's own figures
     held_out/…                                   of a validation, logged at the step it came after;
                                                  held_out/success/TAG of one tag's tasks
