@@ -86,11 +86,13 @@ async def test_the_penalty_is_that_of_the_modes_manager(tmp_path):
     assert episode.reward == 0.0
 
 
-async def test_a_greedy_baseline_is_played_as_training_is(tmp_path):
+async def test_a_greedy_baseline_is_played_under_the_terms_of_training(tmp_path):
+    replies = ("<answer>Up</answer>", "<answer>Right</answer>")
     config = corridor_config(tmp_path, environment=PENALTY)
-    [episode] = await play(config, says("hm"), mode="baseline")
-    [trained] = await play(config, says("hm"))
-    assert episode.status is EpisodeStatus.OK and episode.reward == trained.reward < 0
+    [trained] = await play(config, says(*replies))
+    [greedy] = await play(config, says(*replies), mode="baseline")
+    assert (greedy.status, greedy.error) == (EpisodeStatus.OK, None)
+    assert [turn.reward for turn in greedy.turns] == [turn.reward for turn in trained.turns]
 
 
 async def test_the_last_action_of_a_reply_counts_over_several_lines(tmp_path):
