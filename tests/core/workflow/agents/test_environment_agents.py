@@ -86,6 +86,14 @@ async def test_the_penalty_is_that_of_the_modes_manager(tmp_path):
     assert episode.reward == 0.0
 
 
+async def test_a_baseline_plays_what_its_group_plays(tmp_path):
+    manager = {"train_env_manager": {"format_penalty": -0.5}}
+    config = corridor_config(tmp_path, environment=manager, max_steps=1)
+    [episode] = await play(config, says("no idea"), mode="baseline")
+    assert (episode.status, episode.error) == (EpisodeStatus.OK, None)
+    assert episode.reward == -0.5
+
+
 async def test_the_last_action_of_a_reply_counts_over_several_lines(tmp_path):
     reply = "<answer>Left</answer> no:\n<answer>\n Right\n</answer>"
     [episode] = await play(corridor_config(tmp_path, max_tokens_per_step=500), says(reply))
@@ -160,6 +168,23 @@ async def test_a_prompt_beyond_the_limit_truncates_and_what_was_earned_stands(tm
         ({"action_pattern": "a{99999999999999}(b)"}, "is no regular expression: the repetition"),
         ({"env_type": "tests.corridor->Nowhere"}, "Nowhere"),
         ({"env_type": "nowhere"}, "no environment 'nowhere'"),
+        (
+            {"env_type": "frozen_lake", "env_config": {"p": 0.01}},
+            "Walk: frozen_lake: of",
+        ),
+        (
+            {"env_type": "webshop", "env_config": {"num_products": 1}},
+            "Walk: webshop: 2 goals are too few for any to be of validation",
+        ),
+        ({"env_type": "webshop", "env_config": {"num_products": 0}}, "num_products is 0"),
+        (
+            {
+                "env_type": "env_service",
+                "env_config": {"env_url": "http://a", "env_type": "x"},
+                "isolation": "inline",
+            },
+            "isolation is inline, but a service is waited for",
+        ),
         ({"env_config": {"width": 3}}, "Walk: tests.corridor->Corridor: .*width"),
         ({"max_steps": 31}, r"multi_turn.max_steps \(30\)"),
         ({"max_tokens_per_step": 5000}, r"max_response_length_in_one_turn \(4096\)"),
