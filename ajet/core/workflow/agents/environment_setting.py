@@ -154,7 +154,8 @@ def _check_limits(config: AjetConfig, setting: Setting) -> None:
     where = f"{SECTION}.custom_envs.{setting.tag}"
     if custom.isolation == "inline" and custom.env_type == "env_service":
         raise ConfigError(
-            f"{where}.isolation is inline, but a service is waited for: write auto, thread or process"
+            f"{where}.isolation is inline, but a service is waited for: write auto, thread or "
+            "process"
         )
     if custom.max_steps > rollout.multi_turn.max_steps:
         raise ConfigError(
