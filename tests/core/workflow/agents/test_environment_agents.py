@@ -95,6 +95,12 @@ async def test_a_greedy_baseline_is_played_under_the_terms_of_training(tmp_path)
     assert [turn.reward for turn in greedy.turns] == [turn.reward for turn in trained.turns]
 
 
+async def test_an_environments_own_penalty_comes_before_its_managers(tmp_path):
+    config = corridor_config(tmp_path, environment=PENALTY, format_penalty=0.0)
+    [episode] = await play(config, says("hm"))
+    assert episode.reward == 0.0
+
+
 async def test_the_last_action_of_a_reply_counts_over_several_lines(tmp_path):
     reply = "<answer>Left</answer> no:\n<answer>\n Right\n</answer>"
     [episode] = await play(corridor_config(tmp_path, max_tokens_per_step=500), says(reply))
@@ -143,7 +149,7 @@ async def test_templates_of_the_users_own_have_every_placeholder(tmp_path):
     config = corridor_config(tmp_path, agent_system_template="", agent_template=template)
     [episode] = await play(config, answers("Right"))
     assert [turn.messages[0]["role"] for turn in episode.turns] == ["user", "user"]
-    assert contents(episode.turns[1])[-1] == "You are at 1 of 2.|2|1|3|4|2|128|128|{}"
+    assert contents(episode.turns[1])[-1] == "You are at 1 of 2.|2|1|3|4|1|128|128|{}"
 
 
 async def test_a_prompt_beyond_the_limit_truncates_and_what_was_earned_stands(tmp_path):
