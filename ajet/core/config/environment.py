@@ -14,8 +14,6 @@ from pydantic import Field, model_validator
 
 from ajet.core.config.section import Section
 
-AGENTS = ("traj_env_agent", "step_env_agent")
-
 
 class CustomEnv(Section):
     """One environment and how the agent is told of it. Its name is the tag of its episodes."""
@@ -106,6 +104,10 @@ class EnvironmentConfig(Section):
                 known = ", ".join(self.custom_envs) or "none"
                 raise ValueError(f"{name}.tags: {unknown[0]!r} is no name of custom_envs ({known})")
             tags = manager.tags or list(self.custom_envs)
+            if len(set(tags)) < len(tags):
+                raise ValueError(
+                    f"{name}.tags names an environment twice; see num_groups_partition"
+                )
             parts = manager.num_groups_partition
             if parts and len(parts) != len(tags):
                 raise ValueError(

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from ajet.core.environment.environment import Frame
+from ajet.core.environment.frames import problem_of
 from ajet.core.environment.registry import EnvironmentMaker
 from ajet.core.environment.returns import Shown, Step
 from ajet.core.rollout.failure import EnvironmentFault
@@ -154,8 +155,7 @@ class Worker:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        if self._streams.done() and not self._streams.cancelled():
-            self._streams.result()[1].close()
+        self._streams.add_done_callback(_close_writer)
 
     async def _read(self) -> None:
         """Gives each answer to who asked for it, until the worker ends."""
@@ -182,6 +182,12 @@ class Worker:
         return "the environment's process ended" + ("" if code is None else f" (exit code {code})")
 
 
+def _close_writer(streams: asyncio.Future[Any]) -> None:
+    """Also where the streams are only now being made."""
+    if not streams.cancelled() and streams.exception() is None:
+        streams.result()[1].close()
+
+
 def _worker_with_room(limit: int) -> Worker:
     """The first that takes another environment, or a new one."""
     loop = asyncio.get_running_loop()
@@ -195,10 +201,13 @@ def _worker_with_room(limit: int) -> Worker:
 
 
 def packed_frame(frame: Any) -> Any:
-    """A frame as JSON; what is none stays as it is, to be refused where it is drawn."""
-    if not isinstance(frame, np.ndarray):
-        return frame if isinstance(frame, str) else repr(frame)[:200]
-    pixels = np.ascontiguousarray(frame, np.uint8)
+    """A frame as JSON; an EnvironmentFault for what is none."""
+    problem = problem_of(frame)
+    if problem is not None:
+        raise EnvironmentFault(f"its frame {problem}")
+    if isinstance(frame, str):
+        return frame
+    pixels = np.ascontiguousarray(frame)
     return {"shape": frame.shape, "pixels": base64.b64encode(pixels.tobytes()).decode()}
 
 

@@ -117,6 +117,8 @@ def _metrics(info: Mapping[str, Any], who: str) -> Mapping[str, float]:
         _refuse(who, f"info['metrics'] is {_kind(metrics)}, not a dict")
     plain = metrics.copy()  # the environment may go on with its own
     for name, value in metrics.items():
+        if not isinstance(name, str):
+            _refuse(who, f"info['metrics'] has {_kind(name)} as a name, not text")
         if value is not True and value is not False:
             plain[name] = _number(value, f"info['metrics'][{name!r}]", who)
     return plain
@@ -126,7 +128,9 @@ def _agg_mode(info: Mapping[str, Any], who: str) -> Mapping[str, str]:
     modes = info.get("metrics_agg_mode")
     if modes is None:
         return NOTHING
-    if not isinstance(modes, dict) or [m for m in modes.values() if m not in AGGREGATIONS]:
+    if not isinstance(modes, dict) or not all(
+        isinstance(name, str) and mode in AGGREGATIONS for name, mode in modes.items()
+    ):
         _refuse(
             who, f"info['metrics_agg_mode'] names something else than {', '.join(AGGREGATIONS)}"
         )

@@ -50,9 +50,10 @@ class EnvironmentReader(BaseTaskReader):
                 f"{SECTION}.{name}.num_groups_partition adds up to {sum(parts)}, "
                 f"{size_key} is {size}: make them equal"
             )
-        if 0 in parts:
+        fewest = min(parts)
+        if fewest < 1:
             raise ConfigError(
-                f"{SECTION}.{name}: no group is left for {tags[parts.index(0)]!r}: "
+                f"{SECTION}.{name}: no group is left for {tags[parts.index(fewest)]!r}: "
                 f"raise {size_key}, or leave it out of tags"
             )
         places = [

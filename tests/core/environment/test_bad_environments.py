@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from ajet.core.environment import isolated
+from ajet.core.environment.live import open_live
+from ajet.core.environment.registry import environment_maker
+from ajet.core.rollout.failure import EnvironmentFault
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from tests.core.environment import unruly
 from tests.corridor import answers, corridor_config, play
@@ -33,6 +36,10 @@ def is_alive(pid):
     except ProcessLookupError:
         return False
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def num_open_files():
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def until(is_so):
@@ -64,6 +71,8 @@ async def test_one_that_raises_is_an_env_error_of_one_line(tmp_path, isolation):
         ("word_reward", "the reward is the str 'much', not a number"),
         ("word_flag", "terminated is the str 'no', not a bool"),
         ("no_info", "info is None, not a dict"),
+        ("pair_metric", "info['metrics'] has a tuple of 2 as a name, not text"),
+        ("pair_mode", "info['metrics_agg_mode'] names something else than mean, sum"),
         ("odd_mode", "info['metrics_agg_mode'] names something else than mean, sum"),
         ("number_key", "info['state_key'] is the int '3', not text"),
         ("exit", "Unruly.step() raised SystemExit: 3"),
@@ -143,6 +152,39 @@ async def test_a_process_that_dies_is_an_env_error_and_the_next_episode_has_anot
     assert failed.status is EpisodeStatus.ENV_ERROR
     assert "the environment's process ended" in failed.error
     assert (await episode(tmp_path, "process", "end")).status is EpisodeStatus.OK
+
+
+@pytest.mark.parametrize(
+    ("frame", "told"),
+    [
+        ("floats", r"its frame is an array \[2, 2, 3\] of float64, not"),
+        ("objects", r"its frame is an array \[1\] of object, not"),
+    ],
+)
+async def test_what_is_no_picture_is_told_by_its_process(frame, told):
+    spec = "tests.core.environment.unruly->OddlyDrawn"
+    maker = environment_maker(spec, {"frame": frame}, [], "here")
+    async with open_live(maker, "process", step_timeout_s=10.0) as environment:
+        with pytest.raises(EnvironmentFault, match=told):
+            await environment.render()
+
+
+async def test_a_process_given_up_at_once_leaves_no_open_file():
+    maker = environment_maker(UNRULY, {}, [], "here")
+    before = num_open_files()
+
+    async def begin():
+        async with open_live(maker, "process"):
+            pass
+
+    for _ in range(3):
+        beginning = asyncio.ensure_future(begin())
+        await asyncio.sleep(0)
+        beginning.cancel()
+        await asyncio.wait({beginning})
+    await until(lambda: num_open_files() <= before)
+    assert num_open_files() <= before
+    assert not isolated._workers
 
 
 async def test_what_it_prints_is_no_message_of_its_worker(tmp_path):

@@ -94,3 +94,15 @@ def test_a_mistake_is_one_line(name, config, message):
     with pytest.raises(ConfigError, match=message) as told:
         made(name, **config)
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("name", ["list_functions", "pool_matrix"])
+def test_families_that_draw_globally_follow_from_the_seed_and_disturb_nobody(name):
+    random.seed(1)
+    expected = random.Random(1).random()
+    first = made(name).reset(seed=8)[0]
+    random.random()
+    assert made(name).reset(seed=8)[0] == first
+    random.seed(1)
+    made(name).reset(seed=9)
+    assert random.random() == expected

@@ -5,6 +5,8 @@ import sys
 import threading
 import time
 
+import numpy as np
+
 from ajet.core.environment.environment import Environment
 
 closed = []
@@ -36,6 +38,17 @@ class Unruly(Environment):
             closed.append(threading.current_thread().name)
 
 
+class OddlyDrawn(Unruly):
+    """Its frame is no picture: of the wrong type, or of objects that are no numbers."""
+
+    def __init__(self, frame):
+        super().__init__()
+        self.frame = frame
+
+    def render(self):
+        return np.ones((2, 2, 3)) if self.frame == "floats" else np.array([object()])
+
+
 def misbehave(how):
     match how.split()[0]:
         case "raise":
@@ -64,6 +77,8 @@ def misbehave(how):
         "word_reward": ("x", "much", False, False, {}),
         "word_flag": ("x", 0.0, "no", False, {}),
         "no_info": ("x", 0.0, False, False, None),
+        "pair_metric": ("x", 0.0, False, False, {"metrics": {("speed", 1): 2.0}}),
+        "pair_mode": ("x", 0.0, False, False, {"metrics_agg_mode": {("speed", 1): "sum"}}),
         "odd_mode": ("x", 0.0, False, False, {"metrics_agg_mode": {"a": "median"}}),
         "number_key": ("x", 0.0, False, False, {"state_key": 3}),
     }[how]

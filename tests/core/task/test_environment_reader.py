@@ -53,6 +53,8 @@ def test_validation_has_num_env_groups_tasks_and_may_have_none(tmp_path):
             "adds up to 3, ajet.data.train_batch_size is 4",
         ),
         ({"train_env_manager": {"num_groups_partition": [0, 4]}}, "no group is left for 'A'"),
+        ({"train_env_manager": {"num_groups_partition": [5, -1]}}, "no group is left for 'B'"),
+        ({"train_env_manager": {"tags": ["A", "A"]}}, "tags names an environment twice"),
     ],
 )
 def test_what_cannot_be_shared_is_one_line(tmp_path, environment, message):

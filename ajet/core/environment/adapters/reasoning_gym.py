@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from ajet.core.environment.adapters.global_random import OwnRandom
 from ajet.core.environment.environment import Environment, Info
 from ajet.core.environment.games.split import belongs_to
 from ajet.core.errors import ConfigError
@@ -25,6 +27,8 @@ from ajet.core.importing import require_package
 DRAWS_PER_DATASET = 40
 MOST_DATASETS = 10
 SEEDS = 2**31
+DRAW_GLOBALLY = ("list_functions", "pool_matrix")
+"""Families that use the process's own random generators, and not those of their seed."""
 
 
 class ReasoningGymEnvironment(Environment):
@@ -39,11 +43,15 @@ class ReasoningGymEnvironment(Environment):
         self.instruction = "Answer the question. Write the answer and nothing else."
         self._dataset: Any = self._new_dataset(0)
         self._entry: dict[str, Any] = {}
+        self._drawn: OwnRandom | None = None
 
     def reset(
         self, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[str, Info]:
-        self._entry = self._draw(random.Random(seed), (options or {}).get("split"))
+        rng = random.Random(seed)
+        self._drawn = OwnRandom(rng.randrange(SEEDS)) if self.name in DRAW_GLOBALLY else None
+        with self._own_random():
+            self._entry = self._draw(rng, (options or {}).get("split"))
         return self._entry["question"], {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
@@ -56,11 +64,15 @@ class ReasoningGymEnvironment(Environment):
 
     def sample_action(self, rng: random.Random) -> str:
         """The answer to another question."""
-        return str(self._dataset[rng.randrange(len(self._dataset))]["answer"])
+        with self._own_random():
+            return str(self._dataset[rng.randrange(len(self._dataset))]["answer"])
 
     def oracle_action(self) -> str | None:
         """None in the families that name no answer."""
         return self._entry["answer"]
+
+    def _own_random(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._drawn is None else self._drawn.in_use()
 
     def _draw(self, rng: random.Random, split: str | None) -> dict[str, Any]:
         for _ in range(MOST_DATASETS):

@@ -7,9 +7,8 @@ An observation is what is new: the game's messages since the last action, withou
 (an id with `-train` shows what the package's own wrappers make of it: the prompt and the board).
 The reward comes at the end, at least 1 is a success.
 
-textarena draws from Python's global `random` and numpy's. Every call here runs under one lock, with
-the game's own random state put in and the process's own taken out and put back, so that games side
-by side stay reproducible and disturb nobody.
+textarena draws from Python's global `random` and numpy's. Every call here runs with the game's own
+random state in their place (global_random.py), so that games side by side stay reproducible.
 
 Not covered: games for two and more players; games that ask a model or download word lists need
 their own preparation; splits (the seed decides, and not every game has many instances); a game that
@@ -19,13 +18,10 @@ hangs, which holds the lock (`isolation: process` ends it).
 from __future__ import annotations
 
 import random
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
+from ajet.core.environment.adapters.global_random import OwnRandom, lock
 from ajet.core.environment.environment import Environment, Info
 from ajet.core.errors import ConfigError
 from ajet.core.importing import require_package
@@ -35,9 +31,6 @@ PLAYER = 0
 SEVERAL_PLAYERS = ("TwoPlayerState", "FFAMultiPlayerState", "TeamMultiPlayerState")
 SEVERAL_PLAYERS += ("MinimalMultiPlayerState",)
 
-_lock = threading.Lock()
-"""One game at a time: what it draws from belongs to the whole process."""
-
 
 class TextArenaEnvironment(Environment):
     """`env_id` as textarena registers it."""
@@ -45,12 +38,12 @@ class TextArenaEnvironment(Environment):
     def __init__(self, env_id: str, **settings: Any) -> None:
         require_package("textarena", extra="textarena", wanted_by=f"textarena:{env_id}")
         self.env_id = env_id
-        with _lock:
+        with lock:
             self._game = _made(env_id, settings)
         self._bare = _bare(self._game)
         if any(name in SEVERAL_PLAYERS for name in type(self._bare).reset.__code__.co_names):
             raise ConfigError(f"textarena:{env_id}: a game for several players; take one for one")
-        self._drawn = _random_state(0)
+        self._drawn = OwnRandom(0)
         self._is_over = False
         self.observation = ""
 
@@ -58,8 +51,8 @@ class TextArenaEnvironment(Environment):
         self, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[str, Info]:
         seed = random.SystemRandom().getrandbits(63) if seed is None else seed
-        self._drawn, self._is_over = _random_state(seed), False
-        with self._own_random():
+        self._drawn, self._is_over = OwnRandom(derive(seed, "textarena", "drawn")), False
+        with self._drawn.in_use():
             self._game.reset(num_players=1, seed=derive(seed, "textarena") % 2**32)
             self.observation = self._seen()
         return self.observation, {}
@@ -68,7 +61,7 @@ class TextArenaEnvironment(Environment):
         if self._is_over:
             over = {"metrics": {"success": False, "action_is_valid": False}}
             return "The game is over.", 0.0, True, False, over
-        with self._own_random():
+        with self._drawn.in_use():
             is_done, _ = self._game.step(action=action)
             self.observation = self._seen()
             reward, is_refused = self._outcome() if is_done else (0.0, self._was_refused())
@@ -108,17 +101,6 @@ class TextArenaEnvironment(Environment):
         """The count of errors in a row, which a valid move sets to 0."""
         return bool(getattr(self._bare.state, "error_count", 0))
 
-    @contextmanager
-    def _own_random(self) -> Iterator[None]:
-        with _lock:
-            outside = _current_random()
-            _set_random(self._drawn)
-            try:
-                yield
-            finally:
-                self._drawn = _current_random()
-                _set_random(outside)
-
 
 def _made(env_id: str, settings: Mapping[str, Any]) -> Any:
     """The game; textarena's module files are imported, and some are broken or need a network."""
@@ -140,17 +122,3 @@ def _bare(game: Any) -> Any:
     while isinstance(game, textarena.Wrapper):
         game = game.env
     return game
-
-
-def _random_state(seed: int) -> tuple[Any, Any]:
-    drawn = derive(seed, "textarena", "drawn")
-    return random.Random(drawn).getstate(), np.random.RandomState(drawn % 2**32).get_state()
-
-
-def _current_random() -> tuple[Any, Any]:
-    return random.getstate(), np.random.get_state()
-
-
-def _set_random(state: tuple[Any, Any]) -> None:
-    random.setstate(state[0])
-    np.random.set_state(state[1])

@@ -25,13 +25,17 @@ from ajet.core.environment.live import LiveEnvironment
 from ajet.core.environment.returns import Step
 from ajet.core.trajectory.limits import EpisodeTruncated
 from ajet.core.workflow.agents.album import album_for
-from ajet.core.workflow.agents.environment_setting import Setting, check_settings, setting_of
+from ajet.core.workflow.agents.environment_setting import (
+    SPLITS,
+    Setting,
+    check_settings,
+    setting_of,
+)
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow, WorkflowOutput, WorkflowTask
 
 LARGEST_SEED = 2**31
 """Environments differ in how large a seed they take."""
-SPLITS = {"train": "train", "eval": "validation"}
 AGGREGATED = {
     "mean": fmean,
     "sum": sum,

@@ -8,6 +8,7 @@ Not covered: reading the YAML (core/config/environment.py), and playing (environ
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -15,9 +16,9 @@ from typing import Any
 from ajet.core.config import AjetConfig
 from ajet.core.config.environment import CustomEnv, EnvManager
 from ajet.core.environment.live import OpenEnvironment, close_quietly, open_live
-from ajet.core.environment.registry import EnvironmentMaker, environment_maker
+from ajet.core.environment.registry import GAMES, EnvironmentMaker, environment_maker
 from ajet.core.errors import ConfigError
-from ajet.core.importing import run_user_code
+from ajet.core.rollout.failure import one_line
 from ajet.core.task.environment import played_tags
 from ajet.core.workflow.agents.environment_words import (
     OF_THE_EPISODE,
@@ -28,6 +29,8 @@ from ajet.core.workflow.agents.environment_words import (
 from ajet.core.workflow.workflow import Mode, WorkflowTask
 
 SECTION = "ajet.environment"
+SPLITS: dict[Mode, str] = {"train": "train", "baseline": "train", "eval": "validation"}
+"""A baseline plays what its group plays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +75,29 @@ def setting_of(config: AjetConfig, workflow_task: WorkflowTask, template: str) -
 
 
 def check_settings(config: AjetConfig, template: str) -> None:
-    """ConfigError for what would fail in every episode; makes each environment once."""
+    """ConfigError for what would fail in every episode. Makes each environment; our games begin
+    an episode, too: there may be no instance with these settings."""
     for tag, mode in _played(config):
         setting = _read(config, tag, mode, template)
         _check_limits(config, setting)
-        where = f"{SECTION}.custom_envs.{tag}"
-        close_quietly(run_user_code(setting.maker, f"{where}: {setting.custom.env_type}"))
+        with _said_of(f"{SECTION}.custom_envs.{tag}", setting.custom.env_type):
+            environment = setting.maker()
+            try:
+                if setting.maker.kind.__module__.startswith(GAMES):
+                    environment.reset(0, {"split": SPLITS[mode]})
+            finally:
+                close_quietly(environment)
+
+
+@contextmanager
+def _said_of(where: str, env_type: str) -> Iterator[None]:
+    """A ConfigError says all itself; with what else is raised come the type and its place."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    except (Exception, SystemExit) as error:  # the environment may raise anything
+        raise ConfigError(f"{where}: {env_type}: {one_line(error)}") from error
 
 
 class _Same:
@@ -111,7 +131,7 @@ def _read(config: AjetConfig, tag: str, mode: Mode, template: str) -> Setting:
     return Setting(
         tag=tag,
         custom=custom,
-        manager=section.train_env_manager if mode == "train" else section.val_env_manager,
+        manager=section.val_env_manager if mode == "eval" else section.train_env_manager,
         maker=environment_maker(
             custom.env_type, custom.env_config, config.base_dirs, f"{where}.env_type"
         ),
@@ -124,21 +144,24 @@ def _read(config: AjetConfig, tag: str, mode: Mode, template: str) -> Setting:
 
 
 def _played(config: AjetConfig) -> Iterator[tuple[str, Mode]]:
-    """Every tag once."""
+    """Every tag once for training and once for validation, where it is played there."""
     section = config.ajet.environment
-    for tag in dict.fromkeys(
-        [
-            *played_tags(section, section.train_env_manager),
-            *played_tags(section, section.val_env_manager),
-        ]
-    ):
+    for tag in played_tags(section, section.train_env_manager):
         yield tag, "train"
+    if section.val_env_manager.num_env_groups:
+        for tag in played_tags(section, section.val_env_manager):
+            yield tag, "eval"
 
 
 def _check_limits(config: AjetConfig, setting: Setting) -> None:
     """What an episode may use must not be less than what its environment is said to get."""
     rollout, custom = config.ajet.rollout, setting.custom
     where = f"{SECTION}.custom_envs.{setting.tag}"
+    if custom.isolation == "inline" and custom.env_type == "env_service":
+        raise ConfigError(
+            f"{where}.isolation is inline, but a service is waited for: write auto, thread or "
+            "process"
+        )
     if custom.max_steps > rollout.multi_turn.max_steps:
         raise ConfigError(
             f"{where}.max_steps is {custom.max_steps}, more than the model calls of an episode: "

@@ -34,6 +34,16 @@ OF_THE_STEP = (
 )
 """`state` is another word for the observation, `response_length` for max_response_length;
 `history_length` is the number of steps that the history has by now, as far as a window shows."""
+NUMBERS = (
+    "turn_idx",
+    "step_count",
+    "actions_left",
+    "max_steps",
+    "history_length",
+    "response_length",
+    "max_response_length",
+)
+TWICE = "a brace that is text is written twice"
 MISSING = "Your reply names no action: write it as {answer_form}."
 
 
@@ -42,14 +52,25 @@ def checked_template(template: str, known: Collection[str], where: str) -> str:
     try:
         fields = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
     except ValueError as error:
-        raise ConfigError(f"{where}: {error}; a brace that is text is written twice") from None
+        raise ConfigError(f"{where}: {error}; {TWICE}") from None
     unknown = next((name for name in fields if name not in known), None)
     if unknown is not None:
         raise ConfigError(
             f"{where}: no placeholder {{{unknown}}}; there are "
-            f"{', '.join(f'{{{name}}}' for name in known)} (a brace that is text is written twice)"
+            f"{', '.join(f'{{{name}}}' for name in known)} ({TWICE})"
         )
+    _check_forms(template, known, where)
     return template
+
+
+def _check_forms(template: str, known: Collection[str], where: str) -> None:
+    """ConfigError for a form that cannot be filled, such as ``{observation:d}``."""
+    try:
+        template.format(**{name: 1 if name in NUMBERS else "text" for name in known})
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"{where}: a placeholder's form is wrong: {type(error).__name__}: {error}"
+        ) from None
 
 
 class ActionReader:
@@ -71,7 +92,7 @@ class ActionReader:
 def _compiled(pattern: str, where: str) -> re.Pattern[str]:
     try:
         compiled = re.compile(pattern, re.DOTALL)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise ConfigError(f"{where}: {pattern!r} is no regular expression: {error}") from None
     if compiled.groups != 1:
         raise ConfigError(

@@ -86,6 +86,15 @@ async def test_the_penalty_is_that_of_the_modes_manager(tmp_path):
     assert episode.reward == 0.0
 
 
+async def test_a_greedy_baseline_is_played_under_the_terms_of_training(tmp_path):
+    replies = ("<answer>Up</answer>", "<answer>Right</answer>")
+    config = corridor_config(tmp_path, environment=PENALTY)
+    [trained] = await play(config, says(*replies))
+    [greedy] = await play(config, says(*replies), mode="baseline")
+    assert (greedy.status, greedy.error) == (EpisodeStatus.OK, None)
+    assert [turn.reward for turn in greedy.turns] == [turn.reward for turn in trained.turns]
+
+
 async def test_an_environments_own_penalty_comes_before_its_managers(tmp_path):
     config = corridor_config(tmp_path, environment=PENALTY, format_penalty=0.0)
     [episode] = await play(config, says("hm"))
@@ -134,7 +143,7 @@ async def test_step_env_agent_shows_each_step_alone_with_a_window_on_earlier_one
 
 async def test_templates_of_the_users_own_have_every_placeholder(tmp_path):
     template = (
-        "{state}|{turn_idx}|{step_count}|{actions_left}|{max_steps}|{history_length}|"
+        "{state}|{turn_idx:d}|{step_count}|{actions_left}|{max_steps}|{history_length}|"
         "{response_length}|{max_response_length}|{{}}"
     )
     config = corridor_config(tmp_path, agent_system_template="", agent_template=template)
@@ -159,11 +168,32 @@ async def test_a_prompt_beyond_the_limit_truncates_and_what_was_earned_stands(tm
         ({"agent_system_template": "{observation}"}, "no placeholder {observation}; there are"),
         ({"agent_template": "a { b"}, "a brace that is text is written twice"),
         ({"action_pattern": "<a>.*</a>"}, "has 0 groups: put the action"),
+        ({"agent_template": "{observation:d}"}, "a placeholder's form is wrong: ValueError: Unkn"),
+        ({"agent_template": "{observation!x}"}, "a placeholder's form is wrong: ValueError: Unkn"),
+        ({"agent_template": "{state:{goal}}"}, "a placeholder's form is wrong: KeyError: 'goal'"),
         ({"action_pattern": "("}, "is no regular expression"),
+        ({"action_pattern": "a{99999999999999}(b)"}, "is no regular expression: the repetition"),
         ({"env_type": "tests.corridor->Nowhere"}, "Nowhere"),
         ({"env_type": "nowhere"}, "no environment 'nowhere'"),
         ({"env_config": {"lenth": 3}}, "has no setting 'lenth'; did you mean 'length'"),
         ({"env_config": {"length": 3, "x": 1}}, "has no setting 'x'; there are length"),
+        (
+            {"env_type": "frozen_lake", "env_config": {"p": 0.01}},
+            "Walk: frozen_lake: of",
+        ),
+        (
+            {"env_type": "webshop", "env_config": {"num_products": 1}},
+            "Walk: webshop: 2 goals are too few for any to be of validation",
+        ),
+        ({"env_type": "webshop", "env_config": {"num_products": 0}}, "num_products is 0"),
+        (
+            {
+                "env_type": "env_service",
+                "env_config": {"env_url": "http://a", "env_type": "x"},
+                "isolation": "inline",
+            },
+            "isolation is inline, but a service is waited for",
+        ),
         ({"max_steps": 31}, r"multi_turn.max_steps \(30\)"),
         ({"max_tokens_per_step": 5000}, r"max_response_length_in_one_turn \(4096\)"),
     ],

@@ -80,6 +80,8 @@ def catalogue_of(
 
 @cache
 def _made(num_products: int | None) -> Catalogue:
+    if num_products is not None and num_products < 1:
+        raise ConfigError(f"webshop: env_config.num_products is {num_products}; take at least 1")
     products = made_products()[:num_products]
     return Catalogue(products, with_price_bounds(made_goals(products), products))
 

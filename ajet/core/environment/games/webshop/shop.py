@@ -77,9 +77,13 @@ class WebShop(Environment):
     def reset(
         self, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[str, Info]:
-        goals = self._catalogue.split((options or {}).get("split"))
+        split = (options or {}).get("split")
+        goals = self._catalogue.split(split)
         if not goals:
-            raise ValueError(f"webshop: no goal in {(options or {}).get('split')!r}")
+            raise ConfigError(
+                f"webshop: {len(self._catalogue.goals)} goals are too few for any to be of "
+                f"{split}; take a larger num_products"
+            )
         self.goal = random.Random(seed).choice(goals)
         self._place, self._visited, self._is_over = Place(), frozenset[str](), False
         return self.render(), {"state_key": self._place.key}

@@ -1,0 +1,50 @@
+"""For packages that draw from Python's global `random` and numpy's: each environment its own state.
+
+    drawn = OwnRandom(seed)
+    with drawn.in_use():          # one environment of the process at a time
+        game.step(action)         # `random.choice` in it follows from the seed alone
+
+The process's own state is taken out and put back. Not covered: other threads that draw from the
+global generators meanwhile (ours do not), and a call that hangs, which holds the lock.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+lock = threading.Lock()
+"""What they draw from belongs to the whole process."""
+
+
+class OwnRandom:
+    """One environment's random state."""
+
+    def __init__(self, seed: int) -> None:
+        own = np.random.RandomState(seed % 2**32)
+        self._state: tuple[Any, Any] = random.Random(seed).getstate(), own.get_state()
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        with lock:
+            outside = _current()
+            _put_in(self._state)
+            try:
+                yield
+            finally:
+                self._state = _current()
+                _put_in(outside)
+
+
+def _current() -> tuple[Any, Any]:
+    return random.getstate(), np.random.get_state()
+
+
+def _put_in(state: tuple[Any, Any]) -> None:
+    random.setstate(state[0])
+    np.random.set_state(state[1])
