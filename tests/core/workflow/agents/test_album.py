@@ -82,6 +82,6 @@ def test_text_stands_in_columns_without_a_terminals_colours_and_long_lines_are_b
         return np.asarray(picture_of(text))
 
     assert pixels("i|i").shape == pixels("W|W").shape
-    assert (pixels("i|")[:, 16:24] == pixels("W|")[:, 16:24]).all()  # a margin and one cell on
+    assert (pixels("i|")[:, 16:24] == pixels("n|")[:, 16:24]).all()  # a margin and one cell on
     assert (pixels("\x1b[43mP\x1b[0m_") == pixels("P_")).all()
     assert pixels("a long line " * 300).shape[1] <= 80 * 8 + 2 * 8
