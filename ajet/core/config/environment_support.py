@@ -6,12 +6,12 @@
 Not covered: what an environment takes (agents/environment_setting.py makes each once to find out).
 """
 
-from ajet.core.config.environment import AGENTS, CustomEnv
+from ajet.core.config.environment import CustomEnv
 from ajet.core.config.tree import AjetSection
 
 ENVIRONMENT = "ajet.environment"
 MANAGERS = ("train_env_manager", "val_env_manager")
-TRAJ_AGENT = AGENTS[0]
+TRAJ_AGENT = "traj_env_agent"
 
 
 def unread_environment_keys(ajet: AjetSection) -> dict[str, str]:
