@@ -10,13 +10,12 @@
 Not covered: the `env_config` of an environment that is not ours; it says itself what it takes.
 """
 
-import inspect
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from ajet.core.config.convert.draft import Draft
-from ajet.core.environment.registry import environment_maker
+from ajet.core.environment.registry import arguments_of, environment_maker
 
 ENVIRONMENT = "ajet.environment"
 ROLLOUT = "ajet.rollout"
@@ -101,7 +100,7 @@ def _arguments(draft: Draft, key: str, target: str, env_type: str, config: dict[
     """What the environment itself is made with."""
     rest = {name: value for name, value in config.items() if name not in IN_ENV_CONFIG}
     if env_type in DEFAULTS:
-        known = arguments_of(env_type)
+        known = _arguments_of(env_type)
         for name in [name for name in rest if name not in known]:
             drawn = name in DISPLAY
             reason = (
@@ -121,10 +120,10 @@ def _arguments(draft: Draft, key: str, target: str, env_type: str, config: dict[
         draft.set(f"{target}.env_config", rest, f"{key}.env_config")
 
 
-def arguments_of(env_type: str) -> list[str]:
-    """The names that may stand in `env_config` for an environment of ours."""
+def _arguments_of(env_type: str) -> list[str]:
+    """What `env_config` may have for an environment of ours; its steps are the agent's limit."""
     kind = environment_maker(env_type, {}, (), env_type).kind
-    return [name for name in inspect.signature(kind).parameters if name != "max_steps"]
+    return [name for name in arguments_of(kind) or () if name != "max_steps"]
 
 
 def _agent(draft: Draft, key: str, target: str, written: Mapping[str, Any]) -> str:

@@ -175,6 +175,8 @@ async def test_a_prompt_beyond_the_limit_truncates_and_what_was_earned_stands(tm
         ({"action_pattern": "a{99999999999999}(b)"}, "is no regular expression: the repetition"),
         ({"env_type": "tests.corridor->Nowhere"}, "Nowhere"),
         ({"env_type": "nowhere"}, "no environment 'nowhere'"),
+        ({"env_config": {"lenth": 3}}, "has no setting 'lenth'; did you mean 'length'"),
+        ({"env_config": {"length": 3, "x": 1}}, "has no setting 'x'; there are length"),
         (
             {"env_type": "frozen_lake", "env_config": {"p": 0.01}},
             "Walk: frozen_lake: of",
@@ -192,7 +194,6 @@ async def test_a_prompt_beyond_the_limit_truncates_and_what_was_earned_stands(tm
             },
             "isolation is inline, but a service is waited for",
         ),
-        ({"env_config": {"width": 3}}, "Walk: tests.corridor->Corridor: .*width"),
         ({"max_steps": 31}, r"multi_turn.max_steps \(30\)"),
         ({"max_tokens_per_step": 5000}, r"max_response_length_in_one_turn \(4096\)"),
     ],
