@@ -3,8 +3,8 @@
     python scripts/build_embedded_games.py                    # all three, a few minutes of one core
     python scripts/build_embedded_games.py --only countdown
 
-Each is a tiny Qwen2 model with a tokenizer of its own. It reads transcripts of games that are played
-at random, in the exact form in which the tutorial's agent plays them:
+Each is a tiny Qwen2 model with a tokenizer of its own. It reads transcripts of games that are
+played at random, in the exact form in which the tutorial's agent plays them:
 
     user        P___ … Left wall Down ice Right hole Up wall
     assistant   Down                                        any valid action, whatever is seen
