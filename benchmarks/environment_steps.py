@@ -3,8 +3,9 @@
     python benchmarks/environment_steps.py [--episodes 2000] [--out FILE.json]
 
     bare     make, reset, step … of the environment itself
-    played   the same through live.py and the agent's bookkeeping: checks of what is returned, the
-             action read from a reply, rewards, state keys, metrics, the trace, the episode's output
+    live     the same through live.py: awaited, and what is returned is checked
+    played   and with the agent's bookkeeping: the action read from a reply, rewards, state keys,
+             metrics, the trace, the episode's output
     shown    played, with each step's message filled from its template as well
 
 The same seeds and the same actions (the oracle's and random ones, episode by episode) in each. CPU
@@ -79,6 +80,14 @@ async def bare(setting: Setting, episodes: list[Episode]) -> None:
         environment.close()
 
 
+async def live(setting: Setting, episodes: list[Episode]) -> None:
+    for task, actions in episodes:
+        async with setting.open() as environment:
+            await environment.reset(task.seed % LARGEST_SEED, {"split": SPLITS["train"]})
+            for action in actions:
+                await environment.step(action)
+
+
 async def played(setting: Setting, episodes: list[Episode], is_shown: bool = False) -> None:
     for task, actions in episodes:
         found = setting_of(CONFIG, task, TrajEnvAgent.template)
@@ -98,6 +107,7 @@ async def shown(setting: Setting, episodes: list[Episode]) -> None:
 
 WAYS: dict[str, Callable[[Setting, list[Episode]], Awaitable[None]]] = {
     "bare": bare,
+    "live": live,
     "played": played,
     "shown": shown,
 }
@@ -116,7 +126,7 @@ async def measured(name: str, num_episodes: int) -> dict[str, Any]:
     return {
         "steps": num_steps,
         "steps_a_second": {way: num_steps / median(took) for way, took in seconds.items()},
-        "ratio": {way: _ratio(seconds["bare"], seconds[way]) for way in ("played", "shown")},
+        "ratio": {way: _ratio(seconds["bare"], seconds[way]) for way in WAYS},
     }
 
 

@@ -129,12 +129,25 @@ def environments() -> list[Row]:
     found = result("environment_steps")
     return [
         (
-            f"environment steps a second in an agent's hands, of the bare loop's: {name}",
-            f"{figures['ratio']['played']:.0%}",
+            f"steps a second of {name}, of its bare loop's: checked, with the agent's books",
+            f"{figures['ratio']['live']:.0%}, {figures['ratio']['played']:.0%}",
             f"≥ {found['goal']:.0%}; bare: {figures['steps_a_second']['bare']:,.0f} a second",
             "environment_steps",
         )
         for name, figures in found["environments"].items()
+    ]
+
+
+def barrier() -> list[Row]:
+    return [
+        (
+            f"asynchronous rollout against a barrier a turn, {run['episodes']} episodes of "
+            f"{run['turns']} turns",
+            f"{run['ratio']:.2f}x",
+            f"≥ 90 % of the limit: {run['limit']:.2f}x",
+            "barrier",
+        )
+        for run in result("barrier")["results"]
     ]
 
 
@@ -182,6 +195,7 @@ def table() -> str:
         *merging(),
         *agents(),
         *environments(),
+        *barrier(),
         *rest(),
     ]
     lines = ["| on two CPU cores | measured | goal, limit | script |", "|---|---|---|---|"]

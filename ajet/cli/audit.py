@@ -12,7 +12,8 @@ def audit(
     run: Annotated[Path, typer.Argument(help="The run folder, launcher_record/<experiment>.")],
     step: Annotated[int | None, typer.Option(min=0, help="The episodes of this step.")] = None,
     mode: Annotated[
-        Literal["train", "eval"] | None, typer.Option(help="Training's, or validation's.")
+        Literal["train", "eval", "baseline"] | None,
+        typer.Option(help="Training's, validation's, or ReMax's greedy ones."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="The newest N episodes.")] = None,
     out: Annotated[

@@ -11,7 +11,6 @@ the parts run (the backbone's own affair), and reading YAML (config/).
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -132,13 +131,16 @@ def run_origin(config: AjetConfig, template: ChatTemplate, begun: str) -> RunOri
 
 
 def sampling_params(config: AjetConfig, mode: Mode) -> SamplingParams:
-    """How tokens are drawn in training, or in validation (null there means: as in training)."""
+    """How tokens are drawn in training, or in validation (null there means: as in training). A
+    baseline is greedy."""
     rollout = config.ajet.rollout
     drawn = {"temperature": rollout.temperature, "top_p": rollout.top_p, "top_k": rollout.top_k}
     if mode == "eval":
         validation = rollout.val_kwargs
         asked = {name: getattr(validation, name) for name in drawn}
         drawn |= {name: value for name, value in asked.items() if value is not None}
+    if mode == "baseline":
+        drawn = {"temperature": 0.0, "top_p": 1.0, "top_k": -1}
     return SamplingParams(
         temperature=float(drawn["temperature"]),
         top_p=float(drawn["top_p"]),
@@ -183,9 +185,7 @@ def batch_settings(config: AjetConfig) -> BatchSettings:
         max_rounds=sampling.max_rounds if sampling.enable else 0,
         oversampling=rollout.submit_oversample_multiplier if rollout.enable_oversample else 1.0,
         mask_truncated=algorithm.overlong.mask_truncated,
-        greedy=replace(sampling_params(config, "train"), temperature=0.0, top_p=1.0, top_k=-1)
-        if needs_greedy
-        else None,
+        greedy=sampling_params(config, "baseline") if needs_greedy else None,
     )
 
 

@@ -392,7 +392,7 @@ def test_help_costs_little_more_than_importing_typer():
 
 
 def test_every_option_has_help():
-    for command in ("train", "check", "prepare-data", "view", "debug", "eval"):
+    for command in ("train", "check", "convert", "prepare-data", "view", "debug", "eval"):
         text = run(command, "--help").stdout
         options = text.split("Options:")[1].splitlines()
         for place, line in enumerate(options):

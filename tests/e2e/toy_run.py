@@ -68,6 +68,31 @@ class Uneven(Plain):
         return output
 
 
+class AllEqual(Plain):
+    async def execute(self, workflow_task, model_tuner):
+        output = await super().execute(workflow_task, model_tuner)
+        output.reward = 0.5
+        return output
+
+
+class AllFail(Plain):
+    """Every episode of the second step."""
+
+    async def execute(self, workflow_task, model_tuner):
+        if workflow_task.step == 2 and workflow_task.mode == "train":
+            raise ValueError("no such move")
+        return await super().execute(workflow_task, model_tuner)
+
+
+class Stepwise(Plain):
+    """Notes the state and the reward of each call."""
+
+    async def execute(self, workflow_task, model_tuner):
+        output = await super().execute(workflow_task, model_tuner)
+        model_tuner.credit_turn(reward=output.reward, state_key="second")
+        return output
+
+
 class Sandboxed(Plain):
     """Its tool is a program in the sandbox, each of another length, so that results race."""
 

@@ -17,6 +17,7 @@ import asyncio
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from typing import get_args
 
 from ajet.core import assembly
 from ajet.core.bounded_loop import GRACE_S, run_bounded
@@ -33,7 +34,7 @@ from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
 from ajet.core.trajectory.limits import is_own_limit
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
-from ajet.core.workflow.workflow import WorkflowTask
+from ajet.core.workflow.workflow import Mode, WorkflowTask
 
 TIMED = (EpisodeStatus.TIMEOUT, EpisodeStatus.JUDGE_ERROR)
 """A deadline may have ended these."""
@@ -107,15 +108,19 @@ def planned(record: EpisodeRecord, config: AjetConfig) -> WorkflowTask:
         row.group_id,
         row.rollout_index,
         row.step,
-        "train" if row.mode == "train" else "eval",
+        _mode(row.mode),
         record.seed,
     )
+
+
+def _mode(recorded: str) -> Mode:
+    return next(mode for mode in get_args(Mode) if mode == recorded)
 
 
 def _read_again(task_id: str, mode: str, config: AjetConfig) -> Task:
     """A task that JSON could not hold, from the data as it is now."""
     reader = make_reader(config)
-    tasks = reader.get_training_tasks() if mode == "train" else reader.get_validation_tasks()
+    tasks = reader.get_validation_tasks() if mode == "eval" else reader.get_training_tasks()
     found = next((task for task in tasks if task.task_id == task_id), None)
     if found is None:
         raise DataError(

@@ -41,7 +41,6 @@ class EpisodeCredit:
     lengths_T: NDArray[np.int64]
     agents_T: tuple[str, ...]
     tag: str = ""
-    is_truncated: bool = False
     response_length: int = 0  # after the first prompt, tools' results included
     baseline: float | None = None  # ReMax: reward of the greedy episode of its group
     penalties: TokenArrays | None = None  # what the KL takes off each token's reward
@@ -109,7 +108,6 @@ def _episode(trajectory: Trajectory, baseline: float | None) -> EpisodeCredit:
         ),
         agents_T=tuple(turn.agent_name for turn in turns),
         tag=str(trajectory.workflow_task.task.metadata.get("tag", "")),
-        is_truncated=trajectory.status == "truncated",
         response_length=_response_length(trajectory),
         baseline=baseline,
     )

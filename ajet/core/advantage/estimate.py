@@ -79,7 +79,6 @@ class Estimate:
 
     advantages: Advantages
     returns: Advantages | None  # what a critic learns; gae's alone
-    left_out: tuple[str, ...]  # truncated episodes that are masked: they have no advantages
     metrics: dict[str, float]
 
 
@@ -91,7 +90,7 @@ def estimate(credits: Sequence[GroupCredit], settings: EstimatorSettings) -> Est
     whitened = whiten(raw) if settings.whitens else raw
     advantages, metrics = _clipped(whitened, settings.clip)
     metrics |= shaped.metrics | advantage_metrics(settings.name, shaped.groups, advantages)
-    return Estimate(advantages, returns, shaped.left_out, metrics)
+    return Estimate(advantages, returns, metrics)
 
 
 def _clipped(advantages: Advantages, clip: float | None) -> tuple[Advantages, dict[str, float]]:

@@ -13,7 +13,8 @@ The over-long penalty is DAPO's (Yu et al. 2025, arXiv 2503.14476, equation 13):
 tokens before the ceiling, then linear to `-factor` at it. The KL is taken off afterwards, token by
 token (kl_in_reward.py).
 
-Not covered: rewards normalised by a mean that runs over steps.
+Not covered: rewards normalised by a mean that runs over steps; leaving truncated episodes out of
+their groups (rollout/), which is done before.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 
 from ajet.core.advantage.comparison import Comparison, compare_scores, episodes_of
 from ajet.core.advantage.credit import EpisodeCredit, GroupCredit, RewardGrouping
+from ajet.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +37,16 @@ class RewardShaping:
     overlong_buffer: int = 0  # tokens; 0 is off
     overlong_factor: float = 1.0
     max_response_length: int = 15000
-    mask_truncated: bool = False
     grouping: RewardGrouping = "none"
     normalize_std: bool = False
     clip: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.overlong_buffer > self.max_response_length:
+            raise ConfigError(
+                f"ajet.trainer_common.algorithm.overlong.buffer_len: {self.overlong_buffer} is "
+                f"more than ajet.data.max_response_length ({self.max_response_length})"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,26 +54,19 @@ class Shaped:
     """The groups with new rewards, and what was done to them."""
 
     groups: list[GroupCredit]
-    left_out: tuple[str, ...]  # ids of truncated episodes that are in no group any more
     metrics: dict[str, float]
 
 
 def shape_rewards(groups: Sequence[GroupCredit], shaping: RewardShaping) -> Shaped:
-    """Whatever is masked, penalised or cut is counted."""
-    kept, left_out = _without_truncated(groups) if shaping.mask_truncated else (list(groups), ())
-    metrics = {"episodes/truncated_masked": float(len(left_out))} if shaping.mask_truncated else {}
+    """Whatever is penalised or cut is counted."""
+    shaped, metrics = list(groups), {}
     if shaping.overlong_buffer:
-        kept = _overlong(kept, shaping, metrics)
+        shaped = _overlong(shaped, shaping, metrics)
     if shaping.grouping != "none":
-        kept = _normalised(kept, shaping.grouping, shaping.normalize_std)
+        shaped = _normalised(shaped, shaping.grouping, shaping.normalize_std)
     if shaping.clip is not None:
-        kept = _clipped(kept, shaping.clip, metrics)
-    return Shaped(kept, left_out, metrics)
-
-
-def _without_truncated(groups: Sequence[GroupCredit]) -> tuple[list[GroupCredit], tuple[str, ...]]:
-    left_out = tuple(e.episode_id for e in episodes_of(groups) if e.is_truncated)
-    return [tuple(e for e in group if not e.is_truncated) for group in groups], left_out
+        shaped = _clipped(shaped, shaping.clip, metrics)
+    return Shaped(shaped, metrics)
 
 
 def _overlong(

@@ -263,11 +263,11 @@ def _why_not_trained(episode: EpisodeRecord, turn: TurnRecord) -> str | None:
     """Why its tokens are not to be trained; None where they are."""
     row = episode.row
     if row.mode != "train":
-        return "evaluation"
+        return "a greedy baseline" if row.mode == "baseline" else "evaluation"
     if not turn.trainable:
         return "an agent that is not trained"
     if row.status == EpisodeStatus.ABORTED and episode.ended_as != row.status:
-        return "its group was dropped"
+        return "a selection left it out"
     if row.status not in TRAINED_STATUSES:
         return f"the episode ended as {row.status}"
     return "the episode has no reward" if row.reward is None else None

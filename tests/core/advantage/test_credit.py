@@ -14,10 +14,10 @@ def turn(num_prompt, num_tokens, **more):
     return Turn(completion, [], None, {}, **more)
 
 
-def credit(*turns, reward=1.0, name="e", status=EpisodeStatus.OK, member=0):
+def credit(*turns, reward=1.0):
     task = Task("t", "q", metadata={"tag": "Lake"})
     trajectory = Trajectory(
-        WorkflowTask(task, name, "g", member, 0, "train", 0), turns, status, reward=reward
+        WorkflowTask(task, "e", "g", 0, 0, "train", 0), turns, EpisodeStatus.OK, reward=reward
     )
     (episode,) = credit_of(Group("g", (trajectory,)))
     return episode
@@ -29,17 +29,13 @@ def test_what_no_turn_was_given_is_the_last_trained_turns():
     )
     assert found.turn_rewards_T.tolist() == [0.25, 1.25, 0.5]
     assert found.lengths_T.tolist() == [2, 1, 0]
-    assert (found.tag, found.is_truncated) == ("Lake", False)
+    assert found.tag == "Lake"
 
 
 def test_the_response_is_the_longest_timeline_less_the_first_prompt():
     # 5 tokens of prompt; the second call ends at 5 + 3 + 4 + 2 = 14; the third begins anew.
     assert credit(turn(5, 3), turn(12, 2), turn(6, 1)).response_length == 9
     assert credit().response_length == 0
-
-
-def test_truncated_episodes_are_marked():
-    assert credit(turn(1, 1), status=EpisodeStatus.TRUNCATED).is_truncated
 
 
 def test_unequal_numbers_of_turns_are_refused():

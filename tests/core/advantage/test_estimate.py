@@ -62,14 +62,6 @@ def test_the_critic_learns_raw_returns_whatever_is_whitened_or_cut():
     assert estimate([GROUP], EstimatorSettings("grpo")).returns is None
 
 
-def test_masked_episodes_are_named_and_have_no_advantages():
-    group = (*GROUP, credited("c", [9], is_truncated=True))
-    settings = EstimatorSettings("rloo", shaping=RewardShaping(mask_truncated=True))
-    found = estimate([group], settings)
-    assert found.left_out == ("c",)
-    assert per_turn(found.advantages) == {"a": [1.0], "b": [-1.0]}
-
-
 def test_tokens_and_episodes_that_teach_nothing_are_counted():
     equal = tuple(credited(name, [1], [6]) for name in "cd")
     metrics = estimate([GROUP, equal], EstimatorSettings("rloo")).metrics
@@ -98,7 +90,7 @@ def test_an_empty_batch_is_an_empty_estimate(name):
 @pytest.mark.parametrize("name", list(ESTIMATORS))
 def test_nothing_is_nan_whatever_is_combined(name):
     groups = random_groups(3, penalties=True, values=True, states=2)
-    shaping = RewardShaping(5, 1.0, 100, False, "batch", True, 1.0)
+    shaping = RewardShaping(5, 1.0, 100, "batch", True, 1.0)
     found = estimate(groups, EstimatorSettings(name, shaping=shaping, whiten=True, clip=2.0))
     assert all(np.isfinite(turn).all() for turns in found.advantages.values() for turn in turns)
 
@@ -122,7 +114,7 @@ ajet:
       reward_clip: 4.0
       advantage_clip: 3.0
       whiten_advantages: true
-      overlong: {buffer_len: 11, penalty_factor: 0.4, mask_truncated: true}
+      overlong: {buffer_len: 11, penalty_factor: 0.4}
       kl_ctrl: {type: adaptive, kl_coef: 0.2, target_kl: 0.3, horizon: 12}
 """
     )
@@ -130,7 +122,7 @@ ajet:
     assert assembly.estimator_settings(config) == EstimatorSettings(
         "gigpo",
         AdvantageOptions(False, 0.9, 0.8, 0.7, 0.6, 0.5),
-        RewardShaping(11, 0.4, 77, True, "tag", True, 4.0),
+        RewardShaping(11, 0.4, 77, "tag", True, 4.0),
         whiten=True,
         clip=3.0,
     )

@@ -180,8 +180,7 @@ def test_adaptive_kl(verl_core_algos):
     assert control.coef != pytest.approx(0.2, rel=0.01)
 
 
-def test_parity_is_not_of_zeros(verl_core_algos):
-    """The check finds a difference: rewards of another batch do not agree."""
+def test_the_check_finds_other_rewards(verl_core_algos):
     groups = random_groups(0)
     rows = Rows(groups)
     theirs, _ = verl_core_algos.compute_grpo_outcome_advantage(rows.rewards, rows.mask, rows.index)

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from ajet.core.advantage.shaping import RewardShaping, shape_rewards
+from ajet.core.errors import ConfigError
 from tests.core.advantage.advantage_fixtures import credited
 
 
@@ -16,7 +17,7 @@ def episodes(shaped):
 def test_nothing_is_shaped_by_default():
     groups = [(credited("a", [1, 2]),)]
     shaped = shape_rewards(groups, RewardShaping())
-    assert shaped.groups == groups and shaped.metrics == {} and shaped.left_out == ()
+    assert shaped.groups == groups and shaped.metrics == {}
 
 
 @pytest.mark.parametrize(
@@ -32,12 +33,9 @@ def test_the_overlong_penalty_grows_in_the_buffer(length, penalty):
     }
 
 
-def test_truncated_episodes_leave_their_group_and_are_counted():
-    group = (credited("a", [1]), credited("b", [0], is_truncated=True))
-    shaped = shape_rewards([group], RewardShaping(mask_truncated=True))
-    assert rewards(shaped) == {"a": 1}
-    assert shaped.left_out == ("b",)
-    assert shaped.metrics == {"episodes/truncated_masked": 1.0}
+def test_a_buffer_longer_than_an_episode_may_be_is_refused():
+    with pytest.raises(ConfigError, match=r"overlong\.buffer_len: 101 is more than"):
+        RewardShaping(overlong_buffer=101, max_response_length=100)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +98,7 @@ def test_an_episode_without_a_greedy_reward_gets_none():
 
 
 def test_an_empty_batch_is_shaped_to_an_empty_batch():
-    shaping = RewardShaping(10, 1.0, 100, True, "tag", True, 1.0)
+    shaping = RewardShaping(10, 1.0, 100, "tag", True, 1.0)
     shaped = shape_rewards([(), ()], shaping)
     assert shaped.groups == [(), ()]
     assert all(np.isfinite(value) for value in shaped.metrics.values())

@@ -18,12 +18,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ajet.core.environment.environment import Environment, Info
+from ajet.core.environment.games.split import belongs_to
 from ajet.core.errors import ConfigError
 from ajet.core.importing import require_package
-from ajet.core.seeding import derive
-
-VALIDATION_SHARE = 5
-"""One question in so many is of validation."""
 
 DRAWS_PER_DATASET = 40
 MOST_DATASETS = 10
@@ -70,7 +67,7 @@ class ReasoningGymEnvironment(Environment):
             self._dataset = self._new_dataset(rng.randrange(SEEDS))
             for _ in range(DRAWS_PER_DATASET):
                 entry = self._dataset[rng.randrange(len(self._dataset))]
-                if split is None or split == split_of(entry["question"]):
+                if belongs_to(split, entry["question"]):
                     return entry
         raise ValueError(
             f"reasoning_gym:{self.name}: no question of the split {split!r} in "
@@ -91,11 +88,6 @@ class ReasoningGymEnvironment(Environment):
             return float(self._dataset.score_answer(action, self._entry)), True
         except Exception:  # noqa: BLE001  # some scorers raise whatever their parsing raises
             return 0.0, False
-
-
-def split_of(question: str) -> str:
-    """Follows from the question alone."""
-    return "train" if derive("reasoning_gym", question) % VALIDATION_SHARE else "validation"
 
 
 def _line(error: Exception) -> str:

@@ -12,7 +12,8 @@ the game's own random state put in and the process's own taken out and put back,
 by side stay reproducible and disturb nobody.
 
 Not covered: games for two and more players; games that ask a model or download word lists need
-their own preparation; splits (the seed decides, and not every game has many instances).
+their own preparation; splits (the seed decides, and not every game has many instances); a game that
+hangs, which holds the lock (`isolation: process` ends it).
 """
 
 from __future__ import annotations

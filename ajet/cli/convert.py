@@ -1,0 +1,82 @@
+"""`ajet convert`: another system's config as an ajet YAML, and what was left out of it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from ajet.cli.options import Verbose
+
+if TYPE_CHECKING:
+    from ajet.core.config.convert import Conversion
+
+
+def convert(
+    source: Annotated[
+        Path, typer.Argument(help="Its YAML, or the shell script that starts its training.")
+    ],
+    system: Annotated[
+        Literal["roll", "verl", "chatlearn", "agentjet"],
+        typer.Option("--from", help="Whose config it is."),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Overrides of that system's keys."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The YAML that is written. [default: stdout]")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Write over a file that is there.")
+    ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict", help="Exit with 1 if what was left out changes the algorithm, or may."
+        ),
+    ] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Turn a config of ROLL, verl, ChatLearn or AgentJet into an ajet YAML.
+
+    Every key of it becomes one of ours, or stands in the head of the YAML with the reason why not.
+    """
+    from ajet.core.config.convert import convert as converted
+    from ajet.core.config.convert import yaml_text
+    from ajet.core.errors import ConfigError
+
+    if out is not None and out.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"--out {out}: a config ends in .yaml")
+    if out is not None and out.exists() and (out.samefile(source) or not overwrite):
+        hint = "give another --out" if out.samefile(source) else "add --overwrite to replace it"
+        raise ConfigError(f"--out {out}: this file is there already; {hint}")
+    result = converted(system, source, overrides or [])
+    text = yaml_text(result)
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8")
+    _show(result, out)
+    raise typer.Exit(1 if strict and result.changes_the_algorithm else 0)
+
+
+def _show(result: "Conversion", out: Path | None) -> None:
+    """How many keys went where; on stderr when the YAML itself is on stdout."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=escape(f"{result.source} ({result.system})"))
+    table.add_column("keys", justify="right")
+    table.add_column("")
+    for count, text in result.summary():
+        table.add_row(str(count), escape(text))
+    console = Console(stderr=out is None)
+    console.print(table)
+    for each in [*result.of("algorithm"), *result.of("unknown")]:
+        console.print(escape(f"left out: {each.shown}: {each.reason}"), soft_wrap=True)
+    for text in result.to_do:
+        console.print(escape(f"to do: {text}"), soft_wrap=True)
+    if out is not None:
+        console.print(escape(f"{out}: `ajet check --conf {out}` says what it comes to"))

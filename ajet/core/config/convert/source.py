@@ -1,0 +1,174 @@
+"""The other system's config as plain data.
+
+    defaults: [../config/traj_envs@_here_]     merged in, where the file lies beside this one
+    max_steps: ${max_actions_per_traj}         resolved within what was read
+    path: ${oc.env:MODEL}                      stays unresolved: it is not in the file
+
+Not covered: Hydra's groups and packages; a file that `defaults:` names is laid under the others.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from ajet.core.config.compose import read_yaml
+from ajet.core.errors import ConfigError
+
+REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+_FOREIGN = re.compile(r"\$\{\s*(oc\.env|now|hydra)\b")
+
+
+@dataclass
+class Read:
+    """What a file says, before its interpolations are resolved."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    own: set[str] = field(default_factory=set)  # keys that the file itself or the command line has
+    missing: list[str] = field(default_factory=list)  # entries of `defaults:` that are nowhere
+
+
+@dataclass
+class Resolved:
+    """The same with every interpolation resolved that can be."""
+
+    values: dict[str, Any]
+    unresolved: dict[str, str]  # key -> the text that stands there
+    referenced: set[str]  # keys that another key refers to: variables
+    own: set[str]
+    missing: list[str]
+
+
+def read_file(path: Path, known_defaults: Sequence[str], seen: tuple[Path, ...] = ()) -> Read:
+    """The YAML over the files of its `defaults:`; `known_defaults` are the system's own names."""
+    if path.resolve() in seen:
+        raise ConfigError(f"{path}: defaults: this file includes itself")
+    written = read_yaml(path)
+    entries = written.pop("defaults", None) or []
+    if not isinstance(entries, list):
+        raise ConfigError(f"{path}: defaults: a list is expected, got {entries!r}")
+    below, above, missing = _included(entries, path, known_defaults, (*seen, path.resolve()))
+    values = merged(merged(below, written), above)
+    return Read(values, set(flat(written)), missing)
+
+
+def resolve(read: Read) -> Resolved:
+    """What refers to itself, or to nothing here, is unresolved."""
+    from omegaconf import OmegaConf
+
+    referenced = {name for text in _texts(read.values) for name in REFERENCE.findall(text)}
+    unresolved: dict[str, str] = {}
+    inside = _without_foreign(read.values, "", unresolved)
+    values = _plain(OmegaConf.create(inside), "", unresolved)
+    return Resolved(values, unresolved, referenced, read.own, read.missing)
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> value; lists and empty sections are values."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{name}.")
+        else:
+            found[name] = value
+    return found
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`above` laid over `below`, section by section."""
+    result = dict(below)
+    for key, value in above.items():
+        old = result.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = merged(old, value)
+        result[key] = value
+    return result
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The opposite of `flat`."""
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        put(result, key, value)
+    return result
+
+
+def put(values: dict[str, Any], key: str, value: Any) -> None:
+    """`value` at the dotted key; what is no section on the way there is replaced by one."""
+    *sections, name = key.split(".")
+    for section in sections:
+        inner = values.get(section)
+        if not isinstance(inner, dict):
+            inner = values[section] = {}
+        values = inner
+    values[name] = value
+
+
+def _included(
+    entries: list[Any], path: Path, known: Sequence[str], seen: tuple[Path, ...]
+) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """What the entries before and after `_self_` hold, and those that are nowhere."""
+    halves: list[dict[str, Any]] = [{}, {}]
+    missing: list[str] = []
+    half = 0
+    for entry in entries:
+        if entry == "_self_":
+            half = 1
+            continue
+        name = str(entry).partition("@")[0]
+        file = path.parent / (name if name.endswith(".yaml") else f"{name}.yaml")
+        if file.is_file():
+            read = read_file(file, known, seen)
+            halves[half] = merged(halves[half], read.values)
+            missing += read.missing
+        elif not any(fnmatchcase(Path(name).name, pattern) for pattern in known):
+            missing.append(name)
+    return halves[0], halves[1], missing
+
+
+def _plain(node: Any, prefix: str, unresolved: dict[str, str]) -> Any:
+    """Plain data; what cannot be resolved is left out and noted under its key."""
+    from omegaconf import DictConfig, ListConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    if not isinstance(node, DictConfig | ListConfig):
+        return node
+    written: Any = OmegaConf.to_container(node, resolve=False)
+    found: dict[Any, Any] = {}
+    for key in written if isinstance(written, dict) else range(len(written)):
+        name = f"{prefix}{key}"
+        try:
+            inner = node[key]
+        except OmegaConfBaseException:
+            unresolved[name] = str(written[key])
+            continue
+        found[key] = _plain(inner, f"{name}.", unresolved)
+    return list(found.values()) if isinstance(node, ListConfig) else found
+
+
+def _without_foreign(value: Any, prefix: str, unresolved: dict[str, str]) -> Any:
+    """Without what stands in no file: the environment (a key, perhaps) and the time of day."""
+    if not isinstance(value, Mapping):
+        return value
+    kept: dict[str, Any] = {}
+    for key, inner in value.items():
+        name = f"{prefix}{key}"
+        if isinstance(inner, str) and _FOREIGN.search(inner):
+            unresolved[name] = inner
+        else:
+            kept[key] = _without_foreign(inner, f"{name}.", unresolved)
+    return kept
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)

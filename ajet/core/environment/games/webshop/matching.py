@@ -1,0 +1,75 @@
+"""When two pieces of text of a shop mean the same.
+
+    token_set_ratio("essential oil", "pure essential oils")     how alike, 0 to 100
+    colour_of("heather grey/navy")                               grey
+    title_words("Lamp with a Shade")                             [lamp, shade]
+
+The ratio is that of the package that the paper's code calls (thefuzz): words as sets, and twice the
+longest common subsequence over both lengths. Not covered: parts of speech. The paper's code asks
+spaCy for a title's nouns; here every word is taken but function words and numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+_NO_WORD = re.compile(r"[\W_]+")
+_LETTERS = re.compile(r"[a-z]{2,}")
+
+_FUNCTION_WORDS = """an and are as at be but by can for from has have in into is it its made new no
+not of off on or our out per so than that the their them this to up use very was we with without
+you your"""
+_COLOURS = """black white grey gray silver gold red orange yellow green blue purple pink brown beige
+ivory cream khaki olive teal turquoise aqua cyan navy indigo violet lavender lilac magenta fuchsia
+maroon burgundy crimson coral peach salmon rose bronze copper brass charcoal tan taupe mint emerald
+mustard amber walnut oak espresso natural clear multicolor"""
+FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
+COLOURS = tuple(_COLOURS.split())
+
+
+def token_set_ratio(one: str, other: str) -> int:
+    """100 where all words of one are in the other; order and repetition do not matter."""
+    return _set_ratio(frozenset(_words(one)), frozenset(_words(other)))
+
+
+def colour_of(option: str) -> str:
+    """The first colour in the list that the option names; the option itself where it names none."""
+    option = option.lower()
+    return next((colour for colour in COLOURS if colour in option), option)
+
+
+def title_words(title: str) -> list[str]:
+    return [word for word in _LETTERS.findall(title.lower()) if word not in FUNCTION_WORDS]
+
+
+def _words(text: str) -> list[str]:
+    return _NO_WORD.sub(" ", text.lower()).split()
+
+
+@lru_cache(maxsize=65536)
+def _set_ratio(one: frozenset[str], other: frozenset[str]) -> int:
+    if not one or not other:
+        return 0
+    shared = " ".join(sorted(one & other))
+    left = " ".join(filter(None, (shared, " ".join(sorted(one - other)))))
+    right = " ".join(filter(None, (shared, " ".join(sorted(other - one)))))
+    return max(_ratio(shared, left), _ratio(shared, right), _ratio(left, right))
+
+
+def _ratio(one: str, other: str) -> int:
+    if not one or not other:
+        return 0
+    return round(200 * _common_length(one, other) / (len(one) + len(other)))
+
+
+def _common_length(one: str, other: str) -> int:
+    """Of the longest common subsequence."""
+    row = [0] * (len(other) + 1)
+    for letter in one:
+        before = 0
+        for place, each in enumerate(other, 1):
+            above = row[place]
+            row[place] = before + 1 if letter == each else max(above, row[place - 1])
+            before = above
+    return row[-1]
