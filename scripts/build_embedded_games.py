@@ -90,9 +90,9 @@ GAMES = {
         action=valid_action,
     ),
     "guess_number": Game(
-        environment=GuessNumber,
+        environment=lambda: GuessNumber(high=20, max_guesses=5),
         words="user assistant Between and guesses guess left is right No It was",
-        max_steps=4,
+        max_steps=5,
         steps=3000,
         batch=32,
         action=random_guess,
