@@ -86,7 +86,9 @@ def answers(*actions):
 
 async def play(config, endpoint, mode="train", num=1, **limits):
     """The trajectories of the first task's group."""
-    task = EnvironmentReader(config).get_training_tasks()[0]
+    reader = EnvironmentReader(config)
+    held_out = mode == "eval"
+    task = (reader.get_validation_tasks() if held_out else reader.get_training_tasks())[0]
     agent = registered(task.metadata["agent_name"])
     agent.check_config(config)
     limits = {"max_failure_rate": 1.0, **limits}

@@ -9,6 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
+from ajet.core.environment.games.frozen_lake import FrozenLake
+from ajet.core.environment.registry import BUILT_IN
 from ajet.core.record.evaluation import wilson
 from tests.cli.chat_server import ChatServer, message
 
@@ -238,3 +240,50 @@ def test_an_address_without_a_scheme_is_one_line(project):
     )
     assert result.exit_code == 1
     assert "begins with http:// or https://" in result.stderr
+
+
+LAKE = """
+ajet:
+  experiment_name: lake
+  model: {path: "embedded:frozen_lake"}
+  task_reader: {type: environment}
+  environment:
+    custom_envs:
+      Lake:
+        env_type: frozen_lake
+        env_config: {show_position: true}
+        env_manager_cls: step_env_agent
+        max_steps: 1
+        max_tokens_per_step: 4
+        agent_system_template: ""
+        agent_template: "{observation}"
+        action_pattern: null
+    val_env_manager: {num_env_groups: 2}
+    render_save_dir: frames
+  data: {train_batch_size: 2, max_prompt_length: 128, max_response_length: 64}
+  rollout: {max_response_length_in_one_turn: 4, max_model_len: 256}
+  trainer_common: {torch_threads: 1}
+"""
+
+
+@pytest.mark.parametrize("split", ["training", "validation"])
+def test_environments_play_the_instances_of_the_split_and_leave_a_runs_pictures(
+    tmp_path, monkeypatch, split
+):
+    played = []
+
+    class Watched(FrozenLake):
+        def reset(self, seed=None, options=None):
+            played.append(options["split"])
+            return super().reset(seed, options)
+
+    monkeypatch.setitem(BUILT_IN, "frozen_lake", f"{__name__}->Watched")
+    monkeypatch.setattr(sys.modules[__name__], "Watched", Watched, raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lake.yaml").write_text(LAKE)
+    ended = CliRunner().invoke(app, ["eval", "--conf", "lake.yaml", "--split", split])
+    assert ended.exit_code == 0, ended.output
+    assert set(played[-2:]) == {"train" if split == "training" else "validation"}
+    [frames] = tmp_path.rglob("frames")
+    pictures = [str(path.relative_to(frames)) for path in frames.rglob("*.png")]
+    assert sorted(pictures) == [f"eval/step_000000/Lake-000{i}.png" for i in (0, 1)]

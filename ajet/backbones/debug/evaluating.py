@@ -24,6 +24,7 @@ from ajet.core.judge.judge import BaseJudge
 from ajet.core.record.evaluation_report import EvaluationReport
 from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
+from ajet.core.workflow.agents.album import drawing_in
 
 Split = Literal["validation", "training"]
 
@@ -58,6 +59,9 @@ def evaluate_subject(
     on_episode: Callable[[], None] = lambda: None,
 ) -> EvaluationReport:
     """`k` episodes of each of the first `num_tasks` tasks; None means as the run validates."""
+    drawn = config.ajet.environment.render_save_dir
+    if drawn is not None:  # beside those of the run's own validations
+        config = drawing_in(config, Path(drawn) / "eval")
     reader = make_reader(config)
     is_held_out = split == "validation"
     tasks = reader.get_validation_tasks() if is_held_out else reader.get_training_tasks()

@@ -34,6 +34,7 @@ from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
 from ajet.core.trajectory.limits import is_own_limit
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
+from ajet.core.workflow.agents.album import drawing_in
 from ajet.core.workflow.workflow import Mode, WorkflowTask
 
 TIMED = (EpisodeStatus.TIMEOUT, EpisodeStatus.JUDGE_ERROR)
@@ -51,6 +52,7 @@ def replay_episode(
 ) -> ReplayReport:
     """Run the episode again. `on_error` is told what the workflow or the judge raised; `before` is
     given the workflow's class, at the last moment."""
+    config = drawing_in(config, None)  # the run's own pictures stay
     plan = planned(record, config)
     engine = ReplayEngine(
         [RecordedCall(turn.completion, turn.started_s, turn.ended_s) for turn in record.turns],

@@ -88,8 +88,8 @@ class EnvironmentConfig(Section):
     )
     render_save_dir: str | None = Field(
         default=None,
-        description="A folder for GIFs and PNGs of validation episodes; a relative one is in the "
-        "run folder; null draws none.",
+        description="A folder for GIFs and PNGs of validation episodes, those of ajet eval in its "
+        "folder eval; a relative one is in the run folder; null draws none.",
     )
     max_rendered_episodes: int = Field(
         default=8, ge=1, description="Episodes of one validation that are drawn, the first ones."

@@ -3,14 +3,17 @@
     [frame, frame, …]  ->  step_000020/FrozenLake4-0003.gif     one frame after the other
                            step_000020/FrozenLake4-0003.png     all of them on one sheet
 
-A frame is text, drawn with Pillow's own font, or an RGB array ``[height, width, 3]``. Not covered:
-which episodes are drawn (workflow/agents/album.py).
+A frame is text, drawn with Pillow's own font, each letter in a cell of one size (so that a board's
+columns stand one below the other), or an RGB array ``[height, width, 3]``. Not covered: which
+episodes are drawn (workflow/agents/album.py), letters that the font has not.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +28,11 @@ MARGIN, GAP = 8, 4
 SHEET_COLUMNS = 5
 MOST_ON_SHEET = 40
 LONGEST_TEXT = 4000
+COLUMNS = 80
+CELL_WIDTH, CELL_HEIGHT = 8, 14
 WHITE = (255, 255, 255)
+_wrap = TextWrapper(COLUMNS, drop_whitespace=False, break_on_hyphens=False).wrap
+_TERMINAL_CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def problem_of(frame: Any) -> str | None:
@@ -57,15 +64,23 @@ def picture_of(frame: Frame) -> Image:
 
     if not isinstance(frame, str):
         return Image.fromarray(frame)
-    text, font = frame[:LONGEST_TEXT] or " ", ImageFont.load_default()
-    left, top, right, bottom = ImageDraw.Draw(Image.new("RGB", (1, 1))).multiline_textbbox(
-        (0, 0), text, font=font
-    )
-    size = (int(right - left) + 2 * MARGIN, int(bottom - top) + 2 * MARGIN)
-    picture = Image.new("RGB", size, WHITE)
-    at = (MARGIN - left, MARGIN - top)
-    ImageDraw.Draw(picture).multiline_text(at, text, fill=(0, 0, 0), font=font)
+    lines, font = _lines_of(frame[:LONGEST_TEXT]), ImageFont.load_default()
+    width = max(map(len, lines)) * CELL_WIDTH + 2 * MARGIN
+    picture = Image.new("RGB", (width, len(lines) * CELL_HEIGHT + 2 * MARGIN), WHITE)
+    draw = ImageDraw.Draw(picture)
+    for row, line in enumerate(lines):
+        for column, letter in enumerate(line):
+            aside = (CELL_WIDTH - font.getlength(letter)) / 2
+            at = (MARGIN + column * CELL_WIDTH + aside, MARGIN + row * CELL_HEIGHT)
+            draw.text(at, letter, fill=(0, 0, 0), font=font)
     return picture
+
+
+def _lines_of(text: str) -> list[str]:
+    """Without a terminal's colours, long lines broken."""
+    plain = _TERMINAL_CODE.sub("", text).expandtabs(4)
+    lines = [part for line in plain.splitlines() for part in _wrap(line) or [""]]
+    return lines if any(lines) else [" "]
 
 
 def contact_sheet(pictures: Sequence[Image]) -> Image:

@@ -28,20 +28,24 @@ class EnvironmentReader(BaseTaskReader):
     def get_training_tasks(self) -> list[Task]:
         size = self.config.ajet.data.train_batch_size
         manager = self._section.train_env_manager
-        return self._tasks(manager, size, "train_env_manager", "ajet.data.train_batch_size")
+        where = "ajet.data.train_batch_size"
+        return self._tasks(manager, size, "train", "train_env_manager", where)
 
     def get_validation_tasks(self) -> list[Task]:
         manager = self._section.val_env_manager
         where = f"{SECTION}.val_env_manager.num_env_groups"
         if not manager.num_env_groups:
             return []
-        return self._tasks(manager, manager.num_env_groups, "val_env_manager", where)
+        size = manager.num_env_groups
+        return self._tasks(manager, size, "validation", "val_env_manager", where)
 
     @property
     def _section(self) -> EnvironmentConfig:
         return self.config.ajet.environment
 
-    def _tasks(self, manager: EnvManager, size: int, name: str, size_key: str) -> list[Task]:
+    def _tasks(
+        self, manager: EnvManager, size: int, split: str, name: str, size_key: str
+    ) -> list[Task]:
         """Tags take turns, so that the first of the tasks are a fair part of them all."""
         tags = played_tags(self._section, manager)
         parts = manager.num_groups_partition or _evenly(size, len(tags))
@@ -61,11 +65,11 @@ class EnvironmentReader(BaseTaskReader):
             for order, part in enumerate(parts)
             for number in range(part)
         ]
-        return [self._task(tags[order], number) for _, order, number in sorted(places)]
+        return [self._task(tags[order], number, split) for _, order, number in sorted(places)]
 
-    def _task(self, tag: str, number: int) -> Task:
+    def _task(self, tag: str, number: int, split: str) -> Task:
         environment = self._section.custom_envs[tag]
-        metadata = {"tag": tag, "agent_name": environment.env_manager_cls}
+        metadata = {"tag": tag, "split": split, "agent_name": environment.env_manager_cls}
         return Task(f"{tag}-{number:04d}", "", env_type=environment.env_type, metadata=metadata)
 
 

@@ -10,12 +10,15 @@ below 1, otherwise; the score of another is what it earned.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ajet.core.environment.environment import Environment, Info
+from ajet.core.environment.live import called, close_quietly
+from ajet.core.environment.returns import checked_reset, checked_step
 from ajet.core.seeding import derive
 
 Maker = Callable[[], Environment]
@@ -36,6 +39,7 @@ class Instance:
         self._earned = 0.0
         self._is_success: bool | None = None
         self._environment = make()
+        self._name = type(self._environment).__name__
 
     def reset(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """`params.seed` decides the instance, and the task's id where there is none; what stands
@@ -43,21 +47,30 @@ class Instance:
         seed = params.get("seed")
         seed = derive("env_service", self.task_id) if seed is None else int(seed)
         split = self.task_id.rpartition("-")[0]
-        shown, info = self._environment.reset(seed, {"split": split} if split else {})
-        state = [{"role": "user", "content": shown}]
+        options, who = {"split": split} if split else {}, f"{self._name}.reset()"
+        returned = called(lambda: self._environment.reset(seed, options), who)
+        shown = checked_reset(returned, who)
+        state = [{"role": "user", "content": shown.observation}]
         if self._environment.instruction:
             state.insert(0, {"role": "system", "content": self._environment.instruction})
-        return {"state": state, "reward": 0.0, "is_terminated": False, "info": dict(info)}
+        info = _sendable(returned[1])
+        return {"state": state, "reward": 0.0, "is_terminated": False, "info": info}
 
     def step(self, action: str) -> dict[str, Any]:
         with self._lock:
             if self.is_over:
                 return _observed("The episode is over.", 0.0, True, {})
-            shown, reward, terminated, truncated, info = self._environment.step(action)
-            self.is_over = terminated or truncated
-            self._earned += reward
-            self._is_success = (info.get("metrics") or {}).get("success", self._is_success)
-            return _observed(shown, reward, self.is_over, {**info, "truncated": truncated})
+            who = f"{self._name}.step()"
+            returned = called(lambda: self._environment.step(action), who)
+            step = checked_step(returned, who)
+            self.is_over = step.terminated or step.truncated
+            self._earned += step.reward
+            if "success" in step.metrics:
+                self._is_success = step.metrics["success"] > 0
+            info = _sendable(returned[4]) | {"truncated": step.truncated}
+            if step.metrics:
+                info["metrics"] = dict(step.metrics)
+            return _observed(step.observation, step.reward, self.is_over, info)
 
     def score(self, is_sparse: bool) -> float:
         if self._is_success is None:
@@ -74,10 +87,23 @@ class Instance:
         is_free = self._lock.acquire(timeout=CLOSE_WAIT_S)
         try:
             self.is_over = True
-            self._environment.close()
+            close_quietly(self._environment)
         finally:
             if is_free:
                 self._lock.release()
+
+
+def _sendable(info: Info) -> Info:
+    """What of it JSON can say: an array for the environment's own use stays here."""
+    return {name: value for name, value in info.items() if _is_json(value)}
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def _observed(shown: str, reward: float, is_over: bool, info: Info) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from ajet.core.rollout.failure import EnvironmentFault
 from ajet.tools.env_service.instance import Instance, Maker
 
 if TYPE_CHECKING:
@@ -129,6 +130,8 @@ def make_app(kinds: Mapping[str, Maker], num_tasks: Mapping[str, int] = NUM_TASK
         except Refused as refused:
             told = {"success": False, "detail": str(refused)}
             return JSONResponse(told, status_code=refused.status)
+        except EnvironmentFault as fault:
+            return JSONResponse({"success": False, "detail": str(fault)}, status_code=500)
         return {"success": data is not False, "data": data}
 
     for verb in VERBS:  # a plain function runs in a thread: a slow environment holds up nobody

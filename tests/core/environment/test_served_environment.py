@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 
 from ajet.core.environment.environment import Environment
@@ -35,7 +36,26 @@ class Walk(Environment):
         Walk.closed += 1
 
 
-KINDS = {"guess_number": GuessNumber, "countdown": Countdown, "walk": Walk}
+class OfNumpy(Environment):
+    """Speaks numpy's types, and fails at some actions."""
+
+    def reset(self, seed=None, options=None):
+        return "begin", {"state_key": "k", "mask": np.ones(3)}
+
+    def step(self, action):
+        if action == "raise":
+            raise LookupError("lost")
+        reward = float("nan") if action == "nan" else np.float32(0.5)
+        info = {"metrics": {"success": np.bool_(True)}, "mask": np.ones(3)}
+        return "on", reward, np.bool_(False), np.bool_(True), info
+
+
+KINDS = {
+    "guess_number": GuessNumber,
+    "countdown": Countdown,
+    "walk": Walk,
+    "of_numpy": OfNumpy,
+}
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +111,27 @@ def test_truncation_state_keys_and_metrics_come_back(url):
     far.close()
     far.close()
     assert Walk.closed == before + 1
+
+
+def test_numpys_types_are_served_and_what_json_cannot_say_stays_there(url):
+    far = served(url, "of_numpy")
+    assert far.reset(seed=1) == ("begin", {"state_key": "k"})
+    assert far.step("on") == ("on", 0.5, False, True, {"metrics": {"success": True}})
+
+
+@pytest.mark.parametrize(
+    ("action", "told"),
+    [
+        ("nan", r"OfNumpy.step\(\): the reward is nan, not a finite number"),
+        ("raise", r"OfNumpy.step\(\) raised LookupError: lost"),
+    ],
+)
+def test_what_fails_at_the_service_is_told_to_the_client(url, action, told):
+    far = served(url, "of_numpy")
+    far.reset(seed=1)
+    with pytest.raises(EnvironmentFault, match=told):
+        far.step(action)
+    far.close()
 
 
 def test_the_score_says_success_exactly_where_the_environment_does():

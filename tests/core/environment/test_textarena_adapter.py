@@ -45,6 +45,17 @@ def test_a_refused_move_is_no_valid_action():
     assert info["metrics"]["action_is_valid"]
 
 
+def test_a_refusal_that_ends_the_game_is_worth_nothing_where_its_reason_stands_for_the_reward():
+    env = made("textarena:ThreeCardMonte-v0")
+    env.reset(seed=5)
+    for _ in range(4):
+        _, reward, terminated, _, info = env.step("no action")
+        assert (reward, info["metrics"]["action_is_valid"]) == (0.0, False)
+        if terminated:
+            return
+    pytest.fail("it never ended")
+
+
 def played(env, seed, actions):
     return [env.reset(seed=seed)[0], *(env.step(action)[:3] for action in actions)]
 

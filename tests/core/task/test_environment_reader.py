@@ -25,8 +25,10 @@ def test_each_group_of_a_step_is_a_task_and_tags_take_turns(tmp_path):
 
 
 def test_a_task_names_its_tag_its_agent_and_its_environment(tmp_path):
-    task = make_reader(corridor_config(tmp_path)).get_training_tasks()[0]
-    assert task.metadata == {"tag": "Walk", "agent_name": "traj_env_agent"}
+    reader = make_reader(corridor_config(tmp_path))
+    task = reader.get_training_tasks()[0]
+    assert task.metadata == {"tag": "Walk", "split": "train", "agent_name": "traj_env_agent"}
+    assert reader.get_validation_tasks()[0].metadata["split"] == "validation"
     assert (task.main_query, task.env_type) == ("", CORRIDOR)
 
 

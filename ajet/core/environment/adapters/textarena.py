@@ -94,8 +94,12 @@ class TextArenaEnvironment(Environment):
         return True
 
     def _outcome(self) -> tuple[float, bool]:
+        """A reward, and whether the action was refused. Some games put the reason of a refusal
+        where its reward belongs: that is none."""
         rewards, info = self._game.close()
-        return float((rewards or {}).get(PLAYER, 0.0)), bool(info[PLAYER].get("invalid_move"))
+        reward = (rewards or {}).get(PLAYER, 0.0)
+        is_reason = isinstance(reward, str)
+        return 0.0 if is_reason else float(reward), bool(info[PLAYER].get("invalid_move"))
 
     def _was_refused(self) -> bool:
         """The count of errors in a row, which a valid move sets to 0."""

@@ -75,6 +75,17 @@ def album_for(config: AjetConfig, workflow_task: WorkflowTask) -> Album | None:
     return Album(root / f"step_{workflow_task.step:06d}", name)
 
 
+def drawing_in(config: AjetConfig, folder: Path | None) -> AjetConfig:
+    """The config with its pictures in another folder, where it has any; None draws none."""
+    section = config.ajet.environment
+    if section.render_save_dir is None:
+        return config
+    to = None if folder is None else str(folder)
+    environment = section.model_copy(update={"render_save_dir": to})
+    ajet = config.ajet.model_copy(update={"environment": environment})
+    return config.model_copy(update={"ajet": ajet})
+
+
 def _tell_once(line: str) -> None:
     if line not in _told:
         _told.add(line)

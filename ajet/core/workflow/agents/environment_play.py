@@ -26,10 +26,10 @@ from ajet.core.environment.returns import Step
 from ajet.core.trajectory.limits import EpisodeTruncated
 from ajet.core.workflow.agents.album import album_for
 from ajet.core.workflow.agents.environment_setting import (
-    SPLITS,
     Setting,
     check_settings,
     setting_of,
+    split_of,
 )
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow, WorkflowOutput, WorkflowTask
@@ -115,7 +115,7 @@ class Play:
 
     async def begin(self, workflow_task: WorkflowTask) -> None:
         """The environment's first observation."""
-        options = {"split": SPLITS[workflow_task.mode]}
+        options = {"split": split_of(workflow_task)}
         shown = await self.environment.reset(workflow_task.seed % LARGEST_SEED, options)
         self.observation, self._state_key = shown
 

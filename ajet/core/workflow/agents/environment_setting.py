@@ -26,16 +26,14 @@ from ajet.core.workflow.agents.environment_words import (
     ActionReader,
     checked_template,
 )
-from ajet.core.workflow.workflow import Mode, WorkflowTask
+from ajet.core.workflow.workflow import WorkflowTask
 
 SECTION = "ajet.environment"
-SPLITS: dict[Mode, str] = {"train": "train", "baseline": "train", "eval": "validation"}
-"""A baseline plays what its group plays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One tag in one mode."""
+    """One tag in one split."""
 
     tag: str
     custom: CustomEnv
@@ -71,20 +69,27 @@ class Setting:
 def setting_of(config: AjetConfig, workflow_task: WorkflowTask, template: str) -> Setting:
     """The setting of an episode. `template` is the agent's own, where the config has none."""
     tag = str(workflow_task.task.metadata.get("tag", ""))
-    return _setting(_Same(config), tag, workflow_task.mode, template)
+    return _setting(_Same(config), tag, split_of(workflow_task), template)
+
+
+def split_of(workflow_task: WorkflowTask) -> str:
+    """Whose instances an episode plays: the task's, whatever it is played for (a baseline and
+    `ajet eval --split training` play those of training)."""
+    named = workflow_task.task.metadata.get("split")
+    return str(named or ("validation" if workflow_task.mode == "eval" else "train"))
 
 
 def check_settings(config: AjetConfig, template: str) -> None:
     """ConfigError for what would fail in every episode. Makes each environment; our games begin
     an episode, too: there may be no instance with these settings."""
-    for tag, mode in _played(config):
-        setting = _read(config, tag, mode, template)
+    for tag, split in _played(config):
+        setting = _read(config, tag, split, template)
         _check_limits(config, setting)
         with _said_of(f"{SECTION}.custom_envs.{tag}", setting.custom.env_type):
             environment = setting.maker()
             try:
                 if setting.maker.kind.__module__.startswith(GAMES):
-                    environment.reset(0, {"split": SPLITS[mode]})
+                    environment.reset(0, {"split": split})
             finally:
                 close_quietly(environment)
 
@@ -114,11 +119,11 @@ class _Same:
 
 
 @lru_cache(maxsize=64)
-def _setting(config: _Same, tag: str, mode: Mode, template: str) -> Setting:
-    return _read(config.config, tag, mode, template)
+def _setting(config: _Same, tag: str, split: str, template: str) -> Setting:
+    return _read(config.config, tag, split, template)
 
 
-def _read(config: AjetConfig, tag: str, mode: Mode, template: str) -> Setting:
+def _read(config: AjetConfig, tag: str, split: str, template: str) -> Setting:
     section = config.ajet.environment
     if tag not in section.custom_envs:
         known = ", ".join(section.custom_envs) or "none"
@@ -131,7 +136,7 @@ def _read(config: AjetConfig, tag: str, mode: Mode, template: str) -> Setting:
     return Setting(
         tag=tag,
         custom=custom,
-        manager=section.val_env_manager if mode == "eval" else section.train_env_manager,
+        manager=section.train_env_manager if split == "train" else section.val_env_manager,
         maker=environment_maker(
             custom.env_type, custom.env_config, config.base_dirs, f"{where}.env_type"
         ),
@@ -143,14 +148,14 @@ def _read(config: AjetConfig, tag: str, mode: Mode, template: str) -> Setting:
     )
 
 
-def _played(config: AjetConfig) -> Iterator[tuple[str, Mode]]:
+def _played(config: AjetConfig) -> Iterator[tuple[str, str]]:
     """Every tag once for training and once for validation, where it is played there."""
     section = config.ajet.environment
     for tag in played_tags(section, section.train_env_manager):
         yield tag, "train"
     if section.val_env_manager.num_env_groups:
         for tag in played_tags(section, section.val_env_manager):
-            yield tag, "eval"
+            yield tag, "validation"
 
 
 def _check_limits(config: AjetConfig, setting: Setting) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ajet.core.environment.frames import save_frames
+from ajet.core.environment.frames import picture_of, save_frames
 from tests.corridor import Corridor, answers, corridor_config, play
 
 
@@ -75,3 +75,13 @@ def test_frames_of_different_sizes_and_kinds_share_one_size(tmp_path):
         assert film.n_frames == 3
         assert film.size[0] > 50
         assert film.size[1] == 90
+
+
+def test_text_stands_in_columns_without_a_terminals_colours_and_long_lines_are_broken():
+    def pixels(text):
+        return np.asarray(picture_of(text))
+
+    assert pixels("i|i").shape == pixels("W|W").shape
+    assert (pixels("i|")[:, 16:24] == pixels("n|")[:, 16:24]).all()  # a margin and one cell on
+    assert (pixels("\x1b[43mP\x1b[0m_") == pixels("P_")).all()
+    assert pixels("a long line " * 300).shape[1] <= 80 * 8 + 2 * 8
