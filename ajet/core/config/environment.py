@@ -34,7 +34,9 @@ class CustomEnv(Section):
         default="{env_instruction}", description="System prompt; empty has none."
     )
     agent_template: str | None = Field(
-        default=None, description="What the model is shown at each step; null is the agent's own."
+        default=None,
+        description="What the model is shown at each step, with {observation}, {history}, "
+        "{turn_idx}, {actions_left} and more; null is the agent's own.",
     )
     action_pattern: str | None = Field(
         default="<answer>(.*?)</answer>",

@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import yaml
 from pydantic import BaseModel
 
 from ajet.core.config import AjetConfig, load_config
 from ajet.core.config.compose import PACKAGED, compose, read_yaml
+from ajet.core.config.environment import CustomEnv
 from ajet.core.config.rollout import RolloutConfig
 from ajet.core.config.section import Section
 from ajet.core.config.task_reader import BUILT
@@ -350,6 +352,16 @@ def test_the_default_yaml_and_the_tree_agree_key_by_key(root):
     defaults = AjetConfig().to_dict()[root]
     assert list(written) == [root]
     assert written[root] == defaults
+
+
+def test_the_default_yaml_has_the_keys_of_an_environment_in_a_comment():
+    text = (PACKAGED[0] / "ajet_default.yaml").read_text()
+    comment = text.partition("    # Each tag has")[2].partition("    custom_envs:")[0]
+    lines = [line.removeprefix("    #   ") for line in comment.splitlines()[1:]]
+    given = yaml.safe_load("\n".join(lines))
+    assert CustomEnv(**given) == CustomEnv(env_type=given["env_type"])
+    assert list(given) == list(CustomEnv.model_fields)
+    assert all(field.description in comment for field in CustomEnv.model_fields.values())
 
 
 RUNS = [path for path in sorted(Path("tutorial").rglob("*.yaml")) if "\najet:" in path.read_text()]
