@@ -105,8 +105,6 @@ def _compiled(pattern: str, where: str) -> re.Pattern[str]:
 def _form(pattern: str) -> str:
     """The pattern as a person would write it: ``<answer>(.*?)</answer>`` is <answer>…</answer>."""
     written = re.sub(r"^(?:\(\?[a-zA-Z]+\))?\^?|(?<!\\)\$$", "", pattern)  # flags and anchors
-        r"\(\?[a-zA-Z]+\)|^\^|\$$", "", pattern
-    )  # flags, and where a line begins, ends
     written = re.sub(r"\((?:\?P<\w+>|(?!\?))[^()]*\)", "…", written)
     written = re.sub(r"\\s[*+?]*", " ", written)
     return re.sub(r"\\(.)", r"\1", written).strip()
