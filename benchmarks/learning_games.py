@@ -38,6 +38,7 @@ ROOT = Path(__file__).parents[1]
 SHUFFLED_AGENTS = Path(__file__).with_name("shuffled_agents.py")
 ARMS = ("learn", "shuffled", "lr0")
 MOST_SECONDS = 600
+OPTIMUM = GuessNumber(high=20, max_guesses=5).optimal_success()
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Game:
 
 GAMES = {
     "frozen_lake": Game("FrozenLake4", "step_env_agent", 0.85, most_before=0.20),
-    "guess_number": Game("GuessNumber16", "step_env_agent", 0.95 * GuessNumber().optimal_success()),
+    "guess_number": Game("GuessNumber20", "step_env_agent", 0.95 * OPTIMUM),
     "countdown": Game("Countdown2", "traj_env_agent", 0.90),
 }
 

@@ -33,7 +33,7 @@ import torch
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from ajet import ModelTuner, Task, Workflow, WorkflowOutput, WorkflowTask
-from ajet.core.advantage.grpo import grpo
+from ajet.core.advantage import EstimatorSettings, credit_of, estimate
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.scripted import ScriptedEngine
@@ -167,7 +167,8 @@ def make_policy() -> Policy:
 
 def measure(template: ChatTemplate, shape: Shape, rounds: int) -> dict[str, object]:
     groups = asyncio.run(episodes(template, shape))
-    samples = to_samples(groups, {k: v for group in groups for k, v in grpo(group).items()})
+    credits = [credit_of(group) for group in groups]
+    samples = to_samples(groups, estimate(credits, EstimatorSettings()).advantages)
     counts = TimelineCounts.of(groups, samples)
     arms = {"row_a_call": rows(samples), "merged": samples}
     seconds, norms = _updates(arms, rounds)

@@ -3,8 +3,8 @@
     python scripts/build_embedded_games.py                    # all three, a few minutes of one core
     python scripts/build_embedded_games.py --only countdown
 
-Each is a tiny Qwen2 model with a tokenizer of its own. It reads transcripts of games that are played
-at random, in the exact form in which the tutorial's agent plays them:
+Each is a tiny Qwen2 model with a tokenizer of its own. It reads transcripts of games that are
+played at random, in the exact form in which the tutorial's agent plays them:
 
     user        P___ … Left wall Down ice Right hole Up wall
     assistant   Down                                        any valid action, whatever is seen
@@ -51,6 +51,7 @@ CHAT_TEMPLATE = """\
 {%- endif %}
 """
 Messages = list[dict[str, str]]
+NUM_TRANSCRIPTS = 16_384
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,10 @@ GAMES = {
         action=valid_action,
     ),
     "guess_number": Game(
-        environment=GuessNumber,
+        environment=lambda: GuessNumber(high=20, max_guesses=5),
         words="user assistant Between and guesses guess left is right No It was",
-        max_steps=4,
-        steps=1200,
+        max_steps=5,
+        steps=3000,
         batch=32,
         action=random_guess,
     ),
@@ -111,18 +112,16 @@ GAMES = {
 
 
 def transcript(game: Game, rng: random.Random) -> Messages:
-    """One game played at random, to its end or a random step before."""
+    """One game played at random, to its end."""
     environment = game.environment()
     seen, _ = environment.reset(seed=rng.getrandbits(40), options={"split": "train"})
     messages: Messages = []
-    is_over = False
     for _ in range(game.max_steps):
         action = game.action(environment, rng)
         messages.append({"role": "user", "content": seen})
         messages.append({"role": "assistant", "content": action})
         seen, _, terminated, truncated, _ = environment.step(action)
-        is_over = terminated or truncated
-        if is_over:
+        if terminated or truncated:
             break
     return [*messages, {"role": "user", "content": seen}]
 
@@ -180,22 +179,33 @@ def build_model(game: Game, tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
     return Qwen2ForCausalLM(config).float()
 
 
-def batches(game: Game, tokenizer: Qwen2Tokenizer, rng: random.Random) -> Iterator[list[list[int]]]:
-    """Token ids: single steps, as `step_env_agent` shows them; each fourth batch has a few whole
-    conversations, as `traj_env_agent` has them."""
+@dataclass(frozen=True)
+class Corpus:
+    """Token ids of transcripts: of whole ones, as `traj_env_agent` has them, and of each step with
+    what came of it, whose beginning is what `step_env_agent` has."""
+
+    whole: list[list[int]]
+    steps: list[list[int]]
+
+
+def corpus(game: Game, tokenizer: Qwen2Tokenizer, rng: random.Random) -> Corpus:
+    played = [transcript(game, rng) for _ in range(NUM_TRANSCRIPTS)]
+    whole = [encoded(tokenizer, messages) for messages in played]
+    steps = [
+        encoded(tokenizer, messages[turn : turn + 3])
+        for messages in played
+        for turn in range(0, len(messages) - 1, 2)
+    ]
+    return Corpus(whole, steps)
+
+
+def batches(game: Game, texts: Corpus, rng: random.Random) -> Iterator[list[list[int]]]:
+    """Every fourth is of whole transcripts, fewer of them as they are longer."""
     for number in itertools.count():
-        is_whole = number % 4 == 0 or game.max_steps == 1
-        size = max(4, game.batch // game.max_steps) if is_whole else game.batch
-        played = [transcript(game, rng) for _ in range(size)]
-        yield [
-            encoded(tokenizer, messages if is_whole else single_step(messages, rng))
-            for messages in played
-        ]
-
-
-def single_step(messages: Messages, rng: random.Random) -> Messages:
-    turn = rng.randrange(len(messages) // 2)
-    return messages[2 * turn : 2 * turn + 2]
+        if number % 4 == 0:
+            yield rng.choices(texts.whole, k=max(4, game.batch // game.max_steps))
+        else:
+            yield rng.choices(texts.steps, k=game.batch)
 
 
 def encoded(tokenizer: Qwen2Tokenizer, messages: Messages) -> list[int]:
@@ -227,7 +237,8 @@ def train(name: str, game: Game, out: Path, seed: int) -> None:
     print(f"{name}: {sum(p.numel() for p in model.parameters())} parameters", flush=True)
     peak = 2e-3
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.95), weight_decay=0.0)
-    source = batches(game, tokenizer, random.Random(derive(seed, "transcripts", name)))
+    rng = random.Random(derive(seed, "transcripts", name))
+    source = batches(game, corpus(game, tokenizer, rng), rng)
     started, losses = time.time(), []
     for step in range(game.steps):
         tokens_BT, real_BT = padded(next(source))

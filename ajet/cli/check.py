@@ -40,7 +40,9 @@ def check(
     tasks, held_out = reader.get_training_tasks(), reader.get_validation_tasks()
     check_agents(config, [*tasks, *held_out])
     plan = BatchPlan(config, len(tasks), len(held_out))
-    table = Table(title=escape(f"{conf}: {workflow}, judge {judge or 'the workflow itself'}"))
+    agents = dict.fromkeys(task.metadata.get("agent_name") or workflow for task in tasks)
+    playing = ", ".join(map(str, agents)) or workflow
+    table = Table(title=escape(f"{conf}: {playing}, judge {judge or 'the workflow itself'}"))
     for title in ("", "number", "from"):
         table.add_column(title, justify="right" if title == "number" else "left")
     for row in plan.rows():

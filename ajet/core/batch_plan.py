@@ -22,11 +22,17 @@ class BatchPlan:
 
     @property
     def total_steps(self) -> int:
-        trainer, data = self.config.ajet.trainer_common, self.config.ajet.data
+        trainer = self.config.ajet.trainer_common
         if trainer.total_training_steps is not None:
             return trainer.total_training_steps
-        cursor = DataCursor(self.num_tasks, data.train_batch_size, seed=0)
-        return cursor.total_steps(trainer.total_epochs)
+        return DataCursor(self.num_tasks, self.tasks_taken, seed=0).total_steps(
+            trainer.total_epochs
+        )
+
+    @property
+    def tasks_taken(self) -> int:
+        """By a step, from the data; further rounds of dynamic sampling take more."""
+        return batch_settings(self.config).first_round
 
     @property
     def episodes_per_step(self) -> int:
@@ -73,8 +79,8 @@ class BatchPlan:
             ("tasks per step", f"{batch:,}", "data.train_batch_size"),
             (
                 "batches per epoch",
-                f"{self.num_tasks / batch:,.1f}",
-                f"{self.num_tasks:,} / {batch}",
+                f"{self.num_tasks / self.tasks_taken:,.1f}",
+                f"{self.num_tasks:,} / {self.tasks_taken}",
             ),
             ("episodes per step", f"{episodes:,}", f"{batch} x {repeat} (rollout.num_repeat)"),
             *self._surplus(),

@@ -138,6 +138,12 @@ def test_check_prints_the_batch_arithmetic(project):
     assert "run folder launcher_record/math_agent" in result.stdout
 
 
+def test_epochs_are_passes_over_the_tasks_also_where_a_step_takes_more_than_it_trains(project):
+    rows = numbers(check("ajet.rollout.enable_oversample=true"))
+    assert rows["batches per epoch"] == "0.3"  # 100 / 396
+    assert rows["steps"] == "1"  # 3 x 100 tasks, 264 x 1.5 of them a step
+
+
 def test_check_loads_neither_torch_nor_a_model(project):
     code = (
         "import sys; from ajet.cli.launcher import app\n"

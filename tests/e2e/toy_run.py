@@ -300,8 +300,8 @@ def episodes(run: ToyRun) -> list[tuple]:
     """All that was sampled and earned, without times."""
     with sqlite3.connect(run.path / "episodes.sqlite") as connection:
         return connection.execute(
-            "SELECT group_id, query, episodes.episode_id, status, reward, turn_index, token_ids, "
-            "logprobs, advantages FROM episodes JOIN turns USING (episode_id) "
+            "SELECT group_id, query, episodes.episode_id, status, episodes.reward, turn_index, "
+            "token_ids, logprobs, advantages FROM episodes JOIN turns USING (episode_id) "
             "WHERE turn_index = 1 ORDER BY episodes.episode_id"
         ).fetchall()
 

@@ -6,7 +6,7 @@
     turn_rewards_T    0.2   0.0   0.8     add up to R: what no turn was given is the last one's
     state_keys_T      "a"   None  "c"     equal keys of one group are equal states
     lengths_T         4     0     6       trained tokens of each turn
-    agents_T          "p"   "u"   "p"
+    agents_T          "p/p" "u/u" "p/p"   name and target tag: both say who it is
 
 `penalties`, `values` have one array a turn with one number for each trained token; they are there
 when the estimator asks for them (KL in the reward; a critic).
@@ -106,7 +106,7 @@ def _episode(trajectory: Trajectory, baseline: float | None) -> EpisodeCredit:
         lengths_T=np.array(
             [len(turn.completion.token_ids) if turn.trainable else 0 for turn in turns], np.int64
         ),
-        agents_T=tuple(turn.agent_name for turn in turns),
+        agents_T=tuple(f"{turn.agent_name}/{turn.target_tag}" for turn in turns),
         tag=str(trajectory.workflow_task.task.metadata.get("tag", "")),
         response_length=_response_length(trajectory),
         baseline=baseline,

@@ -26,7 +26,15 @@ READ_BY_LOSS = {
     "sapo_tau_pos": ("sapo",),
     "sapo_tau_neg": ("sapo",),
 }
-OF_GROUPS = ("grpo", "starpo", "rloo", "opo", "gigpo", "step_reinforce")
+OF_GROUPS = (
+    "grpo",
+    "starpo",
+    "rloo",
+    "opo",
+    "gigpo",
+    "step_reinforce",
+    "reinforce_plus_plus_baseline",
+)
 """Estimators that compare the members of a group: alone, an episode has no advantage."""
 
 
@@ -113,11 +121,22 @@ def algorithm_notices(ajet: AjetSection) -> list[str]:
     """What is allowed, and most likely not meant."""
     trainer, steps = ajet.trainer_common, ajet.trainer_common.total_training_steps
     estimator, warmup = trainer.algorithm.adv_estimator, trainer.critic.warmup_steps
+    grouping = trainer.algorithm.reward_normalization.grouping
     notices = []
     if estimator in OF_GROUPS and ajet.rollout.num_repeat == 1:
         notices.append(
             f"nothing is learnt from rewards: {ALGORITHM}.adv_estimator={estimator} compares the "
             "members of a group, and ajet.rollout.num_repeat is 1"
+        )
+    elif grouping == "group" and ajet.rollout.num_repeat == 1:
+        notices.append(
+            f"nothing is learnt from rewards: {ALGORITHM}.reward_normalization.grouping=group "
+            "takes off the mean of a group, and ajet.rollout.num_repeat is 1"
+        )
+    if estimator == "remax" and ajet.task_judge.judge_protocol == "llm_listwise":
+        notices.append(
+            f"{ALGORITHM}.adv_estimator=remax compares a group with a greedy episode, which "
+            "ajet.task_judge.judge_protocol=llm_listwise judges alone, not beside the group"
         )
     if estimator == "gae" and steps is not None and 0 < steps <= warmup:
         notices.append(

@@ -43,6 +43,9 @@ class CustomEnv(Section):
     history_length: int = Field(
         default=2, ge=0, description="Earlier steps that step_env_agent shows."
     )
+    format_penalty: float | None = Field(
+        default=None, le=0, description="As its managers' format_penalty; null takes theirs."
+    )
     isolation: Literal["auto", "inline", "thread", "process"] = Field(
         default="auto",
         description="Where its calls run; auto: our quick games in place, others in a thread.",

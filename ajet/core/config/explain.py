@@ -8,7 +8,7 @@ One mistake is one line; several are a line that counts them, then one each.
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -76,18 +76,28 @@ def _line(details: ErrorDetails, root: type[BaseModel], origin: Origin) -> tuple
 
 
 def _descend(root: type[BaseModel], parts: list[str]) -> tuple[type[BaseModel] | None, list[str]]:
-    """The section that holds the last key of the path, and the path without a union's members."""
+    """The section that holds the last key of the path, and the path without a union's members. A
+    mapping of sections has one for each name that the user chose."""
     section: type[BaseModel] | None = root
     keys: list[str] = []
-    for part in parts:
+    waiting = list(parts)
+    while waiting:
+        part = waiting.pop(0)
         keys.append(part)
-        if section is None or part not in section.model_fields or part == parts[-1]:
+        if section is None or part not in section.model_fields or not waiting:
             break
-        inner = section.model_fields[part].annotation
-        section = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else None
-        if section is None:
+        inner: Any = section.model_fields[part].annotation
+        if get_origin(inner) is dict and _is_section(get_args(inner)[1]):
+            keys.append(waiting.pop(0))
+            inner = get_args(inner)[1]
+        if not _is_section(inner) or not waiting:
             break
+        section = inner
     return section, keys
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def _names(section: type[BaseModel] | None) -> list[str]:

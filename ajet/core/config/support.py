@@ -7,6 +7,7 @@ from ajet.core.config.algorithm_support import (
     contradictions,
     unread_algorithm_keys,
 )
+from ajet.core.config.environment_support import environment_notices, unread_environment_keys
 from ajet.core.config.section import Leaf, NoEffect, NotBuilt, leaves
 from ajet.core.config.task_judge import TaskJudgeConfig
 from ajet.core.config.task_reader import BUILT
@@ -18,7 +19,7 @@ LLM_JUDGES = ("llm", "llm_listwise")
 def refusals_and_notices(config: AjetConfig) -> tuple[list[tuple[str, str]], list[str]]:
     """Refused keys as (key, reason), and one notice for each key that has no effect."""
     backbone = config.ajet.backbone
-    unread = _unread_sections(config.ajet) | unread_algorithm_keys(config.ajet)
+    unread = unread_keys(config.ajet)
     refused = contradictions(config.ajet)
     unused: list[str] = []
     for root in ("ajet", "verl", "trinity"):
@@ -38,10 +39,16 @@ def refusals_and_notices(config: AjetConfig) -> tuple[list[tuple[str, str]], lis
     return refused, [
         *unused,
         *algorithm_notices(config.ajet),
+        *environment_notices(config.ajet),
         *_surplus_mini_batches(config.ajet),
         *_unchecked_tool_calls(config.ajet),
         *_unused_retries(config.ajet),
     ]
+
+
+def unread_keys(ajet: AjetSection) -> dict[str, str]:
+    """Keys and sections that nothing reads in this run, with the key that says so."""
+    return _unread_sections(ajet) | unread_algorithm_keys(ajet) | unread_environment_keys(ajet)
 
 
 def _unread_sections(ajet: AjetSection) -> dict[str, str]:

@@ -57,7 +57,11 @@ class FsdpConfig(Section):
 class TrainerConfig(Section):
     """The run: steps, validation, checkpoints, loss and optimizer."""
 
-    total_epochs: int = Field(default=50, ge=1, description="Passes over the training tasks.")
+    total_epochs: int = Field(
+        default=50,
+        ge=1,
+        description="Passes over the training tasks; rounds of dynamic_sampling add to them.",
+    )
     total_training_steps: int | None = Field(
         default=None, ge=0, description="Steps of the run; null is total_epochs passes."
     )

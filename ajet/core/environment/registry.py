@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +59,23 @@ class EnvironmentMaker:
 def environment_maker(
     env_type: str, env_config: Mapping[str, Any], base_dirs: Sequence[Path], where: str
 ) -> EnvironmentMaker:
-    """A ConfigError now for a type that does not exist."""
+    """A ConfigError now for a type that does not exist, or an argument that it does not take."""
     kind, arguments = _kind_of(env_type, base_dirs, where)
+    known = arguments_of(kind)
+    unknown = next((name for name in env_config if known is not None and name not in known), None)
+    if known is not None and unknown is not None:
+        close = get_close_matches(unknown, known, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known) or 'none'}"
+        raise ConfigError(f"{where}: {env_type} has no setting {unknown!r}; {hint}")
     return EnvironmentMaker(kind, arguments, env_type, env_config, tuple(base_dirs))
+
+
+def arguments_of(kind: type[Environment]) -> tuple[str, ...] | None:
+    """The names that may stand in its `env_config`; None where it takes any."""
+    parameters = signature(kind).parameters.values()
+    if any(each.kind is Parameter.VAR_KEYWORD for each in parameters):
+        return None
+    return tuple(each.name for each in parameters if each.kind is not Parameter.POSITIONAL_ONLY)
 
 
 def _kind_of(

@@ -1,10 +1,11 @@
 """The tables of `episodes.sqlite`, version 3 (`PRAGMA user_version`).
 
-`episodes`: one row an episode. `step` counts from 1 (0: before training), `mode` is train or eval,
-`status` an `EpisodeStatus`, `ended_as` what it was before the failure policy; `advantage` is the
-mean over its trained tokens (NULL: not trained); `seconds` is from its first call to its last
-answer; `seed` is the environment's. `tasks_id` names a row of `tasks`, where each distinct task
-stands once, as the workflow was given it (JSON; NULL where JSON would not give it back as it was).
+`episodes`: one row an episode. `step` counts from 1 (0: before training), `mode` is train, eval or
+baseline (ReMax's greedy ones), `status` an `EpisodeStatus`, `ended_as` what it was before a policy
+for failures or a selection replaced it; `advantage` is the mean over its trained tokens (NULL: not
+trained); `seconds` is from its first call to its last answer; `seed` is the environment's.
+`tasks_id` names a row of `tasks`, where each distinct task stands once, as the workflow was given
+it (JSON; NULL where JSON would not give it back as it was).
 JSON columns: `reward_breakdown`, `timings`, `metadata` (what the workflow returned), `log_metrics`.
 
 `turns`: one row a call of the model. Two things repeat from call to call and are stored once:

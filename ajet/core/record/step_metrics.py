@@ -17,8 +17,8 @@
                                                  the first position that differs
     groups/total, groups/trained, …              tasks; with a valid member; whose rewards differ
     selection/…                                  who is kept, and who is not (selection.py)
-    rollout/…                                    speed
-    baseline/…                                   greedy episodes, not counted above (remax)
+    rollout/…                                    speed, greedy episodes included
+    baseline/…                                   greedy episodes, above in rollout/… alone (remax)
     advantage/…, kl_in_reward/…, critic/…, update/…   the learner's own figures
     held_out/…                                   of a validation, logged at the step it came after;
                                                  held_out/success/TAG of one tag's tasks
@@ -50,7 +50,8 @@ def step_metrics(
     `selections` those that the config asks for."""
     groups, rollout_s = rollout.groups, rollout.seconds
     trajectories = [t for g in groups for t in g.trajectories]
-    turns = [turn for t in trajectories for a in t.attempts for turn in a.turns]
+    ran = [t for g in rollout.all for t in g.trajectories]
+    turns = [turn for t in ran for a in t.attempts for turn in a.turns]
     sampled = sum(len(turn.completion.token_ids) for turn in turns)
     return {
         **_reward_metrics(trajectories),
@@ -60,7 +61,7 @@ def step_metrics(
         **_group_metrics(groups),
         **selection_metrics(groups, selections),
         "rollout/seconds": rollout_s,
-        "rollout/episodes_per_s": len(trajectories) / rollout_s,
+        "rollout/episodes_per_s": len(ran) / rollout_s,
         "rollout/tokens_per_s": sampled / rollout_s,
         **_baseline_metrics(rollout.baselines),
         **learnt,

@@ -50,8 +50,8 @@ class BatchSettings:
 
     @property
     def first_round(self) -> int:
-        """Its tasks."""
-        return math.ceil(self.train_batch_size * self.oversampling)
+        """Its tasks. 1.1 times 10 are 11, though as floats the product is a little more."""
+        return math.ceil(round(self.train_batch_size * self.oversampling, 6))
 
     @property
     def group_size(self) -> int:

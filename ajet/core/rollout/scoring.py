@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from ajet.core.judge.judge import BaseJudge, GroupJudge
 from ajet.core.rollout.failure import one_line
-from ajet.core.workflow.workflow import WorkflowOutput, WorkflowTask
+from ajet.core.workflow.workflow import LARGEST_REWARD, WorkflowOutput, WorkflowTask
 
 Result = TypeVar("Result")
 
@@ -50,7 +50,7 @@ def checked_output(output: Any, workflow_name: str) -> WorkflowOutput:
     checked = copy.copy(output)
     if output.reward is not None:
         advice = "give one number, or None to ask the judge"
-        checked.reward = _finite(output.reward, f"{name}.reward", advice)
+        checked.reward = _reward(output.reward, f"{name}.reward", advice)
     checked.is_success = _success(output.is_success, f"{name}.is_success", "give a bool or None")
     checked.metadata = _dict(output.metadata, f"{name}.metadata")
     checked.log_metrics = {
@@ -158,9 +158,16 @@ def _checked_verdicts(answer: Any, outputs: Sequence[WorkflowOutput], name: str)
 def _checked_verdict(answer: Any, output: WorkflowOutput, name: str) -> Verdict:
     if not isinstance(answer, tuple | list) or len(answer) != 2:
         raise TypeError(f"{name} returned {_kind(answer)}: return (reward, is_success)")
-    reward = _finite(answer[0], f"{name}: the reward", "return a number")
+    reward = _reward(answer[0], f"{name}: the reward", "return a number")
     is_success = _success(answer[1], f"{name}: is_success", "return a bool")
     return Verdict(reward, is_success, checked_output(output, name))
+
+
+def _reward(value: Any, name: str, advice: str) -> float:
+    number = _finite(value, name, advice)
+    if abs(number) > LARGEST_REWARD:
+        raise ValueError(f"{name} is {number:g}: give one of at most {LARGEST_REWARD:g} in size")
+    return number
 
 
 def _finite(value: Any, name: str, advice: str) -> float:

@@ -154,8 +154,21 @@ class Policy:
         for k, micro_batch in enumerate(micro_batches):
             self._backward(micro_batch, ratios, metrics)
             yield (k + 1) / (len(micro_batches) + 1)
-        metrics.steps.append(self.optimizer.step())
+        if self._moves(learnt_from):
+            metrics.steps.append(self.optimizer.step())
+        else:  # computed all the same: what was rejected is what the sampler's figures are about
+            self.model.zero_grad(set_to_none=True)
+            metrics.empty_mini_batches += 1
         yield 1.0
+
+    def _moves(self, samples: Sequence[TrainingSample]) -> bool:
+        """Whether anything is left of the loss, after the weights of a correction."""
+        if self.settings.kl_loss_coef or self.settings.entropy_coef:
+            return True
+        return any(
+            (s.advantages if s.weights is None else s.advantages * s.weights)[s.loss_mask].any()
+            for s in samples
+        )
 
     def _with_gradient(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
         """Those that must be computed: all of them with a KL or entropy term, otherwise those with

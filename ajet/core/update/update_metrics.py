@@ -5,6 +5,7 @@
     clip_fraction_low/high/…     tokens that a bound of the loss acted on; a loss without bounds has
                                  none
     ratio_max                    of the ratio that the loss speaks of
+    empty_mini_batches           without anything to learn from: they take no optimizer step
     trained_tokens               all in the loss masks; `tree_tokens` is what the forward passes of
                                  the gradient went through, `padded_tokens` what rectangles of the
                                  same rows hold

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ajet.core.workflow.bridge import on_loop
+from ajet.core.workflow.workflow import LARGEST_REWARD
 
 if TYPE_CHECKING:
     from agentscope.model import ChatModelBase
@@ -143,8 +143,12 @@ class ModelTuner:
     def credit_turn(self, reward: float | None = None, state_key: str | None = None) -> None:
         """Say of this agent's last call what it brought, and in which state of the environment it
         was made: for estimators that credit single turns. None leaves a note as it is."""
-        if reward is not None and not math.isfinite(reward):
+        if reward is not None and not abs(reward) <= LARGEST_REWARD:
             raise ValueError(f"credit_turn: the reward is {reward}; give a finite number")
+        if not isinstance(state_key, str | None):
+            kind = type(state_key).__name__
+            raise TypeError(f"credit_turn: the state key is of type {kind}; give a text")
+        reward = None if reward is None else float(reward)
         self._recorder.credit_turn(self.agent_name, self.target_tag, reward, state_key)
 
     def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 Mode = Literal["train", "eval", "baseline"]
 """A baseline is a greedy episode beside a group of training; it is not trained."""
+LARGEST_REWARD = 1e30
+"""What is calculated from it stays finite in float32."""
 
 
 @dataclass(frozen=True, slots=True)

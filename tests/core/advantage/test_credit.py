@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from ajet.core.advantage.agent_steps import agent_steps
 from ajet.core.advantage.credit import EpisodeCredit, credit_of
 from ajet.core.inference.endpoint import Completion
 from ajet.core.task.task import Task
@@ -30,6 +31,12 @@ def test_what_no_turn_was_given_is_the_last_trained_turns():
     assert found.turn_rewards_T.tolist() == [0.25, 1.25, 0.5]
     assert found.lengths_T.tolist() == [2, 1, 0]
     assert found.tag == "Lake"
+
+
+def test_agents_of_one_name_and_two_target_tags_are_two():
+    found = credit(turn(3, 1, target_tag="guess"), turn(4, 1, target_tag="check"))
+    assert len(set(found.agents_T)) == 2
+    assert [own.turns_S.tolist() for own in agent_steps(found)] == [[0], [1]]
 
 
 def test_the_response_is_the_longest_timeline_less_the_first_prompt():

@@ -2,8 +2,11 @@
 
 import pytest
 
+from ajet.core.advantage import ESTIMATORS, EstimatorSettings, estimate
 from ajet.core.config import load_config
+from ajet.core.config.algorithm_support import OF_GROUPS
 from ajet.core.errors import ConfigError
+from tests.core.advantage.advantage_fixtures import credited
 
 ALGORITHM = "ajet.trainer_common.algorithm"
 
@@ -92,9 +95,37 @@ def test_settings_that_contradict_one_another_are_refused_in_one_line(load, over
     assert key.replace("ALG", ALGORITHM) in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("estimator", OF_GROUPS)
+def test_estimators_of_groups_give_a_lone_episode_nothing_and_that_is_noticed(load, estimator):
+    notices = load("ajet.rollout.num_repeat=1", f"ALG.adv_estimator={estimator}").notices
+    assert "nothing is learnt" in notices[0]
+    groups = [(credited("a", [3.0, 1.0], group="g"),), (credited("b", [1.0], group="h"),)]
+    assert not any_signal(estimator, groups)
+
+
+@pytest.mark.parametrize("estimator", sorted(set(ESTIMATORS) - set(OF_GROUPS) - {"gae"}))
+def test_the_others_learn_from_lone_episodes(load, estimator):
+    notices = load("ajet.rollout.num_repeat=1", f"ALG.adv_estimator={estimator}").notices
+    assert notices == []
+    episodes = [credited("a", [3.0], baseline=0.0), credited("b", [1.0], baseline=0.0)]
+    assert any_signal(estimator, [(each,) for each in episodes])
+
+
+def any_signal(estimator, groups):
+    found = estimate(groups, EstimatorSettings(estimator)).advantages
+    return any(turn.any() for turns in found.values() for turn in turns)
+
+
+def test_a_judge_that_compares_answers_is_noticed_beside_remax(load):
+    listwise = "ajet.task_judge.judge_protocol=llm_listwise"
+    assert "judges alone" in " ".join(load("ALG.adv_estimator=remax", listwise).notices)
+
+
 def test_a_group_of_one_and_a_policy_that_waits_for_ever_are_noticed(load):
     assert "nothing is learnt" in load("ajet.rollout.num_repeat=1").notices[0]
     assert load("ajet.rollout.num_repeat=1", "ALG.adv_estimator=reinforce").notices == []
+    by_group = ["ALG.adv_estimator=reinforce", "ALG.reward_normalization.grouping=group"]
+    assert "grouping=group" in load("ajet.rollout.num_repeat=1", *by_group).notices[0]
     waits = load(
         "ALG.adv_estimator=gae",
         "ajet.trainer_common.critic.warmup_steps=5",

@@ -236,6 +236,10 @@ MISTAKES = [
         "run.yaml:3: ajet.rollout.num_repeat: greater than or equal to 1 is expected, got 0",
     ),
     ("ajet:\n  rollout: 3\n", "run.yaml:2: ajet.rollout: a section is expected here, got 3"),
+    (
+        "ajet:\n  environment:\n    custom_envs:\n      A: {env_type: b, max_step: 3}\n",
+        "run.yaml:4: ajet.environment.custom_envs.A.max_step: no such key; did you mean 'max_steps'?",  # noqa: E501
+    ),
     ("ajt: {}\n", "run.yaml:1: ajt: no such section; did you mean 'ajet'?"),
     (
         "model: {path: m}\n",

@@ -11,6 +11,7 @@ from ajet.core.config.convert.command_line import override_value, read_script
 from ajet.core.config.convert.roll import device_count
 from ajet.core.config.convert.roll_envs import one_group
 from ajet.core.config.convert.source import flat, read_file
+from ajet.core.environment.registry import environment_maker
 from ajet.core.errors import ConfigError
 
 SOURCES = Path(__file__).parents[2] / "data" / "convert"
@@ -64,7 +65,7 @@ LAKE_VALUES = {
     "ajet.environment.train_env_manager.format_penalty": -0.15,
     "ajet.environment.val_env_manager.num_env_groups": 64,
     "ajet.environment.val_env_manager.tags": ["Lake", "Boxes"],
-    "ajet.environment.val_env_manager.format_penalty": -0.01,
+    "ajet.environment.custom_envs.Lake.format_penalty": -0.01,  # comes before its manager's
     "verl.rollout.gpu_memory_utilization": 0.8,
 }
 TOOLS_VALUES = {
@@ -256,6 +257,8 @@ ALGORITHM = [
     ("roll", LAKE, "actor_infer.generating_args.stop_strings=[x]"),
     ("roll", LAKE, "reward_normalization.method=asym_clip"),
     ("roll", LAKE, "custom_envs.Lake.zzz=5"),
+    ("roll", LAKE, "custom_envs.Lake.env_config.zzz=5"),
+    ("roll", LAKE, "custom_envs.Boxes.env_config.dim_x=6"),
     ("roll", LAKE, "custom_envs.Lake.env_manager_cls=a.StepConcatEnvManager"),
     ("verl", PPO, "algorithm.adv_estimator=grpo_passk"),
     ("verl", PPO, "actor_rollout_ref.actor.loss_agg_mode=token-sum"),
@@ -267,7 +270,6 @@ ALGORITHM = [
     ("chatlearn", GRAPH, "runtime_args.use_partial_rollout=True"),
     ("chatlearn", GRAPH, "models.policy.repetition_penalty=1.2"),
     ("agentjet", MATH, "ajet.trainer_common.optim.lr_scheduler_type=cosine"),
-    ("agentjet", MATH, "ajet.rollout.enable_oversample=true"),
     ("agentjet", MATH, "actor_rollout_ref.actor.clip_ratio=0.1"),
 ]
 
@@ -441,7 +443,65 @@ def test_an_environment_of_rolls_becomes_one_of_ours(tmp_path):
     assert lake.env_config == {"is_slippery": False}
     assert lake.agent_template == "Turn {turn_idx}, {actions_left} actions left.\n{observation}\n"
     assert envs["LakeThink"].action_pattern == r"<think>(?:.*?)</think>\s*<answer>(.*?)</answer>"
-    assert envs["Boxes"].env_config == {"dim_room": [6, 6], "num_boxes": 1}
+    assert envs["Boxes"].env_config == {"dim_room": [6, 6], "num_boxes": 1, "search_depth": 300}
+
+
+def environment_of(tmp_path, text, *overrides, tag="Lake"):
+    """The one environment of a source that says little else, converted, loaded, and the result."""
+    source = written(tmp_path, f"sequence_length: 9\npretrain: m\ncustom_envs: {{{tag}: {text}}}")
+    result = convert("roll", source, overrides)
+    return loaded(result, tmp_path).ajet.environment.custom_envs[tag], result
+
+
+@pytest.mark.parametrize("env_type", ["frozen_lake", "sokoban", "webshop"])
+def test_an_environment_of_rolls_can_be_made_with_rolls_defaults(env_type, tmp_path):
+    config = "{render_mode: text, special_token_list: [], format_penalty: -0.1, max_steps: 8}"
+    custom, _ = environment_of(tmp_path, f"{{env_type: {env_type}, env_config: {config}}}")
+    made = environment_maker(custom.env_type, custom.env_config, (), "here")()
+    observation, _ = made.reset(seed=1, options={"split": "train"})
+    assert observation
+    assert (custom.max_steps, custom.format_penalty) == (8, -0.1)
+
+
+def test_ice_is_slippery_where_rolls_config_does_not_say(tmp_path):
+    assert environment_of(tmp_path, "{env_type: frozen_lake}")[0].env_config == {
+        "is_slippery": True
+    }
+
+
+def test_a_model_is_told_the_rules_where_roll_tells_them(tmp_path):
+    lake = "{env_type: frozen_lake, agent_system_template: Play., env_config: {%s}}"
+    own = "env_instruction: 'Go {now}.'"
+    assert (
+        environment_of(tmp_path, lake % "")[0].agent_system_template == "Play.\n{env_instruction}"
+    )
+    told = environment_of(tmp_path, lake % own)[0].agent_system_template
+    assert told == "Play.\nGo {{now}}.\n{env_instruction}"
+    step = lake.replace("{env", "{env_manager_cls: a.StepEnvManager, agent_template: '%s', env", 1)
+    there, _ = environment_of(tmp_path, step % ("{env_instruction}|{current_step}", own))
+    assert there.agent_system_template == "Play."
+    assert there.agent_template == "Go {{now}}.\n{env_instruction}|{turn_idx}"
+    assert environment_of(tmp_path, step % ("x", own))[0].agent_system_template == "Play."
+
+
+def test_rolls_window_counts_the_step_that_is_being_taken(tmp_path):
+    step = "{env_type: frozen_lake, env_manager_cls: a.StepEnvManager%s}"
+    assert environment_of(tmp_path, step % ", history_length: 5")[0].history_length == 4
+    assert environment_of(tmp_path, step % "")[0].history_length == 0
+    result = environment_of(tmp_path, step % ", history_length: 0")[1]
+    assert left_out(result)["custom_envs.Lake.history_length"] == "algorithm"
+
+
+def test_the_smaller_of_rolls_two_limits_is_ours(tmp_path):
+    boxes = (
+        "{env_type: sokoban, max_steps: %s, max_tokens_per_step: 64, env_config: {max_steps: 40}}"
+    )
+    tokens = "actor_infer.generating_args.max_new_tokens=32"
+    short, _ = environment_of(tmp_path, boxes % 9, f"+{tokens}")
+    assert (short.max_steps, short.max_tokens_per_step) == (9, 32)
+    long, result = environment_of(tmp_path, boxes % 90)
+    assert (long.max_steps, long.max_tokens_per_step) == (40, 64)
+    assert result.values["ajet.rollout.multi_turn.max_steps"] == 40  # ours lets it play so long
 
 
 def test_the_step_managers_placeholders_are_renamed(tmp_path):

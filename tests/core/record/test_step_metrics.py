@@ -36,6 +36,14 @@ def test_a_step_in_numbers():
     assert metrics["update/loss"] == 0.5
 
 
+def test_greedy_episodes_count_in_the_speed_of_the_rollout_and_nowhere_above():
+    group, greedy = group_of(episode(reward=1.0)), group_of(episode(group=9, reward=0.0))
+    metrics = step_metrics(StepGroups([group], [greedy], seconds=2.0), [], {})
+    assert (metrics["rollout/episodes_per_s"], metrics["rollout/tokens_per_s"]) == (1, 5)
+    assert metrics["episodes/total"] == metrics["reward/mean"] == 1
+    assert (metrics["baseline/episodes"], metrics["baseline/reward"]) == (1, 0)
+
+
 def test_every_sampled_token_that_is_not_trained_has_a_reason():
     failed = episode(
         member=1, reward=None, status=EpisodeStatus.TIMEOUT, error="the deadline passed"

@@ -160,3 +160,4 @@ def test_settings_say_how_many_episodes_begin():
     settings = BatchSettings(train_batch_size=4, num_repeat=2, redundancy=1, oversampling=1.5)
     assert (settings.first_round, settings.group_size, settings.num_episodes) == (6, 3, 18)
     assert replace(settings, oversampling=1.1).first_round == 5
+    assert replace(settings, train_batch_size=10, oversampling=1.1).first_round == 11

@@ -70,13 +70,13 @@ async def test_a_malformed_reply_is_the_last_and_the_episode_gets_the_configured
 
 
 async def test_the_ids_of_a_malformed_reply_are_trained_as_they_were_sampled():
-    from ajet.core.advantage.grpo import grpo
+    from ajet.core.advantage import EstimatorSettings, credit_of, estimate
 
     runner = episode_runner(
         ThreeCalls, said("fine", BAD_CALL), TOKENIZER, Right(), malformed=CHECKED
     )
     [group] = await runner.rollout([Task("t", "2+2?")], step=0, mode="train", num_repeat=2)
-    [one, _] = to_samples([group], grpo(group))
+    [one, _] = to_samples([group], estimate([credit_of(group)], EstimatorSettings()).advantages)
     last = group.trajectories[0].turns[1].completion
     assert last.token_ids == (*TOKENIZER.encode(BAD_CALL, add_special_tokens=False), 257)
     assert tuple(one.token_ids[-len(last.token_ids) :]) == last.token_ids

@@ -66,6 +66,10 @@ class NotInitialised(WorkflowOutput):
     [
         (WorkflowOutput(reward=HUGE), "MyFlow: WorkflowOutput.reward is too large for a float"),
         (
+            WorkflowOutput(reward=1e39),
+            "MyFlow: WorkflowOutput.reward is 1e+39: give one of at most 1e+30 in size",
+        ),
+        (
             WorkflowOutput(reward=np.longdouble("1e4000")),
             "MyFlow: WorkflowOutput.reward is inf: return a finite number",
         ),
@@ -119,6 +123,7 @@ async def test_an_odd_output_is_an_agent_error_that_names_the_workflow(output, e
     ("verdict", "expected"),
     [
         ((HUGE, True), "judge 'MyJudge': the reward is too large for a float"),
+        ((-1e39, True), "judge 'MyJudge': the reward is -1e+39: give one of at most 1e+30 in size"),
         ((10**5000, True), "judge 'MyJudge': the reward is too large for a float"),
         ((np.array([1.0, 2.0]), True), "the reward is a value of type ndarray: return a number"),
         ((1.0, "False"), "judge 'MyJudge': is_success is str 'False': return a bool"),

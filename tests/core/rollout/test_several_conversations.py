@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ajet import Task, Workflow, WorkflowOutput
-from ajet.core.advantage.grpo import grpo
+from ajet.core.advantage import EstimatorSettings, credit_of, estimate
 from ajet.core.record.timeline_counts import (
     ANOTHER_AGENT,
     NOT_RECORDED,
@@ -26,12 +26,16 @@ def user(text):
     return {"role": "user", "content": text}
 
 
+def advantages(group):
+    return estimate([credit_of(group)], EstimatorSettings()).advantages
+
+
 async def trained(workflow, *, num_repeat=1, said=lambda *_: "ok", **limits):
     """The group of one task, its samples, and what was counted."""
     endpoint = ScriptedEndpoint(TOKENIZER, said)
     runner = episode_runner(workflow, endpoint, TOKENIZER, **limits)
     [group] = await runner.rollout([Task("t", "q")], step=0, mode="train", num_repeat=num_repeat)
-    samples = to_samples([group], grpo(group))
+    samples = to_samples([group], advantages(group))
     return group, samples, TimelineCounts.of([group], samples)
 
 
@@ -201,7 +205,7 @@ async def test_drift_is_looked_for_in_the_members_that_the_config_names(which, m
     assert found == [
         [None, first, first] if member in members else [None] * 3 for member in range(3)
     ]
-    counts = TimelineCounts.of([group], to_samples([group], grpo(group)))
+    counts = TimelineCounts.of([group], to_samples([group], advantages(group)))
     assert counts.drift_checked == 2 * len(members)
     assert counts.timelines == 3  # drift splits nothing: what was sampled goes on as it is
 

@@ -234,3 +234,19 @@ def test_a_gradient_that_is_not_finite_changes_no_weight(name):
     assert (metrics["nonfinite_steps"], metrics["optimizer_steps"]) == (1, 0)
     for found, weight in zip(model.parameters(), before, strict=True):
         assert torch.equal(found, weight)
+
+
+def test_a_mini_batch_that_is_rejected_whole_is_not_moved_by_momentum():
+    reject = CorrectionSettings(level="token", mode="reject", lower=0.9, upper=1.1)
+    settings = UpdateSettings(lr=0.1, weight_decay=0.1, correction=reject)
+    policy = Policy(tiny_model(), settings)
+    good = sample([1, 2, 3], "011")
+    [score] = policy.score([good])
+    policy.update([replace(good, logprobs=score)])
+    before = {name: weight.clone() for name, weight in policy.model.named_parameters()}
+    metrics = policy.update([sample([1, 2, 3], "011", logprobs=-9.0)])
+    assert (metrics["rejected_tokens"], metrics["empty_mini_batches"]) == (2, 1)
+    assert (metrics["optimizer_steps"], metrics["nonfinite_steps"]) == (0, 0)
+    assert metrics["sampler_ratio_max"] > 1.1  # seen, though nothing was learnt from it
+    for name, weight in policy.model.named_parameters():
+        assert torch.equal(weight, before[name]) and weight.grad is None

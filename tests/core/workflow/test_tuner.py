@@ -1,8 +1,10 @@
 """What a workflow can do with its model without any framework."""
 
 import copy
+import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from ajet import ModelTuner
@@ -82,3 +84,23 @@ async def test_the_config_tree_is_at_hand_and_a_copied_tuner_records_in_the_same
     assert tuner.config.frozen_lake.size == 4
     await tuner.chat(HI)
     assert len(recorder.turns) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"reward": float("nan")}, "the reward is nan"),
+        ({"reward": 1e39}, "the reward is 1e+39"),
+        ({"state_key": 5}, "the state key is of type int; give a text"),
+    ],
+)
+async def test_a_note_that_nobody_could_calculate_with_is_refused_where_it_is_made(
+    recorder, given, message
+):
+    tuner = ModelTuner(recorder)
+    await tuner.chat(HI)
+    with pytest.raises((TypeError, ValueError), match=re.escape(message)):
+        tuner.credit_turn(**given)
+    tuner.credit_turn(reward=np.float32(0.5), state_key="here")  # type: ignore[arg-type]
+    assert (recorder.turns[0].reward, recorder.turns[0].state_key) == (0.5, "here")
+    assert type(recorder.turns[0].reward) is float

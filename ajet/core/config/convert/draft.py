@@ -22,6 +22,7 @@ Why = Literal["algorithm", "machine", "unknown"]
 SECRETS = ("api_key", "apikey", "token", "secret", "password")
 NOT_SECRET = ("tokens", "tokenizer", "token_", "_token")
 UNRESOLVED = "the value is not in the file: write it out, or give it as an override"
+DEFAULT = "'s default"
 NOTHING = (None, False, 0, "", [], {})
 
 
@@ -140,7 +141,7 @@ class Draft:
         if not written and value == ajet_defaults().get(target):
             return
         self.result.values[target] = value
-        origin = ", ".join(written) or f"{keys[0]}: {self.result.system}'s default"
+        origin = ", ".join(written) or f"{keys[0]}: {self.result.system}{DEFAULT}"
         self.result.origins[target] = origin
 
     def copy(self, key: str, target: str, change: Callable[[Any], Any] | None = None) -> None:

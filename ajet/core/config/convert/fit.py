@@ -5,14 +5,15 @@
 So a converted config loads. Not covered: a missing ajet.model.path, which the user is told of.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from ajet.core.config.convert.draft import Conversion, LeftOut, Why
+from ajet.core.config.convert.draft import DEFAULT, Conversion, LeftOut, Why
 from ajet.core.config.convert.source import nested
-from ajet.core.config.support import refusals_and_notices
+from ajet.core.config.support import refusals_and_notices, unread_keys
 from ajet.core.config.tree import AjetConfig
 
 ALGORITHM = (
@@ -51,7 +52,16 @@ def fit(result: Conversion) -> None:
         for key, reason in refused:
             _drop(result, key, reason)
         if not refused:
+            _drop_unread_defaults(result, unread_keys(config.ajet))
             return
+
+
+def _drop_unread_defaults(result: Conversion, unread: Iterable[str]) -> None:
+    """A default of the other system's needs no line where nothing reads the key."""
+    for key in unread:
+        for name in [name for name in result.values if f"{name}.".startswith(f"{key}.")]:
+            if result.origins[name].endswith(DEFAULT):
+                del result.values[name], result.origins[name]
 
 
 def _drop(result: Conversion, key: str, reason: str) -> None:

@@ -2,26 +2,41 @@
 
     env_manager_cls: ….StepEnvManager       step_env_agent
     env_config.action_pattern               action_pattern, one group: what is thought has none
-    env_config.format_penalty               train_env_manager.format_penalty
+    env_config.format_penalty               the environment's format_penalty, before its manager's
+    history_length: 5                       4: ROLL counts the step that is being taken
+    a conversation                          {env_instruction} in its system message: ROLL's own
+                                            managers put it before the first observation
 
-Not covered: what is in `env_config` besides; an environment says itself what it takes.
+Not covered: the `env_config` of an environment that is not ours; it says itself what it takes.
 """
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from ajet.core.config.convert.draft import Draft, LeftOut
+from ajet.core.config.convert.draft import Draft
+from ajet.core.environment.registry import arguments_of, environment_maker
 
 ENVIRONMENT = "ajet.environment"
+ROLLOUT = "ajet.rollout"
 TRAIN = "train_env_manager"
 AGENTS = {"TrajEnvManager": "traj_env_agent", "StepEnvManager": "step_env_agent"}
-OURS = ("frozen_lake", "sokoban", "webshop")
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "frozen_lake": {"is_slippery": True},
+    "sokoban": {"dim_room": [10, 10], "num_boxes": 4, "search_depth": 300},
+    "webshop": {},
+}
+"""The environments that are ours too, with those of ROLL's arguments whose defaults differ."""
 PLACEHOLDERS = {"{current_observation}": "{observation}", "{current_step}": "{turn_idx}"}
-SAME = ("env_type", "max_steps", "max_tokens_per_step", "history_length", "agent_system_template")
-ONE_PENALTY = "a manager has one format_penalty, and its environments have others"
+INSTRUCTION = "{env_instruction}"
 IN_ENV_CONFIG = ("action_pattern", "max_steps", "format_penalty", "env_instruction")
-DISPLAY = ("render_mode", "grid_lookup", "grid_vocab", "action_lookup", "special_token_list")
+DISPLAY = (
+    "render_mode", "grid_lookup", "grid_vocab", "map_lookup", "action_lookup", "special_token_list"
+)  # fmt: skip
+TAKEN = (
+    "env_type", "max_steps", "max_tokens_per_step", "env_manager_cls", "agent_system_template",
+    "agent_template", "history_length", "env_config",
+)  # fmt: skip
 PLAIN = ("use_thread_lock", "max_env_step_concurrent", "tag", "config")
 
 
@@ -36,67 +51,140 @@ def take_environments(draft: Draft) -> None:
             draft.leave_out(key, "a section is expected for an environment", algorithm=True)
     for name in (TRAIN, "val_env_manager"):
         _manager(draft, name, environments)
+    if "step_env_agent" in draft.result.values.values():
+        draft.to_do(
+            "an update of ROLL's StepEnvManager counts steps where ours counts episodes: see "
+            "ajet.trainer_common.mini_batch_num, and loss_agg_mode where it begins with seq"
+        )
 
 
 def _environment(draft: Draft, tag: str, written: Mapping[str, Any]) -> None:
     key, target = f"custom_envs.{tag}", f"{ENVIRONMENT}.custom_envs.{tag}"
-    config = dict(written.get("env_config") or {})
-    for name in SAME:
-        if written.get(name) is not None:
-            draft.set(f"{target}.{name}", written[name], f"{key}.{name}")
-    if "max_steps" not in written and config.get("max_steps"):
-        draft.set(f"{target}.max_steps", config["max_steps"], f"{key}.env_config.max_steps")
-    _agent(draft, key, target, written)
-    _texts(draft, key, target, written, config)
-    rest = {str(name): value for name, value in config.items() if name not in IN_ENV_CONFIG}
-    if written.get("env_type") in OURS:
-        for name in [name for name in rest if name in DISPLAY]:
-            draft.leave_out(f"{key}.env_config.{name}", "an environment of ours draws itself")
+    config = {str(name): value for name, value in (written.get("env_config") or {}).items()}
+    if written.get("env_type") is not None:
+        draft.set(f"{target}.env_type", written["env_type"], f"{key}.env_type")
+    agent = _agent(draft, key, target, written)
+    _limits(draft, key, target, written, config)
+    _texts(draft, key, target, written, config, agent)
+    if config.get("format_penalty"):
+        origin = f"{key}.env_config.format_penalty"
+        draft.set(f"{target}.format_penalty", float(config["format_penalty"]), origin)
+    _arguments(draft, key, target, str(written.get("env_type")), config)
+    for name in [name for name in written if name not in (*TAKEN, *PLAIN)]:
+        draft.leave_out(f"{key}.{name}", "no such setting of an environment", algorithm=True)
+
+
+def _limits(
+    draft: Draft, key: str, target: str, written: Mapping[str, Any], config: Mapping[str, Any]
+) -> None:
+    """Steps and tokens: of two limits in ROLL the smaller one, which is the one that counts."""
+    own, games = written.get("max_steps"), config.get("max_steps")
+    if own is None or (written.get("env_type") == "sokoban" and games and games < own):
+        own, key_of_steps = games, f"{key}.env_config.max_steps"
+    else:
+        key_of_steps = f"{key}.max_steps"
+    if own:
+        draft.set(f"{target}.max_steps", own, key_of_steps)
+        calls = f"{ROLLOUT}.multi_turn.max_steps"
+        if own > draft.result.values.get(calls, 30):
+            draft.set(calls, own, key_of_steps)
+    tokens, reply = written.get("max_tokens_per_step"), "actor_infer.generating_args.max_new_tokens"
+    ceiling = draft.number(reply)
+    if tokens and ceiling and tokens > ceiling:
+        draft.set(f"{target}.max_tokens_per_step", ceiling, f"{key}.max_tokens_per_step", reply)
+    elif tokens:
+        draft.set(f"{target}.max_tokens_per_step", tokens, f"{key}.max_tokens_per_step")
+
+
+def _arguments(draft: Draft, key: str, target: str, env_type: str, config: dict[str, Any]) -> None:
+    """What the environment itself is made with."""
+    rest = {name: value for name, value in config.items() if name not in IN_ENV_CONFIG}
+    if env_type in DEFAULTS:
+        known = _arguments_of(env_type)
+        for name in [name for name in rest if name not in known]:
+            drawn = name in DISPLAY
+            reason = (
+                "an environment of ours draws itself"
+                if drawn
+                else f"{env_type} takes {', '.join(known)}"
+            )
+            draft.leave_out(f"{key}.env_config.{name}", reason, algorithm=not drawn)
             del rest[name]
-    elif written.get("env_type"):
+        rest = DEFAULTS[env_type] | rest
+    elif env_type != "None":
         draft.to_do(
-            f"{key}: there may be no environment {written['env_type']!r} here; write yours as "
+            f"{key}: there may be no environment {env_type!r} here; write yours as "
             f"file.py->Class at {target}.env_type"
         )
     if rest:
         draft.set(f"{target}.env_config", rest, f"{key}.env_config")
-    known = (*SAME, *PLAIN, "env_config", "env_manager_cls", "agent_template")
-    for name in [name for name in written if name not in known]:
-        draft.leave_out(f"{key}.{name}", "no such setting of an environment", algorithm=True)
 
 
-def _agent(draft: Draft, key: str, target: str, written: Mapping[str, Any]) -> None:
+def _arguments_of(env_type: str) -> list[str]:
+    """What `env_config` may have for an environment of ours; its steps are the agent's limit."""
+    kind = environment_maker(env_type, {}, (), env_type).kind
+    return [name for name in arguments_of(kind) or () if name != "max_steps"]
+
+
+def _agent(draft: Draft, key: str, target: str, written: Mapping[str, Any]) -> str:
+    """Who plays it; ROLL's default, and ours, is the whole conversation."""
     path = written.get("env_manager_cls")
-    if path is None:
-        return
     name = str(path).rpartition(".")[2]
+    agent = AGENTS.get(name, "traj_env_agent")
     if name in AGENTS:
-        draft.set(f"{target}.env_manager_cls", AGENTS[name], f"{key}.env_manager_cls")
-    else:
+        draft.set(f"{target}.env_manager_cls", agent, f"{key}.env_manager_cls")
+    elif path is not None:
         reason = f"there are {', '.join(AGENTS)}; write an agent of your own, and its name here"
         draft.leave_out(f"{key}.env_manager_cls", reason, algorithm=True)
+    if agent == "step_env_agent":
+        length = written.get("history_length")
+        if length == 0:
+            reason = "0 shows all earlier steps in ROLL: give max_steps for that"
+            draft.leave_out(f"{key}.history_length", reason, algorithm=True)
+        earlier = max(0, length - 1) if isinstance(length, int) else 0
+        draft.set(f"{target}.history_length", earlier, f"{key}.history_length")
+    elif written.get("history_length") is not None:
+        draft.leave_out(f"{key}.history_length", "the agent shows the whole conversation")
+    return agent
 
 
 def _texts(
-    draft: Draft, key: str, target: str, written: Mapping[str, Any], config: Mapping[str, Any]
+    draft: Draft,
+    key: str,
+    target: str,
+    written: Mapping[str, Any],
+    config: Mapping[str, Any],
+    agent: str,
 ) -> None:
     """What the model is told, and where its action is read."""
+    instruction, origin = _instruction(written, config), f"{key}.env_config.env_instruction"
     template = written.get("agent_template")
     if template is not None:
-        for old, new in PLACEHOLDERS.items():
+        keys = [f"{key}.agent_template"] + [origin] * (INSTRUCTION in template)
+        for old, new in (PLACEHOLDERS | {INSTRUCTION: instruction}).items():
             template = str(template).replace(old, new)
-        draft.set(f"{target}.agent_template", template, f"{key}.agent_template")
-    instruction = config.get("env_instruction")
-    if instruction:
-        system = written.get("agent_system_template") or ""
-        told = str(instruction).replace("{", "{{").replace("}", "}}")
-        text = f"{system}\n{told}".strip()
-        origin = f"{key}.env_config.env_instruction"
-        draft.set(f"{target}.agent_system_template", text, origin)
+        draft.set(f"{target}.agent_template", template, *keys)
+    system = written.get("agent_system_template") or ""
+    keys = [f"{key}.agent_system_template"]
+    if agent == "traj_env_agent":
+        keys.append(origin)
+        system = f"{system}\n{instruction}".strip()
+    if system != INSTRUCTION:
+        draft.set(f"{target}.agent_system_template", system, *keys)
     pattern = config.get("action_pattern")
     if pattern is not None:
         origin = f"{key}.env_config.action_pattern"
         draft.set(f"{target}.action_pattern", one_group(str(pattern)), origin)
+
+
+def _instruction(written: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """The environment's own, or the config's words. ROLL's two games add what the symbols and the
+    actions are; ours say it in their instruction."""
+    words = config.get("env_instruction")
+    if not words:
+        return INSTRUCTION
+    told = str(words).replace("{", "{{").replace("}", "}}")
+    return told if written.get("env_type") not in DEFAULTS else f"{told}\n{INSTRUCTION}"
 
 
 def one_group(pattern: str) -> str:
@@ -124,9 +212,11 @@ def _manager(draft: Draft, name: str, environments: Mapping[str, Any]) -> None:
     if isinstance(parts, list) and kept:
         shares = [part for tag, part in zip(tags, parts, strict=False) if tag in environments]
         _partition(draft, name, shares, groups)
-    _penalty(draft, name, [environments[tag] for tag in kept])
-    if draft.number(f"{name}.max_env_num_per_worker") > 0:
-        draft.copy(f"{name}.max_env_num_per_worker", f"{target}.max_env_num_per_worker")
+    if draft.number(f"{name}.format_penalty"):
+        draft.copy(f"{name}.format_penalty", f"{target}.format_penalty", float)
+    if draft.wrote(f"{name}.max_env_num_per_worker"):
+        reason = "environments run in the run's process, unless their isolation is process"
+        draft.leave_out(f"{name}.max_env_num_per_worker", reason)
 
 
 def _groups(draft: Draft, name: str) -> int:
@@ -151,20 +241,3 @@ def _partition(draft: Draft, name: str, shares: list[Any], groups: int) -> None:
         draft.leave_out(key, reason, algorithm=name == TRAIN and len(shares) > 1)
     else:
         draft.set(f"{ENVIRONMENT}.{key}", scaled, key)
-
-
-def _penalty(draft: Draft, name: str, environments: list[Any]) -> None:
-    """The manager's own penalty comes before those of its environments."""
-    key, target = f"{name}.format_penalty", f"{ENVIRONMENT}.{name}.format_penalty"
-    own = draft.number(key)
-    configs = [env.get("env_config") or {} for env in environments if isinstance(env, Mapping)]
-    others = {float(config.get("format_penalty") or 0) for config in configs} - {0.0}
-    if own:
-        draft.set(target, float(own), key)
-    elif len(others) == 1:
-        draft.set(target, next(iter(others)), "custom_envs")
-        return
-    if others - {own}:
-        reason, values = f"{ONE_PENALTY} ({name})", sorted(others)
-        key, why = "env_config.format_penalty", "algorithm" if name == TRAIN else "machine"
-        draft.result.left_out.append(LeftOut(key, values, reason, why))

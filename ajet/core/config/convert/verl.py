@@ -441,6 +441,8 @@ def _agent(draft: Draft) -> None:
         draft.copy(key, f"ajet.rollout.multi_turn.{name}")
     draft.copy(f"{TURNS}.format", "ajet.rollout.tool_parser")
     length = draft.number(f"{TURNS}.max_tool_response_length")
+    if not draft.take(tools):
+        return
     tokens = max(1, length // CHARACTERS_OF_A_TOKEN)
     name = "ajet.rollout.multi_turn.max_tool_response_length"
     draft.set(name, tokens, f"{TURNS}.max_tool_response_length")

@@ -134,6 +134,7 @@ class Play:
             step_count=num_done,
             actions_left=self.setting.custom.max_steps - num_done,
             history=history,
+            history_length=min(num_done, self.setting.custom.history_length),
             **self._words,
         )
         return {"role": "user", "content": text}
@@ -180,7 +181,7 @@ class Play:
 
     def _without_action(self) -> Move:
         """The state stays; the model is told what is missing, and shown it again."""
-        seen, penalty = self.observation, self.setting.manager.format_penalty
+        seen, penalty = self.observation, self.setting.format_penalty
         missing = self.setting.reader.missing
         if not seen.startswith(missing):
             self.observation = f"{missing}\n{seen}"
@@ -189,7 +190,7 @@ class Play:
     def _done(self, action: str, step: Step) -> Move:
         is_valid, reward = bool(step.metrics.get("action_is_valid", True)), step.reward
         if not is_valid:
-            reward += self.setting.manager.format_penalty
+            reward += self.setting.format_penalty
         move = Move(self.observation, action, reward, is_valid, self._state_key)
         self.observation, self._state_key = step.observation, step.state_key
         self._steps.append(step)

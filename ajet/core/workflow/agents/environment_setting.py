@@ -48,13 +48,18 @@ class Setting:
         custom, limit = self.custom, self.manager.max_env_num_per_worker
         return open_live(self.maker, custom.isolation, custom.step_timeout_s, limit)
 
+    @property
+    def format_penalty(self) -> float:
+        """The environment's own, or its manager's."""
+        own = self.custom.format_penalty
+        return self.manager.format_penalty if own is None else own
+
     def words(self, instruction: str) -> dict[str, Any]:
         """What fills the placeholders that are the same at each step."""
         custom = self.custom
         return {
             "env_instruction": instruction,
             "max_steps": custom.max_steps,
-            "history_length": custom.history_length,
             "response_length": custom.max_tokens_per_step,
             "max_response_length": custom.max_tokens_per_step,
             "answer_form": self.reader.answer_form,

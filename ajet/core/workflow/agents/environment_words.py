@@ -18,7 +18,6 @@ from ajet.core.errors import ConfigError
 OF_THE_EPISODE = (
     "env_instruction",
     "max_steps",
-    "history_length",
     "response_length",
     "max_response_length",
     "answer_form",
@@ -30,9 +29,11 @@ OF_THE_STEP = (
     "step_count",
     "actions_left",
     "history",
+    "history_length",
     *OF_THE_EPISODE,
 )
-"""`state` is another word for the observation, `response_length` for max_response_length."""
+"""`state` is another word for the observation, `response_length` for max_response_length;
+`history_length` is the number of steps that the history has by now, as far as a window shows."""
 NUMBERS = (
     "turn_idx",
     "step_count",

@@ -87,12 +87,19 @@ async def test_the_penalty_is_that_of_the_modes_manager(tmp_path):
     assert episode.reward == 0.0
 
 
-async def test_a_baseline_plays_what_its_group_plays(tmp_path):
-    manager = {"train_env_manager": {"format_penalty": -0.5}}
-    config = corridor_config(tmp_path, environment=manager, max_steps=1)
-    [episode] = await play(config, says("no idea"), mode="baseline")
-    assert (episode.status, episode.error) == (EpisodeStatus.OK, None)
-    assert episode.reward == -0.5
+async def test_a_greedy_baseline_is_played_under_the_terms_of_training(tmp_path):
+    replies = ("<answer>Up</answer>", "<answer>Right</answer>")
+    config = corridor_config(tmp_path, environment=PENALTY)
+    [trained] = await play(config, says(*replies))
+    [greedy] = await play(config, says(*replies), mode="baseline")
+    assert (greedy.status, greedy.error) == (EpisodeStatus.OK, None)
+    assert [turn.reward for turn in greedy.turns] == [turn.reward for turn in trained.turns]
+
+
+async def test_an_environments_own_penalty_comes_before_its_managers(tmp_path):
+    config = corridor_config(tmp_path, environment=PENALTY, format_penalty=0.0)
+    [episode] = await play(config, says("hm"))
+    assert episode.reward == 0.0
 
 
 async def test_the_last_action_of_a_reply_counts_over_several_lines(tmp_path):
@@ -143,7 +150,7 @@ async def test_templates_of_the_users_own_have_every_placeholder(tmp_path):
     config = corridor_config(tmp_path, agent_system_template="", agent_template=template)
     [episode] = await play(config, answers("Right"))
     assert [turn.messages[0]["role"] for turn in episode.turns] == ["user", "user"]
-    assert contents(episode.turns[1])[-1] == "You are at 1 of 2.|2|1|3|4|2|128|128|{}"
+    assert contents(episode.turns[1])[-1] == "You are at 1 of 2.|2|1|3|4|1|128|128|{}"
 
 
 async def test_a_prompt_beyond_the_limit_truncates_and_what_was_earned_stands(tmp_path):
@@ -169,6 +176,8 @@ async def test_a_prompt_beyond_the_limit_truncates_and_what_was_earned_stands(tm
         ({"action_pattern": "a{99999999999999}(b)"}, "is no regular expression: the repetition"),
         ({"env_type": "tests.corridor->Nowhere"}, "Nowhere"),
         ({"env_type": "nowhere"}, "no environment 'nowhere'"),
+        ({"env_config": {"lenth": 3}}, "has no setting 'lenth'; did you mean 'length'"),
+        ({"env_config": {"length": 3, "x": 1}}, "has no setting 'x'; there are length"),
         (
             {"env_type": "frozen_lake", "env_config": {"p": 0.01}},
             "Walk: frozen_lake: of",
@@ -186,7 +195,6 @@ async def test_a_prompt_beyond_the_limit_truncates_and_what_was_earned_stands(tm
             },
             "isolation is inline, but a service is waited for",
         ),
-        ({"env_config": {"width": 3}}, "Walk: tests.corridor->Corridor: .*width"),
         ({"max_steps": 31}, r"multi_turn.max_steps \(30\)"),
         ({"max_tokens_per_step": 5000}, r"max_response_length_in_one_turn \(4096\)"),
     ],
