@@ -63,7 +63,8 @@ def env_check(
     check = Check(maker, episodes, group_size, seed, max_steps or steps, split)
     report = check.run()
     console = Console()
-    console.print(_table(report))
+    if report.agents:
+        console.print(_table(report))
     for line in _lines(report):
         console.print(line, markup=False, soft_wrap=True)
     raise typer.Exit(1 if report.faults else 0)
@@ -129,4 +130,7 @@ def _lines(report: "EnvironmentReport") -> list[Any]:
         lines.append(f"one step: {report.seconds_per_step * 1e6:,.1f} microseconds")
     lines += [f"note: {note}" for note in report.notes]
     lines += [f"fault: {fault}" for fault in report.faults]
-    return lines if report.faults else [*lines, "sound: the same seed gives the same episode"]
+    if report.faults:
+        return lines
+    played = "sound: the same seed gives the same episode"
+    return [*lines, played if report.agents else "nobody played it: it begins, and answers text"]

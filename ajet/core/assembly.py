@@ -73,9 +73,7 @@ def make_template(loaded: LoadedModel) -> ChatTemplate:
     end = getattr(loaded.model.generation_config, "eos_token_id", None)
     ends = [end] if isinstance(end, int) else list(end or ())
     template = ChatTemplate(loaded.tokenizer, ends)
-    if "tools" not in template.text:
-        logger.warning("the chat template has no place for tools: the model would not see them")
-    elif family_of(template) is None:
+    if "tools" in template.text and family_of(template) is None:
         logger.warning(
             "no parser is known for the chat template's form of tool calls: they stay text, unless "
             "ajet.rollout.tool_parser names one"

@@ -1,4 +1,4 @@
-"""What is said about a chat template when a run begins."""
+"""What is said about a chat template that shows no tools, or whose calls are not read."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,8 @@ from ajet.core.assembly import make_template
 from ajet.core.inference.tool_parsers import parser_for
 from tests.fakes import chat_tokenizer
 
-NO_TOOLS = "the chat template has no place for tools: the model would not see them"
+NO_TOOLS = "the chat template has no place for tools: the model does not see them"
+TOOL = {"type": "function", "function": {"name": "stop", "description": "", "parameters": {}}}
 NOT_READ = "no parser is known for the chat template's form of tool calls: they stay text, unless "
 NOT_READ += "ajet.rollout.tool_parser names one"
 
@@ -34,7 +35,12 @@ def test_a_template_that_shows_no_tools_or_whose_calls_are_not_read_is_noticed(f
     heard = []
     sink = logger.add(lambda line: heard.append(line.strip()), format="{message}")
     template = make_template(loaded)
+    template.prompt_ids([{"role": "user", "content": "hi"}])
+    without_tools = list(heard)
+    for _ in range(2):
+        template.prompt_ids([{"role": "user", "content": "hi"}], [TOOL])
     logger.remove(sink)
+    assert without_tools == [line for line in said if line == NOT_READ]
     assert heard == said
     assert (
         parser_for(template, "hermes").parse('<tool_call>{"name": "stop"}</tool_call>').tool_calls

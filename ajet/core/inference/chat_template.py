@@ -35,6 +35,8 @@ from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from loguru import logger
+
 from ajet.core.errors import ModelError
 
 if TYPE_CHECKING:
@@ -108,8 +110,10 @@ class ChatTemplate:
         self._encode_once = lru_cache(maxsize=128)(lambda text: tuple(self.encode(text)))
         self._writes_the_date = "strftime_now" in self.text
         self.today = datetime.now()  # what a template writes as the date; a resumed run keeps its
+        self._is_noticed = True  # not while it is tried out
         self._shape = self._find_shape()
         self.stop_token_ids: tuple[int, ...] = self._find_stop_token_ids(end_token_ids)
+        self._is_noticed = "tools" in self.text
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -175,6 +179,9 @@ class ChatTemplate:
         """As `render`, with the marks around special tokens that messages spell out."""
         from jinja2 import TemplateError
 
+        if tools and not self._is_noticed:
+            self._is_noticed = True
+            logger.warning("the chat template has no place for tools: the model does not see them")
         try:
             text = self._tokenizer.apply_chat_template(
                 [self._mark(self._shaped(normalised(message))) for message in messages],

@@ -70,7 +70,7 @@ def timeline_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     share = tokens["trained"] / tokens["sampled"]
     left = _listed({f"not: {why}": num for why, num in tokens["not_trained"].items()}, ", ")
     yield "sampled tokens trained", f"{share:.1%} of {tokens['sampled']:,}{left}"
-    if report["splits"]:
+    if report["splits"] and report["timelines"] < report["calls"]:  # or each step is shown alone
         yield "timelines broke off", _listed(report["splits"], "\n").strip()
     if report["malformed"]:
         yield "malformed replies", _listed(report["malformed"], ", ").strip()

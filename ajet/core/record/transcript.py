@@ -1,7 +1,8 @@
 """An episode as a person reads it in a terminal.
 
-    transcript(trajectory)    a panel: each message once, in the order it came to be, tool calls and
-                              results; under each reply its tokens; then output, reward and sum
+    transcript(trajectory)    a panel: each message once, and again where a reply answers it again,
+                              in the order it came to be, tool calls and results; under each reply
+                              its tokens; then output, reward and sum
 
 Not covered: token-level credit; that is the page's work (`ajet view`).
 """
@@ -46,8 +47,8 @@ def _rows(trajectory: Trajectory, marks: Mapping[int, Text]) -> Iterator[tuple[s
         if (offered := _tool_names(turn)) != tools:
             tools = offered
             yield "tools", Text(", ".join(tools) or "none", style="dim")
-        for message in turn.messages:
-            if not any(_same(message, known) for known in seen):
+        for index, message in enumerate(turn.messages, 1):
+            if index == len(turn.messages) or not any(_same(message, known) for known in seen):
                 yield str(message.get("role")), _body(message)
         if number in marks:
             yield "departs", marks[number]

@@ -118,6 +118,7 @@ def shown(*args):
 
 def test_the_command_ends_with_1_where_a_fault_was_found():
     assert shown(f"{PLACE}->Corridor")[0] == 0
+    assert "nobody played it" in shown(f"{PLACE}->Bare")[1]
     code, output = shown(f"{PLACE}->Infinite")
     assert code == 1
     assert "fault: Infinite.step(): the reward is inf" in output

@@ -58,6 +58,12 @@ def test_each_message_is_shown_once_with_its_calls_and_tokens():
     assert "1 (judge 1), success" in text and "5 tokens sampled in 2 turns, 5 trainable" in text
 
 
+def test_what_a_reply_answers_is_shown_though_it_was_said_before():
+    wall = {"role": "user", "content": "a wall"}
+    turns = (turn([wall], ANSWER, 5, 3), turn([wall, ANSWER, wall], ANSWER, 12, 2))
+    assert shown(episode(turns=turns)).count("a wall") == 2
+
+
 def test_code_in_a_call_keeps_its_lines():
     lines = [line.strip("│ ") for line in shown(episode()).splitlines()]
     at = lines.index("code:")
