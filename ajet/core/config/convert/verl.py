@@ -154,7 +154,6 @@ CHARACTERS_OF_A_TOKEN = 4
 
 GPUS = Absent("the backbone shares out processes and GPUs")
 MICRO = Absent("the gradient does not depend on it: max_tokens_per_micro_batch", off=(None,))
-CRITIC_ABSENT = Absent("only the critic of gae has it")
 ABSENT: dict[str, Absent] = {
     f"{ACTOR}.policy_loss.*": Absent("a setting of a loss that is not built"),
     f"{ACTOR}.loss_scale_factor": Absent(

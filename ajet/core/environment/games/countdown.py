@@ -20,14 +20,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from ajet.core.environment.environment import Environment, Info
-from ajet.core.seeding import derive
+from ajet.core.environment.games.split import belongs_to
 
 OPERATORS = "+-*/"
 LONGEST_ACTION = 200
 MOST_NUMBERS = 6
-VALIDATION_SHARE = 5
-"""One instance in so many is of validation."""
-
 DRAWS_PER_OPERATORS = 400
 MOST_DRAWS = 500_000
 _TYPED = str.maketrans({"×": "*", "÷": "/", "−": "-", "·": "*"})
@@ -137,7 +134,7 @@ class Countdown(Environment):
     def _is_wanted(self, numbers: list[int], value: int, split: str | None) -> bool:
         if self.max_target is not None and value > self.max_target:
             return False
-        return split is None or split == split_of(numbers, value)
+        return belongs_to(split, *sorted(numbers), "to", value, of="countdown")
 
     def _answer(self, found: int | None, uses_all: bool, is_right: bool) -> str:
         if is_right:
@@ -161,12 +158,6 @@ class Countdown(Environment):
 
     def _state_key(self) -> str:
         return f"{sorted(self.numbers)} to {self.target}, {self.num_left} left"
-
-
-def split_of(numbers: list[int] | tuple[int, ...], target: int) -> str:
-    """Follows from the instance alone."""
-    drawn = derive("countdown", *sorted(numbers), "to", target) % VALIDATION_SHARE
-    return "train" if drawn else "validation"
 
 
 def expression(text: str) -> ast.expr:

@@ -10,7 +10,7 @@ from ajet.core.seeding import derive
 VALIDATION_ONE_IN = 5
 
 
-def belongs_to(split: str | None, instance: str) -> bool:
-    """Whether an instance may be drawn for the split; any may for None."""
-    is_validation = derive("split", instance) % VALIDATION_ONE_IN == 0
+def belongs_to(split: str | None, *instance: int | str, of: str = "split") -> bool:
+    """Whether an instance may be drawn for the split; any may for None. `of` begins the hash."""
+    is_validation = derive(of, *instance) % VALIDATION_ONE_IN == 0
     return split is None or is_validation == (split == "validation")
