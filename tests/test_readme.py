@@ -8,6 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
+from ajet.core.advantage import ESTIMATORS
+from ajet.core.environment.registry import BUILT_IN, PREFIXED
+from ajet.core.update.losses import LOSSES
 from benchmarks.table import BEGIN, END, table
 
 ROOT = Path(__file__).parents[1]
@@ -19,8 +22,8 @@ SMALL = [
 ]
 
 
-def block(language):
-    return re.search(rf"```{language}\n(.*?)```", README, re.DOTALL).group(1)
+def block(language, place=0):
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)[place]
 
 
 @pytest.fixture
@@ -29,12 +32,28 @@ def project(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     Path("solver.py").write_text(block("python"))
     Path("solver.yaml").write_text(block("yaml"))
+    Path("lake.yaml").write_text(block("yaml", 1))
 
 
 @pytest.mark.parametrize("command", [["check"], ["debug", "--tasks", "1"]])
 def test_the_example_runs_as_it_is_printed(project, command):
     result = CliRunner().invoke(app, [*command, "--conf", "solver.yaml", *SMALL])
     assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("command", [["check"], ["debug", "--tasks", "1"]])
+def test_the_environment_is_played_as_it_is_printed(project, command):
+    small = [
+        "ajet.model.path=embedded:math",
+        "ajet.environment.custom_envs.Lake.max_steps=1",
+    ]
+    result = CliRunner().invoke(app, [*command, "--conf", "lake.yaml", *small])
+    assert result.exit_code == 0, result.output
+
+
+def test_every_environment_estimator_and_loss_is_named():
+    names = [*BUILT_IN, *PREFIXED, *ESTIMATORS, *LOSSES, "traj_env_agent", "step_env_agent"]
+    assert [name for name in names if f"`{name}" not in README and name != "gymnasium"] == []
 
 
 def test_the_example_fits_in_a_glance():

@@ -225,6 +225,7 @@ def update_settings(config: AjetConfig) -> UpdateSettings:
         kl_loss_type=trainer.kl_loss_type,
         entropy_coef=algorithm.entropy_coef,
         loss_agg_mode=algorithm.loss_agg_mode,
+        loss_scale_factor=float(config.ajet.data.max_response_length),
         correction=CorrectionSettings(
             level=algorithm.rollout_correction.level,
             mode=algorithm.rollout_correction.mode,

@@ -32,6 +32,7 @@ def test_every_setting_of_the_loss_arrives():
     assert (found.policy_loss, found.ppo_epochs) == ("sapo", 3)
     assert (found.sapo_tau_pos, found.sapo_tau_neg) == (0.7, 1.4)
     assert found.keep_reference
+    assert found.loss_scale_factor == config.ajet.data.max_response_length
     assert found.correction == CorrectionSettings("turn", "reject", 3.0, 0.5)
 
 
