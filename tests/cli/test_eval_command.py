@@ -287,3 +287,13 @@ def test_environments_play_the_instances_of_the_split_and_leave_a_runs_pictures(
     [frames] = tmp_path.rglob("frames")
     pictures = [str(path.relative_to(frames)) for path in frames.rglob("*.png")]
     assert sorted(pictures) == [f"eval/step_000000/Lake-000{i}.png" for i in (0, 1)]
+
+
+def test_prompts_that_do_not_fit_are_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lake.yaml").write_text(LAKE)
+    ended = CliRunner().invoke(
+        app, ["eval", "--conf", "lake.yaml", "ajet.data.max_prompt_length=2"]
+    )
+    assert ended.exit_code == 0 and "8 truncated" in ended.output
+    assert "no token was sampled" in ended.output and "max_prompt_length" in ended.output

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from loguru import logger
+
 from ajet.core import assembly
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
@@ -22,6 +24,7 @@ from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.inference.engines.openai import OpenAIEngine, api_key
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.record.evaluation_report import EvaluationReport
+from ajet.core.record.step_warnings import UNUSED_MODEL
 from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
 from ajet.core.workflow.agents.album import drawing_in
@@ -113,6 +116,8 @@ async def _run(
     finally:
         gateway.close()
         await served.engine.close()
+    if not any(t.turns for group in groups for t in group.trajectories):
+        logger.warning(UNUSED_MODEL)
     return EvaluationReport.of(
         groups,
         subject=served.name,

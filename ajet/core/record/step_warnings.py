@@ -13,7 +13,7 @@ from ajet.core.rollout.failure import failures_line
 from ajet.core.trajectory.trajectory import Group
 
 UNUSED_MODEL = (
-    "a step sampled no token: does the workflow use model_tuner as its model, and do prompts fit "
+    "no token was sampled: does the workflow use model_tuner as its model, and do prompts fit "
     "into ajet.data.max_prompt_length and ajet.rollout.max_model_len?"
 )
 OWN_SAMPLING = (

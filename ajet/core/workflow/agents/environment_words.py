@@ -4,7 +4,7 @@
     reply      "<answer>Up</answer> no, <answer>Left</answer>"  ->  "Left"
     reply      "I go left."                               ->  None: MISSING tells what is missing
 
-Not covered: which actions the environment knows.
+Not covered: which actions the environment knows, patterns that take long (nothing interrupts one).
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def _check_forms(template: str, known: Collection[str], where: str) -> None:
 
 
 class ActionReader:
-    """Finds the action in a reply: the first group of the pattern's last match, or all of it."""
+    """Finds the action in a reply: the first group of the pattern's last match, or all of it. A
+    match of nothing, as ``(.*)`` has one at the end of every text, is none."""
 
     def __init__(self, pattern: str | None, where: str) -> None:
         self._pattern = None if pattern is None else _compiled(pattern, where)
@@ -85,8 +86,8 @@ class ActionReader:
         """None where the reply says none."""
         if self._pattern is None:
             return reply.strip() or None
-        found = self._pattern.findall(reply)
-        return (found[-1].strip() or None) if found else None
+        found = [match for match in self._pattern.finditer(reply) if match.group()]
+        return ((found[-1].group(1) or "").strip() or None) if found else None
 
 
 def _compiled(pattern: str, where: str) -> re.Pattern[str]:
@@ -104,4 +105,7 @@ def _compiled(pattern: str, where: str) -> re.Pattern[str]:
 
 def _form(pattern: str) -> str:
     """The pattern as a person would write it: ``<answer>(.*?)</answer>`` is <answer>…</answer>."""
-    return re.sub(r"\\(.)", r"\1", re.sub(r"\((?!\?)[^()]*\)", "…", pattern))
+    written = re.sub(r"^(?:\(\?[a-zA-Z]+\))?\^?|(?<!\\)\$$", "", pattern)  # flags and anchors
+    written = re.sub(r"\((?:\?P<\w+>|(?!\?))[^()]*\)", "…", written)
+    written = re.sub(r"\\s[*+?]*", " ", written)
+    return re.sub(r"\\(.)", r"\1", written).strip()

@@ -4,6 +4,7 @@ import pytest
 
 from ajet.core.errors import ConfigError
 from ajet.core.trajectory.trajectory import EpisodeStatus
+from ajet.core.workflow.agents.environment_words import ActionReader
 from ajet.core.workflow.registry import registered
 from tests.corridor import TOKENIZER, answers, corridor_config, play, says
 
@@ -203,3 +204,19 @@ def test_a_mistake_in_the_config_is_one_line_before_the_first_episode(tmp_path, 
     with pytest.raises(ConfigError, match=message) as caught:
         registered("traj_env_agent").check_config(config)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reply", "action", "form"),
+    [
+        ("(.*)", "go\nleft", "go\nleft", "…"),  # which matches nothing once more, at the end
+        ("(a)?", "b", None, "…?"),
+        ("<a>(.*?)</a>|none", "<a>x</a> none", None, "<a>…</a>|none"),
+        ("<a>(.*?)</a>", "<a>x</a> <a> </a>", None, "<a>…</a>"),
+        (r"(?i)^action:\s*(?P<act>.*)$", "Action: up", "up", "action: …"),
+        (r"\[(.*?)\]", "[up] [down]", "down", "[…]"),
+    ],
+)
+def test_what_a_pattern_finds_and_how_it_is_told(pattern, reply, action, form):
+    reader = ActionReader(pattern, "here")
+    assert (reader.action_in(reply), reader.answer_form) == (action, form)
