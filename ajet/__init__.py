@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ajet.core.breakpoint import bp
     from ajet.core.inference.chat_client import ChatClient
     from ajet.core.judge.judge import BaseJudge, GroupJudge
     from ajet.core.task.reader import BaseTaskReader
@@ -41,6 +42,7 @@ __all__ = [
     "Workflow",
     "WorkflowOutput",
     "WorkflowTask",
+    "bp",
     "register",
 ]
 
@@ -62,6 +64,7 @@ _HOMES = {
     "Workflow": "ajet.core.workflow.workflow",
     "WorkflowOutput": "ajet.core.workflow.workflow",
     "WorkflowTask": "ajet.core.workflow.workflow",
+    "bp": "ajet.core.breakpoint",
     "register": "ajet.core.workflow.registry",
 }
 

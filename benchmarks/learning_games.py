@@ -10,7 +10,7 @@ after:
                 countdown to >= 0.90, each in <= 600 s of one thread
     shuffled    rewards are those of other episodes of the run (shuffled_agents.py): the interval of
                 the change holds 0
-    lr0         learning rate 0: the same
+    lr0         learning rate 0, for 20 steps (nothing moves, however long): the same
 
 The unit is the run: a change's 95 % interval is Student's over the seeds. `cpu_seconds` is what a
 run took of the processor, all told; `wall_seconds` is the run's own, from the start of training.
@@ -52,7 +52,8 @@ class Game:
 
     def overrides(self, arm: str) -> list[str]:
         if arm == "lr0":
-            return ["ajet.trainer_common.optim.lr=0.0"]
+            section = "ajet.trainer_common"
+            return [f"{section}.optim.lr=0.0", f"{section}.total_training_steps=20"]
         if arm == "learn":
             return []
         agent = f"ajet.environment.custom_envs.{self.tag}.env_manager_cls=shuffled_{self.agent}"

@@ -52,6 +52,60 @@ def learning() -> list[Row]:
     ]
 
 
+def games() -> list[Row]:
+    found = result("learning_games")
+    return [
+        row for name, arms in found["verdict"].items() for row in game(name, arms, found["runs"])
+    ]
+
+
+def game(name: str, arms: dict[str, Any], every_run: list[dict[str, Any]]) -> list[Row]:
+    runs = [run for run in every_run if (run["game"], run["arm"]) == (name, "learn")]
+    before, after = ([run[f"success_{when}"] for run in runs] for when in ("before", "after"))
+    longest = max(run["wall_seconds"] for run in runs)
+    script = "learning_games"
+    controls = {"shuffled": "shuffled rewards", "lr0": "learning rate 0"}
+    return [
+        (
+            f"{name}, held-out success before → after, {len(runs)} seeds; longest in s",
+            f"{min(before):.1%} to {max(before):.1%} → {min(after):.1%} to {max(after):.1%}; "
+            f"{longest:.0f}",
+            f"≥ {arms['learn']['goal']:.0%}; ≤ 600",
+            script,
+        ),
+        *(
+            (
+                f"{name}, {what}: change, {len(arms[arm]['changes'])} seeds",
+                f"{arms[arm]['mean']:+.3f} [{arms[arm]['low']:+.3f}, {arms[arm]['high']:+.3f}]",
+                "holds 0",
+                script,
+            )
+            for arm, what in controls.items()
+            if "low" in arms.get(arm, {})  # of one seed there is no interval
+        ),
+    ]
+
+
+def lake_rows() -> list[Row]:
+    found = result("frozen_lake_rows")
+    arms = found["arms"]
+    rows, tree = arms["rows, packed"]["tokens_computed"], arms["tree"]["tokens_computed"]
+    return [
+        (
+            "frozen_lake, whole conversations: tokens of an update as a row a turn, as a tree",
+            f"{rows:,}, {tree:,}: {found['tokens_ratio']:.1f}x",
+            "the same gradient",
+            "frozen_lake_rows",
+        ),
+        (
+            "its seconds against the tree's: rows padded, rows packed",
+            ", ".join(f"{found['speedup'][name]:.1f}x" for name in arms if name != "tree"),
+            f"ratio of tokens: {found['tokens_ratio']:.1f}x",
+            "frozen_lake_rows",
+        ),
+    ]
+
+
 def engine() -> list[Row]:
     return [
         (
@@ -189,6 +243,8 @@ def table() -> str:
     """The rows as Markdown."""
     rows = [
         *learning(),
+        *games(),
+        *lake_rows(),
         *engine(),
         *update(),
         *step(),

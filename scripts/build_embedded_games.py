@@ -1,6 +1,6 @@
 """Build `embedded:frozen_lake`, `embedded:guess_number` and `embedded:countdown`, from scratch.
 
-    python scripts/build_embedded_games.py                    # all three, a few minutes of one core
+    python scripts/build_embedded_games.py                    # all three, half an hour of a core
     python scripts/build_embedded_games.py --only countdown
 
 Each is a tiny Qwen2 model with a tokenizer of its own. It reads transcripts of games that are
@@ -51,7 +51,6 @@ CHAT_TEMPLATE = """\
 {%- endif %}
 """
 Messages = list[dict[str, str]]
-NUM_TRANSCRIPTS = 16_384
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,7 @@ class Game:
     action: Callable[[Environment, random.Random], str]
     hidden: int = 64
     layers: int = 3
+    num_transcripts: int = 16_384
 
 
 def random_guess(environment: Environment, rng: random.Random) -> str:
@@ -85,7 +85,7 @@ GAMES = {
         words="user assistant You Goal "
         + " ".join(f"{a} {n}" for a in ACTIONS for n in ("wall", "ice", "hole", "goal")),
         max_steps=12,
-        steps=1200,
+        steps=4000,
         batch=32,
         action=valid_action,
     ),
@@ -98,12 +98,13 @@ GAMES = {
         action=random_guess,
     ),
     "countdown": Game(
-        environment=lambda: Countdown(max_number=20),
+        environment=lambda: Countdown(max_number=99),
         words="user assistant Numbers Target That is right divides with a rest No tries left",
         max_steps=1,
-        steps=3000,
+        steps=8000,
         batch=64,
         action=valid_action,
+        num_transcripts=65_536,
     ),
 }
 
@@ -189,7 +190,7 @@ class Corpus:
 
 
 def corpus(game: Game, tokenizer: Qwen2Tokenizer, rng: random.Random) -> Corpus:
-    played = [transcript(game, rng) for _ in range(NUM_TRANSCRIPTS)]
+    played = [transcript(game, rng) for _ in range(game.num_transcripts)]
     whole = [encoded(tokenizer, messages) for messages in played]
     steps = [
         encoded(tokenizer, messages[turn : turn + 3])

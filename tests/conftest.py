@@ -51,3 +51,16 @@ def verl_core_algos():
         logging.root.handlers[:] = handlers
         for name in set(os.environ) - environ:
             del os.environ[name]
+
+
+@pytest.fixture(scope="session")
+def ray_session():
+    """One Ray for all tests that need it: it takes ten seconds to start. That of RAY_ADDRESS, if it
+    is set."""
+    ray = pytest.importorskip("ray")
+    own = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": 8, "num_gpus": 0}
+    if own:
+        own["include_dashboard"] = False
+    ray.init(log_to_driver=False, **own)
+    yield ray
+    ray.shutdown()

@@ -1,24 +1,43 @@
 """Where the loop runs. In: a config. Out: a run folder. One folder each, none imports another."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING
-
-from ajet.core.errors import ConfigError
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from ajet.backbones.debug.backbone import DebugBackbone
+    from ajet.cluster.session import SessionSettings
     from ajet.core.config import AjetConfig
+    from ajet.core.record.summary import RunSummary
 
-BACKBONES = {"debug": "ajet.backbones.debug.backbone->DebugBackbone"}
-"""By the name in `ajet.backbone`; the others are refused until they are built."""
+BACKBONES = {
+    "debug": "ajet.backbones.debug.backbone->DebugBackbone",
+    "verl": "ajet.backbones.colocated.backbone->ColocatedBackbone",
+    "trinity": "ajet.backbones.disaggregated.backbone->DisaggregatedBackbone",
+}
+"""By the name in `ajet.backbone`; loaded when it is chosen."""
 
 
-def make_backbone(config: "AjetConfig") -> "DebugBackbone":
-    """The backbone that the config names."""
+class Backbone(Protocol):
+    """What `ajet train` asks of each."""
+
+    def fit(self) -> "RunSummary":
+        """Train to the last step, on from the newest checkpoint if there is one."""
+        ...
+
+
+def make_backbone(config: "AjetConfig", session: "SessionSettings | None" = None) -> Backbone:
+    """The backbone that the config names; `session` says how those on Ray have one."""
     name = config.ajet.backbone
-    if name not in BACKBONES:
-        raise ConfigError(
-            f"backbone {name} is not built yet; --backbone debug trains on one machine"
-        )
+    if name == "debug":
+        return make_debug_backbone(config)
+    from ajet.cluster.session import SessionSettings
+
     module, _, kind = BACKBONES[name].partition("->")
-    return getattr(import_module(module), kind)(config)
+    return getattr(import_module(module), kind)(config, session=session or SessionSettings())
+
+
+def make_debug_backbone(config: "AjetConfig") -> "DebugBackbone":
+    """The one that also debugs and evaluates, in this process."""
+    from ajet.backbones.debug.backbone import DebugBackbone
+
+    return DebugBackbone(config)

@@ -21,7 +21,7 @@ def check(
     from rich.table import Table
 
     from ajet.cli.notices import show_notices
-    from ajet.cli.preflight import check_agents, check_run
+    from ajet.cli.preflight import check_agents, check_run, cluster_notices
     from ajet.cli.screen_log import begin_screen_log
     from ajet.core.assembly import make_judge
     from ajet.core.batch_plan import BatchPlan
@@ -33,6 +33,7 @@ def check(
     begin_screen_log(verbose)
     config = load_config(conf, overrides or [], backbone=backbone, project_dir=project_dir)
     check_run(config)
+    cluster = cluster_notices(config)
     workflow = config.ajet.rollout.user_workflow or DEFAULT_AGENT
     judge = judge_spec(config.ajet.task_judge)
     make_judge(config)
@@ -48,5 +49,5 @@ def check(
     for row in plan.rows():
         table.add_row(*map(escape, row))
     Console().print(table)
-    show_notices(config.notices, err=False)
+    show_notices([*config.notices, *cluster], err=False)
     typer.echo(f"ok: backbone {config.ajet.backbone}, run folder {config.run_folder}")

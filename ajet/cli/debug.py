@@ -29,7 +29,7 @@ def debug(
     Trains and writes nothing. An exception in the workflow or the judge ends the command with its
     own traceback.
     """
-    from ajet.backbones import make_backbone
+    from ajet.backbones import make_debug_backbone
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_classes
     from ajet.cli.screen_log import begin_screen_log
@@ -41,7 +41,8 @@ def debug(
     check_classes(config)
     show_notices(config.notices)
     try:
-        make_backbone(config).debug(num_tasks=tasks, parallel=1 if one_at_a_time else parallel)
+        backbone = make_debug_backbone(config)
+        backbone.debug(num_tasks=tasks, parallel=1 if one_at_a_time else parallel)
     except AjetError:
         raise
     except Exception as error:  # whatever the user's code raises is theirs to see

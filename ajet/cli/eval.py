@@ -59,7 +59,7 @@ def evaluate(
     from rich.console import Console
     from rich.progress import Progress
 
-    from ajet.backbones import make_backbone
+    from ajet.backbones import make_debug_backbone
     from ajet.backbones.debug.evaluating import Subject
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_classes
@@ -78,7 +78,7 @@ def evaluate(
     screen = Console(stderr=True)
     with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
         bar = progress.add_task("episodes", total=None)
-        report = make_backbone(config).evaluate(
+        report = make_debug_backbone(config).evaluate(
             subject,
             split=split,
             num_tasks=num_tasks,

@@ -1,13 +1,9 @@
 """The command line: `ajet`, and `python -m ajet.cli.launcher`.
 
     ajet --conf X.yaml --backbone debug key=value      trains, as does `ajet train …`
-<<<<<<< HEAD
-    ajet debug | eval | check | prepare-data |         one file each, loaded when it is asked for
-         view | replay | audit | env-check
-=======
-    ajet debug | eval | check | convert |              one file each, loaded when it is asked for
-         prepare-data | view | replay | audit
->>>>>>> main
+    ajet debug | eval | check | plan | convert |       one file each, loaded when it is asked for
+         export | prepare-data | view | replay |
+         audit | env-check
 
 Exit codes: 0 done, 1 the user's error in one line, 2 wrong usage. This module only wires.
 """
@@ -29,7 +25,9 @@ COMMANDS = {
     "debug": "ajet.cli.debug:debug",
     "eval": "ajet.cli.eval:evaluate",
     "check": "ajet.cli.check:check",
+    "plan": "ajet.cli.plan:plan",
     "convert": "ajet.cli.convert:convert",
+    "export": "ajet.cli.export:export",
     "prepare-data": "ajet.cli.prepare_data:prepare_data",
     "view": "ajet.cli.view:view",
     "replay": "ajet.cli.replay:replay",

@@ -1,6 +1,7 @@
 """What a run would be refused for later, found before data is read or a model loaded.
 
-    backbone                built?             workflow, judge   do they load, can they be called?
+    backbone                built? does it     workflow, judge   do they load, can they be called?
+                            fit the nodes?
     chat_template, resume   are they there?    logger            is its package installed?
 
 `ajet train` and `ajet check` ask all of it, `ajet debug` and `ajet eval` what concerns the classes.
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from ajet.backbones import BACKBONES, make_backbone
+from ajet.cluster.session import require_ray
 from ajet.core import assembly
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
@@ -28,11 +29,32 @@ WORKFLOW_KEY, JUDGE_KEY = "ajet.rollout.user_workflow", "ajet.task_judge.judge_p
 
 def check_run(config: AjetConfig) -> None:
     """ConfigError for the first thing that training would stop at before its first step."""
-    if config.ajet.backbone not in BACKBONES:
-        make_backbone(config)  # says that it is not built; one that is built would load torch
+    if config.ajet.backbone != "debug":
+        require_ray()
     check_classes(config)
     _check_files(config)
     _check_loggers(config.ajet.trainer_common.logger)
+
+
+def cluster_notices(config: AjetConfig) -> list[str]:
+    """Where a run on Ray would be, and what its GPUs may be too small for.
+
+    ConfigError if it cannot be placed on the nodes that the config names.
+    """
+    if config.ajet.backbone == "debug":
+        return []
+    from ajet.cluster.fit import configured_problems
+
+    placement, problems = configured_problems(config)
+    counts = {
+        "trainer ranks": len(placement.trainer),
+        "engines": len(placement.engines),
+        "rollout workers": len(placement.workers),
+        "nodes": len(placement.nodes),
+    }
+    device = "GPUs" if placement.on_gpus else "CPU"
+    placed = ", ".join(f"{count} {name}" for name, count in counts.items())
+    return [f"on {device}: {placed}; `ajet plan` shows where, and what they need", *problems]
 
 
 def check_classes(config: AjetConfig) -> None:

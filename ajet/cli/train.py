@@ -28,14 +28,19 @@ def train(
         bool, typer.Option("--with-ray", help="Start Ray here (backbones verl and trinity).")
     ] = False,
     with_ray_cluster: Annotated[
-        bool, typer.Option("--with-ray-cluster", help="Join the Ray cluster of MASTER_ADDR.")
+        bool,
+        typer.Option(
+            "--with-ray-cluster", help="Join the Ray of RAY_ADDRESS, or make that of MASTER_ADDR."
+        ),
     ] = False,
     skip_check_avail_gpu: Annotated[
         bool, typer.Option("--skip-check-avail-gpu", help="Start though GPUs are in use.")
     ] = False,
     debug: Annotated[
         str | None,
-        typer.Option("--debug", "--db", help="Not taken: see `ajet debug`.", metavar="TAG"),
+        typer.Option(
+            "--debug", "--db", metavar="TAG", help='Stop at each bp("TAG"); several as "A|B".'
+        ),
     ] = None,
     verbose: Verbose = False,
 ) -> None:
@@ -45,22 +50,22 @@ def train(
     from ajet.backbones import make_backbone
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_run
+    from ajet.cli.ray_flags import RayFlags, serve_or_check, session_settings
     from ajet.cli.screen_log import begin_screen_log
     from ajet.core.config import load_config
-    from ajet.core.errors import ConfigError
     from ajet.core.record.summary_table import print_summary
 
     begin_screen_log(verbose)
-    if debug is not None:
-        raise ConfigError("--debug TAG is not taken: run `ajet debug --conf …`, or set breakpoints")
     resumes = [] if resume is None else [f"ajet.trainer_common.resume={_resume(resume)}"]
-    options = [*(overrides or []), *resumes]
+    options = [*(overrides or []), *resumes, *_for_debugger(debug)]
     config = load_config(conf, options, backbone=backbone, exp_dir=exp_dir, project_dir=project_dir)
     check_run(config)
-    chosen = make_backbone(config)
-    unused = {"--with-ray": with_ray, "--with-ray-cluster": with_ray_cluster}
-    unused["--skip-check-avail-gpu"] = skip_check_avail_gpu
-    show_notices([*config.notices, *(_notice(name) for name, given in unused.items() if given)])
+    flags = RayFlags(with_ray, with_ray_cluster, skip_check_avail_gpu)
+    show_notices([*config.notices, *flags.notices(config.ajet.backbone)])
+    session = session_settings(flags, debug)
+    if config.ajet.backbone != "debug" and serve_or_check(config, session):
+        return
+    chosen = make_backbone(config, session)
     with _logview(with_logview, config.run_folder):
         summary = chosen.fit()
     print_summary(Console(), summary, config.run_folder, conf, overrides or [])
@@ -70,8 +75,11 @@ def _resume(resume: bool) -> str:
     return "auto" if resume else "disable"
 
 
-def _notice(option: str) -> str:
-    return f"ignored by backbone debug: {option} (the run is one process)"
+def _for_debugger(tags: str | None) -> list[str]:
+    """One episode at a time, which may wait for its reader for a day."""
+    if tags is None:
+        return []
+    return ["ajet.rollout.max_env_worker=1", "ajet.rollout.episode_timeout_s=86400"]
 
 
 def _logview(wanted: bool, run_folder: Path) -> AbstractContextManager[object]:

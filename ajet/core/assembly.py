@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
+from ajet.core.buffer.staleness import StalenessBound
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
 from ajet.core.importing import construct, load_module, load_object
@@ -41,26 +42,43 @@ from ajet.core.workflow.tools.listing import find_file
 from ajet.core.workflow.workflow import Mode
 
 if TYPE_CHECKING:
+    import torch
+
     from ajet.core.advantage import EstimatorSettings
     from ajet.core.advantage.kl_control import KLControl
     from ajet.core.inference.chat_template import ChatTemplate
     from ajet.core.inference.engines.in_process import InProcessEngine
+    from ajet.core.inference.replicas.in_process import InProcessReplica
     from ajet.core.learning.learner import Learner
     from ajet.core.model.load import LoadedModel
     from ajet.core.update.critic import Critic
-    from ajet.core.update.settings import CriticSettings, UpdateSettings
+    from ajet.core.update.ranks import Ranks
+    from ajet.core.update.settings import (
+        CorrectionLevel,
+        CriticSettings,
+        ParamDtype,
+        ShardingSettings,
+        UpdateSettings,
+    )
     from ajet.core.workflow.gateway.gateway import Gateway
 
 
-def load_policy_model(config: AjetConfig, path: str | None = None) -> LoadedModel:
-    """The model that the config names, or the one at `path` with the config's other settings."""
+def load_policy_model(
+    config: AjetConfig,
+    path: str | None = None,
+    *,
+    dtype: str | None = None,
+    device: str | None = None,
+) -> LoadedModel:
+    """The model that the config names, or the one at `path`, with the config's other settings.
+    `dtype` and `device` go before them: a model that is to be sharded is loaded on the CPU."""
     from ajet.core.model.load import load_model
 
     section = config.ajet.model
     return load_model(
         path or section.path or "",
-        dtype=section.dtype,
-        device=section.device,
+        dtype=dtype or section.dtype,
+        device=device or section.device,
         chat_template=section.chat_template,
     )
 
@@ -81,8 +99,14 @@ def make_template(loaded: LoadedModel) -> ChatTemplate:
     return template
 
 
-def make_engine(config: AjetConfig, loaded: LoadedModel, template: ChatTemplate) -> InProcessEngine:
-    """The in-process engine over a loaded model."""
+def make_engine(
+    config: AjetConfig,
+    loaded: LoadedModel,
+    template: ChatTemplate,
+    *,
+    deterministic: bool | None = None,
+) -> InProcessEngine:
+    """The in-process engine over a loaded model; `deterministic` replaces the config's."""
     from ajet.core.inference.engines.in_process import InProcessEngine
 
     return InProcessEngine(
@@ -90,7 +114,23 @@ def make_engine(config: AjetConfig, loaded: LoadedModel, template: ChatTemplate)
         stop_token_ids=template.stop_token_ids,
         max_num_seqs=config.ajet.rollout.max_env_worker,
         max_model_len=config.ajet.rollout.max_model_len,
-        deterministic=config.ajet.rollout.deterministic,
+        deterministic=config.ajet.rollout.deterministic if deterministic is None else deterministic,
+        decode=template.text_of,
+    )
+
+
+def make_replica(config: AjetConfig, name: str) -> InProcessReplica:
+    """An inference server of this process: the in-process engine over a model of its own."""
+    from ajet.core.inference.replicas.in_process import InProcessReplica
+
+    loaded = load_policy_model(config)
+    template = make_template(loaded)
+    return InProcessReplica(
+        name,
+        loaded.model,
+        stop_token_ids=template.stop_token_ids,
+        max_num_seqs=config.ajet.rollout.max_env_worker,
+        max_model_len=config.ajet.rollout.max_model_len,
         decode=template.text_of,
     )
 
@@ -213,6 +253,9 @@ def update_settings(config: AjetConfig) -> UpdateSettings:
         weight_decay=optim.weight_decay,
         grad_clip=optim.grad_clip,
         warmup_steps=optim.warmup_steps,
+        lr_schedule=optim.lr_schedule,
+        total_steps=optimizer_steps(config),
+        min_lr_ratio=optim.min_lr_ratio,
         policy_loss=algorithm.policy_loss,
         clip_low=algorithm.clip_low,
         clip_high=algorithm.clip_high,
@@ -227,14 +270,14 @@ def update_settings(config: AjetConfig) -> UpdateSettings:
         loss_agg_mode=algorithm.loss_agg_mode,
         loss_scale_factor=float(config.ajet.data.max_response_length),
         correction=CorrectionSettings(
-            level=algorithm.rollout_correction.level,
+            level=correction_level(config),
             mode=algorithm.rollout_correction.mode,
             upper=algorithm.rollout_correction.upper,
             lower=algorithm.rollout_correction.lower,
         ),
         ppo_epochs=trainer.ppo_epochs,
         mini_batch_num=trainer.mini_batch_num,
-        max_tokens_per_micro_batch=trainer.max_tokens_per_micro_batch,
+        max_tokens_per_micro_batch=tokens_per_pass(config),
         batch_layout=trainer.batch_layout,
         lora=None
         if not lora.rank
@@ -245,6 +288,41 @@ def update_settings(config: AjetConfig) -> UpdateSettings:
             seed=config.ajet.seed,
         ),
     )
+
+
+def optimizer_steps(config: AjetConfig) -> int:
+    """Of the whole run, where its steps are given; 0 where its epochs are."""
+    trainer = config.ajet.trainer_common
+    mini_batches = min(trainer.mini_batch_num, config.ajet.data.train_batch_size)
+    return (trainer.total_training_steps or 0) * mini_batches * trainer.ppo_epochs
+
+
+def correction_level(config: AjetConfig) -> CorrectionLevel:
+    """Where nothing is said, and tokens may be stale, each token is weighted by the trainer's
+    probability of it over the sampler's: a clip is then around the policy before the update, as it
+    is without staleness, and not around one of some updates ago."""
+    level = config.ajet.trainer_common.algorithm.rollout_correction.level
+    if level is not None:
+        return level
+    is_stale = config.ajet.backbone == "trinity" and staleness_bound(config).max_staleness > 0
+    return "token" if is_stale else "none"
+
+
+def staleness_bound(config: AjetConfig) -> StalenessBound:
+    """How old a token may be on backbone trinity, and how far ahead that lets the explorer be.
+
+    A step of `fixed` or `explorer_driven` waits for a group that would else be too old; the other
+    styles never wait: a slow group is left out. `fully_async` sends weights after every step.
+    """
+    trinity, size = config.trinity, batch_settings(config).first_round
+    sync = trinity.synchronizer
+    if trinity.mode == "colocate":
+        return StalenessBound(0, size)
+    interval, ahead = sync.sync_interval, trinity.steps_ahead
+    if sync.sync_style == "fully_async":
+        interval, ahead = 1, trinity.staleness if sync.sync_offset is None else ahead
+    waits = sync.sync_style in ("fixed", "explorer_driven")
+    return StalenessBound(trinity.staleness, size, interval, ahead * size, waits)
 
 
 def critic_settings(config: AjetConfig) -> CriticSettings:
@@ -261,43 +339,100 @@ def critic_settings(config: AjetConfig) -> CriticSettings:
         cliprange_value=critic.cliprange_value,
         ppo_epochs=critic.ppo_epochs,
         mini_batch_num=critic.mini_batch_num,
-        max_tokens_per_micro_batch=trainer.max_tokens_per_micro_batch,
+        max_tokens_per_micro_batch=tokens_per_pass(config),
         batch_layout=trainer.batch_layout,
     )
 
 
-def make_critic(config: AjetConfig, loaded: LoadedModel) -> Critic:
+def tokens_per_pass(config: AjetConfig) -> int:
+    """Of one rank: the backbone's own `max_token_len_per_gpu`, if it has one."""
+    own = {
+        "verl": config.verl.trainer.max_token_len_per_gpu,
+        "trinity": config.trinity.trainer.max_token_len_per_gpu,
+    }.get(config.ajet.backbone)
+    return own or config.ajet.trainer_common.max_tokens_per_micro_batch
+
+
+def sharding_settings(config: AjetConfig) -> ShardingSettings:
+    """How trainer ranks hold and compute the policy and the critic."""
+    from ajet.core.update.settings import ShardingSettings
+
+    trainer = config.ajet.trainer_common
+    fsdp = trainer.fsdp_config
+    return ShardingSettings(
+        param_dtype=_param_dtype(config),
+        reshard_after_forward=fsdp.reshard_after_forward,
+        cpu_offload=fsdp.param_offload,
+        activation_checkpointing=_trains_on_gpu(config)
+        if fsdp.activation_checkpointing == "auto"
+        else fsdp.activation_checkpointing,
+        ulysses_sequence_parallel_size=trainer.ulysses_sequence_parallel_size,
+    )
+
+
+def _param_dtype(config: AjetConfig) -> ParamDtype:
+    """`auto` is what a model on this machine is loaded in."""
+    asked = config.ajet.trainer_common.fsdp_config.param_dtype
+    if asked != "auto":
+        return asked
+    return "bfloat16" if _trains_on_gpu(config) else "float32"
+
+
+def _trains_on_gpu(config: AjetConfig) -> bool:
+    import torch
+
+    return config.ajet.model.device != "cpu" and torch.cuda.is_available()
+
+
+def make_critic(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = None) -> Critic:
     """The critic beside the policy that was made of `loaded`. Its model is read anew, so it starts
     from the weights on disk whatever has become of the policy's."""
     from ajet.core.update.critic import Critic
+    from ajet.core.update.ranks import ONE_RANK
 
     path = config.ajet.trainer_common.critic.path
-    own = load_policy_model(config, path)
+    device = "cpu" if ranks is not None else None  # where it is sharded from
+    own = load_policy_model(config, path, device=device)
     if own.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
         raise ConfigError(
             f"ajet.trainer_common.critic.path: the tokenizer of {path!r} has other tokens than the "
             "policy's; take a model with the same one, or null"
         )
-    return Critic(own.model, critic_settings(config))
+    return Critic(own.model, critic_settings(config), ranks or ONE_RANK)
 
 
-def make_learner(config: AjetConfig, loaded: LoadedModel) -> Learner:
-    """The policy and what learns beside it. Made before a checkpoint is loaded: the reference is
-    the policy as it is now."""
+def make_learner(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = None) -> Learner:
+    """The policy and what learns beside it, over `ranks` if there are several. Made before a
+    checkpoint is loaded: the reference is the policy as it is now."""
     from ajet.core.learning.learner import Learner, LearnerSettings
     from ajet.core.update.policy import Policy
+    from ajet.core.update.ranks import ONE_RANK
 
     trainer = config.ajet.trainer_common
-    policy = Policy(loaded.model, update_settings(config))
+    policy = Policy(loaded.model, update_settings(config), ranks or ONE_RANK)
     critic = None
     if trainer.algorithm.adv_estimator == "gae":
-        critic = make_critic(config, loaded)
+        critic = make_critic(config, loaded, ranks)
     settings = LearnerSettings(
         estimator=estimator_settings(config),
         kl_in_reward=trainer.algorithm.use_kl_in_reward,
         critic_warmup_steps=trainer.critic.warmup_steps,
     )
     return Learner(policy, critic, kl_control(config), settings)
+
+
+def device_of(config: AjetConfig) -> torch.device:
+    """Where this process computes."""
+    from ajet.core.model.load import device_named
+
+    return device_named(config.ajet.model.device)
+
+
+def make_ranks(config: AjetConfig, device: torch.device) -> Ranks:
+    """The processes that learn together, which `ranks.connect` has joined."""
+    from ajet.core.update.ranks import TorchRanks
+
+    return TorchRanks(sharding_settings(config), device)
 
 
 def estimator_settings(config: AjetConfig) -> EstimatorSettings:
@@ -370,12 +505,13 @@ def make_judge(config: AjetConfig) -> BaseJudge | None:
     return construct(kind, config, f"ajet.task_judge.judge_protocol: {spec!r}")
 
 
-def make_gateway(config: AjetConfig) -> Gateway:
-    """The model's HTTP address for agents that ask for one; a run makes one, and closes it."""
+def make_gateway(config: AjetConfig, offset: int = 0) -> Gateway:
+    """The model's HTTP address for agents that ask for one; each process that runs agents makes
+    one, and closes it. A port that the config sets is that of the first; others count on."""
     from ajet.core.workflow.gateway.gateway import Gateway
 
     port = config.ajet.interchange_server.interchange_server_port
-    return Gateway(None if port == "auto" else port)
+    return Gateway(None if port == "auto" else port + offset)
 
 
 def make_runner(
@@ -389,9 +525,11 @@ def make_runner(
     debug: bool = False,
     limits: RolloutLimits | None = None,
     on_error: OnError | None = None,
+    is_part: bool = False,
 ) -> EpisodeRunner:
     """Runs the config's workflow against any endpoint; a chat endpoint has no template. `judge` and
-    `gateway` are `make_judge`'s and `make_gateway`'s; `limits` replaces the config's."""
+    `gateway` are `make_judge`'s and `make_gateway`'s; `limits` replaces the config's; `is_part`
+    where other processes run the rest of each step."""
     from ajet.core.inference.tool_parsers import parser_for
 
     return EpisodeRunner(
@@ -408,4 +546,5 @@ def make_runner(
         debug=debug,
         environments=environment_host(config),
         on_error=on_error,
+        is_part=is_part,
     )

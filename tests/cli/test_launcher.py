@@ -167,15 +167,15 @@ def test_every_command_takes_the_same_options_and_tells_the_same_mistake(project
     )
 
 
-@pytest.mark.parametrize("backbone", ["verl", "trinity"])
-def test_a_backbone_that_is_not_built_says_so(project, backbone):
-    result = run("--conf", "math_agent/math_agent.yaml", "--backbone", backbone, "--with-ray")
-    assert f"backbone {backbone} is not built yet" in error_line(result)
+def test_a_debug_tag_is_named_and_not_empty(project):
+    result = run("--conf", "math_agent/math_agent.yaml", "--db", " | ")
+    assert error_line(result) == '--debug: name a tag, as in bp("TAG"); several as "A|B"'
 
 
-def test_debug_tags_are_refused_with_what_to_do(project):
-    result = run("--conf", "math_agent/math_agent.yaml", "--db", "T1")
-    assert "run `ajet debug" in error_line(result)
+def test_both_ways_to_have_ray_are_wrong_usage(project):
+    both = ("--with-ray", "--with-ray-cluster")
+    result = run("--conf", "math_agent/math_agent.yaml", "--backbone", "debug", *both)
+    assert result.exit_code == 2 and "give one of --with-ray and" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -227,10 +227,6 @@ REFUSED_BY_TRAINING = [
     ("ajet.trainer_common.resume=no/where", "ajet.trainer_common.resume: no/where: no such folder"),
     ("ajet.trainer_common.resume=math_agent", "math_agent: no checkpoint is in this folder"),
     ("ajet.trainer_common.logger=[no_such]", "is expected, got 'no_such'"),
-    (
-        "ajet.backbone=verl",
-        "backbone verl is not built yet; --backbone debug trains on one machine",
-    ),
 ]
 
 
@@ -377,12 +373,12 @@ def test_prepare_data_from_files_that_are_not_there_is_one_line(project):
 
 
 def test_the_module_is_the_command_line_too(project):
-    line = [sys.executable, "-m", "ajet.cli.launcher", "--backbone", "verl", "--conf"]
+    line = [sys.executable, "-m", "ajet.cli.launcher", "ajet.sed=1", "--conf"]
     done = subprocess.run(
         [*line, "math_agent/math_agent.yaml"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("error: backbone verl is not built yet")
+    assert done.stderr.startswith("error: override 'ajet.sed=1': ajet.sed: no such key")
 
 
 def test_help_costs_little_more_than_importing_typer():

@@ -1,6 +1,5 @@
 """`ajet replay` and `ajet audit`: what they print, exit codes, and a debugger on the workflow."""
 
-import io
 import json
 import re
 import sqlite3
@@ -8,32 +7,15 @@ import subprocess
 import sys
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
-from ajet.backbones.debug.backbone import DebugBackbone
 from ajet.cli.launcher import app
-from ajet.core.config import load_config
 from tests.cli.dap_client import AttachedClient
 from tests.e2e.toy_run import WORKFLOW, ToyRun, ended, environment
 
 RUN = "toy/launcher_record/toy"
 FIRST = "000001-train-0000-00"
 LINE = 1 + WORKFLOW.splitlines().index('        tell("begin", workflow_task)')
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A folder above a project with its run of one step."""
-    folder = tmp_path_factory.mktemp("above")
-    with pytest.MonkeyPatch.context() as patch:
-        toy = ToyRun(folder / "toy")
-        patch.chdir(toy.folder)
-        patch.setattr(sys, "path", list(sys.path))
-        one = ["ajet.trainer_common.total_training_steps=1"]
-        config = load_config("toy.yaml", one, backbone="debug")
-        DebugBackbone(config, Console(file=io.StringIO())).fit()
-    return folder
 
 
 @pytest.fixture(autouse=True)

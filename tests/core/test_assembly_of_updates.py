@@ -8,7 +8,7 @@ import torch
 from ajet.core import assembly
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
-from ajet.core.update.settings import CorrectionSettings
+from ajet.core.update.settings import CorrectionSettings, ShardingSettings
 from tests.fakes import chat_tokenizer
 
 
@@ -34,6 +34,14 @@ def test_every_setting_of_the_loss_arrives():
     assert found.keep_reference
     assert found.loss_scale_factor == config.ajet.data.max_response_length
     assert found.correction == CorrectionSettings("turn", "reject", 3.0, 0.5)
+
+
+def test_a_schedule_ends_with_the_run():
+    optim = "{lr_schedule: cosine, min_lr_ratio: 0.1}"
+    found = assembly.update_settings(
+        config_with(total_training_steps=5, mini_batch_num=2, ppo_epochs=3, optim=optim)
+    )
+    assert (found.lr_schedule, found.min_lr_ratio, found.total_steps) == ("cosine", 0.1, 30)
 
 
 def test_every_setting_of_the_critic_arrives():
@@ -68,3 +76,33 @@ def test_a_critic_of_other_tokens_is_refused_in_one_line():
     with pytest.raises(ConfigError, match=r"critic\.path: .*other tokens") as caught:
         assembly.make_critic(config, policy)
     assert "\n" not in str(caught.value)
+
+
+def test_every_setting_of_sharding_arrives():
+    config = config_with(
+        fsdp_config="{param_offload: false, activation_checkpointing: true, param_dtype: bfloat16, "
+        "reshard_after_forward: false}",
+        ulysses_sequence_parallel_size=2,
+    )
+    assert assembly.sharding_settings(config) == ShardingSettings(
+        param_dtype="bfloat16",
+        reshard_after_forward=False,
+        cpu_offload=False,
+        activation_checkpointing=True,
+        ulysses_sequence_parallel_size=2,
+    )
+
+
+def test_the_dtype_of_sharding_follows_the_device():
+    config = load_config("tutorial/example_math_agent/demo.yaml", ["ajet.model.device=cpu"])
+    assert assembly.sharding_settings(config).param_dtype == "float32"
+
+
+@pytest.mark.parametrize("backbone", ["verl", "trinity"])
+def test_a_cluster_backbones_own_budget_of_tokens_goes_before_the_common_one(backbone):
+    overrides = [f"{backbone}.trainer.max_token_len_per_gpu=77"]
+    overrides += ["ajet.trainer_common.max_tokens_per_micro_batch=99"]
+    for name, expected in ((backbone, 77), ("debug", 99)):
+        config = load_config("tutorial/example_math_agent/demo.yaml", overrides, backbone=name)
+        assert assembly.update_settings(config).max_tokens_per_micro_batch == expected
+        assert assembly.critic_settings(config).max_tokens_per_micro_batch == expected

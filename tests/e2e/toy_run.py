@@ -68,6 +68,30 @@ class Uneven(Plain):
         return output
 
 
+class Awaits(Plain):
+    """The second step's episodes wait in their middle for a file, whose name is in `awaited`."""
+
+    async def execute(self, workflow_task, model_tuner):
+        self.waits = workflow_task.step == 2
+        return await super().execute(workflow_task, model_tuner)
+
+    async def tool(self, question):
+        file = LOG.with_name(LOG.with_name("awaited").read_text())
+        while self.waits and not file.exists():
+            await asyncio.sleep(0.01)
+        return await super().tool(question)
+
+
+class OneIsSlow(Plain):
+    """A group of the first step ends when a group of the fourth has."""
+
+    async def execute(self, workflow_task, model_tuner):
+        output = await super().execute(workflow_task, model_tuner)
+        while workflow_task.group_id == "000001-train-0001" and "end 4" not in LOG.read_text():
+            await asyncio.sleep(0.01)
+        return output
+
+
 class AllEqual(Plain):
     async def execute(self, workflow_task, model_tuner):
         output = await super().execute(workflow_task, model_tuner)

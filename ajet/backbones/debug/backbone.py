@@ -6,9 +6,9 @@ from rich.console import Console
 
 from ajet.backbones.debug.debugging import debug_episodes
 from ajet.backbones.debug.evaluating import Subject, evaluate_subject
-from ajet.backbones.debug.interrupt import catch_interrupts
 from ajet.backbones.debug.training import Training
 from ajet.core.config import AjetConfig
+from ajet.core.interrupt import catch_interrupts
 from ajet.core.record.evaluation_report import EvaluationReport
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.run_log import run_log

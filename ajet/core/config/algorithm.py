@@ -48,9 +48,10 @@ class KLControl(Section):
 class RolloutCorrection(Section):
     """Importance weights between the sampler and the trainer."""
 
-    level: Literal["none", "token", "turn", "sequence"] = Field(
-        default="none",
-        description="What one weight is for; none takes the sampler's log-probabilities as old.",
+    level: Literal["none", "token", "turn", "sequence"] | None = Field(
+        default=None,
+        description="What one weight is for; none takes the sampler's log-probabilities as old; "
+        "null is none, or token where tokens may be stale (trinity.max_staleness).",
     )
     mode: Literal["truncate", "reject"] = Field(
         default="truncate",

@@ -9,7 +9,7 @@ Not covered: keys that a backbone does not build (section.py's marks).
 from ajet.core.config.algorithm import AlgorithmConfig
 from ajet.core.config.tree import AjetSection
 
-ALGORITHM = "ajet.trainer_common.algorithm"
+ALGORITHM, OPTIM = "ajet.trainer_common.algorithm", "ajet.trainer_common.optim"
 READ_BY = {
     "normalize_std": ("grpo", "starpo", "gigpo"),
     "gamma": ("gae", "reinforce", "reinforce_plus_plus", "remax"),
@@ -42,12 +42,14 @@ def unread_algorithm_keys(ajet: AjetSection) -> dict[str, str]:
     """Keys and sections that nothing reads, with the key that says so."""
     trainer, rollout = ajet.trainer_common, ajet.rollout
     algorithm = trainer.algorithm
-    unread = _unread_by_choice(algorithm) | _unread_in_sections(algorithm)
+    unread = _unread_by_choice(algorithm) | _unread_in_sections(algorithm, ajet.backbone)
     if algorithm.adv_estimator != "gae":
         unread["ajet.trainer_common.critic"] = _is(algorithm, "adv_estimator")
     if not trainer.use_kl_loss:
         for key in ("kl_loss_coef", "kl_loss_type"):
             unread[f"ajet.trainer_common.{key}"] = "ajet.trainer_common.use_kl_loss is false"
+    if trainer.optim.lr_schedule == "constant":
+        unread[f"{OPTIM}.min_lr_ratio"] = f"{OPTIM}.lr_schedule is constant"
     if not rollout.enable_oversample:
         key = "ajet.rollout.submit_oversample_multiplier"
         unread[key] = "ajet.rollout.enable_oversample is false"
@@ -64,14 +66,15 @@ def _unread_by_choice(algorithm: AlgorithmConfig) -> dict[str, str]:
     }
 
 
-def _unread_in_sections(algorithm: AlgorithmConfig) -> dict[str, str]:
+def _unread_in_sections(algorithm: AlgorithmConfig, backbone: str) -> dict[str, str]:
     """Keys of a section that is switched off."""
     kl, correction = algorithm.kl_ctrl, algorithm.rollout_correction
+    is_off = correction.level == "none" or (correction.level is None and backbone != "trinity")
     off = {
         "kl_ctrl": (not algorithm.use_kl_in_reward, "use_kl_in_reward is false"),
         "kl_ctrl.target_kl": (kl.type == "fixed", "kl_ctrl.type is fixed"),
         "kl_ctrl.horizon": (kl.type == "fixed", "kl_ctrl.type is fixed"),
-        "rollout_correction": (correction.level == "none", "rollout_correction.level is none"),
+        "rollout_correction": (is_off, "rollout_correction.level is none"),
         "rollout_correction.lower": (
             correction.mode == "truncate",
             "rollout_correction.mode is truncate",
@@ -86,7 +89,7 @@ def _unread_in_sections(algorithm: AlgorithmConfig) -> dict[str, str]:
             "reward_normalization.grouping is none",
         ),
     }
-    return {f"{ALGORITHM}.{key}": reason for key, (is_off, reason) in off.items() if is_off}
+    return {f"{ALGORITHM}.{key}": reason for key, (off_now, reason) in off.items() if off_now}
 
 
 def contradictions(ajet: AjetSection) -> list[tuple[str, str]]:
@@ -114,6 +117,11 @@ def contradictions(ajet: AjetSection) -> list[tuple[str, str]]:
     if rollout.enable_oversample and rollout.num_repeat == 1:
         reason = "a group's rewards do not vary where ajet.rollout.num_repeat is 1"
         found.append(("ajet.rollout.enable_oversample", reason))
+    if ajet.trainer_common.optim.lr_schedule != "constant" and (
+        ajet.trainer_common.total_training_steps is None
+    ):
+        reason = "it ends with the run: set ajet.trainer_common.total_training_steps"
+        found.append((f"{OPTIM}.lr_schedule", reason))
     return found
 
 

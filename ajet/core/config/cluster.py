@@ -1,13 +1,21 @@
-"""`verl:` and `trinity:`: the few settings that only one cluster backbone has."""
+"""`verl:` and `trinity:`: the settings that only one cluster backbone has.
 
-from typing import Annotated, Literal
+    sync_interval 2, sync_offset 1     rollouts run 1 step ahead, weights travel every 2 steps:
+                                       a step trains on tokens at most 2 steps old (`staleness`)
+    max_staleness 0                    the explorer waits for every update, as backbone verl does
 
-from pydantic import Field
+Not covered: where processes run (`ajet.trainer_common`, `ajet.rollout`; ajet/cluster/placement.py).
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
 
 from ajet.core.config.section import NoEffect, Section
 
 NOT_VERL = NoEffect("only backbone verl reads it", on=("debug", "trinity"))
 NOT_TRINITY = NoEffect("only backbone trinity reads it", on=("debug", "verl"))
+STEPS_AHEAD = 1
 
 
 class VerlTrainer(Section):
@@ -45,11 +53,20 @@ class TrinityTrainer(Section):
     )
 
 
+class TrinityRollout(Section):
+    """The engines' own GPUs."""
+
+    gpu_memory_utilization: Annotated[float, NOT_TRINITY] = Field(
+        default=0.85, gt=0, lt=1, description="Share of a GPU's memory for inference."
+    )
+
+
 class Synchronizer(Section):
     """When the explorer gets the trainer's weights."""
 
     sync_method: Annotated[Literal["nccl", "checkpoint", "memory"], NOT_TRINITY] = Field(
-        default="nccl", description="How weights travel."
+        default="nccl",
+        description="How weights travel: nccl (gloo on CPU), files on disk, or shared memory.",
     )
     sync_style: Annotated[
         Literal["fixed", "explorer_driven", "trainer_driven", "fully_async"], NOT_TRINITY
@@ -57,13 +74,83 @@ class Synchronizer(Section):
     sync_interval: Annotated[int, NOT_TRINITY] = Field(
         default=1, ge=1, description="Steps between two transfers of weights."
     )
-    sync_offset: Annotated[int, NOT_TRINITY] = Field(
-        default=0, ge=0, description="Steps that the explorer is ahead of the trainer."
+    sync_offset: Annotated[int | None, NOT_TRINITY] = Field(
+        default=None,
+        ge=0,
+        description="Steps that the explorer is ahead of the trainer; null is what max_staleness "
+        "leaves, or 1.",
+    )
+
+
+class Buffer(Section):
+    """Groups of episodes on their way from the explorer to the trainer."""
+
+    url: Annotated[str | None, NOT_TRINITY] = Field(
+        default=None,
+        description="The buffer's database, as postgresql://…; null is SQLite in the run folder.",
+    )
+    priority: Annotated[Literal["oldest", "newest", "spread"], NOT_TRINITY] = Field(
+        default="oldest",
+        description="Groups that are trained first; spread is that of a group's rewards.",
+    )
+    max_reuse: Annotated[int, NOT_TRINITY] = Field(
+        default=1, ge=1, description="Steps that may train on one group."
+    )
+    capacity: Annotated[int | None, NOT_TRINITY] = Field(
+        default=None,
+        ge=1,
+        description="Groups that wait at most, then the explorer does; null follows max_staleness.",
     )
 
 
 class TrinityConfig(Section):
-    """Backbone trinity: an explorer and a trainer on GPUs of their own."""
+    """Backbone trinity: an explorer and a trainer on GPUs of their own, joined by a buffer."""
 
+    mode: Annotated[
+        Literal["both", "explore", "train", "bench", "serve", "colocate"], NOT_TRINITY
+    ] = Field(
+        default="both",
+        description="What runs: explorer and trainer, one of them, validation of checkpoints "
+        "(bench), the model over HTTP (serve), or both on the same GPUs (colocate).",
+    )
+    max_staleness: Annotated[int | None, NOT_TRINITY] = Field(
+        default=None,
+        ge=0,
+        description="Updates between a token's weights and those it trains, at most; older groups "
+        "are dropped; null is sync_interval - 1 + sync_offset.",
+    )
+    partial_rollout: Annotated[Literal["continue", "recompute", "finish"], NOT_TRINITY] = Field(
+        default="continue",
+        description="Episodes that run when weights change go on with the new ones, start anew, or "
+        "are waited for.",
+    )
     trainer: TrinityTrainer = Field(default=TrinityTrainer(), description="The trainer.")
+    rollout: TrinityRollout = Field(default=TrinityRollout(), description="The engines.")
     synchronizer: Synchronizer = Field(default=Synchronizer(), description="Weight transfers.")
+    buffer: Buffer = Field(default=Buffer(), description="The buffer.")
+
+    @property
+    def staleness(self) -> int:
+        """The bound in updates, `max_staleness` resolved."""
+        if self.max_staleness is not None:
+            return self.max_staleness
+        offset = self.synchronizer.sync_offset
+        return self.synchronizer.sync_interval - 1 + (STEPS_AHEAD if offset is None else offset)
+
+    @property
+    def steps_ahead(self) -> int:
+        """How far the explorer runs ahead of the trainer, `sync_offset` resolved."""
+        offset = self.synchronizer.sync_offset
+        return self.staleness - (self.synchronizer.sync_interval - 1) if offset is None else offset
+
+    @model_validator(mode="after")
+    def _bound_leaves_room_for_the_schedule(self) -> Self:
+        interval, offset = self.synchronizer.sync_interval, self.synchronizer.sync_offset or 0
+        needed = interval - 1 + offset
+        if self.staleness < needed:
+            raise ValueError(
+                f"max_staleness: {self.max_staleness} is less than sync_interval - 1 + "
+                f"sync_offset = {needed}: every step would wait for tokens that are too old; "
+                f"raise it to {needed} or lower those"
+            )
+        return self

@@ -6,6 +6,7 @@ A renamed key is taken under its other name; given under both with different val
 from collections.abc import Mapping
 from typing import Any
 
+from ajet.core.config.async_keys import take_async_keys
 from ajet.core.errors import ConfigError
 
 RENAMED = {
@@ -37,6 +38,7 @@ def apply_renames(values: dict[str, Any], defaults: Mapping[str, Any]) -> dict[s
         if present not in (None, given, _get(defaults, new)):
             raise ConfigError(f"{old} and {new} are one key with two values: {given}, {present}")
         _set(values, new, given)
+    take_async_keys(values)
     for old, reason in REMOVED.items():
         if _pop(values, old):
             raise ConfigError(f"{old} is refused: {reason}; leave it out")

@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from ajet.core.config.devices import DeviceMapping
+from ajet.core.config.inference import InferenceServerConfig, RouterConfig
 from ajet.core.config.section import NoEffect, NotBuilt, Section
 
 IN_PROCESS = ("debug",)
@@ -103,6 +105,19 @@ class ValidationSampling(Section):
         return self
 
 
+class AgentConfig(Section):
+    """Where workflows run on a cluster."""
+
+    num_workers: Annotated[int | None, NoEffect("workflows run in this process", on=IN_PROCESS)] = (
+        Field(
+            default=None,
+            ge=1,
+            description="Processes that run workflows, max_env_worker episodes between them; null "
+            "is one for every two CPU cores, up to 8.",
+        )
+    )
+
+
 class RolloutConfig(Section):
     """Episodes: who runs them, how many, how long, and what becomes of a failed one."""
 
@@ -115,9 +130,19 @@ class RolloutConfig(Section):
         default=[], description="Files or modules that @register agents which rows name."
     )
     name: Annotated[
-        Literal["auto", "vllm", "sglang"],
-        NoEffect("the in-process engine serves the model", on=IN_PROCESS),
-    ] = Field(default="auto", description="The inference server; auto is the backbone's own.")
+        Literal["auto", "in_process", "vllm", "sglang"],
+        NoEffect("the in-process engine serves the model", on=IN_PROCESS, also_off=("in_process",)),
+    ] = Field(
+        default="auto",
+        description="Who samples: in_process, vllm or sglang; auto is in_process on CPU, sglang on "
+        "GPUs.",
+    )
+    router: RouterConfig = Field(
+        default=RouterConfig(), description="How requests find an inference engine."
+    )
+    server: InferenceServerConfig = Field(
+        default=InferenceServerConfig(), description="How inference servers are started."
+    )
     num_repeat: int = Field(
         default=4, ge=1, description="Episodes of one task in a step: its group."
     )
@@ -200,9 +225,21 @@ class RolloutConfig(Section):
     tensor_model_parallel_size: Annotated[
         int, NoEffect("the model runs in one process", on=IN_PROCESS)
     ] = Field(default=1, ge=1, description="GPUs that share one inference engine.")
-    n_vllm_engine: Annotated[int, NoEffect("there is one engine, in process", on=IN_PROCESS)] = (
-        Field(default=1, ge=1, description="Inference engines of backbone trinity.")
+    n_vllm_engine: Annotated[
+        int | None, NoEffect("there is one engine, in process", on=IN_PROCESS)
+    ] = Field(
+        default=None,
+        ge=1,
+        description="Inference engines; null is one, or as many as share verl's GPUs.",
     )
+    device_mapping: Annotated[
+        DeviceMapping, NoEffect("there is one engine, in process", on=IN_PROCESS)
+    ] = Field(
+        default=None,
+        description="The engines' GPUs by their number in the cluster, as [0, 1] or "
+        "list(range(0,8)); null leaves the choice.",
+    )
+    agent: AgentConfig = Field(default=AgentConfig(), description="Processes that run agents.")
     max_num_seqs: Annotated[
         int, NoEffect("the in-process engine sizes its own batches", on=IN_PROCESS)
     ] = Field(default=10, ge=1, description="Sequences that an inference server runs at once.")

@@ -5,9 +5,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from ajet.core.config.algorithm import AlgorithmConfig, CriticConfig
+from ajet.core.config.devices import DeviceMapping
 from ajet.core.config.section import NoEffect, NotBuilt, Section
 
 ONE_PROCESS = ("debug",)
+NOT_SHARDED = NoEffect("the run is one process", on=ONE_PROCESS)
 Logger = Literal["tensorboard", "console", "swanlab", "wandb", "mlflow"]
 
 
@@ -26,6 +28,13 @@ class OptimConfig(Section):
     )
     weight_decay: float = Field(default=0.0, ge=0, description="AdamW's weight decay.")
     warmup_steps: int = Field(default=0, ge=0, description="Optimizer steps of linear warm-up.")
+    lr_schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant",
+        description="The rate after the warm-up, until total_training_steps.",
+    )
+    min_lr_ratio: float = Field(
+        default=0.0, ge=0, le=1, description="Share of the rate that linear and cosine end at."
+    )
     grad_clip: float = Field(
         default=1.0, gt=0, description="The gradient's norm is clipped to this."
     )
@@ -44,13 +53,26 @@ class LoraConfig(Section):
 
 
 class FsdpConfig(Section):
-    """Where sharded training keeps its state between steps."""
+    """How the trainer's ranks hold and compute the model in shards."""
 
-    param_offload: Annotated[bool, NoEffect("nothing is sharded", on=ONE_PROCESS)] = Field(
-        default=True, description="Keep the weights in CPU memory between steps."
+    param_offload: Annotated[bool, NOT_SHARDED] = Field(
+        default=True,
+        description="Keep the shards, and the optimizer's state with them, in CPU memory.",
     )
-    optimizer_offload: Annotated[bool, NoEffect("nothing is sharded", on=ONE_PROCESS)] = Field(
-        default=True, description="Keep the optimizer's state in CPU memory between steps."
+    optimizer_offload: Annotated[
+        bool, NoEffect("the optimizer's state lies with the weights: see param_offload")
+    ] = Field(default=True, description="Has its home at param_offload.")
+    activation_checkpointing: Annotated[bool | Literal["auto"], NOT_SHARDED] = Field(
+        default="auto",
+        description="Compute activations again in the backward pass, to save memory; auto does on "
+        "GPUs.",
+    )
+    param_dtype: Annotated[Literal["auto", "bfloat16", "float32"], NOT_SHARDED] = Field(
+        default="auto",
+        description="What is computed in; shards are float32. auto: bfloat16 on a GPU.",
+    )
+    reshard_after_forward: Annotated[bool, NOT_SHARDED] = Field(
+        default=True, description="Gather a layer's weights again for its backward pass."
     )
 
 
@@ -118,8 +140,24 @@ class TrainerConfig(Section):
     nnodes: Annotated[int, NoEffect("the run is one process", on=ONE_PROCESS)] = Field(
         default=1, ge=1, description="Machines of the cluster."
     )
-    n_gpus_per_node: Annotated[int, NoEffect("the run is one process", on=ONE_PROCESS)] = Field(
-        default=8, ge=0, description="GPUs of one machine."
+    n_gpus_per_node: Annotated[
+        Annotated[int, Field(ge=0)] | Literal["auto"],
+        NoEffect("the run is one process", on=ONE_PROCESS),
+    ] = Field(default="auto", description="GPUs of one machine; auto takes all it has, 0 the CPU.")
+    n_trainer_ranks: Annotated[int | None, NoEffect("the run is one process", on=ONE_PROCESS)] = (
+        Field(
+            default=None,
+            ge=1,
+            description="Processes that train; null is one for each of the trainer's GPUs, or one "
+            "on CPU.",
+        )
+    )
+    device_mapping: Annotated[DeviceMapping, NoEffect("the run is one process", on=ONE_PROCESS)] = (
+        Field(
+            default=None,
+            description="The trainer's GPUs by their number in the cluster, as [0, 1] or "
+            "list(range(0,8)); null leaves the choice.",
+        )
     )
     fsdp_config: FsdpConfig = Field(default=FsdpConfig(), description="Sharded training.")
     ulysses_sequence_parallel_size: Annotated[

@@ -134,6 +134,11 @@ class Learner:
             tensors, state = tensors | own, state | {"critic": counters}
         return PolicyState(tensors, state)
 
+    def template(self) -> dict[str, Tensor]:
+        """Of the names, shapes and shards that a checkpoint's tensors have, of any content."""
+        critic = {} if self.critic is None else self.critic.template()
+        return self.policy.template() | critic
+
     def load_state_dict(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         self.policy.load_state_dict(tensors, state["policy"])
         if kept := state.get("kl"):

@@ -41,6 +41,7 @@ class Decoder:
         self.head_dim: int = getattr(config, "head_dim", None) or (
             config.hidden_size // config.num_attention_heads
         )
+        self._model = model
         self._embed = base.model.embed_tokens
         self._rotary = base.model.rotary_emb
         self._layers = list(base.model.layers)
@@ -65,21 +66,28 @@ class Decoder:
 
     def __call__(self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
         """Final hidden states ``[N, hidden]``, already normalised."""
-        x = self._embed(token_ids_N)
-        cos, sin = self._rotary(x.unsqueeze(0), positions_N.unsqueeze(0))
-        cos, sin = cos[0].unsqueeze(1), _signed(sin[0].unsqueeze(1))
-        for index, layer in enumerate(self._layers):
-            q, k, v = self._project(layer, x, cos, sin)
-            out = attend(index, q, k, v).reshape(x.shape[0], -1)
-            x = x + layer.self_attn.o_proj(out)
-            h = _rms_norm(layer.post_attention_layernorm, x)
-            mlp = layer.mlp
-            x = x + mlp.down_proj(F.silu(mlp.gate_proj(h)) * mlp.up_proj(h))
-        return _rms_norm(self._norm, x)
+        return within(self._model, self._hidden, token_ids_N, positions_N, attend)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """Next-token logits ``[N, vocab]`` in the model's dtype."""
         return self._head(hidden_ND)
+
+    def _hidden(self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
+        x = self._embed(token_ids_N)
+        cos, sin = self._rotary(x.unsqueeze(0), positions_N.unsqueeze(0))
+        cos, sin = cos[0].unsqueeze(1), _signed(sin[0].unsqueeze(1))
+        for index, layer in enumerate(self._layers):
+            x = within(layer, self._layer, index, x, cos, sin, attend)
+        return _rms_norm(self._norm, x)
+
+    def _layer(self, index: int, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        layer = self._layers[index]
+        q, k, v = self._project(layer, x, cos, sin)
+        out = attend(index, q, k, v).reshape(x.shape[0], -1)
+        x = x + layer.self_attn.o_proj(out)
+        h = _rms_norm(layer.post_attention_layernorm, x)
+        mlp = layer.mlp
+        return x + mlp.down_proj(F.silu(mlp.gate_proj(h)) * mlp.up_proj(h))
 
     def _project(
         self, layer: Any, x: Tensor, cos: Tensor, sin: Tensor
@@ -93,6 +101,13 @@ class Decoder:
         if hasattr(attn, "q_norm"):
             q, k = _rms_norm(attn.q_norm, q), _rms_norm(attn.k_norm, k)
         return _rotate(q, cos, sin), _rotate(k, cos, sin), v
+
+
+def within(module: nn.Module, compute: Callable[..., Tensor], *args: Any) -> Tensor:
+    """``compute(*args)`` with `module`'s own weights at hand: one that is sharded has a method
+    `within`, which gathers them around it (update/sharding.py), as its forward would."""
+    gathered = module.__dict__.get("within")
+    return compute(*args) if gathered is None else gathered(compute, *args)
 
 
 def _unwrapped(model: Any) -> Any:

@@ -247,6 +247,11 @@ def _to_json(value: Any) -> str:
         return _encode({"repr": repr(value)})
 
 
+def plain(value: Any) -> Any:
+    """What a reader of the store would find: dicts, lists, texts and numbers alone."""
+    return json.loads(_to_json(value))
+
+
 def _exact_json(value: Any) -> str | None:
     """JSON that gives the value back as it is; None where there is none."""
     try:

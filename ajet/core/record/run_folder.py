@@ -90,7 +90,8 @@ class RunFolder:
         number = 1 + sum(1 for _ in self.path.glob("earlier-*"))
         aside = self.path / f"earlier-{number}"
         aside.mkdir()
-        databases = self.path.glob(f"{self.episodes_db.name}*")  # with its write-ahead log
+        own = (self.episodes_db, self.buffer_db)  # a judge's replies stay
+        databases = (at for db in own for at in self.path.glob(f"{db.name}*"))  # and their logs
         for path in (self.checkpoints, self.tensorboard, *databases, self.summary_json):
             if path.exists():
                 path.rename(aside / path.name)
@@ -125,6 +126,10 @@ class RunFolder:
     @property
     def metrics_jsonl(self) -> Path:
         return self.logs / "metrics.jsonl"
+
+    @property
+    def buffer_db(self) -> Path:
+        return self.path / "buffer.sqlite"
 
     @property
     def checkpoints(self) -> Path:

@@ -18,7 +18,8 @@ class RunState:
     """After the last whole step. `cursor` is the place in the data, `held_out` the success on each
     held-out task "before" training and "after" `validated_step` steps, `seconds` what training
     took, `begun` the day that a chat template may write into prompts (ISO 8601), `timelines` the
-    counts of all steps."""
+    counts of all steps, `staleness` the trained tokens by their age in updates (empty where every
+    token is of its own step), `explorer` the place of backbone trinity's explorer."""
 
     step: int = 0
     num_episodes: int = 0
@@ -28,6 +29,8 @@ class RunState:
     begun: str = field(default_factory=lambda: datetime.now().isoformat())
     held_out: dict[str, SuccessByTask] = field(default_factory=dict)
     timelines: TimelineCounts = field(default_factory=TimelineCounts)
+    staleness: dict[str, int] = field(default_factory=dict)
+    explorer: dict[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -25,15 +25,35 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import pvariance
+from typing import Protocol
 
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.rollout.runner import EpisodeRunner
+from ajet.core.rollout.runner import OnEpisode
 from ajet.core.task.cursor import DataCursor
 from ajet.core.task.task import Task
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
+from ajet.core.workflow.workflow import Mode
 
 OnRound = Callable[[str, int], None]
 """Is told what is rolled out, and how many episodes."""
+
+
+class GroupRunner(Protocol):
+    """What runs the episodes: an `EpisodeRunner`, or many of them in other processes."""
+
+    async def rollout(
+        self,
+        tasks: Sequence[Task],
+        *,
+        step: int,
+        mode: Mode,
+        num_repeat: int,
+        redundancy: int = 0,
+        numbers: Sequence[int] | None = None,
+        failure_rate_of: int | None = None,
+        on_episode: OnEpisode | None = None,
+        sampling: SamplingParams | None = None,
+    ) -> list[Group]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +102,7 @@ class BatchRollout:
 
     def __init__(
         self,
-        runner: EpisodeRunner,
+        runner: GroupRunner,
         tasks: Sequence[Task],
         cursor: DataCursor,
         settings: BatchSettings,
@@ -98,6 +118,7 @@ class BatchRollout:
         self._on_episode = on_episode
 
     async def groups_of(self, step: int) -> StepGroups:
+        """All groups of one step; they end together."""
         settings, started_s = self._settings, time.monotonic()
         groups: list[Group] = []
         for _ in range(max(settings.max_rounds, 1)):
@@ -105,9 +126,19 @@ class BatchRollout:
             if not self._num_missing(groups):
                 break
         groups = most_telling(groups, settings.train_batch_size)
+        return await self._compared(step, groups, started_s)
+
+    async def group_of(self, step: int, number: int, task: int) -> StepGroups:
+        """One group alone, of the task at that place in the data: where a step takes groups as
+        they end. Which of several a step keeps, and how many rounds it makes, is its own affair."""
+        started_s = time.monotonic()
+        groups = await self._rolled_out(step, [self._tasks[task]], [number])
+        return await self._compared(step, groups, started_s)
+
+    async def _compared(self, step: int, groups: list[Group], started_s: float) -> StepGroups:
         baselines: list[Group] = []
-        if settings.greedy is not None:
-            groups, baselines = await self._with_baselines(step, groups, settings.greedy)
+        if self._settings.greedy is not None:
+            groups, baselines = await self._with_baselines(step, groups, self._settings.greedy)
         return StepGroups(groups, baselines, time.monotonic() - started_s)
 
     def _num_missing(self, groups: Sequence[Group]) -> int:
@@ -120,16 +151,21 @@ class BatchRollout:
 
     async def _round(self, step: int, first: int, num_tasks: int) -> list[Group]:
         """The groups of the next `num_tasks` tasks, numbered from `first`."""
-        settings = self._settings
         tasks = [self._tasks[index] for index in self._cursor.next_batch(num_tasks)]
-        self._on_round("rollout", num_tasks * settings.group_size)
+        self._on_round("rollout", num_tasks * self._settings.group_size)
+        return await self._rolled_out(step, tasks, range(first, first + num_tasks))
+
+    async def _rolled_out(
+        self, step: int, tasks: Sequence[Task], numbers: Sequence[int]
+    ) -> list[Group]:
+        settings = self._settings
         groups = await self._runner.rollout(
             tasks,
             step=step,
             mode="train",
             num_repeat=settings.num_repeat,
             redundancy=settings.redundancy,
-            numbers=range(first, first + num_tasks),
+            numbers=numbers,
             failure_rate_of=settings.num_episodes,
             on_episode=self._on_episode,
         )

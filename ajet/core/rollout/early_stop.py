@@ -17,7 +17,7 @@ what the selection does to the batch (record/selection.py counts it).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -83,15 +83,7 @@ class EarlyStop:
 
     def kept(self, group: Group) -> Group:
         """The group with the first `num_needed` valid members; the others are left out."""
-        ended = self._ended[group.group_id]
-        places = {t.episode_id: t.workflow_task.rollout_index for t in group.valid}
-        order = sorted(places, key=lambda name: (ended[places[name]], places[name]))
-        surplus = set(order[self._num_needed :])
-        members = (
-            t.set_aside("redundancy", SURPLUS) if t.episode_id in surplus else t
-            for t in group.trajectories
-        )
-        return replace(group, trajectories=tuple(members))
+        return first_members(group, self._ended[group.group_id], self._num_needed)
 
     def _before_wave(self) -> bool:
         """Whether the wave may start: nobody is on the way out."""
@@ -113,3 +105,15 @@ class EarlyStop:
                 self._stopped.add((group_id, plan.rollout_index))
                 self._on_stopped(plan)
         self._to_stop.clear()
+
+
+def first_members(group: Group, ended: Mapping[int, int], num_needed: int) -> Group:
+    """The group with its first `num_needed` valid members; `ended` has the moment of each place."""
+    places = {t.episode_id: t.workflow_task.rollout_index for t in group.valid}
+    order = sorted(places, key=lambda name: (ended[places[name]], places[name]))
+    surplus = set(order[num_needed:])
+    members = (
+        t.set_aside("redundancy", SURPLUS) if t.episode_id in surplus else t
+        for t in group.trajectories
+    )
+    return replace(group, trajectories=tuple(members))

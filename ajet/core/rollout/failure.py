@@ -62,9 +62,13 @@ def message_of(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str | None:
-    frames = traceback.extract_tb(error.__traceback__)
+    return user_line(traceback.extract_tb(error.__traceback__)) or None
+
+
+def user_line(frames: Sequence[traceback.FrameSummary]) -> str:
+    """``workflow.py:31``: the innermost of these lines that is the user's own; "" if none is."""
     own = [f for f in frames if not _is_library(f.filename)]
-    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else None
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
 
 
 def _is_library(filename: str) -> bool:

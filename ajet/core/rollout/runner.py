@@ -18,12 +18,11 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ajet.core import seeding
 from ajet.core.errors import AjetError, ConfigError
 from ajet.core.inference.endpoint import ChatEndpoint, ModelEndpoint, SamplingParams
 from ajet.core.judge.judge import BaseJudge
@@ -40,6 +39,7 @@ from ajet.core.rollout.failure import (
 from ajet.core.rollout.garbage import collected_seldom
 from ajet.core.rollout.judging import Judging
 from ajet.core.rollout.limits import FailurePolicy, RolloutLimits
+from ajet.core.rollout.plans import STOPPED, never_started, plans_of, world_of
 from ajet.core.rollout.schedule import Schedule, Slot
 from ajet.core.rollout.scoring import JudgeFault
 from ajet.core.task.task import Task
@@ -80,11 +80,13 @@ class EpisodeRunner:
         debug: bool = False,
         environments: EnvServiceHost | None = None,
         on_error: OnError | None = None,
+        is_part: bool = False,
     ) -> None:
         """`debug` lets exceptions of the workflow and the judge through unchanged, and drops the
         deadline: a person may be standing at a breakpoint. `environments` gives each task of its
         kind an instance, until the episode is judged. `on_error` is told of exceptions where they
-        become a status."""
+        become a status. `is_part`: others run the rest of a step, so that nobody is trained here
+        says nothing."""
         self._endpoint = endpoint
         self._template = template
         self._parser = parser
@@ -98,8 +100,8 @@ class EpisodeRunner:
         self._debug = debug
         self._environments = environments
         self._on_error = on_error or _ignore
-        self._has_trained = False
-        self._schedule: Schedule[WorkflowTask, Trajectory] | None = None
+        self._has_trained = is_part
+        self._schedules: set[Schedule[WorkflowTask, Trajectory]] = set()
 
     async def rollout(
         self,
@@ -113,6 +115,7 @@ class EpisodeRunner:
         failure_rate_of: int | None = None,
         on_episode: OnEpisode | None = None,
         sampling: SamplingParams | None = None,
+        finished: Mapping[str, Trajectory] | None = None,
     ) -> list[Group]:
         """`num_repeat` episodes of each task. `on_episode` is called as each one ends. The failure
         policy is applied to groups of training; an evaluation shows what happened. `sampling`
@@ -120,16 +123,25 @@ class EpisodeRunner:
 
         With `redundancy` so many more begin, and a group ends with `num_repeat` of them (see
         early_stop.py). `numbers` are the groups' places in the step, where it has several rollouts;
-        `max_failure_rate` is then that of `failure_rate_of` episodes, not of this rollout's."""
+        `max_failure_rate` is then that of `failure_rate_of` episodes, not of this rollout's.
+        `finished` are episodes, by the id they were planned with, that a rollout which was lost
+        had brought to their end: they are not run again, nor reported."""
         if mode == "train" and isinstance(self._endpoint, ChatEndpoint):
             raise ConfigError("a chat endpoint shows no token ids: evaluate it, it cannot train")
         size = num_repeat + redundancy
-        plans = self._plans(tasks, numbers or range(len(tasks)), step, mode, size)
+        plans = plans_of(
+            tasks, numbers or range(len(tasks)), self._run_seed, step=step, mode=mode, size=size
+        )
         judging = Judging(self._judge, self._limits, size)
         early_stop = EarlyStop(plans, num_repeat, on_stopped=judging.leave_out)
         failed: list[Trajectory] = []
 
         async def run(plan: WorkflowTask, slot: Slot) -> Trajectory:
+            if finished and (kept := finished.get(plan.episode_id)) is not None:
+                if self._comes_to_count(kept):
+                    early_stop.ended(plan)
+                judging.leave_out(plan)
+                return kept
             async with AsyncExitStack() as held:
                 trajectory = await self._attempts(plan, slot, sampling or self._sampling, held)
                 if self._comes_to_count(trajectory):
@@ -145,17 +157,17 @@ class EpisodeRunner:
                 )
             return trajectory
 
-        self._schedule = Schedule(
+        schedule = Schedule(
             plans, limit=self._limits.max_env_worker, endpoint=self._endpoint, run=run
         )
-        with collected_seldom(), early_stop.watching(self._schedule):
-            results = await self._schedule.run()
+        with collected_seldom(), early_stop.watching(schedule), self._running(schedule):
+            results = await schedule.run()
         members = [
-            early_stop.told(_never_started(plan)) if trajectory is None else trajectory
+            early_stop.told(never_started(plan)) if trajectory is None else trajectory
             for plan, trajectory in zip(plans, results, strict=True)
         ]
         if mode == "train" and not self._has_trained:
-            self._has_trained = _somebody_is_trained(members)
+            self._has_trained = somebody_is_trained(members)
         groups = [
             Group(plans[at].group_id, tuple(members[at : at + size]), tasks[at // size])
             for at in range(0, len(plans), size)
@@ -173,9 +185,17 @@ class EpisodeRunner:
             return await self._judged(trajectory, judging)
 
     def stop(self) -> None:
-        """End the rollout in progress: `rollout` returns, unfinished episodes are `aborted`."""
-        if self._schedule is not None:
-            self._schedule.stop()
+        """End the rollouts in progress: they return, unfinished episodes are `aborted`."""
+        for schedule in self._schedules:
+            schedule.stop()
+
+    @contextmanager
+    def _running(self, schedule: Schedule[WorkflowTask, Trajectory]) -> Iterator[None]:
+        self._schedules.add(schedule)
+        try:
+            yield
+        finally:
+            self._schedules.remove(schedule)
 
     @property
     def _policy(self) -> FailurePolicy:
@@ -186,30 +206,6 @@ class EpisodeRunner:
         if trajectory.status is EpisodeStatus.ABORTED:
             return False
         return self._policy == "zero" or not has_failed(trajectory)
-
-    def _plans(
-        self, tasks: Sequence[Task], numbers: Sequence[int], step: int, mode: Mode, num_repeat: int
-    ) -> list[WorkflowTask]:
-        """Episode ids sort as the episodes are ordered. Evaluation's seeds leave out the step: two
-        checkpoints meet the same conditions. A baseline meets those of the group it is for."""
-        plans = []
-        world = _place("train" if mode == "baseline" else mode, step)
-        for group, task in zip(numbers, tasks, strict=True):
-            group_id = f"{step:06d}-{mode}-{group:04d}"
-            seed = seeding.derive(self._run_seed, "environment", *world, group)
-            plans += [
-                WorkflowTask(
-                    copy.deepcopy(task),  # a workflow may append to its messages
-                    f"{group_id}-{member:02d}",
-                    group_id,
-                    member,
-                    step,
-                    mode,
-                    seed,
-                )
-                for member in range(num_repeat)
-            ]
-        return plans
 
     async def _attempts(
         self, plan: WorkflowTask, slot: Slot, sampling: SamplingParams, held: AsyncExitStack
@@ -259,7 +255,7 @@ class EpisodeRunner:
         self, plan: WorkflowTask, sampling: SamplingParams, number: int, workflow: Workflow
     ) -> BaseRecorder:
         group = plan.task_batch_index
-        place = (*_place(plan.mode, plan.step), group, plan.rollout_index, number)
+        place = (*world_of(plan.mode, plan.step), group, plan.rollout_index, number)
         episode: dict[str, Any] = {
             "limits": self._limits,
             "sampling": sampling,
@@ -302,7 +298,7 @@ class EpisodeRunner:
             status = EpisodeStatus.ENV_ERROR if is_environments else EpisodeStatus.JUDGE_ERROR
             return replace(trajectory, status=status, error=str(fault))
         except asyncio.CancelledError:
-            return replace(trajectory, status=EpisodeStatus.ABORTED, error=_STOPPED)
+            return replace(trajectory, status=EpisodeStatus.ABORTED, error=STOPPED)
         return replace(
             trajectory,
             output=judged.output,
@@ -313,18 +309,11 @@ class EpisodeRunner:
         )
 
 
-_STOPPED = "the run was stopped"
-
-
 def _ignore(_error: BaseException) -> None:
     """Its status says enough."""
 
 
-def _place(mode: Mode, step: int) -> tuple[str, int]:
-    return (mode, 0) if mode == "eval" else (mode, step)
-
-
-def _somebody_is_trained(trajectories: Sequence[Trajectory]) -> bool:
+def somebody_is_trained(trajectories: Sequence[Trajectory]) -> bool:
     """A ConfigError where agents call the model and none is trained; later steps may do by chance
     what would be a mistake in the first."""
     turns = [turn for t in trajectories for turn in t.turns]
@@ -343,7 +332,3 @@ def _nothing_if_unrewarded(output: WorkflowOutput) -> WorkflowOutput:
         output = copy.copy(output)
         output.reward, output.is_success = 0.0, False
     return output
-
-
-def _never_started(plan: WorkflowTask) -> Trajectory:
-    return Trajectory(plan, (), EpisodeStatus.ABORTED, error=_STOPPED)

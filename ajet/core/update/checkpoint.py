@@ -6,22 +6,31 @@
         state.json             counters, data cursor, seeds: anything JSON
         manifest.json          size and sha256 of every file above, and its own digest
 
+Several ranks write, in place of the two files of tensors, a piece each (shard_files.py):
+
+        shards/                shard-00001-….safetensors and so on
+
+Either kind is read by any number of ranks.
+
 A save writes into `.writing_step_…`, flushes every file, the manifest last, renames the folder and
 flushes the parent: killed at any moment, it leaves either the whole folder or a `.writing_` one,
 which the next save removes. A load takes the newest folder whose manifest verifies and names those
 that it passed over. No pickle.
 
-Not covered: checkpoints of several processes; remote storage.
+All ranks call these functions together, on one folder of a file system that they share; what goes
+wrong on one is the same `CheckpointError` on all.
+
+Not covered: remote storage.
 """
 
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from loguru import logger
 from safetensors import SafetensorError
@@ -29,6 +38,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ajet.core.errors import CheckpointError
+from ajet.core.update.ranks import ONE_RANK, Ranks
+from ajet.core.update.shard_files import has_shards, own_files, read_shards, write_shards
+from ajet.core.update.shards import full
 
 WEIGHT_PREFIX = "model."
 WEIGHTS_FILE, TENSORS_FILE, STATE_FILE = "model.safetensors", "tensors.safetensors", "state.json"
@@ -56,39 +68,87 @@ def save_checkpoint(
     *,
     keep: int = 2,
     files: Mapping[str, bytes] | None = None,
+    ranks: Ranks = ONE_RANK,
 ) -> Path:
     """Write ``folder/step_{step:06d}``; when it is durable, remove all but the `keep` newest.
 
-    Tensors named ``model.…`` go to model.safetensors without that prefix. `files` are written
-    beside them (a config.json and a tokenizer make the folder loadable as a model).
+    From one rank, tensors named ``model.…`` go to model.safetensors without that prefix. `files`
+    are written beside them (a config.json and a tokenizer make the folder loadable as a model).
     """
-    target = folder / f"step_{step:06d}"
-    writing = folder / f"{WRITING}{target.name}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(folder)
-        writing.mkdir()
-        _write_files(writing, tensors, state, files or {})
-        _write_manifest(writing, step)
-        _put_in_place(writing, target)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(writing, ignore_errors=True)
+    saving = _Saving(folder, folder / f"step_{step:06d}", ranks)
+    saving.on_first(saving.begin)
+    if ranks.size == 1:
+        saving.on_first(lambda: _write_tensors(saving.writing, tensors))
+    else:
+        saving.on_all(saving.check_folder)
+        saving.on_all(lambda: write_shards(saving.writing, tensors))
+    prints = saving.on_all(lambda: _fingerprints(saving.writing, ranks.rank))
+    saving.on_first(lambda: _write_state(saving.writing, state, files or {}))
+    known = {name: each for of_rank in prints for name, each in of_rank.items()}
+    saving.on_first(lambda: _write_manifest(saving.writing, step, known))
+    saving.on_first(lambda: _put_in_place(saving.writing, saving.target))
+    if ranks.rank == 0:
+        try:
+            _remove_older(folder, step, max(keep, 2))
+        except OSError as error:
+            logger.warning(f"older checkpoints in {folder} could not be removed: {_reason(error)}")
+    return saving.target
+
+
+@dataclass(frozen=True, slots=True)
+class _Saving:
+    """A save's steps, each ended by all ranks before the next begins."""
+
+    folder: Path
+    target: Path
+    ranks: Ranks
+
+    @property
+    def writing(self) -> Path:
+        return self.folder / f"{WRITING}{self.target.name}"
+
+    def begin(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(self.folder)
+        self.writing.mkdir()
+
+    def check_folder(self) -> None:
+        if not self.writing.is_dir():
+            raise OSError(f"rank {self.ranks.rank} does not see the folder that rank 0 made")
+
+    def on_first(self, act: Callable[[], None]) -> None:
+        self.on_all(act if self.ranks.rank == 0 else lambda: None)
+
+    def on_all(self, act: Callable[[], Any]) -> list[Any]:
+        """What each rank's `act` gave."""
+        cause: Exception | None = None
+        result: Any = None
+        try:
+            result = act()
+        except (OSError, SafetensorError) as error:
+            cause = error
+        pairs = self.ranks.gather((result, None if cause is None else _reason(cause)))
+        failed = [reason for _, reason in pairs if reason is not None]
+        if failed:
+            self._give_up(failed[0], cause)
+        return [each for each, _ in pairs]
+
+    def _give_up(self, reason: str, cause: Exception | None) -> NoReturn:
+        if self.ranks.rank == 0:
+            shutil.rmtree(self.writing, ignore_errors=True)
         raise CheckpointError(
-            f"checkpoint {target} was not saved: {_reason(error)}; earlier checkpoints are intact, "
+            f"checkpoint {self.target} was not saved: {reason}; earlier checkpoints are intact, "
             "make room or choose another folder and resume"
-        ) from error
-    try:
-        _remove_older(folder, step, max(keep, 2))
-    except OSError as error:
-        logger.warning(f"older checkpoints in {folder} could not be removed: {_reason(error)}")
-    return target
+        ) from cause
 
 
-def load_checkpoint(folder: Path) -> Checkpoint | None:
-    """The newest whole checkpoint; None where there is none yet."""
-    warnings: list[str] = []
-    path = newest_checkpoint(folder, warnings)
-    return None if path is None else _read(path, tuple(warnings))
+def load_checkpoint(
+    folder: Path, *, like: Mapping[str, Tensor] | None = None, ranks: Ranks = ONE_RANK
+) -> Checkpoint | None:
+    """The newest whole checkpoint; None where there is none yet. With `like`
+    (`Learner.template()`) and all ranks, its tensors are sharded as those are."""
+    path, warnings = _of_first(ranks, lambda: _newest(folder))
+    return None if path is None else _read(path, warnings, like)
 
 
 def newest_checkpoint(folder: Path, warnings: list[str] | None = None) -> Path | None:
@@ -108,12 +168,22 @@ def newest_checkpoint(folder: Path, warnings: list[str] | None = None) -> Path |
     return None
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint at `path`, which must be whole."""
+def read_checkpoint(
+    path: Path, *, like: Mapping[str, Tensor] | None = None, ranks: Ranks = ONE_RANK
+) -> Checkpoint:
+    """The checkpoint at `path`, which must be whole; `like` and `ranks` as of `load_checkpoint`."""
+    fault = _of_first(ranks, lambda: find_fault(path))
+    if fault is not None:
+        raise CheckpointError(f"checkpoint {path} cannot be used: {fault}")
+    return _read(path, (), like)
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """What is not tensors in the checkpoint at `path`, which must be whole."""
     fault = find_fault(path)
     if fault is not None:
         raise CheckpointError(f"checkpoint {path} cannot be used: {fault}")
-    return _read(path, ())
+    return json.loads((path / STATE_FILE).read_bytes())
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -121,6 +191,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     fault = find_fault(path)
     if fault is not None:
         raise CheckpointError(f"checkpoint {path} cannot be used: {fault}")
+    if has_shards(path):
+        return read_shards(path, wanted=lambda name: name.startswith(WEIGHT_PREFIX))
     return {f"{WEIGHT_PREFIX}{n}": t for n, t in load_file(path / WEIGHTS_FILE).items()}
 
 
@@ -142,39 +214,74 @@ def find_fault(path: Path) -> str | None:
     return None
 
 
-def _read(path: Path, warnings: tuple[str, ...]) -> Checkpoint:
-    tensors = load_file(path / TENSORS_FILE)
-    tensors |= {f"{WEIGHT_PREFIX}{n}": t for n, t in load_file(path / WEIGHTS_FILE).items()}
+def _newest(folder: Path) -> tuple[Path | None, tuple[str, ...]]:
+    warnings: list[str] = []
+    path = newest_checkpoint(folder, warnings)
+    return path, tuple(warnings)
+
+
+def _of_first(ranks: Ranks, find: Callable[[], Any]) -> Any:
+    """What rank 0 finds, on every rank; its error is everybody's."""
+    found, fault = None, None
+    if ranks.rank == 0:
+        try:
+            found = find()
+        except CheckpointError as error:
+            fault = str(error)
+    found, fault = ranks.gather((found, fault))[0]
+    if fault is not None:
+        raise CheckpointError(fault)
+    return found
+
+
+def _read(path: Path, warnings: tuple[str, ...], like: Mapping[str, Tensor] | None) -> Checkpoint:
+    if has_shards(path):
+        tensors = read_shards(path, like)
+    else:
+        tensors = load_file(path / TENSORS_FILE)
+        tensors |= {f"{WEIGHT_PREFIX}{n}": t for n, t in load_file(path / WEIGHTS_FILE).items()}
     state = json.loads((path / STATE_FILE).read_bytes())
     return Checkpoint(path, step_of(path), tensors, state, warnings)
 
 
-def _write_files(
-    folder: Path,
-    tensors: Mapping[str, Tensor],
-    state: Mapping[str, Any],
-    files: Mapping[str, bytes],
-) -> None:
+def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     cut = len(WEIGHT_PREFIX)
-    ready = {n: t.detach().cpu().contiguous() for n, t in tensors.items()}
+    ready = {n: full(t.detach()).cpu().contiguous() for n, t in tensors.items()}
     weights = {n[cut:]: t for n, t in ready.items() if n.startswith(WEIGHT_PREFIX)}
     others = {n: t for n, t in ready.items() if not n.startswith(WEIGHT_PREFIX)}
     save_file(weights, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     save_file(others, folder / TENSORS_FILE)
+
+
+def _write_state(folder: Path, state: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
     (folder / STATE_FILE).write_text(json.dumps(state, allow_nan=False))
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
 
 
-def _write_manifest(folder: Path, step: int) -> None:
+def _fingerprints(folder: Path, rank: int) -> dict[str, dict[str, Any]]:
+    """Of the shards that this rank has written, which are flushed: large files, hashed by all."""
+    files = own_files(folder, rank)
+    for file in files:
+        _flush(file)
+    return {str(file.relative_to(folder)): _fingerprint(file) for file in files}
+
+
+def _write_manifest(folder: Path, step: int, known: Mapping[str, dict[str, Any]]) -> None:
     entries = sorted(folder.rglob("*"))
+    names = {path: str(path.relative_to(folder)) for path in entries}
     for path in entries:
-        _flush(path)
+        if names[path] not in known:
+            _flush(path)
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "step": step,
-        "files": {str(p.relative_to(folder)): _fingerprint(p) for p in entries if p.is_file()},
+        "files": {
+            name: known.get(name) or _fingerprint(path)
+            for path, name in names.items()
+            if path.is_file()
+        },
     }
     manifest["digest"] = _digest(manifest)
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))

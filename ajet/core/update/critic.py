@@ -26,12 +26,15 @@ from torch import Tensor, nn
 
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.critic_metrics import CriticMetrics
+from ajet.core.update.dealing import Dealt, deal
 from ajet.core.update.layouts import make_layout
-from ajet.core.update.layouts.layout import Row, device_of, gathered, over_samples, rows_of
+from ajet.core.update.layouts.layout import Layout, Row, device_of, gathered, over_samples, rows_of
 from ajet.core.update.mini_batches import split_by_group
 from ajet.core.update.optimizer import ModelOptimizer
 from ajet.core.update.policy import PolicyState
+from ajet.core.update.ranks import ONE_RANK, Ranks
 from ajet.core.update.settings import CriticSettings
+from ajet.core.update.shards import reshard
 from ajet.core.update.weights import load_weights, train_every_embedding, trainable
 
 WEIGHTS_PREFIX, OPTIMIZER_PREFIX = "critic.weights.", "critic.optimizer."
@@ -41,7 +44,7 @@ Arrays = Sequence[NDArray[np.float32]]
 
 
 class ValueModel(nn.Module):
-    """`model` and its value head."""
+    """`model` and its value head: values ``[M, 1]`` of the trained tokens of a micro-batch."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -52,24 +55,31 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.head.bias)
         _freeze_output_layer(model)
 
+    def forward(self, layout: Layout, rows: Sequence[Row]) -> Tensor:
+        """`layout` is over `model`; here, so that a sharded one is gathered with its head."""
+        return self.head(layout.read_hidden(rows).float())
+
 
 class Critic:
-    """`model` is a transformers causal model that nobody else trains."""
+    """`model` is a transformers causal model that nobody else trains. Over several ranks as the
+    policy is."""
 
-    def __init__(self, model: nn.Module, settings: CriticSettings) -> None:
+    def __init__(self, model: nn.Module, settings: CriticSettings, ranks: Ranks = ONE_RANK) -> None:
         train_every_embedding(model)
-        self.settings = settings
+        self.settings, self.ranks = settings, ranks
         self.model = ValueModel(model).eval()
-        self.device = device_of(model)
-        self.layout = make_layout(model, settings.batch_layout)
+        self.device = ranks.device(model)
+        self.layout = make_layout(model, settings.batch_layout, self.device, ranks.sequence)
+        ranks.shard(self.model)
         self.optimizer = ModelOptimizer(self.model, settings)
 
     @torch.no_grad()
     def values(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
         """The value of the state before each trained token: an array for each sample, as long as it
         is, 0 at all other tokens."""
-        batches = self._split(rows_of(samples))
-        return over_samples(samples, ((rows, self._read(rows)) for rows in batches))
+        own = self._deal(rows_of(samples)).own
+        results = ((rows, self._read(rows)) for rows in own)
+        return over_samples(samples, results, self.ranks)
 
     def update(
         self, samples: Sequence[TrainingSample], returns: Arrays, values: Arrays
@@ -84,10 +94,13 @@ class Critic:
             mini_batch = [row for row in rows if row.place in part]
             if mini_batch:
                 self._learn(mini_batch, returns, values, metrics)
+        metrics.add_up(self.ranks)
         return metrics.result(time.perf_counter() - started)
 
     def state_dict(self) -> PolicyState:
-        """All weights that learn and the optimizer's state, not copied."""
+        """All weights that learn and the optimizer's state, not copied; sharded where the model
+        is."""
+        reshard(self.model)
         tensors = {f"{WEIGHTS_PREFIX}{n}": p.detach() for n, p in trainable(self.model).items()}
         tensors |= {f"{OPTIMIZER_PREFIX}{n}": t for n, t in self.optimizer.tensors().items()}
         counters = {
@@ -96,26 +109,33 @@ class Critic:
         }
         return PolicyState(tensors, counters)
 
+    def template(self) -> dict[str, Tensor]:
+        """Of the names, shapes and shards that a checkpoint's tensors have, of any content."""
+        return self.state_dict().tensors | {
+            f"{OPTIMIZER_PREFIX}{n}": t for n, t in self.optimizer.template().items()
+        }
+
     @torch.no_grad()
     def load_state_dict(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        reshard(self.model)
         load_weights(trainable(self.model), tensors, WEIGHTS_PREFIX)
         cut = len(OPTIMIZER_PREFIX)
-        optimizer = {n[cut:]: t for n, t in tensors.items() if n.startswith(OPTIMIZER_PREFIX)}
+        optimizer = {f"{n}.master": tensors[f"{WEIGHTS_PREFIX}{n}"] for n in trainable(self.model)}
+        optimizer |= {n[cut:]: t for n, t in tensors.items() if n.startswith(OPTIMIZER_PREFIX)}
         self.optimizer.load(optimizer, int(state["num_steps"]), int(state["num_skipped"]))
 
-    def _split(self, rows: Sequence[Row]) -> list[list[Row]]:
-        return self.layout.split(rows, self.settings.max_tokens_per_micro_batch) if rows else []
-
     def _read(self, rows: Sequence[Row]) -> Tensor:
-        hidden_MD = self.layout.read_hidden(rows)
-        return self.model.head(hidden_MD.float()).squeeze(-1)
+        return self.model(self.layout, rows).squeeze(-1)
+
+    def _deal(self, rows: Sequence[Row]) -> Dealt:
+        return deal(rows, self.layout, self.settings.max_tokens_per_micro_batch, self.ranks)
 
     def _learn(
         self, rows: Sequence[Row], returns: Arrays, values: Arrays, metrics: CriticMetrics
     ) -> None:
         """One optimizer step."""
         num_tokens = sum(len(row.read) for row in rows)
-        for micro_batch in self._split(rows):
+        for micro_batch in self._deal(rows).own:
             returns_M, old_M = (
                 gathered((row.trained(of[row.place]) for row in micro_batch), self.device)
                 for of in (returns, values)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ajet.core.update.layouts.layout import Row
 from ajet.core.update.optimizer import StepOutcome
+from ajet.core.update.ranks import Ranks
 
 
 @dataclass(slots=True)
@@ -42,10 +43,16 @@ class CriticMetrics:
         return cls(_trained(rows, returns), _trained(rows, values))
 
     def add(self, loss: Tensor, is_cut_M: Tensor) -> None:
-        """One micro-batch; `loss` is its share of the mini-batch's."""
+        """One micro-batch of this rank; `loss` is its share of the mini-batch's."""
         self.loss += float(loss)
         self.num_tokens += len(is_cut_M)
         self.num_cut += int(is_cut_M.sum())
+
+    def add_up(self, ranks: Ranks) -> None:
+        """Of a rank's own tokens to those of all; once, at the end."""
+        parts = ranks.gather((self.loss, self.num_tokens, self.num_cut))
+        losses, tokens, cuts = zip(*parts, strict=True)
+        self.loss, self.num_tokens, self.num_cut = sum(losses), sum(tokens), sum(cuts)
 
     def result(self, seconds: float) -> dict[str, float]:
         stepped = [step for step in self.steps if step.stepped]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ajet.core.update.layouts.layout import Row
+from ajet.core.update.ranks import Ranks
 
 
 class EpisodeRatios:
@@ -32,6 +33,11 @@ class EpisodeRatios:
         numbers_M = self._episodes(rows)
         values_M = log_ratio_M.detach().double().cpu().numpy()
         self._sums_E += np.bincount(numbers_M, weights=values_M, minlength=len(self._sums_E))
+
+    def add_up(self, ranks: Ranks) -> None:
+        """Each rank has added rows of its own: now every rank has the sums of all."""
+        self._sums_E = ranks.add(self._sums_E)
+        self.is_filled = True
 
     def of(self, rows: Sequence[Row], like_M: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and sum of the episode of each token of `rows`."""

@@ -6,7 +6,8 @@ with them. With the adapters switched off the model is its own reference.
 Not covered: merging adapters into the weights; several adapters at once.
 """
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -45,7 +46,18 @@ def with_lora(model: nn.Module, lora: LoraSettings) -> nn.Module:
             ) from error
 
 
-def adapters_off(model: nn.Module) -> AbstractContextManager[None]:
-    """While open, the wrapped model gives the base's numbers."""
-    untyped: Any = model
-    return untyped.disable_adapter()
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """While open, the wrapped model gives the base's numbers.
+
+    peft's own `disable_adapter` would also freeze and thaw the adapters' weights, which a sharded
+    model must not see in the middle of a pass.
+    """
+    layers: list[Any] = [m for m in model.modules() if hasattr(m, "_disable_adapters")]
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False

@@ -1,13 +1,16 @@
 """AdamW with a learning rate that is a function of the step count, and a guard against NaN.
 
     lr   /‾‾‾‾‾‾‾‾   constant          a gradient whose norm is not finite changes nothing:
-        /     ‾‾\\__  cosine            the step is skipped and counted
+        /     ‾‾\\__  linear, cosine    the step is skipped and counted
 
 Weights of lower precision than float32 are trained through float32 copies: an update of 1e-6 of a
 weight is lost in bfloat16. Weight decay is for matrices alone: biases, norms and embeddings are
 spared.
 
-Not covered: sharded states; other optimizers.
+A sharded weight has its state in shards of the same kind; the norm is that of the whole gradient,
+so every rank decides alike.
+
+Not covered: other optimizers.
 """
 
 import math
@@ -18,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ajet.core.update.settings import OptimizerSettings
+from ajet.core.update.shards import full, put
 
 STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
 
@@ -58,7 +62,7 @@ class ModelOptimizer:
         """Use up the gradients that backward() left in the weights."""
         lr = lr_at(self.num_steps, self._settings)
         grads = self._take_grads()
-        norm = torch.nn.utils.get_total_norm(grads)
+        norm = full(torch.nn.utils.get_total_norm(grads))
         grad_norm = float(norm)
         stepped = math.isfinite(grad_norm)
         if stepped:
@@ -103,22 +107,27 @@ class ModelOptimizer:
                 out[f"{name}.master"] = master.detach()
         return out
 
+    def template(self) -> dict[str, Tensor]:
+        """Tensors of the names, shapes and shards that `tensors` has after a step."""
+        out: dict[str, Tensor] = {}
+        for name, master in self._masters.items():
+            out |= {f"{name}.{key}": each for key, each in _empty_state(master).items()}
+            if master is not self._weights[name]:
+                out[f"{name}.master"] = master.detach()
+        return out
+
     @torch.no_grad()
     def load(self, tensors: dict[str, Tensor], num_steps: int, num_skipped: int) -> None:
+        """`tensors` has a master for each weight, also where that is the weight itself."""
         for name, master in self._masters.items():
-            if f"{name}.master" in tensors:
-                master.copy_(tensors[f"{name}.master"])
-            elif master is not self._weights[name]:
-                master.copy_(self._weights[name])
+            put(master, tensors[f"{name}.master"])
             self._adamw.state.pop(master, None)
             if f"{name}.exp_avg" in tensors:
                 # "step" stays on the CPU, where AdamW keeps it; the rest lives with its weight.
-                self._adamw.state[master] = {
-                    key: tensors[f"{name}.{key}"]
-                    .clone()
-                    .to("cpu" if key == "step" else master.device)
-                    for key in STATE_KEYS
-                }
+                state = _empty_state(master)
+                for key in STATE_KEYS:
+                    put(state[key], tensors[f"{name}.{key}"])
+                self._adamw.state[master] = state
         self.num_steps, self.num_skipped = num_steps, num_skipped
 
 
@@ -129,8 +138,16 @@ def lr_at(num_steps: int, settings: OptimizerSettings) -> float:
     if settings.lr_schedule == "constant":
         return settings.lr
     done = (num_steps - settings.warmup_steps) / (settings.total_steps - settings.warmup_steps)
-    cosine = 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
-    return settings.lr * (settings.min_lr_ratio + (1 - settings.min_lr_ratio) * cosine)
+    left = 1 - min(done, 1.0)
+    if settings.lr_schedule == "cosine":
+        left = 0.5 * (1 - math.cos(math.pi * left))
+    return settings.lr * (settings.min_lr_ratio + (1 - settings.min_lr_ratio) * left)
+
+
+def _empty_state(master: Tensor) -> dict[str, Tensor]:
+    """As AdamW makes it at its first step."""
+    zeros = {key: torch.zeros_like(master) for key in STATE_KEYS}
+    return zeros | {"step": torch.tensor(0.0)}  # which stays on the CPU
 
 
 def _master(weight: nn.Parameter) -> Tensor:

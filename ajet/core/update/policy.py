@@ -16,7 +16,11 @@ first micro-batch of a mini-batch; where all of it is one micro-batch, from that
 The weights are the model's own: an engine that holds the same model sees each step at once. The
 same samples in the same order give bit-identical weights.
 
-Not covered: sharding over devices, learning from several policies at once.
+Over several ranks (ranks.py) every rank is given all samples and calls the same methods: all have
+collectives in them. Each computes its share of the micro-batches; results are those of the whole,
+on every rank.
+
+Not covered: learning from several policies at once.
 """
 
 import time
@@ -32,17 +36,21 @@ from torch import Tensor, nn
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.checkpoint import WEIGHT_PREFIX
 from ajet.core.update.correction import corrected
+from ajet.core.update.dealing import Dealt, deal
 from ajet.core.update.episode_ratios import EpisodeRatios
 from ajet.core.update.layouts import make_layout
-from ajet.core.update.layouts.layout import Row, device_of, gathered, over_samples, rows_of
+from ajet.core.update.layouts.layout import Row, gathered, over_samples, rows_of
 from ajet.core.update.lora import with_lora
 from ajet.core.update.loss import episode_weights, kl_penalty, score_tokens
 from ajet.core.update.losses import LOSSES, OF_EPISODES
 from ajet.core.update.losses.token_loss import LossInputs, TokenLoss
 from ajet.core.update.mini_batches import split_by_group
 from ajet.core.update.optimizer import ModelOptimizer
+from ajet.core.update.published import published_weights
+from ajet.core.update.ranks import ONE_RANK, Ranks
 from ajet.core.update.reference import Reference
 from ajet.core.update.settings import UpdateSettings
+from ajet.core.update.shards import reshard
 from ajet.core.update.update_metrics import TokenValues, UpdateMetrics
 from ajet.core.update.weights import load_weights, train_every_embedding, trainable
 
@@ -57,18 +65,20 @@ class PolicyState(NamedTuple):
 
 
 class Policy:
-    """`model` is a transformers causal model (with `settings.lora` it is wrapped, in place)."""
+    """`model` is a transformers causal model (with `settings.lora` it is wrapped, in place; with
+    several ranks it is sharded)."""
 
-    def __init__(self, model: nn.Module, settings: UpdateSettings) -> None:
+    def __init__(self, model: nn.Module, settings: UpdateSettings, ranks: Ranks = ONE_RANK) -> None:
         train_every_embedding(model)
-        self.settings = settings
+        self.settings, self.ranks = settings, ranks
         self.model = with_lora(model, settings.lora) if settings.lora else model
         self.model.eval()  # no dropout: the ratio compares with what the sampler computed
-        self.layout = make_layout(self.model, settings.batch_layout)
-        self.optimizer = ModelOptimizer(self.model, settings)
-        self.device = device_of(self.model)
+        self.device = ranks.device(self.model)
+        self.layout = make_layout(self.model, settings.batch_layout, self.device, ranks.sequence)
         keeps = settings.kl_loss_coef or settings.keep_reference
-        self.reference = Reference(self.model, self.layout, settings) if keeps else None
+        self.reference = Reference(self.model, self.layout, settings, ranks) if keeps else None
+        ranks.shard(self.model)
+        self.optimizer = ModelOptimizer(self.model, settings)
 
     def update(
         self,
@@ -86,29 +96,29 @@ class Policy:
             for fraction in self._learn([samples[place] for place in places], metrics):
                 if on_progress:
                     on_progress((i + fraction) / len(parts))
+        metrics.add_up(self.ranks)
         return metrics.result(time.perf_counter() - started) | correction
 
     def score(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
         """Log-probabilities of the trained tokens under the policy as it is, without gradient: an
         array for each sample, as long as it is, 0 at all other tokens."""
-        return over_samples(
-            samples, ((rows, self._logprobs(rows)) for rows in self._split(samples))
-        )
+        own = self._deal(rows_of(samples)).own
+        return over_samples(samples, ((rows, self._logprobs(rows)) for rows in own), self.ranks)
 
     def reference_scores(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
         """The same under the reference model, which `kl_loss_coef` or `keep_reference` keeps."""
         reference = self.reference
         assert reference is not None, "no reference is kept: set keep_reference"
-        batches = self._split(samples)
-        results = ((rows, reference.logprobs(rows, self._targets(rows))) for rows in batches)
-        return over_samples(samples, results)
+        own = self._deal(rows_of(samples)).own
+        results = ((rows, reference.logprobs(rows, self._targets(rows))) for rows in own)
+        return over_samples(samples, results, self.ranks)
 
-    def _split(self, samples: Sequence[TrainingSample]) -> list[list[Row]]:
-        rows = rows_of(samples)
-        return self.layout.split(rows, self.settings.max_tokens_per_micro_batch) if rows else []
+    def _deal(self, rows: Sequence[Row]) -> Dealt:
+        return deal(rows, self.layout, self.settings.max_tokens_per_micro_batch, self.ranks)
 
     def state_dict(self) -> PolicyState:
-        """Trainable weights and the optimizer's state, not copied."""
+        """Trainable weights and the optimizer's state, not copied; sharded where the model is."""
+        reshard(self.model)
         tensors = {f"{WEIGHT_PREFIX}{n}": p.detach() for n, p in self._trainable().items()}
         tensors |= {f"{OPTIMIZER_PREFIX}{n}": t for n, t in self.optimizer.tensors().items()}
         counters = {
@@ -117,11 +127,25 @@ class Policy:
         }
         return PolicyState(tensors, counters)
 
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights for an engine (published.py), drawn by all ranks together."""
+        reshard(self.model)
+        return published_weights(self.model, self.ranks.compute_dtype)
+
+    def template(self) -> dict[str, Tensor]:
+        """Of the names, shapes and shards that a checkpoint's tensors have, of any content."""
+        return self.state_dict().tensors | {
+            f"{OPTIMIZER_PREFIX}{n}": t for n, t in self.optimizer.template().items()
+        }
+
     @torch.no_grad()
     def load_state_dict(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        reshard(self.model)
         load_weights(self._trainable(), tensors)
         cut = len(OPTIMIZER_PREFIX)
-        optimizer = {n[cut:]: t for n, t in tensors.items() if n.startswith(OPTIMIZER_PREFIX)}
+        # A checkpoint of sharded weights has no masters beside them: they are float32 themselves.
+        optimizer = {f"{n}.master": tensors[f"{WEIGHT_PREFIX}{n}"] for n in self._trainable()}
+        optimizer |= {n[cut:]: t for n, t in tensors.items() if n.startswith(OPTIMIZER_PREFIX)}
         self.optimizer.load(optimizer, int(state["num_steps"]), int(state["num_skipped"]))
 
     def _trainable(self) -> dict[str, nn.Parameter]:
@@ -149,11 +173,12 @@ class Policy:
             metrics.empty_mini_batches += 1
             return
         rows = [Row.of(s, weights[s.episode_id]) for s in learnt_from]
-        micro_batches = self.layout.split(rows, self.settings.max_tokens_per_micro_batch)
-        ratios = self._episode_ratios(rows, micro_batches)
-        for k, micro_batch in enumerate(micro_batches):
+        dealt = self._deal(rows)
+        metrics.count(dealt.micro_batches, self.layout)
+        ratios = self._episode_ratios(rows, dealt)
+        for k, micro_batch in enumerate(dealt.own):
             self._backward(micro_batch, ratios, metrics)
-            yield (k + 1) / (len(micro_batches) + 1)
+            yield (k + 1) / (len(dealt.own) + 1)
         if self._moves(learnt_from):
             metrics.steps.append(self.optimizer.step())
         else:  # computed all the same: what was rejected is what the sampler's figures are about
@@ -183,17 +208,16 @@ class Policy:
         episodes = {sample.episode_id for sample in live}
         return [sample for sample in trained if sample.episode_id in episodes]
 
-    def _episode_ratios(
-        self, rows: Sequence[Row], micro_batches: Sequence[Sequence[Row]]
-    ) -> EpisodeRatios | None:
-        """For losses that need them; of several micro-batches by a pass of its own, a single one
-        adds its own in `_backward`."""
+    def _episode_ratios(self, rows: Sequence[Row], dealt: Dealt) -> EpisodeRatios | None:
+        """For losses that need them; of several micro-batches or ranks by a pass of its own, a
+        single one adds its own in `_backward`."""
         if self.settings.policy_loss not in OF_EPISODES:
             return None
         ratios = EpisodeRatios(rows)
-        if len(micro_batches) > 1:
-            for micro_batch in micro_batches:
+        if len(dealt.micro_batches) > 1 or self.ranks.size > 1:
+            for micro_batch in dealt.own:
                 ratios.add(micro_batch, self._logprobs(micro_batch) - self._old(micro_batch))
+            ratios.add_up(self.ranks)
         return ratios
 
     @torch.no_grad()
@@ -231,7 +255,7 @@ class Policy:
             scores.logprobs_M.detach() - sampler_M,
             pg.cuts,
         )
-        metrics.add(rows, read.num_computed, values)
+        metrics.add(values)
 
     def _policy_loss(
         self,

@@ -15,26 +15,36 @@ from ajet.core.update.layouts import make_layout
 from ajet.core.update.layouts.layout import Layout, Row
 from ajet.core.update.lora import adapters_off
 from ajet.core.update.loss import score_tokens
+from ajet.core.update.ranks import Ranks
 from ajet.core.update.settings import UpdateSettings
+from ajet.core.update.shards import reshard
 
 
 class Reference:
     """Log-probabilities of trained tokens under the initial policy, without gradient."""
 
-    def __init__(self, model: nn.Module, policy_layout: Layout, settings: UpdateSettings) -> None:
+    def __init__(
+        self, model: nn.Module, policy_layout: Layout, settings: UpdateSettings, ranks: Ranks
+    ) -> None:
         self._temperature = settings.temperature
         self._adapters_of = model if settings.lora else None
+        self._frozen: nn.Module | None = None
         if self._adapters_of is not None:
             self._layout = policy_layout
         else:
-            frozen = copy.deepcopy(model).requires_grad_(False)
-            self._layout = make_layout(frozen, settings.batch_layout)
+            self._frozen = copy.deepcopy(model).requires_grad_(False)
+            device = ranks.device(model)
+            self._layout = make_layout(self._frozen, settings.batch_layout, device, ranks.sequence)
+            ranks.shard(self._frozen)
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Row], targets_M: Tensor) -> Tensor:
         with self._base():
             read = self._layout.read_out(rows)
-            return score_tokens(read, targets_M, self._temperature, False).logprobs_M
+            logprobs_M = score_tokens(read, targets_M, self._temperature, False).logprobs_M
+        if self._frozen is not None:
+            reshard(self._frozen)  # no backward pass will
+        return logprobs_M
 
     def _base(self) -> AbstractContextManager[None]:
         return nullcontext() if self._adapters_of is None else adapters_off(self._adapters_of)

@@ -14,10 +14,12 @@ LossAggMode = Literal[
     "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
 ]
 BatchLayout = Literal["auto", "padded", "packed", "tree"]
-LRSchedule = Literal["constant", "cosine"]
+LRSchedule = Literal["constant", "linear", "cosine"]
 PolicyLossName = Literal["ppo", "gspo", "cispo", "gpg", "topr", "sapo"]
 CorrectionLevel = Literal["none", "token", "turn", "sequence"]
 CorrectionMode = Literal["truncate", "reject"]
+
+ParamDtype = Literal["float32", "bfloat16"]
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "kl_loss_type": ("low_var_kl", "k1", "k2"),
@@ -28,9 +30,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
         "seq-mean-token-sum-norm",
     ),
     "batch_layout": ("auto", "padded", "packed", "tree"),
-    "lr_schedule": ("constant", "cosine"),
+    "lr_schedule": ("constant", "linear", "cosine"),
     "policy_loss": ("ppo", "gspo", "cispo", "gpg", "topr", "sapo"),
     "level": ("none", "token", "turn", "sequence"),
+    "param_dtype": ("float32", "bfloat16"),
     "mode": ("truncate", "reject"),
 }
 
@@ -43,6 +46,21 @@ class LoraSettings:
     alpha: float = 32.0
     targets: tuple[str, ...] | str = "all-linear"
     seed: int = 0  # of the adapters' first weights
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingSettings:
+    """How several ranks hold and compute one model (sharding.py, sequence.py)."""
+
+    param_dtype: ParamDtype = "float32"  # of the computation; the shards are float32
+    reshard_after_forward: bool = True  # a layer's weights are gathered again for the backward
+    cpu_offload: bool = False  # shards and the optimizer's state in CPU memory
+    activation_checkpointing: bool = False
+    ulysses_sequence_parallel_size: int = 1  # neighbouring ranks that share their sequences
+
+    def __post_init__(self) -> None:
+        _check_choices(self)
+        _check_at_least_one(self, "ulysses_sequence_parallel_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +91,16 @@ class OptimizerSettings:
     grad_clip: float = 1.0  # limit on the global norm; 0 means no limit
     warmup_steps: int = 0  # optimizer steps of linear rise to `lr`
     lr_schedule: LRSchedule = "constant"  # after the warm-up
-    total_steps: int = 0  # optimizer steps until the cosine reaches `min_lr_ratio * lr`
+    total_steps: int = 0  # optimizer steps until the rate is `min_lr_ratio * lr`
     min_lr_ratio: float = 0.0
 
     def __post_init__(self) -> None:
         _check_choices(self)
         _check_not_negative(self, "lr", "weight_decay", "grad_clip")
-        if self.lr_schedule == "cosine" and self.total_steps <= self.warmup_steps:
+        if self.lr_schedule != "constant" and self.total_steps <= self.warmup_steps:
             raise ConfigError(
-                f"lr_schedule=cosine needs total_steps above warmup_steps ({self.warmup_steps}), "
-                f"got {self.total_steps}"
+                f"lr_schedule={self.lr_schedule} needs total_steps above warmup_steps "
+                f"({self.warmup_steps}), got {self.total_steps}"
             )
 
 

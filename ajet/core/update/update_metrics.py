@@ -30,9 +30,10 @@ import torch
 from torch import Tensor
 
 from ajet.core.trajectory.sample import TrainingSample
-from ajet.core.update.layouts.layout import Row
+from ajet.core.update.layouts.layout import Layout, Row
 from ajet.core.update.losses.token_loss import MAX_LOG_RATIO
 from ajet.core.update.optimizer import StepOutcome
+from ajet.core.update.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,15 @@ class SamplerGap:
         self.diff_max = max(self.diff_max, float(parts["diff"].max()))
         self.ratio_max = max(self.ratio_max, float(ratio_M.max()))
 
+    @classmethod
+    def of_all(cls, gaps: Sequence[SamplerGap]) -> SamplerGap:
+        return cls(
+            sum(gap.num_tokens for gap in gaps),
+            max(gap.diff_max for gap in gaps),
+            max(gap.ratio_max for gap in gaps),
+            _added([gap.sums for gap in gaps]),
+        )
+
     def result(self) -> dict[str, float]:
         """Without any token: nothing was seen, so nothing but the differences is said."""
         num = self.num_tokens
@@ -104,7 +114,8 @@ class SamplerGap:
 
 @dataclass(slots=True)
 class UpdateMetrics:
-    """Filled in the course of one `Policy.update`."""
+    """Filled in the course of one `Policy.update`: the values of a rank's own tokens, which
+    `add_up` makes those of all, and counts of the whole."""
 
     samples: Sequence[TrainingSample]
     num_epochs: int = 1
@@ -118,17 +129,30 @@ class UpdateMetrics:
     empty_mini_batches: int = 0
     steps: list[StepOutcome] = field(default_factory=list)
 
-    def add(self, rows: Sequence[Row], computed: int, values: TokenValues) -> None:
-        """One micro-batch."""
+    def count(self, micro_batches: Sequence[Sequence[Row]], layout: Layout) -> None:
+        """Those of one mini-batch, whoever computes them."""
+        for rows in micro_batches:
+            self.num_rows += len(rows)
+            self.num_computed += layout.num_computed(rows)
+            self.num_padded += len(rows) * max(map(len, rows))
+
+    def add(self, values: TokenValues) -> None:
+        """One micro-batch of this rank; an idle one has no tokens."""
+        if not len(values.loss):
+            return
         sums = values.sums()
         self.sums = {key: self.sums.get(key, 0.0) + value for key, value in sums.items()}
         self.ratio_max = max(self.ratio_max, float(values.ratio.max()))
         self.num_values += len(values.loss)
         if not self.steps:
             self.gap.add(values.log_ratio)
-        self.num_rows += len(rows)
-        self.num_computed += computed
-        self.num_padded += len(rows) * max(map(len, rows))
+
+    def add_up(self, ranks: Ranks) -> None:
+        """Once, at the end."""
+        parts = ranks.gather((self.sums, self.ratio_max, self.num_values, self.gap))
+        sums, ratios, counts, gaps = zip(*parts, strict=True)
+        self.sums, self.ratio_max, self.num_values = _added(sums), max(ratios), sum(counts)
+        self.gap = SamplerGap.of_all(gaps)
 
     def result(self, seconds: float) -> dict[str, float]:
         per_token = 1.0 / max(self.num_values, 1)
@@ -157,6 +181,12 @@ class UpdateMetrics:
     def _groups_without_signal(self) -> int:
         live = {s.group_id for s in self.samples if s.advantages[s.loss_mask].any()}
         return len({s.group_id for s in self.samples} - live)
+
+
+def _added(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Key by key, in the order in which keys appear."""
+    names = dict.fromkeys(name for each in sums for name in each)
+    return {name: sum(each.get(name, 0.0) for each in sums) for name in names}
 
 
 def _sums(parts: Mapping[str, Tensor]) -> dict[str, float]:

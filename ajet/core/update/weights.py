@@ -16,6 +16,7 @@ from ajet.core.errors import CheckpointError
 from ajet.core.update.checkpoint import WEIGHT_PREFIX, newest_checkpoint, read_weights
 from ajet.core.update.lora import with_lora
 from ajet.core.update.settings import LoraSettings
+from ajet.core.update.shards import put
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -61,4 +62,4 @@ def load_weights(
                 "use the model and lora settings of the run that wrote it"
             )
     for name, weight in weights.items():
-        weight.copy_(tensors[f"{prefix}{name}"])
+        put(weight, tensors[f"{prefix}{name}"])

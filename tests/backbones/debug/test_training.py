@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from ajet.backbones.debug.backbone import DebugBackbone
-from ajet.backbones.debug.interrupt import Interrupt
 from ajet.backbones.debug.training import Training
 from ajet.core.config import load_config
+from ajet.core.interrupt import Interrupt
 from ajet.core.record.run_folder import RunFolder
 from tests.e2e.toy_run import ToyRun
 
@@ -111,8 +111,8 @@ def test_a_chat_template_writes_the_day_on_which_the_run_began(project):
     settings = config("ajet.trainer_common.total_training_steps=1")
     with RunFolder.open(settings.run_folder) as folder:
         first = Training(settings, folder, Interrupt(), Console(file=io.StringIO()))
-        begun = first.state.begun
+        begun = first.books.state.begun
         first.run()
         again = Training(settings, folder, Interrupt(), Console(file=io.StringIO()))
-        assert again.state.begun == begun
+        assert again.books.state.begun == begun
         again.run()

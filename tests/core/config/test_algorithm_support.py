@@ -59,6 +59,11 @@ ESTIMATOR, LOSS = "ALG.adv_estimator is grpo", "ALG.policy_loss is ppo"
             "ajet.rollout.enable_oversample is false",
             "ajet.rollout.enable_oversample=true",
         ),
+        (
+            "ajet.trainer_common.optim.min_lr_ratio=0.1",
+            "ajet.trainer_common.optim.lr_schedule is constant",
+            ["optim.lr_schedule=linear", "total_training_steps=9"],
+        ),
     ],
 )
 def test_a_setting_that_another_one_leaves_without_effect_is_noticed(
@@ -67,7 +72,8 @@ def test_a_setting_that_another_one_leaves_without_effect_is_noticed(
     (notice,) = load(override).notices
     key, _, value = override.replace("ALG", ALGORITHM).partition("=")
     assert notice == f"ignored: {key}={value} ({reason.replace('ALG', ALGORITHM)})"
-    assert load(override, mended).notices == []
+    mended = [mended] if isinstance(mended, str) else [f"ajet.trainer_common.{m}" for m in mended]
+    assert load(override, *mended).notices == []
 
 
 def test_a_coefficient_that_is_not_added_is_noticed(load):
@@ -87,6 +93,7 @@ def test_a_coefficient_that_is_not_added_is_noticed(load):
             "ALG.kl_ctrl.kl_coef",
         ),
         (["ALG.overlong.buffer_len=20000"], "ALG.overlong.buffer_len"),
+        (["ajet.trainer_common.optim.lr_schedule=cosine"], "optim.lr_schedule"),
     ],
 )
 def test_settings_that_contradict_one_another_are_refused_in_one_line(load, overrides, key):

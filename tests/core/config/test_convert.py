@@ -51,6 +51,7 @@ LAKE_VALUES = {
     "ajet.trainer_common.mini_batch_num": 4,  # 2 rows, 8 times, on 8 GPUs in pairs: 64 of 256
     "ajet.trainer_common.optim.lr": 2e-6,
     "ajet.trainer_common.optim.warmup_steps": 10,
+    "ajet.trainer_common.optim.lr_schedule": "cosine",
     "ajet.trainer_common.use_kl_loss": False,  # ROLL's default, ours is another
     "ajet.trainer_common.algorithm.adv_estimator": "grpo",
     "ajet.trainer_common.algorithm.normalize_std": True,
@@ -251,7 +252,6 @@ def test_a_key_that_nobody_knows_is_listed(system, source, key):
 
 
 ALGORITHM = [
-    ("roll", LAKE, "async_generation_ratio=1"),
     ("roll", LAKE, "pg_variant=kimi15"),
     ("roll", LAKE, "adv_estimator=agentic_reinforce"),
     ("roll", LAKE, "actor_infer.generating_args.stop_strings=[x]"),
@@ -269,7 +269,8 @@ ALGORITHM = [
     ("verl", PPO, "data.train_files=[a.parquet,b.parquet]"),
     ("chatlearn", GRAPH, "runtime_args.use_partial_rollout=True"),
     ("chatlearn", GRAPH, "models.policy.repetition_penalty=1.2"),
-    ("agentjet", MATH, "ajet.trainer_common.optim.lr_scheduler_type=cosine"),
+    ("agentjet", MATH, "ajet.trainer_common.optim.lr_scheduler_type=cosine"),  # no number of steps
+    ("verl", PPO, "actor_rollout_ref.actor.optim.lr_scheduler_type=wsd"),
     ("agentjet", MATH, "actor_rollout_ref.actor.clip_ratio=0.1"),
 ]
 

@@ -66,14 +66,14 @@ def test_training_and_validation_share_the_judge(config, tmp_path):
 
     from rich.console import Console
 
-    from ajet.backbones.debug.interrupt import Interrupt
     from ajet.backbones.debug.training import Training
+    from ajet.core.interrupt import Interrupt
     from ajet.core.record.run_folder import RunFolder
 
     console = Console(file=io.StringIO())
     training = Training(config, RunFolder.open(tmp_path / "run"), Interrupt(), console)
     judge = training.runner._judge
-    assert training.validator._judge is judge
+    assert training.validation.runner._judge is judge
     training.run()
     assert judge_kind(config).num_made == 1
     assert set(judge.modes) == {"train", "eval"}

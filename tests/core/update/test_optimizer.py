@@ -22,6 +22,11 @@ def test_learning_rate_follows_a_cosine_to_its_floor():
     assert found == pytest.approx([1.0, 1.0, 0.55, 0.1, 0.1])
 
 
+def test_learning_rate_falls_on_a_line():
+    settings = OptimizerSettings(lr=1.0, lr_schedule="linear", total_steps=4, min_lr_ratio=0.2)
+    assert [lr_at(k, settings) for k in (0, 1, 2, 4, 9)] == pytest.approx([1.0, 0.8, 0.6, 0.2, 0.2])
+
+
 def layer_with_grad(grad, dtype=torch.float32):
     layer = nn.Linear(1, 1, bias=False, dtype=dtype)
     nn.init.ones_(layer.weight)

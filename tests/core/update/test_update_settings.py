@@ -10,6 +10,7 @@ from ajet.core.update.settings import CorrectionSettings, CriticSettings, Update
         {"kl_loss_type": "k4"},
         {"loss_agg_mode": "mean"},
         {"batch_layout": "trie"},
+        {"lr_schedule": "step"},
         {"lr_schedule": "linear"},
         {"mini_batch_num": 0},
         {"max_tokens_per_micro_batch": 0},

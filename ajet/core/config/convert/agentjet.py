@@ -11,6 +11,7 @@ AgentJet YAML may hold beside `ajet:` (`ajet convert --from verl` knows them).
 from typing import Any
 
 from ajet.core.config.convert.draft import Absent, Draft, ajet_defaults
+from ajet.core.config.convert.schedule import take_schedule
 from ajet.core.config.convert.source import flat
 from ajet.core.config.renames import REMOVED, RENAMED
 
@@ -48,16 +49,12 @@ CHOICES = {
     (LEVEL, "text_and_image"): "text",
 }
 
-AS_IN_VERL = Absent("AdamW with a constant learning rate after its warm-up", algorithm=True)
+AS_IN_VERL = Absent("AdamW, with half a cycle of the cosine", algorithm=True)
 ABSENT: dict[str, Absent] = {
     **{key: Absent(reason) for key, reason in REMOVED.items()},
     f"{TRAINER}.optim.optimizer": Absent(AS_IN_VERL.reason, off=("AdamW",), algorithm=True),
     f"{TRAINER}.optim.optimizer_impl": Absent(AS_IN_VERL.reason),
-    f"{TRAINER}.optim.lr_scheduler_type": Absent(
-        AS_IN_VERL.reason, off=("constant", None), algorithm=True
-    ),
     f"{TRAINER}.optim.lr_warmup_steps_ratio": Absent("warmup_steps counts steps", algorithm=True),
-    f"{TRAINER}.optim.min_lr_ratio": AS_IN_VERL,
     f"{TRAINER}.optim.num_cycles": Absent(AS_IN_VERL.reason),
     f"{TRAINER}.optim.total_training_steps": Absent(AS_IN_VERL.reason, off=(-1, None)),
     f"{TRAINER}.optim.zero_indexed_step": Absent(AS_IN_VERL.reason),
@@ -94,6 +91,8 @@ def take(draft: Draft) -> None:
         if key not in draft.result.values:
             draft.set(key, value, key)
     _warmup(draft)
+    kind = f"{TRAINER}.optim.lr_scheduler_type"
+    take_schedule(draft, kind, f"{TRAINER}.total_training_steps")
 
 
 def _is_typed(key: str) -> bool:

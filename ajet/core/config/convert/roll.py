@@ -12,8 +12,10 @@ without that it compares nothing, and is written as reinforce.
 import re
 from typing import Any
 
+from ajet.core.config.async_keys import staleness_of_ratio
 from ajet.core.config.convert.draft import Absent, Draft, keys_of
 from ajet.core.config.convert.roll_envs import take_environments
+from ajet.core.config.convert.schedule import take_schedule
 
 TRAINER = "ajet.trainer_common"
 ALGORITHM = f"{TRAINER}.algorithm"
@@ -95,7 +97,6 @@ CRITIC = {
 NEVER_CLIPS = 1e6
 """Our critic always clips; so far no value moves."""
 
-CONSTANT = ("constant", "constant_with_warmup")
 LOSSES = {"ppo": "ppo", "vanilla": "gpg", "topr": "topr", "cispo": "cispo"}
 AGGREGATIONS = (
     "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
@@ -130,7 +131,6 @@ WORKER = (
 )
 """Keys of a worker that say how it is run, not what is computed."""
 ABSENT: dict[str, Absent] = {
-    "async_generation_ratio": Absent("rollout and training take turns here", algorithm=True),
     "whiten_rewards": Absent("rewards are not whitened token by token", algorithm=True),
     "use_reward_scaling": Absent("rewards have reward_normalization", algorithm=True),
     "use_reward_norm": Absent("rewards have reward_normalization", algorithm=True),
@@ -212,6 +212,7 @@ def take(draft: Draft) -> None:
     for key, target in SAME.items():
         draft.copy(key, target)
     _run_folder(draft)
+    _asynchrony(draft)
     _batches(draft)
     _lengths(draft)
     _estimator(draft)
@@ -221,9 +222,15 @@ def take(draft: Draft) -> None:
     _lora(draft)
     draft.set("ajet.task_reader.type", "environment", "custom_envs")
     take_environments(draft)
-    if draft.take(f"{TRAINING}.lr_scheduler_type") not in CONSTANT:
-        reason = "the learning rate stays constant after its warm-up"
-        draft.leave_out(f"{TRAINING}.lr_scheduler_type", reason, algorithm=True)
+    take_schedule(draft, f"{TRAINING}.lr_scheduler_type", "max_steps")
+
+
+def _asynchrony(draft: Draft) -> None:
+    """Batches that are generated ahead."""
+    ratio = draft.number("async_generation_ratio")
+    if ratio > 0:
+        draft.set("trinity.max_staleness", staleness_of_ratio(ratio), "async_generation_ratio")
+        draft.to_do("--backbone trinity generates and trains at the same time; others take turns")
 
 
 def _run_folder(draft: Draft) -> None:

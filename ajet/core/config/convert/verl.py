@@ -10,8 +10,10 @@ Defaults are those of verl 0.9. Not covered: Megatron's and the profilers' own s
 
 from typing import Any
 
+from ajet.core.config.async_keys import staleness_of_threshold
 from ajet.core.config.convert.data_files import take_files
 from ajet.core.config.convert.draft import NOTHING, Absent, Draft, keys_of
+from ajet.core.config.convert.schedule import take_schedule
 
 TRAINER = "ajet.trainer_common"
 ALGORITHM = f"{TRAINER}.algorithm"
@@ -159,11 +161,6 @@ ABSENT: dict[str, Absent] = {
     f"{ACTOR}.loss_scale_factor": Absent(
         "seq-mean-token-sum-norm divides by data.max_response_length", algorithm=True
     ),
-    f"{ACTOR}.optim.lr_scheduler_type": Absent(
-        "the learning rate stays constant after its warm-up",
-        off=("constant", None),
-        algorithm=True,
-    ),
     f"{ACTOR}.optim.warmup_style": Absent(
         "the learning rate stays constant after its warm-up",
         off=("constant", None),
@@ -306,7 +303,8 @@ ABSENT: dict[str, Absent] = {
     "sandbox_fusion.*": Absent("programs run in ajet's own sandbox"),
     "distillation.enabled": Absent("no teacher", algorithm=True),
     "distillation.*": Absent("no teacher"),
-    "async_training.*": Absent("rollout and training take turns here", algorithm=True),
+    "async_training.use_rollout_log_probs": Absent("algorithm.rollout_correction decides it"),
+    "async_training.*": Absent("trinity.* says when weights travel", algorithm=True),
     **keys_of(
         "rollout",
         "nnodes n_gpus_per_node n total_rollout_steps total_epochs",
@@ -356,6 +354,7 @@ def take(draft: Draft) -> None:
     _corrections(draft)
     _overlong(draft)
     _lora(draft)
+    _asynchrony(draft)
     _reward(draft)
 
 
@@ -388,6 +387,12 @@ def _batches(draft: Draft) -> None:
     parts = max(1, -(-tasks // max(1, part)))
     draft.set(f"{TRAINER}.mini_batch_num", parts, *keys)
     _warmup(draft, parts * (draft.number(f"{ACTOR}.ppo_epochs") or 1))
+    take_schedule(
+        draft,
+        f"{ACTOR}.optim.lr_scheduler_type",
+        "trainer.total_training_steps",
+        f"{ACTOR}.optim.min_lr_ratio",
+    )
     limit = draft.number("data.val_max_samples")
     if limit > 0:
         draft.set("ajet.data.val_max_tasks", limit, "data.val_max_samples")
@@ -486,6 +491,24 @@ def _corrections(draft: Draft) -> None:
         kind = draft.take(f"{section}.loss_type")
         if kind not in (None, "ppo_clip"):
             draft.leave_out(f"{section}.loss_type", "the ratio is clipped", algorithm=True)
+
+
+def _asynchrony(draft: Draft) -> None:
+    """How far ahead is generated, and when weights travel."""
+    keys = [
+        f"async_training.{name}" for name in ("trigger_parameter_sync_step", "staleness_threshold")
+    ]
+    if not any(map(draft.wrote, keys)):
+        return
+    interval, threshold = (draft.number(key) for key in keys)
+    interval = max(1, int(interval))
+    staleness = staleness_of_threshold(threshold, interval)
+    draft.set("trinity.synchronizer.sync_interval", interval, keys[0])
+    draft.set("trinity.max_staleness", staleness, *keys)
+    partial = "async_training.partial_rollout"
+    choices = {True: "continue", False: "finish"}
+    draft.choose(partial, "trinity.partial_rollout", choices, "true or false")
+    draft.to_do("--backbone trinity generates and trains at the same time; others take turns")
 
 
 def _overlong(draft: Draft) -> None:

@@ -1,7 +1,7 @@
 """A conversion as the YAML that the user gets: what was left out, then our keys with theirs beside.
 
 # Left out, and it changes the algorithm:
-#   async_generation_ratio = 1: rollout and training take turns here
+#   pg_variant = kimi15: not built
 ajet:
   seed: 42  # seed
 """

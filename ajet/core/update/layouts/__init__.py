@@ -5,12 +5,15 @@ In: `Row`s. Out: the logits that training reads. Ignored: what the loss does wit
 
 from typing import Any
 
+import torch
+
 from ajet.core.errors import ConfigError
 from ajet.core.model.decoder import Decoder
-from ajet.core.update.layouts.layout import Layout
+from ajet.core.update.layouts.layout import Layout, device_of
 from ajet.core.update.layouts.packed import PackedLayout
 from ajet.core.update.layouts.padded import PaddedLayout
 from ajet.core.update.layouts.tree import TreeLayout
+from ajet.core.update.sequence import SequenceGroup
 
 LAYOUTS: dict[str, type[Layout]] = {
     "padded": PaddedLayout,
@@ -19,9 +22,15 @@ LAYOUTS: dict[str, type[Layout]] = {
 }
 
 
-def make_layout(model: Any, name: str) -> Layout:
+def make_layout(
+    model: Any,
+    name: str,
+    device: torch.device | None = None,
+    sequence: SequenceGroup | None = None,
+) -> Layout:
     """For a transformers model, wrapped by peft or not. ``auto`` is the tree where the model
-    family has a flat forward, else padded."""
+    family has a flat forward, else padded. `device` is where its passes are computed, if its
+    weights may lie elsewhere; `sequence` are the ranks that share their rows."""
     flat = Decoder.supports(model)
     if name == "auto":
         name = "tree" if flat else "padded"
@@ -30,4 +39,4 @@ def make_layout(model: Any, name: str) -> Layout:
             f"batch_layout={name}: model type {model.config.model_type!r} has no flat forward; "
             "use batch_layout=padded"
         )
-    return LAYOUTS[name](model)
+    return LAYOUTS[name](model, device or device_of(model), sequence)

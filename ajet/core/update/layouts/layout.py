@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ajet.core.trajectory.sample import TrainingSample
+from ajet.core.update.ranks import Ranks
+from ajet.core.update.sequence import SequenceGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +68,21 @@ def rows_of(samples: Sequence[TrainingSample]) -> list[Row]:
 
 
 def over_samples(
-    samples: Sequence[TrainingSample], results: Iterable[tuple[Sequence[Row], Tensor]]
+    samples: Sequence[TrainingSample],
+    results: Iterable[tuple[Sequence[Row], Tensor]],
+    ranks: Ranks,
 ) -> list[NDArray[np.float32]]:
     """Numbers of trained tokens ``[M]``, by micro-batch, as one array for each sample, 0 elsewhere.
-    Rows carry their place in `samples`."""
-    arrays = [np.zeros(len(sample), np.float32) for sample in samples]
+    Rows carry their place in `samples`; each rank brings those of its own micro-batches."""
+    starts = np.cumsum([len(sample) for sample in samples])[:-1]
+    all_N = np.zeros(sum(len(sample) for sample in samples), np.float32)
+    arrays = np.split(all_N, starts)  # views of it
     for rows, values_M in results:
-        ends = np.cumsum([len(row.read) for row in rows])
-        parts = np.split(values_M.float().cpu().numpy(), ends[:-1])
+        cuts = np.cumsum([len(row.read) for row in rows])[:-1]
+        parts = np.split(values_M.float().cpu().numpy(), cuts)
         for row, part in zip(rows, parts, strict=True):
             arrays[row.place][row.read + 1] = part
-    return arrays
+    return np.split(ranks.add(all_N), starts) if samples else []
 
 
 def gathered(arrays: Iterable[NDArray[Any]], device: torch.device) -> Tensor:
@@ -93,7 +99,6 @@ class Readout:
     head: Callable[[Tensor], Tensor]
     vocab_size: int
     index_M: Tensor
-    num_computed: int  # tokens that the forward pass went through, padding included
 
 
 class Layout(Protocol):
@@ -101,14 +106,24 @@ class Layout(Protocol):
 
     name: str
 
-    def __init__(self, model: nn.Module) -> None: ...
+    def __init__(
+        self, model: nn.Module, device: torch.device, sequence: SequenceGroup | None
+    ) -> None: ...
 
     def split(self, rows: Sequence[Row], budget: int) -> list[list[Row]]:
         """Micro-batches of at most `budget` computed tokens; a longer row stays alone."""
         ...
 
+    def num_computed(self, rows: Sequence[Row]) -> int:
+        """Tokens that the forward pass over one micro-batch goes through, padding included."""
+        ...
+
+    def own(self, rows: Sequence[Row]) -> list[Row]:
+        """A micro-batch, each row with the trained tokens alone that this rank reads."""
+        ...
+
     def read_out(self, rows: Sequence[Row]) -> Readout:
-        """Forward pass over one micro-batch."""
+        """Forward pass over one micro-batch, which is this rank's own."""
         ...
 
     def read_hidden(self, rows: Sequence[Row]) -> Tensor:

@@ -5,20 +5,16 @@ s q a a | s q b b b b      no padding in the linear layers, nothing shared
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
-
-from ajet.core.model.decoder import Decoder
-from ajet.core.update.layouts.layout import Readout, Row
-from ajet.core.update.layouts.tree import read_forest
-from ajet.core.update.layouts.trie import forest_of_rows
+from ajet.core.update.layouts.layout import Row
+from ajet.core.update.layouts.tree import FlatLayout
+from ajet.core.update.layouts.trie import Forest, forest_of_rows
 
 
-class PackedLayout:
+class PackedLayout(FlatLayout):
     name = "packed"
 
-    def __init__(self, model: nn.Module) -> None:
-        self.decoder = Decoder(model)
-        self.model = model
+    def forest(self, rows: Sequence[Row]) -> Forest:
+        return forest_of_rows([row.input_ids for row in rows])
 
     def split(self, rows: Sequence[Row], budget: int) -> list[list[Row]]:
         batches: list[list[Row]] = []
@@ -31,10 +27,5 @@ class PackedLayout:
             used += len(row)
         return batches
 
-    def read_out(self, rows: Sequence[Row]) -> Readout:
-        forest = forest_of_rows([row.input_ids for row in rows])
-        return read_forest(self.decoder, self.model, rows, forest)
-
-    def read_hidden(self, rows: Sequence[Row]) -> Tensor:
-        read = self.read_out(rows)  # its features are the hidden states
-        return read.features_UD[read.index_M]
+    def num_computed(self, rows: Sequence[Row]) -> int:
+        return sum(map(len, rows))

@@ -12,14 +12,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ajet.core.update.layouts.layout import Readout, Row, device_of
+from ajet.core.errors import ConfigError
+from ajet.core.update.layouts.layout import Readout, Row
+from ajet.core.update.sequence import SequenceGroup
 
 
 class PaddedLayout:
     name = "padded"
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(
+        self, model: nn.Module, device: torch.device, sequence: SequenceGroup | None
+    ) -> None:
+        if sequence is not None:
+            raise ConfigError(
+                f"ulysses_sequence_parallel_size={sequence.size}: rows in batch_layout padded are "
+                "not divided; use tree or packed, with a model that has a flat forward, or 1"
+            )
         self.model = model
+        self.device = device
 
     def split(self, rows: Sequence[Row], budget: int) -> list[list[Row]]:
         batches: list[list[Row]] = []
@@ -31,21 +41,25 @@ class PaddedLayout:
             batches[-1].append(row)
         return batches
 
+    def num_computed(self, rows: Sequence[Row]) -> int:
+        return len(rows) * max(map(len, rows))
+
+    def own(self, rows: Sequence[Row]) -> list[Row]:
+        return list(rows)
+
     def read_out(self, rows: Sequence[Row]) -> Readout:
         inputs, longest = self._inputs(rows), max(map(len, rows))
         # Logits are the widest tensor: only the columns from the first read one on are computed.
-        num_kept = longest - min(int(row.read[0]) for row in rows)
-        device = device_of(self.model)
+        num_kept = longest - min((int(row.read[0]) for row in rows if len(row.read)), default=0)
         logits_BKV = self.model(**inputs, logits_to_keep=num_kept).logits
         first = longest - num_kept
         index = [i * num_kept + row.read - first for i, row in enumerate(rows)]
-        index_M = torch.from_numpy(np.concatenate(index)).to(device)
+        index_M = torch.from_numpy(np.concatenate(index)).to(self.device)
         return Readout(
             features_UD=logits_BKV.flatten(0, 1)[index_M],
             head=torch.nn.Identity(),
             vocab_size=logits_BKV.shape[-1],
-            index_M=torch.arange(len(index_M), device=device),
-            num_computed=inputs["input_ids"].numel(),
+            index_M=torch.arange(len(index_M), device=self.device),
         )
 
     def read_hidden(self, rows: Sequence[Row]) -> Tensor:
@@ -61,9 +75,8 @@ class PaddedLayout:
         mask_BT = np.zeros((len(rows), longest), np.int64)
         for i, row in enumerate(rows):
             ids_BT[i, : len(row)], mask_BT[i, : len(row)] = row.input_ids, 1
-        device = device_of(self.model)
         return {
-            "input_ids": torch.from_numpy(ids_BT).to(device),
-            "attention_mask": torch.from_numpy(mask_BT).to(device),
+            "input_ids": torch.from_numpy(ids_BT).to(self.device),
+            "attention_mask": torch.from_numpy(mask_BT).to(self.device),
             "use_cache": False,
         }

@@ -6,71 +6,121 @@
 
 Gradients of all descendants add up in a shared token by themselves. Logits are computed only for
 tokens whose successor is trained, once even where siblings read the same one.
+
+Where several ranks share a sequence, each has a part of the flat list: it computes the linear
+layers of those tokens, and reads the trained tokens that are read there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ajet.core.model.decoder import Decoder
-from ajet.core.update.layouts.layout import Readout, Row, device_of
+from ajet.core.model.decoder import Attend, Decoder
+from ajet.core.update.layouts.layout import Readout, Row
 from ajet.core.update.layouts.tree_attention import AttentionPlan, tree_attention
 from ajet.core.update.layouts.trie import Forest, common_prefix, lexicographic, trie_of_rows
+from ajet.core.update.sequence import SequenceGroup
 
 
-class TreeLayout:
-    name = "tree"
+class FlatLayout:
+    """Rows as a flat list of tokens; a layout says which ones they are."""
 
-    def __init__(self, model: nn.Module) -> None:
+    name: str
+
+    def __init__(
+        self, model: nn.Module, device: torch.device, sequence: SequenceGroup | None
+    ) -> None:
         self.decoder = Decoder(model)
+        if sequence is not None:
+            sequence.check_heads(self.decoder.num_heads, self.decoder.num_kv_heads)
         self.model = model
+        self.device = device
+        self.sequence = sequence
 
-    def split(self, rows: Sequence[Row], budget: int) -> list[list[Row]]:
-        batches: list[list[Row]] = []
-        used = 0
-        previous: Row | None = None
-        for i in lexicographic([row.input_ids for row in rows]):
-            row = rows[i]
-            shared = common_prefix(previous.input_ids, row.input_ids) if previous else 0
-            if not batches or used + len(row) - shared > budget:
-                batches.append([])
-                used, shared = 0, 0
-            batches[-1].append(row)
-            used += len(row) - shared
-            previous = row
-        return batches
+    def forest(self, rows: Sequence[Row]) -> Forest:
+        raise NotImplementedError
+
+    def own(self, rows: Sequence[Row]) -> list[Row]:
+        if self.sequence is None:
+            return list(rows)
+        forest = self.forest(rows)
+        part = self.sequence.part(len(forest))
+        pairs = zip(rows, forest.row_nodes, strict=True)
+        return [_row_within(row, nodes[row.read], part) for row, nodes in pairs]
 
     def read_out(self, rows: Sequence[Row]) -> Readout:
-        forest = trie_of_rows([row.input_ids for row in rows])
-        return read_forest(self.decoder, self.model, rows, forest)
+        """Forward pass over a forest, and the hidden states that its rows read."""
+        forest = self.forest(rows)
+        hidden_ND, first = self._hidden(forest)
+        read = [nodes[row.read] for nodes, row in zip(forest.row_nodes, rows, strict=True)]
+        nodes_U, index_M = np.unique(np.concatenate(read), return_inverse=True)
+        model: Any = self.model
+        return Readout(
+            features_UD=hidden_ND.index_select(
+                0, torch.from_numpy(nodes_U - first).to(self.device)
+            ),
+            head=self.decoder.logits,
+            vocab_size=model.config.vocab_size,
+            index_M=torch.from_numpy(index_M).to(self.device),
+        )
 
     def read_hidden(self, rows: Sequence[Row]) -> Tensor:
         read = self.read_out(rows)  # its features are the hidden states
         return read.features_UD[read.index_M]
 
+    def _hidden(self, forest: Forest) -> tuple[Tensor, int]:
+        """Of this rank's tokens, and the flat number of the first of them."""
+        plan = AttentionPlan.of(forest, self.device)
 
-def read_forest(decoder: Decoder, model: Any, rows: Sequence[Row], forest: Forest) -> Readout:
-    """Forward pass over a forest, and the hidden states that its rows read."""
-    device = device_of(model)
-    plan = AttentionPlan.of(forest, device)
+        def whole(layer: int, q_NHd: Tensor, k_NKd: Tensor, v_NKd: Tensor) -> Tensor:
+            return tree_attention(q_NHd, k_NKd, v_NKd, plan)
 
-    def attend(layer: int, q_NHd: Tensor, k_NKd: Tensor, v_NKd: Tensor) -> Tensor:
-        return tree_attention(q_NHd, k_NKd, v_NKd, plan)
+        attend: Attend = whole
+        ids_N, positions_N, first = forest.token_ids_N, forest.positions_N, 0
+        if self.sequence is not None:
+            attend = self.sequence.attend(whole, len(forest))
+            ids_N, positions_N = self.sequence.cut(ids_N), self.sequence.cut(positions_N)
+            first = self.sequence.part(len(forest)).start
+        ids, positions = (torch.from_numpy(t).to(self.device) for t in (ids_N, positions_N))
+        return self.decoder(ids, positions, attend), first
 
-    hidden_ND = decoder(
-        torch.from_numpy(forest.token_ids_N).to(device),
-        torch.from_numpy(forest.positions_N).to(device),
-        attend,
-    )
-    read = [nodes[row.read] for nodes, row in zip(forest.row_nodes, rows, strict=True)]
-    nodes_U, index_M = np.unique(np.concatenate(read), return_inverse=True)
-    return Readout(
-        features_UD=hidden_ND.index_select(0, torch.from_numpy(nodes_U).to(device)),
-        head=decoder.logits,
-        vocab_size=model.config.vocab_size,
-        index_M=torch.from_numpy(index_M).to(device),
-        num_computed=len(forest),
-    )
+
+class TreeLayout(FlatLayout):
+    name = "tree"
+
+    def forest(self, rows: Sequence[Row]) -> Forest:
+        return trie_of_rows([row.input_ids for row in rows])
+
+    def split(self, rows: Sequence[Row], budget: int) -> list[list[Row]]:
+        batches: list[list[Row]] = []
+        used = 0
+        for row, shared in _with_shared(rows):
+            if not batches or used + len(row) - shared > budget:
+                batches.append([])
+                used, shared = 0, 0
+            batches[-1].append(row)
+            used += len(row) - shared
+        return batches
+
+    def num_computed(self, rows: Sequence[Row]) -> int:
+        return sum(len(row) - shared for row, shared in _with_shared(rows))
+
+
+def _with_shared(rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
+    """In token order, each with the length of the prefix that it shares with the one before."""
+    previous: Row | None = None
+    for i in lexicographic([row.input_ids for row in rows]):
+        row = rows[i]
+        yield row, common_prefix(previous.input_ids, row.input_ids) if previous else 0
+        previous = row
+
+
+def _row_within(row: Row, nodes_M: NDArray[np.int64], part: slice) -> Row:
+    """With the trained tokens alone that are read at flat tokens of `part`."""
+    is_own_M = (nodes_M >= part.start) & (nodes_M < part.stop)
+    return replace(row, read=row.read[is_own_M], targets=row.targets[is_own_M])

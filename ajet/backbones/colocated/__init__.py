@@ -1,0 +1,1 @@
+"""Backbone `verl`: rollout and training take turns on the same devices."""

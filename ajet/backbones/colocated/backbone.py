@@ -1,0 +1,30 @@
+"""Trainer and engines on the same devices of a Ray cluster, taking turns (`--backbone verl`)."""
+
+from rich.console import Console
+
+from ajet.backbones.colocated.training import Training
+from ajet.cluster.session import SessionSettings
+from ajet.cluster.sittings import run_on_ray
+from ajet.core.config import AjetConfig
+from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_log import run_log
+from ajet.core.record.summary import RunSummary
+
+
+class ColocatedBackbone:
+    """`ajet train`; what `ajet eval` and `ajet debug` do needs no cluster."""
+
+    def __init__(
+        self,
+        config: AjetConfig,
+        console: Console | None = None,
+        session: SessionSettings | None = None,
+    ) -> None:
+        self.config = config
+        self.console = console or Console()
+        self.session = session or SessionSettings()
+
+    def fit(self) -> RunSummary:
+        """Train to the last step, on from the newest checkpoint if there is one."""
+        with RunFolder.open(self.config.run_folder) as folder, run_log(folder.logs / "run.log"):
+            return run_on_ray(Training, self.session, self.config, folder, self.console)

@@ -1,0 +1,1 @@
+"""Backbone `trinity`: an explorer and a trainer at the same time, joined by a buffer."""

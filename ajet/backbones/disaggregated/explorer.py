@@ -1,0 +1,302 @@
+"""The half of a run that plays: begins groups as far ahead as the bound allows, and puts them into
+the buffer as they end.
+
+    plan 0  1  2 │ 3  4  5 │ …       a task each, in the order of the data; step and number name it
+         └─ runs ─> judged ─> buffer
+
+Whatever ends first, plan n has the same task, ids and seeds, so a resumed run plans the same again.
+With a bound of 0 the unit is the whole batch of a step, begun when its weights are there: then
+everything is as it is in one process.
+
+While weights change, episodes that run go on (`continue`; their tokens know their versions), are
+waited for (`finish`), or begin anew (`recompute`; counted). A group without signal
+(`dynamic_sampling`) is put into the buffer for the record, and another begins in its place, at most
+`max_rounds - 1` steps' worth of them for each step.
+
+Not covered: who runs the episodes (a `GroupRunner`), and when weights change (trainer.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from loguru import logger
+
+from ajet.backbones.disaggregated.place import Place
+from ajet.core.buffer.buffer import Begun, Buffer, Item, place_of, planned_at
+from ajet.core.buffer.staleness import PartialRollout
+from ajet.core.rollout.batch import BatchRollout, BatchSettings, StepGroups
+from ajet.core.rollout.failure import check_failure_rate, has_failed
+from ajet.core.task.cursor import DataCursor
+from ajet.core.trajectory.trajectory import Trajectory
+
+LAST_BATCH = "last_batch"
+"""What the buffer is told with a whole batch: its step, and the cursor after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExplorerSettings:
+    """`max_groups` run at the same time; `max_failure_rate` is of the episodes of one step."""
+
+    batch: BatchSettings
+    total_steps: int
+    max_groups: int
+    max_failure_rate: float
+    partial_rollout: PartialRollout = "continue"
+
+    @property
+    def groups_per_step(self) -> int:
+        """That are planned; oversampling keeps some of them."""
+        return self.batch.first_round
+
+
+class Explorer:
+    """`run` returns when there is nothing left to begin and nothing runs."""
+
+    def __init__(
+        self,
+        batch: BatchRollout,
+        cursor: DataCursor,
+        buffer: Buffer,
+        place: Place,
+        settings: ExplorerSettings,
+    ) -> None:
+        self._batch, self._cursor, self._buffer = batch, cursor, buffer
+        self._place, self.settings = place, settings
+        self._next = 0  # plan
+        self._known: set[int] = set()  # places that an earlier sitting has finished or begun
+        self._left: list[tuple[int, int]] = []  # places and tasks that are to begin again
+        self._running: dict[int, asyncio.Task[StepGroups]] = {}
+        self._tasks: dict[int, int] = {}
+        self._groups: set[asyncio.Task[None]] = set()
+        self._renewed: set[int] = set()
+        self._is_held = False
+        self._ended_then = 0
+        self._failed: defaultdict[int, list[Trajectory]] = defaultdict(list)
+        self._before_batch: dict[str, Any] | None = None
+        self.counts: Counter[str] = Counter()
+
+    # What a checkpoint keeps.
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the plan, and the groups that run: they begin again on resuming."""
+        return {
+            "next": self._next,
+            "cursor": self._before_batch or self._cursor.state_dict(),
+            "in_flight": sorted(self._tasks.items()),
+            "aside": self.counts["aside"],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from a checkpoint (None: from the beginning) with what the buffer has beyond it."""
+        if state is not None:
+            self._next = state["next"]
+            self._cursor.load_state_dict(state["cursor"])
+            self.counts["aside"] = state["aside"]
+        flying = {each.place: each.task for each in self._buffer.in_flight()}
+        self._known = self._buffer.places()
+        for place, task in state["in_flight"] if state is not None else ():
+            if place not in self._known:
+                flying[place] = task
+        self._left = sorted(flying.items())
+        self._known |= set(flying)
+
+    # The loop.
+
+    async def run(self) -> None:
+        """Explore until the last step's groups are there."""
+        whole = self._buffer.bound.max_staleness == 0
+        try:
+            await (self._run_batches() if whole else self._run_groups())
+        finally:
+            await self._stop()
+
+    async def _run_batches(self) -> None:
+        while not self._place.is_over:
+            bell = self._place.bell
+            version = self._place.published
+            if version is None or version >= self.settings.total_steps or self._has_batch(version):
+                await bell.wait()
+                continue
+            await self._batch_of(version + 1, version)
+
+    def _has_batch(self, version: int) -> bool:
+        """Whether the batch for this version is in the buffer, or was; one that an earlier sitting
+        finished moves the cursor."""
+        if self._next > version:
+            return True
+        told = json.loads(self._buffer.told(LAST_BATCH) or "{}")
+        if told.get("step") != version + 1 or place_of(version + 1, 0) not in self._known:
+            return False
+        self._cursor.load_state_dict(told["cursor"])
+        self._next = version + 1
+        return True
+
+    async def _batch_of(self, step: int, version: int) -> None:
+        self._before_batch = self._cursor.state_dict()
+        rollout = await self._batch.groups_of(step)
+        self._before_batch = None
+        self._next = step
+        told = json.dumps({"step": step, "cursor": self._cursor.state_dict()})
+        items = _items(rollout)
+        await asyncio.to_thread(self._buffer.put, items, version, **{LAST_BATCH: told})
+        self._place.ring()
+
+    async def _run_groups(self) -> None:
+        while not self._place.is_over:
+            bell = self._place.bell
+            self._raise_failures()
+            if self._place.published is not None and not self._is_held:
+                self._begin(self._room())
+            await _either(bell, self._groups)
+
+    def _room(self) -> int:
+        """How many groups may begin; those of an earlier sitting have their place already. Asked on
+        the event loop, where no step of the trainer can come in between."""
+        place = self._place
+        assert place.published is not None
+        free = self.settings.max_groups - len(self._groups)
+        if self._left:
+            return min(free, len(self._left))
+        last = self.settings.total_steps
+        return min(free, self._buffer.room(place.trained, place.published, last))
+
+    def _begin(self, number: int) -> None:
+        version = self._place.published
+        assert version is not None
+        chosen = [self._next_plan() for _ in range(number)]
+        self._buffer.begin([Begun(place, task, version) for place, task in chosen])
+        for place, task in chosen:
+            self._tasks[place] = task
+            group = asyncio.create_task(self._group(place, task, version))
+            self._groups.add(group)
+            self.counts["begun"] += 1
+
+    def _next_plan(self) -> tuple[int, int]:
+        """A place that is not known yet, and its task."""
+        if self._left:
+            return self._left.pop(0)
+        while True:
+            step, number = divmod(self._next, self.settings.groups_per_step)
+            place = place_of(step + 1, number)
+            (task,) = self._cursor.next_batch(1)
+            self._next += 1
+            if place not in self._known:
+                return place, task
+
+    async def _group(self, place: int, task: int, version: int) -> None:
+        """One group, to its place in the buffer; anew as often as its weights are taken back."""
+        step, number = planned_at(place)
+        while True:
+            running = asyncio.create_task(self._batch.group_of(step, number, task))
+            self._running[place] = running
+            try:
+                rollout = await running
+                break
+            except asyncio.CancelledError:
+                if place not in self._renewed:
+                    running.cancel()
+                    raise
+            self._renewed.discard(place)
+            version = await self._renewal(place, task)
+        del self._running[place]
+        self._renewed.discard(place)
+        self._check_failures(step, rollout)
+        (item,) = _items(rollout)
+        await asyncio.to_thread(self._buffer.put, [self._counted(item)], version)
+        del self._tasks[place]
+        self.counts["ended"] += 1
+        self._place.ring()
+
+    async def _renewal(self, place: int, task: int) -> int:
+        """Waits for the new weights."""
+        while self._is_held:
+            await self._place.bell.wait()
+        version = self._place.published
+        assert version is not None
+        self._buffer.begin([Begun(place, task, version)])
+        self.counts["restarted"] += 1
+        return version
+
+    def _counted(self, item: Item) -> Item:
+        """With another group to come in its place, where it says nothing."""
+        aside = self._was_left_out(item)
+        rounds = self.settings.batch.max_rounds
+        allowed = (rounds - 1) * self.settings.groups_per_step * (self._place.trained + 1)
+        if not aside or self.counts["aside"] >= allowed:
+            return item
+        self.counts["aside"] += 1
+        return Item(item.place, item.group, item.baselines, counts=False)
+
+    def _was_left_out(self, item: Item) -> bool:
+        members = item.group.trajectories
+        return not item.group.valid and any(t.left_out == "dynamic_sampling" for t in members)
+
+    def _check_failures(self, step: int, rollout: StepGroups) -> None:
+        """A run stops when too many episodes of one step fail."""
+        failed = self._failed[step]
+        failed += [t for group in rollout.all for t in group.trajectories if has_failed(t)]
+        check_failure_rate(failed, self.settings.batch.num_episodes, self.settings.max_failure_rate)
+
+    def _raise_failures(self) -> None:
+        """What a group raised is the run's."""
+        for group in [group for group in self._groups if group.done()]:
+            self._groups.discard(group)
+            if not group.cancelled() and (error := group.exception()) is not None:
+                raise error
+
+    # While weights change.
+
+    async def hold(self) -> None:
+        """Before new weights: what runs is left alone, waited for, or ended."""
+        how = self.settings.partial_rollout
+        if how == "continue":
+            return
+        self._is_held = True
+        if how == "recompute":
+            self._renewed |= set(self._running)
+            for running in list(self._running.values()):
+                running.cancel()
+        if self._running:
+            await asyncio.wait(list(self._running.values()))
+
+    def release(self) -> None:
+        """After them."""
+        self._is_held = False
+        self._ended_then = self.counts["ended"]
+
+    def asks(self) -> bool:
+        """Whether it has played as much since the last weights as comes between two transfers."""
+        ended = self.counts["ended"] - self._ended_then
+        return ended >= self._buffer.bound.sync_interval * self.settings.groups_per_step
+
+    async def _stop(self) -> None:
+        """What still runs is not trained any more."""
+        for group in self._groups:
+            group.cancel()
+        if self._groups:
+            logger.debug(f"{len(self._groups)} groups were still running")
+            await asyncio.wait(self._groups)
+
+
+def _items(rollout: StepGroups) -> list[Item]:
+    """Each group with its own baselines."""
+    baselines = {group.number: group for group in rollout.baselines}
+    found = []
+    for group in rollout.groups:
+        step = int(group.group_id.partition("-")[0])
+        own = (baselines[group.number],) if group.number in baselines else ()
+        found.append(Item(place_of(step, group.number), group, own))
+    return found
+
+
+async def _either(bell: asyncio.Event, groups: set[asyncio.Task[None]]) -> None:
+    """Until it rings, or a group is over."""
+    ring = asyncio.create_task(bell.wait())
+    await asyncio.wait({ring, *groups}, return_when=asyncio.FIRST_COMPLETED)
+    ring.cancel()

@@ -1,0 +1,106 @@
+"""One run on a cluster whose trainer and engines have devices of their own: they work at once.
+
+    explorer: episodes (workers, router, engines) ──> buffer ──> trainer: update (ranks)
+                                       ^                            │
+                                       └────── weights, checked ────┘
+
+The driver holds the two halves together and computes nothing itself. While weights are loaded,
+requests are held; one that runs is ended and goes on from its tokens with the new weights, stamped
+with its oldest version. With mode `colocate` the halves take turns on shared devices, and the
+engines sleep during an update. Not covered: what an update is (core/learning), where processes are
+(cluster/placement.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from ajet.backbones.disaggregated.halves import Halves
+from ajet.cluster.crew import Crew
+from ajet.cluster.engine_replica import Engines
+from ajet.cluster.placement import Placement
+from ajet.cluster.sittings import ProcessOptions
+from ajet.cluster.trainer_group import Taught, TrainerGroup
+from ajet.core.bounded_loop import run_bounded
+from ajet.core.config import AjetConfig
+from ajet.core.interrupt import Interrupt
+from ajet.core.record.books import Books
+from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.summary import RunSummary
+from ajet.core.task.run_tasks import RunTasks
+from ajet.core.trajectory.trajectory import Group
+from ajet.core.update.checkpoint import step_of
+
+
+class ClusterSeat:
+    """The ranks learn; the engines take what they publish."""
+
+    def __init__(self, trainer: TrainerGroup, engines: Engines, *, sleeps: bool) -> None:
+        """`sleeps`: the engines give their memory to the update."""
+        self._trainer, self._engines, self._sleeps = trainer, engines, sleeps
+
+    async def learn(self, step: int, groups: Sequence[Group]) -> tuple[Taught, dict[str, float]]:
+        if self._sleeps:
+            await self._engines.sleep()
+        return await self._trainer.learn(step, groups)
+
+    async def publish(self, version: int) -> Mapping[str, float]:
+        source = await self._trainer.publish(version)
+        sync = await (self._engines.wake if self._sleeps else self._engines.load)(source)
+        return {"sync/seconds": sync.seconds, "sync/bytes": float(sync.num_bytes)}
+
+
+class Training:
+    """One sitting of one run. Its processes are gone when `run` returns."""
+
+    def __init__(
+        self,
+        config: AjetConfig,
+        folder: RunFolder,
+        interrupt: Interrupt,
+        console: Console,
+        placement: Placement,
+        options: ProcessOptions,
+    ) -> None:
+        self.config, self.folder, self.interrupt = config, folder, interrupt
+        self.console = console
+        self.tasks = RunTasks.read(config)
+        self.crew = Crew(config, folder, placement, options)
+        sleeps = config.trinity.mode == "colocate"
+        self.seat = ClusterSeat(self.crew.trainer, self.crew.engines, sleeps=sleeps)
+
+    def run(self) -> RunSummary:
+        """All steps that are left; the summary is written last."""
+        return run_bounded(self._run())
+
+    async def _run(self) -> RunSummary:
+        try:
+            await self._start()
+            with self.books:
+                await self.halves.run()
+        finally:
+            self.crew.close()
+        return self.books.finish()
+
+    async def _start(self) -> None:
+        start = await self.crew.start()
+        self.books = Books(
+            self.config,
+            self.folder,
+            self.tasks,
+            save=self._save,
+            interrupt=self.interrupt,
+            console=self.console,
+            start=start,
+        )
+        await self.crew.admit(self.books)
+        workers = self.crew.workers
+        self.halves = Halves(self.books, self.seat, runner=workers, validator=workers, start=start)
+
+    async def _save(self, step: int, run: dict[str, Any]) -> None:
+        folder = self.folder.checkpoints
+        await self.crew.trainer.save(folder, step, self.halves.with_own_state(run))
+        self.halves.saved([step_of(each) for each in folder.glob("step_*")])

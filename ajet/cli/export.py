@@ -1,0 +1,49 @@
+"""`ajet export RUN --out DIR`: what a run has learnt, as a Hugging Face folder."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from ajet.cli.options import Verbose
+
+
+def export(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="The run folder: its newest checkpoint; or RUN/checkpoints/step_N."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The folder to write, which must not be there yet.")],
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Write LoRA adapters alone, not merged.")
+    ] = False,
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        typer.Option(help="Of the weights; auto is the one that the run computed in."),
+    ] = "auto",
+    verbose: Verbose = False,
+) -> None:
+    """Write the weights of a checkpoint as a folder that transformers, vLLM and SGLang load.
+
+    The model that the run began with is read as well: its config, its tokenizer, and what was not
+    trained.
+    """
+    import os
+
+    from ajet.cli.screen_log import begin_screen_log
+    from ajet.core import assembly
+    from ajet.core.record.recorded_run import RecordedRun
+    from ajet.core.update.export import export_model
+    from ajet.core.update.weights import find_checkpoint
+
+    begin_screen_log(verbose)
+    target = out.absolute()
+    checkpoint = find_checkpoint(source.absolute())
+    run = RecordedRun(checkpoint.parent.parent)
+    os.chdir(run.current_folder)  # the model's path may be relative
+    loaded = assembly.load_policy_model(run.config, dtype=None if dtype == "auto" else dtype)
+    lora = assembly.update_settings(run.config).lora
+    export_model(loaded, checkpoint, target, lora=lora, adapter=adapter)
+    typer.echo(f"written: {target}, from {checkpoint}")

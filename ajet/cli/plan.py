@@ -1,0 +1,55 @@
+"""`ajet plan`: which process goes where, and what it needs. Loads no model, starts nothing."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ajet.cli.options import Backbone, Conf, Overrides, ProjectDir, Verbose
+
+
+def plan(
+    conf: Conf,
+    overrides: Overrides = None,
+    backbone: Backbone = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Nodes there are. [ajet.trainer_common.nnodes]")
+    ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(min=0, help="GPUs of each. [n_gpus_per_node, or those of this machine]"),
+    ] = None,
+    gpu: Annotated[
+        str, typer.Option(help="Whose data sheet is taken: a100, h100, h200, l40s, a10.")
+    ] = "a100",
+    gpu_memory: Annotated[
+        str | None, typer.Option(metavar="80GB", help="Memory of each GPU. [the data sheet's]")
+    ] = None,
+    model_config: Annotated[
+        Path | None, typer.Option(help="The model's config.json, if model.path is not at hand.")
+    ] = None,
+    project_dir: ProjectDir = None,
+    verbose: Verbose = False,
+) -> None:
+    """Show placement, memory of each GPU and rough times of a run on verl or trinity."""
+    from rich.console import Console
+
+    from ajet.cli.notices import show_notices
+    from ajet.cli.plan_tables import described_gpu, described_nodes, tables
+    from ajet.cli.screen_log import begin_screen_log
+    from ajet.cluster.fit import cluster_plan
+    from ajet.core.config import load_config
+    from ajet.core.errors import ConfigError
+
+    begin_screen_log(verbose)
+    config = load_config(conf, overrides or [], backbone=backbone, project_dir=project_dir)
+    if config.ajet.backbone == "debug":
+        raise ConfigError("backbone debug is one process: give --backbone verl or trinity")
+    described = described_nodes(config, nodes, gpus)
+    found = cluster_plan(config, described, described_gpu(gpu, gpu_memory), model_config)
+    for table in tables(found, str(conf)):
+        Console().print(table)
+    show_notices(config.notices, err=False)
+    if problems := found.problems() if found.placement.on_gpus else []:
+        raise ConfigError(f"does not fit: {'; '.join(problems)}")
+    typer.echo("ok: by these estimates it fits")

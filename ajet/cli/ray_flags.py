@@ -1,0 +1,79 @@
+"""How a run has Ray: `--with-ray`, `--with-ray-cluster`, `--skip-check-avail-gpu`, `--debug`.
+
+    --with-ray            start a Ray here         --with-ray-cluster    join one, or be part of it
+    neither               join RAY_ADDRESS if it is set, else start one
+
+Not covered: the session itself (cluster/session.py).
+"""
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import typer
+
+from ajet.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ajet.cluster.session import SessionSettings
+    from ajet.core.config import AjetConfig
+
+
+@dataclass(frozen=True)
+class RayFlags:
+    """The flags as they were given."""
+
+    with_ray: bool = False
+    with_ray_cluster: bool = False
+    skip_check_avail_gpu: bool = False
+
+    def notices(self, backbone: str) -> list[str]:
+        """A line for each flag that this backbone has no use for."""
+        if backbone != "debug":
+            return []
+        given = {
+            "--with-ray": self.with_ray,
+            "--with-ray-cluster": self.with_ray_cluster,
+            "--skip-check-avail-gpu": self.skip_check_avail_gpu,
+        }
+        return [
+            f"ignored by backbone debug: {flag} (the run is one process)"
+            for flag, is_given in given.items()
+            if is_given
+        ]
+
+
+def session_settings(flags: RayFlags, debug: str | None) -> "SessionSettings":
+    """How the run has Ray; the tags hold in this process too, as that is all of backbone debug."""
+    from ajet.cluster.session import SessionSettings
+    from ajet.core.breakpoint import TAGS_VARIABLE, debug_tags
+
+    if flags.with_ray and flags.with_ray_cluster:
+        raise typer.BadParameter("give one of --with-ray and --with-ray-cluster")
+    tags = debug_tags(debug or "")
+    if debug is not None and not tags:
+        raise ConfigError('--debug: name a tag, as in bp("TAG"); several as "A|B"')
+    if tags:
+        os.environ[TAGS_VARIABLE] = "|".join(tags)
+    return SessionSettings(
+        how="start" if flags.with_ray else "cluster" if flags.with_ray_cluster else "auto",
+        debug_tags=tags,
+        check_gpus=not flags.skip_check_avail_gpu,
+    )
+
+
+def serve_or_check(config: "AjetConfig", session: "SessionSettings") -> bool:
+    """True after this machine has served another's run; else what Ray would stop at is said now."""
+    from ajet.cluster.fit import check_local
+    from ajet.cluster.session import ray_access, serve_as_node
+
+    access = ray_access(session, os.environ)
+    if access.way == "serve":
+        return serve_as_node(session, _say)
+    if access.way == "start":
+        check_local(config)
+    return False
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)

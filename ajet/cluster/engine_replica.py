@@ -1,0 +1,254 @@
+"""Engines in processes of their own, and one router in front of them that all workers ask.
+
+    worker ──┐                  ┌─> EngineProcess 0   an engine with weights of its own
+    worker ──┼─> RouterProcess ─┤
+    worker ──┘    (Router)      └─> EngineProcess 1   dies: another is made, its requests go on
+
+`Engines` is the driver's hand on all of it: start, sleep, wake, new weights. An engine that dies is
+replaced by the router with the weights of the day. Not covered: placing the processes (`options`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from ajet.cluster.lost import answer
+from ajet.cluster.user_code import Surroundings
+from ajet.core.config import AjetConfig
+from ajet.core.errors import ConfigError
+from ajet.core.inference.endpoint import Completion, SamplingParams
+from ajet.core.inference.replica import ReplicaDown
+
+if TYPE_CHECKING:
+    from ajet.core.inference.replica import Replica
+    from ajet.core.weight_sync.manifest import SyncReport, WeightSource
+
+MAX_CALLS = 10_000
+ActorOptions = dict[str, Any]
+
+
+class EngineProcess:
+    """Lives in an actor: an in-process replica behind Ray."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        surroundings.enter()
+
+    def start(self, config: AjetConfig, name: str) -> int:
+        """Loads the model; returns the process's id."""
+        from ajet.core import assembly
+        from ajet.core.inference.serving import engine_name
+
+        on_gpu = assembly.device_of(config).type == "cuda"
+        if (engine := engine_name(config, on_gpu=on_gpu)) != "in_process":
+            raise ConfigError(
+                f"ajet.rollout.name={config.ajet.rollout.name}: backbone verl does not start "
+                f"{engine} servers yet; set ajet.rollout.name=in_process"
+            )
+        assembly.set_threads(config)
+        self._replica: Replica = assembly.make_replica(config, name)
+        return os.getpid()
+
+    async def generate(
+        self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
+    ) -> Completion:
+        return await self._replica.generate(prompt_ids, sampling, request_id)
+
+    async def health(self) -> None:
+        await self._replica.health()
+
+    async def pause(self, abort: bool) -> None:
+        await self._replica.pause(abort)
+
+    async def resume(self) -> None:
+        await self._replica.resume()
+
+    async def sleep(self) -> None:
+        await self._replica.sleep()
+
+    async def wake(self) -> None:
+        await self._replica.wake()
+
+    async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
+        return await self._replica.load_weights(source, version)
+
+    async def abort(self, request_id: str) -> None:
+        if (tell := getattr(self._replica, "abort", None)) is not None:
+            tell(request_id)
+
+    async def leave(self, episode_id: str) -> None:
+        if (tell := getattr(self._replica, "leave", None)) is not None:
+            tell(episode_id)
+
+
+class ActorReplica:
+    """A `Replica` whose engine lives in an actor."""
+
+    def __init__(self, name: str, actor: Any) -> None:
+        self.name = name
+        self._actor = actor
+
+    async def generate(
+        self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
+    ) -> Completion:
+        return await self.answer(self._actor.generate.remote(prompt_ids, sampling, request_id))
+
+    async def health(self) -> None:
+        await self.answer(self._actor.health.remote())
+
+    async def pause(self, abort: bool = False) -> None:
+        await self.answer(self._actor.pause.remote(abort))
+
+    async def resume(self) -> None:
+        await self.answer(self._actor.resume.remote())
+
+    async def sleep(self) -> None:
+        await self.answer(self._actor.sleep.remote())
+
+    async def wake(self) -> None:
+        await self.answer(self._actor.wake.remote())
+
+    async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
+        return await self.answer(self._actor.load_weights.remote(source, version))
+
+    def abort(self, request_id: str) -> None:
+        self._actor.abort.remote(request_id)
+
+    def leave(self, episode_id: str) -> None:
+        self._actor.leave.remote(episode_id)
+
+    async def close(self) -> None:
+        ray.kill(self._actor)
+
+    async def answer(self, call: Any) -> Any:
+        """What its process says; ReplicaDown where that is gone."""
+        try:
+            return await call
+        except RayActorError as error:
+            raise ReplicaDown(f"{self.name}: its process ended") from error
+        except RayTaskError as error:
+            raise error.cause from None
+
+
+class RouterProcess:
+    """Lives in an actor, whose loop is the router's."""
+
+    def __init__(
+        self, config: AjetConfig, options: Sequence[ActorOptions], surroundings: Surroundings
+    ) -> None:
+        surroundings.enter()
+        self._config = config
+        self._surroundings = surroundings
+        self._options = {f"engine {number}": each for number, each in enumerate(options)}
+
+    async def start(self) -> list[int]:
+        """All engines, each with its model; the ids of their processes."""
+        from ajet.core.inference.router import Router
+        from ajet.core.inference.serving import router_settings
+
+        self._pids: dict[str, int] = {}
+        replicas = await asyncio.gather(*map(self._spawn, self._options))
+        self._router = Router(replicas, router_settings(self._config), spawn=self._spawn)
+        return [self._pids[name] for name in self._options]
+
+    async def _spawn(self, name: str) -> ActorReplica:
+        remote = ray.remote(EngineProcess).options(
+            **{"num_cpus": 0, "max_concurrency": MAX_CALLS} | self._options[name]
+        )
+        actor: Any = remote.remote(self._surroundings)
+        replica = ActorReplica(name, actor)
+        self._pids[name] = await replica.answer(actor.start.remote(self._config, name))
+        return replica
+
+    async def generate(
+        self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
+    ) -> Completion:
+        return await self._router.generate(prompt_ids, sampling, request_id)
+
+    async def leave(self, episode_id: str) -> None:
+        self._router.leave(episode_id)
+
+    async def abort(self, request_id: str) -> None:
+        self._router.abort(request_id)
+
+    async def sleep(self) -> None:
+        await self._router.pause()
+        await self._router.sleep()
+
+    async def wake(self, source: WeightSource, version: int) -> SyncReport:
+        """With these weights; requests go on."""
+        await self._router.wake()
+        report = await self._router.load_weights(source, version)
+        await self._router.resume()
+        return report
+
+    async def load(self, source: WeightSource, version: int) -> SyncReport:
+        """While requests are under way: they are held, and go on from their tokens."""
+        await self._router.pause(abort=True)
+        report = await self._router.load_weights(source, version)
+        await self._router.resume()
+        return report
+
+    async def close(self) -> None:
+        await self._router.close()
+
+
+class RouterEndpoint:
+    """A `ModelEndpoint` in a worker: the router's. Requests carry the process's id: one that a
+    worker left behind when it died must not be in the way when its episode begins again."""
+
+    def __init__(self, router: Any) -> None:
+        self._router = router
+        self._mark = f"~{os.getpid()}"
+
+    async def generate(
+        self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
+    ) -> Completion:
+        marked = request_id + self._mark
+        try:
+            return await self._router.generate.remote(prompt_ids, sampling, marked)
+        except asyncio.CancelledError:
+            self._router.abort.remote(marked)
+            raise
+        except RayTaskError as error:
+            raise error.cause from None
+
+    def leave(self, episode_id: str) -> None:
+        """The schedule says that the episode is over."""
+        self._router.leave.remote(episode_id)
+
+
+class Engines:
+    """The driver's side."""
+
+    def __init__(self, config: AjetConfig, options: Sequence[ActorOptions]) -> None:
+        remote = ray.remote(RouterProcess).options(num_cpus=0, max_concurrency=MAX_CALLS)
+        self.router: Any = remote.remote(config, list(options), Surroundings.of_this_process())
+
+    async def start(self) -> None:
+        self.pids = await self._ask(self.router.start.remote())
+
+    async def sleep(self) -> None:
+        """Memory is given back; requests are held."""
+        await self._ask(self.router.sleep.remote())
+
+    async def wake(self, source: WeightSource) -> SyncReport:
+        """With the weights of `source`, whose checksum is that of what was sent."""
+        return await self._ask(self.router.wake.remote(source, source.version))
+
+    async def load(self, source: WeightSource) -> SyncReport:
+        """New weights for engines that were awake and go on."""
+        return await self._ask(self.router.load.remote(source, source.version))
+
+    def close(self) -> None:
+        """The engines are the router's: they end with it."""
+        ray.kill(self.router)
+
+    @staticmethod
+    async def _ask(call: Any) -> Any:
+        return await answer(call, "the router of the engines")

@@ -1,0 +1,75 @@
+"""The GPUs of this machine, without torch: how many there are, and whether others use them.
+
+Not covered: GPUs that are not NVIDIA's (Ray counts those of a cluster itself).
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ajet.core.errors import ConfigError
+
+FREE_SHARE = 0.95
+ANSWER_WITHIN_S = 20.0
+QUERY = ["--query-gpu=index,memory.used,memory.total", "--format=csv,noheader,nounits"]
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """One GPU as nvidia-smi reports it, in MiB."""
+
+    index: str
+    used: float
+    total: float
+
+
+def local_gpus(environ: Mapping[str, str] | None = None, devices: Path = Path("/dev")) -> int:
+    """GPUs that a process started here sees."""
+    environ = os.environ if environ is None else environ
+    present = sum(path.name.removeprefix("nvidia").isdigit() for path in devices.glob("nvidia*"))
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return present
+    return min(present, len([name for name in visible.split(",") if name.strip()]))
+
+
+def require_free_gpus(
+    gpus: Iterable[GpuMemory] | None = None, environ: Mapping[str, str] | None = None
+) -> None:
+    """ConfigError, in one line, if a GPU that the run may take has less than 95 % free."""
+    environ = os.environ if environ is None else environ
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    for gpu in gpu_memory() if gpus is None else gpus:
+        if visible is not None and gpu.index not in visible.split(","):
+            continue
+        if gpu.total and gpu.used > (1 - FREE_SHARE) * gpu.total:
+            raise ConfigError(
+                f"GPU {gpu.index} is in use: {gpu.used / 1024:.1f} of {gpu.total / 1024:.1f} GiB; "
+                "wait, choose others with CUDA_VISIBLE_DEVICES, or pass --skip-check-avail-gpu"
+            )
+
+
+def gpu_memory() -> list[GpuMemory]:
+    """What nvidia-smi says; nothing where there is none."""
+    if not local_gpus({}) or (command := shutil.which("nvidia-smi")) is None:
+        return []
+    try:
+        asked = subprocess.run(
+            [command, *QUERY], capture_output=True, text=True, timeout=ANSWER_WITHIN_S, check=True
+        )
+    except (subprocess.SubprocessError, OSError):
+        return []
+    return read_gpu_memory(asked.stdout)
+
+
+def read_gpu_memory(table: str) -> list[GpuMemory]:
+    """`0, 1024, 81559` a line."""
+    rows = ([cell.strip() for cell in line.split(",")] for line in table.splitlines())
+    return [
+        GpuMemory(row[0], float(row[1]), float(row[2]))
+        for row in rows
+        if len(row) == 3 and row[1].isdigit() and row[2].isdigit()
+    ]

@@ -1,0 +1,195 @@
+"""The ranks that learn together: N actors, each with a `Learner`, all given all groups of a step.
+
+    groups ── put once in Ray's store ──> rank 0   rank 1   …     credit, estimate, update together
+    rank 0 ──> what the books need: advantages, samples, metrics; weights; checkpoints
+
+What the agents said and did stays in the driver: the ranks are sent token ids, rewards and states.
+One rank that is lost ends the group (`ProcessLost`): the run goes on from its last checkpoint.
+
+Not covered: what a rank computes (core/learning, core/update), where it is placed (`options`).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from ajet.cluster.lost import answer, answers
+from ajet.cluster.user_code import Surroundings
+from ajet.cluster.weights_place import give_back
+from ajet.core.config import AjetConfig
+from ajet.core.trajectory.trajectory import Group, Trajectory
+from ajet.core.trajectory.turn import Turn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from ajet.core.trajectory.sample import TrainingSample
+    from ajet.core.trajectory.samples import TokenAdvantages
+    from ajet.core.update.ranks import Ranks
+    from ajet.core.weight_sync.folder import FolderSource
+
+ActorOptions = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Taught:
+    """What the books keep of a lesson."""
+
+    advantages: TokenAdvantages
+    samples: Sequence[TrainingSample]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """What the driver must know of the model, which it does not load."""
+
+    name: str
+    tokenizer: PreTrainedTokenizerBase
+    end_token_ids: tuple[int, ...]
+
+
+class TrainerRank:
+    """Lives in an actor."""
+
+    def __init__(self, rank: int, size: int, surroundings: Surroundings) -> None:
+        self._rank, self._size = rank, size
+        surroundings.enter()
+
+    def address(self) -> tuple[str, int]:
+        """Where the others find this rank: a port that is free now."""
+        host = ray.util.get_node_ip_address()
+        with socket.socket() as own:
+            own.bind((host, 0))
+            return host, own.getsockname()[1]
+
+    def start(
+        self, config: AjetConfig, host: str, port: int, weights_root: Path
+    ) -> tuple[TrainedModel, int]:
+        """Loads the model; also returns the process's id."""
+        from ajet.core import assembly
+        from ajet.core.learning.checkpoints import LearnerCheckpoints
+        from ajet.core.weight_sync.folder import WeightFolder
+
+        assembly.set_threads(config)
+        ranks = self._joined(config, host, port)
+        loaded = assembly.load_policy_model(config)
+        template = assembly.make_template(loaded)
+        self._learner = assembly.make_learner(config, loaded, ranks)
+        keep = config.ajet.trainer_common.max_checkpoints_to_keep
+        self._checkpoints = LearnerCheckpoints(self._learner, loaded, keep=keep, ranks=ranks)
+        if self._rank == 0:
+            self._folder = WeightFolder(weights_root, keep=1)
+        return TrainedModel(loaded.name, loaded.tokenizer, template.stop_token_ids), os.getpid()
+
+    def load(self, checkpoint: Path) -> None:
+        """Goes on from there."""
+        self._checkpoints.load(checkpoint)
+
+    def learn(self, step: int, groups: Sequence[Group]) -> tuple[Taught, dict[str, float]] | None:
+        """One step of the algorithm; rank 0 tells of it."""
+        credited = self._learner.credit(groups)
+        lesson = self._learner.estimate(credited)
+        learnt = self._learner.update(step, lesson)
+        return (Taught(lesson.advantages, lesson.samples), learnt) if self._rank == 0 else None
+
+    def publish(self, version: int) -> FolderSource | None:
+        """Writes the weights where engines find them."""
+        weights = self._learner.policy.weights()
+        if self._rank == 0:
+            return self._folder.write(version, weights)
+        for _ in weights:  # with several ranks each tensor is put together by all of them
+            pass
+        return None
+
+    def save(self, folder: Path, step: int, run: dict[str, Any]) -> None:
+        """A checkpoint, with the run's own state."""
+        self._checkpoints.save(folder, step, run)
+
+    def _joined(self, config: AjetConfig, host: str, port: int) -> Ranks:
+        from ajet.core import assembly
+        from ajet.core.update.ranks import ONE_RANK, connect
+
+        if self._size == 1:
+            return ONE_RANK
+        device = assembly.device_of(config)
+        connect(self._rank, self._size, host=host, port=port, device=device.type)
+        return assembly.make_ranks(config, device)
+
+
+class TrainerGroup:
+    """The driver's side. `options` has how Ray is to place each rank."""
+
+    def __init__(
+        self, config: AjetConfig, options: Sequence[ActorOptions], weights_root: Path
+    ) -> None:
+        self._config = config
+        self._weights_root = weights_root
+        surroundings = Surroundings.of_this_process()
+        self.ranks: list[Any] = [
+            ray.remote(TrainerRank)
+            .options(**{"num_cpus": 0} | each)
+            .remote(rank, len(options), surroundings)
+            for rank, each in enumerate(options)
+        ]
+        self._names = [f"trainer rank {rank}" for rank in range(len(options))]
+
+    async def start(self) -> TrainedModel:
+        """All ranks, each with its model."""
+        host, port = await answer(self.ranks[0].address.remote(), self._names[0])
+        told = await self._all("start", self._config, host, port, self._weights_root)
+        self.pids = [pid for _, pid in told]
+        return told[0][0]
+
+    async def load(self, checkpoint: Path) -> None:
+        await self._all("load", checkpoint)
+
+    async def learn(self, step: int, groups: Sequence[Group]) -> tuple[Taught, dict[str, float]]:
+        """Credit, estimate, update: what was learnt from, and the metrics."""
+        shared = ray.put([_learnable(group) for group in groups])
+        return (await self._all("learn", step, shared))[0]
+
+    async def publish(self, version: int) -> FolderSource:
+        """The weights of after this step."""
+        return (await self._all("publish", version))[0]
+
+    async def save(self, folder: Path, step: int, run: dict[str, Any]) -> None:
+        await self._all("save", folder, step, run)
+
+    def close(self) -> None:
+        """End all ranks, and remove the weights that they left for the engines."""
+        for rank in self.ranks:
+            ray.kill(rank)
+        give_back(self._weights_root)
+
+    async def _all(self, method: str, *arguments: Any) -> list[Any]:
+        calls = [getattr(rank, method).remote(*arguments) for rank in self.ranks]
+        return await answers(calls, self._names)
+
+
+def _learnable(group: Group) -> Group:
+    """The valid members, without text and without what the workflow left in its output."""
+    return replace(group, task=None, trajectories=tuple(map(_light, group.valid)))
+
+
+def _light(trajectory: Trajectory) -> Trajectory:
+    task = trajectory.workflow_task.task
+    tag = {key: task.metadata[key] for key in ("tag",) if key in task.metadata}
+    bare = replace(task, main_query="", init_messages=[], metadata=tag)
+    return replace(
+        trajectory,
+        workflow_task=replace(trajectory.workflow_task, task=bare),
+        turns=tuple(map(_without_text, trajectory.turns)),
+        output=None,
+        earlier_attempts=(),
+    )
+
+
+def _without_text(turn: Turn) -> Turn:
+    return replace(turn, messages=[], tools=None, reply={}, notes={})

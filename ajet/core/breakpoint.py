@@ -1,0 +1,33 @@
+"""`bp("TAG")`: a breakpoint in the user's code that holds only where `--debug TAG` names it.
+
+    from ajet import bp
+    bp("after-tool")                        ajet --conf x.yaml --debug "after-tool|judge"
+
+On backbone debug it is Python's own `breakpoint()`: pdb in the terminal, or the editor that
+launched the process. In a process of Ray's it is Ray's debugger (`ray debug` in another terminal),
+which begins in this function: one `next` leaves it.
+"""
+
+import os
+import sys
+
+TAGS_VARIABLE = "AJET_DEBUG_TAGS"
+"""Set by the command line; processes on other nodes are given it in their environment."""
+
+
+def bp(tag: str) -> None:
+    """Stop here if `--debug` names this tag."""
+    if tag not in debug_tags(os.environ.get(TAGS_VARIABLE, "")):
+        return
+    hook_is_pythons = sys.breakpointhook is sys.__breakpointhook__
+    if hook_is_pythons and not os.environ.get("PYTHONBREAKPOINT"):
+        from pdb import Pdb
+
+        Pdb().set_trace(sys._getframe(1))  # in the caller, not here
+    else:
+        sys.breakpointhook()
+
+
+def debug_tags(written: str) -> tuple[str, ...]:
+    """`A|B` -> A and B."""
+    return tuple(dict.fromkeys(tag.strip() for tag in written.split("|") if tag.strip()))

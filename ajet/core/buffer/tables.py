@@ -1,0 +1,128 @@
+"""The buffer's tables; each row belongs to a run.
+
+    groups   place  state                 version newest counts priority uses at_step reason body
+             17     begun                    4      -      1       -     0      -      -     -
+             16     ready                    4      4      1      0.0    0      -      -    bytes
+             12     taken, trained           3      4      1      0.0    1      5      -    bytes
+              9     expired                  1      1      1      0.0    0      5    "…"    bytes
+    uses     place  step                  one row for each step that took a group
+    notes    name   value                 what explorer and trainer tell each other
+
+`place` is the group's place among all that the explorer plans. `version` is that of its oldest
+token (of a group that runs: of the weights it began with). A group that does not count fills no
+place in a batch: a selection left it out, and it is taken along for the record.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Engine,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    create_engine,
+    event,
+)
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.pool import StaticPool
+
+from ajet.core.errors import ConfigError
+
+metadata = MetaData()
+groups = Table(
+    "ajet_groups",
+    metadata,
+    Column("run", String(200), primary_key=True),
+    Column("place", BigInteger, primary_key=True, autoincrement=False),
+    Column("task", Integer),
+    Column("state", String(8), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("newest", Integer, nullable=False),
+    Column("counts", Boolean, nullable=False, default=True),
+    Column("priority", Float, nullable=False, default=0.0),
+    Column("uses", Integer, nullable=False, default=0),
+    Column("at_step", Integer),
+    Column("reason", String),
+    Column("body", LargeBinary),
+    Index("ajet_groups_by_state", "run", "state", "counts"),
+)
+uses = Table(
+    "ajet_uses",
+    metadata,
+    Column("run", String(200), primary_key=True),
+    Column("place", BigInteger, primary_key=True, autoincrement=False),
+    Column("step", Integer, primary_key=True, autoincrement=False),
+)
+notes = Table(
+    "ajet_notes",
+    metadata,
+    Column("run", String(200), primary_key=True),
+    Column("name", String(64), primary_key=True),
+    Column("value", String, nullable=False),
+)
+"""What explorer and trainer tell each other where they are two processes."""
+
+
+def open_engine(url: str) -> Engine:
+    """The database at `url`, with the tables; a mistake is a ConfigError that shows no password."""
+    where = "trinity.buffer.url"
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:  # its message holds the text as it was written
+        raise ConfigError(f"{where}: not a database's address; write postgresql://…") from error
+    try:
+        engine = _made(parsed)
+        metadata.create_all(engine)
+    except ImportError as error:
+        raise ConfigError(
+            f"{where}: the driver of {shown(url)} is not installed ({error.name}); for PostgreSQL "
+            "pip install 'psycopg[binary]' and write postgresql+psycopg://…"
+        ) from error
+    except SQLAlchemyError as error:
+        raise ConfigError(
+            f"{where}: {shown(url)} cannot be opened ({type(error).__name__}); is it running, and "
+            "are its name and password right?"
+        ) from error
+    return engine
+
+
+def shown(url: str) -> str:
+    """The address without what could be a secret: user, password and options are left out."""
+    parsed = make_url(url)
+    return URL.create(
+        parsed.drivername, host=parsed.host, port=parsed.port, database=parsed.database
+    ).render_as_string()
+
+
+def _made(url: URL) -> Engine:
+    if url.get_backend_name() != "sqlite":
+        return create_engine(url, pool_pre_ping=True, hide_parameters=True)
+    options: dict[str, Any] = {"connect_args": {"timeout": 60.0, "check_same_thread": False}}
+    if url.database in (None, "", ":memory:"):
+        options["poolclass"] = StaticPool  # one connection, or each would have a database
+    engine = create_engine(url, hide_parameters=True, **options)
+    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _prepare_sqlite(connection: Any, _record: Any) -> None:
+    """Transactions are begun here and not by the driver, which begins them at the first write: two
+    that read first would then refuse each other."""
+    connection.isolation_level = None
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+
+
+def _begin_sqlite(connection: Any) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")

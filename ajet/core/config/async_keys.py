@@ -1,0 +1,80 @@
+"""ROLL's and verl's keys of asynchronous training, taken as those of `trinity:`.
+
+    async_generation_ratio: 1                                  trinity.max_staleness: 1
+    async_training: {trigger_parameter_sync_step: 4,           synchronizer.sync_interval: 4
+                     staleness_threshold: 0.1,                 max_staleness: 4 (ceil(1.1 x 4) - 1)
+                     partial_rollout: false}                   partial_rollout: finish
+
+They stand at the top level, as there, or under `ajet:`. A key that has no counterpart is refused.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ajet.core.errors import ConfigError
+
+RATIO, SECTION = "async_generation_ratio", "async_training"
+KNOWN = ("trigger_parameter_sync_step", "staleness_threshold", "partial_rollout")
+WITHOUT_EFFECT = {"require_batches": 1, "use_rollout_log_probs": True}
+"""Values that say what is so here anyway."""
+
+
+def staleness_of_ratio(ratio: float) -> int:
+    """ROLL generates `ratio` batches ahead; a part of one makes tokens one update old."""
+    return math.ceil(ratio)
+
+
+def staleness_of_threshold(threshold: float, interval: int) -> int:
+    """verl generates at most 1 + threshold times what is trained between two transfers of weights,
+    which are `interval` updates apart."""
+    return max(0, math.ceil((1 + threshold) * interval - 1e-9) - 1)
+
+
+def take_async_keys(values: dict[str, Any]) -> None:
+    """Moves them to `trinity:`, in place."""
+    ajet = values.get("ajet")
+    homes = [values, ajet] if isinstance(ajet, dict) else [values]
+    for home in homes:
+        if (ratio := home.pop(RATIO, None)) is not None:
+            _set(values, "max_staleness", staleness_of_ratio(_number(RATIO, ratio)), RATIO)
+        if (section := home.pop(SECTION, None)) is not None:
+            _take_section(values, section)
+
+
+def _take_section(values: dict[str, Any], section: Any) -> None:
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"{SECTION}: a section is expected, got {section!r}")
+    for key, value in section.items():
+        if key not in KNOWN and WITHOUT_EFFECT.get(key, math.nan) != value:
+            raise ConfigError(
+                f"{SECTION}.{key}={value} is refused: it has no counterpart; leave it out "
+                f"(taken are {', '.join(KNOWN)})"
+            )
+    interval = int(_number(SECTION, section.get(KNOWN[0], 1)))
+    threshold = _number(SECTION, section.get(KNOWN[1], 0))
+    staleness = staleness_of_threshold(threshold, interval)
+    _set(values, "max_staleness", staleness, SECTION)
+    _set(values, "synchronizer.sync_interval", interval, SECTION)
+    if (partial := section.get(KNOWN[2])) is not None:
+        _set(values, "partial_rollout", "continue" if partial else "finish", SECTION)
+
+
+def _number(key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ConfigError(f"{key}: a number from 0 is expected, got {value!r}")
+    return value
+
+
+def _set(values: dict[str, Any], key: str, value: Any, source: str) -> None:
+    *sections, name = ["trinity", *key.split(".")]
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            return  # not a section: the tree reports it
+    defaults = {"sync_interval": 1, "partial_rollout": "continue"}
+    if values.get(name) not in (None, value, defaults.get(name)):
+        raise ConfigError(
+            f"{source} and trinity.{key} are one key with two values: {value}, {values[name]}"
+        )
+    values[name] = value

@@ -1,0 +1,44 @@
+"""`ajet.rollout.router` and `.server`: several inference engines, and servers as processes."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from ajet.core.config.section import NoEffect, Section
+
+IN_PROCESS = ("debug",)
+ONE_ENGINE = NoEffect("there is one engine, in process", on=IN_PROCESS)
+NO_SERVER = NoEffect("the in-process engine serves the model", on=IN_PROCESS)
+
+
+class RouterConfig(Section):
+    """Which engine takes a request, and how its health is watched."""
+
+    skew: Annotated[int, ONE_ENGINE] = Field(
+        default=32,
+        ge=0,
+        description="An episode leaves its engine, and the prefix cached there, when that has more "
+        "than so many requests above the least busy one.",
+    )
+    max_tries: Annotated[int, ONE_ENGINE] = Field(
+        default=3, ge=1, description="Engines that a request is sent to until it fails."
+    )
+    health_interval_s: Annotated[float, ONE_ENGINE] = Field(
+        default=5.0, gt=0, description="Seconds between two health checks of an engine."
+    )
+    max_failed_checks: Annotated[int, ONE_ENGINE] = Field(
+        default=3, ge=1, description="Failed checks in a row after which an engine is replaced."
+    )
+
+
+class InferenceServerConfig(Section):
+    """vLLM and SGLang."""
+
+    python: Annotated[str | None, NO_SERVER] = Field(
+        default=None,
+        description="The Python that has the server installed; null is the one that runs ajet, or "
+        ".venv-vllm's for vLLM on CPU.",
+    )
+    start_timeout_s: Annotated[float, NO_SERVER] = Field(
+        default=900.0, gt=0, description="Seconds until a server that is not healthy is an error."
+    )

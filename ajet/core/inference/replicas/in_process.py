@@ -1,0 +1,183 @@
+"""A replica with a model of its own in this process: what a cluster without a GPU serves with.
+
+    replica = InProcessReplica("r0", model, stop_token_ids=(3,))
+    await replica.load_weights(source, 7);  await replica.generate(ids, sampling, "e/0000")
+
+Requests join a running batch (continuous batching), and the prefix cache holds for as long as the
+weights do. Asleep, the engine and its cache are gone, and on a GPU the weights lie in the CPU's
+memory; on a CPU they stay where they are.
+
+Not covered: a model on several devices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ajet.core.errors import ModelError
+from ajet.core.inference.endpoint import Completion, SamplingParams
+from ajet.core.inference.engines.in_process import EngineStats, InProcessEngine
+from ajet.core.inference.gate import Gate
+from ajet.core.inference.replica import ReplicaDown
+from ajet.core.weight_sync.load import load_weights
+from ajet.core.weight_sync.manifest import SyncReport, WeightSource
+
+if TYPE_CHECKING:
+    import torch
+
+
+class InProcessReplica:
+    """A `Replica` over an engine in this process; the model is the replica's alone."""
+
+    def __init__(
+        self,
+        name: str,
+        model: Any,
+        *,
+        stop_token_ids: tuple[int, ...],
+        max_num_seqs: int = 256,
+        max_model_len: int = 4096,
+        decode: Callable[[Sequence[int]], str] | None = None,
+        version: int = 0,
+    ) -> None:
+        self.name = name
+        self.version = version
+        self._model = model
+        self._device: torch.device = next(model.parameters()).device
+        self._make = lambda: InProcessEngine(
+            model,
+            stop_token_ids=stop_token_ids,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            deterministic=False,
+            decode=decode,
+        )
+        self._gate = Gate()
+        self._engine: InProcessEngine | None = None
+        self._past = EngineStats()  # of the engines before this one
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-weights")
+        self._is_closed = False
+        self._start_engine()
+
+    @property
+    def stats(self) -> EngineStats:
+        """Totals of this replica."""
+        return _sum(self._past, self._engine.stats) if self._engine else self._past
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
+    ) -> Completion:
+        """As `ModelEndpoint.generate`; held while paused."""
+        if self._is_closed:
+            raise ReplicaDown(f"{self.name}: closed")
+        if not await self._gate.enter(request_id):
+            return Completion(tuple(prompt_ids), (), (), "abort", self.version)
+        try:
+            if self._engine is None:
+                raise ReplicaDown(f"{self.name}: closed")
+            return await self._engine.generate(prompt_ids, sampling, request_id)
+        except ModelError as error:
+            if self._is_closed:
+                raise ReplicaDown(f"{self.name}: closed") from error
+            raise
+        finally:
+            self._gate.leave(request_id)
+
+    def abort(self, request_id: str) -> None:
+        """End a request with what it has sampled so far; nothing where there is none."""
+        if not self._gate.give_up(request_id) and self._engine is not None:
+            self._engine.abort(request_id)
+
+    def leave(self, episode_id: str) -> None:
+        """The episode's part of the cache may go."""
+        if self._engine is not None:
+            self._engine.leave(episode_id)
+
+    async def health(self) -> None:
+        """`ReplicaDown` when it is closed."""
+        if self._is_closed:
+            raise ReplicaDown(f"{self.name}: closed")
+
+    async def pause(self, abort: bool = False) -> None:
+        """Hold new requests; returns when none runs."""
+        self._gate.shut()
+        for request_id in self._gate.inside if abort else ():
+            self.abort(request_id)
+        await self._gate.empty()
+
+    async def resume(self) -> None:
+        """Let held requests run; a replica that is asleep stays as it is."""
+        if self._engine is not None:
+            self._gate.open()
+
+    async def sleep(self) -> None:
+        """Drop the engine and its cache; on a GPU move the weights to the CPU."""
+        await self.pause()
+        await self._stop_engine()
+        if self._device.type != "cpu":
+            await self._in_thread(lambda: self._model.to("cpu"))
+            _empty_cache()
+
+    async def wake(self) -> None:
+        """The weights and an empty cache are where they were; `resume` lets requests in."""
+        if self._engine is None and not self._is_closed:
+            if self._device.type != "cpu":
+                await self._in_thread(lambda: self._model.to(self._device))
+            self._start_engine()
+
+    async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
+        """Copy them in place, in a thread. Requests that run are waited for, new ones held; a
+        replica that is asleep may be loaded too."""
+        was_open = self._gate.is_open
+        await self.pause()
+        try:
+            report = await self._in_thread(lambda: load_weights(self._model, source))
+        finally:
+            if was_open:
+                self._gate.open()
+        self.version = version
+        if self._engine is not None:
+            self._engine.publish(version)
+        return replace(report, version=version)
+
+    async def close(self) -> None:
+        """Requests under way fail."""
+        self._is_closed = True
+        await self._stop_engine()
+        self._gate.open()  # those held find it closed
+        self._loader.shutdown(wait=False)
+
+    async def _in_thread(self, work: Callable[[], Any]) -> Any:
+        # A thread of its own: tools that never end may hold all of the loop's pool.
+        return await asyncio.get_running_loop().run_in_executor(self._loader, work)
+
+    def _start_engine(self) -> None:
+        self._engine = self._make()
+        self._engine.publish(self.version)
+
+    async def _stop_engine(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is None:
+            return
+        self._past = _sum(self._past, engine.stats)
+        await engine.close()
+
+
+def _sum(first: EngineStats, second: EngineStats) -> EngineStats:
+    return EngineStats(
+        first.prompt_tokens + second.prompt_tokens,
+        first.cached_prompt_tokens + second.cached_prompt_tokens,
+        first.sampled_tokens + second.sampled_tokens,
+        first.busy_s + second.busy_s,
+    )
+
+
+def _empty_cache() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

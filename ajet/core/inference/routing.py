@@ -1,0 +1,140 @@
+"""Which replica takes a request: bookkeeping alone, no I/O, no clock, no randomness.
+
+    routing = Routing(["r0", "r1"], skew=32)
+    name = routing.assign("episode7/0000")       # least in flight
+    routing.done("episode7/0000")                # answered, failed or given up: its place is free
+    routing.assign("episode7/0001")              # the same replica: it has the prefix in its cache
+    routing.leave("episode7")
+
+An episode stays with its replica until that has more than `skew` requests more than the least busy
+one; then it moves, for good, since its prefix moves with it. Among equals the one that has waited
+longest is taken. A request takes a constant number of steps, whatever the number of replicas and
+episodes: replicas stand in rows by how many requests they have, and a request moves one replica by
+one row.
+
+      in flight   0: r3   1: r0 r4   2: r1         least = 0
+
+Not covered: whether a replica is healthy (the Router says `lost` and `joined`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+MAX_HOMES = 1_000_000
+"""Episodes that are remembered; the oldest go when somebody never says `leave`."""
+
+
+class NoReplica(Exception):
+    """There is none to take a request."""
+
+
+def episode_of(request_id: str) -> str:
+    """The part of a request's id before its turn."""
+    return request_id.rpartition("/")[0] or request_id
+
+
+class Routing:
+    """See the module's docstring. Not thread-safe: one loop, or one actor, owns it."""
+
+    def __init__(
+        self, names: Iterable[str] = (), *, skew: int = 32, max_homes: int = MAX_HOMES
+    ) -> None:
+        self._skew = skew
+        self._max_homes = max_homes
+        self._requests: dict[str, set[str]] = {}  # by replica
+        self._replica_of: dict[str, str] = {}  # by request
+        # The first of a plain dict is slow to find where many before it were deleted.
+        self._homes: OrderedDict[str, str] = OrderedDict()  # by episode, the oldest first
+        self._rows: dict[int, OrderedDict[str, None]] = {}  # replicas by number in flight
+        self._least = 0
+        self.num_moved = 0
+        """Requests that did not go to their episode's replica: it was too busy, or lost."""
+        for name in names:
+            self.joined(name)
+
+    @property
+    def names(self) -> list[str]:
+        """The replicas that take requests."""
+        return list(self._requests)
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._replica_of)
+
+    def in_flight(self, name: str) -> int:
+        """Requests that a replica has now."""
+        return len(self._requests[name])
+
+    def assign(self, request_id: str) -> str:
+        """The replica for this request, which then counts there until `done`. A request that has a
+        place (it is tried again) gives it back first."""
+        self.done(request_id)
+        if not self._requests:
+            raise NoReplica
+        episode_id = episode_of(request_id)
+        home = self._homes.pop(episode_id, None)
+        name = self._choose(home)
+        self.num_moved += home is not None and home != name
+        self._homes[episode_id] = name  # put in anew: the dict's order is that of the last use
+        if len(self._homes) > self._max_homes:
+            self._homes.popitem(last=False)
+        self._replica_of[request_id] = name
+        count = len(self._requests[name])
+        self._requests[name].add(request_id)
+        self._move(name, count, count + 1)
+        return name
+
+    def done(self, request_id: str) -> None:
+        """The request gives its place back; nothing where it has none."""
+        name = self._replica_of.pop(request_id, None)
+        if name is None:
+            return
+        requests = self._requests[name]
+        requests.remove(request_id)
+        self._move(name, len(requests) + 1, len(requests))
+
+    def leave(self, episode_id: str) -> str | None:
+        """The episode is over; the replica that has its prefix."""
+        return self._homes.pop(episode_id, None)
+
+    def joined(self, name: str) -> None:
+        """The replica takes requests; nothing where it does already."""
+        if name not in self._requests:
+            self._requests[name] = set()
+            self._rows.setdefault(0, OrderedDict())[name] = None
+            self._least = 0
+
+    def lost(self, name: str) -> list[str]:
+        """The replica takes none any more; the requests that it had, which have no place now."""
+        requests = self._requests.pop(name, None)
+        if requests is None:
+            return []
+        self._leave_row(name, len(requests))
+        if self._rows and self._least not in self._rows:
+            self._least = min(self._rows)
+        for request_id in requests:
+            del self._replica_of[request_id]
+        return sorted(requests)
+
+    def _choose(self, home: str | None) -> str:
+        if home in self._requests and len(self._requests[home]) - self._least <= self._skew:
+            return home
+        return next(iter(self._rows[self._least]))
+
+    def _move(self, name: str, count: int, new_count: int) -> None:
+        """From one row to the next: the least busy row changes by one at most."""
+        self._leave_row(name, count)
+        if new_count in self._rows:
+            self._rows[new_count][name] = None
+        else:
+            self._rows[new_count] = OrderedDict({name: None})
+        if new_count < self._least or self._least not in self._rows:
+            self._least = new_count
+
+    def _leave_row(self, name: str, count: int) -> None:
+        row = self._rows[count]
+        del row[name]
+        if not row:
+            del self._rows[count]

@@ -1,0 +1,46 @@
+"""A learner's part in a run's checkpoints, alone or as one of several ranks.
+
+    save   learner's tensors and state, the run's own state, the files of a model ─> step_N/
+    load   step_N/ ─> the learner
+
+Not covered: when one is due (record/books.py), how it is written (update/checkpoint.py).
+"""
+
+from pathlib import Path
+from typing import Any
+
+from ajet.core.learning.learner import Learner
+from ajet.core.model.load import LoadedModel
+from ajet.core.model.save import model_files
+from ajet.core.update.checkpoint import read_checkpoint, save_checkpoint
+from ajet.core.update.ranks import ONE_RANK, Ranks
+
+
+class LearnerCheckpoints:
+    """`keep` of them stay; with several ranks, all of them save and load together."""
+
+    def __init__(
+        self, learner: Learner, loaded: LoadedModel, *, keep: int, ranks: Ranks = ONE_RANK
+    ) -> None:
+        self._learner, self._keep, self._ranks = learner, keep, ranks
+        # With LoRA the checkpoint holds adapters alone: no model that loads by itself.
+        self._files = {} if learner.policy.settings.lora else model_files(loaded)
+
+    def save(self, folder: Path, step: int, run: dict[str, Any]) -> None:
+        """With the run's own state."""
+        tensors, state = self._learner.state_dict()
+        save_checkpoint(
+            folder,
+            step,
+            tensors,
+            state | {"run": run},
+            keep=self._keep,
+            files=self._files,
+            ranks=self._ranks,
+        )
+
+    def load(self, path: Path) -> None:
+        """The learner goes on from there."""
+        like = self._learner.template() if self._ranks.size > 1 else None
+        found = read_checkpoint(path, like=like, ranks=self._ranks)
+        self._learner.load_state_dict(found.tensors, found.state)

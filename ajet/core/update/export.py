@@ -1,0 +1,53 @@
+"""A run's weights as a folder that transformers, vLLM and SGLang load.
+
+    checkpoints/step_N (of either kind)  ->  config.json, model*.safetensors, tokenizer, …
+
+`loaded` is the model that the run began with: its weights are replaced by the checkpoint's, or its
+adapters are merged into it, or written alone as peft's folder. The folder is made under another
+name and renamed: it is whole or not there.
+
+Not covered: pushing to a hub.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ajet.core.errors import CheckpointError, ConfigError
+from ajet.core.model.load import LoadedModel
+from ajet.core.update.checkpoint import read_weights
+from ajet.core.update.lora import with_lora
+from ajet.core.update.settings import LoraSettings
+from ajet.core.update.weights import load_weights, trainable
+
+WRITING = ".writing_"
+
+
+def export_model(
+    loaded: LoadedModel,
+    checkpoint: Path,
+    out: Path,
+    *,
+    lora: LoraSettings | None = None,
+    adapter: bool = False,
+) -> None:
+    """Changes `loaded` on the way. `adapter` writes the adapters alone."""
+    if adapter and lora is None:
+        raise ConfigError("--adapter: the run trained all weights, it has no adapters")
+    if out.exists():
+        raise CheckpointError(f"{out}: is there already; name a folder that is not")
+    model: Any = with_lora(loaded.model, lora) if lora else loaded.model
+    load_weights(trainable(model), read_weights(checkpoint))
+    if lora and not adapter:
+        model = model.merge_and_unload()
+    writing = out.with_name(f"{WRITING}{out.name}")
+    try:
+        shutil.rmtree(writing, ignore_errors=True)
+        model.save_pretrained(writing)
+        loaded.tokenizer.save_pretrained(writing)
+        writing.rename(out)
+    except OSError as error:
+        shutil.rmtree(writing, ignore_errors=True)
+        raise CheckpointError(f"{out} was not written: {error.strerror or error}") from error

@@ -1,0 +1,36 @@
+"""The policy's weights as an engine takes them: whole, by the model's own names, in a fixed order.
+
+    model.embed_tokens.weight, model.layers.0.self_attn.q_proj.weight, …
+
+Adapters are added into the weights that they adapt: the engine has none. Tied weights come once.
+With several ranks every rank draws the whole iterator (each tensor is gathered by all).
+
+Not covered: how they travel (core/weight_sync).
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ajet.core.update.shards import full
+
+BASE_WEIGHT = ".base_layer.weight"
+
+
+@torch.no_grad()
+def published_weights(model: nn.Module, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
+    """In `dtype`, or each in its own; not copied where it need not be."""
+    untyped: Any = model
+    base = untyped.get_base_model() if hasattr(model, "get_base_model") else untyped
+    modules: dict[str, Any] = dict(base.named_modules())
+    for name, weight in base.named_parameters():
+        if "lora_" in name:
+            continue
+        whole = full(weight.detach())
+        if name.endswith(BASE_WEIGHT):
+            adapted = modules[name.removesuffix(BASE_WEIGHT)]
+            for adapter in adapted.active_adapters:
+                whole = whole + full(adapted.get_delta_weight(adapter)).to(whole.dtype)
+        yield name.replace(".base_layer.", "."), whole.to(dtype or whole.dtype)

@@ -1,0 +1,157 @@
+"""The processes that learn together: the one seam between an update and how many ranks it has.
+
+    every rank    all samples of the step ─ mini-batches and denominators of the whole
+    dealing.py    micro-batches ─ the same number to every rank
+    each rank     its own forward and backward passes ── gradients and metrics add up ── one step
+
+`OneRank` is the plain process: it shards nothing, and what it gathers is its own. `TorchRanks` are
+those of a torch.distributed group, one process each, with the weights in shards (sharding.py) and
+perhaps long sequences over several of them (sequence.py).
+
+Not covered: who starts the processes (the backbone).
+"""
+
+from datetime import timedelta
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from ajet.core.errors import ConfigError
+from ajet.core.update.sequence import SequenceGroup
+from ajet.core.update.settings import ShardingSettings
+
+CONNECT_TIMEOUT_S = 600.0
+
+
+class Ranks(Protocol):
+    """`num_shares` is how many ways the micro-batches of a mini-batch are dealt out, `share` which
+    part is this rank's; the ranks of one `sequence` have the same. `compute_dtype` is what weights
+    are computed in, None if in their own."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def num_shares(self) -> int: ...
+    @property
+    def share(self) -> int: ...
+    @property
+    def sequence(self) -> SequenceGroup | None: ...
+    @property
+    def compute_dtype(self) -> torch.dtype | None: ...
+
+    def device(self, model: nn.Module) -> torch.device:
+        """Where this rank computes."""
+        ...
+
+    def shard(self, model: nn.Module) -> None:
+        """In place; with all ranks, in the same order."""
+        ...
+
+    def gather(self, value: Any) -> list[Any]:
+        """Everybody's, in the order of ranks."""
+        ...
+
+    def add(self, values: NDArray[Any]) -> NDArray[Any]:
+        """The sum of everybody's."""
+        ...
+
+
+class OneRank:
+    """A process of its own."""
+
+    rank, size, num_shares, share, sequence, compute_dtype = 0, 1, 1, 0, None, None
+
+    def device(self, model: nn.Module) -> torch.device:
+        return next(model.parameters()).device
+
+    def shard(self, model: nn.Module) -> None:
+        """Nothing to do."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def add(self, values: NDArray[Any]) -> NDArray[Any]:
+        return values
+
+
+ONE_RANK = OneRank()
+
+
+class TorchRanks:
+    """The ranks of torch.distributed's default group, which `connect` has made."""
+
+    def __init__(
+        self, settings: ShardingSettings | None = None, device: torch.device | None = None
+    ) -> None:
+        self.settings = settings or ShardingSettings()
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.compute_dtype: torch.dtype | None = getattr(torch, self.settings.param_dtype)
+        self._device = device or torch.device("cpu")
+        self._mesh = init_device_mesh(self._device.type, (self.size,))
+        width = self.settings.ulysses_sequence_parallel_size
+        if self.size % width:
+            raise ConfigError(
+                f"ulysses_sequence_parallel_size={width}: does not divide the number of trainer "
+                f"ranks ({self.size})"
+            )
+        self.num_shares, self.share = self.size // width, self.rank // width
+        self.sequence = SequenceGroup.of(self._device.type, self.size, width)
+
+    def device(self, model: nn.Module) -> torch.device:
+        return self._device
+
+    def shard(self, model: nn.Module) -> None:
+        from ajet.core.update.sharding import shard_model  # torch's FSDP takes seconds to import
+
+        shard_model(model, self._mesh, self.settings)
+
+    def gather(self, value: Any) -> list[Any]:
+        everybodys: list[Any] = [None] * self.size
+        dist.all_gather_object(everybodys, value)
+        return everybodys
+
+    def add(self, values: NDArray[Any]) -> NDArray[Any]:
+        total = torch.from_numpy(np.ascontiguousarray(values).copy())
+        dist.all_reduce(total)
+        return total.numpy()
+
+
+def connect(
+    rank: int,
+    size: int,
+    *,
+    host: str,
+    port: int,
+    device: str = "cpu",
+    timeout_s: float = CONNECT_TIMEOUT_S,
+) -> None:
+    """Join the default group; returns when all `size` processes have. Rank 0 listens at `host`."""
+    # Small numbers travel over gloo also where tensors are on GPUs.
+    backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
+    try:
+        dist.init_process_group(
+            backend,
+            init_method=f"tcp://{host}:{port}",
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    except (RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"trainer rank {rank} of {size} could not join the others at {host}:{port} ({reason}); "
+            "the port must be free on rank 0's machine and all ranks must start"
+        ) from error
+
+
+def disconnect() -> None:
+    """Leave the default group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

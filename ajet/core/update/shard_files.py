@@ -1,0 +1,88 @@
+"""A checkpoint's tensors as several ranks write them, through torch.distributed.checkpoint.
+
+    shards/shard-00001-….safetensors      rank 0's pieces, and in the header where each one belongs
+    shards/shard-00002-….safetensors      rank 1's
+
+Readable by any number of ranks, each of which reads what its own shards need, and by one process
+without torch.distributed, which reads all. No pickle. Tensors without dimensions are written as one
+number in a row: the format has no others.
+
+Not covered: the folder around it, and what makes it whole (checkpoint.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ajet.core.errors import CheckpointError
+from ajet.core.update.shards import is_sharded
+
+SHARDS = "shards"
+
+
+def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """With all ranks; an `OSError` of one is an `OSError` of all."""
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    writer = HuggingFaceStorageWriter(str(folder / SHARDS), save_distributed=True)
+    rows = {name: _as_row(tensor.detach()) for name, tensor in tensors.items()}
+    try:
+        save(rows, storage_writer=writer)
+    except CheckpointException as error:
+        failures = {str(failure[0]) for failure in error.failures.values()}
+        raise OSError("; ".join(sorted(failures))) from error
+
+
+def own_files(folder: Path, rank: int) -> list[Path]:
+    """What `write_shards` has written on this rank."""
+    return sorted((folder / SHARDS).glob(f"shard-{rank + 1:05d}-*"))
+
+
+def has_shards(folder: Path) -> bool:
+    return (folder / SHARDS).is_dir()
+
+
+def read_shards(
+    folder: Path,
+    like: Mapping[str, Tensor] | None = None,
+    *,
+    wanted: Callable[[str], bool] = lambda name: True,
+) -> dict[str, Tensor]:
+    """Whole tensors; with `like` (and all ranks) each as the one of its name there is sharded.
+    Names that only one of the two has are left out."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    reader = HuggingFaceStorageReader(str(folder / SHARDS))
+    found: dict[str, Any] = dict(reader.read_metadata().state_dict_metadata)
+    names = [n for n in found if wanted(n) and (like is None or n in like)]
+    if like is None:
+        tensors = {n: torch.empty(found[n].size, dtype=found[n].properties.dtype) for n in names}
+    else:
+        tensors = {n: torch.empty_like(like[n]) for n in names}
+    rows = {name: _as_row(tensor) for name, tensor in tensors.items()}
+    _check_shapes(rows, found)
+    alone = like is None or not dist.is_initialized()
+    load(rows, storage_reader=reader, no_dist=alone)
+    return {n: t.reshape(()) if n.endswith(".step") else t for n, t in tensors.items()}
+
+
+def _as_row(tensor: Tensor) -> Tensor:
+    return tensor if tensor.ndim or is_sharded(tensor) else tensor.view(1)
+
+
+def _check_shapes(rows: Mapping[str, Tensor], found: Mapping[str, Any]) -> None:
+    for name, row in rows.items():
+        if row.shape != found[name].size:
+            raise CheckpointError(
+                f"checkpoint does not fit the model: {name} {tuple(row.shape)} is of shape "
+                f"{tuple(found[name].size)}; use the model and lora settings of its run"
+            )

@@ -1,0 +1,99 @@
+"""A model's weights over several ranks: torch's FSDP2, a group for each decoder layer and the rest.
+
+    between passes    a layer's weights   [rank 0 | rank 1 | rank 2 | rank 3]    float32 masters
+    its own pass      gathered, in `param_dtype`; given up after it
+    gradients         summed in float32 (the loss carries the whole's denominators), sharded again
+
+The flat forward (model/decoder.py) calls parts of a layer, past the layer's own forward and so past
+FSDP's hooks: each sharded module has a method `within`, registered with FSDP, that it goes through.
+Transformers' own forward finds the hooks by itself.
+
+A model in CPU memory goes to the GPUs a layer at a time: load it there, and no GPU ever holds it
+whole.
+
+Not covered: tensor and expert parallelism; a second copy of the shards on another node (HSDP).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import torch
+from loguru import logger
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.utils.checkpoint import checkpoint
+
+from ajet.core.update.settings import ShardingSettings
+
+
+def shard_model(model: nn.Module, mesh: DeviceMesh, settings: ShardingSettings) -> None:
+    """In place. The weights become float32 shards; a module named `head` is computed in float32."""
+    model.float()
+    layers = decoder_layers(model)
+    options = _options(mesh, settings)
+    in_float32 = options | {"mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32)}
+    for layer in layers:
+        if settings.activation_checkpointing:
+            layer.forward = partial(_recomputed, layer.forward)
+        _shard(layer, settings.activation_checkpointing, settings.reshard_after_forward, options)
+    head = getattr(model, "head", None)
+    if isinstance(head, nn.Linear):
+        _shard(head, False, settings.reshard_after_forward, in_float32)
+    # The rest stays gathered from its forward to the end of the backward: the output layer is
+    # called after the model's forward.
+    _shard(model, False, False, options)
+
+
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """The repeated blocks, as transformers names them for each model."""
+    names: set[str] = set()
+    for module in model.modules():
+        names |= set(getattr(module, "_no_split_modules", None) or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def _options(mesh: DeviceMesh, settings: ShardingSettings) -> dict[str, Any]:
+    dtype = getattr(torch, settings.param_dtype)
+    options: dict[str, Any] = {
+        "mesh": mesh,
+        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
+    }
+    if settings.cpu_offload and mesh.device_type == "cpu":
+        logger.info("fsdp.cpu_offload: the ranks compute on the CPU, where the weights are already")
+    elif settings.cpu_offload:
+        options["offload_policy"] = CPUOffloadPolicy()
+    return options
+
+
+def _shard(module: nn.Module, recompute: bool, reshard_after: bool, options: Any) -> None:
+    fully_shard(module, reshard_after_forward=reshard_after, **options)
+    assert isinstance(module, FSDPModule)
+    module.set_gradient_divide_factor(1.0)
+    module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+    untyped: Any = module
+    untyped.within = MethodType(_recompute_within if recompute else _within, module)
+    register_fsdp_forward_method(module, "within")
+
+
+def _within(module: nn.Module, compute: Callable[..., Tensor], *args: Any) -> Tensor:
+    return compute(*args)
+
+
+def _recompute_within(module: nn.Module, compute: Callable[..., Tensor], *args: Any) -> Tensor:
+    return _recomputed(compute, *args)
+
+
+def _recomputed(compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Activations are computed again in the backward pass; there is no dropout to repeat."""
+    return checkpoint(compute, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)

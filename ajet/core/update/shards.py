@@ -1,0 +1,48 @@
+"""Tensors that may be in shards over several ranks (sharding.py), and what to do with them.
+
+A tensor in shards is a DTensor; a plain one passes through every function here as it is. What makes
+shards is not imported: it takes seconds, and one process needs none of it.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    return hasattr(tensor, "full_tensor")
+
+
+def full(tensor: Tensor) -> Tensor:
+    """The whole of a sharded tensor, on every rank (collective)."""
+    untyped: Any = tensor
+    return untyped.full_tensor() if is_sharded(tensor) else tensor
+
+
+def reshard(model: nn.Module) -> None:
+    """Give up what a pass without backward left gathered: the parameters are the shards again."""
+    for module in model.modules():
+        if "within" in module.__dict__:
+            untyped: Any = module
+            untyped.reshard()
+
+
+@torch.no_grad()
+def put(target: Tensor, source: Tensor) -> None:
+    """`source` into `target`; where only the target is sharded, each rank takes its part."""
+    if is_sharded(target) and not is_sharded(source):
+        untyped: Any = target
+        source, target = _part(untyped, source), untyped.to_local()
+    target.copy_(source)
+
+
+def _part(target: Any, source: Tensor) -> Tensor:
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, offset = compute_local_shape_and_global_offset(
+        target.shape, target.device_mesh, target.placements
+    )
+    for dim, (length, start) in enumerate(zip(shape, offset, strict=True)):
+        source = source.narrow(dim, start if length else 0, length)
+    return source

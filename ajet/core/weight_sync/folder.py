@@ -1,0 +1,211 @@
+"""Weights as safetensors in a folder: on disk ("checkpoint") or in shared memory ("memory").
+
+    root/v00000007/manifest.json                      version, names, shapes, checksums
+                   model-00001.safetensors …          shards: what is held in memory while writing
+                   model.safetensors.index.json       so that any Hugging Face reader takes it
+                   config.json …                      copied from `beside`: a server wants them
+
+Written aside and renamed, so a version is whole or absent. A reader holds a shared lock while it
+reads; the writer removes older versions that nobody holds, and tries again with the next one. A
+process that dies lets go of its lock.
+
+Not covered: folders on a network file system without `flock` (nothing is removed there too early
+only if `keep` covers the slowest reader).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ajet.core.weight_sync.manifest import Manifest, TensorInfo, WeightsError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SHARED_MEMORY = Path("/dev/shm")
+SHARD_BYTES = 1 << 29
+MANIFEST, LOCK, PREFIX = "manifest.json", ".lock", "v"
+INDEX = "model.safetensors.index.json"
+
+
+def shared_memory_root(name: str) -> Path:
+    """A folder of this name in shared memory; in the folder for temporary files where there is
+    none."""
+    usable = SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK)
+    return (SHARED_MEMORY if usable else Path(tempfile.gettempdir())) / name
+
+
+@dataclass(frozen=True, slots=True)
+class FolderSource:
+    """One version in its folder. Cheap to send to another process of the same file system."""
+
+    path: Path
+    version: int
+
+    @property
+    def can_be_read_again(self) -> bool:
+        return True
+
+    def manifest(self) -> Manifest:
+        """What was written; WeightsError where the folder is gone or half there."""
+        try:
+            return Manifest.loads((self.path / MANIFEST).read_text("utf-8"))
+        except FileNotFoundError:
+            raise WeightsError(
+                f"weights of version {self.version}: {self.path} is not there (removed, or on "
+                "another machine)"
+            ) from None
+
+    def tensors(self) -> Generator[tuple[TensorInfo, Tensor], None, None]:
+        """Read one by one; the folder stays until the last one was taken."""
+        from safetensors import SafetensorError, safe_open
+
+        with self.held():
+            infos = {info.name: info for info in self.manifest().tensors}
+            where = json.loads((self.path / INDEX).read_text("utf-8"))["weight_map"]
+            for shard in sorted(set(where.values())):
+                try:
+                    with safe_open(self.path / shard, framework="pt") as opened:
+                        for name in opened.keys():  # noqa: SIM118, it is no dict
+                            yield infos[name], opened.get_tensor(name)
+                except (SafetensorError, OSError) as error:
+                    raise WeightsError(
+                        f"weights of version {self.version}: {self.path / shard}: {error}"
+                    ) from error
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """The folder is not removed meanwhile."""
+        try:
+            lock = os.open(self.path / LOCK, os.O_RDONLY)
+        except FileNotFoundError:
+            self.manifest()  # raises, and says it
+            raise
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            yield
+        finally:
+            os.close(lock)
+
+
+class WeightFolder:
+    """The writer's side; one writer for a root."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        beside: Sequence[Path] = (),
+        keep: int = 2,
+        shard_bytes: int = SHARD_BYTES,
+    ) -> None:
+        """`beside`: files that are copied into every version; `keep`: versions that are left."""
+        self.root = root
+        self._beside = tuple(beside)
+        self._keep = keep
+        self._shard_bytes = shard_bytes
+        root.mkdir(parents=True, exist_ok=True)
+
+    def write(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> FolderSource:
+        """Write a version from an iterator, holding one shard at a time, and remove old ones."""
+        path = self.root / f"{PREFIX}{version:08d}"
+        aside = self.root / f".{path.name}.{os.getpid()}"
+        shutil.rmtree(aside, ignore_errors=True)
+        try:
+            aside.mkdir()
+            self._fill(aside, version, tensors)
+            shutil.rmtree(path, ignore_errors=True)
+            aside.rename(path)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise WeightsError(f"weights of version {version}: {self.root}: {reason}") from error
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+        self.remove_old(spare=version)
+        return FolderSource(path, version)
+
+    def versions(self) -> list[int]:
+        """Those that are there, in ascending order."""
+        found = self.root.glob(f"{PREFIX}*/{MANIFEST}")
+        return sorted(int(path.parent.name.removeprefix(PREFIX)) for path in found)
+
+    def remove_old(self, spare: int | None = None) -> list[int]:
+        """Remove versions beyond the newest `keep` that nobody reads; says which. `spare` stays: a
+        run that was resumed writes lower numbers than it had left there."""
+        removed = []
+        for version in self.versions()[: -self._keep]:
+            if version == spare:
+                continue
+            path = self.root / f"{PREFIX}{version:08d}"
+            if _is_free(path):
+                shutil.rmtree(path, ignore_errors=True)
+                removed.append(version)
+        return removed
+
+    def close(self) -> None:
+        """Remove everything: for shared memory, which outlives the process."""
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def _fill(self, aside: Path, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        infos, weight_map = [], {}
+        for number, shard in enumerate(_shards(tensors, self._shard_bytes), start=1):
+            name = f"model-{number:05d}.safetensors"
+            infos += [TensorInfo.of(key, tensor) for key, tensor in shard.items()]
+            weight_map |= dict.fromkeys(shard, name)
+            _save(shard, aside / name)
+        if not infos:
+            raise WeightsError(f"weights of version {version}: there are none")
+        manifest = Manifest(version, tuple(infos))
+        for path in self._beside:
+            shutil.copy(path, aside / path.name)
+        index = {"metadata": {"total_size": manifest.num_bytes}, "weight_map": weight_map}
+        (aside / INDEX).write_text(json.dumps(index), "utf-8")
+        (aside / LOCK).touch()
+        (aside / MANIFEST).write_text(manifest.dumps(), "utf-8")
+
+
+def _shards(tensors: Iterable[tuple[str, Tensor]], shard_bytes: int) -> Iterator[dict[str, Tensor]]:
+    shard: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in tensors:
+        if shard and size + tensor.nbytes > shard_bytes:
+            yield shard
+            shard, size = {}, 0
+        # A copy: safetensors refuses tensors that share memory, and the trainer goes on.
+        shard[name] = tensor.detach().to("cpu", copy=True).contiguous()
+        size += tensor.nbytes
+    if shard:
+        yield shard
+
+
+def _save(shard: dict[str, Tensor], path: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(shard, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"{path.name} cannot be written: {error}") from error
+
+
+def _is_free(path: Path) -> bool:
+    try:
+        lock = os.open(path / LOCK, os.O_RDONLY)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True

@@ -1,0 +1,133 @@
+"""Weights arrive: copied into a model in place, all of them or none.
+
+    source --check every tensor--> names, shapes, checksums --copy--> model --checksum--> report
+
+A source that can be read again (a folder) is checked from end to end before the first byte of the
+model changes: nothing is held in memory. A broadcast comes once, so it is collected first
+(`stage=True`, needs the weights' size in memory once more); with `stage=False` it is copied as it
+comes, and a failure then leaves a mixture, which the error says.
+
+The model's own type may differ from what was sent (bfloat16 over float32, say); values are cast.
+The report's checksum is then of what was sent; otherwise it is of what the model now holds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from ajet.core.weight_sync.manifest import (
+    Manifest,
+    SyncReport,
+    TensorInfo,
+    WeightsError,
+    WeightSource,
+    some,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Arriving = Iterable[tuple[TensorInfo, "Tensor"]]
+Targets = Mapping[str, "Tensor"]
+
+
+def load_weights(model: nn.Module, source: WeightSource, *, stage: bool = True) -> SyncReport:
+    """Copy `source` into `model`; `WeightsError` of one line if it is damaged or does not fit."""
+    return load_tensors(model.state_dict(), source, stage=stage)
+
+
+def load_tensors(targets: Targets, source: WeightSource, *, stage: bool = True) -> SyncReport:
+    """The same into named tensors. Two names of one storage (tied weights) need one of them."""
+    started = time.perf_counter()
+    where = f"weights of version {source.version}"
+    if source.can_be_read_again:
+        with closing(source.tensors()) as arriving:
+            check(arriving, targets, where)
+        with closing(source.tensors()) as arriving:
+            infos = _copy(arriving, targets)
+    elif stage:
+        collected = list(source.tensors())
+        check(collected, targets, where)
+        infos = _copy(collected, targets)
+    else:
+        infos = _copy_unchecked(source, targets, f"{where} (the model now holds a mixture)")
+    _check_held(infos, targets, where)
+    manifest = Manifest(source.version, tuple(infos))
+    seconds = time.perf_counter() - started
+    return SyncReport(source.version, seconds, manifest.num_bytes, manifest.checksum)
+
+
+def check(arriving: Arriving, targets: Targets, where: str) -> None:
+    """All that arrives is sound and fits, and nothing is missing."""
+    infos: list[TensorInfo] = []
+    for info, tensor in arriving:
+        check_tensor(info, tensor, targets.get(info.name), where)
+        infos.append(info)
+    check_complete(infos, targets, where)
+
+
+def check_tensor(info: TensorInfo, tensor: Tensor, target: Tensor | None, where: str) -> None:
+    """It is the tensor that was sent, and the model has a place of its shape."""
+    if target is None:
+        raise WeightsError(f"{where}: the model has no tensor {info.name}; is it another model's?")
+    if tuple(target.shape) != info.shape:
+        raise WeightsError(
+            f"{where}: {info.name} is {list(info.shape)}, the model's is {list(target.shape)}"
+        )
+    found = TensorInfo.of(info.name, tensor)
+    if found != info:
+        raise WeightsError(
+            f"{where}: {info.name} is damaged (checksum {found.checksum}, sent {info.checksum})"
+        )
+
+
+def check_complete(infos: Iterable[TensorInfo], targets: Targets, where: str) -> None:
+    """Every tensor of the model is among them, by its own name or by that of one it is tied to."""
+    given = {info.name for info in infos}
+    filled = {_place(targets[name]) for name in given}
+    missing = [n for n, t in targets.items() if n not in given and _place(t) not in filled]
+    if missing:
+        raise WeightsError(f"{where}: missing {some(missing)}")
+
+
+def _place(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
+    return tensor.data_ptr(), tuple(tensor.shape)
+
+
+def _copy(arriving: Arriving, targets: Targets) -> list[TensorInfo]:
+    import torch
+
+    infos: list[TensorInfo] = []
+    with torch.no_grad():
+        for info, tensor in arriving:
+            targets[info.name].copy_(tensor)
+            infos.append(info)
+    return infos
+
+
+def _copy_unchecked(source: WeightSource, targets: Targets, where: str) -> list[TensorInfo]:
+    """Copies what fits as it comes. Takes all of it whatever happens: others may wait for us."""
+    infos: list[TensorInfo] = []
+    failures: list[WeightsError] = []
+    for info, tensor in source.tensors():
+        try:
+            check_tensor(info, tensor, targets.get(info.name), where)
+            infos += _copy([(info, tensor)], targets)
+        except WeightsError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    check_complete(infos, targets, where)
+    return infos
+
+
+def _check_held(infos: Iterable[TensorInfo], targets: Targets, where: str) -> None:
+    """The model holds what was sent, where its type is that of what was sent."""
+    for info in infos:
+        target = targets[info.name]
+        same_type = str(target.dtype) == f"torch.{info.dtype}"
+        if same_type and TensorInfo.of(info.name, target) != info:
+            raise WeightsError(f"{where}: {info.name} in the model is not what was copied")

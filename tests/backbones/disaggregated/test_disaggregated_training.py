@@ -1,0 +1,266 @@
+"""Explorer and trainer in one process: in turns it is the run of backbone debug, else not older
+than the bound."""
+
+import io
+import json
+import sqlite3
+import sys
+from collections import Counter
+
+import pytest
+from rich.console import Console
+
+from ajet.backbones.debug.backbone import DebugBackbone
+from ajet.backbones.disaggregated.backbone import DisaggregatedBackbone
+from ajet.backbones.disaggregated.one_process import OneProcessTraining
+from ajet.core.config import load_config
+from ajet.core.errors import ConfigError, RunFailed
+from ajet.core.interrupt import Interrupt
+from ajet.core.record.run_folder import RunFolder
+from tests.e2e.toy_run import ToyRun, episodes, metrics
+
+STEPS = 3
+SMALL = ("ajet.data.train_batch_size=2", "ajet.rollout.num_repeat=2")
+EPISODES = 4  # of a step
+IN_TURNS = "trinity.max_staleness=0"
+VALIDATED = (
+    "ajet.task_reader.jsonl_dataset_file.validation.file_path=tasks.jsonl",
+    "ajet.data.val_max_tasks=2",
+    "ajet.trainer_common.val_pass_n=1",
+    "ajet.trainer_common.val_before_train=true",
+    "ajet.trainer_common.test_freq=2",
+)
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def made(name):
+        run = ToyRun(tmp_path / name)
+        monkeypatch.chdir(run.folder)
+        return run
+
+    return made
+
+
+def config(*overrides, backbone="trinity", steps=STEPS):
+    asked = f"ajet.trainer_common.total_training_steps={steps}"
+    return load_config("toy.yaml", [*SMALL, asked, *overrides], backbone=backbone)
+
+
+def train(*overrides, backbone="trinity", steps=STEPS):
+    kind = {"trinity": DisaggregatedBackbone, "debug": DebugBackbone}[backbone]
+    summary = kind(config(*overrides, backbone=backbone, steps=steps), console()).fit()
+    assert summary.steps == steps
+    return summary
+
+
+def console():
+    return Console(file=io.StringIO())
+
+
+def sitting(*overrides, prepare=lambda training: None, steps=STEPS):
+    settings = config(*overrides, steps=steps)
+    with RunFolder.open(settings.run_folder) as folder:
+        training = OneProcessTraining(settings, folder, Interrupt(), console())
+        prepare(training)
+        return training.run()
+
+
+def policy_versions(run):
+    """Step, and the oldest version among the tokens of each episode that was not left out."""
+    with sqlite3.connect(run.path / "episodes.sqlite") as connection:
+        return connection.execute(
+            "SELECT step, min(policy_version) FROM episodes JOIN turns USING (episode_id) "
+            "WHERE mode = 'train' AND status IN ('ok', 'truncated') GROUP BY episode_id"
+        ).fetchall()
+
+
+def same_numbers(run):
+    """What both backbones log; not the times, nor what only one of them has."""
+    own = ("buffer/", "trainer/", "explorer/", "staleness/", "sync/")
+    return [{k: v for k, v in line.items() if not k.startswith(own)} for line in metrics(run)]
+
+
+@pytest.mark.parametrize("agent", ["Plain", "Uneven"])
+def test_in_turns_it_is_the_run_of_one_process(project, agent):
+    selected = (
+        f"ajet.rollout.user_workflow=workflow.py->{agent}",
+        *VALIDATED,
+        *(
+            (
+                "ajet.rollout.group_size_redundancy=2",
+                "ajet.trainer_common.algorithm.dynamic_sampling.enable=true",
+            )
+            if agent == "Uneven"
+            else ()
+        ),
+    )
+    found = {}
+    for backbone in ("debug", "trinity"):
+        run = project(backbone)
+        own = [IN_TURNS] if backbone == "trinity" else []
+        summary = train(*selected, *own, backbone=backbone, steps=2)
+        found[backbone] = (run.final_tensors(2), episodes(run), same_numbers(run))
+        found[backbone] += (summary.success_before, summary.success_after)
+    for ours, theirs in zip(found["trinity"], found["debug"], strict=True):
+        assert ours == theirs
+
+
+def test_ahead_of_the_trainer_no_token_is_older_than_the_bound(project):
+    run = project("ahead")
+    summary = train("trinity.max_staleness=2", steps=4)
+    ages = Counter(step - 1 - version for step, version in policy_versions(run))
+    assert sum(ages.values()) == 4 * EPISODES
+    assert max(ages) <= 2
+    lines = metrics(run)
+    assert lines[0]["staleness/max"] == 0
+    told = summary.extra["staleness"]
+    assert set(map(int, told)) <= {0, 1, 2}
+    trained = sum(line["tokens/trained"] for line in lines)
+    assert sum(told.values()) == trained
+    assert json.loads((run.path / "summary.json").read_text())["staleness"] == told
+    # Where tokens may be stale the trainer weighs them by its own probabilities.
+    assert all("update/correction_ess" in line for line in lines)
+
+
+@pytest.mark.parametrize("how", ["continue", "recompute", "finish"])
+def test_episodes_that_run_while_weights_change(project, how):
+    run = project(how)
+    (run.folder / "awaited").write_text("published" if how == "continue" else "changing")
+
+    def leave_files(training):
+        explorer = training.halves.explorer
+        hold, publish = explorer.hold, training.seat.publish
+
+        async def telling_hold():
+            (run.folder / "changing").touch()
+            await hold()
+
+        async def telling_publish(version):
+            found = await publish(version)
+            if version:
+                (run.folder / "published").touch()
+            return found
+
+        explorer.hold, training.seat.publish = telling_hold, telling_publish
+
+    sitting(
+        f"trinity.partial_rollout={how}",
+        "trinity.max_staleness=1",
+        "ajet.rollout.user_workflow=workflow.py->Awaits",
+        prepare=leave_files,
+    )
+    assert all(step - 1 - version <= 1 for step, version in policy_versions(run))
+    with sqlite3.connect(run.path / "episodes.sqlite") as connection:
+        found = connection.execute(
+            "SELECT min(policy_version), max(policy_version) FROM turns "
+            "WHERE episode_id LIKE '000002-%' GROUP BY episode_id"
+        ).fetchall()
+    expected = {"continue": (0, 1), "recompute": (1, 1), "finish": (0, 0)}[how]
+    assert found == [expected] * EPISODES
+    restarted = metrics(run)[-1]["explorer/restarted"]
+    assert restarted == (2 if how == "recompute" else 0)
+
+
+def test_a_slow_group_that_is_not_waited_for_is_recorded_and_not_trained(project):
+    run = project("dropped")
+    train(
+        "trinity.synchronizer.sync_style=fully_async",
+        "trinity.max_staleness=1",
+        "ajet.rollout.user_workflow=workflow.py->OneIsSlow",
+        steps=4,
+    )
+    lines = metrics(run)
+    assert sum(line["buffer/expired"] for line in lines) == 1
+    with sqlite3.connect(run.path / "episodes.sqlite") as connection:
+        left_out = connection.execute(
+            "SELECT DISTINCT group_id, error FROM episodes WHERE status = 'aborted'"
+        ).fetchall()
+    assert left_out == [
+        (
+            "000001-train-0001",
+            "its oldest token got more than 1 updates old (trinity.max_staleness)",
+        )
+    ]
+    assert sum(line.get("tokens/untrained_stale", 0) for line in lines) > 0
+
+
+def test_a_run_that_was_killed_plays_no_finished_group_again(project):
+    run = project("killed")
+    overrides = ("trinity.max_staleness=1",)
+
+    class Killed(Exception):
+        pass
+
+    def die_in_step_three(training):
+        learn = training.seat.learn
+
+        async def learn_or_die(step, groups):
+            if step == 3:
+                raise Killed
+            return await learn(step, groups)
+
+        training.seat.learn = learn_or_die
+
+    with pytest.raises(Killed):
+        sitting(*overrides, prepare=die_in_step_three, steps=4)
+    assert run.steps_saved() == [1, 2]
+    with sqlite3.connect(run.path / "buffer.sqlite") as connection:
+        finished = connection.execute(
+            "SELECT place FROM ajet_groups WHERE state IN ('ready', 'taken')"
+        ).fetchall()
+    assert len(finished) >= 2  # those that step 3 had
+    begun = Counter(line for line in run.told() if line.startswith("begin"))
+    assert sitting(*overrides, steps=4).steps == 4
+    again = Counter(line for line in run.told() if line.startswith("begin")) - begun
+    # Two steps of two groups each were left; what was finished of them did not begin again.
+    assert sum(again.values()) == 2 * (4 - len(finished))
+    assert len(policy_versions(run)) == 4 * EPISODES
+
+
+def test_in_turns_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(project):
+    whole = project("whole")
+    train(IN_TURNS)
+    expected = whole.final_tensors(3)
+    cut = project("cut")
+    train(IN_TURNS, steps=2)
+    train(IN_TURNS)
+    assert cut.final_tensors(3) == expected
+
+
+def test_a_run_that_starts_anew_finds_an_empty_buffer(project):
+    run = project("anew")
+    train("trinity.max_staleness=1", steps=1)
+    train("trinity.max_staleness=1", "ajet.trainer_common.resume=disable", steps=1)
+    assert len(policy_versions(run)) == EPISODES
+    assert (run.path / "earlier-1" / "buffer.sqlite").exists()
+
+
+def test_a_run_whose_episodes_fail_stops_with_a_checkpoint(project):
+    run = project("failing")
+    with pytest.raises(RunFailed, match="agent_error"):
+        train("trinity.max_staleness=1", "ajet.rollout.user_workflow=workflow.py->AllFail")
+    # The explorer is ahead: the first step may not have begun, or is finished.
+    assert run.steps_saved() in ([0], [1])
+    assert len(metrics(run)) == run.steps_saved()[0]
+
+
+def test_weights_travel_every_other_step_when_they_are_asked_to(project):
+    run = project("interval")
+    train(
+        "trinity.synchronizer.sync_interval=2",
+        "trinity.synchronizer.sync_offset=0",
+        steps=4,
+    )
+    versions = {step: set() for step in range(1, 5)}
+    for step, version in policy_versions(run):
+        versions[step].add(version)
+    assert versions == {1: {0}, 2: {0}, 3: {2}, 4: {2}}
+
+
+def test_a_mode_that_is_not_built_is_refused(project):
+    project("mode")
+    with pytest.raises(ConfigError, match="serve is not built yet"):
+        DisaggregatedBackbone(config("trinity.mode=serve"))

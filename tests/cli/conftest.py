@@ -1,0 +1,23 @@
+import io
+import sys
+
+import pytest
+from rich.console import Console
+
+from ajet.backbones.debug.backbone import DebugBackbone
+from ajet.core.config import load_config
+from tests.e2e.toy_run import ToyRun
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder above a project with its run of one step."""
+    folder = tmp_path_factory.mktemp("above")
+    with pytest.MonkeyPatch.context() as patch:
+        toy = ToyRun(folder / "toy")
+        patch.chdir(toy.folder)
+        patch.setattr(sys, "path", list(sys.path))
+        one = ["ajet.trainer_common.total_training_steps=1"]
+        config = load_config("toy.yaml", one, backbone="debug")
+        DebugBackbone(config, Console(file=io.StringIO())).fit()
+    return folder

@@ -1,0 +1,117 @@
+"""`ajet plan`, and the lines by which check and train refuse what does not fit."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ajet.cli.launcher import app
+
+OFFLOAD = "ajet.trainer_common.fsdp_config.param_offload=false"
+QWEN_7B = {
+    "model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
+    "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064,
+}  # fmt: skip
+
+
+@pytest.fixture
+def conf(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("COLUMNS", "160")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(QWEN_7B))
+    path = tmp_path / "run.yaml"
+    path.write_text("ajet:\n  backbone: verl\n  model: {path: model}\n")
+    return path
+
+
+def run(command, conf, *args):
+    return CliRunner().invoke(app, [command, "--conf", str(conf), *args])
+
+
+def error_line(result):
+    assert result.exit_code == 1, result.output
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    return result.stderr.strip()
+
+
+def test_a_plan_shows_placement_memory_and_times(conf):
+    result = run("plan", conf, "--gpus", "8")
+    assert result.exit_code == 0, result.output
+    assert "trainer 7, engine 7" in result.stdout
+    assert "7.62 billion parameters, a100" in result.stdout
+    assert "605,080 tokens" in result.stdout and "optimizer steps" not in result.stdout
+    assert result.stdout.rstrip().endswith("ok: by these estimates it fits")
+    assert not Path("launcher_record").exists()
+
+
+def test_a_plan_on_cpus_has_processes_and_no_gpu_memory(conf):
+    result = run("plan", conf, "--gpus", "0", "ajet.trainer_common.n_trainer_ranks=2")
+    assert result.exit_code == 0 and "trainer 0 to 1, engine 0" in result.stdout
+    assert "GiB" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--gpus", "1", OFFLOAD], "error: does not fit: a trainer rank needs about"),
+        (["--gpus", "8", OFFLOAD, "--gpu-memory", "24GB"], "most of it optimizer, 7); use m"),
+        (["--gpus", "2", "ajet.rollout.tensor_model_parallel_size=4"], "size=4 does not divide"),
+        (["--gpus", "1", "--backbone", "trinity"], "too few GPUs: 1 engine of 1 GPU"),
+        (["--nodes", "1", "--gpus", "8", "ajet.trainer_common.nnodes=2"], "the cluster has 1 node"),
+        (["--gpus", "8", "--gpu", "b1"], "--gpu b1: known are a100, h100"),
+        (["--gpus", "8", "--gpu-memory", "big"], "--gpu-memory big: write it as 80GB"),
+        (["--gpus", "8", "ajet.model.path=nowhere/x"], "model 'nowhere/x': no config.json"),
+        (["--backbone", "debug"], "backbone debug is one process: give --backbone verl or"),
+        (["--gpus", "8", "--model-config", "no.json"], "no.json: no model's config.json can be"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_the_last_line_and_one(conf, monkeypatch, args, message):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert message in error_line(run("plan", conf, *args))
+
+
+def test_gpu_memory_is_taken_in_the_usual_spellings():
+    from ajet.cli.plan_tables import described_gpu
+
+    sizes = [described_gpu("a100", text).memory for text in ("80GB", "40", "24576 MiB")]
+    assert sizes == [80, 40, 24]
+    assert described_gpu("h200", None).memory == 141
+
+
+def test_ray_that_is_not_installed_is_one_line(conf, monkeypatch):
+    import ajet.cluster.session as session
+    from ajet.core.errors import ConfigError
+
+    monkeypatch.setattr(session, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'ajet\[ray\]'"):
+        session.require_ray()
+
+
+def test_a_local_run_is_refused_before_ray_starts(conf, monkeypatch):
+    from ajet.cli.ray_flags import serve_or_check
+    from ajet.cluster import fit
+    from ajet.cluster.placement import Node
+    from ajet.cluster.session import SessionSettings
+    from ajet.core.config import load_config
+    from ajet.core.errors import ConfigError
+
+    monkeypatch.setattr(fit, "local_node", lambda: Node("this machine", 2, 0))
+    config = load_config(conf, ["ajet.trainer_common.n_gpus_per_node=8"])
+    with pytest.raises(ConfigError, match="n_gpus_per_node=8: this machine has 0 GPUs"):
+        serve_or_check(config, SessionSettings())
+    assert serve_or_check(load_config(conf), SessionSettings(how="start")) is False
+
+
+def test_check_says_where_a_run_is_and_what_may_not_fit(conf):
+    from ajet.cli.preflight import cluster_notices
+    from ajet.core.config import load_config
+
+    options = ["ajet.trainer_common.n_gpus_per_node=1", OFFLOAD]
+    placed, problem = cluster_notices(load_config(conf, options))
+    assert placed.startswith("on GPUs: 1 trainer ranks, 1 engines,")
+    assert problem.startswith("a100, 80 GiB: a trainer rank needs about")
+    assert cluster_notices(load_config(conf, backbone="debug")) == []

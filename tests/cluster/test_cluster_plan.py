@@ -1,0 +1,181 @@
+"""Memory and time estimates, against numbers worked out by hand for Qwen2.5 0.5B, 7B and 14B."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ajet.cluster.fit import memory_problems
+from ajet.cluster.placement import Needs, Node, place
+from ajet.cluster.plan import (
+    GIB,
+    GPUS,
+    LOGITS_AT_ONCE,
+    RUNTIME_GIB,
+    ClusterPlan,
+    Serving,
+    Training,
+    activation_bytes,
+    cache_tokens,
+    engine_memory,
+    offloaded_memory,
+    trainer_memory,
+)
+from ajet.core.config import load_config
+from ajet.core.model.shape import ModelShape
+
+QWEN_0_5B = ModelShape(896, 24, 14, 2, 64, 4864, 151936, tied=True, qkv_bias=True)
+QWEN_7B = ModelShape(3584, 28, 28, 4, 128, 18944, 152064, tied=False, qkv_bias=True)
+QWEN_14B = ModelShape(5120, 48, 40, 8, 128, 13824, 152064, tied=False, qkv_bias=True)
+
+
+def gib_of(parts):
+    return {part.name: part.gib for part in parts}
+
+
+def test_states_of_7b_on_eight_ranks_are_two_bytes_of_sixteen():
+    parts = gib_of(trainer_memory(QWEN_7B, Training(ranks=8, has_reference=False)))
+    assert parts["weights"] == pytest.approx(7_615_616_512 * 4 / 8 / 2**30)  # 3.55
+    assert parts["gradients"] == parts["weights"] and parts["optimizer"] == 2 * parts["weights"]
+    assert sum(parts[name] for name in ("weights", "gradients", "optimizer")) == pytest.approx(
+        14.185, abs=1e-3
+    )
+
+
+def test_gathered_layers_of_14b_are_embeddings_and_two_layers_twice():
+    # embeddings 2 x 152064 x 5120 = 1,557,135,360; a layer: q and o 52,428,800, k and v 10,485,760,
+    # biases 7,168, MLP 212,336,640, norms 10,240; all in bfloat16, and as much for gradients
+    layer = 52_428_800 + 10_485_760 + 7_168 + 212_336_640 + 10_240
+    assert layer == QWEN_14B.layer_parameters == 275_268_608
+    parts = gib_of(trainer_memory(QWEN_14B, Training(ranks=16)))
+    expected = 2 * 2 * (1_557_135_360 + 2 * layer) / 2**30
+    assert parts["gathered layers"] == pytest.approx(expected)
+
+
+def test_activations_of_half_a_billion_by_hand():
+    # kept whole, a token of a layer has 4 x 896 + 2 x 896 + 2 x 128 + 4 x 4864 = 25,088 values
+    run = Training(tokens=1000, checkpointing=False)
+    assert activation_bytes(QWEN_0_5B, run) == 1000 * 2 * 24 * 25_088
+    recomputed = replace(run, checkpointing=True)
+    assert activation_bytes(QWEN_0_5B, recomputed) == 1000 * 2 * (24 * 896 + 25_088)
+    halved = replace(recomputed, sequence_parallel=2)
+    assert activation_bytes(QWEN_0_5B, halved) == 1000 * (24 * 896 + 25_088)
+
+
+def test_logits_are_cut_as_the_loss_cuts_them():
+    from ajet.core.update.loss import MAX_LOGITS
+
+    assert LOGITS_AT_ONCE == MAX_LOGITS
+    few = gib_of(trainer_memory(QWEN_0_5B, Training(tokens=10)))
+    assert few["logits"] == pytest.approx(12 * 10 * 151936 / GIB)
+    many = gib_of(trainer_memory(QWEN_0_5B, Training(tokens=10_000)))
+    assert many["logits"] == pytest.approx(12 * 2**24 / GIB)  # 0.19
+
+
+def test_offload_moves_the_states_to_the_cpu_and_lora_leaves_few():
+    run = Training(ranks=4, offload=True, has_reference=False)
+    assert "weights" not in gib_of(trainer_memory(QWEN_7B, run))
+    assert offloaded_memory(QWEN_7B, run) == pytest.approx(16 * 7_615_616_512 / 4 / GIB)
+    assert offloaded_memory(QWEN_7B, replace(run, offload=False)) == 0
+    parts = gib_of(trainer_memory(QWEN_7B, Training(lora_rank=8)))
+    assert parts["optimizer"] == pytest.approx(8 * QWEN_7B.lora_parameters(8) / GIB)
+    assert parts["weights"] > 28 and "reference" not in parts
+
+
+def test_a_reference_and_a_critic_are_counted():
+    parts = gib_of(trainer_memory(QWEN_7B, Training(has_critic=True)))
+    assert parts["reference"] == pytest.approx(4 * 7_615_616_512 / GIB)
+    assert parts["critic"] == 4 * parts["reference"]
+
+
+def test_the_cache_of_7b_at_six_tenths_of_80_gib_by_hand():
+    # 48 GiB - 14.18 of weights - 1.5 of the runtime = 32.3 GiB; a token has 57,344 bytes
+    tokens = cache_tokens(QWEN_7B, 80, Serving(share=0.6))
+    assert tokens == int((48 * 2**30 - 2 * 7_615_616_512 - 1.5 * 2**30) / 57_344) == 605_080
+    parts = gib_of(engine_memory(QWEN_7B, 80, Serving(share=0.6)))
+    assert sum(parts.values()) == pytest.approx(48) and parts["runtime"] == RUNTIME_GIB
+
+
+def test_two_gpus_of_an_engine_halve_weights_and_a_tokens_cache():
+    one = cache_tokens(QWEN_14B, 80, Serving(share=0.9))
+    two = cache_tokens(QWEN_14B, 80, Serving(share=0.9, tensor_parallel=2))
+    assert one == int((70.5 * 2**30 - 2 * 14_770_033_664) / 196_608)
+    assert two == int((70.5 * 2**30 - 14_770_033_664) / 98_304)
+
+
+def config_of(tmp_path, backbone, *overrides):
+    path = tmp_path / "run.yaml"
+    path.write_text("ajet:\n  model: {path: m}\n")
+    return load_config(path, overrides, backbone=backbone)
+
+
+OFFLOAD, CHECKPOINTING = (
+    f"ajet.trainer_common.fsdp_config.{name}="
+    for name in ("param_offload", "activation_checkpointing")
+)
+
+
+def plan_of(config, shape, gpus=8, gpu="a100"):
+    nodes = [Node(f"node {at}", 64, gpus) for at in range(config.ajet.trainer_common.nnodes)]
+    return ClusterPlan(config, place(Needs.of(config), nodes), shape, GPUS[gpu])
+
+
+def test_14b_does_not_train_on_one_gpu_and_the_line_says_what_to_do(tmp_path):
+    config = config_of(tmp_path, "verl", OFFLOAD + "false")
+    problems = plan_of(config, QWEN_14B, gpus=1).problems()
+    assert len(problems) == 1
+    # 20 bytes a parameter 275.1, gathered 7.9, activations 2.5, logits 0.2, runtimes 1.5 twice
+    assert problems[0].startswith("a trainer rank needs about 289") and " GiB of 80 " in problems[0]
+    assert problems[0].endswith("use more GPUs, fsdp_config.param_offload, or lora.rank")
+
+
+def test_a_cache_smaller_than_one_sequence_is_a_problem(tmp_path):
+    config = config_of(tmp_path, "verl", "verl.rollout.gpu_memory_utilization=0.4")
+    problems = plan_of(config, QWEN_14B, gpu="a100").problems()
+    # 32 GiB - 29,540,067,328 bytes of weights - 1.5 GiB = 3,209,058,304; a token has 196,608
+    assert "an engine's cache has room for 16,322 tokens" in problems[0]
+    assert "less than one sequence of ajet.rollout.max_model_len=18,000" in problems[0]
+
+
+def test_too_long_a_micro_batch_is_a_problem_of_activations(tmp_path):
+    options = ["verl.trainer.max_token_len_per_gpu=40000", CHECKPOINTING + "false"]
+    config = config_of(tmp_path, "verl", *options)
+    [problem] = plan_of(config, QWEN_7B).problems()
+    assert "most of it activations" in problem and "a smaller max_token_len_per_gpu" in problem
+    config = config_of(tmp_path, "verl", "verl.trainer.max_token_len_per_gpu=40000")
+    assert plan_of(config, QWEN_7B).problems() == []
+
+
+def test_what_is_offloaded_is_told_for_each_rank(tmp_path):
+    rows = plan_of(config_of(tmp_path, "verl"), QWEN_7B).memory_rows()
+    names = [name for role, name, *_ in rows if role == "trainer"]
+    assert names == ["gathered layers", "activations", "logits", "runtime", "all", "in CPU memory"]
+    assert rows[-1] == ("trainer", "in CPU memory", "17.7", "for each rank")  # 20 bytes, 1/8
+
+
+def test_a_disaggregated_step_takes_the_longer_side_and_a_colocated_one_both(tmp_path):
+    from ajet.cluster.plan import step_times
+
+    verl = step_times(plan_of(config_of(tmp_path, "verl"), QWEN_7B))
+    assert verl.step_s == verl.rollout_s + verl.update_s
+    options = ["ajet.rollout.n_vllm_engine=4", "ajet.trainer_common.use_kl_loss=false"]
+    trinity = step_times(plan_of(config_of(tmp_path, "trinity", *options), QWEN_7B))
+    assert trinity.step_s == max(trinity.rollout_s, trinity.update_s)
+
+
+def test_the_update_of_a_step_by_hand(tmp_path):
+    """32 x 4 episodes of 9,000 tokens: 8 FLOPs a parameter, and attention, at 35 % of 8 A100."""
+    from ajet.cluster.plan import step_times
+
+    times = step_times(plan_of(config_of(tmp_path, "verl"), QWEN_7B))
+    assert times.tokens == 32 * 4 * 9000
+    per_token = 8 * 7_615_616_512 + 8 * 28 * 3584 * 9000
+    assert times.update_s == pytest.approx(1_152_000 * per_token / (0.35 * 312e12 * 8))
+
+
+def test_a_model_that_is_not_at_hand_has_no_memory_problems(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    config = config_of(tmp_path, "verl")
+    placement = plan_of(config, QWEN_7B).placement
+    assert memory_problems(config, placement, GPUS["a100"]) == []
+    assert not Path("m").exists()

@@ -1,0 +1,283 @@
+"""Groups between an explorer and a trainer, in a database."""
+
+import threading
+
+import pytest
+from sqlalchemy.dialects import postgresql, sqlite
+
+from ajet.core.buffer.buffer import MEMORY, Begun, Buffer, Item, place_of
+from ajet.core.buffer.priority import PRIORITIES, priority, priority_named
+from ajet.core.buffer.staleness import StalenessBound
+from ajet.core.buffer.tables import shown
+from ajet.core.errors import CheckpointError, ConfigError
+from tests.core.buffer.group_makers import group
+
+ONE_AHEAD = StalenessBound(1, 2, 1, 2)
+
+
+def file_buffer(folder, bound=ONE_AHEAD, **options):
+    return Buffer(f"sqlite:///{folder}/buffer.sqlite", bound, **options)
+
+
+def item(number, version=0, step=1, counts=True, **more):
+    return Item(place_of(step, number), group(number, version, step=step, **more), (), counts)
+
+
+def numbers(items):
+    return [each.group.number for each in items]
+
+
+def test_what_is_put_is_taken_in_the_order_of_the_plan_whichever_came_first():
+    buffer = Buffer(MEMORY, ONE_AHEAD)
+    for number in (3, 0, 2, 1):
+        buffer.put([item(number)], 0)
+    assert numbers(buffer.take(0, 2).items) == [0, 1]
+    assert numbers(buffer.take(1, 2).items) == [2, 3]
+
+
+def test_nothing_is_taken_before_there_is_a_batch():
+    buffer = Buffer(MEMORY, ONE_AHEAD)
+    buffer.put([item(0)], 0)
+    assert buffer.take(0, 2) is None
+    assert numbers(buffer.take(0).items) == [0]  # without a number: what there is
+
+
+def test_too_old_groups_are_left_out_and_told_with_a_reason():
+    buffer = Buffer(MEMORY, ONE_AHEAD)
+    buffer.put([item(0, 0), item(1, 1), item(2, 1), item(3, 2)], 0)
+    taken = buffer.take(2, 2)
+    assert (numbers(taken.items), numbers(taken.expired)) == ([1, 2], [0])
+    assert buffer.take(2, 1).expired == taken.expired  # of the same step
+    assert buffer.counts()["expired"] == 1
+
+
+def test_the_oldest_token_of_a_group_counts_and_not_its_newest():
+    buffer = Buffer(MEMORY, ONE_AHEAD)
+    buffer.put([item(0, 0, newest=2), item(1, 2, newest=2)], 2)
+    assert numbers(buffer.take(2, 1).items) == [1]
+
+
+def test_a_group_that_a_selection_left_out_fills_no_place():
+    buffer = Buffer(MEMORY, ONE_AHEAD)
+    buffer.put([item(0, counts=False), item(1), item(2)], 0)
+    taken = buffer.take(0, 2)
+    assert (numbers(taken.items), numbers(taken.aside)) == ([1, 2], [0])
+    assert numbers(taken.all) == [0, 1, 2]
+
+
+def test_the_baselines_of_a_group_come_with_it():
+    buffer = Buffer(MEMORY, ONE_AHEAD)
+    made = Item(place_of(1, 0), group(0), (group(0, rewards=(0.5,)),))
+    buffer.put([made], 0)
+    assert buffer.take(0, 1).items == [made]
+
+
+def test_a_step_waits_for_a_group_whose_last_step_it_is():
+    buffer = Buffer(MEMORY, StalenessBound(1, 1, 1, 1))
+    buffer.begin([Begun(place_of(1, 0), 7, 0), Begun(place_of(2, 0), 8, 0)])
+    buffer.put([item(0, 0, step=2)], 0)
+    assert numbers(buffer.take(0, 1).items) == [0]  # the first may still come at version 1
+    buffer.trained(1)
+    buffer.begin([Begun(place_of(3, 0), 9, 1)])
+    buffer.put([item(0, 1, step=3)], 1)
+    assert buffer.take(1, 1) is None
+    buffer.put([item(0, 0, step=1)], 0)
+    assert buffer.take(1, 1).items[0].place == place_of(1, 0)
+
+
+def test_room_is_what_the_trainer_can_train_in_time():
+    buffer = Buffer(MEMORY, ONE_AHEAD)
+    assert buffer.room(0, 0) == 4
+    buffer.begin([Begun(place_of(1, n), n, 0) for n in range(4)])
+    assert buffer.room(0, 0) == 0
+    buffer.put([item(0), item(1)], 0)
+    buffer.take(0, 2)
+    assert buffer.room(0, 0) == 0  # the trainer has them, and is still at 0
+    buffer.trained(1)
+    assert buffer.room(1, 1) == 2
+    assert buffer.room(1, 1, last=2) == 0  # the last step's groups run already
+
+
+def test_a_full_buffer_holds_the_explorer_back():
+    buffer = Buffer(MEMORY, ONE_AHEAD, capacity=3)
+    assert buffer.room(0, 0) == 3
+    buffer.put([item(0), item(1), item(2)], 0)
+    assert buffer.room(0, 0) == 0
+
+
+def test_a_buffer_that_cannot_hold_a_step_is_refused():
+    with pytest.raises(ConfigError, match="capacity=1"):
+        Buffer(MEMORY, ONE_AHEAD, capacity=1)
+
+
+def test_fresh_groups_come_before_those_that_were_trained_already():
+    buffer = Buffer(MEMORY, ONE_AHEAD, max_reuse=2)
+    buffer.put([item(0), item(1), item(2)], 0)
+    assert numbers(buffer.take(0, 2).items) == [0, 1]
+    buffer.trained(1)
+    assert numbers(buffer.take(1, 2).items) == [0, 2]
+    buffer.trained(2)
+    assert buffer.counts() == {"ready": 2, "trained": 1}  # two have a use left
+    assert buffer.take(2, 2) is None  # and are too old for it
+    assert buffer.counts() == {"trained": 3}
+
+
+def test_priority_orders_what_waits():
+    for name, expected in (("oldest", [0, 1]), ("newest", [1, 2]), ("spread", [0, 2])):
+        buffer = Buffer(MEMORY, ONE_AHEAD, priority=PRIORITIES[name])
+        buffer.put([item(0, rewards=(0.0, 2.0)), item(1, rewards=(1.0, 1.0)), item(2)], 0)
+        assert numbers(buffer.take(0, 2).items) == expected, name
+
+
+def test_a_priority_of_ones_own_is_known_by_its_name():
+    @priority("odd first")
+    def odd_first(place, group):
+        return place % 2
+
+    assert priority_named("odd first") is odd_first
+    del PRIORITIES["odd first"]
+    with pytest.raises(ConfigError, match="newest, oldest, spread"):
+        priority_named("odd first")
+
+
+def test_what_was_taken_and_not_trained_is_taken_again_after_a_restart(tmp_path):
+    first = file_buffer(tmp_path)
+    first.put([item(0), item(1)], 0)
+    first.begin([Begun(place_of(2, 0), 5, 0)])
+    assert numbers(first.take(0, 2).items) == [0, 1]
+    first.close()  # killed
+    again = file_buffer(tmp_path)
+    assert again.reopen(0) == 0
+    assert again.in_flight() == [Begun(place_of(2, 0), 5, 0)]
+    assert numbers(again.take(0, 2).items) == [0, 1]
+
+
+def test_steps_after_the_checkpoint_are_undone_and_those_before_stay_done(tmp_path):
+    first = file_buffer(tmp_path)
+    first.put([item(n, 0, step=1) for n in range(2)], 0)
+    first.take(0, 2), first.trained(1)  # the checkpoint is of step 1
+    first.put([item(n, 1, step=2) for n in range(2)], 1)
+    first.take(1, 2), first.trained(2)
+    first.put([item(0, 0, step=3)], 0)
+    assert first.take(2) is None  # it is too old at version 2
+    first.close()
+    again = file_buffer(tmp_path)
+    again.reopen(1)
+    assert again.counts() == {"trained": 2, "ready": 3}
+    taken = again.take(1)  # at version 1 it is not
+    assert [each.place for each in taken.items] == [
+        place_of(2, 0),
+        place_of(2, 1),
+        place_of(3, 0),
+    ]
+
+
+def test_tokens_of_lost_updates_count_as_older_than_they_were(tmp_path):
+    bound = StalenessBound(2, 1, 1, 2)
+    first = file_buffer(tmp_path, bound)
+    # The checkpoint is of step 3. Tokens of the lost version 4 are one update beyond it, so they
+    # are as far from version 3 as those of version 2; those of version 6 are three away.
+    first.put([item(0, 4), item(1, 6)], 4)
+    first.close()
+    again = file_buffer(tmp_path, bound)
+    assert again.reopen(3) == 1
+    assert again.counts() == {"ready": 1}
+    assert again.take(5, 1) is None  # 5 - 2 is more than 2
+    assert again.counts() == {"expired": 1}
+
+
+def test_a_use_that_the_checkpoint_does_not_know_is_not_counted(tmp_path):
+    bound = StalenessBound(3, 1, 1, 3)
+    first = file_buffer(tmp_path, bound, max_reuse=2)
+    first.put([item(0)], 0)
+    for step in (1, 2):
+        first.take(step - 1, 1), first.trained(step)
+    assert first.counts() == {"trained": 1}
+    first.close()
+    again = file_buffer(tmp_path, bound, max_reuse=2)
+    again.reopen(1)
+    again.take(1, 1), again.trained(2)
+    assert again.counts() == {"trained": 1}
+
+
+def test_what_no_kept_checkpoint_can_ask_for_is_removed():
+    buffer = Buffer(MEMORY, ONE_AHEAD)
+    for step in (1, 2):
+        buffer.put([item(n, step - 1, step=step) for n in range(2)], step - 1)
+        buffer.take(step - 1, 2), buffer.trained(step)
+    buffer.forget(1)
+    assert buffer.places() == {place_of(2, 0), place_of(2, 1)}
+
+
+def test_a_group_that_begins_anew_has_one_row():
+    buffer = Buffer(MEMORY, ONE_AHEAD)
+    buffer.begin([Begun(place_of(1, 0), 3, 0)])
+    buffer.begin([Begun(place_of(1, 0), 3, 1)])
+    assert buffer.in_flight() == [Begun(place_of(1, 0), 3, 1)]
+    buffer.put([item(0, 1)], 1)
+    assert (buffer.in_flight(), buffer.counts()) == ([], {"ready": 1})
+
+
+def test_two_takers_never_get_the_same_group(tmp_path):
+    file_buffer(tmp_path).put([item(n) for n in range(40)], 0)
+    found = []
+
+    def take_all():
+        buffer = file_buffer(tmp_path)
+        while (taken := buffer.take(0, 2)) is not None:
+            found.extend(numbers(taken.items))
+        buffer.close()
+
+    takers = [threading.Thread(target=take_all) for _ in range(3)]
+    [each.start() for each in takers]
+    [each.join() for each in takers]
+    assert sorted(found) == list(range(40))
+
+
+def test_on_postgresql_a_row_that_another_taker_holds_is_passed_over():
+    query = Buffer(MEMORY, ONE_AHEAD)._ready(2)
+    text = " ".join(str(query.compile(dialect=postgresql.dialect())).split())
+    assert text.endswith("FOR UPDATE SKIP LOCKED")
+    assert "FOR UPDATE" not in str(query.compile(dialect=sqlite.dialect()))
+
+
+def test_notes_are_what_two_processes_tell_each_other(tmp_path):
+    one, other = file_buffer(tmp_path), file_buffer(tmp_path)
+    one.tell(moment="3")
+    one.put([item(0)], 0, moment="4")
+    assert (other.told("moment"), other.told("nothing")) == ("4", None)
+
+
+def test_two_runs_in_one_database_do_not_meet(tmp_path):
+    one, other = file_buffer(tmp_path, run="a"), file_buffer(tmp_path, run="b")
+    for buffer in (one, other):
+        buffer.put([item(0), item(1)], 0, moment="0")
+    other.clear()
+    assert (other.counts(), other.told("moment"), other.take(0)) == ({}, None, None)
+    assert one.told("moment") == "0"
+    assert numbers(one.take(0, 2).items) == [0, 1]
+
+
+SECRET = "postgresql://me:s3cret@db.example:5432/runs?password=s3cret"
+
+
+def test_an_address_is_shown_without_what_could_be_a_secret():
+    assert shown(SECRET) == "postgresql://db.example:5432/runs"
+
+
+@pytest.mark.parametrize("url", [SECRET, "nowhere s3cret", "sqlite:////no/such/s3cret/folder"])
+def test_an_address_that_cannot_be_opened_is_one_line_without_a_secret(url):
+    with pytest.raises(ConfigError, match=r"trinity\.buffer\.url") as caught:
+        Buffer(url, ONE_AHEAD)
+    told = str(caught.value)
+    assert "\n" not in told
+    assert "me:" not in told and ("s3cret" not in told or url.startswith("sqlite"))
+
+
+def test_a_database_that_breaks_is_one_line(tmp_path):
+    buffer = file_buffer(tmp_path)
+    with buffer._engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE ajet_groups")
+    with pytest.raises(CheckpointError, match="OperationalError") as caught:
+        buffer.counts()
+    assert "\n" not in str(caught.value)

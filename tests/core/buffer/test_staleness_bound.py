@@ -1,0 +1,208 @@
+"""One bound on the age of tokens: its pure rules, and a run of them under adversarial delays."""
+
+import heapq
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ajet.core.buffer.buffer import MEMORY, Begun, Buffer, Item, place_of, planned_at
+from ajet.core.buffer.priority import PRIORITIES
+from ajet.core.buffer.staleness import (
+    StalenessBound,
+    from_roll,
+    from_trinity,
+    from_verl,
+    histogram,
+    staleness_metrics,
+    versions,
+)
+from ajet.core.errors import ConfigError
+from tests.core.buffer.group_makers import group
+
+
+class SimulatedRun:
+    """An explorer and a trainer with a clock that is told what everything takes."""
+
+    def __init__(self, bound, steps, draw_s, train_s, priority="oldest", restarts=False):
+        self.bound, self.steps, self.draw_s, self.train_s = bound, steps, draw_s, train_s
+        self.buffer = Buffer(MEMORY, bound, priority=PRIORITIES[priority])
+        self.restarts = restarts
+        self.version = self.published = self.num_begun = 0
+        self.now, self.num_events = 0.0, 0
+        self.events = []  # (time, number, what, argument)
+        self.training = None
+        self.begun_at = {}
+        self.trained, self.expired = [], []
+
+    def run(self):
+        self.act()
+        while self.version < self.steps:
+            assert self.events, "nobody can go on"
+            self.now, _, what, argument = heapq.heappop(self.events)
+            getattr(self, what)(argument)
+            self.act()
+        self.buffer.close()
+        return self
+
+    def after(self, seconds, what, argument=None):
+        self.num_events += 1
+        heapq.heappush(self.events, (self.now + seconds, self.num_events, what, argument))
+
+    def act(self):
+        """Whoever can begin something begins it. What the trainer finds too old makes room."""
+        size = self.bound.groups_per_step
+        if self.training is None and self.version < self.steps:
+            taken = self.buffer.take(self.version, size)
+            if taken is not None:
+                self.training = taken
+                self.expired += [(self.version, item) for item in taken.expired]
+                self.after(self.train_s(), "updated")
+        for _ in range(self.buffer.room(self.version, self.published, self.steps)):
+            step, number = divmod(self.num_begun, size)
+            self.begin(place_of(step + 1, number))
+            self.num_begun += 1
+
+    def begin(self, place):
+        self.buffer.begin([Begun(place, 0, self.published)])
+        self.begun_at[place] = (self.published, self.version)
+        self.after(self.draw_s(), "finished", (place, self.published))
+
+    def finished(self, argument):
+        place, version = argument
+        if self.begun_at[place][0] != version:
+            return  # it was begun anew meanwhile
+        made = group(
+            planned_at(place)[1], version, newest=self.published, step=planned_at(place)[0]
+        )
+        self.buffer.put([Item(place, made)], version)
+
+    def updated(self, _):
+        self.trained += [(self.version, item) for item in self.training.items]
+        self.version += 1
+        self.buffer.trained(self.version)
+        self.training = None
+        if self.bound.is_due(self.version, self.published):
+            self.published = self.version
+            if self.restarts:
+                for each in self.buffer.in_flight():
+                    self.begin(each.place)
+
+
+def ages(run):
+    return [version - versions(item.group)[0] for version, item in run.trained]
+
+
+@st.composite
+def bounds(draw, waits=None):
+    interval = draw(st.integers(1, 3))
+    size = draw(st.integers(1, 3))
+    ahead = draw(st.integers(0, 2 * size))
+    slack = draw(st.integers(0, 1))
+    needed = interval - 1 + -(-ahead // size)
+    waits = draw(st.booleans()) if waits is None else waits
+    return StalenessBound(needed + slack, size, interval, ahead, waits)
+
+
+def clock(seed, tail):
+    """Mostly quick, sometimes very slow; the worst kind of tool."""
+    rng = random.Random(seed)
+    return lambda: rng.random() if rng.random() > tail else 1 + 50 * rng.random()
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    bounds(),
+    st.integers(1, 6),
+    st.integers(0, 10**6),
+    st.sampled_from([0.0, 0.1, 0.5]),
+    st.sampled_from([0.0, 0.3, 5.0]),
+    st.sampled_from(["oldest", "newest"]),
+    st.booleans(),
+)
+def test_no_token_is_ever_older_than_the_bound(
+    bound, steps, seed, tail, train_s, priority, restarts
+):
+    draws = clock(seed, tail)
+    run = SimulatedRun(bound, steps, draws, lambda: train_s, priority, restarts).run()
+    assert max(ages(run)) <= bound.max_staleness
+    assert len(run.trained) == steps * bound.groups_per_step
+    # Every group that was begun is trained, or was told to be too old; none is trained twice.
+    places = [item.place for _, item in run.trained + run.expired]
+    assert len(set(places)) == len(places)
+    for version, item in run.expired:
+        assert version - versions(item.group)[0] > bound.max_staleness
+
+
+@settings(max_examples=12, deadline=None)
+@given(bounds(waits=True), st.integers(1, 6), st.integers(0, 10**6), st.sampled_from([0.1, 0.5]))
+def test_a_trainer_that_waits_loses_no_group(bound, steps, seed, tail):
+    draws = clock(seed, tail)
+    run = SimulatedRun(bound, steps, draws, lambda: 0.2).run()
+    assert run.expired == []
+    assert len(run.trained) == len(run.begun_at) == steps * bound.groups_per_step
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 6), st.integers(0, 10**6))
+def test_staleness_zero_is_the_synchronous_order(size, steps, seed):
+    run = SimulatedRun(StalenessBound(0, size), steps, clock(seed, 0.3), lambda: 1.0).run()
+    expected = [(s, place_of(s + 1, n)) for s in range(steps) for n in range(size)]
+    assert [(version, item.place) for version, item in run.trained] == expected
+    for place, (published, version) in run.begun_at.items():
+        assert published == version == planned_at(place)[0] - 1
+
+
+def test_a_step_ahead_hides_the_slower_of_the_two():
+    bound = from_trinity(sync_offset=1).bound(1)
+    run = SimulatedRun(bound, 10, lambda: 1.0, lambda: 1.0).run()
+    assert run.now == 11.0  # one to begin with, then each second a step; 20 in turns
+    assert sorted(set(ages(run))) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (from_trinity(), (0, 1, 0.0, "continue", 1)),
+        (from_trinity(10, 0), (9, 10, 0.0, "continue", 1)),
+        (from_trinity(10, 5), (14, 10, 5.0, "continue", 1)),
+        (from_trinity(1, 1), (1, 1, 1.0, "continue", 1)),
+        (from_roll(0), (0, 1, 0.0, "continue", 1)),
+        (from_roll(0.5), (1, 1, 0.5, "continue", 1)),
+        (from_roll(2), (2, 1, 2.0, "continue", 1)),
+        (from_verl(), (0, 1, 0.0, "continue", 1)),
+        (from_verl(0, 4), (3, 4, 0.0, "continue", 1)),
+        (from_verl(1.0, 1), (1, 1, 1.0, "continue", 1)),  # as one_step_off
+        (from_verl(0.1, 4, 2, False), (4, 4, 0.4, "finish", 2)),
+        (from_verl(0.5, 4), (5, 4, 2.0, "continue", 1)),
+    ],
+)
+def test_settings_of_other_systems(given, expected):
+    found = (given.max_staleness, given.sync_interval, given.partial_rollout)
+    assert (*found, given.batches_per_step) == (*expected[:2], *expected[3:])
+    assert given.steps_ahead == pytest.approx(expected[2])
+    assert given.bound(8).max_staleness == expected[0]  # it is a bound that its lead keeps
+
+
+@pytest.mark.parametrize(("steps", "groups"), [(0.4, 3), (0.1, 0), (1.0, 8), (0.999999999999, 8)])
+def test_a_part_of_a_step_ahead_is_whole_groups(steps, groups):
+    from ajet.core.buffer.staleness import AsyncSettings
+
+    assert AsyncSettings(1, steps_ahead=steps).bound(8).groups_ahead == groups
+
+
+def test_a_lead_beyond_the_bound_is_refused():
+    with pytest.raises(ConfigError, match=r"trinity\.max_staleness=1"):
+        StalenessBound(1, 4, sync_interval=2, groups_ahead=1)
+
+
+def test_the_histogram_counts_trained_tokens_by_their_own_age():
+    # Two episodes each: two tokens of version 3 and one of version 5, and of versions 5 and 5.
+    counts = histogram([group(0, 3, newest=5), group(1, 5)], version=5)
+    assert counts == {2: 4, 0: 8}
+    metrics = staleness_metrics(counts)
+    assert metrics["staleness/max"] == 2
+    assert metrics["staleness/mean"] == pytest.approx(8 / 12)
+    assert metrics["staleness/age_0"] == pytest.approx(8 / 12)
+    assert staleness_metrics({}) == {}

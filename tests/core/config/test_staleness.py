@@ -1,0 +1,80 @@
+"""`trinity:` one bound of staleness, and a schedule that keeps it."""
+
+import pytest
+from pydantic import ValidationError
+
+from ajet.core.config import load_config
+from ajet.core.config.cluster import Synchronizer, TrinityConfig
+from ajet.core.errors import ConfigError
+
+
+def trinity(max_staleness=None, interval=1, offset=None):
+    sync = Synchronizer(sync_interval=interval, sync_offset=offset)
+    return TrinityConfig(max_staleness=max_staleness, synchronizer=sync)
+
+
+@pytest.mark.parametrize(
+    ("given", "staleness", "steps_ahead"),
+    [
+        ((None, 1, None), 1, 1),
+        ((0, 1, None), 0, 0),
+        ((None, 1, 0), 0, 0),
+        ((None, 4, None), 4, 1),
+        ((None, 4, 0), 3, 0),
+        ((3, 2, None), 3, 2),
+        ((5, 2, 1), 5, 1),
+    ],
+)
+def test_the_bound_and_the_lead_follow_from_each_other(given, staleness, steps_ahead):
+    config = trinity(*given)
+    assert (config.staleness, config.steps_ahead) == (staleness, steps_ahead)
+
+
+@pytest.mark.parametrize("given", [(0, 2, None), (0, 1, 1), (3, 2, 3)])
+def test_a_bound_that_the_schedule_cannot_keep_is_refused(given):
+    with pytest.raises(ValidationError, match=r"sync_interval - 1 \+ sync_offset"):
+        trinity(*given)
+
+
+def load(tmp_path, text, *overrides):
+    path = tmp_path / "run.yaml"
+    path.write_text("ajet:\n  model: {path: m}\n" + text)
+    return load_config(path, overrides, backbone="trinity")
+
+
+@pytest.mark.parametrize(
+    ("text", "staleness", "interval", "partial"),
+    [
+        ("async_generation_ratio: 1\n", 1, 1, "continue"),
+        ("async_generation_ratio: 0\n", 0, 1, "continue"),
+        ("  async_generation_ratio: 1.5\n", 2, 1, "continue"),
+        ("async_training: {staleness_threshold: 0.1, trigger_parameter_sync_step: 4, "
+         "require_batches: 1, partial_rollout: true, use_rollout_log_probs: true}\n",
+         4, 4, "continue"),
+        ("async_training: {trigger_parameter_sync_step: 4}\n", 3, 4, "continue"),
+        ("async_training: {staleness_threshold: 1, partial_rollout: false}\n", 1, 1, "finish"),
+    ],
+)  # fmt: skip
+def test_the_keys_of_roll_and_verl_are_those_of_trinity(
+    tmp_path, text, staleness, interval, partial
+):
+    config = load(tmp_path, text)
+    assert config.trinity.staleness == staleness
+    assert config.trinity.synchronizer.sync_interval == interval
+    assert config.trinity.partial_rollout == partial
+    assert config.user_sections() == {} and config.notices == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("async_training: {require_batches: 4}\n", "async_training.require_batches=4 is refused"),
+        ("async_training: {zzz: 1}\n", "async_training.zzz=1 is refused: it has no counterpart"),
+        ("async_training: 4\n", "async_training: a section is expected, got 4"),
+        ("async_generation_ratio: yes\n", "async_generation_ratio: a number from 0 is expected"),
+        ("async_generation_ratio: 1\ntrinity: {max_staleness: 3}\n", "two values: 1, 3"),
+    ],
+)
+def test_what_they_cannot_mean_here_is_one_line(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path, text)

@@ -1,0 +1,411 @@
+"""The router over hand-written replicas that die, stumble, hang and come back."""
+
+import asyncio
+import random
+from collections import Counter
+
+import pytest
+
+from ajet.core.errors import ModelError
+from ajet.core.inference.endpoint import Completion, ContextOverflow, SamplingParams
+from ajet.core.inference.gate import Gate
+from ajet.core.inference.replica import ReplicaDown
+from ajet.core.inference.router import Router, RouterSettings
+from ajet.core.weight_sync.manifest import SyncReport, WeightsError
+
+SAMPLING = SamplingParams(max_tokens=6, seed=3)
+FAST = RouterSettings(health_interval_s=0.01, health_timeout_s=0.05, wait_for_replica_s=5)
+
+
+class Weights:
+    version = 7
+    can_be_read_again = True
+
+
+class FakeReplica:
+    """Samples the number of the place, one token a step; dies, hangs and stumbles when told to."""
+
+    def __init__(self, name, events=None, step_s=0.0):
+        self.name = name
+        self.events = [] if events is None else events
+        self.step_s = step_s
+        self.version = None
+        self.asked = []
+        self.sampling = []
+        self.seen = []
+        self.left = []
+        self.is_down = self.hangs = self.closed = False
+        self.checks = []  # what the next health checks say; then `not is_down`
+        self.gate = Gate()
+        self.aborted = set()
+
+    async def generate(self, prompt_ids, sampling, request_id):
+        self.asked.append(request_id)
+        self.seen.append(list(prompt_ids))
+        self.sampling.append(sampling)
+        await self.gate.enter(request_id)
+        try:
+            return await self._sample(prompt_ids, sampling, request_id)
+        finally:
+            self.gate.leave(request_id)
+
+    async def _sample(self, prompt_ids, sampling, request_id):
+        tokens, reason = [], "length"
+        version = self.version or 0
+        while len(tokens) < sampling.max_tokens and reason != "abort":
+            await asyncio.sleep(self.step_s)
+            while self.hangs:
+                await asyncio.sleep(0.001)
+            if self.is_down:
+                raise ReplicaDown(f"{self.name}: connection refused")
+            tokens.append(len(prompt_ids) + len(tokens))
+            reason = "abort" if request_id in self.aborted else "length"
+        self.aborted.discard(request_id)
+        logprobs = (-0.5,) * len(tokens)
+        return Completion(tuple(prompt_ids), tuple(tokens), logprobs, reason, version)
+
+    async def health(self):
+        if self.checks:
+            if not self.checks.pop(0):
+                raise ReplicaDown(f"{self.name}: 503")
+        elif self.hangs:
+            await asyncio.sleep(60)
+        elif self.is_down:
+            raise ReplicaDown(f"{self.name}: connection refused")
+
+    def abort(self, request_id):
+        self.aborted.add(request_id)
+
+    def leave(self, episode_id):
+        self.left.append(episode_id)
+
+    async def pause(self, abort=False):
+        self.events.append(("pause", self.name, abort))
+        self.gate.shut()
+        if abort:
+            self.aborted |= set(self.gate.inside)
+        await self.gate.empty()
+
+    async def resume(self):
+        self.events.append(("resume", self.name))
+        self.gate.open()
+
+    async def sleep(self):
+        self.events.append(("sleep", self.name))
+        self.gate.shut()
+
+    async def wake(self):
+        self.events.append(("wake", self.name))
+
+    async def load_weights(self, source, version):
+        if self.is_down:
+            raise ReplicaDown(f"{self.name}: connection refused")
+        self.events.append(("load", self.name, version))
+        self.version = version
+        return SyncReport(version, 0.5, 100, f"sum{version}")
+
+    async def close(self):
+        self.closed = True
+
+
+def _replicas(count, **options):
+    return [FakeReplica(f"r{number}", **options) for number in range(count)]
+
+
+async def _episode(router, episode_id, turns, pause=0.0):
+    ids, replies = [1, 2], []
+    for turn in range(turns):
+        reply = await router.generate(ids, SAMPLING, f"{episode_id}/{turn:04d}")
+        assert reply.prompt_ids == tuple(ids)
+        replies.append(reply)
+        ids = [*ids, *reply.token_ids, 0]
+        await asyncio.sleep(pause)
+    router.leave(episode_id)
+    return replies
+
+
+async def test_an_episode_stays_with_its_replica_which_hears_that_it_left():
+    replicas = _replicas(3)
+    router = Router(replicas, FAST)
+    await asyncio.gather(*(_episode(router, f"e{n}", 4) for n in range(9)))
+    for replica in replicas:
+        episodes = Counter(request.split("/")[0] for request in replica.asked)
+        assert len(episodes) == 3 and set(episodes.values()) == {4}
+        assert sorted(replica.left) == sorted(episodes)
+    await router.close()
+    assert all(replica.closed for replica in replicas)
+
+
+async def test_a_death_in_the_middle_of_requests_is_not_seen_by_any_episode():
+    replicas = _replicas(3, step_s=0.002)
+    router = Router(replicas, FAST)
+    episodes = [asyncio.create_task(_episode(router, f"e{n}", 5)) for n in range(12)]
+    await asyncio.sleep(0.02)
+    replicas[1].is_down = True
+    done = await asyncio.gather(*episodes)
+    assert all(len(replies) == 5 for replies in done)
+    assert all(len(reply.token_ids) == 6 for replies in done for reply in replies)
+    assert router.names == ["r0", "r2"] and router.stats.num_retries >= 1
+    await router.close()
+
+
+async def test_a_replica_that_hangs_is_found_by_its_health_and_its_requests_go_elsewhere():
+    replicas = _replicas(2, step_s=0.001)
+    router = Router(replicas, FAST)
+    replicas[0].hangs = True
+    done = await asyncio.wait_for(
+        asyncio.gather(*(_episode(router, f"e{n}", 1) for n in range(4))), 5
+    )
+    assert len(done) == 4 and router.names == ["r1"]
+    await router.close()
+
+
+async def test_a_dead_replica_is_replaced_with_the_weights_of_the_day():
+    replicas, events = _replicas(2, step_s=0.001), []
+    fresh = FakeReplica("r0", events)
+
+    async def spawn(name):
+        assert name == "r0"
+        return fresh
+
+    router = Router(replicas, FAST, spawn=spawn)
+    await router.load_weights(Weights(), 7)
+    replicas[0].is_down = True
+    await asyncio.gather(*(_episode(router, f"e{n}", 2) for n in range(6)))
+    while "r0" not in router.names:
+        await asyncio.sleep(0.01)
+    assert events[0] == ("load", "r0", 7) and router.stats.num_replaced == 1
+    replies = await asyncio.gather(*(_episode(router, f"f{n}", 1) for n in range(4)))
+    assert fresh.asked and {reply.policy_version for (reply,) in replies} == {7}
+    await router.close()
+
+
+async def test_requests_wait_for_a_replacement_and_fail_in_one_line_when_there_is_none():
+    ready = asyncio.Event()
+    only = FakeReplica("r0")
+
+    async def spawn(name):
+        await ready.wait()
+        return FakeReplica(name)
+
+    only.is_down = True
+    router = Router([only], FAST, spawn=spawn)
+    waiting = asyncio.create_task(_episode(router, "e", 1))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    ready.set()
+    assert len((await waiting)[0].token_ids) == 6
+    await router.close()
+
+    async def nobody(name):
+        raise ModelError("r0: no GPU is free")
+
+    router = Router([only], FAST, spawn=nobody)
+    with pytest.raises(ModelError) as caught:
+        await router.generate([1], SAMPLING, "e/0")
+    assert str(caught.value) == "no inference replica is left (r0: no GPU is free)"
+    with pytest.raises(ModelError, match=r"^no inference replica is left"):
+        await Router([], FAST).generate([1], SAMPLING, "e/0")
+    await router.close()
+
+
+async def test_a_check_that_fails_once_changes_nothing():
+    replicas = _replicas(2)
+    router = Router(replicas, FAST)
+    await _episode(router, "e0", 1)
+    for replica in replicas:
+        replica.checks = [False, False, True] * 4
+    for _ in range(60):
+        await asyncio.sleep(0.01)
+        assert len(router.names) == 2
+    assert router.stats.num_lost == 0 and not any(replica.checks for replica in replicas)
+    await router.close()
+
+
+async def test_a_replica_that_stumbled_comes_back():
+    replicas = _replicas(2)
+    router = Router(replicas, FAST)
+    replicas[0].is_down, replicas[0].checks = True, [False, True, True, True]
+    assert len((await _episode(router, "e0", 1))[0].token_ids) == 6
+    assert router.names == ["r1"]
+    replicas[0].is_down = False
+    while len(router.names) < 2:
+        await asyncio.sleep(0.01)
+    assert ("resume", "r0") in replicas[0].events
+    await router.close()
+
+
+async def test_a_request_that_breaks_every_replica_fails_alone():
+    class Brittle(FakeReplica):
+        async def _sample(self, prompt_ids, sampling, request_id):
+            if prompt_ids == [666]:
+                raise ReplicaDown(f"{self.name}: 500")
+            return await super()._sample(prompt_ids, sampling, request_id)
+
+    replicas = [Brittle(f"r{n}") for n in range(4)]
+    router = Router(replicas, FAST)
+    with pytest.raises(ModelError, match=r"^request bad/0: 3 tries failed, the last one: r\d: 500"):
+        await router.generate([666], SAMPLING, "bad/0")
+    while len(router.names) < 4:
+        await asyncio.sleep(0.01)
+    await _episode(router, "good", 3)
+    await router.close()
+
+
+async def test_an_overlong_prompt_is_nobodys_fault():
+    class Short(FakeReplica):
+        async def generate(self, prompt_ids, sampling, request_id):
+            raise ContextOverflow("too long")
+
+    router = Router([Short("r0")], FAST)
+    with pytest.raises(ContextOverflow):
+        await router.generate([1], SAMPLING, "e/0")
+    assert router.names == ["r0"] and router.stats.num_retries == 0
+    await router.close()
+
+
+async def test_an_episode_moves_when_its_replica_is_too_busy():
+    replicas = _replicas(2, step_s=0.002)
+    router = Router(replicas, RouterSettings(skew=3))
+    await _episode_turn(router, "home/0000")
+    home = next(replica for replica in replicas if replica.asked)
+    others = [asyncio.create_task(_episode_turn(router, f"x{n}/0000")) for n in range(20)]
+    await asyncio.sleep(0.005)
+    other = replicas[1 - replicas.index(home)]
+    other.step_s = 0
+    while other.gate.inside:
+        await asyncio.sleep(0.001)
+    await _episode_turn(router, "home/0001")
+    assert "home/0001" in other.asked
+    await asyncio.gather(*others)
+    await _episode_turn(router, "home/0002")
+    assert "home/0002" in other.asked
+    await router.close()
+
+
+def _episode_turn(router, request_id):
+    return router.generate([1, 2], SAMPLING, request_id)
+
+
+async def test_requests_are_held_while_weights_change():
+    events = []
+    replicas = _replicas(2, events=events, step_s=0.002)
+    router = Router(replicas, FAST)
+    episodes = [asyncio.create_task(_episode(router, f"e{n}", 6)) for n in range(10)]
+    await asyncio.sleep(0.02)
+    await router.pause()
+    assert not any(replica.gate.inside for replica in replicas)
+    report = await router.load_weights(Weights(), 7)
+    assert report == SyncReport(7, 0.5, 200, "sum7")
+    asked = sum(len(replica.asked) for replica in replicas)
+    await asyncio.sleep(0.02)
+    assert sum(len(replica.asked) for replica in replicas) == asked  # held here, not there
+    await router.resume()
+    done = await asyncio.gather(*episodes)
+    versions = [[reply.policy_version for reply in replies] for replies in done]
+    assert all(found == sorted(found) and found[0] == 0 and found[-1] == 7 for found in versions)
+    assert [event[0] for event in events] == ["pause"] * 2 + ["load"] * 2 + ["resume"] * 2
+    await router.close()
+
+
+@pytest.mark.parametrize("continued", [True, False], ids=["continued", "from the start"])
+async def test_an_aborted_request_goes_on_after_the_change(continued):
+    replica = FakeReplica("r0", step_s=0.005)
+    router = Router([replica], RouterSettings(continue_aborted=continued))
+    request = asyncio.create_task(router.generate([1, 2], SAMPLING, "e/0"))
+    await asyncio.sleep(0.013)
+    await router.pause(abort=True)
+    await router.load_weights(Weights(), 7)
+    assert not request.done()
+    await router.resume()
+    reply = await request
+    assert reply.prompt_ids == (1, 2) and reply.token_ids == (2, 3, 4, 5, 6, 7)
+    assert reply.finish_reason == "length" and len(reply.logprobs) == 6
+    assert reply.policy_version == (0 if continued else 7)  # the oldest of its tokens
+    first, second = replica.sampling
+    if continued:
+        assert 0 < second.max_tokens < 6 and second.seed != first.seed
+        assert replica.seen[1] == [1, 2, 2, 3, 4, 5, 6, 7][: 8 - second.max_tokens]
+    else:
+        assert second == first and replica.seen[1] == [1, 2]
+    await router.close()
+
+
+async def test_a_caller_ends_its_request_wherever_it_is():
+    replica = FakeReplica("r0", step_s=0.002)
+    router = Router([replica], FAST)
+    running = asyncio.create_task(router.generate([1], SAMPLING, "e/0"))
+    await asyncio.sleep(0.005)
+    router.abort("e/0")
+    reply = await running
+    assert reply.finish_reason == "abort" and 0 < len(reply.token_ids) < 6
+    await router.pause()
+    held = asyncio.create_task(router.generate([1], SAMPLING, "e/1"))
+    await asyncio.sleep(0.005)
+    router.abort("e/1")
+    assert (await held).token_ids == ()
+    router.abort("unknown/0")
+    cancelled = asyncio.create_task(router.generate([1], SAMPLING, "e/2"))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await asyncio.gather(cancelled, return_exceptions=True)
+    await router.resume()
+    assert len((await router.generate([1], SAMPLING, "e/2")).token_ids) == 6
+    await router.close()
+
+
+async def test_weights_that_differ_between_replicas_are_an_error():
+    class Other(FakeReplica):
+        async def load_weights(self, source, version):
+            return SyncReport(version, 0.1, 100, "another")
+
+    with pytest.raises(WeightsError, match="version 7: replicas hold different ones"):
+        await Router([FakeReplica("r0"), Other("r1")], FAST).load_weights(Weights(), 7)
+    down = FakeReplica("r2")
+    down.is_down = True
+    router = Router([down, FakeReplica("r3")], FAST)
+    assert (await router.load_weights(Weights(), 7)).num_bytes == 100
+    assert router.names == ["r3"]
+    await router.close()
+
+
+async def test_a_replica_that_was_away_gets_the_weights_and_the_sleep_that_it_missed():
+    replicas = _replicas(2)
+    router = Router(replicas, FAST)
+    await router.load_weights(Weights(), 6)
+    replicas[0].is_down = True
+    await _episode(router, "e", 1)
+    await router.sleep()
+    await router.load_weights(Weights(), 7)
+    replicas[0].is_down = False
+    while len(router.names) < 2:
+        await asyncio.sleep(0.01)
+    assert replicas[0].version == 7 and replicas[0].events[-1] == ("sleep", "r0")
+    await router.wake()
+    await router.resume()
+    assert replicas[0].events[-1] == ("resume", "r0")
+    await router.close()
+
+
+async def test_a_thousand_episodes_in_flight_survive_deaths_and_pauses():
+    luck = random.Random(5)
+    replicas = _replicas(8, step_s=0.001)
+
+    async def spawn(name):
+        return FakeReplica(name, step_s=0.001)
+
+    router = Router(replicas, FAST, spawn=spawn)
+    episodes = [
+        asyncio.create_task(_episode(router, f"e{n:04d}", 3, luck.random() * 0.01))
+        for n in range(1000)
+    ]
+    await asyncio.sleep(0.05)
+    for replica in (replicas[2], replicas[5]):
+        replica.is_down = True
+    await router.pause()
+    await router.load_weights(Weights(), 7)
+    await router.resume()
+    done = await asyncio.gather(*episodes)
+    assert all(len(reply.token_ids) == 6 for replies in done for reply in replies)
+    assert router.stats.num_requests == 3000
+    await router.close()

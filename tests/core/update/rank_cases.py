@@ -1,0 +1,250 @@
+"""One rank's side of the tests over several ranks: cases whose result must not depend on how many.
+
+    run_rank(rank, size, port, folder, names)    folder/NAME.SIZE.RANK.pt, one for each case
+
+Started by test_ranks.py in processes of their own; a single process calls `run_case` directly.
+"""
+
+import traceback
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed.checkpoint
+from update_fixtures import forked_groups, sample, tiny_model
+
+import ajet.core.update.sharding  # noqa: F401  # takes seconds: once, before the processes fork
+from ajet.core.advantage import EstimatorSettings
+from ajet.core.advantage.kl_control import FixedKL
+from ajet.core.errors import AjetError
+from ajet.core.learning.learner import Learner, LearnerSettings
+from ajet.core.trajectory.sample import TrainingSample
+from ajet.core.update.checkpoint import load_checkpoint, save_checkpoint
+from ajet.core.update.critic import Critic
+from ajet.core.update.policy import Policy
+from ajet.core.update.ranks import ONE_RANK, Ranks, TorchRanks, connect, disconnect
+from ajet.core.update.settings import (
+    CorrectionSettings,
+    CriticSettings,
+    LoraSettings,
+    ShardingSettings,
+    UpdateSettings,
+)
+from ajet.core.update.shards import full, put
+
+# AdamW divides by sqrt(v) + eps: with its usual eps, a gradient that is rounding alone, which the
+# order of additions changes, would make a step of the size of lr.
+STEADY: dict[str, Any] = {"lr": 1e-3, "eps": 1e-5, "max_tokens_per_micro_batch": 400}
+LORA = LoraSettings(rank=4, alpha=8, targets=("q_proj", "v_proj", "down_proj"))
+
+
+@dataclass(frozen=True)
+class Case:
+    """Three updates by the policy, or by a critic."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    sharding: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    is_one_row: bool = False
+    is_critic: bool = False
+
+    def samples(self, seed: int) -> list[TrainingSample]:
+        if self.is_one_row:
+            return [sample([1, 2, 3, 4 + seed], "0011", advantage=1.0)]
+        return groups(seed)
+
+
+def groups(seed: int = 0) -> list[TrainingSample]:
+    return forked_groups(seed, num_groups=2, group_size=3)
+
+
+def in_sequence(size: int) -> dict[str, Any]:
+    return {"ulysses_sequence_parallel_size": size}
+
+
+CASES = {
+    "tree": Case(
+        dict(
+            kl_loss_coef=0.1,
+            entropy_coef=0.01,
+            mini_batch_num=2,
+            temperature=0.8,
+            max_tokens_per_micro_batch=40,
+        )
+    ),
+    "packed": Case(
+        dict(
+            batch_layout="packed",
+            correction=CorrectionSettings(level="sequence", upper=1.5),
+            loss_agg_mode="seq-mean-token-mean",
+        ),
+        model=dict(tie_word_embeddings=False),
+    ),
+    "padded": Case(
+        dict(batch_layout="padded", kl_loss_coef=0.1, kl_loss_type="k1"),
+        dict(activation_checkpointing=True, reshard_after_forward=False),
+    ),
+    "gspo": Case(
+        dict(policy_loss="gspo", clip_low=3e-4, clip_high=4e-4, kl_loss_coef=0.1),
+        dict(activation_checkpointing=True, cpu_offload=True),
+    ),
+    "lora": Case(dict(lora=LORA, lr=1e-2, kl_loss_coef=0.1)),
+    "one_row": Case(is_one_row=True),
+    "critic": Case(dict(mini_batch_num=2), is_critic=True),
+    "sequence": Case(dict(kl_loss_coef=0.1, policy_loss="gspo"), in_sequence(2)),
+    "sequence_packed": Case(
+        dict(batch_layout="packed", lora=LORA, lr=1e-2, kl_loss_coef=0.1),
+        in_sequence(2) | dict(activation_checkpointing=True),
+    ),
+    "sequence_critic": Case(sharding=in_sequence(2), is_critic=True),
+    "sequence_of_four": Case(sharding=in_sequence(4)),  # fewer key-value heads than ranks
+}
+
+
+def run_case(name: str, ranks: Ranks = ONE_RANK) -> dict[str, Any]:
+    """In one process without sharding, or over ranks."""
+    case = CASES[name]
+    return run_critic(case, ranks) if case.is_critic else run_policy(case, ranks)
+
+
+def run_policy(case: Case, ranks: Ranks) -> dict[str, Any]:
+    policy = Policy(tiny_model(**case.model), UpdateSettings(**STEADY | case.settings), ranks)
+    if policy.reference is not None:  # as for a KL in the reward, before anything is learnt
+        policy.reference_scores(case.samples(0))
+    metrics = [policy.update(case.samples(seed)) for seed in range(3)]
+    samples = case.samples(3)
+    out: dict[str, Any] = {"metrics": metrics, "scores": np.concatenate(policy.score(samples))}
+    if policy.reference is not None:
+        out["reference"] = np.concatenate(policy.reference_scores(samples))
+    published = {n: t.clone() for n, t in policy.weights()}
+    return out | {"tensors": whole(policy), "published": published}
+
+
+def run_critic(case: Case, ranks: Ranks) -> dict[str, Any]:
+    critic = bent(Critic(tiny_model(), CriticSettings(**STEADY | case.settings), ranks))
+    metrics = []
+    for seed in range(3):
+        samples = case.samples(seed)
+        metrics.append(critic.update(samples, returns_of(samples, seed), critic.values(samples)))
+    scores = np.concatenate(critic.values(case.samples(3)))
+    return {"metrics": metrics, "scores": scores, "tensors": whole(critic)}
+
+
+def returns_of(samples, seed):
+    rng = np.random.default_rng(seed)
+    return [np.where(s.loss_mask, rng.normal(0, 1, len(s)), 0).astype(np.float32) for s in samples]
+
+
+def bent(critic: Critic) -> Critic:
+    """With a head that is not zero, so that the gradient reaches the model."""
+    head = critic.model.head.weight
+    put(head, 0.1 * torch.randn(head.shape, generator=torch.Generator().manual_seed(0)))
+    return critic
+
+
+def whole(learner: Policy | Critic | Learner) -> dict[str, torch.Tensor]:
+    return {n: full(t).detach().clone() for n, t in learner.state_dict().tensors.items()}
+
+
+def relay(ranks: Ranks, folder: Path, step: int) -> dict[str, Any]:
+    """Takes up the newest checkpoint in `folder`, learns from the samples of `step`, saves."""
+    policy = Policy(tiny_model(seed=step), UpdateSettings(**STEADY), ranks)
+    critic = bent(Critic(tiny_model(seed=step + 1), CriticSettings(**STEADY), ranks))
+    learner = Learner(policy, critic, FixedKL(0.1), LearnerSettings(EstimatorSettings(name="gae")))
+    found = load_checkpoint(folder, like=learner.template(), ranks=ranks)
+    if found is not None:
+        learner.load_state_dict(found.tensors, found.state)
+    samples = groups(step)
+    critic.update(samples, returns_of(samples, step), critic.values(samples))
+    policy.update(samples)
+    tensors, state = learner.state_dict()
+    save_checkpoint(folder, step, tensors, state, ranks=ranks)
+    return {"tensors": whole(learner)}
+
+
+def nan_on_one(ranks: Ranks) -> dict[str, Any]:
+    """One row's gradient is not finite; whoever computes it, nobody may step."""
+    samples = groups()
+    mask = samples[0].loss_mask
+    samples[0] = replace(
+        samples[0],
+        logprobs=np.where(mask, -18, 0).astype(np.float32),
+        advantages=np.where(mask, -3e38, 0).astype(np.float32),
+    )
+    policy = Policy(tiny_model(), UpdateSettings(**STEADY), ranks)
+    return {"metrics": [policy.update(samples)], "tensors": whole(policy)}
+
+
+def in_bfloat16(ranks: Ranks) -> dict[str, Any]:
+    policy = Policy(tiny_model(), UpdateSettings(**STEADY), ranks)
+    metrics = [policy.update(groups())]
+    return {
+        "metrics": metrics,
+        "tensors": whole(policy),
+        "published": {n: t.clone() for n, t in policy.weights()},
+    }
+
+
+def refusals(folder: Path) -> dict[str, str]:
+    """What a user may get wrong, each in one line on every rank."""
+    ranks = TorchRanks()
+    file = folder / "a_file"
+    file.write_text("")
+    other = Policy(
+        tiny_model(hidden_size=16, num_attention_heads=2), UpdateSettings(**STEADY), ranks
+    )
+    tensors, state = other.state_dict()
+
+    def of_three() -> None:
+        TorchRanks(ShardingSettings(ulysses_sequence_parallel_size=3))
+
+    def padded_in_sequence() -> None:
+        in_two = TorchRanks(ShardingSettings(ulysses_sequence_parallel_size=2))
+        Policy(tiny_model(), UpdateSettings(batch_layout="padded"), in_two)
+
+    tries = {
+        "another_model": lambda: load_checkpoint(
+            folder / "relay", like=other.template(), ranks=ranks
+        ),
+        "no_folder": lambda: save_checkpoint(file / "in_it", 1, tensors, state, ranks=ranks),
+        "of_three": of_three,
+        "padded_in_sequence": padded_in_sequence,
+    }
+    return {name: refused(act) for name, act in tries.items()}
+
+
+def refused(act) -> str:
+    try:
+        act()
+    except AjetError as error:
+        return str(error)
+    return "not refused"
+
+
+def run_rank(rank: int, size: int, port: int, folder: Path, names: list[str]) -> None:
+    """In a process of its own, which the test starts; its traceback goes to a file."""
+    torch.set_num_threads(1)
+    try:
+        connect(rank, size, host="127.0.0.1", port=port, timeout_s=120)
+        for name in names:
+            torch.save(of_ranks(name, size, folder), folder / f"{name}.{size}.{rank}.pt")
+        disconnect()
+    except BaseException:
+        (folder / f"fault.{size}.{rank}").write_text(traceback.format_exc())
+        raise
+
+
+def of_ranks(name: str, size: int, folder: Path) -> Any:
+    match name:
+        case "relay":
+            return relay(TorchRanks(), folder / "relay", size)
+        case "nan_on_one":
+            return nan_on_one(TorchRanks())
+        case "bfloat16":
+            return in_bfloat16(TorchRanks(ShardingSettings(param_dtype="bfloat16")))
+        case "refusals":
+            return refusals(folder)
+        case _:
+            return run_case(name, TorchRanks(ShardingSettings(**CASES[name].sharding)))

@@ -1,0 +1,209 @@
+"""One, two and four processes over gloo make the same update: the number of ranks is no part of an
+experiment. Each number of ranks is one start of processes, which run all cases."""
+
+import multiprocessing
+import os
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rank_cases import CASES, in_bfloat16, nan_on_one, refused, relay, run_case, run_rank
+from update_fixtures import tiny_model
+
+from ajet.core.errors import ConfigError
+from ajet.core.model.load import LoadedModel
+from ajet.core.update.export import export_model
+from ajet.core.update.ranks import ONE_RANK
+from ajet.core.update.sequence import SequenceGroup
+from tests.fakes import chat_tokenizer
+
+OF_TWO = [name for name in CASES if name != "sequence_of_four"]
+OF_FOUR = ["tree", "padded", "lora", "one_row", "critic", "sequence", "sequence_of_four"]
+# What the forward passes went through depends on how the rows were divided.
+OF_THE_DIVISION = ("tree_tokens", "padded_tokens", "seconds")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start(size, folder, names):
+    """Every case's results, by rank. The server that the processes fork from imports torch once,
+    and has used none of its threads."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["rank_cases"])
+    port = free_port()
+    processes = [
+        context.Process(target=run_rank, args=(rank, size, port, folder, names))
+        for rank in range(size)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=1500)
+    faults = [file.read_text() for file in sorted(folder.glob(f"fault.{size}.*"))]
+    assert [process.exitcode for process in processes] == [0] * size, "\n".join(faults)
+    return {
+        name: [
+            torch.load(folder / f"{name}.{size}.{rank}.pt", weights_only=False)
+            for rank in range(size)
+        ]
+        for name in names
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def first_relay(folder):
+    """One process begins the relay."""
+    torch.set_num_threads(1)
+    return relay(ONE_RANK, folder / "relay", 1)
+
+
+@pytest.fixture(scope="module")
+def two(folder, first_relay):
+    return start(2, folder, [*OF_TWO, "nan_on_one", "bfloat16", "relay", "refusals"])
+
+
+@pytest.fixture(scope="module")
+def four(folder, two):
+    return start(4, folder, [*OF_FOUR, "nan_on_one", "relay"])
+
+
+@pytest.fixture(scope="module")
+def one():
+    """Each case in this process, without torch.distributed; once."""
+    torch.set_num_threads(1)
+    known = {}
+
+    def of(name):
+        if name not in known:
+            known[name] = run_case(name)
+        return known[name]
+
+    return of
+
+
+def assert_same_tensors(found, expected):
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-5, msg=name)
+
+
+def assert_same(found, expected):
+    assert_same_tensors(found["tensors"], expected["tensors"])
+    assert_same_tensors(found.get("published", {}), expected.get("published", {}))
+    for key in ("scores", "reference"):
+        if key in expected:
+            np.testing.assert_allclose(found[key], expected[key], atol=2e-5)
+    for step, metrics in enumerate(expected["metrics"]):
+        for key, value in metrics.items():
+            if key not in OF_THE_DIVISION:
+                is_same = found["metrics"][step][key] == pytest.approx(value, rel=1e-4, abs=1e-5)
+                assert is_same, (step, key)
+
+
+@pytest.mark.parametrize("name", OF_TWO)
+def test_two_ranks_make_the_update_of_one(name, one, two):
+    for found in two[name]:
+        assert_same(found, one(name))
+
+
+@pytest.mark.parametrize("name", OF_FOUR)
+def test_four_ranks_make_the_update_of_one(name, one, four):
+    for found in four[name]:
+        assert_same(found, one(name))
+
+
+def test_a_single_rank_of_a_sharded_model_makes_the_update_too(one, folder):
+    names = ["tree", "critic"]
+    for name, [found] in start(1, folder, names).items():
+        assert_same(found, one(name))
+
+
+def test_every_rank_reports_the_same(four):
+    for name in OF_FOUR:
+        first, *others = four[name]
+        for other in others:
+            for mine, theirs in zip(first["metrics"], other["metrics"], strict=True):
+                assert mine | {"seconds": 0} == theirs | {"seconds": 0}
+            assert np.array_equal(first["scores"], other["scores"])
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_gradient_of_nan_on_one_rank_skips_the_step_on_all(size, two, four):
+    assert nan_on_one(ONE_RANK)["metrics"][0]["nonfinite_steps"] == 1
+    for found in (two if size == 2 else four)["nan_on_one"]:
+        metrics = found["metrics"][0]
+        assert (metrics["nonfinite_steps"], metrics["optimizer_steps"]) == (1, 0)
+        for name, fresh in tiny_model().named_parameters():
+            assert torch.equal(found["tensors"][f"model.{name}"], fresh)
+
+
+def test_bfloat16_is_computed_over_float32_shards_and_published(two):
+    expected = in_bfloat16(ONE_RANK)["metrics"][0]
+    for found in two["bfloat16"]:
+        assert {t.dtype for t in found["tensors"].values()} == {torch.float32}
+        assert {t.dtype for t in found["published"].values()} == {torch.bfloat16}
+        metrics = found["metrics"][0]
+        assert metrics["grad_norm"] == pytest.approx(expected["grad_norm"], rel=0.03)
+        assert metrics["grad_norm"] != pytest.approx(expected["grad_norm"], rel=1e-6)
+
+
+def test_a_run_goes_on_from_one_rank_to_two_to_four_and_back_to_one(
+    folder, first_relay, two, four, tmp_path
+):
+    straight = [relay(ONE_RANK, tmp_path, step) for step in (1, 2, 4, 5)]
+    last = relay(ONE_RANK, folder / "relay", 5)
+    taken_up = [[first_relay], two["relay"], four["relay"], [last]]
+    for of_ranks, expected in zip(taken_up, straight, strict=True):
+        for found in of_ranks:
+            assert_same_tensors(found["tensors"], expected["tensors"])
+
+
+def test_what_four_ranks_wrote_becomes_a_model_folder(folder, four):
+    from transformers import AutoModelForCausalLM
+
+    loaded = LoadedModel(tiny_model(seed=7), chat_tokenizer("qwen2_5"), "tiny")
+    export_model(loaded, folder / "relay" / "step_000004", folder / "out")
+    model = AutoModelForCausalLM.from_pretrained(folder / "out")
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, four["relay"][0]["tensors"][f"model.{name}"])
+
+
+def test_what_a_user_gets_wrong_is_one_line_on_every_rank(two):
+    for said in two["refusals"]:
+        assert "\n" not in "".join(said.values())
+        assert "does not fit the model" in said["another_model"]
+        assert "step_000001 was not saved: Not a directory" in said["no_folder"]
+        assert "does not divide the number of trainer ranks (2)" in said["of_three"]
+        assert "ulysses_sequence_parallel_size=2" in said["padded_in_sequence"]
+    assert two["refusals"][0] == two["refusals"][1]
+
+
+@pytest.mark.parametrize(("size", "heads", "kv_heads"), [(3, 4, 2), (4, 8, 6), (8, 4, 4)])
+def test_heads_that_ranks_cannot_share_are_one_line(size, heads, kv_heads):
+    with pytest.raises(ConfigError, match=f"ulysses_sequence_parallel_size={size}") as caught:
+        SequenceGroup(0, size, None).check_heads(heads, kv_heads)
+    assert "\n" not in str(caught.value)
+
+
+def test_heads_that_ranks_can_share_are_taken():
+    for size, heads, kv_heads in [(2, 4, 2), (4, 4, 2), (2, 14, 2), (4, 28, 4), (1, 3, 1)]:
+        SequenceGroup(0, size, None).check_heads(heads, kv_heads)
+
+
+def test_a_rank_without_the_others_is_one_line():
+    from ajet.core.update.ranks import connect
+
+    message = refused(lambda: connect(1, 2, host="127.0.0.1", port=free_port(), timeout_s=1))
+    assert "rank 1 of 2 could not join the others" in message and "\n" not in message
