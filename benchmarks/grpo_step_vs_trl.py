@@ -23,7 +23,7 @@ tools one by one. Here a prompt is computed once a step for its group, what foll
 result starts from the kept keys and values, the update computes each shared prefix once and leaves
 out groups whose rewards are all equal (they have no gradient; TRL computes them).
 
-Not covered: several threads, accelerators, TRL with vLLM, larger models.
+Not covered: several threads, TRL with vLLM; accelerators and larger models (gpu_step.py).
 """
 
 import argparse
@@ -138,6 +138,8 @@ def configured(args: argparse.Namespace, arm: str, seed: int) -> AjetConfig:
     """The demo's config at this benchmark's sizes."""
     overrides: dict[str, Any] = {
         "seed": seed,
+        "model.path": args.model,
+        "model.device": args.device,
         "data.train_batch_size": NUM_TASKS,
         "rollout.num_repeat": GROUP,
         "rollout.max_response_length_in_one_turn": args.max_tokens,
@@ -197,7 +199,9 @@ def with_trl(args: argparse.Namespace, batches: Sequence[Sequence[Task]], seed: 
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer
 
-    loaded, timed = load_model("embedded:math"), Timed()
+    # Weights in float32, computed in bfloat16 on a GPU: what TRL does by itself.
+    on_cpu = args.device == "cpu"
+    loaded, timed = load_model(args.model, device=args.device, dtype="float32"), Timed()
     tokenizer = _prepared(loaded.tokenizer)
 
     class StepClock(TrainerCallback):
@@ -230,8 +234,8 @@ def with_trl(args: argparse.Namespace, batches: Sequence[Sequence[Task]], seed: 
     with tempfile.TemporaryDirectory() as folder:
         options = GRPOConfig(
             output_dir=folder,
-            use_cpu=True,
-            bf16=False,
+            use_cpu=on_cpu,
+            bf16=not on_cpu,
             seed=seed,
             max_steps=len(batches),
             per_device_train_batch_size=args.trl_micro_batch,
@@ -353,6 +357,7 @@ def main() -> None:
     parser.add_argument("--trl-micro-batch", type=int, default=8, help="episodes")
     parser.add_argument("--lr", type=float, default=5e-4)
     parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
+    parser.set_defaults(model="embedded:math", device="cpu")
     args = parser.parse_args()
     torch.set_num_threads(1)
     import trl

@@ -1,0 +1,273 @@
+"""A rank's memory and a step's time as the ranks grow: FSDP2 over gloo on the CPU.
+
+    python benchmarks/sharding.py [--rounds 2] [--out benchmarks/results/sharding.json]
+
+A random Qwen2 of 29 million float32 weights, two groups of four episodes, one optimizer step an
+update. Each arm is 1, 2 or 4 processes with a thread each, with and without activation
+checkpointing, and with Ulysses over 2 or 4 of them; `unsharded` is the plain process of a run with
+one rank. Every arm computes the same update: the norms of their gradients are compared.
+
+State: the bytes of the tensors that a rank keeps (float32 weights and AdamW's two moments) and of
+the gradients before the optimizer's step. Limit: a rank of N keeps 1/N of them.
+
+Peak: the most resident memory of the process during an update, above what it had before there was
+a model. It has in it one gathered layer, the embeddings (gathered from a forward pass to the end
+of its backward) and activations beside the state. glibc is told to give freed blocks back at once,
+or it would be the peak of its own reserves; every arm pays for that in time.
+
+Seconds are wall time, the median of the rounds; CPU seconds are those of all ranks together, which
+other load on the machine changes less. Ranks share the cores: with more of them than cores the
+wall time says nothing of the method.
+
+Not covered: GPUs, several machines, offload (on a CPU it is none), low precision.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ajet.core.inference.servers.process import free_port
+from ajet.core.trajectory.sample import TrainingSample
+from ajet.core.update.policy import Policy
+from ajet.core.update.ranks import ONE_RANK, Ranks, TorchRanks, connect, disconnect
+from ajet.core.update.settings import ShardingSettings, UpdateSettings
+from ajet.core.update.shards import is_sharded
+
+VOCAB, LAYERS, HIDDEN, INNER = 8192, 8, 512, 1536
+GROUPS, MEMBERS, PROMPT, REPLY, BUDGET = 2, 4, 128, 96, 256
+NUM_STATES = 4  # weights, gradients, two moments
+FAR_S = 1800.0
+
+
+@dataclass(frozen=True)
+class Arm:
+    """How many ranks, and what they are told."""
+
+    ranks: int
+    checkpointing: bool = False
+    sequence: int = 1
+    sharded: bool = True
+
+
+ARMS = (
+    Arm(1, sharded=False),
+    *(Arm(ranks, checkpointing) for ranks in (1, 2, 4) for checkpointing in (False, True)),
+    *(Arm(*each) for each in ((2, False, 2), (2, True, 2), (4, False, 4), (4, True, 4))),
+)
+
+
+def make_model() -> nn.Module:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=INNER,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def make_samples() -> list[TrainingSample]:
+    rng = np.random.default_rng(0)
+    samples = []
+    for g in range(GROUPS):
+        prompt = rng.integers(0, VOCAB, PROMPT)
+        for e in range(MEMBERS):
+            mask = np.arange(PROMPT + REPLY) >= PROMPT
+            samples.append(
+                TrainingSample(
+                    episode_id=f"{g}/{e}",
+                    group_id=str(g),
+                    token_ids=np.concatenate((prompt, rng.integers(0, VOCAB, REPLY))),
+                    loss_mask=mask,
+                    logprobs=np.where(mask, -9.0, 0).astype(np.float32),
+                    advantages=np.where(mask, rng.normal(), 0).astype(np.float32),
+                    spans=(),
+                    min_policy_version=0,
+                    max_policy_version=0,
+                )
+            )
+    return samples
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this process has of it."""
+    untyped: Any = tensor
+    return untyped.to_local() if is_sharded(tensor) else tensor
+
+
+def num_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(part.numel() * part.element_size() for part in map(local, tensors))
+
+
+class Memory:
+    """Resident bytes of this process, above those of when it was made."""
+
+    def __init__(self) -> None:
+        self._before = _status("VmRSS")
+
+    def now(self) -> int:
+        return _status("VmRSS") - self._before
+
+    def peak(self) -> int:
+        """Since `forget`."""
+        return _status("VmHWM") - self._before
+
+    @staticmethod
+    def forget() -> None:
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (kilobytes,) = (line.split()[1] for line in lines if line.startswith(f"{name}:"))
+    return int(kilobytes) * 1024
+
+
+def run_rank(rank: int, arm: Arm, port: int, rounds: int, out: Path) -> None:
+    """One process of an arm; its figures to `out`."""
+    torch.set_num_threads(1)
+    from transformers import Qwen2ForCausalLM  # noqa: F401  # before memory is measured
+
+    import ajet.core.update.sharding  # noqa: F401  # so too
+
+    if arm.sharded:
+        connect(rank, arm.ranks, host="127.0.0.1", port=port)
+    make_samples()
+    memory = Memory()
+    policy = Policy(make_model(), UpdateSettings(max_tokens_per_micro_batch=BUDGET), ranks_of(arm))
+    out.write_text(json.dumps(measured(policy, memory, rounds)))
+    disconnect()
+
+
+def ranks_of(arm: Arm) -> Ranks:
+    if not arm.sharded:
+        return ONE_RANK
+    return TorchRanks(
+        ShardingSettings(
+            activation_checkpointing=arm.checkpointing,
+            ulysses_sequence_parallel_size=arm.sequence,
+        )
+    )
+
+
+def measured(policy: Policy, memory: Memory, rounds: int) -> dict[str, Any]:
+    """An update that makes the optimizer's state, then those that count."""
+    seen: list[tuple[int, float]] = []
+    step = policy.optimizer.step
+
+    def after_a_look() -> Any:
+        grads = [local(p.grad) for p in policy.model.parameters() if p.grad is not None]
+        squares = np.array([sum(float(grad.double().square().sum()) for grad in grads)])
+        seen.append((num_bytes(grads), float(policy.ranks.add(squares)[0]) ** 0.5))
+        return step()
+
+    policy.optimizer.step = after_a_look
+    samples = make_samples()
+    policy.update(samples)
+    policy.optimizer.step = step
+    held = memory.now()
+    memory.forget()
+    wall_s, cpu_s = [], []
+    for _ in range(rounds):
+        wall, cpu = time.perf_counter(), time.process_time()
+        policy.update(samples)
+        wall_s.append(time.perf_counter() - wall)
+        cpu_s.append(time.process_time() - cpu)
+    moments = (t for name, t in policy.optimizer.tensors().items() if not name.endswith(".step"))
+    return {
+        "parameters": num_bytes(policy.model.parameters()),
+        "gradients": seen[0][0],
+        "optimizer": num_bytes(moments),
+        "held_rss": held,
+        "peak_rss": memory.peak(),
+        "wall_s": wall_s,
+        "cpu_s": cpu_s,
+        "grad_norm": seen[0][1],
+        "num_parameters": sum(p.numel() for p in policy.model.parameters()),
+    }
+
+
+def run_arm(arm: Arm, rounds: int, folder: Path) -> dict[str, Any]:
+    """The largest rank's memory, everybody's time."""
+    context, port = multiprocessing.get_context("spawn"), free_port()
+    files = [folder / f"{rank}.json" for rank in range(arm.ranks)]
+    processes = [
+        context.Process(target=run_rank, args=(rank, arm, port, rounds, file))
+        for rank, file in enumerate(files)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(FAR_S)
+    if any(process.exitcode != 0 for process in processes):
+        raise SystemExit(f"error: {arm} did not end well")
+    told = [json.loads(file.read_text()) for file in files]
+    largest = {
+        name: max(each[name] for each in told)
+        for name in ("parameters", "gradients", "optimizer", "held_rss", "peak_rss")
+    }
+    state = max(each["parameters"] + each["gradients"] + each["optimizer"] for each in told)
+    limit = told[0]["num_parameters"] * 4 * NUM_STATES / arm.ranks
+    return {
+        **asdict(arm),
+        "bytes": largest,
+        "state_bytes": state,
+        "limit_bytes": limit,
+        "of_limit": state / limit,
+        "wall_s": statistics.median(max(each) for each in zip(*_each(told, "wall_s"), strict=True)),
+        "cpu_s": statistics.median(sum(each) for each in zip(*_each(told, "cpu_s"), strict=True)),
+        "grad_norm": told[0]["grad_norm"],
+        "num_parameters": told[0]["num_parameters"],
+    }
+
+
+def _each(told: list[dict[str, Any]], name: str) -> list[list[float]]:
+    return [each[name] for each in told]
+
+
+def main() -> None:
+    import tempfile
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/sharding.json"))
+    args = parser.parse_args()
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "MALLOC_MMAP_THRESHOLD_": str(1 << 16)}
+    arms = []
+    for arm in ARMS:
+        with tempfile.TemporaryDirectory() as folder:
+            arms.append(run_arm(arm, args.rounds, Path(folder)))
+        print(json.dumps(arms[-1]), flush=True)
+    norms = [arm["grad_norm"] for arm in arms]
+    document = {
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "parameters": arms[0]["num_parameters"],
+        "grad_norm_spread": max(norms) / min(norms) - 1,
+        "arms": arms,
+    }
+    args.out.write_text(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
