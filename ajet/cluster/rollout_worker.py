@@ -50,8 +50,9 @@ MAX_CALLS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One group of a rollout. At most `limit` of its episodes run at once."""
+    """One group of the rollout of number `rollout`. At most `limit` of its episodes run at once."""
 
+    rollout: int
     task: Task
     number: int
     step: int
@@ -124,21 +125,23 @@ class RolloutWorker:
         return os.getpid()
 
     def rollout(self, order: Order) -> Iterator[bytes | GroupEnd]:
-        """Yields each trajectory as it ends, pickled, then the group's end."""
+        """Yields each trajectory as it ends, pickled, then the group's end; a rollout that is
+        stopped has none."""
         told: queue.SimpleQueue[Any] = queue.SimpleQueue()
         running = self._episodes.begin(order, told.put)
         running.add_done_callback(lambda _: told.put(None))
         while (trajectory := told.get()) is not None:
             yield packed(trajectory)
-        yield GroupEnd.of(running.result())
+        if not running.cancelled():
+            yield GroupEnd.of(running.result())
 
     def beat(self) -> tuple[float, str]:
         """Seconds since the loop last turned, and the line of the user's code where it stands."""
         return self._episodes.stood()
 
-    def stop(self) -> None:
-        """End all rollouts: unfinished episodes are `aborted`."""
-        self._episodes.stop()
+    def stop(self, rollout: int) -> None:
+        """End the groups of that rollout; the others go on."""
+        self._episodes.stop(rollout)
 
 
 class EpisodeLoop:
@@ -161,6 +164,8 @@ class EpisodeLoop:
         self._endpoint = make_endpoint()
         self._gateway = assembly.make_gateway(config, offset=number)
         self._runners: dict[tuple[Mode, int], EpisodeRunner] = {}
+        self._groups: dict[asyncio.Task[Group], int] = {}  # with their rollouts
+        self._stopped: set[int] = set()
         self._loop = asyncio.new_event_loop()
         self._loop.set_default_executor(ThreadPoolExecutor(MAX_THREADS, "ajet"))
         self._ticked_s = time.monotonic()
@@ -176,12 +181,15 @@ class EpisodeLoop:
         stood_s = time.monotonic() - self._ticked_s
         return stood_s, self._place() if stood_s > 10 * TICK_S else ""
 
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._stop)
+    def stop(self, rollout: int) -> None:
+        """Cancels its groups, those too that are yet to come."""
+        self._loop.call_soon_threadsafe(self._stop, rollout)
 
-    def _stop(self) -> None:
-        for runner in self._runners.values():
-            runner.stop()
+    def _stop(self, rollout: int) -> None:
+        self._stopped.add(rollout)
+        for group, of_rollout in self._groups.items():
+            if of_rollout == rollout:
+                group.cancel()
 
     def _live(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -194,6 +202,17 @@ class EpisodeLoop:
             await asyncio.sleep(TICK_S)
 
     async def _run(self, order: Order, tell: Callable[[Trajectory], None]) -> Group:
+        if order.rollout in self._stopped:
+            raise asyncio.CancelledError
+        group = asyncio.current_task()
+        assert group is not None
+        self._groups[group] = order.rollout
+        try:
+            return await self._played(order, tell)
+        finally:
+            del self._groups[group]
+
+    async def _played(self, order: Order, tell: Callable[[Trajectory], None]) -> Group:
         runner = self._runner(order.mode, order.limit)
         groups = await runner.rollout(
             [order.task],

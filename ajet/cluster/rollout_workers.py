@@ -112,6 +112,7 @@ class RolloutWorkers:
         self._blocked_after_s = blocked_after_s
         self._surroundings = Surroundings.of_this_process()
         self._has_trained = False
+        self._num_rollouts = 0
         num = min(len(self._options), self._limits.max_env_worker)
         self.seats = [Seat(number) for number in range(num)]
 
@@ -182,10 +183,12 @@ class RolloutWorkers:
         busy = min(len(self.seats), len(tasks))
         total = failure_rate_of or size * len(tasks)
         numbers = list(numbers or range(len(tasks)))
+        self._num_rollouts += 1
         lots = [
             Lot(
                 place,
                 Order(
+                    self._num_rollouts,
                     task,
                     number,
                     step,
@@ -238,12 +241,6 @@ class RolloutWorkers:
     def max_failure_rate(self) -> float:
         return self._limits.max_failure_rate
 
-    async def stop(self) -> None:
-        """End the rollouts in progress, in all processes."""
-        for seat in self.seats:
-            if seat.actor is not None:
-                seat.actor.stop.remote()
-
     def close(self) -> None:
         """End the processes."""
         for seat in self.seats:
@@ -275,13 +272,19 @@ class _Dealing:
                 self._changed.clear()
         finally:
             watch.cancel()
-            if len(self._groups) < len(self._lots):
-                await self._workers.stop()
+            self._stop()
             for task in self._tasks:
                 task.cancel()
         if self._failure is not None:
             raise self._failure
         return [self._groups[place] for place in range(len(self._lots))]
+
+    def _stop(self) -> None:
+        """End what of this rollout is still at workers; they go on with others."""
+        for seat in self._workers.seats:
+            of_this = [lot for lot in self._lots if lot in seat.lots]
+            if of_this and seat.is_ready:
+                seat.actor.stop.remote(of_this[0].order.rollout)
 
     def _deal(self) -> None:
         """As much as there is room for, to the worker with the least to do."""

@@ -3,6 +3,7 @@
 The model is one that draws tokens from each request's seed, so that equal seeds give equal tokens.
 """
 
+import asyncio
 import sys
 from datetime import datetime
 from functools import partial
@@ -70,6 +71,21 @@ class Blocks(Told):
         at = (workflow_task.task_batch_index, workflow_task.rollout_index)
         if at == (1, 1) and first_time("blocked"):
             time.sleep(3600)
+        return await super().execute(workflow_task, model_tuner)
+
+
+class Waits(Told):
+    """Those of step 3 without end, the others until somebody says `go`."""
+
+    async def execute(self, workflow_task, model_tuner):
+        who = workflow_task.episode_id
+        Path(f"began-{who}").touch()
+        try:
+            while who.startswith("000003") or not Path("go").exists():
+                await asyncio.sleep(0.05)
+        except asyncio.CancelledError:
+            Path(f"cancelled-{who}").touch()
+            raise
         return await super().execute(workflow_task, model_tuner)
 
 
@@ -208,6 +224,33 @@ async def test_a_blocked_worker_is_replaced_and_the_line_is_named(
     (line,) = [line for line in warnings if "rollout worker" in line]
     number = 1 + UNRULY.splitlines().index("            time.sleep(3600)")
     assert "its event loop stood still for" in line and f"at unruly.py:{number}" in line
+
+
+async def test_a_cancelled_rollout_ends_its_own_episodes_and_no_others(ray_session, project, words):
+    from ajet.cluster.rollout_workers import RolloutWorkers
+
+    async def named(prefix, count):
+        while len(found := list(project.folder.glob(f"{prefix}-*"))) < count:
+            await asyncio.sleep(0.05)
+        return {path.name.removeprefix(f"{prefix}-")[:6] for path in found}
+
+    config = config_of("Waits", "ajet.rollout.max_env_worker=64")
+    workers = RolloutWorkers(config, [{}] * 2)
+    options = {"mode": "train", "num_repeat": 3}
+    try:
+        await workers.start(partial(RandomEngine, len(words.tokenizer)), words)
+        given_up = asyncio.create_task(workers.rollout(TASKS[:2], step=3, **options))
+        other = asyncio.create_task(workers.rollout(TASKS[2:4], step=4, **options))
+        async with asyncio.timeout(120):
+            assert await named("began", 12) == {"000003", "000004"}
+            given_up.cancel()
+            assert await named("cancelled", 6) == {"000003"}
+            (project.folder / "go").touch()
+            groups = await other
+    finally:
+        workers.close()
+    assert given_up.cancelled()
+    assert [[str(t.status) for t in g.trajectories] for g in groups] == [["ok"] * 3] * 2
 
 
 async def test_the_failure_rate_is_that_of_all_workers_together(ray_session, project, words):
