@@ -12,21 +12,27 @@ resumed run judges by the same criteria; both files may be read and mended by ha
     auto_grader.json               the settings, and criteria that hold for every question
     auto_grader_questions.jsonl    one line a question
 
+On a cluster every rollout worker has a judge of its own. Who makes criteria holds a lock in the run
+folder meanwhile (.auto_grader.KEY.lock, one for each question; a process that dies lets go of it);
+who waited for it takes what was made. So all of them judge by the same criteria.
+
 Making them counts in the deadline of the judgement that waits for it (what was answered until then
 is in the client's cache). Not covered: a folder whose criteria were made with other settings: it is
-refused.
+refused; a shared file system without `flock`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import json
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from ajet.core import seeding
 from ajet.core.config.task_judge import Criterion, RubricsAutoGrader
@@ -42,6 +48,7 @@ if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
 
 GRADER_JSON, QUESTIONS_JSONL = "auto_grader.json", "auto_grader_questions.jsonl"
+LOOK_AGAIN_S = 0.2
 LANGUAGES = {"en": "English", "zh": "Chinese"}
 SETTINGS = (
     "model_name",
@@ -83,17 +90,36 @@ class Rubrics:
     async def of(self, task: Task) -> Criteria:
         """The task's criteria, made now if there are none; who comes meanwhile waits for them."""
         if self.is_shared:
-            return self._shared or await self._calls.join("", self._make_shared)
+            return self._shared or await self._calls.join("", self._shared_once)
         key = self._key(task)
         known = self._by_question.get(key)
-        return known or await self._calls.join(key, lambda: self._make_for(key, task))
+        return known or await self._calls.join(key, lambda: self._once_for(key, task))
 
-    async def _make_for(self, key: str, task: Task) -> Criteria:
-        made = await self._from_example(self._described(task))
+    async def _once_for(self, key: str, task: Task) -> Criteria:
+        """Made here, unless another process has meanwhile."""
+        if self._store is None:
+            made = await self._from_example(self._described(task))
+        else:
+            async with self._store.making(key):
+                self._by_question |= self._store.read()[1]
+                made = self._by_question.get(key, ())
+                if not made:
+                    made = await self._from_example(self._described(task))
+                    self._store.add(key, self._grader.question(task), made)
         self._by_question[key] = made
-        if self._store is not None:
-            self._store.add(key, self._grader.question(task), made)
         return made
+
+    async def _shared_once(self) -> Criteria:
+        """The same for those that hold for every question."""
+        if self._store is None:
+            self._shared = await self._make_shared()
+        else:
+            async with self._store.making("shared"):
+                self._shared = self._store.read()[0]
+                if not self._shared:
+                    self._shared = await self._make_shared()
+                    self._store.write(self._shared)
+        return self._shared
 
     async def _make_shared(self) -> Criteria:
         """From every example, a few criteria; then all of them, merged if asked."""
@@ -102,10 +128,7 @@ class Rubrics:
         texts = list(dict.fromkeys(criterion.text for made in found for criterion in made))
         if self._section.enable_categorization:
             texts = await self._merged(texts)
-        self._shared = tuple(Criterion(text=text) for text in texts)
-        if self._store is not None:
-            self._store.write(self._shared)
-        return self._shared
+        return tuple(Criterion(text=text) for text in texts)
 
     async def _from_example(self, example: str) -> Criteria:
         number = self._section.query_specific_generate_number
@@ -191,15 +214,17 @@ def _grades(task: Task) -> str:
 
 
 class _Store:
-    """The two files in a run's folder."""
+    """The two files in a run's folder, which several processes read and write."""
 
     def __init__(self, folder: Path, made_with: dict[str, Any]) -> None:
+        self._folder = folder
         self._grader = folder / GRADER_JSON
         self._questions = folder / QUESTIONS_JSONL
         self._made_with = made_with
 
     def read(self) -> tuple[Criteria, dict[str, Criteria]]:
-        """What an earlier sitting made; `ConfigError` if it was made with other settings."""
+        """What an earlier sitting or another process made; `ConfigError` if it was made with other
+        settings."""
         if not self._grader.exists():
             return (), {}
         try:
@@ -218,8 +243,19 @@ class _Store:
             )
         return shared, self._read_questions()
 
+    @asynccontextmanager
+    async def making(self, key: str) -> AsyncIterator[None]:
+        """One process at a time. The lock's file goes once the criteria are there: who still waits
+        for it, and who makes another, finds them. It stays where none were made."""
+        path = self._folder / f".auto_grader.{key}.lock"
+        with path.open("w") as file:
+            while not _is_locked(file):
+                await asyncio.sleep(LOOK_AGAIN_S)
+            yield
+            path.unlink(missing_ok=True)
+
     def _read_questions(self) -> dict[str, Criteria]:
-        """A last line without its end was cut by a kill: it is made again."""
+        """A last line without its end was cut by a kill, and is made again, or is being written."""
         if not self._questions.exists():
             return {}
         whole = self._questions.read_text(encoding="utf-8").split("\n")[:-1]
@@ -238,8 +274,18 @@ class _Store:
             self.write(())
         row = {"key": key, "question": question, "criteria": [c.model_dump() for c in made]}
         with self._questions.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed: a line takes no time
             _cut_torn_line(self._questions)
             file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+
+
+def _is_locked(file: IO[str]) -> bool:
+    """By us, now; until the file is closed."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _criteria(rows: list[Any]) -> Criteria:

@@ -109,6 +109,29 @@ async def test_a_resumed_run_judges_by_the_criteria_that_it_kept(server, run, mo
     assert len(model.made) == 2
 
 
+@pytest.mark.parametrize("shared", [{}, {"enable_categorization": True, "num_examples": 2}])
+async def test_judges_of_several_workers_share_criteria_that_are_made_once(
+    server, run, model, shared
+):
+    """One process's locks keep another file of its own out too, so this holds for processes."""
+    judges = [judge_of(server, run, query_specific_generate_number=2, **shared) for _ in range(3)]
+    await asyncio.gather(*(judged(judge, q) for judge in judges for q in ("q1", "q2")))
+    await asyncio.gather(*(judged(judge, q) for judge in judges for q in ("q1", "q3")))
+    assert len(model.made) == (2 if shared else 3) and len(model.merged) == bool(shared)
+    rubrics = {prompt.partition("1. ")[2].partition("\n")[0] for prompt in model.graded}
+    assert len(rubrics) == (1 if shared else 3)
+    assert list(run.glob(".*")) == []  # no locks are left
+
+
+async def test_who_waited_for_criteria_that_could_not_be_made_makes_them(server, run, model):
+    judges = [judge_of(server, run), judge_of(server, run)]
+    refusals = [(400, {"error": {"message": "no"}})]
+    server.reply = lambda body: refusals.pop() if refusals else model(body)
+    results = await asyncio.gather(*(judged(j, "q1") for j in judges), return_exceptions=True)
+    assert [type(each) for each in results if isinstance(each, Exception)] == [ChatError]
+    assert len(model.made) == 1
+
+
 async def test_a_line_that_a_kill_cut_is_made_again(server, run, model):
     judge = judge_of(server, run)
     await judged(judge, "q1")
