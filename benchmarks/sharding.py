@@ -47,7 +47,7 @@ from ajet.core.update.settings import ShardingSettings, UpdateSettings
 from ajet.core.update.shards import is_sharded
 
 VOCAB, LAYERS, HIDDEN, INNER = 8192, 8, 512, 1536
-GROUPS, MEMBERS, PROMPT, REPLY, BUDGET = 2, 4, 128, 96, 256
+GROUPS, MEMBERS, PROMPT, REPLY, BUDGET = 2, 4, 64, 48, 128
 NUM_STATES = 4  # weights, gradients, two moments
 FAR_S = 1800.0
 

@@ -205,6 +205,94 @@ def barrier() -> list[Row]:
     ]
 
 
+def asynchrony() -> list[Row]:
+    return [
+        (
+            "rollout and update at the same time against in turns, tokens at most "
+            f"{run['max_staleness']} updates old",
+            f"{run['ratio']:.2f}x",
+            f"≥ 90 % of the limit: {run['limit']:.2f}x",
+            "async_rollout",
+        )
+        for run in result("async_rollout")["results"]
+    ]
+
+
+def router() -> list[Row]:
+    found = result("router")
+    kept = [run for run in found["cache"] if run["chooser"] == "router"]
+    growth = found["growth"]
+    return [
+        (
+            f"hits of the prefix cache, of the ideal ones, {_each(kept, 'replicas', ',')} replicas",
+            _each(kept, "share_of_ideal_hits", ".1%"),
+            f"≥ {found['verdict']['goal_share']:.0%}",
+            "router",
+        ),
+        (
+            f"router: µs an episode, {_each(growth, 'replicas', ',')} replicas; its books alone",
+            f"{_each(growth, 'router_us_per_episode', '.0f')}; "
+            f"{_each(growth, 'bookkeeping_us_per_episode', '.0f')}",
+            f"flat: ≤ {found['verdict']['goal_slowest_over_fastest']}x",
+            "router",
+        ),
+    ]
+
+
+def sharding() -> list[Row]:
+    found = result("sharding")
+    arms = {
+        (arm["ranks"], arm["checkpointing"], arm["sequence"]): arm
+        for arm in found["arms"]
+        if arm["sharded"]
+    }
+    (alone,) = (arm for arm in found["arms"] if not arm["sharded"])
+    plain = [arms[ranks, False, 1] for ranks in (1, 2, 4)]
+    checkpointed = [arms[ranks, True, 1] for ranks in (1, 2, 4)]
+    ulysses = [arms[ranks, False, ranks] for ranks in (2, 4)]
+    million = f"{found['parameters'] / 1e6:.0f} million weights"
+
+    def megabytes(runs: list[dict[str, Any]], key: str) -> str:
+        return ", ".join(f"{value / 1e6:.0f}" for value in (_at(run, key) for run in runs))
+
+    def work(runs: list[dict[str, Any]]) -> str:
+        return ", ".join(f"{run['cpu_s'] / alone['cpu_s']:.1f}x" for run in runs)
+
+    limits = megabytes(plain, "limit_bytes")
+    return [
+        (
+            f"MB of {million}, gradients and AdamW on a rank of 1, 2, 4 (FSDP2, gloo)",
+            megabytes(plain, "state_bytes"),
+            f"1/N: {limits}",
+            "sharding",
+        ),
+        (
+            "MB at the peak of an update on a rank of 1, 2, 4; with activation checkpointing",
+            f"{megabytes(plain, 'bytes.peak_rss')}; {megabytes(checkpointed, 'bytes.peak_rss')}",
+            f"> its state: {limits}",
+            "sharding",
+        ),
+        (
+            "CPU time of an update, of the unsharded one's: 1, 2, 4 ranks; recomputed; "
+            "Ulysses over 2, 4",
+            f"{work(plain)}; {work(checkpointed)}; {work(ulysses)}",
+            "1x; 1.3x; 1x",
+            "sharding",
+        ),
+    ]
+
+
+def _at(run: dict[str, Any], key: str) -> Any:
+    """`a.b` is in the section a."""
+    for name in key.split("."):
+        run = run[name]
+    return run
+
+
+def _each(runs: list[dict[str, Any]], key: str, form: str) -> str:
+    return ", ".join(f"{run[key]:{form}}" for run in runs)
+
+
 def rest() -> list[Row]:
     scheduling = result("rollout_scheduling")["with_chat_template"]
     call = result("sandbox_call")
@@ -252,6 +340,9 @@ def table() -> str:
         *agents(),
         *environments(),
         *barrier(),
+        *asynchrony(),
+        *router(),
+        *sharding(),
         *rest(),
     ]
     lines = ["| on two CPU cores | measured | goal, limit | script |", "|---|---|---|---|"]
@@ -262,7 +353,7 @@ def table() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--write", action="store_true")
     if not parser.parse_args().write:
         print(table(), end="")

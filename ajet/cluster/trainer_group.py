@@ -2,6 +2,7 @@
 
     groups ── put once in Ray's store ──> rank 0   rank 1   …     credit, estimate, update together
     rank 0 ──> what the books need: advantages, samples, metrics; weights; checkpoints
+           ──> how far the update is, where it is asked (in a thread that does nothing else)
 
 What the agents said and did stays in the driver: the ranks are sent token ids, rewards and states.
 One rank that is lost ends the group (`ProcessLost`): the run goes on from its last checkpoint.
@@ -11,14 +12,16 @@ Not covered: what a rank computes (core/learning, core/update), where it is plac
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.exceptions import RayActorError
 
 from ajet.cluster.lost import answer, answers
 from ajet.cluster.user_code import Surroundings
@@ -36,6 +39,9 @@ if TYPE_CHECKING:
     from ajet.core.weight_sync.folder import FolderSource
 
 ActorOptions = dict[str, Any]
+LOOK_EVERY_S = 0.5
+ASIDE = "aside"
+"""Ray's name for the thread that answers while a rank learns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,7 @@ class TrainerRank:
 
     def __init__(self, rank: int, size: int, surroundings: Surroundings) -> None:
         self._rank, self._size = rank, size
+        self._step, self._done = 0, 0.0
         surroundings.enter()
 
     def address(self) -> tuple[str, int]:
@@ -94,10 +101,19 @@ class TrainerRank:
 
     def learn(self, step: int, groups: Sequence[Group]) -> tuple[Taught, dict[str, float]] | None:
         """One step of the algorithm; rank 0 tells of it."""
+        self._step, self._done = step, 0.0
         credited = self._learner.credit(groups)
         lesson = self._learner.estimate(credited)
-        learnt = self._learner.update(step, lesson)
+        learnt = self._learner.update(step, lesson, on_progress=self._note)
         return (Taught(lesson.advantages, lesson.samples), learnt) if self._rank == 0 else None
+
+    @ray.method(concurrency_group=ASIDE)
+    def progress(self, step: int) -> float:
+        """The share of this step's update that is done."""
+        return self._done if self._step == step else 0.0
+
+    def _note(self, done: float) -> None:
+        self._done = done
 
     def publish(self, version: int) -> FolderSource | None:
         """Writes the weights where engines find them."""
@@ -132,13 +148,14 @@ class TrainerGroup:
         self._config = config
         self._weights_root = weights_root
         surroundings = Surroundings.of_this_process()
+        untyped: Any = ray.remote
+        kind = untyped(concurrency_groups={ASIDE: 1})(TrainerRank)
         self.ranks: list[Any] = [
-            ray.remote(TrainerRank)
-            .options(**{"num_cpus": 0} | each)
-            .remote(rank, len(options), surroundings)
+            kind.options(**{"num_cpus": 0} | each).remote(rank, len(options), surroundings)
             for rank, each in enumerate(options)
         ]
         self._names = [f"trainer rank {rank}" for rank in range(len(options))]
+        self.on_progress: Callable[[float], None] = lambda fraction: None
 
     async def start(self) -> TrainedModel:
         """All ranks, each with its model."""
@@ -153,7 +170,20 @@ class TrainerGroup:
     async def learn(self, step: int, groups: Sequence[Group]) -> tuple[Taught, dict[str, float]]:
         """Credit, estimate, update: what was learnt from, and the metrics."""
         shared = ray.put([_learnable(group) for group in groups])
-        return (await self._all("learn", step, shared))[0]
+        watch = asyncio.create_task(self._watch(step))
+        try:
+            return (await self._all("learn", step, shared))[0]
+        finally:
+            watch.cancel()
+
+    async def _watch(self, step: int) -> None:
+        """Tells how far rank 0 is; that a rank is lost is for who waits for the update."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            try:
+                self.on_progress(await self.ranks[0].progress.remote(step))
+            except RayActorError:
+                return
 
     async def publish(self, version: int) -> FolderSource:
         """The weights of after this step."""

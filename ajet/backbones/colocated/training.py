@@ -66,6 +66,7 @@ class Training:
             console=self.console,
             start=start,
         )
+        self.crew.trainer.on_progress = self.books.progress.fraction
         await self.crew.admit(self.books)
         source = await self.crew.trainer.publish(self.books.state.step)
         await self.crew.engines.wake(source)

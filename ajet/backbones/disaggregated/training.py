@@ -96,6 +96,7 @@ class Training:
             console=self.console,
             start=start,
         )
+        self.crew.trainer.on_progress = self.books.progress.fraction
         await self.crew.admit(self.books)
         workers = self.crew.workers
         self.halves = Halves(self.books, self.seat, runner=workers, validator=workers, start=start)

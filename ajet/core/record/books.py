@@ -176,7 +176,8 @@ class Books:
     def rolled_out(self, step: int, rollout: StepGroups) -> None:
         """Says which episodes failed; what is learnt of the others comes next."""
         self._warnings.of_failures(f"step {step}", rollout.all)
-        self.progress.phase("update", 1)
+        self.progress.phase("update")
+        self.progress.fraction(0.0)
 
     def record(
         self, step: int, rollout: StepGroups, lesson: Taught, learnt: dict[str, float]

@@ -57,6 +57,7 @@ class TrainingProgress:
         self._steps_done = first_step - 1
         self._started = self._step_started = self._phase_started = clock()
         self._phase, self._phase_total, self._phase_done = "set-up", 0.0, 0.0
+        self._is_share = False
         self._phase_seconds: dict[str, float] = {}
         self._step_seconds: deque[float] = deque(maxlen=RECENT_STEPS)
         self._metrics: Mapping[str, float] = {}
@@ -85,14 +86,18 @@ class TrainingProgress:
         if self._phase == "set-up":
             self._step_started = now
         self._phase, self._phase_total, self._phase_done = name, total, 0.0
+        self._is_share = False
         self._phase_started = now
 
     def advance(self, amount: float = 1) -> None:
-        """So much more of the phase is done."""
-        self._phase_done += amount
+        """So much more of the phase is done; episodes that end meanwhile are no part of one whose
+        share is told."""
+        if not self._is_share:
+            self._phase_done += amount
 
     def fraction(self, done: float) -> None:
         """This share of the phase is done, 0 to 1."""
+        self._is_share = True
         self._phase_total, self._phase_done = 1.0, done
 
     def held_out(self, step: int, success: float) -> None:

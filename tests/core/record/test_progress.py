@@ -109,3 +109,12 @@ def test_a_sparkline_spans_lowest_to_highest():
     assert sparkline([0, 0, 7, 7], 2) == "▁█"
     assert sparkline([3, 3], 8) == "▁▁"
     assert sparkline([], 8) == ""
+
+
+def test_episodes_that_end_during_an_update_are_no_part_of_it(clock):
+    progress = TrainingProgress(10, out := console(terminal=False), clock=clock)
+    progress.phase("update")
+    progress.fraction(0.25)
+    progress.advance(8)
+    out.print(progress)
+    assert "25%" in out.file.getvalue()
