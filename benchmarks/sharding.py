@@ -1,6 +1,6 @@
 """A rank's memory and a step's time as the ranks grow: FSDP2 over gloo on the CPU.
 
-    python benchmarks/sharding.py [--rounds 2] [--out benchmarks/results/sharding.json]
+    python benchmarks/sharding.py [--rounds 2] [--out benchmarks/results/sharding.json] [--go-on]
 
 A random Qwen2 of 29 million float32 weights, two groups of four episodes, one optimizer step an
 update. Each arm is 1, 2 or 4 processes with a thread each, with and without activation
@@ -29,9 +29,10 @@ import json
 import multiprocessing
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,10 @@ class Arm:
 
 ARMS = (
     Arm(1, sharded=False),
-    *(Arm(ranks, checkpointing) for ranks in (1, 2, 4) for checkpointing in (False, True)),
-    *(Arm(*each) for each in ((2, False, 2), (2, True, 2), (4, False, 4), (4, True, 4))),
+    *(Arm(ranks) for ranks in (1, 2, 4)),
+    *(Arm(ranks, checkpointing=True) for ranks in (1, 2, 4)),
+    *(Arm(ranks, sequence=ranks) for ranks in (2, 4)),
+    *(Arm(ranks, checkpointing=True, sequence=ranks) for ranks in (2, 4)),
 )
 
 
@@ -246,27 +249,33 @@ def _each(told: list[dict[str, Any]], name: str) -> list[list[float]]:
 
 
 def main() -> None:
-    import tempfile
-
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/sharding.json"))
+    parser.add_argument("--go-on", action="store_true", help="keep the arms that --out has")
     args = parser.parse_args()
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "MALLOC_MMAP_THRESHOLD_": str(1 << 16)}
-    arms = []
+    arms = json.loads(args.out.read_text())["arms"] if args.go_on else []
+    known = [tuple(arm[name] for name in asdict(ARMS[0])) for arm in arms]
     for arm in ARMS:
+        if astuple(arm) in known:
+            continue
         with tempfile.TemporaryDirectory() as folder:
             arms.append(run_arm(arm, args.rounds, Path(folder)))
         print(json.dumps(arms[-1]), flush=True)
+        args.out.write_text(json.dumps(document(arms), indent=2) + "\n")
+
+
+def document(arms: list[dict[str, Any]]) -> dict[str, Any]:
     norms = [arm["grad_norm"] for arm in arms]
-    document = {
+    return {
         "cores": os.cpu_count(),
         "torch": torch.__version__,
         "parameters": arms[0]["num_parameters"],
+        "tokens": {"groups": GROUPS, "members": MEMBERS, "prompt": PROMPT, "reply": REPLY},
         "grad_norm_spread": max(norms) / min(norms) - 1,
         "arms": arms,
     }
-    args.out.write_text(json.dumps(document, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from ajet.cluster.placement import Needs, Node, place
 from ajet.core.config import AjetConfig, load_config
 from ajet.core.config.convert import Conversion, convert, yaml_text
 from ajet.core.config.convert.command_line import override_value, read_script
-from ajet.core.config.convert.roll import device_count
+from ajet.core.config.convert.roll import device_numbers
 from ajet.core.config.convert.roll_envs import one_group
 from ajet.core.config.convert.source import flat, read_file
 from ajet.core.environment.registry import environment_maker
@@ -67,6 +68,12 @@ LAKE_VALUES = {
     "ajet.environment.val_env_manager.num_env_groups": 64,
     "ajet.environment.val_env_manager.tags": ["Lake", "Boxes"],
     "ajet.environment.custom_envs.Lake.format_penalty": -0.01,  # comes before its manager's
+    "ajet.trainer_common.device_mapping": [0, 1, 2, 3, 4, 5, 6, 7],
+    "ajet.trainer_common.fsdp_config.activation_checkpointing": True,
+    "ajet.rollout.device_mapping": [0, 1, 2, 3, 4, 5, 6, 7],
+    "ajet.rollout.n_vllm_engine": 8,
+    "trinity.mode": "colocate",  # trainer and engines share their GPUs, and it is asynchronous
+    "trinity.max_staleness": 1,
     "verl.rollout.gpu_memory_utilization": 0.8,
 }
 TOOLS_VALUES = {
@@ -536,11 +543,83 @@ def test_rolls_correction_keeps_its_level_and_bound(tmp_path):
 
 @pytest.mark.parametrize(
     ("mapping", "count"),
-    [("list(range(0,8))", 8), ("list(range(4))", 4), ("[0, 2,3]", 3), ([1, 2], 2), (None, 1),
+    [("list(range(0,8))", 8), ("list(range(4))", 4), ("[0, 2,3]", 3), ([1, 2], 2), (None, None),
      ("list(range(0,2)) + list(range(4,8,2))", 4), ("devices()", None)],
 )  # fmt: skip
 def test_devices_are_counted_without_eval(mapping, count):
-    assert device_count(mapping) == count
+    numbers = device_numbers(mapping)
+    assert (numbers and len(numbers)) == count
+
+
+def test_rolls_roles_keep_their_devices(tmp_path):
+    overrides = [
+        "actor_train.device_mapping=list(range(0,4))",
+        "actor_infer.device_mapping=list(range(4,8))",
+        "reference.device_mapping=[0,1,2,3]",
+        "actor_infer.strategy_args.strategy_config.tensor_parallel_size=2",
+        "actor_train.model_args.disable_gradient_checkpointing=true",
+        "actor_train.model_args.ulysses_size=2",
+    ]
+    result = convert("roll", LAKE, overrides)
+    assert any("GPUs of their own" in text for text in result.to_do)
+    assert not [key for key in left_out(result) if key.endswith("device_mapping")]
+    (tmp_path / "converted.yaml").write_text(yaml_text(result))
+    config = load_config(tmp_path / "converted.yaml", backbone="trinity")
+    assert config.ajet.trainer_common.fsdp_config.activation_checkpointing is False
+    assert config.ajet.trainer_common.ulysses_sequence_parallel_size == 2
+    assert config.trinity.mode == "both"
+    placement = place(Needs.of(config), [Node("here", 64, 8)])
+    assert [rank.gpus for rank in placement.trainer] == [(0,), (1,), (2,), (3,)]
+    assert [engine.gpus for engine in placement.engines] == [(4, 5), (6, 7)]
+
+
+def test_a_role_of_rolls_that_has_no_devices_of_its_own_here_is_listed():
+    result = convert("roll", LAKE, ["reference.device_mapping=[6,7]"])
+    assert left_out(result)["reference.device_mapping"] == "machine"
+
+
+VERL_ASYNC = [
+    "data.train_batch_size=0", "data.gen_batch_size=1",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=32",
+    "async_training.require_batches=4", "async_training.trigger_parameter_sync_step=4",
+    "async_training.staleness_threshold=0.5", "async_training.partial_rollout=True",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
+    "actor_rollout_ref.actor.fsdp_config.reshard_after_forward=False",
+    "+actor_rollout_ref.actor.fsdp_config.dtype=bfloat16",
+    "actor_rollout_ref.model.enable_gradient_checkpointing=True",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pools", "nodes", "gpus", "engines"),
+    [((1, 4, 1, 4), 1, 8, 2), ((2, 8, 1, 8), 3, 8, 4), ((1, 8, 2, 8), 3, 8, 8)],
+)
+def test_verls_asynchronous_trainer_keeps_its_devices_and_batches(
+    pools, nodes, gpus, engines, tmp_path
+):
+    names = (
+        "trainer.nnodes", "trainer.n_gpus_per_node", "rollout.nnodes", "rollout.n_gpus_per_node"
+    )  # fmt: skip
+    told = [f"+{name}={value}" for name, value in zip(names, pools, strict=True)]
+    result = convert("verl", PPO, [*VERL_ASYNC, *told])
+    ajet, trinity = (config := loaded(result, tmp_path)).ajet, config.trinity
+    trainer = ajet.trainer_common
+    assert (trainer.nnodes, trainer.n_gpus_per_node) == (nodes, gpus)
+    assert ajet.rollout.n_vllm_engine == engines
+    assert (ajet.data.train_batch_size, trainer.mini_batch_num) == (128, 4)
+    assert (trinity.synchronizer.sync_interval, trinity.max_staleness) == (4, 5)
+    assert trinity.partial_rollout == "continue"
+    assert trainer.fsdp_config.param_dtype == "bfloat16"
+    assert trainer.fsdp_config.reshard_after_forward is False
+    assert trainer.fsdp_config.activation_checkpointing is True
+    assert trainer.ulysses_sequence_parallel_size == 2
+    assert not [key for key in left_out(result) if key.startswith(("async_training", "rollout."))]
+
+
+def test_verls_pools_of_unlike_nodes_are_listed():
+    pools = ["trainer.n_gpus_per_node=8", "+rollout.nnodes=1", "+rollout.n_gpus_per_node=4"]
+    assert left_out(convert("verl", PPO, pools))["rollout.nnodes"] == "machine"
 
 
 def test_the_action_is_the_patterns_only_group():

@@ -9,18 +9,20 @@ In ROLL `grpo` is the plain return of a reward that reward_normalization has com
 without that it compares nothing, and is written as reinforce.
 """
 
-import re
 from typing import Any
 
 from ajet.core.config.async_keys import staleness_of_ratio
 from ajet.core.config.convert.draft import Absent, Draft, keys_of
 from ajet.core.config.convert.roll_envs import take_environments
 from ajet.core.config.convert.schedule import take_schedule
+from ajet.core.config.devices import device_list
 
 TRAINER = "ajet.trainer_common"
 ALGORITHM = f"{TRAINER}.algorithm"
+ACTOR, ENGINE = "actor_train", "actor_infer"
 TRAINING = "actor_train.training_args"
 GENERATING = "actor_infer.generating_args"
+PARALLEL = "actor_infer.strategy_args.strategy_config.tensor_parallel_size"
 
 DEFAULTS: dict[str, Any] = {
     "seed": 42,
@@ -80,9 +82,6 @@ SAME = {
     f"{GENERATING}.top_p": "ajet.rollout.top_p",
     f"{GENERATING}.top_k": "ajet.rollout.top_k",
     f"{GENERATING}.max_new_tokens": "ajet.rollout.max_response_length_in_one_turn",
-    "actor_infer.strategy_args.strategy_config.tensor_parallel_size": (
-        "ajet.rollout.tensor_model_parallel_size"
-    ),
     "actor_infer.strategy_args.strategy_config.gpu_memory_utilization": (
         "verl.rollout.gpu_memory_utilization"
     ),
@@ -213,6 +212,7 @@ def take(draft: Draft) -> None:
         draft.copy(key, target)
     _run_folder(draft)
     _asynchrony(draft)
+    _devices(draft)
     _batches(draft)
     _lengths(draft)
     _estimator(draft)
@@ -231,6 +231,52 @@ def _asynchrony(draft: Draft) -> None:
     if ratio > 0:
         draft.set("trinity.max_staleness", staleness_of_ratio(ratio), "async_generation_ratio")
         draft.to_do("--backbone trinity generates and trains at the same time; others take turns")
+
+
+def _devices(draft: Draft) -> None:
+    """Who has which GPUs; both systems number them over all nodes."""
+    trainer = _gpus(draft, f"{ACTOR}.device_mapping", f"{TRAINER}.device_mapping")
+    engines = _gpus(draft, f"{ENGINE}.device_mapping", "ajet.rollout.device_mapping")
+    for role in ("reference", "critic"):
+        key = f"{role}.device_mapping"
+        if trainer and device_numbers(draft.take(key)) not in (None, trainer):
+            draft.leave_out(key, f"the {role} is where the actor is trained")
+    size = draft.number(PARALLEL) or 1
+    draft.set("ajet.rollout.tensor_model_parallel_size", size, PARALLEL)
+    keys = (f"{ENGINE}.device_mapping", f"{ACTOR}.device_mapping")
+    if engines and len(engines) >= size:
+        draft.set("ajet.rollout.n_vllm_engine", len(engines) // size, keys[0], PARALLEL)
+    if trainer and engines and not set(trainer) & set(engines):
+        draft.to_do("actor_train and actor_infer have GPUs of their own: take --backbone trinity")
+    elif trainer and engines and draft.number("async_generation_ratio") > 0:
+        draft.set("trinity.mode", "colocate", *keys)
+    _memory(draft)
+
+
+def _memory(draft: Draft) -> None:
+    """Long sequences over several ranks, and what is computed again."""
+    width = draft.number(f"{ACTOR}.model_args.ulysses_size")
+    if width > 1:
+        target = f"{TRAINER}.ulysses_sequence_parallel_size"
+        draft.set(target, width, f"{ACTOR}.model_args.ulysses_size")
+    key = f"{ACTOR}.model_args.disable_gradient_checkpointing"
+    if (keeps := draft.take(key)) is not None:
+        draft.set(f"{TRAINER}.fsdp_config.activation_checkpointing", not keeps, key)
+
+
+def _gpus(draft: Draft, key: str, target: str) -> list[int] | None:
+    """The key's GPUs, as ours; None where it is not written or cannot be read."""
+    numbers = device_numbers(draft.take(key))
+    if numbers is not None:
+        draft.set(target, numbers, key)
+    return numbers
+
+
+def device_numbers(mapping: Any) -> list[int] | None:
+    try:
+        return None if mapping is None else device_list(mapping)
+    except ValueError:
+        return None
 
 
 def _run_folder(draft: Draft) -> None:
@@ -271,36 +317,18 @@ def _mini_batches(draft: Draft, rows: int) -> None:
         "actor_train.device_mapping",
     ]
     per_device, steps = draft.number(keys[0]), draft.number(keys[1])
-    devices = device_count(draft.take(keys[2]))
-    if devices is None:
+    mapping = draft.take(keys[2])
+    numbers = device_numbers(mapping)
+    if mapping is not None and numbers is None:
         draft.leave_out(keys[2], "the devices cannot be counted, nor mini_batch_num be found")
         return
+    devices = len(numbers) if numbers else 1
     config = "actor_train.strategy_args.strategy_config"
     for name in ("tensor", "pipeline"):
         devices //= draft.number(f"{config}.{name}_model_parallel_size") or 1
     devices //= draft.number(f"{config}.context_parallel_size") or 1
     update = max(1, per_device * steps * max(1, devices))
     draft.set(f"{TRAINER}.mini_batch_num", max(1, -(-rows // update)), *keys)
-
-
-def device_count(mapping: Any) -> int | None:
-    """The devices of `list(range(0,8))`, `[0,1]` or sums of them; None where it is another text.
-
-    Not written: one device.
-    """
-    if mapping is None:
-        return 1
-    if isinstance(mapping, list):
-        return len(mapping)
-    total = 0
-    for part in str(mapping).replace(" ", "").split("+"):
-        if match := re.fullmatch(r"list\(range\((?:(\d+),)?(\d+)(?:,(\d+))?\)\)", part):
-            total += len(range(int(match[1] or 0), int(match[2]), int(match[3] or 1)))
-        elif re.fullmatch(r"\[[\d,]*\]", part):
-            total += len([number for number in part[1:-1].split(",") if number])
-        else:
-            return None
-    return total
 
 
 def _lengths(draft: Draft) -> None:

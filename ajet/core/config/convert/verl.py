@@ -80,6 +80,8 @@ SAME = {
     f"{ACTOR}.grad_clip": f"{TRAINER}.optim.grad_clip",
     f"{ACTOR}.fsdp_config.param_offload": f"{TRAINER}.fsdp_config.param_offload",
     f"{ACTOR}.fsdp_config.optimizer_offload": f"{TRAINER}.fsdp_config.optimizer_offload",
+    f"{ACTOR}.fsdp_config.reshard_after_forward": f"{TRAINER}.fsdp_config.reshard_after_forward",
+    f"{MODEL}.enable_gradient_checkpointing": f"{TRAINER}.fsdp_config.activation_checkpointing",
     f"{ACTOR}.ulysses_sequence_parallel_size": f"{TRAINER}.ulysses_sequence_parallel_size",
     f"{ACTOR}.ppo_max_token_len_per_gpu": "verl.trainer.max_token_len_per_gpu",
     f"{ROLLOUT}.n": "ajet.rollout.num_repeat",
@@ -105,8 +107,6 @@ SAME = {
     "trainer.experiment_name": "ajet.experiment_name",
     "trainer.default_local_dir": "ajet.experiment_dir",
     "trainer.logger": f"{TRAINER}.logger",
-    "trainer.nnodes": f"{TRAINER}.nnodes",
-    "trainer.n_gpus_per_node": f"{TRAINER}.n_gpus_per_node",
     "trainer.save_freq": f"{TRAINER}.save_freq",
     "trainer.test_freq": f"{TRAINER}.test_freq",
     "trainer.val_before_train": f"{TRAINER}.val_before_train",
@@ -153,6 +153,8 @@ AGGREGATIONS = (
 ENGINES = {"vllm": "vllm", "sglang": "sglang"}
 RESUMES = {"auto": "auto", "disable": "disable"}
 CHARACTERS_OF_A_TOKEN = 4
+GPUS_OF_A_NODE = 8
+"""verl's default."""
 
 GPUS = Absent("the backbone shares out processes and GPUs")
 MICRO = Absent("the gradient does not depend on it: max_tokens_per_micro_batch", off=(None,))
@@ -194,7 +196,7 @@ ABSENT: dict[str, Absent] = {
     f"{MODEL}.mtp*": Absent("no prediction of several tokens"),
     **keys_of(
         MODEL,
-        "hf_config_path use_shm external_lib enable_gradient_checkpointing "
+        "hf_config_path use_shm external_lib "
         "enable_activation_offload use_remove_padding use_liger use_fused_kernels "
         "fused_kernel_options.* tiled_mlp.* fsdp_config.*",
         GPUS,
@@ -263,7 +265,9 @@ ABSENT: dict[str, Absent] = {
     "data.datagen.*": Absent("see ajet.task_reader.type: data_generation", algorithm=True),
     "data.apply_chat_template_kwargs*": Absent("the template is rendered as it is", algorithm=True),
     "data.tokenizer": Absent("the tokenizer is the model's"),
-    "data.gen_batch_size": Absent("a step's episodes start together", algorithm=True),
+    "data.gen_batch_size": Absent(
+        "a step's episodes start together", off=(*NOTHING, 1), algorithm=True
+    ),
     "data.val_batch_size": Absent("validation takes all tasks: data.val_max_tasks"),
     "data.validation_shuffle": Absent("held-out tasks keep their order"),
     "data.*tool*_path": Absent("tools are in multi_turn.tool_config_path"),
@@ -305,10 +309,10 @@ ABSENT: dict[str, Absent] = {
     "distillation.*": Absent("no teacher"),
     "async_training.use_rollout_log_probs": Absent("algorithm.rollout_correction decides it"),
     "async_training.*": Absent("trinity.* says when weights travel", algorithm=True),
-    **keys_of(
-        "rollout",
-        "nnodes n_gpus_per_node n total_rollout_steps total_epochs",
-        Absent("rollout and training take turns here", algorithm=True),
+    "rollout.n": Absent("actor_rollout_ref.rollout.n counts the episodes of a task"),
+    "rollout.total_epochs": Absent("trainer_common.total_epochs counts passes over the tasks"),
+    "rollout.total_rollout_steps": Absent(
+        "trainer_common.total_training_steps counts updates", algorithm=True
     ),
     "trainer.val_only": Absent("`ajet eval` does it"),
     "trainer.rollout_data_dir": Absent("every episode is in the run folder"),
@@ -355,6 +359,8 @@ def take(draft: Draft) -> None:
     _overlong(draft)
     _lora(draft)
     _asynchrony(draft)
+    _dtype(draft)
+    _devices(draft)
     _reward(draft)
 
 
@@ -384,6 +390,10 @@ def _batches(draft: Draft) -> None:
     """verl counts prompts in a mini-batch, we count mini-batches."""
     keys = ("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size")
     tasks, part = (draft.number(key) for key in keys)
+    if not tasks and draft.wrote("async_training"):
+        required = "async_training.require_batches"  # mini-batches that an update waits for
+        tasks = part * (draft.number(required) or 1)
+        draft.set(keys[0].replace("data", "ajet.data"), tasks, required, keys[1])
     parts = max(1, -(-tasks // max(1, part)))
     draft.set(f"{TRAINER}.mini_batch_num", parts, *keys)
     _warmup(draft, parts * (draft.number(f"{ACTOR}.ppo_epochs") or 1))
@@ -509,6 +519,42 @@ def _asynchrony(draft: Draft) -> None:
     choices = {True: "continue", False: "finish"}
     draft.choose(partial, "trinity.partial_rollout", choices, "true or false")
     draft.to_do("--backbone trinity generates and trains at the same time; others take turns")
+
+
+def _dtype(draft: Draft) -> None:
+    """What FSDP computes in; shards are float32 here."""
+    names = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
+    section, target = f"{ACTOR}.fsdp_config", f"{TRAINER}.fsdp_config.param_dtype"
+    for key in (f"{section}.dtype", f"{section}.mixed_precision.param_dtype"):
+        if draft.wrote(key):
+            draft.choose(key, target, names, "computed in bfloat16 or float32")
+
+
+def _devices(draft: Draft) -> None:
+    """verl's trainer shares its GPUs with the engines; with `rollout.nnodes` they have their own.
+
+    trainer 1 x 4, rollout 1 x 4      one node of 8 GPUs: verl's pools may share a node
+    trainer 2 x 8, rollout 1 x 8      three nodes of 8
+    """
+    keys = ("trainer.nnodes", "trainer.n_gpus_per_node")
+    own = ("rollout.nnodes", "rollout.n_gpus_per_node")
+    if not all(map(draft.wrote, own)):
+        draft.copy(keys[0], f"{TRAINER}.nnodes")
+        draft.copy(keys[1], f"{TRAINER}.n_gpus_per_node")
+        return
+    nodes, gpus = draft.number(keys[0]) or 1, draft.number(keys[1]) or GPUS_OF_A_NODE
+    more, of_each = (draft.number(key) for key in own)
+    size = draft.number(f"{ROLLOUT}.tensor_model_parallel_size") or 1
+    if nodes == more and gpus + of_each <= GPUS_OF_A_NODE:
+        gpus += of_each
+    elif gpus == of_each:
+        nodes += more
+    else:
+        draft.leave_out(own[0], f"nodes of {gpus} and of {of_each} GPUs: all have as many here")
+        return
+    draft.set(f"{TRAINER}.nnodes", nodes, keys[0], own[0])
+    draft.set(f"{TRAINER}.n_gpus_per_node", gpus, keys[1], own[1])
+    draft.set("ajet.rollout.n_vllm_engine", max(1, more * of_each // size), *own)
 
 
 def _overlong(draft: Draft) -> None:

@@ -1,0 +1,109 @@
+"""The same command on every node (MASTER_ADDR): one leads, the other serves it until it goes.
+
+Both nodes are this machine, each a Ray node of its own; the ports of MASTER_ADDR are loopback's.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.cluster.test_ray_session import children, until_gone
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.ray
+
+UP_WITHIN_S, GONE_WITHIN_S = 240, 60
+
+LEAD = """
+import json, os, sys
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ajet.cluster.session import SessionSettings, ray_session
+from ajet.core.config import load_config
+
+def where():
+    return ray.get_runtime_context().get_node_id()
+
+config = load_config(sys.argv[1], ["ajet.trainer_common.nnodes=2"], backbone="verl")
+said = []
+with ray_session(SessionSettings(how="cluster"), config, said.append) as session:
+    remote, ids = ray.remote(where), [node.ray_id for node in session.nodes]
+    on = [NodeAffinitySchedulingStrategy(each, soft=False) for each in ids]
+    ran = ray.get([remote.options(scheduling_strategy=each).remote() for each in on])
+    print(json.dumps(dict(ids=ids, ran=ran, said=said)), flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Processes as a job system starts them: the same variables, another rank."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    (tmp_path / "run.yaml").write_text("ajet:\n  model: {path: embedded:math}\n")
+    started = []
+
+    def of(rank, *command):
+        env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": str(rank)}
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=(log := (tmp_path / f"{rank}.err").open("w+")),
+            text=True,
+            env=env,
+            cwd=tmp_path,
+            start_new_session=True,
+        )
+        process.log = log
+        started.append(process)
+        return process
+
+    yield of
+    for process in started:
+        for pid in children(process.pid) | {process.pid}:
+            if until_gone({pid}, 0):
+                os.kill(pid, signal.SIGKILL)
+
+
+def errors(process):
+    process.log.seek(0)
+    return process.log.read()
+
+
+def first_line(process):
+    """What it prints; fails when it ends, or says nothing for long."""
+    signal.signal(signal.SIGALRM, lambda *_: os.killpg(process.pid, signal.SIGKILL))
+    signal.alarm(UP_WITHIN_S)
+    line = process.stdout.readline()
+    signal.alarm(0)
+    assert line, errors(process)
+    return json.loads(line)
+
+
+def test_the_other_node_works_for_the_one_that_leads_and_ends_well_when_it_goes(start, tmp_path):
+    conf = str(tmp_path / "run.yaml")
+    serving = start(
+        1, "-m", "ajet.cli.launcher", "--conf", conf, "--backbone", "verl", "--with-ray-cluster"
+    )
+    leading = start(0, "-c", LEAD, conf)
+    told = first_line(leading)
+    assert len(set(told["ids"])) == 2 and told["ran"] == told["ids"]
+    assert any(text.startswith("starting the head of a Ray cluster") for text in told["said"])
+    below = children(serving.pid) | children(leading.pid)
+    leading.stdin.write("\n")
+    leading.stdin.close()
+    assert leading.wait(GONE_WITHIN_S) == 0, errors(leading)
+    started = time.monotonic()
+    assert serving.wait(GONE_WITHIN_S) == 0, errors(serving)
+    assert until_gone(below, GONE_WITHIN_S - (time.monotonic() - started)) == set()
+    assert "this node serves the Ray of 127.0.0.1" in errors(serving)
+    assert not (tmp_path / "launcher_record").exists()  # it trains nothing itself
