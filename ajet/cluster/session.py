@@ -28,10 +28,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from ajet.cluster.gpus import require_free_gpus
 from ajet.cluster.placement import Node
+from ajet.cluster.probe import reason
 from ajet.core.breakpoint import TAGS_VARIABLE
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
@@ -40,7 +41,10 @@ HEAD_PORT = 6379
 LOOPBACK = "127.0.0.2"
 """Of this machine alone; Ray takes 127.0.0.1 for a wish to be reached from others."""
 ANSWER_WITHIN_S, PROBE_WITHIN_S, NODES_WITHIN_S, STOP_WITHIN_S = 5.0, 30.0, 600.0, 8.0
+HEAD_WITHIN_S = 300.0
+"""For a head that has only just started: its port is there long before it answers."""
 LOOK_AGAIN_S = 1.0
+LAST_WORDS = 300
 Say = Callable[[str], None]
 
 
@@ -91,7 +95,10 @@ def ray_session(
     else:
         port = int(access.address.rpartition(":")[2])
         nnodes = config.ajet.trainer_common.nnodes
-        with _head(port, say) as address, _joined(address, nnodes, env, say) as session:
+        with (
+            _head(port, say) as address,
+            _joined(address, nnodes, env, say, HEAD_WITHIN_S) as session,
+        ):
             yield session
 
 
@@ -103,11 +110,14 @@ def serve_as_node(settings: SessionSettings, say: Say = lambda text: None) -> bo
     require_ray()
     _await_head(access.address, say)
     _offer_token()
-    _check_cluster(access.address)
     say(f"this node serves the Ray of {access.address}; it ends when that does")
-    with _ray_start(f"--address={access.address}") as child:
-        while child.poll() is None and _answers(access.address):
+    with _ray_start(f"--address={access.address}") as node:
+        while node.child.poll() is None and _answers(access.address):
             time.sleep(LOOK_AGAIN_S)
+        if node.child.poll() and _answers(access.address):
+            raise ConfigError(
+                f"this node cannot serve the Ray of {access.address}: {node.last_words()}"
+            )
     return True
 
 
@@ -226,11 +236,13 @@ def _start_local(folder: Path, env: dict[str, str]) -> str:
 
 
 @contextmanager
-def _joined(address: str, nnodes: int, env: dict[str, str], say: Say) -> Iterator[RaySession]:
+def _joined(
+    address: str, nnodes: int, env: dict[str, str], say: Say, within_s: float | None = None
+) -> Iterator[RaySession]:
     _offer_token()
     import ray
 
-    _check_cluster(address)
+    _check_cluster(address, within_s)
     ray.init(address=address, **_common(env))
     try:
         found = ray.get_runtime_context().gcs_address
@@ -285,8 +297,8 @@ def _await_nodes(nnodes: int, say: Say) -> tuple[Node, ...]:
     return nodes
 
 
-def _check_cluster(address: str) -> None:
-    """ConfigError unless a Ray of this version answers.
+def _check_cluster(address: str, within_s: float | None = None) -> None:
+    """ConfigError unless a Ray of this version answers, within PROBE_WITHIN_S by default.
 
     Asked by a process of its own: Ray's client neither ends soon nor always lives when something
     else listens there.
@@ -296,15 +308,16 @@ def _check_cluster(address: str) -> None:
             f"no Ray answers at {address}; is it running (`ray start --head` there), and is the "
             "port open?"
         )
+    within_s = PROBE_WITHIN_S if within_s is None else within_s
     command = [sys.executable, "-m", "ajet.cluster.probe", address]
     try:
         asked = subprocess.run(
-            command, capture_output=True, text=True, timeout=PROBE_WITHIN_S, check=False
+            command, capture_output=True, text=True, timeout=within_s, check=False
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(
             f"what listens at {address} does not answer as a Ray does (within "
-            f"{PROBE_WITHIN_S:.0f} s); give the head's address, as host:{HEAD_PORT}"
+            f"{within_s:.0f} s); give the head's address, as host:{HEAD_PORT}"
         ) from None
     if asked.returncode:
         last = (asked.stdout or asked.stderr).strip().splitlines() or ["it ended without a word"]
@@ -325,7 +338,12 @@ def _await_head(address: str, say: Say) -> None:
     deadline = time.monotonic() + NODES_WITHIN_S
     if not _answers(address):
         say(f"waiting for the head at {address} (MASTER_ADDR)")
-    while not _answers(address) and time.monotonic() < deadline:
+    while not _answers(address):
+        if time.monotonic() > deadline:
+            raise ConfigError(
+                f"no head answers at {address} (MASTER_ADDR) within {NODES_WITHIN_S:.0f} s; is "
+                "that node running the same command, and is the port open?"
+            )
         time.sleep(LOOK_AGAIN_S)
 
 
@@ -341,17 +359,31 @@ def _head(port: int, say: Say) -> Iterator[str]:
         yield address
         return
     say(f"starting the head of a Ray cluster at port {port} (MASTER_ADDR is this node)")
-    with _ray_start("--head", f"--port={port}", "--include-dashboard=false") as child:
-        deadline = time.monotonic() + PROBE_WITHIN_S
+    with _ray_start("--head", f"--port={port}", "--include-dashboard=false") as node:
+        deadline = time.monotonic() + HEAD_WITHIN_S
         while not _answers(address):
-            if child.poll() is not None or time.monotonic() > deadline:
-                raise ConfigError(f"a Ray head at port {port} did not start: {_last_words(child)}")
+            if node.child.poll() is not None or time.monotonic() > deadline:
+                raise ConfigError(f"a Ray head at port {port} did not start: {node.last_words()}")
             time.sleep(LOOK_AGAIN_S / 5)
         yield address
 
 
+@dataclass(frozen=True)
+class _RayNode:
+    """A `ray start` of ours, and what it says."""
+
+    child: "subprocess.Popen[str]"
+    output: IO[str]
+
+    def last_words(self) -> str:
+        """One line."""
+        self.output.seek(0)
+        said = reason(self.output.read())[-LAST_WORDS:]
+        return f"`ray start` ended with {self.child.poll()}: {said}" if said else "no answer"
+
+
 @contextmanager
-def _ray_start(*options: str) -> Iterator["subprocess.Popen[str]"]:
+def _ray_start(*options: str) -> Iterator[_RayNode]:
     """`ray start … --block` as a child in a group of its own, gone when the block ends."""
     line = [sys.executable, "-m", "ray.scripts.scripts", "start", *options, "--block"]
     with tempfile.TemporaryFile("w+") as output:
@@ -364,7 +396,7 @@ def _ray_start(*options: str) -> Iterator["subprocess.Popen[str]"]:
             preexec_fn=_die_with_parent,
         )
         try:
-            yield child
+            yield _RayNode(child, output)
         finally:
             _stop_group(child)
 
@@ -375,10 +407,6 @@ def _die_with_parent() -> None:
 
     set_parent_death_signal = 1
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
-
-
-def _last_words(child: "subprocess.Popen[str]") -> str:
-    return f"`ray start` ended with {child.poll()}" if child.poll() is not None else "no answer"
 
 
 def _stop_group(child: "subprocess.Popen[str]") -> None:

@@ -18,7 +18,7 @@ from tests.cluster.test_ray_session import children, until_gone
 pytest.importorskip("ray")
 pytestmark = pytest.mark.ray
 
-UP_WITHIN_S, GONE_WITHIN_S = 240, 60
+UP_WITHIN_S, GONE_WITHIN_S = 480, 60
 
 LEAD = """
 import json, os, sys
