@@ -15,9 +15,9 @@ a model. It has in it one gathered layer, the embeddings (gathered from a forwar
 of its backward) and activations beside the state. glibc is told to give freed blocks back at once,
 or it would be the peak of its own reserves; every arm pays for that in time.
 
-Seconds are wall time, the median of the rounds; CPU seconds are those of all ranks together, which
-other load on the machine changes less. Ranks share the cores: with more of them than cores the
-wall time says nothing of the method.
+Seconds are wall time, the median of the rounds; CPU seconds are those of all ranks together. Both
+are of this allocator's setting, which costs FSDP's gathering most: they bound the usual time from
+above. Those in the results were taken on a busy machine besides, so the README has none of them.
 
 Not covered: GPUs, several machines, offload (on a CPU it is none), low precision.
 """

@@ -240,45 +240,35 @@ def router() -> list[Row]:
 
 
 def sharding() -> list[Row]:
+    """Memory, of the arms that are in the file; its times say little (see the script)."""
     found = result("sharding")
-    arms = {
-        (arm["ranks"], arm["checkpointing"], arm["sequence"]): arm
-        for arm in found["arms"]
-        if arm["sharded"]
-    }
-    (alone,) = (arm for arm in found["arms"] if not arm["sharded"])
-    plain = [arms[ranks, False, 1] for ranks in (1, 2, 4)]
-    checkpointed = [arms[ranks, True, 1] for ranks in (1, 2, 4)]
-    ulysses = [arms[ranks, False, ranks] for ranks in (2, 4)]
-    million = f"{found['parameters'] / 1e6:.0f} million weights"
+    sharded = [arm for arm in found["arms"] if arm["sharded"]]
+    plain = [arm for arm in sharded if not arm["checkpointing"] and arm["sequence"] == 1]
+    recomputed = [arm for arm in sharded if arm["checkpointing"] and arm["sequence"] == 1]
+    ulysses = [arm for arm in sharded if not arm["checkpointing"] and arm["sequence"] > 1]
 
     def megabytes(runs: list[dict[str, Any]], key: str) -> str:
         return ", ".join(f"{value / 1e6:.0f}" for value in (_at(run, key) for run in runs))
 
-    def work(runs: list[dict[str, Any]]) -> str:
-        return ", ".join(f"{run['cpu_s'] / alone['cpu_s']:.1f}x" for run in runs)
-
-    limits = megabytes(plain, "limit_bytes")
-    return [
+    rows = [
         (
-            f"MB of {million}, gradients and AdamW on a rank of 1, 2, 4 (FSDP2, gloo)",
+            f"MB of {found['parameters'] / 1e6:.0f} million weights, gradients and AdamW on a rank "
+            f"of {_each(plain, 'ranks', 'd')} (FSDP2, gloo)",
             megabytes(plain, "state_bytes"),
-            f"1/N: {limits}",
+            f"1/N: {megabytes(plain, 'limit_bytes')}",
             "sharding",
-        ),
+        )
+    ]
+    ways = (("", plain), (", activations recomputed", recomputed), (", Ulysses over all", ulysses))
+    return rows + [
         (
-            "MB at the peak of an update on a rank of 1, 2, 4; with activation checkpointing",
-            f"{megabytes(plain, 'bytes.peak_rss')}; {megabytes(checkpointed, 'bytes.peak_rss')}",
-            f"> its state: {limits}",
+            f"MB of a rank of {_each(runs, 'ranks', 'd')} at the peak of an update{how}",
+            megabytes(runs, "bytes.peak_rss"),
+            f"> its state: {megabytes(runs, 'limit_bytes')}",
             "sharding",
-        ),
-        (
-            "CPU time of an update, of the unsharded one's: 1, 2, 4 ranks; recomputed; "
-            "Ulysses over 2, 4",
-            f"{work(plain)}; {work(checkpointed)}; {work(ulysses)}",
-            "1x; 1.3x; 1x",
-            "sharding",
-        ),
+        )
+        for how, runs in ways
+        if runs
     ]
 
 

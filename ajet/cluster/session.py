@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from ajet.cluster.gpus import require_free_gpus
 from ajet.cluster.placement import Node
@@ -42,7 +42,7 @@ LOOPBACK = "127.0.0.2"
 """Of this machine alone; Ray takes 127.0.0.1 for a wish to be reached from others."""
 ANSWER_WITHIN_S, PROBE_WITHIN_S, NODES_WITHIN_S, STOP_WITHIN_S = 5.0, 30.0, 600.0, 8.0
 HEAD_WITHIN_S = 300.0
-"""For a head that has only just started: its port is there long before it answers."""
+"""For a head that is being started."""
 LOOK_AGAIN_S = 1.0
 LAST_WORDS = 300
 Say = Callable[[str], None]
@@ -361,7 +361,7 @@ def _head(port: int, say: Say) -> Iterator[str]:
     say(f"starting the head of a Ray cluster at port {port} (MASTER_ADDR is this node)")
     with _ray_start("--head", f"--port={port}", "--include-dashboard=false") as node:
         deadline = time.monotonic() + HEAD_WITHIN_S
-        while not _answers(address):
+        while not (node.is_up and _answers(address)):
             if node.child.poll() is not None or time.monotonic() > deadline:
                 raise ConfigError(f"a Ray head at port {port} did not start: {node.last_words()}")
             time.sleep(LOOK_AGAIN_S / 5)
@@ -373,30 +373,35 @@ class _RayNode:
     """A `ray start` of ours, and what it says."""
 
     child: "subprocess.Popen[str]"
-    output: IO[str]
+    output: Path
+
+    @property
+    def is_up(self) -> bool:
+        """The port is there before anything answers; this is said when all of the node does."""
+        return "Ray runtime started" in self.output.read_text()
 
     def last_words(self) -> str:
         """One line."""
-        self.output.seek(0)
-        said = reason(self.output.read())[-LAST_WORDS:]
-        return f"`ray start` ended with {self.child.poll()}: {said}" if said else "no answer"
+        said = reason(self.output.read_text())[-LAST_WORDS:] or "no word of it"
+        return f"`ray start` ended with {self.child.poll()}: {said}"
 
 
 @contextmanager
 def _ray_start(*options: str) -> Iterator[_RayNode]:
     """`ray start … --block` as a child in a group of its own, gone when the block ends."""
     line = [sys.executable, "-m", "ray.scripts.scripts", "start", *options, "--block"]
-    with tempfile.TemporaryFile("w+") as output:
+    with tempfile.NamedTemporaryFile("w") as output:
         child = subprocess.Popen(
             [*line, "--disable-usage-stats"],
             stdout=output,
             stderr=subprocess.STDOUT,
             text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
             start_new_session=True,
             preexec_fn=_die_with_parent,
         )
         try:
-            yield _RayNode(child, output)
+            yield _RayNode(child, Path(output.name))
         finally:
             _stop_group(child)
 
