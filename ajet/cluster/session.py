@@ -30,6 +30,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from loguru import logger
+
 from ajet.cluster.gpus import require_free_gpus
 from ajet.cluster.placement import Node
 from ajet.cluster.probe import reason
@@ -45,6 +47,8 @@ HEAD_WITHIN_S = 300.0
 """For a head that is being started."""
 LOOK_AGAIN_S = 1.0
 LAST_WORDS = 300
+START_TRIES = 3
+TOO_SLOW = "Ray gave its node up before it was there (is the machine busy?): trying again"
 Say = Callable[[str], None]
 
 
@@ -111,13 +115,17 @@ def serve_as_node(settings: SessionSettings, say: Say = lambda text: None) -> bo
     _await_head(access.address, say)
     _offer_token()
     say(f"this node serves the Ray of {access.address}; it ends when that does")
-    with _ray_start(f"--address={access.address}") as node:
-        while node.child.poll() is None and _answers(access.address):
-            time.sleep(LOOK_AGAIN_S)
-        if node.child.poll() and _answers(access.address):
-            raise ConfigError(
-                f"this node cannot serve the Ray of {access.address}: {node.last_words()}"
-            )
+    for number in range(1, START_TRIES + 1):
+        with _ray_start(f"--address={access.address}") as node:
+            while node.child.poll() is None and _answers(access.address):
+                time.sleep(LOOK_AGAIN_S)
+            if not (node.child.poll() and _answers(access.address)):
+                break
+            if number == START_TRIES or not node.was_too_slow:
+                raise ConfigError(
+                    f"this node cannot serve the Ray of {access.address}: {node.last_words()}"
+                )
+        say(TOO_SLOW)
     return True
 
 
@@ -222,17 +230,42 @@ def _start_local(folder: Path, env: dict[str, str]) -> str:
     """The address of a Ray that is up."""
     import ray
 
+    start_ray(folder, **_common(env))
+    return ray.get_runtime_context().gcs_address
+
+
+def start_ray(folder: Path, **options: Any) -> None:
+    """`ray.init` for a Ray of this process's own, with its files in `folder`. Ray gives its node
+    30 s, which a busy machine may need for the imports alone: it is tried START_TRIES times."""
+    import ray
+
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     where = {"address": "local", "include_dashboard": False, "_node_ip_address": LOOPBACK}
-    try:
-        ray.init(**where, _temp_dir=str(folder), **_common(env))
-    except Exception as error:  # Ray raises the plain class
-        reason = " ".join(str(error).split())
-        raise ConfigError(
-            f"Ray did not start on this machine: {reason} (it gives its own node 30 s: is the "
-            "machine overloaded, or its disk full?)"
-        ) from error
-    return ray.get_runtime_context().gcs_address
+    for number in range(1, START_TRIES + 1):
+        try:
+            ray.init(**where, _temp_dir=str(folder), **options)
+            return
+        except Exception as error:  # Ray raises the plain class
+            ray.shutdown()
+            _end_processes_of(folder)
+            reason = " ".join(str(error).split())
+            if number == START_TRIES or "timed out" not in reason:
+                raise ConfigError(
+                    f"Ray did not start on this machine: {reason} (tried {number}x: is the "
+                    "machine overloaded, or its disk full?)"
+                ) from error
+            logger.warning(f"Ray did not start, {reason}; trying again")
+
+
+def _end_processes_of(folder: Path) -> None:
+    """What a Ray that did not come up left running: its command lines name its folder."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_text()
+            if str(folder) in command and int(process.name) != os.getpid():
+                os.kill(int(process.name), signal.SIGKILL)
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
 
 
 @contextmanager
@@ -359,13 +392,23 @@ def _head(port: int, say: Say) -> Iterator[str]:
         yield address
         return
     say(f"starting the head of a Ray cluster at port {port} (MASTER_ADDR is this node)")
-    with _ray_start("--head", f"--port={port}", "--include-dashboard=false") as node:
-        deadline = time.monotonic() + HEAD_WITHIN_S
-        while not (node.is_up and _answers(address)):
-            if node.child.poll() is not None or time.monotonic() > deadline:
+    for number in range(1, START_TRIES + 1):
+        with _ray_start("--head", f"--port={port}", "--include-dashboard=false") as node:
+            if _comes_up(node, address):
+                yield address
+                return
+            if number == START_TRIES or not node.was_too_slow:
                 raise ConfigError(f"a Ray head at port {port} did not start: {node.last_words()}")
-            time.sleep(LOOK_AGAIN_S / 5)
-        yield address
+        say(TOO_SLOW)
+
+
+def _comes_up(node: "_RayNode", address: str) -> bool:
+    deadline = time.monotonic() + HEAD_WITHIN_S
+    while not (node.is_up and _answers(address)):
+        if node.child.poll() is not None or time.monotonic() > deadline:
+            return False
+        time.sleep(LOOK_AGAIN_S / 5)
+    return True
 
 
 @dataclass(frozen=True)
@@ -379,6 +422,11 @@ class _RayNode:
     def is_up(self) -> bool:
         """The port is there before anything answers; this is said when all of the node does."""
         return "Ray runtime started" in self.output.read_text()
+
+    @property
+    def was_too_slow(self) -> bool:
+        """Ray gives a node 30 s, which a busy machine may need for the imports alone."""
+        return "timed out during startup" in self.output.read_text()
 
     def last_words(self) -> str:
         """One line."""
