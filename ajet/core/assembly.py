@@ -357,12 +357,16 @@ def critic_settings(config: AjetConfig) -> CriticSettings:
 
 
 def tokens_per_pass(config: AjetConfig) -> int:
-    """Of one rank: the backbone's own `max_token_len_per_gpu`, if it has one."""
+    """Of the ranks that share a sequence together: the backbone's own `max_token_len_per_gpu` for
+    each of them, if it has one."""
     own = {
         "verl": config.verl.trainer.max_token_len_per_gpu,
         "trinity": config.trinity.trainer.max_token_len_per_gpu,
     }.get(config.ajet.backbone)
-    return own or config.ajet.trainer_common.max_tokens_per_micro_batch
+    trainer = config.ajet.trainer_common
+    if own is None:
+        return trainer.max_tokens_per_micro_batch
+    return own * trainer.ulysses_sequence_parallel_size
 
 
 def sharding_settings(config: AjetConfig) -> ShardingSettings:

@@ -177,3 +177,10 @@ def test_a_cluster_backbones_own_budget_of_tokens_goes_before_the_common_one(bac
         config = load_config("tutorial/example_math_agent/demo.yaml", overrides, backbone=name)
         assert assembly.update_settings(config).max_tokens_per_micro_batch == expected
         assert assembly.critic_settings(config).max_tokens_per_micro_batch == expected
+
+
+def test_the_budget_of_a_gpu_is_had_by_each_that_shares_a_sequence():
+    overrides = ["verl.trainer.max_token_len_per_gpu=77"]
+    overrides += ["ajet.trainer_common.ulysses_sequence_parallel_size=2"]
+    config = load_config("tutorial/example_math_agent/demo.yaml", overrides, backbone="verl")
+    assert assembly.tokens_per_pass(config) == 154
