@@ -361,10 +361,9 @@ def training_of(config: AjetConfig, ranks: int) -> Training:
 def serving_of(config: AjetConfig) -> Serving:
     """The engines' part of a config."""
     rollout = config.ajet.rollout
-    own = config.verl if config.ajet.backbone == "verl" else config.trinity
     return Serving(
         tensor_parallel=rollout.tensor_model_parallel_size,
-        share=own.rollout.gpu_memory_utilization,
+        share=config.gpu_memory_utilization,
         max_model_len=rollout.max_model_len,
         max_num_seqs=rollout.max_num_seqs,
         value_bytes=4 if config.ajet.model.dtype == "float32" else 2,
