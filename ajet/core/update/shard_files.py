@@ -12,6 +12,7 @@ Not covered: the folder around it, and what makes it whole (checkpoint.py).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,9 @@ def read_shards(
     rows = {name: _as_row(tensor) for name, tensor in tensors.items()}
     _check_shapes(rows, found)
     alone = like is None or not dist.is_initialized()
-    load(rows, storage_reader=reader, no_dist=alone)
+    with warnings.catch_warnings():  # that it is alone, which is what it was told
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        load(rows, storage_reader=reader, no_dist=alone)
     return {n: t.reshape(()) if n.endswith(".step") else t for n, t in tensors.items()}
 
 

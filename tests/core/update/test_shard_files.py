@@ -23,8 +23,10 @@ def like(*names):
     return {name: torch.zeros_like(TENSORS[name]) for name in names}
 
 
-def test_all_is_read_as_it_was(folder):
+def test_all_is_read_as_it_was_and_nothing_is_said(folder, recwarn):
+    recwarn.clear()
     found = read_shards(folder)
+    assert not recwarn.list
     assert found.keys() == TENSORS.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
 
