@@ -76,7 +76,9 @@ def _command(pid: int) -> str:
 def kill_once(run: ToyRun, what: str, step: int, rng: random.Random) -> None:
     """The run to its end, with one process killed while episodes of `step` are on their way."""
     with ended(run.start()) as process:
-        assert wait_until(lambda: run.episodes("begin", step) > 0, process, WITHIN_S), run.stderr()
+        assert wait_until(lambda: run.episodes("begin", step) > 0, process, WITHIN_S, 0.05), (
+            run.stderr()
+        )
         time.sleep(rng.random())
         os.kill(rng.choice(processes(process.pid, TITLES[what])), signal.SIGKILL)
         assert process.wait(WITHIN_S) == 0, run.stderr()
@@ -124,7 +126,9 @@ def test_a_driver_that_is_killed_leaves_nobody_and_no_finished_episode_is_lost(
     run = VerlRun(tmp_path, *SETTINGS, "ajet.rollout.user_workflow=workflow.py->HalfAwaits")
     (tmp_path / "awaited").write_text("released")
     with ended(run.start()) as process:
-        assert wait_until(lambda: run.episodes("end", 3) == 8, process, WITHIN_S), run.stderr()
+        assert wait_until(lambda: run.episodes("end", 3) == 8, process, WITHIN_S, 0.05), (
+            run.stderr()
+        )
         time.sleep(2)  # the last of them is on its way from its worker
         left = [pid for title in TITLES.values() for pid in processes(process.pid, title)]
         assert len(left) == 2 + 2 + 1 + 1
