@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from ajet.core.trajectory.sample import TrainingSample
     from ajet.core.trajectory.samples import TokenAdvantages
-    from ajet.core.update.ranks import Ranks
     from ajet.core.weight_sync.folder import FolderSource
 
 ActorOptions = dict[str, Any]
@@ -85,8 +84,8 @@ class TrainerRank:
         from ajet.core.weight_sync.folder import WeightFolder
 
         assembly.set_threads(config)
-        ranks = self._joined(config, host, port)
-        loaded = assembly.load_policy_model(config)
+        ranks = assembly.join_ranks(config, self._rank, self._size, host=host, port=port)
+        loaded = assembly.load_learning_model(config, ranks)
         template = assembly.make_template(loaded)
         self._learner = assembly.make_learner(config, loaded, ranks)
         keep = config.ajet.trainer_common.max_checkpoints_to_keep
@@ -127,16 +126,6 @@ class TrainerRank:
     def save(self, folder: Path, step: int, run: dict[str, Any]) -> None:
         """A checkpoint, with the run's own state."""
         self._checkpoints.save(folder, step, run)
-
-    def _joined(self, config: AjetConfig, host: str, port: int) -> Ranks:
-        from ajet.core import assembly
-        from ajet.core.update.ranks import ONE_RANK, connect
-
-        if self._size == 1:
-            return ONE_RANK
-        device = assembly.device_of(config)
-        connect(self._rank, self._size, host=host, port=port, device=device.type)
-        return assembly.make_ranks(config, device)
 
 
 class TrainerGroup:
