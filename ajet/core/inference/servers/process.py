@@ -6,7 +6,8 @@
 
 It runs on a leash (leash.py) in a process group of its own, whose id is beside the log; Ctrl-C in
 the terminal does not reach it, and nothing of it outlives us. A port in use, a server that ends
-and one that is never healthy are one line each, with the last lines of its log.
+and one that is never healthy are one line each, with the last lines of its log, which goes on
+after that of an earlier server of its name.
 
 Not covered: what is said to the server (engines/), which machine it is on (the caller is there).
 """
@@ -31,6 +32,8 @@ from ajet.core.inference.servers import leash
 GRACE_S = 5.0
 TOLD_LINES, TOLD_CHARACTERS = 3, 160
 POLL_S = 0.5
+OWN_MODULES = {"PYTHONSAFEPATH": "1", "PYTHONPATH": ""}
+"""A server runs in the user's folder, whose files must not stand in for its modules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class ServerProcess:
         self.name = name
         self.log_path = log_path
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_begin = 0
 
     @property
     def pid_path(self) -> Path:
@@ -63,7 +67,7 @@ class ServerProcess:
 
     @property
     def is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and not self._has_ended(self._process, os.WNOHANG)
 
     async def start(self, healthy: Callable[[], Awaitable[None]], deadline_s: float) -> float:
         """Start it and wait until `healthy` returns (`ReplicaDown`: not yet); seconds it took."""
@@ -71,32 +75,34 @@ class ServerProcess:
         check_port(self.command.host, self.command.port, f"inference server {self.name}")
         self._launch()
         try:
-            while True:
-                self.check_running()
-                if await _is_healthy(healthy):
-                    return time.monotonic() - started
-                if time.monotonic() - started > deadline_s:
-                    raise ModelError(
-                        f"inference server {self.name} was not healthy after {deadline_s:g} s: "
-                        f"{self.last_lines()}"
-                    )
-                await asyncio.sleep(POLL_S)
+            async with asyncio.timeout(deadline_s):
+                while not await self._is_healthy(healthy):
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            self.stop_now()
+            raise ModelError(
+                f"inference server {self.name} was not healthy after {deadline_s:g} s: "
+                f"{self.last_lines()}"
+            ) from None
         except BaseException:
             self.stop_now()
             raise
+        return time.monotonic() - started
 
     def check_running(self) -> None:
         """ModelError with the log's last lines where it has ended."""
         assert self._process is not None
-        status = self._process.poll()
-        if status is not None:
+        if not self.is_running:
             raise ModelError(
-                f"inference server {self.name} ended with status {status}: {self.last_lines()}"
+                f"inference server {self.name} ended with status {self._process.returncode}: "
+                f"{self.last_lines()}"
             )
 
     def last_lines(self) -> str:
         """The end of its log in one line, and where the rest is."""
-        text = self.log_path.read_text("utf-8", "replace") if self.log_path.exists() else ""
+        text = ""
+        if self.log_path.exists():
+            text = self.log_path.read_bytes()[self._log_begin :].decode("utf-8", "replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()][-TOLD_LINES:]
         told = " | ".join(line[:TOLD_CHARACTERS] for line in lines) or "it wrote nothing"
         return f"{told} (all of it in {self.log_path})"
@@ -112,7 +118,7 @@ class ServerProcess:
         """The same without a loop; waits for it."""
         self._let_go()
         if self._process is not None:
-            self._process.wait()
+            self._has_ended(self._process)
         self._forget()
 
     def kill(self) -> None:
@@ -127,7 +133,8 @@ class ServerProcess:
     def _launch(self) -> None:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         leashed = [sys.executable, "-S", leash.__file__, str(GRACE_S), *self.command.arguments]
-        with self.log_path.open("wb") as log:
+        with self.log_path.open("ab") as log:
+            self._log_begin = log.tell()
             self._process = subprocess.Popen(
                 leashed,
                 stdin=subprocess.PIPE,
@@ -138,6 +145,26 @@ class ServerProcess:
             )
         self.pid_path.write_text(f"{self._process.pid}\n")
 
+    async def _is_healthy(self, healthy: Callable[[], Awaitable[None]]) -> bool:
+        self.check_running()
+        try:
+            await healthy()
+        except ReplicaDown:
+            return False
+        return True
+
+    @staticmethod
+    def _has_ended(leash: subprocess.Popen[bytes], how: int = 0) -> bool:
+        """Waits for it, unless told not to. Its end is taken last: until then its id is that of
+        the group, in which a leash that was killed leaves the server."""
+        if leash.returncode is not None:
+            return True
+        if os.waitid(os.P_PID, leash.pid, os.WEXITED | os.WNOWAIT | how) is None:
+            return False
+        os.killpg(leash.pid, signal.SIGKILL)
+        leash.wait()
+        return True
+
     def _let_go(self) -> None:
         """The leash sees the end of its pipe."""
         if self._process is not None and self._process.stdin is not None:
@@ -145,14 +172,6 @@ class ServerProcess:
 
     def _forget(self) -> None:
         self.pid_path.unlink(missing_ok=True)
-
-
-async def _is_healthy(healthy: Callable[[], Awaitable[None]]) -> bool:
-    try:
-        await healthy()
-    except ReplicaDown:
-        return False
-    return True
 
 
 def check_port(host: str, port: int, whose: str) -> None:
