@@ -75,7 +75,7 @@ async def test_a_killed_server_is_seen_and_its_children_end(tmp_path):
     assert _all_gone(pids)
     while server.is_running:
         await asyncio.sleep(0.02)
-    with pytest.raises(ModelError, match=r"^inference server r0 ended with status -9: loading"):
+    with pytest.raises(ModelError, match=r"^inference server r0 ended with status 137: loading"):
         server.check_running()
     await server.stop()
 

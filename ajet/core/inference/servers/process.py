@@ -29,7 +29,7 @@ from ajet.core.errors import ModelError
 from ajet.core.inference.replica import ReplicaDown
 from ajet.core.inference.servers import leash
 
-GRACE_S = 5.0
+GRACE_S = 6.0
 TOLD_LINES, TOLD_CHARACTERS = 3, 160
 POLL_S = 0.5
 OWN_MODULES = {"PYTHONSAFEPATH": "1", "PYTHONPATH": ""}
@@ -67,7 +67,7 @@ class ServerProcess:
 
     @property
     def is_running(self) -> bool:
-        return self._process is not None and not self._has_ended(self._process, os.WNOHANG)
+        return self._process is not None and self._process.poll() is None
 
     async def start(self, healthy: Callable[[], Awaitable[None]], deadline_s: float) -> float:
         """Start it and wait until `healthy` returns (`ReplicaDown`: not yet); seconds it took."""
@@ -92,10 +92,10 @@ class ServerProcess:
     def check_running(self) -> None:
         """ModelError with the log's last lines where it has ended."""
         assert self._process is not None
-        if not self.is_running:
+        status = self._process.poll()
+        if status is not None:
             raise ModelError(
-                f"inference server {self.name} ended with status {self._process.returncode}: "
-                f"{self.last_lines()}"
+                f"inference server {self.name} ended with status {status}: {self.last_lines()}"
             )
 
     def last_lines(self) -> str:
@@ -112,14 +112,12 @@ class ServerProcess:
         self._let_go()
         while self.is_running:
             await asyncio.sleep(0.02)
-        self._forget()
 
     def stop_now(self) -> None:
         """The same without a loop; waits for it."""
         self._let_go()
         if self._process is not None:
-            self._has_ended(self._process)
-        self._forget()
+            self._process.wait()
 
     def kill(self) -> None:
         """End the group at once."""
@@ -128,22 +126,21 @@ class ServerProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._let_go()
-        self._forget()
+        self.pid_path.unlink(missing_ok=True)
 
     def _launch(self) -> None:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        leashed = [sys.executable, "-S", leash.__file__, str(GRACE_S), *self.command.arguments]
+        leashed = [sys.executable, "-S", leash.__file__, str(GRACE_S), str(self.pid_path)]
         with self.log_path.open("ab") as log:
             self._log_begin = log.tell()
             self._process = subprocess.Popen(
-                leashed,
+                [*leashed, *self.command.arguments],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self.command.environment},
                 start_new_session=True,
             )
-        self.pid_path.write_text(f"{self._process.pid}\n")
 
     async def _is_healthy(self, healthy: Callable[[], Awaitable[None]]) -> bool:
         self.check_running()
@@ -153,25 +150,10 @@ class ServerProcess:
             return False
         return True
 
-    @staticmethod
-    def _has_ended(leash: subprocess.Popen[bytes], how: int = 0) -> bool:
-        """Waits for it, unless told not to. Its end is taken last: until then its id is that of
-        the group, in which a leash that was killed leaves the server."""
-        if leash.returncode is not None:
-            return True
-        if os.waitid(os.P_PID, leash.pid, os.WEXITED | os.WNOWAIT | how) is None:
-            return False
-        os.killpg(leash.pid, signal.SIGKILL)
-        leash.wait()
-        return True
-
     def _let_go(self) -> None:
         """The leash sees the end of its pipe."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
-
-    def _forget(self) -> None:
-        self.pid_path.unlink(missing_ok=True)
 
 
 def check_port(host: str, port: int, whose: str) -> None:
