@@ -52,7 +52,7 @@ class Routing:
         self._young: dict[str, str] = {}  # replica by episode
         self._old: dict[str, str] = {}
         # The first of a plain dict is slow to find where many before it were deleted.
-        self._rows: dict[int, OrderedDict[str, None]] = {}  # replicas by number in flight
+        self._rows: list[OrderedDict[str, None]] = [OrderedDict()]  # replicas by number in flight
         self._least = 0
         self.num_moved = 0
         """Requests that did not go to their episode's replica: it was too busy, or lost."""
@@ -102,7 +102,7 @@ class Routing:
         """The replica takes requests; nothing where it does already."""
         if name not in self._counts:
             self._counts[name] = 0
-            self._rows.setdefault(0, OrderedDict())[name] = None
+            self._rows[0][name] = None
             self._least = 0
 
     def lost(self, name: str) -> list[str]:
@@ -110,9 +110,8 @@ class Routing:
         count = self._counts.pop(name, None)
         if count is None:
             return []
-        self._leave_row(name, count)
-        if self._rows and self._least not in self._rows:
-            self._least = min(self._rows)
+        del self._rows[count][name]
+        self._least = min(self._counts.values(), default=0)
         requests = [request for request, where in self._replica_of.items() if where == name]
         for request_id in requests:
             del self._replica_of[request_id]
@@ -138,16 +137,10 @@ class Routing:
         """From one row to the next: the least busy row changes by one at most."""
         count = self._counts[name]
         new_count = self._counts[name] = count + step
-        self._leave_row(name, count)
-        if new_count in self._rows:
-            self._rows[new_count][name] = None
-        else:
-            self._rows[new_count] = OrderedDict({name: None})
-        if new_count < self._least or self._least not in self._rows:
-            self._least = new_count
-
-    def _leave_row(self, name: str, count: int) -> None:
         row = self._rows[count]
         del row[name]
-        if not row:
-            del self._rows[count]
+        if new_count == len(self._rows):
+            self._rows.append(OrderedDict())
+        self._rows[new_count][name] = None
+        if new_count < self._least or (count == self._least and not row):
+            self._least = new_count
