@@ -4,9 +4,11 @@
     worker ──┼─> RouterProcess ─┤
     worker ──┘    (Router)      └─> EngineProcess 1 ──leash──> a vLLM or SGLang server
 
-`Engines` is the driver's hand on all of it: start, sleep, wake, new weights. An engine whose
-process or server dies is replaced by the router with the weights of the day. A server is on the
-machine and the GPUs of its engine's process, and ends with it; its log is in the run folder.
+`Engines` is the driver's hand on all of it: start, sleep, wake, new weights, and what the router
+has to say. An engine whose process or server dies is replaced by the router with the weights of the
+day; when the router dies, requests stay unanswered until the driver, which hears of it, begins
+another sitting. A server is on the machine and the GPUs of its engine's process, and ends with it;
+its log is in the run folder.
 
 Not covered: placing the processes (`options`), what is said to a server (core/inference/engines).
 """
@@ -32,6 +34,8 @@ from ajet.core.record.run_folder import RunFolder
 from ajet.core.weight_sync.folder import FolderSource
 
 if TYPE_CHECKING:
+    from loguru import Message
+
     from ajet.core.inference.replica import Replica
     from ajet.core.inference.serving import ServerStart
     from ajet.core.weight_sync.manifest import SyncReport, WeightSource
@@ -162,6 +166,8 @@ class RouterProcess:
         self._server = server
         self._actors: dict[str, Any] = {}
         self._pids: dict[str, int] = {}
+        self._news: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        self._hear(asyncio.get_running_loop())
         replicas = await asyncio.gather(*map(self._spawn, self._options))
         self._router = Router(replicas, router_settings(self._config), spawn=self._spawn)
         return [self._pids[name] for name in self._options]
@@ -183,6 +189,10 @@ class RouterProcess:
         self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
         return await self._router.generate(prompt_ids, sampling, request_id)
+
+    async def news(self) -> tuple[str, str]:
+        """The level and the text of what was logged here; waits for it."""
+        return await self._news.get()
 
     async def leave(self, episode_id: str) -> None:
         self._router.leave(episode_id)
@@ -214,6 +224,13 @@ class RouterProcess:
     async def close(self) -> None:
         await self._router.close()
 
+    def _hear(self, loop: asyncio.AbstractEventLoop) -> None:
+        def tell(message: Message) -> None:
+            told = (message.record["level"].name, message.record["message"])
+            loop.call_soon_threadsafe(self._news.put_nowait, told)
+
+        logger.add(tell, level="INFO")
+
 
 class RouterEndpoint:
     """A `ModelEndpoint` in a worker: the router's. Requests carry the process's id: one that a
@@ -232,6 +249,8 @@ class RouterEndpoint:
         except asyncio.CancelledError:
             self._router.abort.remote(marked)
             raise
+        except RayActorError:  # the driver hears of it, and ends this process too
+            return await asyncio.Future()
         except RayTaskError as error:
             raise error.cause from None
 
@@ -266,6 +285,12 @@ class Engines:
     async def load(self, source: WeightSource) -> SyncReport:
         """New weights for engines that were awake and go on."""
         return await self._ask(self.router.load.remote(source, source.version))
+
+    async def tell_news(self) -> None:
+        """Logs here what the router logs; ends with ProcessLost when it is gone."""
+        while True:
+            level, text = await self._ask(self.router.news.remote())
+            logger.log(level, text)
 
     def close(self) -> None:
         """The engines are the router's: they end with it."""
