@@ -79,7 +79,7 @@ def assert_sampled_with_the_weights_of_the_day(run):
 def test_vllm_samples_what_is_trained(tmp_path):
     run = served_run(tmp_path, "vllm", VLLM)
     with ended(run.start()) as process:
-        assert wait_until(run.has_trained, process, timeout=START_S), run.stderr()
+        assert wait_until(run.has_trained, process, START_S, 0.1), run.stderr()
         group = run.group()
         assert process.wait(START_S) == 0, run.stderr()
     assert_sampled_with_the_weights_of_the_day(run)
@@ -93,13 +93,13 @@ def test_a_run_with_sglang_is_killed_and_goes_on(tmp_path):
     run = served_run(tmp_path, "sglang", sglang_python(tmp_path))
     run.hold(2)
     with ended(run.start()) as process:
-        assert wait_until(lambda: run.episodes("begin", 2), process, timeout=300), run.stderr()
+        assert wait_until(lambda: run.episodes("begin", 2), process, START_S, 0.1), run.stderr()
         group = run.group()
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     assert is_empty(group)
     run.hold(None)
-    assert run.finish(timeout=300) == 0, run.stderr()
+    assert run.finish(timeout=START_S) == 0, run.stderr()
     assert_sampled_with_the_weights_of_the_day(run)
     log = (run.path / "logs" / "engine_0.log").read_text()
     assert "/release_memory_occupation" in log and "/update_weights_from_disk" in log
