@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.toy_run import ToyRun, ended, environment, wait_until
-from tests.process_groups import is_empty
+from tests.process_groups import is_empty, members
 from tests.sglang_server import sglang_python
 
 pytestmark = pytest.mark.ray
@@ -24,15 +24,17 @@ SETTINGS = [
     f"ajet.trainer_common.total_training_steps={STEPS}",
     "ajet.rollout.agent.num_workers=1",
     "ajet.rollout.max_num_seqs=16",
+    "ajet.rollout.router.health_interval_s=1",
 ]
 
 
 class ServedRun(ToyRun):
-    """On backbone verl, with a Ray of its own."""
+    """On backbone verl, with a Ray of its own, or that of RAY_ADDRESS if it is set."""
 
     @property
     def arguments(self):
-        return ["--conf", "toy.yaml", "--backbone", "verl", "--with-ray", *self.overrides]
+        own = [] if "RAY_ADDRESS" in os.environ else ["--with-ray"]
+        return ["--conf", "toy.yaml", "--backbone", "verl", *own, *self.overrides]
 
     def start(self, *overrides, **options):
         return super().start(*overrides, env=environment(PYTHONPATH=str(ROOT)), **options)
@@ -88,18 +90,26 @@ def test_vllm_samples_what_is_trained(tmp_path):
     assert said.count("vLLM on the CPU has no sleep mode: it keeps its memory") == 1
 
 
-def test_a_run_with_sglang_is_killed_and_goes_on(tmp_path):
-    """The driver is killed in its second step: the server is gone ten seconds later."""
+def test_a_run_loses_its_server_and_is_killed_and_goes_on(tmp_path):
+    """The server is killed in the second step and replaced. The driver is killed in the third: the
+    new server is gone ten seconds later."""
     run = served_run(tmp_path, "sglang", sglang_python(tmp_path))
     run.hold(2)
     with ended(run.start()) as process:
         assert wait_until(lambda: run.episodes("begin", 2), process, START_S, 0.1), run.stderr()
-        group = run.group()
+        first = run.group()
+        os.killpg(first, signal.SIGKILL)
+        run.hold(3)
+        assert wait_until(lambda: run.episodes("begin", 3), process, START_S, 0.1), run.stderr()
+        second = run.group()
+        assert members(second) and not members(first)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    assert is_empty(group)
+    assert is_empty(second)
     run.hold(None)
     assert run.finish(timeout=START_S) == 0, run.stderr()
     assert_sampled_with_the_weights_of_the_day(run)
+    said = (run.path / "logs" / "run.log").read_text()
+    assert said.count("inference replica lost: inference server engine 0 ended with status") == 1
     log = (run.path / "logs" / "engine_0.log").read_text()
     assert "/release_memory_occupation" in log and "/update_weights_from_disk" in log
