@@ -110,6 +110,6 @@ def test_a_run_loses_its_server_and_is_killed_and_goes_on(tmp_path):
     assert run.finish(timeout=START_S) == 0, run.stderr()
     assert_sampled_with_the_weights_of_the_day(run)
     said = (run.path / "logs" / "run.log").read_text()
-    assert said.count("inference replica lost: inference server engine 0 ended with status") == 1
+    assert said.count("inference replica lost: engine 0: inference server engine 0 ended") == 1
     log = (run.path / "logs" / "engine_0.log").read_text()
     assert "/release_memory_occupation" in log and "/update_weights_from_disk" in log
