@@ -2,12 +2,15 @@
 
 Requests and answers have the names and forms of sglang.srt.managers.io_struct; an unknown field is
 refused, so that the adapter cannot send what SGLang does not know. Released weights are lost, as in
-SGLang without a copy on the CPU.
+SGLang without a copy on the CPU. `sglang_python` makes what stands for the Python that has SGLang
+installed: it starts this file in place of `-m sglang.launch_server`.
 """
 
+import argparse
 import asyncio
 import base64
 import pickle
+import sys
 import threading
 import time
 from pathlib import Path
@@ -79,7 +82,9 @@ class CheckWeightsReqInput(Body):
 class SglangStandIn:
     """The server's state and its routes."""
 
-    def __init__(self, model, version="0.5.23", has_masks=True, has_checker=True):
+    def __init__(
+        self, model, version="0.5.23", has_masks=True, has_checker=True, max_model_len=256
+    ):
         self.model = model
         self.version = version
         self.has_masks = has_masks
@@ -89,7 +94,9 @@ class SglangStandIn:
         self.released = set()
         self.calls = []
         self.running = {}
-        self.replica = InProcessReplica("inside", model, stop_token_ids=(), max_model_len=256)
+        self.replica = InProcessReplica(
+            "inside", model, stop_token_ids=(), max_model_len=max_model_len
+        )
 
     async def generate(self, body: GenerateReqInput):
         if self.released:
@@ -262,3 +269,32 @@ class Serving:
     def stop(self):
         self._server.should_exit = self._server.force_exit = True
         self._thread.join(10)
+
+
+def sglang_python(folder: Path) -> str:
+    """For `ajet.rollout.server.python`; the server answers to the arguments that ajet gives."""
+    script = folder / "python-with-sglang"
+    root = Path(__file__).parents[1]
+    script.write_text(f'#!/bin/sh\nPYTHONPATH={root} exec {sys.executable} {__file__} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+def main():
+    """As `python -m sglang.launch_server …`."""
+    from transformers import AutoModelForCausalLM
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-m", choices=["sglang.launch_server"], required=True)
+    parser.add_argument("--model-path", required=True)
+    for name in ("--port", "--context-length"):
+        parser.add_argument(name, type=int, required=True)
+    asked, _ = parser.parse_known_args()
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(asked.model_path, dtype=torch.float32).eval()
+    stand_in = SglangStandIn(model, max_model_len=asked.context_length)
+    uvicorn.run(stand_in.app(), host="127.0.0.1", port=asked.port, log_level="info")
+
+
+if __name__ == "__main__":
+    main()

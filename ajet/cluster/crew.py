@@ -1,6 +1,7 @@
 """The processes of one sitting: workers that play, engines that answer, ranks that learn.
 
-    crew.start()         imports the user's code, loads models and the checkpoint to go on from
+    crew.start()         imports the user's code, loads models and the checkpoint to go on from;
+                         inference servers begin with what the trainer publishes then
     crew.admit(books)    tells workers when the run began and whom to ask
     crew.runner          plays groups; what an earlier sitting finished is not played again
     await crew.attended(loop)   until it ends, or the engines' router does
@@ -32,6 +33,7 @@ from ajet.core import assembly
 from ajet.core.buffer.journal import Journal, KeptEpisodes, fingerprint
 from ajet.core.config import AjetConfig
 from ajet.core.inference.chat_template import ChatTemplate
+from ajet.core.inference.serving import ServerName, ServerStart, engine_name
 from ajet.core.record.books import Books, Start, find_start
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.rollout.plans import step_of_group
@@ -56,16 +58,28 @@ class Crew:
         self.workers = RolloutWorkers(config, [options(each) for each in placement.workers])
         self.trainer = TrainerGroup(config, [options(each) for each in placement.trainer], root)
         self.engines = Engines(config, [options(each) for each in placement.engines])
+        self._on_gpu = placement.on_gpus and config.ajet.model.device != "cpu"
 
     async def start(self) -> Start | None:
         """The user's code first: a mistake in it is found before a model is loaded. What the run
         goes on from, if it does: the ranks have it."""
         await self.workers.check()
-        self._model, _ = await asyncio.gather(self.trainer.start(), self.engines.start())
+        engine = engine_name(self._config, on_gpu=self._on_gpu)
+        if engine == "in_process":
+            self._model, _ = await asyncio.gather(self.trainer.start(), self.engines.start())
+        else:
+            self._model = await self.trainer.start()
         start = find_start(self._folder, self._config.ajet.trainer_common.resume)
         if start is not None:
             await self.trainer.load(start.path)
+        if engine != "in_process":
+            await self._start_servers(engine, 0 if start is None else start.step)
         return start
+
+    async def _start_servers(self, engine: ServerName, version: int) -> None:
+        weights = await self.trainer.publish(version)
+        ends = self._model.end_token_ids
+        await self.engines.start(ServerStart(engine, self._on_gpu, weights, ends))
 
     async def admit(self, books: Books) -> None:
         """The books keep what the agents' words are made of, and the workers get it."""

@@ -2,12 +2,15 @@
 
     worker ──┐                  ┌─> EngineProcess 0   an engine with weights of its own
     worker ──┼─> RouterProcess ─┤
-    worker ──┘    (Router)      └─> EngineProcess 1   dies: another is made, its requests go on
+    worker ──┘    (Router)      └─> EngineProcess 1 ──leash──> a vLLM or SGLang server
 
 `Engines` is the driver's hand on all of it: start, sleep, wake, new weights, and what the router
-has to say. An engine that dies is replaced by the router with the weights of the day; when the
-router dies, requests stay unanswered until the driver, which hears of it, begins another sitting.
-Not covered: placing the processes (`options`).
+has to say. An engine whose process or server dies is replaced by the router with the weights of the
+day; when the router dies, requests stay unanswered until the driver, which hears of it, begins
+another sitting. A server is on the machine and the GPUs of its engine's process, and ends with it;
+its log is in the run folder.
+
+Not covered: placing the processes (`options`), what is said to a server (core/inference/engines).
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -24,14 +28,16 @@ from ray.exceptions import RayActorError, RayTaskError
 from ajet.cluster.lost import answer
 from ajet.cluster.user_code import Surroundings
 from ajet.core.config import AjetConfig
-from ajet.core.errors import ConfigError
 from ajet.core.inference.endpoint import Completion, SamplingParams
 from ajet.core.inference.replica import ReplicaDown
+from ajet.core.record.run_folder import RunFolder
+from ajet.core.weight_sync.folder import FolderSource
 
 if TYPE_CHECKING:
     from loguru import Message
 
     from ajet.core.inference.replica import Replica
+    from ajet.core.inference.serving import ServerStart
     from ajet.core.weight_sync.manifest import SyncReport, WeightSource
 
 MAX_CALLS = 10_000
@@ -39,24 +45,22 @@ ActorOptions = dict[str, Any]
 
 
 class EngineProcess:
-    """Lives in an actor: an in-process replica behind Ray."""
+    """Lives in an actor: an in-process replica behind Ray, or the client of a server of its own."""
 
     def __init__(self, surroundings: Surroundings) -> None:
         surroundings.enter()
 
-    def start(self, config: AjetConfig, name: str) -> int:
-        """Loads the model; returns the process's id."""
+    async def start(self, config: AjetConfig, name: str, server: ServerStart | None) -> int:
+        """Loads the model, here or in a server; returns this process's id."""
         from ajet.core import assembly
-        from ajet.core.inference.serving import engine_name
+        from ajet.core.inference.serving import start_server
 
-        on_gpu = assembly.device_of(config).type == "cuda"
-        if (engine := engine_name(config, on_gpu=on_gpu)) != "in_process":
-            raise ConfigError(
-                f"ajet.rollout.name={config.ajet.rollout.name}: backbone verl does not start "
-                f"{engine} servers yet; set ajet.rollout.name=in_process"
-            )
-        assembly.set_threads(config)
-        self._replica: Replica = assembly.make_replica(config, name)
+        if server is None:
+            assembly.set_threads(config)
+            self._replica: Replica = assembly.make_replica(config, name)
+        else:
+            log = RunFolder(config.run_folder).logs / f"{name.replace(' ', '_')}.log"
+            self._replica = await start_server(config, server, name=name, log_path=log)
         return os.getpid()
 
     async def generate(
@@ -89,6 +93,9 @@ class EngineProcess:
     async def leave(self, episode_id: str) -> None:
         if (tell := getattr(self._replica, "leave", None)) is not None:
             tell(episode_id)
+
+    async def close(self) -> None:
+        await self._replica.close()
 
 
 class ActorReplica:
@@ -151,11 +158,13 @@ class RouterProcess:
         self._surroundings = surroundings
         self._options = {f"engine {number}": each for number, each in enumerate(options)}
 
-    async def start(self) -> list[int]:
-        """All engines, each with its model; the ids of their processes."""
+    async def start(self, server: ServerStart | None) -> list[int]:
+        """All engines, each with its model, or its server; the ids of their processes."""
         from ajet.core.inference.router import Router
         from ajet.core.inference.serving import router_settings
 
+        self._server = server
+        self._actors: dict[str, Any] = {}
         self._pids: dict[str, int] = {}
         self._news: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
         self._hear(asyncio.get_running_loop())
@@ -164,12 +173,16 @@ class RouterProcess:
         return [self._pids[name] for name in self._options]
 
     async def _spawn(self, name: str) -> ActorReplica:
+        if name in self._actors:  # it may live, and hold the place of the next one
+            ray.kill(self._actors[name])
         remote = ray.remote(EngineProcess).options(
             **{"num_cpus": 0, "max_concurrency": MAX_CALLS} | self._options[name]
         )
         actor: Any = remote.remote(self._surroundings)
+        self._actors[name] = actor
         replica = ActorReplica(name, actor)
-        self._pids[name] = await replica.answer(actor.start.remote(self._config, name))
+        started = actor.start.remote(self._config, name, self._server)
+        self._pids[name] = await replica.answer(started)
         return replica
 
     async def generate(
@@ -194,13 +207,16 @@ class RouterProcess:
     async def wake(self, source: WeightSource, version: int) -> SyncReport:
         """With these weights; requests go on."""
         await self._router.wake()
-        report = await self._router.load_weights(source, version)
-        await self._router.resume()
-        return report
+        return await self._loaded(source, version)
 
     async def load(self, source: WeightSource, version: int) -> SyncReport:
         """While requests are under way: they are held, and go on from their tokens."""
         await self._router.pause(abort=True)
+        return await self._loaded(source, version)
+
+    async def _loaded(self, source: WeightSource, version: int) -> SyncReport:
+        if self._server is not None and isinstance(source, FolderSource):
+            self._server = replace(self._server, weights=source)  # older ones may be removed now
         report = await self._router.load_weights(source, version)
         await self._router.resume()
         return report
@@ -250,11 +266,16 @@ class Engines:
         remote = ray.remote(RouterProcess).options(num_cpus=0, max_concurrency=MAX_CALLS)
         self.router: Any = remote.remote(config, list(options), Surroundings.of_this_process())
 
-    async def start(self) -> None:
-        self.pids = await self._ask(self.router.start.remote())
+    async def start(self, server: ServerStart | None = None) -> None:
+        """In-process engines, or servers that begin so."""
+        self.pids = await self._ask(self.router.start.remote(server))
+        self._holds_memory = server is not None and not server.can_sleep
 
     async def sleep(self) -> None:
         """Memory is given back; requests are held."""
+        if self._holds_memory:
+            logger.info("vLLM on the CPU has no sleep mode: it keeps its memory during updates")
+            self._holds_memory = False  # said
         await self._ask(self.router.sleep.remote())
 
     async def wake(self, source: WeightSource) -> SyncReport:

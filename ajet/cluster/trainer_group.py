@@ -33,9 +33,10 @@ from ajet.core.trajectory.turn import Turn
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from ajet.core.model.load import LoadedModel
     from ajet.core.trajectory.sample import TrainingSample
     from ajet.core.trajectory.samples import TokenAdvantages
-    from ajet.core.weight_sync.folder import FolderSource
+    from ajet.core.weight_sync.folder import FolderSource, WeightFolder
 
 ActorOptions = dict[str, Any]
 LOOK_EVERY_S = 0.5
@@ -81,17 +82,16 @@ class TrainerRank:
         """Loads the model; also returns the process's id."""
         from ajet.core import assembly
         from ajet.core.learning.checkpoints import LearnerCheckpoints
-        from ajet.core.weight_sync.folder import WeightFolder
 
         assembly.set_threads(config)
         ranks = assembly.join_ranks(config, self._rank, self._size, host=host, port=port)
         loaded = assembly.load_learning_model(config, ranks)
         template = assembly.make_template(loaded)
+        if self._rank == 0:  # before the model is sharded
+            self._folder = _weight_folder(weights_root, loaded)
         self._learner = assembly.make_learner(config, loaded, ranks)
         keep = config.ajet.trainer_common.max_checkpoints_to_keep
         self._checkpoints = LearnerCheckpoints(self._learner, loaded, keep=keep, ranks=ranks)
-        if self._rank == 0:
-            self._folder = WeightFolder(weights_root, keep=1)
         return TrainedModel(loaded.name, loaded.tokenizer, template.stop_token_ids), os.getpid()
 
     def load(self, checkpoint: Path) -> None:
@@ -190,6 +190,20 @@ class TrainerGroup:
     async def _all(self, method: str, *arguments: Any) -> list[Any]:
         calls = [getattr(rank, method).remote(*arguments) for rank in self.ranks]
         return await answers(calls, self._names)
+
+
+def _weight_folder(root: Path, loaded: LoadedModel) -> WeightFolder:
+    """Each version in it is a model that a server can start from."""
+    from ajet.core.model.save import model_files
+    from ajet.core.weight_sync.folder import WeightFolder
+
+    (root / "model").mkdir()
+    beside = []
+    for name, content in model_files(loaded).items():
+        if "/" not in name:  # further chat templates: no server asks for one
+            beside.append(root / "model" / name)
+            beside[-1].write_bytes(content)
+    return WeightFolder(root, beside=beside, keep=1)
 
 
 def _learnable(group: Group) -> Group:

@@ -2,7 +2,7 @@
 
     engine_name(config, on_gpu)            "in_process", "vllm" or "sglang"
     router_settings(config)                -> RouterSettings
-    await start_server(config, …)          a vLLM or SGLang replica, healthy
+    await start_server(config, start, …)   a vLLM or SGLang replica, healthy, on this machine
 
 Not covered: where they run and who calls this (the cluster's actors), in-process replicas (they
 need a loaded model).
@@ -11,17 +11,36 @@ need a loaded model).
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ajet.core.inference.router import RouterSettings
+from ajet.core.inference.servers.process import free_port
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
     from ajet.core.inference.replicas.server import ServerReplica
+    from ajet.core.weight_sync.folder import FolderSource
 
-EngineName = Literal["in_process", "vllm", "sglang"]
+ServerName = Literal["vllm", "sglang"]
+EngineName = Literal["in_process", ServerName]
 CPU_ENVIRONMENT = Path(".venv-vllm/bin/python")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStart:
+    """What a server begins with. The folder of `weights` has the model's config beside them."""
+
+    engine: ServerName
+    on_gpu: bool
+    weights: FolderSource
+    stop_token_ids: tuple[int, ...]
+
+    @property
+    def can_sleep(self) -> bool:
+        """vLLM gives its memory back on GPUs alone."""
+        return self.on_gpu or self.engine == "sglang"
 
 
 def engine_name(config: AjetConfig, *, on_gpu: bool) -> EngineName:
@@ -53,31 +72,38 @@ def server_python(config: AjetConfig, *, engine: EngineName, on_gpu: bool) -> st
 
 
 async def start_server(
-    config: AjetConfig,
-    *,
-    engine: Literal["vllm", "sglang"],
-    name: str,
-    model_path: str,
-    port: int,
-    log_path: Path,
-    stop_token_ids: tuple[int, ...],
-    on_gpu: bool,
-    version: int = 0,
+    config: AjetConfig, start: ServerStart, *, name: str, log_path: Path
 ) -> ServerReplica:
-    """Start the config's server for the model in a folder, and wait until it is healthy."""
+    """The config's server over published weights, healthy. They are loaded once more, in place:
+    that compares checksums, and the names of what later versions must have."""
+    with start.weights.held():
+        replica = await _started(config, start, name=name, log_path=log_path)
+        try:
+            await replica.load_weights(start.weights, start.weights.version)
+        except BaseException:
+            await replica.close()
+            raise
+    return replica
+
+
+async def _started(
+    config: AjetConfig, start: ServerStart, *, name: str, log_path: Path
+) -> ServerReplica:
     from ajet.core.inference.servers import sglang, vllm
 
-    python = server_python(config, engine=engine, on_gpu=on_gpu)
-    deadline_s = config.ajet.rollout.server.start_timeout_s
-    where = {"name": name, "log_path": log_path, "stop_token_ids": stop_token_ids}
-    if engine == "vllm":
-        args = vllm.to_server_args(
-            config,
-            model_path=model_path,
-            device="cuda" if on_gpu else "cpu",
-            port=port,
-            python=python,
-        )
-        return await vllm.start_vllm(args, **where, deadline_s=deadline_s, version=version)
-    asked = sglang.to_server_args(config, model_path=model_path, port=port, python=python)
-    return await sglang.start_sglang(asked, **where, deadline_s=deadline_s, version=version)
+    asked = {
+        "model_path": str(start.weights.path),
+        "device": "cuda" if start.on_gpu else "cpu",
+        "port": free_port(),
+        "python": server_python(config, engine=start.engine, on_gpu=start.on_gpu),
+    }
+    how = {
+        "name": name,
+        "log_path": log_path,
+        "stop_token_ids": start.stop_token_ids,
+        "deadline_s": config.ajet.rollout.server.start_timeout_s,
+        "version": start.weights.version,
+    }
+    if start.engine == "vllm":
+        return await vllm.start_vllm(vllm.to_server_args(config, **asked), **how)
+    return await sglang.start_sglang(sglang.to_server_args(config, **asked), **how)

@@ -91,6 +91,7 @@ def load_model(
     )
     if "gguf_file" in options:
         _forget_quantisation(model)
+        model.config.architectures = [type(model).__name__]  # a server asks its folder for it
     return LoadedModel(model.to(target), tokenizer, path)
 
 

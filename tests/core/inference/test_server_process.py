@@ -75,9 +75,40 @@ async def test_a_killed_server_is_seen_and_its_children_end(tmp_path):
     assert _all_gone(pids)
     while server.is_running:
         await asyncio.sleep(0.02)
+    with pytest.raises(ModelError, match=r"^inference server r0 ended with status 137: loading"):
+        server.check_running()
+    await server.stop()
+
+
+async def test_a_server_whose_leash_is_killed_ends_when_somebody_looks(tmp_path):
+    server = _server(tmp_path)
+    await server.start(_started(tmp_path), 20)
+    pids = _pids(tmp_path)
+    os.kill(int(server.pid_path.read_text()), signal.SIGKILL)
+    while server.is_running:
+        await asyncio.sleep(0.02)
+    assert _all_gone(pids)
     with pytest.raises(ModelError, match=r"^inference server r0 ended with status -9: loading"):
         server.check_running()
     await server.stop()
+
+
+async def test_a_health_check_that_never_returns_is_one_line_too(tmp_path):
+    server = _server(tmp_path)
+
+    async def hangs():
+        await asyncio.sleep(600)
+
+    with pytest.raises(ModelError, match=r"^inference server r0 was not healthy after 1 s: "):
+        await server.start(hangs, 1)
+
+
+async def test_a_log_keeps_what_an_earlier_server_said_and_tells_of_its_own(tmp_path):
+    for said in ("first", "second"):
+        server = _server(tmp_path, f"import sys; sys.exit('{said}')")
+        with pytest.raises(ModelError, match=rf"ended with status 1: {said} \(all"):
+            await server.start(_started(tmp_path), 20)
+    assert server.log_path.read_text() == "first\nsecond\n"
 
 
 def test_nothing_outlives_a_run_that_is_killed(tmp_path):

@@ -49,7 +49,7 @@ def test_a_vllm_server_gets_every_setting(config):
     assert "--dtype float32" in text and "--enforce-eager" in text
     assert "sleep" not in text and "gpu-memory" not in text
     assert on_cpu.environment()["VLLM_SERVER_DEV_MODE"] == "1"
-    asked = sglang.to_server_args(asked, **options)
+    asked = sglang.to_server_args(asked, device="cuda", **options)
     assert (asked.max_model_len, asked.max_num_seqs, asked.seed) == (777, 33, 9)
 
 

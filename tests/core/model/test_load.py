@@ -130,6 +130,7 @@ def test_gguf_loads_and_can_be_saved(tmp_path):
     _write_gguf(gguf, path)
     loaded = load_model(str(path), device="cpu")
     assert loaded.model.config.model_type == "llama"
+    assert loaded.model.config.architectures == ["LlamaForCausalLM"]  # servers go by it
     assert loaded.model.dtype == torch.float32
     ids = loaded.tokenizer.encode("ab", add_special_tokens=False)
     assert loaded.tokenizer.decode(ids) == "ab"

@@ -88,6 +88,14 @@ class ServerReplica:
         """Tell the server to go on."""
         raise NotImplementedError
 
+    async def sleep(self) -> None:
+        """Give memory back; requests are held."""
+        raise NotImplementedError
+
+    async def wake(self) -> None:
+        """Take it again."""
+        raise NotImplementedError
+
     async def send_weights(self, source: FolderSource) -> SyncReport:
         """Have the server take weights, and empty its cache."""
         raise NotImplementedError

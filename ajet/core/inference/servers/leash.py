@@ -1,69 +1,118 @@
 """Runs a command and ends it, with all that it started, when whoever started this is gone.
 
-    python leash.py GRACE_S COMMAND ARGUMENT …     standard input: a pipe that its parent holds open
+    python leash.py GRACE_S PID_FILE COMMAND …     standard input: a pipe that its parent holds open
 
-The kernel closes that pipe however the parent ends, a kill -9 included. The leash leads the
-process group; on the pipe's end it sends SIGTERM to the group, and SIGKILL after GRACE_S seconds.
-When the command ends by itself, what is left of its group ends too, and the leash exits with the
-command's status.
+    parent ──> handle ──> leash ──> command ──> …  one process group, whose id is in PID_FILE
+
+The kernel closes that pipe however the parent ends, a kill -9 included. The leash then sends
+SIGTERM to the group, and SIGKILL after GRACE_S seconds. When the command ends by itself, what is
+left of its group ends too, and the handle exits with the command's status, 128 and a signal's
+number as in a shell. The handle does nothing else: Ray kills the children of an actor that ends,
+and the leash, no child of the actor's, is left to do its work. A handle that is gone ends it too.
+
+Python's resource trackers are the last to be killed: they remove the shared memory of the others.
 
 Only the standard library: it runs before anything else is imported. Not covered: a child that
 leaves the process group.
 """
 
+import contextlib
 import os
 import selectors
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
-POLL_S = 0.1
+POLL_S, SIGNALLED = 0.1, 128
+TRACKER_S = 1.0
+"""For a tracker to clean up once it is alone."""
 
 
 def main() -> int:
     """See the module's docstring."""
-    grace_s, command = float(sys.argv[1]), sys.argv[2:]
+    grace_s, pid_file, command = float(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)  # it is the last to go
+        signal.signal(number, lambda *_: None)  # both are the last to go
+    handle = os.getpid()
+    pid_file.write_text(f"{handle}\n")
+    if leash := os.fork():
+        sys.stdin.close()
+        status = os.waitstatus_to_exitcode(os.waitpid(leash, 0)[1])
+    else:
+        status = _hold(command, handle, grace_s)
+    _forget(pid_file, handle)
+    return status if status >= 0 else SIGNALLED - status
+
+
+def _hold(command: list[str], handle: int, grace_s: float) -> int:
+    """The leash proper."""
     try:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
         return 127
-    _wait_for_either(child)
+    _wait_for_any(child, handle)
     status = child.poll()
-    _end_group(child, grace_s if status is None else 0)
-    return status if status is not None and status >= 0 else 1
+    _end_group(child, handle, grace_s)
+    if status is None:
+        return 1
+    return status if status >= 0 else SIGNALLED - status
 
 
-def _wait_for_either(child: "subprocess.Popen[bytes]") -> None:
-    """Until the command has ended, or the parent has."""
+def _wait_for_any(child: "subprocess.Popen[bytes]", handle: int) -> None:
+    """Until the command has ended, or the parent, or the handle."""
     with selectors.DefaultSelector() as selector:
         selector.register(sys.stdin, selectors.EVENT_READ)
-        while child.poll() is None:
+        while child.poll() is None and os.getppid() == handle:
             if selector.select(POLL_S) and not os.read(sys.stdin.fileno(), 1):
                 return
 
 
-def _end_group(child: "subprocess.Popen[bytes]", grace_s: float) -> None:
+def _end_group(child: "subprocess.Popen[bytes]", handle: int, grace_s: float) -> None:
     os.killpg(0, signal.SIGTERM)
-    end = time.monotonic() + grace_s
-    while child.poll() is None and time.monotonic() < end:
+    _wait_until_alone(child, handle, grace_s)
+    for pid in _others(handle):
+        if not _is_tracker(pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    _wait_until_alone(child, handle, TRACKER_S)
+    for pid in _others(handle):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _wait_until_alone(child: "subprocess.Popen[bytes]", handle: int, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while (child.poll() is None or any(_others(handle))) and time.monotonic() < end:
         time.sleep(POLL_S)
-    if child.poll() is None or _has_others():
-        os.killpg(0, signal.SIGKILL)
 
 
-def _has_others() -> bool:
-    """Whether anybody but the leash is in its group."""
-    own = os.getpid()
+def _others(handle: int) -> Iterator[int]:
+    """The group without the leash and its handle; what has ended is nobody's any more."""
+    own = (os.getpid(), handle)
     for name in os.listdir("/proc"):  # noqa: PTH208, pathlib takes as long as all the rest
-        try:
-            if name.isdigit() and int(name) != own and os.getpgid(int(name)) == own:
-                return True
-        except ProcessLookupError:
-            continue
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+            is_ours = name.isdigit() and int(name) not in own and os.getpgid(int(name)) == handle
+            if (
+                is_ours
+                and Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+            ):
+                yield int(name)
+
+
+def _forget(pid_file: Path, handle: int) -> None:
+    """Another server of this name may have begun meanwhile, and be in the file."""
+    with contextlib.suppress(FileNotFoundError):
+        if pid_file.read_text() == f"{handle}\n":
+            pid_file.unlink()
+
+
+def _is_tracker(pid: int) -> bool:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
 
 

@@ -6,7 +6,8 @@
 
 It runs on a leash (leash.py) in a process group of its own, whose id is beside the log; Ctrl-C in
 the terminal does not reach it, and nothing of it outlives us. A port in use, a server that ends
-and one that is never healthy are one line each, with the last lines of its log.
+and one that is never healthy are one line each, with the last lines of its log, which goes on
+after that of an earlier server of its name.
 
 Not covered: what is said to the server (engines/), which machine it is on (the caller is there).
 """
@@ -28,9 +29,11 @@ from ajet.core.errors import ModelError
 from ajet.core.inference.replica import ReplicaDown
 from ajet.core.inference.servers import leash
 
-GRACE_S = 5.0
+GRACE_S = 6.0
 TOLD_LINES, TOLD_CHARACTERS = 3, 160
 POLL_S = 0.5
+OWN_MODULES = {"PYTHONSAFEPATH": "1", "PYTHONPATH": ""}
+"""A server runs in the user's folder, whose files must not stand in for its modules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class ServerProcess:
         self.name = name
         self.log_path = log_path
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_begin = 0
 
     @property
     def pid_path(self) -> Path:
@@ -71,19 +75,19 @@ class ServerProcess:
         check_port(self.command.host, self.command.port, f"inference server {self.name}")
         self._launch()
         try:
-            while True:
-                self.check_running()
-                if await _is_healthy(healthy):
-                    return time.monotonic() - started
-                if time.monotonic() - started > deadline_s:
-                    raise ModelError(
-                        f"inference server {self.name} was not healthy after {deadline_s:g} s: "
-                        f"{self.last_lines()}"
-                    )
-                await asyncio.sleep(POLL_S)
+            async with asyncio.timeout(deadline_s):
+                while not await self._is_healthy(healthy):
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            self.stop_now()
+            raise ModelError(
+                f"inference server {self.name} was not healthy after {deadline_s:g} s: "
+                f"{self.last_lines()}"
+            ) from None
         except BaseException:
             self.stop_now()
             raise
+        return time.monotonic() - started
 
     def check_running(self) -> None:
         """ModelError with the log's last lines where it has ended."""
@@ -96,7 +100,9 @@ class ServerProcess:
 
     def last_lines(self) -> str:
         """The end of its log in one line, and where the rest is."""
-        text = self.log_path.read_text("utf-8", "replace") if self.log_path.exists() else ""
+        text = ""
+        if self.log_path.exists():
+            text = self.log_path.read_bytes()[self._log_begin :].decode("utf-8", "replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()][-TOLD_LINES:]
         told = " | ".join(line[:TOLD_CHARACTERS] for line in lines) or "it wrote nothing"
         return f"{told} (all of it in {self.log_path})"
@@ -106,14 +112,12 @@ class ServerProcess:
         self._let_go()
         while self.is_running:
             await asyncio.sleep(0.02)
-        self._forget()
 
     def stop_now(self) -> None:
         """The same without a loop; waits for it."""
         self._let_go()
         if self._process is not None:
             self._process.wait()
-        self._forget()
 
     def kill(self) -> None:
         """End the group at once."""
@@ -122,37 +126,34 @@ class ServerProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._let_go()
-        self._forget()
+        self.pid_path.unlink(missing_ok=True)
 
     def _launch(self) -> None:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        leashed = [sys.executable, "-S", leash.__file__, str(GRACE_S), *self.command.arguments]
-        with self.log_path.open("wb") as log:
+        leashed = [sys.executable, "-S", leash.__file__, str(GRACE_S), str(self.pid_path)]
+        with self.log_path.open("ab") as log:
+            self._log_begin = log.tell()
             self._process = subprocess.Popen(
-                leashed,
+                [*leashed, *self.command.arguments],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self.command.environment},
                 start_new_session=True,
             )
-        self.pid_path.write_text(f"{self._process.pid}\n")
+
+    async def _is_healthy(self, healthy: Callable[[], Awaitable[None]]) -> bool:
+        self.check_running()
+        try:
+            await healthy()
+        except ReplicaDown:
+            return False
+        return True
 
     def _let_go(self) -> None:
         """The leash sees the end of its pipe."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
-
-    def _forget(self) -> None:
-        self.pid_path.unlink(missing_ok=True)
-
-
-async def _is_healthy(healthy: Callable[[], Awaitable[None]]) -> bool:
-    try:
-        await healthy()
-    except ReplicaDown:
-        return False
-    return True
 
 
 def check_port(host: str, port: int, whose: str) -> None:

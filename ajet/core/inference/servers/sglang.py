@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.sglang import SglangReplica
-from ajet.core.inference.servers.process import Command, ServerProcess
+from ajet.core.inference.servers.process import OWN_MODULES, Command, ServerProcess
 from ajet.core.inference.servers.vllm import START_S, served_model, server_dtype
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class SglangServerArgs:
 
 
 def to_server_args(
-    config: AjetConfig, *, model_path: str, port: int, python: str
+    config: AjetConfig, *, model_path: str, device: str, port: int, python: str
 ) -> SglangServerArgs:
     """From the config; `model_path` is a folder that the server can read."""
     rollout = config.ajet.rollout
@@ -66,7 +66,7 @@ def to_server_args(
         model_path=model_path,
         port=port,
         python=python,
-        dtype=server_dtype(config.ajet.model.dtype, "cuda"),
+        dtype=server_dtype(config.ajet.model.dtype, device),
         tensor_parallel_size=rollout.tensor_model_parallel_size,
         max_model_len=rollout.max_model_len,
         max_num_seqs=rollout.max_num_seqs,
@@ -86,7 +86,7 @@ async def start_sglang(
     version: int = 0,
 ) -> SglangReplica:
     """Start a server, wait until it has sampled a token, and refuse one that is too old."""
-    command = Command(args.arguments(), port=args.port)
+    command = Command(args.arguments(), port=args.port, environment=OWN_MODULES)
     process = ServerProcess(command, name=name, log_path=log_path)
     replica = SglangReplica(
         name,

