@@ -14,13 +14,15 @@ import asyncio
 from datetime import datetime
 from functools import partial
 
+from loguru import logger
+
 from ajet.cluster.engine_replica import Engines, RouterEndpoint
 from ajet.cluster.placement import Placement
 from ajet.cluster.rollout_worker import Words
 from ajet.cluster.rollout_workers import RolloutWorkers
 from ajet.cluster.sittings import ProcessOptions
 from ajet.cluster.trainer_group import TrainedModel, TrainerGroup
-from ajet.cluster.weights_place import weights_place
+from ajet.cluster.weights_place import sync_method, weights_place
 from ajet.core.config import AjetConfig
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.record.books import Books, Start, find_start
@@ -38,7 +40,12 @@ class Crew:
         options: ProcessOptions,
     ) -> None:
         self._config, self._folder = config, folder
-        root = weights_place(folder.path, is_one_machine=len(placement.nodes) == 1)
+        method, notice = sync_method(config, placement)
+        if notice is not None:
+            logger.info(notice)
+        root = None
+        if method != "nccl":
+            root = weights_place(folder.path, in_memory=method == "memory")
         self.workers = RolloutWorkers(config, [options(each) for each in placement.workers])
         self.trainer = TrainerGroup(config, [options(each) for each in placement.trainer], root)
         self.engines = Engines(config, [options(each) for each in placement.engines])

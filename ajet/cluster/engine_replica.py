@@ -27,7 +27,7 @@ from ajet.core.inference.replica import ReplicaDown
 
 if TYPE_CHECKING:
     from ajet.core.inference.replica import Replica
-    from ajet.core.weight_sync.manifest import SyncReport, WeightSource
+    from ajet.core.weight_sync.manifest import Delivery, SyncReport, WeightSource
 
 MAX_CALLS = 10_000
 ActorOptions = dict[str, Any]
@@ -180,14 +180,14 @@ class RouterProcess:
         await self._router.pause()
         await self._router.sleep()
 
-    async def wake(self, source: WeightSource, version: int) -> SyncReport:
+    async def wake(self, source: WeightSource | Delivery, version: int) -> SyncReport:
         """With these weights; requests go on."""
         await self._router.wake()
         report = await self._router.load_weights(source, version)
         await self._router.resume()
         return report
 
-    async def load(self, source: WeightSource, version: int) -> SyncReport:
+    async def load(self, source: WeightSource | Delivery, version: int) -> SyncReport:
         """While requests are under way: they are held, and go on from their tokens."""
         await self._router.pause(abort=True)
         report = await self._router.load_weights(source, version)
@@ -237,11 +237,11 @@ class Engines:
         """Memory is given back; requests are held."""
         await self._ask(self.router.sleep.remote())
 
-    async def wake(self, source: WeightSource) -> SyncReport:
+    async def wake(self, source: WeightSource | Delivery) -> SyncReport:
         """With the weights of `source`, whose checksum is that of what was sent."""
         return await self._ask(self.router.wake.remote(source, source.version))
 
-    async def load(self, source: WeightSource) -> SyncReport:
+    async def load(self, source: WeightSource | Delivery) -> SyncReport:
         """New weights for engines that were awake and go on."""
         return await self._ask(self.router.load.remote(source, source.version))
 

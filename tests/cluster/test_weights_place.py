@@ -8,8 +8,8 @@ from ajet.core.weight_sync import folder
 
 def test_a_run_has_a_place_of_its_own_and_gives_it_back(tmp_path, monkeypatch):
     monkeypatch.setattr(folder, "SHARED_MEMORY", tmp_path)
-    one = place.weights_place(tmp_path / "run one", is_one_machine=True)
-    other = place.weights_place(tmp_path / "run two", is_one_machine=True)
+    one = place.weights_place(tmp_path / "run one", in_memory=True)
+    other = place.weights_place(tmp_path / "run two", in_memory=True)
     assert one != other and one.parent == tmp_path
     (one / "v00000001").mkdir()
     place.give_back(one)
@@ -32,6 +32,6 @@ def test_what_a_killed_run_left_is_removed_and_what_a_living_one_has_is_not(tmp_
 
 
 def test_several_machines_find_the_weights_in_the_runs_own_folder(tmp_path):
-    root = place.weights_place(tmp_path / "run", is_one_machine=False)
+    root = place.weights_place(tmp_path / "run", in_memory=False)
     assert root == tmp_path / "run" / "weights"
     place.give_back(root)

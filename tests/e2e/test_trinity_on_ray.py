@@ -2,16 +2,19 @@
 episode is lost."""
 
 import json
+import os
+import signal
 import sqlite3
 import sys
 
+import numpy as np
 import pytest
 
-from tests.e2e.three_backbones import SETTINGS, train_trinity
+from tests.e2e.three_backbones import SETTINGS, numbers, train_trinity
 from tests.e2e.toy_run import ToyRun
 
 pytestmark = pytest.mark.ray
-STEPS = 6
+STEPS = 4
 SHORT = [*SETTINGS, f"ajet.trainer_common.total_training_steps={STEPS}"]
 EPISODES = 12  # of a step
 
@@ -50,3 +53,47 @@ def test_on_the_same_devices_the_halves_take_turns(toy):
     summary = train_trinity([*SHORT, "trinity.mode=colocate"])
     assert summary.steps == STEPS
     assert set(ages(toy)) == {0} and len(ages(toy)) == STEPS * EPISODES
+
+
+@pytest.mark.parametrize("method", ["nccl", "checkpoint", "memory"])
+def test_weights_travel_as_asked_and_an_engine_that_is_replaced_gets_those_of_the_day(
+    toy, method, monkeypatch
+):
+    from ajet.cluster.engine_replica import Engines
+    from ajet.cluster.trainer_group import TrainerGroup
+
+    publish, load, sources, killed = TrainerGroup.publish, Engines.load, [], []
+
+    async def telling_publish(self, version):
+        sources.append(await publish(self, version))
+        return sources[-1]
+
+    async def load_and_kill(self, source):
+        report = await load(self, source)
+        if source.version == 1:  # the engine that takes its place has missed this one
+            killed.append(self.pids[0])
+            os.kill(self.pids[0], signal.SIGKILL)
+        return report
+
+    monkeypatch.setattr(TrainerGroup, "publish", telling_publish)
+    monkeypatch.setattr(Engines, "load", load_and_kill)
+    train_trinity(
+        [
+            *SETTINGS,
+            "ajet.trainer_common.total_training_steps=3",
+            "ajet.trainer_common.optim.lr=1e-3",
+            "ajet.trainer_common.mini_batch_num=1",
+            "trinity.max_staleness=0",
+            f"trinity.synchronizer.sync_method={method}",
+        ],
+        num_engines=1,
+    )
+    kinds = {"nccl": "Broadcast", "checkpoint": "FolderSource", "memory": "FolderSource"}
+    assert {type(source).__name__ for source in sources} == {kinds[method]} and len(killed) == 1
+    if method == "checkpoint":
+        assert all(str(source.path).startswith(str(toy.path)) for source in sources)
+    assert ages(toy) == [0] * 3 * EPISODES  # tokens carry the version that their engine has
+    # Other weights than the version says would show between sampler and trainer.
+    assert (np.abs(numbers(toy, "update/logprob_diff_max")) < 1e-3).all()
+    seconds, num_bytes = numbers(toy, "sync/seconds", "sync/bytes").T
+    assert (seconds > 0).all() and len(set(num_bytes)) == 1
