@@ -14,8 +14,6 @@ import asyncio
 from datetime import datetime
 from functools import partial
 
-from loguru import logger
-
 from ajet.cluster.engine_replica import Engines, RouterEndpoint
 from ajet.cluster.placement import Placement
 from ajet.cluster.rollout_worker import Words
@@ -41,11 +39,9 @@ class Crew:
     ) -> None:
         self._config, self._folder = config, folder
         method, notice = sync_method(config, placement)
-        if notice is not None:
-            logger.info(notice)
         root = None
         if method != "nccl":
-            root = weights_place(folder.path, in_memory=method == "memory")
+            root = weights_place(folder.path, in_memory=method == "memory", notice=notice)
         self.workers = RolloutWorkers(config, [options(each) for each in placement.workers])
         self.trainer = TrainerGroup(config, [options(each) for each in placement.trainer], root)
         self.engines = Engines(config, [options(each) for each in placement.engines])
@@ -62,7 +58,7 @@ class Crew:
 
     async def admit(self, books: Books) -> None:
         """The books keep what the agents' words are made of, and the workers get it."""
-        words = _words(self._model, books)
+        words = keep_words(self._model, books)
         await self.workers.start(partial(RouterEndpoint, self.engines.router), words)
 
     def close(self) -> None:
@@ -72,7 +68,8 @@ class Crew:
         self.trainer.close()
 
 
-def _words(model: TrainedModel, books: Books) -> Words:
+def keep_words(model: TrainedModel, books: Books) -> Words:
+    """The books keep what words are made of."""
     books.keep_inputs(model.tokenizer, ChatTemplate(model.tokenizer, model.end_token_ids))
     begun = datetime.fromisoformat(books.state.begun)
     return Words(model.tokenizer, model.end_token_ids, begun)

@@ -21,6 +21,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
+from loguru import logger
+
 from ajet.cluster.placement import Placement
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
@@ -45,7 +47,12 @@ def sync_method(config: AjetConfig, placement: Placement) -> tuple[SyncMethod, s
             f"{key}: trainer and engines share no memory on {len(placement.nodes)} nodes; set "
             "checkpoint or nccl"
         )
-    if asked != "nccl" or config.trinity.mode == "train":
+    if config.trinity.mode == "train" and asked != "checkpoint":
+        return (
+            "checkpoint",
+            f"{key}: two commands share files, weights travel as checkpoint",
+        )
+    if asked != "nccl":
         return asked, None
     engine = engine_name(config, on_gpu=placement.on_gpus)
     if engine != "in_process":
@@ -55,8 +62,10 @@ def sync_method(config: AjetConfig, placement: Placement) -> tuple[SyncMethod, s
     return asked, None
 
 
-def weights_place(run_folder: Path, *, in_memory: bool) -> Path:
-    """An empty folder of this run's own, held until this process ends."""
+def weights_place(run_folder: Path, *, in_memory: bool, notice: str | None = None) -> Path:
+    """An empty folder of this run's own, held until this process ends; `notice` says why there."""
+    if notice is not None:
+        logger.warning(notice)
     name = f"{PREFIX}{os.getuid()}-{sha256(str(run_folder.absolute()).encode()).hexdigest()[:12]}"
     root = shared_memory_root(name) if in_memory else run_folder / "weights"
     remove_abandoned(root.parent)

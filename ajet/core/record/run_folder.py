@@ -8,6 +8,9 @@
     ├── checkpoints/       step_N/
     ├── episodes.sqlite    every episode with its turns (episode_store.py)
     ├── tensorboard/       scalars
+    ├── buffer.sqlite      backbone trinity's groups on their way
+    ├── weights/           its newest weights, where explorer and trainer are two commands
+    ├── bench.jsonl        each checkpoint on the held-out tasks (trinity.mode bench)
     ├── tokenizer/         the model's tokenizer, so that ids can be read later
     ├── judge_replies.sqlite   what a judging model said; auto_grader*: the rubrics it made
     ├── summary.json       the result in numbers (summary.py)
@@ -54,13 +57,14 @@ class RunFolder:
         self._lock = _lock
 
     @classmethod
-    def open(cls, path: Path) -> RunFolder:
-        """Make the folder and take its lock; `CheckpointError` when another run has it."""
+    def open(cls, path: Path, lock_name: str = ".lock") -> RunFolder:
+        """Make the folder and take its lock; `CheckpointError` when another run has it. Who only
+        adds to what the run's own process writes has a lock of another name."""
         folder = cls(path)
         try:
             for each in (folder.path, folder.checkpoints, folder.logs, folder.tensorboard):
                 each.mkdir(parents=True, exist_ok=True)
-            lock = (folder.path / ".lock").open("a+", encoding="utf-8")
+            lock = (folder.path / lock_name).open("a+", encoding="utf-8")
         except OSError as error:
             raise CheckpointError(
                 f"run folder {folder.path} cannot be made: {error.strerror}; "
@@ -130,6 +134,14 @@ class RunFolder:
     @property
     def buffer_db(self) -> Path:
         return self.path / "buffer.sqlite"
+
+    @property
+    def weights(self) -> Path:
+        return self.path / "weights"
+
+    @property
+    def bench_jsonl(self) -> Path:
+        return self.path / "bench.jsonl"
 
     @property
     def checkpoints(self) -> Path:

@@ -87,22 +87,22 @@ def test_a_step_waits_for_a_group_whose_last_step_it_is():
 
 def test_room_is_what_the_trainer_can_train_in_time():
     buffer = Buffer(MEMORY, ONE_AHEAD)
-    assert buffer.room(0, 0) == 4
+    assert buffer.room(0) == 4
     buffer.begin([Begun(place_of(1, n), n, 0) for n in range(4)])
-    assert buffer.room(0, 0) == 0
+    assert buffer.room(0) == 0
     buffer.put([item(0), item(1)], 0)
     buffer.take(0, 2)
-    assert buffer.room(0, 0) == 0  # the trainer has them, and is still at 0
+    assert buffer.room(0) == 0  # the trainer has them, and is still at 0
     buffer.trained(1)
-    assert buffer.room(1, 1) == 2
-    assert buffer.room(1, 1, last=2) == 0  # the last step's groups run already
+    assert buffer.room(1) == 2
+    assert buffer.room(1, last=2) == 0  # the last step's groups run already
 
 
 def test_a_full_buffer_holds_the_explorer_back():
     buffer = Buffer(MEMORY, ONE_AHEAD, capacity=3)
-    assert buffer.room(0, 0) == 3
+    assert buffer.room(0) == 3
     buffer.put([item(0), item(1), item(2)], 0)
-    assert buffer.room(0, 0) == 0
+    assert buffer.room(0) == 0
 
 
 def test_a_buffer_that_cannot_hold_a_step_is_refused():
