@@ -19,7 +19,8 @@ from ajet.core.config.saved import saved_config
 from ajet.core.errors import CheckpointError
 from ajet.core.record.episode_reader import EpisodeReader
 from ajet.core.record.origin import RunOrigin
-from ajet.core.record.run_folder import REDACTED, RunFolder
+from ajet.core.record.run_folder import RunFolder
+from ajet.core.redaction import REDACTED
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig

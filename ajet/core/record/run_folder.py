@@ -38,15 +38,14 @@ from typing import IO, Any
 
 from ajet.core.errors import CheckpointError
 from ajet.core.record.atomic_file import write_text_atomically
+from ajet.core.redaction import REDACTED, without_logins
 
-REDACTED = "***"
 MAX_CODE_FILES = 200
 MAX_CODE_FILE_BYTES = 1_000_000
 
 _SECRET_KEY = re.compile(
     r"api[_-]?key|secret|password|passwd|credential|(?:^|[_-]|access|auth)token(?:$|[_-])", re.I
 )
-_URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+:[^/@\s]+(?=@)")
 
 
 class RunFolder:
@@ -193,7 +192,7 @@ def redacted(value: Any, *, secret: bool = False) -> Any:
     if isinstance(value, list | tuple):
         return [redacted(item, secret=secret) for item in value]
     if isinstance(value, str):
-        return REDACTED if secret and value else _URL_LOGIN.sub(REDACTED, value)
+        return REDACTED if secret and value else without_logins(value)
     return value  # numbers stay: `max_token_len` is no secret
 
 
