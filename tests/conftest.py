@@ -3,7 +3,9 @@
 import importlib
 import logging
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -58,9 +60,13 @@ def ray_session():
     """One Ray for all tests that need it: it takes ten seconds to start. That of RAY_ADDRESS, if it
     is set."""
     ray = pytest.importorskip("ray")
-    own = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": 8, "num_gpus": 0}
-    if own:
-        own["include_dashboard"] = False
-    ray.init(log_to_driver=False, **own)
+    from ajet.cluster.session import start_ray
+
+    folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: it holds sockets
+    if "RAY_ADDRESS" in os.environ:
+        ray.init(log_to_driver=False)
+    else:
+        start_ray(folder, num_cpus=8, num_gpus=0, log_to_driver=False)
     yield ray
     ray.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -2,6 +2,9 @@
 
     crew.start()         imports the user's code, loads models and the checkpoint to go on from
     crew.admit(books)    tells workers when the run began and whom to ask
+    crew.runner          plays groups; what an earlier sitting finished is not played again
+    await crew.attended(loop)   until it ends, or the engines' router does
+    crew.save            a checkpoint
     crew.close()
 
 Not covered: what they are told to do (the backbones' loops), what is done when one is lost
@@ -11,8 +14,12 @@ Not covered: what they are told to do (the backbones' loops), what is done when 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from datetime import datetime
 from functools import partial
+from typing import Any
+
+from loguru import logger
 
 from ajet.cluster.engine_replica import Engines, RouterEndpoint
 from ajet.cluster.placement import Placement
@@ -21,10 +28,16 @@ from ajet.cluster.rollout_workers import RolloutWorkers
 from ajet.cluster.sittings import ProcessOptions
 from ajet.cluster.trainer_group import TrainedModel, TrainerGroup
 from ajet.cluster.weights_place import sync_method, weights_place
+from ajet.core import assembly
+from ajet.core.buffer.journal import Journal, KeptEpisodes, fingerprint
 from ajet.core.config import AjetConfig
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.record.books import Books, Start, find_start
 from ajet.core.record.run_folder import RunFolder
+from ajet.core.rollout.plans import step_of_group
+
+DECIDES = ("model", "seed", "data", "task_reader", "task_judge", "environment", "rollout")
+"""Sections of the config: an episode played under others is not that of this run."""
 
 
 class Crew:
@@ -38,6 +51,7 @@ class Crew:
         options: ProcessOptions,
     ) -> None:
         self._config, self._folder = config, folder
+        self._journal: Journal | None = None
         method, notice = sync_method(config, placement)
         root = None
         if method != "nccl":
@@ -60,12 +74,37 @@ class Crew:
         """The books keep what the agents' words are made of, and the workers get it."""
         words = keep_words(self._model, books)
         await self.workers.start(partial(RouterEndpoint, self.engines.router), words)
+        self._journal = Journal(self._folder.finished_db, _played_under(self._config))
+        if num := self._journal.reopen(books.state.step):
+            logger.info(f"{num} episodes that an earlier sitting finished are not played again")
+        self.runner = KeptEpisodes(self.workers, self._journal)
+
+    async def attended(self, work: Coroutine[Any, Any, None]) -> None:
+        """Does the work while the engines are there; what they say is logged."""
+        await attended(self.engines, work)
+
+    async def save(
+        self, step: int, run: dict[str, Any], is_open: Callable[[str], bool] | None = None
+    ) -> None:
+        """A checkpoint, with the run's own state. `is_open` are groups that it does not hold and
+        that were begun: those of later steps, if nothing else is said."""
+        await self.trainer.save(self._folder.checkpoints, step, run)
+        if self._journal is not None:
+            self._journal.keep_only(is_open or (lambda group_id: step_of_group(group_id) > step))
 
     def close(self) -> None:
         """End all processes."""
+        if self._journal is not None:
+            self._journal.close()
         self.workers.close()
         self.engines.close()
         self.trainer.close()
+
+
+def _played_under(config: AjetConfig) -> str:
+    """What decides how an episode goes."""
+    ajet = config.to_dict()["ajet"]
+    return fingerprint({name: ajet[name] for name in DECIDES}, assembly.user_files(config))
 
 
 def keep_words(model: TrainedModel, books: Books) -> Words:
@@ -73,3 +112,18 @@ def keep_words(model: TrainedModel, books: Books) -> Words:
     books.keep_inputs(model.tokenizer, ChatTemplate(model.tokenizer, model.end_token_ids))
     begun = datetime.fromisoformat(books.state.begun)
     return Words(model.tokenizer, model.end_token_ids, begun)
+
+
+async def attended(engines: Engines, work: Coroutine[Any, Any, None]) -> None:
+    """The same, of any engines."""
+    working = asyncio.create_task(work)
+    hearing = asyncio.create_task(engines.tell_news())
+    try:
+        await asyncio.wait({working, hearing}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            hearing.result()  # it ends with an error alone
+        working.result()
+    finally:
+        for each in (working, hearing):
+            each.cancel()
+        await asyncio.wait({working, hearing})

@@ -4,8 +4,10 @@
     worker ──┼─> RouterProcess ─┤
     worker ──┘    (Router)      └─> EngineProcess 1   dies: another is made, its requests go on
 
-`Engines` is the driver's hand on all of it: start, sleep, wake, new weights. An engine that dies is
-replaced by the router with the weights of the day. Not covered: placing the processes (`options`).
+`Engines` is the driver's hand on all of it: start, sleep, wake, new weights, and what the router
+has to say. An engine that dies is replaced by the router with the weights of the day; when the
+router dies, requests stay unanswered until the driver, which hears of it, begins another sitting.
+Not covered: placing the processes (`options`).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
+from loguru import logger
 from ray.exceptions import RayActorError, RayTaskError
 
 from ajet.cluster.lost import answer
@@ -26,6 +29,8 @@ from ajet.core.inference.endpoint import Completion, SamplingParams
 from ajet.core.inference.replica import ReplicaDown
 
 if TYPE_CHECKING:
+    from loguru import Message
+
     from ajet.core.inference.replica import Replica
     from ajet.core.weight_sync.manifest import Delivery, SyncReport, WeightSource
 
@@ -152,6 +157,8 @@ class RouterProcess:
         from ajet.core.inference.serving import router_settings
 
         self._pids: dict[str, int] = {}
+        self._news: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        self._hear(asyncio.get_running_loop())
         replicas = await asyncio.gather(*map(self._spawn, self._options))
         self._router = Router(replicas, router_settings(self._config), spawn=self._spawn)
         return [self._pids[name] for name in self._options]
@@ -169,6 +176,10 @@ class RouterProcess:
         self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
         return await self._router.generate(prompt_ids, sampling, request_id)
+
+    async def news(self) -> tuple[str, str]:
+        """The level and the text of what was logged here; waits for it."""
+        return await self._news.get()
 
     async def leave(self, episode_id: str) -> None:
         self._router.leave(episode_id)
@@ -197,6 +208,13 @@ class RouterProcess:
     async def close(self) -> None:
         await self._router.close()
 
+    def _hear(self, loop: asyncio.AbstractEventLoop) -> None:
+        def tell(message: Message) -> None:
+            told = (message.record["level"].name, message.record["message"])
+            loop.call_soon_threadsafe(self._news.put_nowait, told)
+
+        logger.add(tell, level="INFO")
+
 
 class RouterEndpoint:
     """A `ModelEndpoint` in a worker: the router's. Requests carry the process's id: one that a
@@ -215,6 +233,8 @@ class RouterEndpoint:
         except asyncio.CancelledError:
             self._router.abort.remote(marked)
             raise
+        except RayActorError:  # the driver hears of it, and ends this process too
+            return await asyncio.Future()
         except RayTaskError as error:
             raise error.cause from None
 
@@ -244,6 +264,12 @@ class Engines:
     async def load(self, source: WeightSource | Delivery) -> SyncReport:
         """New weights for engines that were awake and go on."""
         return await self._ask(self.router.load.remote(source, source.version))
+
+    async def tell_news(self) -> None:
+        """Logs here what the router logs; ends with ProcessLost when it is gone."""
+        while True:
+            level, text = await self._ask(self.router.news.remote())
+            logger.log(level, text)
 
     def close(self) -> None:
         """The engines are the router's: they end with it."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,7 +37,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.inference.endpoint import ModelEndpoint, SamplingParams
 from ajet.core.rollout.early_stop import first_members
 from ajet.core.rollout.failure import apply_policy, check_failure_rate, has_failed
-from ajet.core.rollout.plans import plans_of
+from ajet.core.rollout.plans import episode_id_of, group_id_of, plans_of
 from ajet.core.rollout.runner import OnEpisode, somebody_is_trained
 from ajet.core.task.task import Task
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
@@ -64,8 +64,13 @@ class Lot:
     def num_running(self) -> int:
         return min(self.size - len(self.ran), self.order.limit)
 
+    def take_finished(self, finished: Mapping[str, Trajectory]) -> None:
+        """Members that ended before."""
+        ids = {place: episode_id_of(self.group_id, place) for place in range(self.size)}
+        self.ran = {place: finished[id_] for place, id_ in ids.items() if id_ in finished}
+
     def with_finished(self) -> Order:
-        finished = {f"{self.group_id}-{place:02d}": t for place, t in self.ran.items()}
+        finished = {episode_id_of(self.group_id, place): t for place, t in self.ran.items()}
         return replace(self.order, finished=finished)
 
 
@@ -174,6 +179,7 @@ class RolloutWorkers:
         failure_rate_of: int | None = None,
         on_episode: OnEpisode | None = None,
         sampling: SamplingParams | None = None,
+        finished: Mapping[str, Trajectory] | None = None,
     ) -> list[Group]:
         """See `EpisodeRunner.rollout`."""
         if not tasks:
@@ -196,11 +202,13 @@ class RolloutWorkers:
                     self._limits.max_env_worker // busy,
                     sampling,
                 ),
-                f"{step:06d}-{mode}-{number:04d}",
+                group_id_of(step, mode, number),
                 size,
             )
             for place, (task, number) in enumerate(zip(tasks, numbers, strict=True))
         ]
+        for lot in lots:
+            lot.take_finished(finished or {})
         groups = await _Dealing(self, lots, on_episode or _nobody).run()
         if mode == "train" and not self._has_trained:
             self._has_trained = somebody_is_trained([t for g in groups for t in g.trajectories])

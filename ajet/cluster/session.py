@@ -30,6 +30,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from loguru import logger
+
 from ajet.cluster.gpus import require_free_gpus
 from ajet.cluster.placement import Node
 from ajet.core.breakpoint import TAGS_VARIABLE
@@ -41,6 +43,7 @@ LOOPBACK = "127.0.0.2"
 """Of this machine alone; Ray takes 127.0.0.1 for a wish to be reached from others."""
 ANSWER_WITHIN_S, PROBE_WITHIN_S, NODES_WITHIN_S, STOP_WITHIN_S = 5.0, 30.0, 600.0, 8.0
 LOOK_AGAIN_S = 1.0
+START_TRIES = 3
 Say = Callable[[str], None]
 
 
@@ -212,17 +215,42 @@ def _start_local(folder: Path, env: dict[str, str]) -> str:
     """The address of a Ray that is up."""
     import ray
 
+    start_ray(folder, **_common(env))
+    return ray.get_runtime_context().gcs_address
+
+
+def start_ray(folder: Path, **options: Any) -> None:
+    """`ray.init` for a Ray of this process's own, with its files in `folder`. Ray gives its node
+    30 s, which a busy machine may need for the imports alone: it is tried START_TRIES times."""
+    import ray
+
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     where = {"address": "local", "include_dashboard": False, "_node_ip_address": LOOPBACK}
-    try:
-        ray.init(**where, _temp_dir=str(folder), **_common(env))
-    except Exception as error:  # Ray raises the plain class
-        reason = " ".join(str(error).split())
-        raise ConfigError(
-            f"Ray did not start on this machine: {reason} (it gives its own node 30 s: is the "
-            "machine overloaded, or its disk full?)"
-        ) from error
-    return ray.get_runtime_context().gcs_address
+    for number in range(1, START_TRIES + 1):
+        try:
+            ray.init(**where, _temp_dir=str(folder), **options)
+            return
+        except Exception as error:  # Ray raises the plain class
+            ray.shutdown()
+            _end_processes_of(folder)
+            reason = " ".join(str(error).split())
+            if number == START_TRIES or "timed out" not in reason:
+                raise ConfigError(
+                    f"Ray did not start on this machine: {reason} (tried {number}x: is the "
+                    "machine overloaded, or its disk full?)"
+                ) from error
+            logger.warning(f"Ray did not start, {reason}; trying again")
+
+
+def _end_processes_of(folder: Path) -> None:
+    """What a Ray that did not come up left running: its command lines name its folder."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_text()
+            if str(folder) in command and int(process.name) != os.getpid():
+                os.kill(int(process.name), signal.SIGKILL)
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
 
 
 @contextmanager

@@ -1,6 +1,9 @@
-"""How Ray is had: flags and environment in, one decision out; nothing is started."""
+"""How Ray is had: flags and environment in, one decision out; none is started."""
 
+import signal
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -12,6 +15,7 @@ from ajet.cluster.session import (
     SessionSettings,
     _check_cluster,
     ray_access,
+    start_ray,
     worker_environment,
 )
 from ajet.core.config import load_config
@@ -104,3 +108,50 @@ def test_a_gpu_in_use_is_one_line_unless_it_is_not_visible():
     with pytest.raises(ConfigError, match=r"GPU 1 is in use: 40.0 of 80.0 GiB; wait, choose other"):
         require_free_gpus(gpus, {})
     require_free_gpus(gpus, {"CUDA_VISIBLE_DEVICES": "0"})
+
+
+class SlowRay:
+    """`ray.init` that leaves a process behind and gives up, so many times."""
+
+    def __init__(self, folder, slow, reason="The current node timed out during startup."):
+        self.folder, self.slow, self.reason = folder, slow, reason
+        self.left = []
+
+    def __call__(self, **options):
+        assert options["_temp_dir"] == str(self.folder) and options["num_cpus"] == 2
+        if len(self.left) < self.slow:
+            command = [sys.executable, "-c", "import time; time.sleep(60)", str(self.folder)]
+            self.left.append(subprocess.Popen(command))
+            raise Exception(self.reason)
+
+
+@pytest.fixture
+def slow_ray(monkeypatch, tmp_path):
+    ray = pytest.importorskip("ray")
+    made = []
+
+    def make(*args):
+        made.append(SlowRay(tmp_path, *args))
+        monkeypatch.setattr(ray, "init", made[-1])
+        return made[-1]
+
+    yield make
+    for process in (process for each in made for process in each.left):
+        process.kill()
+        process.wait()
+
+
+def test_a_ray_that_was_too_slow_is_ended_and_started_again(slow_ray, tmp_path, warnings):
+    slow = slow_ray(2)
+    start_ray(tmp_path, num_cpus=2)
+    assert [process.wait(5) for process in slow.left] == [-signal.SIGKILL] * 2
+    assert len(warnings) == 2 and "trying again" in warnings[0]
+
+
+def test_a_ray_that_does_not_start_is_one_line(slow_ray, tmp_path):
+    slow_ray(9)
+    with pytest.raises(ConfigError, match=r"did not start on this machine: .*\(tried 3x"):
+        start_ray(tmp_path, num_cpus=2)
+    slow_ray(9, "no space left")
+    with pytest.raises(ConfigError, match=r"no space left \(tried 1x"):
+        start_ray(tmp_path, num_cpus=2)

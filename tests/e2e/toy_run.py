@@ -82,6 +82,15 @@ class Awaits(Plain):
         return await super().tool(question)
 
 
+class HalfAwaits(Awaits):
+    """Of the third step's groups, the last two members do."""
+
+    async def execute(self, workflow_task, model_tuner):
+        output = Plain.execute(self, workflow_task, model_tuner)
+        self.waits = workflow_task.step == 3 and workflow_task.rollout_index > 1
+        return await output
+
+
 class OneIsSlow(Plain):
     """A group of the first step ends when a group of the fourth has."""
 

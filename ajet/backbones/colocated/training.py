@@ -7,8 +7,6 @@ With one seed it is the run of backbone debug: the same episodes, and losses as 
 other batches allow. Not covered: training while episodes run (backbone trinity).
 """
 
-from functools import partial
-
 from rich.console import Console
 
 from ajet.cluster.crew import Crew
@@ -50,7 +48,7 @@ class Training:
         try:
             await self._start()
             with self.books:
-                await self._train()
+                await self.crew.attended(self._train())
         finally:
             self.crew.close()
         return self.books.finish()
@@ -61,7 +59,7 @@ class Training:
             self.config,
             self.folder,
             self.tasks,
-            save=partial(self.crew.trainer.save, self.folder.checkpoints),
+            save=self.crew.save,
             interrupt=self.interrupt,
             console=self.console,
             start=start,
@@ -70,7 +68,7 @@ class Training:
         source = await self.crew.trainer.publish(self.books.state.step)
         await self.crew.engines.wake(source)
         self.validation = Validation(self.crew.workers, self.books)
-        self.batch = self.books.batch_rollout(self.crew.workers)
+        self.batch = self.books.batch_rollout(self.crew.runner)
 
     async def _train(self) -> None:
         try:

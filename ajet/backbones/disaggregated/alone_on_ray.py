@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from ajet.backbones.disaggregated.apart import ExploreApart, TrainApart
-from ajet.cluster.crew import keep_words
+from ajet.cluster.crew import attended, keep_words
 from ajet.cluster.engine_replica import Engines, RouterEndpoint
 from ajet.cluster.placement import Placement
 from ajet.cluster.rollout_worker import Words
@@ -135,7 +135,7 @@ class ExploreOnRay:
         try:
             await self.workers.check()
             await self.engines.start()
-            await self.half.run()
+            await attended(self.engines, self.half.run())
         finally:
             self.workers.close()
             self.engines.close()

@@ -32,6 +32,7 @@ from ajet.core.buffer.buffer import Begun, Buffer, Item, place_of, planned_at
 from ajet.core.buffer.staleness import PartialRollout
 from ajet.core.rollout.batch import BatchRollout, BatchSettings, StepGroups
 from ajet.core.rollout.failure import check_failure_rate, has_failed
+from ajet.core.rollout.plans import group_id_of, step_of_group
 from ajet.core.task.cursor import DataCursor
 from ajet.core.trajectory.trajectory import Trajectory
 
@@ -106,6 +107,11 @@ class Explorer:
                 flying[place] = task
         self._left = sorted(flying.items())
         self._known |= set(flying)
+
+    def running(self) -> set[str]:
+        """The ids of the groups that run, and of their baselines."""
+        planned = [planned_at(place) for place in self._tasks]
+        return {group_id_of(step, mode, n) for step, n in planned for mode in ("train", "baseline")}
 
     def _plan(self) -> dict[str, str]:
         """As a note: of the groups that run the buffer knows."""
@@ -298,7 +304,7 @@ def _items(rollout: StepGroups) -> list[Item]:
     baselines = {group.number: group for group in rollout.baselines}
     found = []
     for group in rollout.groups:
-        step = int(group.group_id.partition("-")[0])
+        step = step_of_group(group.group_id)
         own = (baselines[group.number],) if group.number in baselines else ()
         found.append(Item(place_of(step, group.number), group, own))
     return found

@@ -85,7 +85,7 @@ class Training:
         try:
             await self._start()
             with self.books:
-                await self.halves.run()
+                await self.crew.attended(self.halves.run())
         finally:
             self.crew.close()
         return self.books.finish()
@@ -102,10 +102,17 @@ class Training:
             start=start,
         )
         await self.crew.admit(self.books)
-        workers = self.crew.workers
-        self.halves = Halves(self.books, self.seat, runner=workers, validator=workers, start=start)
+        self.halves = Halves(
+            self.books,
+            self.seat,
+            runner=self.crew.runner,
+            validator=self.crew.workers,
+            start=start,
+        )
 
     async def _save(self, step: int, run: dict[str, Any]) -> None:
         folder = self.folder.checkpoints
-        await self.crew.trainer.save(folder, step, self.halves.with_own_state(run))
+        run = self.halves.with_own_state(run)
+        running = self.halves.explorer.running()
+        await self.crew.save(step, run, is_open=running.__contains__)
         self.halves.saved([step_of(each) for each in folder.glob("step_*")])

@@ -431,6 +431,7 @@ class Router:
                 continue
             member.version, member.failed_checks = getattr(member.replica, "version", None), 0
             self.stats.num_replaced += 1
+            logger.info(f"inference replica {member.name} is there again")
             return True
         return False
 

@@ -7,8 +7,8 @@
     ├── logs/              metrics.jsonl and log files
     ├── checkpoints/       step_N/
     ├── episodes.sqlite    every episode with its turns (episode_store.py)
+    ├── buffer.sqlite, finished.sqlite   groups and episodes that no checkpoint holds yet (clusters)
     ├── tensorboard/       scalars
-    ├── buffer.sqlite      backbone trinity's groups on their way
     ├── weights/           its newest weights, where explorer and trainer are two commands
     ├── bench.jsonl        each checkpoint on the held-out tasks (trinity.mode bench)
     ├── tokenizer/         the model's tokenizer, so that ids can be read later
@@ -93,7 +93,7 @@ class RunFolder:
         number = 1 + sum(1 for _ in self.path.glob("earlier-*"))
         aside = self.path / f"earlier-{number}"
         aside.mkdir()
-        own = (self.episodes_db, self.buffer_db)  # a judge's replies stay
+        own = (self.episodes_db, self.buffer_db, self.finished_db)  # a judge's replies stay
         databases = (at for db in own for at in self.path.glob(f"{db.name}*"))  # and their logs
         for path in (self.checkpoints, self.tensorboard, *databases, self.summary_json):
             if path.exists():
@@ -141,6 +141,10 @@ class RunFolder:
     @property
     def bench_jsonl(self) -> Path:
         return self.path / "bench.jsonl"
+
+    @property
+    def finished_db(self) -> Path:
+        return self.path / "finished.sqlite"
 
     @property
     def checkpoints(self) -> Path:

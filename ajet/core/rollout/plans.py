@@ -34,12 +34,12 @@ def plans_of(
     plans = []
     world = world_of("train" if mode == "baseline" else mode, step)
     for group, task in zip(numbers, tasks, strict=True):
-        group_id = f"{step:06d}-{mode}-{group:04d}"
+        group_id = group_id_of(step, mode, group)
         seed = seeding.derive(run_seed, "environment", *world, group)
         plans += [
             WorkflowTask(
                 copy.deepcopy(task),  # a workflow may append to its messages
-                f"{group_id}-{member:02d}",
+                episode_id_of(group_id, member),
                 group_id,
                 member,
                 step,
@@ -49,6 +49,21 @@ def plans_of(
             for member in range(size)
         ]
     return plans
+
+
+def group_id_of(step: int, mode: Mode, number: int) -> str:
+    """`number` is the group's place in its step."""
+    return f"{step:06d}-{mode}-{number:04d}"
+
+
+def episode_id_of(group_id: str, member: int) -> str:
+    """As it is planned; a retry of it gets another."""
+    return f"{group_id}-{member:02d}"
+
+
+def step_of_group(group_id: str) -> int:
+    """The step that a group is planned for."""
+    return int(group_id.partition("-")[0])
 
 
 def world_of(mode: Mode, step: int) -> tuple[str, int]:

@@ -1,0 +1,176 @@
+"""Episodes that have ended while their group, or their step, is not safe in a checkpoint yet: a run
+that goes on has them, and plays only the others again.
+
+    KeptEpisodes.rollout ─> runner ── each episode as it ends ──> Journal (finished.sqlite)
+            ^                                                        │
+            └── those of the same plan, in the next sitting <────────┘ reopen(checkpoint's step)
+
+What counts is what the checkpoint's own weights, or older ones, have sampled, under the same config
+and code: the rest is dropped by `reopen`. An episode that failed is not kept: it is played again.
+
+Not covered: whole groups of an asynchronous run (buffer.py); backbone debug, whose bits depend on
+which episodes are played together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from ajet.core.buffer.codec import decode, encode
+from ajet.core.buffer.staleness import versions
+from ajet.core.errors import CheckpointError
+from ajet.core.inference.endpoint import SamplingParams
+from ajet.core.rollout.plans import episode_id_of, group_id_of
+from ajet.core.rollout.runner import OnEpisode
+from ajet.core.task.task import Task
+from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
+from ajet.core.workflow.workflow import Mode
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS played (fingerprint TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS finished (
+    episode_id TEXT PRIMARY KEY, group_id TEXT NOT NULL, newest INTEGER, body BLOB NOT NULL
+);
+"""
+
+
+def fingerprint(sections: dict[str, Any], files: Iterable[Path]) -> str:
+    """Of what decides how an episode goes: parts of the config, and the user's code."""
+    digest = hashlib.sha256(json.dumps(sections, sort_keys=True, default=str).encode())
+    for path in sorted(set(files)):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+class Journal:
+    """One process writes. A commit survives the end of the process, not that of the machine."""
+
+    def __init__(self, path: Path, fingerprint: str) -> None:
+        self._path = path
+        self._left: dict[str, dict[str, Trajectory]] = {}
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.executescript(_TABLES)
+            self._play_under(fingerprint)
+        except sqlite3.Error as error:
+            raise CheckpointError(
+                f"{path} cannot be used: {error}; move it away, and episodes of unfinished groups "
+                "are played again"
+            ) from error
+
+    def reopen(self, step: int) -> int:
+        """The run goes on from the checkpoint of `step`; says how many episodes it has beyond it.
+        Those of weights that were lost with the last sitting are dropped."""
+        self._db.execute("DELETE FROM finished WHERE newest > ?", (step,))
+        rows = self._db.execute("SELECT group_id, body FROM finished").fetchall()
+        for group_id, body in rows:
+            (alone,) = decode(body)
+            (episode,) = alone.trajectories
+            self._left.setdefault(group_id, {})[_planned_as(episode)] = episode
+        return len(rows)
+
+    def put(self, trajectory: Trajectory) -> None:
+        """It has ended."""
+        if trajectory.status not in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED):
+            return
+        group_id = trajectory.group_id
+        alone = Group(group_id, (trajectory,), None)
+        newest = (versions(alone) or (None, None))[1]
+        row = (_planned_as(trajectory), group_id, newest, encode([alone]))
+        self._db.execute("INSERT OR REPLACE INTO finished VALUES (?, ?, ?, ?)", row)
+
+    def take(self, group_id: str) -> dict[str, Trajectory]:
+        """What the last sitting has left of this group, by the ids that its members were planned
+        with. Asked again, nothing: a group that begins anew in one sitting is played anew."""
+        return self._left.pop(group_id, {})
+
+    def keep_only(self, is_open: Callable[[str], bool]) -> None:
+        """There is a checkpoint, and these groups are not in it."""
+        ids = {row[0] for row in self._db.execute("SELECT DISTINCT group_id FROM finished")}
+        over = [(group_id,) for group_id in ids if not is_open(group_id)]
+        self._db.executemany("DELETE FROM finished WHERE group_id = ?", over)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _play_under(self, fingerprint: str) -> None:
+        if self._db.execute("SELECT fingerprint FROM played").fetchall() != [(fingerprint,)]:
+            self._db.execute("DELETE FROM finished")
+            self._db.execute("DELETE FROM played")
+            self._db.execute("INSERT INTO played VALUES (?)", (fingerprint,))
+
+
+def _planned_as(trajectory: Trajectory) -> str:
+    return episode_id_of(trajectory.group_id, trajectory.workflow_task.rollout_index)
+
+
+class Resumable(Protocol):
+    """A `GroupRunner` that leaves out what is finished."""
+
+    async def rollout(
+        self,
+        tasks: Sequence[Task],
+        *,
+        step: int,
+        mode: Mode,
+        num_repeat: int,
+        redundancy: int = 0,
+        numbers: Sequence[int] | None = None,
+        failure_rate_of: int | None = None,
+        on_episode: OnEpisode | None = None,
+        sampling: SamplingParams | None = None,
+        finished: Mapping[str, Trajectory] | None = None,
+    ) -> list[Group]: ...
+
+
+class KeptEpisodes:
+    """A `GroupRunner` whose episodes are in a journal."""
+
+    def __init__(self, runner: Resumable, journal: Journal) -> None:
+        self._runner, self._journal = runner, journal
+
+    async def rollout(
+        self,
+        tasks: Sequence[Task],
+        *,
+        step: int,
+        mode: Mode,
+        num_repeat: int,
+        redundancy: int = 0,
+        numbers: Sequence[int] | None = None,
+        failure_rate_of: int | None = None,
+        on_episode: OnEpisode | None = None,
+        sampling: SamplingParams | None = None,
+    ) -> list[Group]:
+        """See `EpisodeRunner.rollout`. What is there already is reported at once."""
+        finished: dict[str, Trajectory] = {}
+        for number in numbers or range(len(tasks)):
+            finished |= self._journal.take(group_id_of(step, mode, number))
+
+        def ended(trajectory: Trajectory) -> None:
+            self._journal.put(trajectory)
+            if on_episode is not None:
+                on_episode(trajectory)
+
+        if on_episode is not None:
+            for trajectory in finished.values():
+                on_episode(trajectory)
+        return await self._runner.rollout(
+            tasks,
+            step=step,
+            mode=mode,
+            num_repeat=num_repeat,
+            redundancy=redundancy,
+            numbers=numbers,
+            failure_rate_of=failure_rate_of,
+            on_episode=ended,
+            sampling=sampling,
+            finished=finished,
+        )

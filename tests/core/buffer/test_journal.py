@@ -1,0 +1,136 @@
+"""What has ended is there in the next sitting, if it is still an episode of this run."""
+
+import pytest
+
+from ajet.core.buffer.journal import Journal, KeptEpisodes, fingerprint
+from ajet.core.errors import CheckpointError
+from ajet.core.inference.endpoint import Completion
+from ajet.core.rollout.plans import group_id_of, plans_of
+from ajet.core.task.task import Task
+from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
+from ajet.core.trajectory.turn import Turn
+from ajet.core.workflow.workflow import WorkflowOutput
+
+TASKS = [Task(f"t{n}", f"question {n}") for n in range(3)]
+
+
+def turn(version):
+    completion = Completion((1, 2, 3), (4, 5), (-0.5, -0.25), "stop", version)
+    return Turn(completion, [], None, {"role": "assistant", "content": "x"})
+
+
+def episode(plan, version, status=EpisodeStatus.OK):
+    return Trajectory(plan, (turn(version),), status, WorkflowOutput(reward=1.0), 1.0)
+
+
+class Runner:
+    """Plays each planned member that is not finished, with the weights of `version`; ends at once
+    after `cut` episodes, as a run that is killed does."""
+
+    def __init__(self, version, cut=None, status=EpisodeStatus.OK):
+        self.version, self.cut, self.status = version, cut, status
+        self.played = []
+
+    async def rollout(self, tasks, *, step, mode, num_repeat, numbers, on_episode, finished, **_):
+        plans = plans_of(tasks, numbers, 0, step=step, mode=mode, size=num_repeat)
+        members = {}
+        for plan in plans:
+            if plan.episode_id in finished:
+                members[plan.episode_id] = finished[plan.episode_id]
+                continue
+            if len(self.played) == self.cut:
+                raise KeyboardInterrupt
+            self.played.append(plan.episode_id)
+            members[plan.episode_id] = episode(plan, self.version, self.status)
+            on_episode(members[plan.episode_id])
+        ids = [group_id_of(step, mode, number) for number in numbers]
+        return [
+            Group(id_, tuple(t for key, t in members.items() if key.startswith(id_)), task)
+            for id_, task in zip(ids, tasks, strict=True)
+        ]
+
+
+async def play(journal, runner, step=4, told=None):
+    kept = KeptEpisodes(runner, journal)
+    return await kept.rollout(
+        TASKS, step=step, mode="train", num_repeat=2, numbers=range(3), on_episode=told
+    )
+
+
+async def cut_run(path, *, version=3, cut=4, status=EpisodeStatus.OK, step=4):
+    """A sitting that is killed after `cut` of six episodes."""
+    journal = Journal(path, "same")
+    with pytest.raises(KeyboardInterrupt):
+        await play(journal, Runner(version, cut, status), step)
+    return path  # not closed: a killed process does not close anything
+
+
+async def going_on(path, *, step, fingerprint="same", plan_step=None):
+    """What the next sitting plays, from the checkpoint of `step`."""
+    journal, runner, told = Journal(path, fingerprint), Runner(step), []
+    journal.reopen(step)
+    groups = await play(journal, runner, plan_step or step + 1, told.append)
+    assert [len(group.trajectories) for group in groups] == [2, 2, 2]
+    assert len(told) == 6
+    return runner.played, groups
+
+
+async def test_a_run_that_goes_on_plays_what_had_not_ended(tmp_path):
+    path = await cut_run(tmp_path / "finished.sqlite")
+    played, groups = await going_on(path, step=3)
+    assert played == ["000004-train-0002-00", "000004-train-0002-01"]
+    first = groups[0].trajectories[0]
+    assert first.turns == (turn(3),) and first.reward == 1.0
+
+
+async def test_episodes_of_weights_that_were_lost_are_played_again(tmp_path):
+    path = await cut_run(tmp_path / "finished.sqlite", version=4, step=5)
+    played, _ = await going_on(path, step=3, plan_step=5)
+    assert len(played) == 6
+
+
+async def test_episodes_of_another_config_or_code_are_played_again(tmp_path):
+    path = await cut_run(tmp_path / "finished.sqlite")
+    played, _ = await going_on(path, step=3, fingerprint="other")
+    assert len(played) == 6
+
+
+@pytest.mark.parametrize("status", [EpisodeStatus.TIMEOUT, EpisodeStatus.ABORTED])
+async def test_an_episode_that_failed_is_played_again(status, tmp_path):
+    path = await cut_run(tmp_path / "finished.sqlite", status=status)
+    played, _ = await going_on(path, step=3)
+    assert len(played) == 6
+
+
+async def test_a_group_that_begins_anew_in_one_sitting_is_played_anew(tmp_path):
+    path = await cut_run(tmp_path / "finished.sqlite")
+    journal, runner = Journal(path, "same"), Runner(3)
+    journal.reopen(3)
+    await play(journal, runner)
+    assert len(runner.played) == 2
+    await play(journal, runner)
+    assert len(runner.played) == 2 + 6
+
+
+async def test_what_a_checkpoint_holds_is_not_kept(tmp_path):
+    journal = Journal(tmp_path / "finished.sqlite", "same")
+    await play(journal, Runner(3), step=4)
+    await play(journal, Runner(3), step=5)
+    journal.keep_only(lambda group_id: group_id.startswith("000005"))
+    assert Journal(tmp_path / "finished.sqlite", "same").reopen(9) == 6
+
+
+def test_a_fingerprint_is_of_the_sections_and_the_files(tmp_path):
+    code = tmp_path / "workflow.py"
+    code.write_text("a = 1")
+    before = fingerprint({"rollout": {"n": 1}}, [code])
+    assert before == fingerprint({"rollout": {"n": 1}}, [code, code])
+    assert before != fingerprint({"rollout": {"n": 2}}, [code])
+    code.write_text("a = 2")
+    assert before != fingerprint({"rollout": {"n": 1}}, [code])
+
+
+def test_a_journal_that_is_none_is_one_line(tmp_path):
+    (tmp_path / "finished.sqlite").write_bytes(b"no database" * 100)
+    with pytest.raises(CheckpointError, match=r"finished\.sqlite cannot be used: .*; move it away"):
+        Journal(tmp_path / "finished.sqlite", "same")
