@@ -2,7 +2,12 @@
 
 import os
 
+import pytest
+
 from ajet.cluster import weights_place as place
+from ajet.cluster.placement import Node, Placement
+from ajet.core.config import load_config
+from ajet.core.errors import ConfigError
 from ajet.core.weight_sync import folder
 
 
@@ -35,3 +40,41 @@ def test_several_machines_find_the_weights_in_the_runs_own_folder(tmp_path):
     root = place.weights_place(tmp_path / "run", in_memory=False)
     assert root == tmp_path / "run" / "weights"
     place.give_back(root)
+
+
+HERE, THERE = Node("here", 2.0, 0), Node("there", 2.0, 0)
+
+
+def method(tmp_path, *overrides, nodes=(HERE,), backbone="trinity"):
+    (tmp_path / "run.yaml").write_text("ajet: {model: {path: m}}\n")
+    config = load_config(tmp_path / "run.yaml", overrides, backbone=backbone)
+    return place.sync_method(config, Placement(tuple(nodes), (), (), ()))
+
+
+def test_weights_travel_as_the_config_says(tmp_path):
+    for asked in ("nccl", "checkpoint", "memory"):
+        key = f"trinity.synchronizer.sync_method={asked}"
+        assert method(tmp_path, key) == (asked, None)
+    assert method(tmp_path, backbone="verl") == ("memory", None)
+    assert method(tmp_path, nodes=(HERE, THERE), backbone="verl") == ("checkpoint", None)
+
+
+@pytest.mark.parametrize(
+    ("override", "found", "reason"),
+    [
+        ("ajet.rollout.name=vllm", "memory", "a vllm server takes no broadcast"),
+        ("trinity.mode=colocate", "memory", "trainer and engines share devices"),
+        ("trinity.mode=train", "checkpoint", "two commands share files"),
+    ],
+)
+def test_who_cannot_take_a_broadcast_gets_files_and_a_line_says_so(
+    tmp_path, override, found, reason
+):
+    way, notice = method(tmp_path, override)
+    assert way == found
+    assert notice == (f"trinity.synchronizer.sync_method=nccl: {reason}, weights travel as {found}")
+
+
+def test_memory_of_two_machines_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="share no memory on 2 nodes; set checkpoint or nccl"):
+        method(tmp_path, "trinity.synchronizer.sync_method=memory", nodes=(HERE, THERE))
