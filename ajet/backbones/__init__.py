@@ -20,9 +20,16 @@ BACKBONES = {
 class Backbone(Protocol):
     """What `ajet train` asks of each."""
 
-    def fit(self) -> "RunSummary":
-        """Train to the last step, on from the newest checkpoint if there is one."""
+    def fit(self) -> "RunSummary | None":
+        """Train to the last step, on from the newest checkpoint if there is one; None where it was
+        no training (modes of backbone trinity)."""
         ...
+
+
+def runs_on_ray(config: "AjetConfig") -> bool:
+    """Whether the run has processes on a cluster."""
+    is_alone = config.ajet.backbone == "trinity" and config.trinity.mode in ("bench", "serve")
+    return config.ajet.backbone != "debug" and not is_alone
 
 
 def make_backbone(config: "AjetConfig", session: "SessionSettings | None" = None) -> Backbone:

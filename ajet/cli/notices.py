@@ -7,8 +7,10 @@ from collections.abc import Iterable
 
 import typer
 
+from ajet.core.redaction import redact
+
 
 def show_notices(notices: Iterable[str], *, err: bool = True) -> None:
     """To stderr, so that what a command prints as its result stays alone on stdout."""
     for notice in notices:
-        typer.echo(f"notice: {notice}", err=err)
+        typer.echo(redact(f"notice: {notice}"), err=err)

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
+from ajet.backbones import runs_on_ray
 from ajet.cluster.session import require_ray
 from ajet.core import assembly
 from ajet.core.config import AjetConfig
@@ -29,7 +30,7 @@ WORKFLOW_KEY, JUDGE_KEY = "ajet.rollout.user_workflow", "ajet.task_judge.judge_p
 
 def check_run(config: AjetConfig) -> None:
     """ConfigError for the first thing that training would stop at before its first step."""
-    if config.ajet.backbone != "debug":
+    if runs_on_ray(config):
         require_ray()
     check_classes(config)
     _check_files(config)
@@ -41,7 +42,7 @@ def cluster_notices(config: AjetConfig) -> list[str]:
 
     ConfigError if it cannot be placed on the nodes that the config names.
     """
-    if config.ajet.backbone == "debug":
+    if not runs_on_ray(config):
         return []
     from ajet.cluster.fit import configured_problems
 

@@ -47,7 +47,7 @@ def train(
     """Train: roll out, judge, update, step by step."""
     from rich.console import Console
 
-    from ajet.backbones import make_backbone
+    from ajet.backbones import make_backbone, runs_on_ray
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_run
     from ajet.cli.ray_flags import RayFlags, serve_or_check, session_settings
@@ -63,12 +63,13 @@ def train(
     flags = RayFlags(with_ray, with_ray_cluster, skip_check_avail_gpu)
     show_notices([*config.notices, *flags.notices(config.ajet.backbone)])
     session = session_settings(flags, debug)
-    if config.ajet.backbone != "debug" and serve_or_check(config, session):
+    if runs_on_ray(config) and serve_or_check(config, session):
         return
     chosen = make_backbone(config, session)
     with _logview(with_logview, config.run_folder):
         summary = chosen.fit()
-    print_summary(Console(), summary, config.run_folder, conf, overrides or [])
+    if summary is not None:
+        print_summary(Console(), summary, config.run_folder, conf, overrides or [])
 
 
 def _resume(resume: bool) -> str:

@@ -28,7 +28,7 @@ from ajet.cluster.rollout_worker import Words
 from ajet.cluster.rollout_workers import RolloutWorkers
 from ajet.cluster.sittings import ProcessOptions
 from ajet.cluster.trainer_group import TrainedModel, TrainerGroup
-from ajet.cluster.weights_place import weights_place
+from ajet.cluster.weights_place import sync_method, weights_place
 from ajet.core import assembly
 from ajet.core.buffer.journal import Journal, KeptEpisodes, fingerprint
 from ajet.core.config import AjetConfig
@@ -54,7 +54,10 @@ class Crew:
     ) -> None:
         self._config, self._folder = config, folder
         self._journal: Journal | None = None
-        root = weights_place(folder.path, is_one_machine=len(placement.nodes) == 1)
+        method, notice = sync_method(config, placement)
+        root = None
+        if method != "nccl":
+            root = weights_place(folder.path, in_memory=method == "memory", notice=notice)
         self.workers = RolloutWorkers(config, [options(each) for each in placement.workers])
         self.trainer = TrainerGroup(config, [options(each) for each in placement.trainer], root)
         self.engines = Engines(config, [options(each) for each in placement.engines])
@@ -83,7 +86,7 @@ class Crew:
 
     async def admit(self, books: Books) -> None:
         """The books keep what the agents' words are made of, and the workers get it."""
-        words = _words(self._model, books)
+        words = keep_words(self._model, books)
         await self.workers.start(partial(RouterEndpoint, self.engines.router), words)
         self._journal = Journal(self._folder.finished_db, _played_under(self._config))
         if num := self._journal.reopen(books.state.step):
@@ -92,17 +95,7 @@ class Crew:
 
     async def attended(self, work: Coroutine[Any, Any, None]) -> None:
         """Does the work while the engines are there; what they say is logged."""
-        working = asyncio.create_task(work)
-        hearing = asyncio.create_task(self.engines.tell_news())
-        try:
-            await asyncio.wait({working, hearing}, return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                hearing.result()  # it ends with an error alone
-            working.result()
-        finally:
-            for each in (working, hearing):
-                each.cancel()
-            await asyncio.wait({working, hearing})
+        await attended(self.engines, work)
 
     async def save(
         self, step: int, run: dict[str, Any], is_open: Callable[[str], bool] | None = None
@@ -128,7 +121,23 @@ def _played_under(config: AjetConfig) -> str:
     return fingerprint({name: ajet[name] for name in DECIDES}, assembly.user_files(config))
 
 
-def _words(model: TrainedModel, books: Books) -> Words:
+def keep_words(model: TrainedModel, books: Books) -> Words:
+    """The books keep what words are made of."""
     books.keep_inputs(model.tokenizer, ChatTemplate(model.tokenizer, model.end_token_ids))
     begun = datetime.fromisoformat(books.state.begun)
     return Words(model.tokenizer, model.end_token_ids, begun)
+
+
+async def attended(engines: Engines, work: Coroutine[Any, Any, None]) -> None:
+    """The same, of any engines."""
+    working = asyncio.create_task(work)
+    hearing = asyncio.create_task(engines.tell_news())
+    try:
+        await asyncio.wait({working, hearing}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            hearing.result()  # it ends with an error alone
+        working.result()
+    finally:
+        for each in (working, hearing):
+            each.cancel()
+        await asyncio.wait({working, hearing})

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from ajet.core.inference.replica import Replica
     from ajet.core.inference.serving import ServerStart
-    from ajet.core.weight_sync.manifest import SyncReport, WeightSource
+    from ajet.core.weight_sync.manifest import Delivery, SyncReport, WeightSource
 
 MAX_CALLS = 10_000
 ActorOptions = dict[str, Any]
@@ -204,17 +204,17 @@ class RouterProcess:
         await self._router.pause()
         await self._router.sleep()
 
-    async def wake(self, source: WeightSource, version: int) -> SyncReport:
+    async def wake(self, source: WeightSource | Delivery, version: int) -> SyncReport:
         """With these weights; requests go on."""
         await self._router.wake()
         return await self._loaded(source, version)
 
-    async def load(self, source: WeightSource, version: int) -> SyncReport:
+    async def load(self, source: WeightSource | Delivery, version: int) -> SyncReport:
         """While requests are under way: they are held, and go on from their tokens."""
         await self._router.pause(abort=True)
         return await self._loaded(source, version)
 
-    async def _loaded(self, source: WeightSource, version: int) -> SyncReport:
+    async def _loaded(self, source: WeightSource | Delivery, version: int) -> SyncReport:
         if self._server is not None and isinstance(source, FolderSource):
             self._server = replace(self._server, weights=source)  # older ones may be removed now
         report = await self._router.load_weights(source, version)
@@ -278,11 +278,11 @@ class Engines:
             self._holds_memory = False  # said
         await self._ask(self.router.sleep.remote())
 
-    async def wake(self, source: WeightSource) -> SyncReport:
+    async def wake(self, source: WeightSource | Delivery) -> SyncReport:
         """With the weights of `source`, whose checksum is that of what was sent."""
         return await self._ask(self.router.wake.remote(source, source.version))
 
-    async def load(self, source: WeightSource) -> SyncReport:
+    async def load(self, source: WeightSource | Delivery) -> SyncReport:
         """New weights for engines that were awake and go on."""
         return await self._ask(self.router.load.remote(source, source.version))
 

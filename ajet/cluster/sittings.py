@@ -35,7 +35,7 @@ ProcessOptions = Callable[[Process], dict[str, Any]]
 class Sitting(Protocol):
     """From a checkpoint, or the beginning, to the last step."""
 
-    def run(self) -> RunSummary: ...
+    def run(self) -> RunSummary | None: ...
 
 
 MakeSitting = Callable[
@@ -49,7 +49,7 @@ def run_on_ray(
     config: AjetConfig,
     folder: RunFolder,
     console: Console,
-) -> RunSummary:
+) -> RunSummary | None:
     """The whole run, on a Ray that is had for it."""
 
     def say(text: str) -> None:
@@ -66,9 +66,9 @@ def run_on_ray(
 
 
 def until_done(
-    config: AjetConfig, folder: RunFolder, sit: Callable[[AjetConfig], RunSummary]
-) -> RunSummary:
-    """The summary of the last one."""
+    config: AjetConfig, folder: RunFolder, sit: Callable[[AjetConfig], RunSummary | None]
+) -> RunSummary | None:
+    """The summary of the last one; None where it writes none."""
     last, losses = -1, 0
     while True:
         try:

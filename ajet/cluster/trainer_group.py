@@ -16,6 +16,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from ajet.cluster.weights_place import give_back
 from ajet.core.config import AjetConfig
 from ajet.core.trajectory.trajectory import Group, Trajectory
 from ajet.core.trajectory.turn import Turn
+from ajet.core.weight_sync.manifest import WeightsError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from ajet.core.model.load import LoadedModel
     from ajet.core.trajectory.sample import TrainingSample
     from ajet.core.trajectory.samples import TokenAdvantages
+    from ajet.core.weight_sync.broadcast import BroadcastSeat
     from ajet.core.weight_sync.folder import FolderSource, WeightFolder
 
 ActorOptions = dict[str, Any]
@@ -77,18 +80,24 @@ class TrainerRank:
             return host, own.getsockname()[1]
 
     def start(
-        self, config: AjetConfig, host: str, port: int, weights_root: Path
+        self, config: AjetConfig, host: str, port: int, weights_root: Path | None
     ) -> tuple[TrainedModel, int]:
-        """Loads the model; also returns the process's id."""
+        """Loads the model; also returns the process's id. Without `weights_root` weights are
+        broadcast."""
         from ajet.core import assembly
         from ajet.core.learning.checkpoints import LearnerCheckpoints
+        from ajet.core.weight_sync.broadcast import BroadcastSender
 
         assembly.set_threads(config)
         ranks = assembly.join_ranks(config, self._rank, self._size, host=host, port=port)
         loaded = assembly.load_learning_model(config, ranks)
         template = assembly.make_template(loaded)
-        if self._rank == 0:  # before the model is sharded
-            self._folder = _weight_folder(weights_root, loaded)
+        self._folder = self._sender = None
+        if self._rank == 0 and weights_root is not None:
+            self._folder = _weight_folder(weights_root, loaded)  # before the model is sharded
+        elif self._rank == 0:
+            backend = "nccl" if assembly.device_of(config).type == "cuda" else "gloo"
+            self._sender = BroadcastSender(host, backend=backend)
         self._learner = assembly.make_learner(config, loaded, ranks)
         keep = config.ajet.trainer_common.max_checkpoints_to_keep
         self._checkpoints = LearnerCheckpoints(self._learner, loaded, keep=keep, ranks=ranks)
@@ -115,25 +124,52 @@ class TrainerRank:
         self._done = done
 
     def publish(self, version: int) -> FolderSource | None:
-        """Writes the weights where engines find them."""
+        """Writes the weights where engines find them, or keeps a copy that can be sent."""
         weights = self._learner.policy.weights()
-        if self._rank == 0:
+        if self._folder is not None:
             return self._folder.write(version, weights)
+        if self._sender is not None:
+            return self._sender.keep(version, weights)
         for _ in weights:  # with several ranks each tensor is put together by all of them
             pass
         return None
+
+    def seats(self, version: int, number: int) -> list[BroadcastSeat]:
+        """For so many engines that are to get the copy; rank 0's."""
+        assert self._sender is not None
+        return self._sender.seats(version, number)
+
+    def send(self) -> None:
+        """Ends when they have it. What goes wrong is said by those that wait for it."""
+        assert self._sender is not None
+        with suppress(WeightsError):
+            self._sender.send()
 
     def save(self, folder: Path, step: int, run: dict[str, Any]) -> None:
         """A checkpoint, with the run's own state."""
         self._checkpoints.save(folder, step, run)
 
 
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """A `Delivery`: rank 0 sends its copy of this version to whoever is to have it."""
+
+    rank: Any
+    version: int
+
+    async def begin(self, number: int) -> list[BroadcastSeat]:
+        seats = await answer(self.rank.seats.remote(self.version, number), "trainer rank 0")
+        self.rank.send.remote()
+        return seats
+
+
 class TrainerGroup:
     """The driver's side. `options` has how Ray is to place each rank."""
 
     def __init__(
-        self, config: AjetConfig, options: Sequence[ActorOptions], weights_root: Path
+        self, config: AjetConfig, options: Sequence[ActorOptions], weights_root: Path | None
     ) -> None:
+        """Without `weights_root` weights are broadcast."""
         self._config = config
         self._weights_root = weights_root
         surroundings = Surroundings.of_this_process()
@@ -174,9 +210,14 @@ class TrainerGroup:
             except RayActorError:
                 return
 
-    async def publish(self, version: int) -> FolderSource:
+    async def publish(self, version: int) -> FolderSource | Broadcast:
         """The weights of after this step."""
-        return (await self._all("publish", version))[0]
+        told = await self._all("publish", version)
+        return Broadcast(self.ranks[0], version) if self._weights_root is None else told[0]
+
+    async def check(self) -> None:
+        """ProcessLost unless all ranks are there."""
+        await self._all("address")
 
     async def save(self, folder: Path, step: int, run: dict[str, Any]) -> None:
         await self._all("save", folder, step, run)
@@ -185,7 +226,8 @@ class TrainerGroup:
         """End all ranks, and remove the weights that they left for the engines."""
         for rank in self.ranks:
             ray.kill(rank)
-        give_back(self._weights_root)
+        if self._weights_root is not None:
+            give_back(self._weights_root)
 
     async def _all(self, method: str, *arguments: Any) -> list[Any]:
         calls = [getattr(rank, method).remote(*arguments) for rank in self.ranks]

@@ -1,5 +1,12 @@
-"""Where the trainer leaves weights for the engines: shared memory on one machine, else the folder
-of the run, which all machines see.
+"""How weights travel from the trainer to the engines, and where the trainer leaves them.
+
+    memory        a folder in shared memory: on one machine
+    checkpoint    a folder of the run, which all machines see
+    nccl          nowhere: a broadcast to engines in processes of ours (gloo where there is no GPU)
+
+Backbone verl has `memory` on one machine and `checkpoint` on several; backbone trinity is told by
+`trinity.synchronizer.sync_method`. A server, and an engine on the trainer's own devices, takes no
+broadcast: it gets files, and a line says so.
 
 What a run that was killed left in shared memory is removed when the next one begins: each run holds
 a lock on its own, and a lock goes with its process.
@@ -14,17 +21,53 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
+from loguru import logger
+
+from ajet.cluster.placement import Placement
+from ajet.core.config import AjetConfig
+from ajet.core.errors import ConfigError
+from ajet.core.inference.serving import engine_name
 from ajet.core.weight_sync.folder import shared_memory_root
+from ajet.core.weight_sync.manifest import SyncMethod
 
 PREFIX = "ajet-weights-"
 OWNER = ".owner"
 _held: dict[Path, IO[str]] = {}
 
 
-def weights_place(run_folder: Path, *, is_one_machine: bool) -> Path:
-    """An empty folder of this run's own, held until this process ends."""
+def sync_method(config: AjetConfig, placement: Placement) -> tuple[SyncMethod, str | None]:
+    """How weights travel in this run, and why not as asked, where that is so."""
+    files: SyncMethod = "memory" if len(placement.nodes) == 1 else "checkpoint"
+    if config.ajet.backbone != "trinity":
+        return files, None
+    asked = config.trinity.synchronizer.sync_method
+    key = f"trinity.synchronizer.sync_method={asked}"
+    if asked == "memory" and files != "memory":
+        raise ConfigError(
+            f"{key}: trainer and engines share no memory on {len(placement.nodes)} nodes; set "
+            "checkpoint or nccl"
+        )
+    if config.trinity.mode == "train" and asked != "checkpoint":
+        return (
+            "checkpoint",
+            f"{key}: two commands share files, weights travel as checkpoint",
+        )
+    if asked != "nccl":
+        return asked, None
+    engine = engine_name(config, on_gpu=placement.on_gpus)
+    if engine != "in_process":
+        return files, f"{key}: a {engine} server takes no broadcast, weights travel as {files}"
+    if config.trinity.mode == "colocate":
+        return files, f"{key}: trainer and engines share devices, weights travel as {files}"
+    return asked, None
+
+
+def weights_place(run_folder: Path, *, in_memory: bool, notice: str | None = None) -> Path:
+    """An empty folder of this run's own, held until this process ends; `notice` says why there."""
+    if notice is not None:
+        logger.warning(notice)
     name = f"{PREFIX}{os.getuid()}-{sha256(str(run_folder.absolute()).encode()).hexdigest()[:12]}"
-    root = shared_memory_root(name) if is_one_machine else run_folder / "weights"
+    root = shared_memory_root(name) if in_memory else run_folder / "weights"
     remove_abandoned(root.parent)
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
-"""Keys to the model that a text may show by accident, cut to their prefix.
+"""Secrets that a text may show by accident, cut out of it.
 
-    "401 for sk-ajet-0123…ef"   ->   "401 for sk-ajet-…"
+    "401 for sk-ajet-0123…ef"                      ->   "401 for sk-ajet-…"
+    "postgresql://me:pw@db/runs?password=pw"       ->   "postgresql://***@db/runs?password=***"
 
 Not covered: keys of other services (a saved config leaves those out by their names).
 """
@@ -8,8 +9,24 @@ Not covered: keys of other services (a saved config leaves those out by their na
 import re
 
 PREFIX = "sk-ajet-"
+REDACTED = "***"
 _KEY = re.compile(f"{PREFIX}[0-9a-f]{{32}}")
+_LOGIN = re.compile(r"(?<=://)[^/@\s]+:[^/@\s]+(?=@)")
+_DATABASE_LOGIN = re.compile(r"(?<=://)(?<!http://)(?<!https://)[^/@\s]*:[^@\s]+(?=@)")
+"""A database takes a password with a slash in it."""
+_OPTION = re.compile(
+    r"(?<=[?&])([^=&\s]*(?:password|passwd|secret|token|api_?key)[^=&\s]*=)[^&\s'\"]+", re.I
+)
 
 
 def redact(text: str) -> str:
-    return _KEY.sub(f"{PREFIX}…", text) if PREFIX in text else text
+    """Without keys to the model, and without logins and passwords in addresses."""
+    if PREFIX in text:
+        text = _KEY.sub(f"{PREFIX}…", text)
+    return without_logins(text) if "://" in text else text
+
+
+def without_logins(text: str) -> str:
+    """Addresses without whom they log in."""
+    text = _DATABASE_LOGIN.sub(REDACTED, _LOGIN.sub(REDACTED, text))
+    return _OPTION.sub(rf"\1{REDACTED}", text)

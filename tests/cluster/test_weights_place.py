@@ -2,14 +2,19 @@
 
 import os
 
+import pytest
+
 from ajet.cluster import weights_place as place
+from ajet.cluster.placement import Node, Placement
+from ajet.core.config import load_config
+from ajet.core.errors import ConfigError
 from ajet.core.weight_sync import folder
 
 
 def test_a_run_has_a_place_of_its_own_and_gives_it_back(tmp_path, monkeypatch):
     monkeypatch.setattr(folder, "SHARED_MEMORY", tmp_path)
-    one = place.weights_place(tmp_path / "run one", is_one_machine=True)
-    other = place.weights_place(tmp_path / "run two", is_one_machine=True)
+    one = place.weights_place(tmp_path / "run one", in_memory=True)
+    other = place.weights_place(tmp_path / "run two", in_memory=True)
     assert one != other and one.parent == tmp_path
     (one / "v00000001").mkdir()
     place.give_back(one)
@@ -32,6 +37,44 @@ def test_what_a_killed_run_left_is_removed_and_what_a_living_one_has_is_not(tmp_
 
 
 def test_several_machines_find_the_weights_in_the_runs_own_folder(tmp_path):
-    root = place.weights_place(tmp_path / "run", is_one_machine=False)
+    root = place.weights_place(tmp_path / "run", in_memory=False)
     assert root == tmp_path / "run" / "weights"
     place.give_back(root)
+
+
+HERE, THERE = Node("here", 2.0, 0), Node("there", 2.0, 0)
+
+
+def method(tmp_path, *overrides, nodes=(HERE,), backbone="trinity"):
+    (tmp_path / "run.yaml").write_text("ajet: {model: {path: m}}\n")
+    config = load_config(tmp_path / "run.yaml", overrides, backbone=backbone)
+    return place.sync_method(config, Placement(tuple(nodes), (), (), ()))
+
+
+def test_weights_travel_as_the_config_says(tmp_path):
+    for asked in ("nccl", "checkpoint", "memory"):
+        key = f"trinity.synchronizer.sync_method={asked}"
+        assert method(tmp_path, key) == (asked, None)
+    assert method(tmp_path, backbone="verl") == ("memory", None)
+    assert method(tmp_path, nodes=(HERE, THERE), backbone="verl") == ("checkpoint", None)
+
+
+@pytest.mark.parametrize(
+    ("override", "found", "reason"),
+    [
+        ("ajet.rollout.name=vllm", "memory", "a vllm server takes no broadcast"),
+        ("trinity.mode=colocate", "memory", "trainer and engines share devices"),
+        ("trinity.mode=train", "checkpoint", "two commands share files"),
+    ],
+)
+def test_who_cannot_take_a_broadcast_gets_files_and_a_line_says_so(
+    tmp_path, override, found, reason
+):
+    way, notice = method(tmp_path, override)
+    assert way == found
+    assert notice == (f"trinity.synchronizer.sync_method=nccl: {reason}, weights travel as {found}")
+
+
+def test_memory_of_two_machines_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="share no memory on 2 nodes; set checkpoint or nccl"):
+        method(tmp_path, "trinity.synchronizer.sync_method=memory", nodes=(HERE, THERE))

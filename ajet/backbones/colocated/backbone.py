@@ -24,7 +24,7 @@ class ColocatedBackbone:
         self.console = console or Console()
         self.session = session or SessionSettings()
 
-    def fit(self) -> RunSummary:
+    def fit(self) -> RunSummary | None:
         """Train to the last step, on from the newest checkpoint if there is one."""
         with RunFolder.open(self.config.run_folder) as folder, run_log(folder.logs / "run.log"):
             return run_on_ray(Training, self.session, self.config, folder, self.console)

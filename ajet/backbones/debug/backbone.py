@@ -5,9 +5,9 @@ from typing import Any
 from rich.console import Console
 
 from ajet.backbones.debug.debugging import debug_episodes
-from ajet.backbones.debug.evaluating import Subject, evaluate_subject
 from ajet.backbones.debug.training import Training
 from ajet.core.config import AjetConfig
+from ajet.core.evaluating import Subject, evaluate_subject
 from ajet.core.interrupt import catch_interrupts
 from ajet.core.record.evaluation_report import EvaluationReport
 from ajet.core.record.run_folder import RunFolder

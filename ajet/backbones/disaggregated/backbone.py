@@ -1,22 +1,38 @@
-"""Backbone trinity: an explorer and a trainer that work at the same time, joined by a buffer."""
+"""Backbone trinity: an explorer and a trainer that work at the same time, joined by a buffer.
+
+mode      runs                                               where
+both      explorer and trainer                               on Ray, or in this process
+colocate  the same, on the same devices                      the same
+train     the trainer; episodes are another command's        the same
+explore   the explorer of a run that another command trains  the same
+bench     each checkpoint on the held-out tasks              in this process
+serve     the newest checkpoint over HTTP                    in this process
+"""
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from ajet.backbones.disaggregated.one_process import OneProcessTraining
 from ajet.cluster.session import SessionSettings
 from ajet.core.config import AjetConfig
-from ajet.core.errors import ConfigError
-from ajet.core.interrupt import catch_interrupts
+from ajet.core.interrupt import Interrupt, catch_interrupts
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.run_log import run_log
 from ajet.core.record.summary import RunSummary
 
-MODES = ("both", "colocate")
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ajet.cluster.sittings import MakeSitting
+
+EXPLORER_LOCK = ".lock-explore"
 
 
 class DisaggregatedBackbone:
-    """`ajet train`; what `ajet eval` and `ajet debug` do needs no cluster. Without a session both
-    halves are in this process."""
+    """`ajet train`; what `ajet eval` and `ajet debug` do needs no cluster. Without a session what
+    runs is in this process."""
 
     def __init__(
         self,
@@ -27,20 +43,49 @@ class DisaggregatedBackbone:
         self.config = config
         self.console = console or Console()
         self.session = session
-        mode = config.trinity.mode
-        if mode not in MODES:
-            raise ConfigError(f"trinity.mode: {mode} is not built yet; choose {' or '.join(MODES)}")
+        self.mode = config.trinity.mode
 
-    def fit(self) -> RunSummary:
-        """Train to the last step, on from the newest checkpoint if there is one."""
-        with RunFolder.open(self.config.run_folder) as folder, run_log(folder.logs / "run.log"):
-            if self.session is not None:
-                return self._on_ray(folder, self.session)
+    def fit(self) -> RunSummary | None:
+        """What the mode says. A training goes to the last step, on from the newest checkpoint if
+        there is one."""
+        if self.mode == "bench":
+            from ajet.backbones.disaggregated.bench import bench
+
+            return bench(self.config, self.console)
+        if self.mode == "serve":
+            from ajet.backbones.disaggregated.serve import serve_model
+
             with catch_interrupts() as interrupt:
-                return OneProcessTraining(self.config, folder, interrupt, self.console).run()
+                return serve_model(self.config, interrupt, self.console)
+        with self._folder() as folder:
+            if self.session is not None:
+                from ajet.cluster.sittings import run_on_ray
 
-    def _on_ray(self, folder: RunFolder, settings: SessionSettings) -> RunSummary:
-        from ajet.backbones.disaggregated.training import Training
-        from ajet.cluster.sittings import run_on_ray
+                make = _sitting_of(self.mode)
+                return run_on_ray(make, self.session, self.config, folder, self.console)
+            with catch_interrupts() as interrupt:
+                return self._here(folder, interrupt)()
 
-        return run_on_ray(Training, settings, self.config, folder, self.console)
+    @contextmanager
+    def _folder(self) -> "Iterator[RunFolder]":
+        """The run's, locked: the explorer's command has a lock and a log of its own."""
+        explores = self.mode == "explore"
+        lock, log = (EXPLORER_LOCK, "explore.log") if explores else (".lock", "run.log")
+        with RunFolder.open(self.config.run_folder, lock) as folder, run_log(folder.logs / log):
+            yield folder
+
+    def _here(self, folder: RunFolder, interrupt: Interrupt) -> Callable[[], RunSummary | None]:
+        from ajet.backbones.disaggregated.alone import ExploreHere, TrainHere
+        from ajet.backbones.disaggregated.one_process import OneProcessTraining
+
+        if self.mode == "explore":
+            return ExploreHere(self.config, folder, interrupt).run
+        kind = TrainHere if self.mode == "train" else OneProcessTraining
+        return kind(self.config, folder, interrupt, self.console).run
+
+
+def _sitting_of(mode: str) -> "MakeSitting":
+    from ajet.backbones.disaggregated.alone_on_ray import ExploreOnRay, TrainOnRay
+    from ajet.backbones.disaggregated.training import Training
+
+    return {"explore": ExploreOnRay, "train": TrainOnRay}.get(mode, Training)

@@ -36,8 +36,9 @@ from ajet.core.rollout.plans import group_id_of, step_of_group
 from ajet.core.task.cursor import DataCursor
 from ajet.core.trajectory.trajectory import Trajectory
 
-LAST_BATCH = "last_batch"
-"""What the buffer is told with a whole batch: its step, and the cursor after it."""
+LAST_BATCH, PLAN = "last_batch", "plan"
+"""What the buffer is told with a whole batch: its step, and the cursor after it; and with all that
+begins: the place in the plan, from which another explorer could go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,10 @@ class Explorer:
         planned = [planned_at(place) for place in self._tasks]
         return {group_id_of(step, mode, n) for step, n in planned for mode in ("train", "baseline")}
 
+    def _plan(self) -> dict[str, str]:
+        """As a note: of the groups that run the buffer knows."""
+        return {PLAN: json.dumps(self.state_dict() | {"in_flight": self._left})}
+
     # The loop.
 
     async def run(self) -> None:
@@ -150,7 +155,8 @@ class Explorer:
         self._next = step
         told = json.dumps({"step": step, "cursor": self._cursor.state_dict()})
         items = _items(rollout)
-        await asyncio.to_thread(self._buffer.put, items, version, **{LAST_BATCH: told})
+        told = {LAST_BATCH: told} | self._plan()
+        await asyncio.to_thread(self._buffer.put, items, version, **told)
         self._place.ring()
 
     async def _run_groups(self) -> None:
@@ -170,15 +176,18 @@ class Explorer:
         if self._left:
             return min(free, len(self._left))
         last = self.settings.total_steps
-        return min(free, self._buffer.room(place.trained, place.published, last))
+        return min(free, self._buffer.room(place.published, last))
 
     def _begin(self, number: int) -> None:
         version = self._place.published
         assert version is not None
+        if not number:
+            return
         chosen = [self._next_plan() for _ in range(number)]
-        self._buffer.begin([Begun(place, task, version) for place, task in chosen])
+        begun = [Begun(place, task, version) for place, task in chosen]
+        self._buffer.begin(begun, **self._plan())
+        self._tasks |= dict(chosen)
         for place, task in chosen:
-            self._tasks[place] = task
             group = asyncio.create_task(self._group(place, task, version))
             self._groups.add(group)
             self.counts["begun"] += 1

@@ -11,7 +11,8 @@ was on its way begins again. Not covered: making the parts (one_process.py, trai
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import secrets
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from loguru import logger
@@ -20,7 +21,7 @@ from ajet.backbones.disaggregated.explorer import Explorer, ExplorerSettings
 from ajet.backbones.disaggregated.place import Place
 from ajet.backbones.disaggregated.trainer import Seat, Trainer
 from ajet.core import assembly
-from ajet.core.buffer.buffer import Buffer
+from ajet.core.buffer.buffer import SITTING, Buffer
 from ajet.core.buffer.priority import priority_named
 from ajet.core.config import AjetConfig
 from ajet.core.errors import RunFailed
@@ -71,7 +72,9 @@ class Halves:
         config, tasks = books.config, books.tasks
         self.books, self.seat = books, seat
         self.buffer = open_buffer(config, books.folder)
-        self._reopen(start, config.ajet.trainer_common.resume)
+        # An explorer of a trainer that was alone has nothing to say any more.
+        sitting = {SITTING: secrets.token_hex(8)}
+        reopen(self.buffer, start, config.ajet.trainer_common.resume, sitting)
         self.place = Place(books.state.step)
         batch = books.batch_rollout(runner)
         settings = explorer_settings(config, tasks.total_steps)
@@ -124,15 +127,15 @@ class Halves:
                 half.cancel()
             await asyncio.wait({trainer, explorer})
 
-    def _reopen(self, start: Start | None, resume: str) -> None:
-        """The buffer as it was at the checkpoint, with what was finished since then."""
-        if resume == "disable":
-            self.buffer.clear()
-            return
-        lost = self.buffer.reopen(0 if start is None else start.step)
-        if lost:
-            logger.warning(
-                f"{lost} finished groups are removed from the buffer: updates that were lost with "
-                "the last sitting sampled them, too far from the checkpoint for "
-                "trinity.max_staleness"
-            )
+
+def reopen(buffer: Buffer, start: Start | None, resume: str, told: Mapping[str, str]) -> None:
+    """The buffer as it was at the checkpoint, with what was finished since then; explorers hear
+    what is `told`."""
+    if resume == "disable":
+        buffer.clear()
+    lost = buffer.reopen(0 if start is None else start.step, **told)
+    if lost:
+        logger.warning(
+            f"{lost} finished groups are removed from the buffer: updates that were lost with the "
+            "last sitting sampled them, too far from the checkpoint for trinity.max_staleness"
+        )

@@ -3,7 +3,7 @@
     trainer  ── trained, published ──>  explorer        both wait for the bell, look again, and
              <── a group is there ────                  wait again if nothing is for them
 
-One event loop. Not covered: two processes (they tell each other through the buffer).
+One event loop. Not covered: two processes (apart.py).
 """
 
 import asyncio

@@ -17,12 +17,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from ajet.backbones.disaggregated.explorer import Explorer
+from ajet.backbones.disaggregated.explorer import ExplorerSettings
 from ajet.backbones.disaggregated.place import Place
 from ajet.core.buffer.buffer import Buffer, Taken
 from ajet.core.buffer.staleness import histogram, staleness_metrics, versions
 from ajet.core.record.books import Books, Taught
-from ajet.core.record.validation import Validation
 from ajet.core.rollout.batch import StepGroups, most_telling
 from ajet.core.trajectory.trajectory import Group
 
@@ -39,6 +38,31 @@ class Seat(Protocol):
         ...
 
 
+class ExplorerSide(Protocol):
+    """The explorer, as far as a trainer must know it."""
+
+    @property
+    def settings(self) -> ExplorerSettings: ...
+    @property
+    def counts(self) -> Counter[str]: ...
+
+    async def hold(self) -> None:
+        """Before new weights."""
+        ...
+
+    def release(self) -> None:
+        """After them."""
+        ...
+
+    def asks(self) -> bool:
+        """Whether it wants others."""
+        ...
+
+
+class Validator(Protocol):
+    async def if_due(self) -> None: ...
+
+
 class Trainer:
     """`run` returns when the last step is done, or somebody asked to stop."""
 
@@ -48,8 +72,8 @@ class Trainer:
         buffer: Buffer,
         place: Place,
         books: Books,
-        validation: Validation,
-        explorer: Explorer,
+        validation: Validator,
+        explorer: ExplorerSide,
         *,
         explorer_asks: bool = False,
     ) -> None:

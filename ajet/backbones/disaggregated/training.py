@@ -33,6 +33,7 @@ from ajet.core.record.summary import RunSummary
 from ajet.core.task.run_tasks import RunTasks
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.update.checkpoint import step_of
+from ajet.core.weight_sync.manifest import WeightsError
 
 
 class ClusterSeat:
@@ -49,7 +50,11 @@ class ClusterSeat:
 
     async def publish(self, version: int) -> Mapping[str, float]:
         source = await self._trainer.publish(version)
-        sync = await (self._engines.wake if self._sleeps else self._engines.load)(source)
+        try:
+            sync = await (self._engines.wake if self._sleeps else self._engines.load)(source)
+        except WeightsError:
+            await self._trainer.check()  # a rank that is lost is the reason, and is said first
+            raise
         return {"sync/seconds": sync.seconds, "sync/bytes": float(sync.num_bytes)}
 
 

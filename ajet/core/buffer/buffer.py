@@ -13,6 +13,10 @@ step s calls `reopen(s)`: what later steps took or left out waits again, and `in
 groups that had begun. Tokens of the updates that were lost with the sitting count as older than
 they were: by as many updates as they are away from the checkpoint.
 
+Explorer and trainer may be two processes, which tell each other in notes what they must know
+(backbones/disaggregated/apart.py). A trainer that begins anew begins a sitting: what an explorer of
+the one before has to say is refused with `SittingOver`.
+
 `max_reuse`: a group waits again after its step, and is taken where nothing fresh is left. Not
 covered: who waits for whom (backbones/disaggregated), and which groups may begin (staleness.py).
 """
@@ -20,7 +24,7 @@ covered: who waits for whom (backbones/disaggregated), and which groups may begi
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -42,6 +46,8 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
 MEMORY = "sqlite://"
+SITTING, TRAINED = "sitting", "trained"
+"""Notes: which sitting of the trainer it is, and its version."""
 _PLACES = 1_000_000
 
 
@@ -54,6 +60,10 @@ def place_of(step: int, number: int) -> int:
 def planned_at(place: int) -> tuple[int, int]:
     """The step and the number."""
     return divmod(place, _PLACES)
+
+
+class SittingOver(Exception):
+    """The trainer has begun another sitting, from a checkpoint: this explorer's is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +131,7 @@ class Buffer:
         self._engine = open_engine(url)
         self._shown = shown(url)
         self.num_expired = 0  # since it was opened
+        self.sitting: str | None = None  # the only one whose groups are taken
         self._one_at_a_time = threading.Lock()  # one connection, where it is in memory
 
     @property
@@ -134,8 +145,8 @@ class Buffer:
 
     # The explorer's side.
 
-    def room(self, version: int, published: int, last: int | None = None) -> int:
-        """How many groups may begin now."""
+    def room(self, published: int, last: int | None = None) -> int:
+        """How many groups may begin now for an explorer that has the weights of `published`."""
         with self._transaction() as db:
             live = table.c.state.in_(("begun", "ready"))
             fresh = (live & (table.c.uses == 0)) | (
@@ -145,12 +156,14 @@ class Buffer:
                 db, select(func.count()).where(self._mine & table.c.counts & fresh)
             )
             held = _number(db, select(func.count()).where(self._mine & live))
+            version = int(self._told(db, TRAINED) or 0)  # last: one that was older finds less room
         room = self.bound.room(version, published, outstanding, last)
         return room if self._capacity is None else max(0, min(room, self._capacity - held))
 
-    def begin(self, begun: Sequence[Begun]) -> None:
-        """These run now, or run anew with newer weights."""
+    def begin(self, begun: Sequence[Begun], **told: str) -> None:
+        """These run now, or run anew with newer weights; with what is `told` of them."""
         with self._transaction() as db:
+            self._check_sitting(db)
             self._remove(db, [each.place for each in begun])
             rows = [
                 {"state": "begun", "newest": b.version, "counts": True, "priority": 0.0, "uses": 0}
@@ -159,17 +172,18 @@ class Buffer:
             ]
             if rows:
                 db.execute(insert(table), rows)
+            self._tell(db, told)
 
     def put(self, items: Sequence[Item], version: int, **told: str) -> None:
         """Finished groups, all or none, with what is `told` of them. One that trains no token is
         as old as `version`, that of the weights it began with."""
         rows = [self._row(item, version) for item in items]
         with self._transaction() as db:
+            self._check_sitting(db)
             self._remove(db, [item.place for item in items])
             if rows:
                 db.execute(insert(table), rows)
-            for name, value in told.items():
-                self._tell(db, name, value)
+            self._tell(db, told)
 
     def in_flight(self) -> list[Begun]:
         """What has begun and not ended."""
@@ -215,13 +229,15 @@ class Buffer:
             db.execute(
                 update(table).where(mine).values(state=case((again, "ready"), else_="trained"))
             )
+            self._tell(db, {TRAINED: str(step)})
 
-    def reopen(self, step: int) -> int:
+    def reopen(self, step: int, **told: str) -> int:
         """The run goes on from the checkpoint of `step`: whatever later steps did is undone. Says
         how many groups are too far from the checkpoint to be trained at all; they are removed."""
         later, taken = table.c.at_step > step, table.c.state == "taken"
         mine, ready = self._mine, self._mine & (table.c.state == "ready")
         with self._transaction() as db:
+            self._tell(db, {TRAINED: str(step)} | told)
             db.execute(update(table).where(mine & taken & ~later).values(state="trained"))
             db.execute(delete(uses).where((uses.c.run == self._run) & (uses.c.step > step)))
             used = select(func.count()).where(
@@ -267,18 +283,47 @@ class Buffer:
     def tell(self, **told: str) -> None:
         """Notes by their names."""
         with self._transaction() as db:
-            for name, value in told.items():
-                self._tell(db, name, value)
+            self._tell(db, told)
 
     def told(self, name: str) -> str | None:
         """The last value of that name."""
-        mine = (notes.c.run == self._run) & (notes.c.name == name)
         with self._transaction() as db:
-            return db.execute(select(notes.c.value).where(mine)).scalar()
+            return self._told(db, name)
 
-    def _tell(self, db: Connection, name: str, value: str) -> None:
-        db.execute(delete(notes).where((notes.c.run == self._run) & (notes.c.name == name)))
-        db.execute(insert(notes), [{"run": self._run, "name": name, "value": value}])
+    def all_told(self) -> dict[str, str]:
+        """All notes, as they are at one moment."""
+        mine = select(notes.c.name, notes.c.value).where(notes.c.run == self._run)
+        with self._transaction() as db:
+            return {name: value for name, value in db.execute(mine)}
+
+    def has_all(self, last: int) -> bool:
+        """Whether all groups that are still to be trained up to the step `last` are here."""
+        state, fresh = table.c.state, table.c.counts & (table.c.uses == 0)
+        with self._transaction() as db:
+            version = int(self._told(db, TRAINED) or 0)
+            ready = _number(db, select(func.count()).where(self._mine & fresh & (state == "ready")))
+            now = _number(
+                db, select(func.count()).where(self._mine & table.c.counts & (state == "taken"))
+            )
+        return ready + now >= (last - version) * self.bound.groups_per_step
+
+    def _told(self, db: Connection, name: str) -> str | None:
+        mine = (notes.c.run == self._run) & (notes.c.name == name)
+        return db.execute(select(notes.c.value).where(mine)).scalar()
+
+    def _tell(self, db: Connection, told: Mapping[str, str]) -> None:
+        for name, value in told.items():
+            db.execute(delete(notes).where((notes.c.run == self._run) & (notes.c.name == name)))
+            db.execute(insert(notes), [{"run": self._run, "name": name, "value": value}])
+
+    def _check_sitting(self, db: Connection) -> None:
+        """The note is held until the transaction ends: no other sitting begins meanwhile."""
+        if self.sitting is None:
+            return
+        mine = (notes.c.run == self._run) & (notes.c.name == SITTING)
+        query = select(notes.c.value).where(mine).with_for_update(read=True)
+        if db.execute(query).scalar() != self.sitting:
+            raise SittingOver
 
     def _row(self, item: Item, version: int) -> dict[str, Any]:
         oldest_token, newest_token = versions(item.group) or (version, version)

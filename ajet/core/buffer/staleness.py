@@ -24,9 +24,8 @@ Other systems say the same in other words; `published` every k steps, B groups a
 | verl `staleness_threshold` s,                 | ceil((1 + s) k) - 1   | s k          | k        |
 | `trigger_parameter_sync_step` k               |                       |              |          |
 
-verl's `require_batches` m makes a step of m mini-batches; its `partial_rollout` false is `finish`.
-
-Not covered: the drift that versions do not show, as between an engine's numbers and the trainer's.
+Their keys are read by core/config/async_keys.py. Not covered: the drift that versions do not show,
+as between an engine's numbers and the trainer's.
 """
 
 from __future__ import annotations
@@ -37,12 +36,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ajet.core.config.async_keys import staleness_of_ratio, staleness_of_threshold
 from ajet.core.errors import ConfigError
 from ajet.core.trajectory.trajectory import Group
 
 PartialRollout = Literal["continue", "recompute", "finish"]
-SyncStyle = Literal["fixed", "explorer_driven", "trainer_driven", "fully_async"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,51 +89,6 @@ class StalenessBound:
             if flying and flying + others > steps * self.groups_per_step:
                 return True
         return False
-
-
-@dataclass(frozen=True, slots=True)
-class AsyncSettings:
-    """What another system's settings come to here, as keys of `trinity:`."""
-
-    max_staleness: int
-    sync_interval: int = 1
-    steps_ahead: float = 0.0
-    partial_rollout: PartialRollout = "continue"
-    batches_per_step: int = 1
-
-    def bound(self, groups_per_step: int, *, waits: bool = True) -> StalenessBound:
-        """With a fraction of a step ahead rounded to whole groups."""
-        ahead = math.floor(self.steps_ahead * groups_per_step + 1e-9)
-        size = groups_per_step
-        return StalenessBound(self.max_staleness, size, self.sync_interval, ahead, waits)
-
-
-def from_trinity(sync_interval: int = 1, sync_offset: int = 0) -> AsyncSettings:
-    """Trinity's `synchronizer`: the explorer is `sync_offset` steps ahead."""
-    return AsyncSettings(sync_interval - 1 + sync_offset, sync_interval, float(sync_offset))
-
-
-def from_roll(async_generation_ratio: float = 0.0) -> AsyncSettings:
-    """ROLL generates so many batches ahead."""
-    staleness = staleness_of_ratio(async_generation_ratio)
-    return AsyncSettings(staleness, 1, float(async_generation_ratio))
-
-
-def from_verl(
-    staleness_threshold: float = 0.0,
-    trigger_parameter_sync_step: int = 1,
-    require_batches: int = 1,
-    partial_rollout: bool = True,
-) -> AsyncSettings:
-    """verl's `async_training`."""
-    interval = trigger_parameter_sync_step
-    return AsyncSettings(
-        staleness_of_threshold(staleness_threshold, interval),
-        interval,
-        staleness_threshold * interval,
-        "continue" if partial_rollout else "finish",
-        require_batches,
-    )
 
 
 def versions(group: Group) -> tuple[int, int] | None:

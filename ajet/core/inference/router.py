@@ -31,7 +31,7 @@ from ajet.core.inference.gate import Gate
 from ajet.core.inference.replica import Replica, ReplicaDown
 from ajet.core.inference.routing import NoReplica, Routing
 from ajet.core.seeding import derive
-from ajet.core.weight_sync.manifest import SyncReport, WeightsError, WeightSource
+from ajet.core.weight_sync.manifest import Delivery, SyncReport, WeightsError, WeightSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,6 +101,7 @@ class _Member:
     replica: Replica
     is_in: bool = False
     version: int | None = None
+    report: SyncReport | None = None  # of its last load
     failed_checks: int = 0
     num_spawns: int = 0
     reason: str = ""
@@ -131,7 +132,7 @@ class Router:
         self._members: dict[str, _Member] = {}
         self._under_way: set[str] = set()
         self._given_up: set[str] = set()
-        self._weights: tuple[WeightSource, int] | None = None
+        self._weights: tuple[WeightSource | Delivery, int] | None = None
         self._asleep = False
         self._changing = asyncio.Lock()
         self._news = asyncio.Event()
@@ -222,22 +223,18 @@ class Router:
             self._asleep = False
             await self._all(lambda member: member.replica.wake())
 
-    async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
+    async def load_weights(self, source: WeightSource | Delivery, version: int) -> SyncReport:
         """New weights everywhere: the slowest replica's seconds, all replicas' bytes. All of them
-        hold the same, or `WeightsError`."""
+        hold the same, or `WeightsError`. Where none is left and one is coming, that one has them
+        first."""
         async with self._changing:
-            reports: list[SyncReport] = []
-
-            async def load(member: _Member) -> None:
-                reports.append(await member.replica.load_weights(source, version))
-                member.version = version
-
-            await self._all(load)
+            reports = await self._delivered(source, version)
             self._weights = (source, version)
+        if not reports:
+            reports = [await self._first_report(version)]
         checksums = {report.checksum for report in reports}
         if len(checksums) != 1:
-            what = "no replica took them" if not reports else "replicas hold different ones"
-            raise WeightsError(f"weights of version {version}: {what}")
+            raise WeightsError(f"weights of version {version}: replicas hold different ones")
         num_bytes = sum(report.num_bytes for report in reports)
         seconds = max(report.seconds for report in reports)
         return SyncReport(version, seconds, num_bytes, checksums.pop())
@@ -404,13 +401,9 @@ class Router:
     async def _bring_up(self, member: _Member) -> None:
         """Its weights, and whether it is asleep or paused, as all the others' are."""
         if self._weights is not None and member.version != self._weights[1]:
-            source, version = self._weights
-            if not source.can_be_read_again:
-                raise ReplicaDown(
-                    f"{member.name}: version {version} was broadcast and cannot be had again"
-                )
-            await member.replica.load_weights(source, version)
-            member.version = version
+            given, version = self._weights
+            (source,) = await _dealt(given, 1)
+            await self._load(member, source, version)
         if self._asleep:
             await member.replica.sleep()
         elif self._gate.is_open:
@@ -446,17 +439,66 @@ class Router:
         self._news.set()
         self._news = asyncio.Event()
 
-    async def _all(self, act: Callable[[_Member], Awaitable[object]]) -> None:
+    # --- weights ---------------------------------------------------------------------------------
+
+    async def _delivered(self, given: WeightSource | Delivery, version: int) -> list[SyncReport]:
+        """Loaded by all that are in. A replica that dies in the middle of a delivery takes it from
+        the others too: they are sent another."""
+        while members := self._members_in():
+            sources = dict(zip(members, await _dealt(given, len(members)), strict=True))
+            try:
+                await self._all(lambda m, own=sources: self._load(m, own[m], version), members)
+            except WeightsError:
+                if not isinstance(given, Delivery) or members == self._members_in():
+                    raise
+                logger.warning(f"weights of version {version} are sent again: a replica was lost")
+            else:
+                return [m.report for m in members if m.is_in and m.report is not None]
+        return []
+
+    async def _load(self, member: _Member, source: WeightSource, version: int) -> None:
+        member.report = await member.replica.load_weights(source, version)
+        member.version = version
+
+    async def _first_report(self, version: int) -> SyncReport:
+        """Of the first replica that comes back in, with this version."""
+        try:
+            async with asyncio.timeout(self._settings.wait_for_replica_s):
+                while True:
+                    news = self._news  # taken first: none may be missed
+                    for member in self._members_in():
+                        if member.report is not None and member.version == version:
+                            return member.report
+                    if not any(member.watcher for member in self._members.values()):
+                        raise ModelError(self._none_left())
+                    await news.wait()
+        except TimeoutError:
+            raise ModelError(self._none_left()) from None
+
+    def _members_in(self) -> list[_Member]:
+        return [member for member in self._members.values() if member.is_in]
+
+    async def _all(
+        self, act: Callable[[_Member], Awaitable[object]], members: list[_Member] | None = None
+    ) -> None:
         """Do it on every replica that is in, at the same time. One that is down is taken out; any
         other error is raised when all are through."""
-        members = [member for member in self._members.values() if member.is_in]
+        members = self._members_in() if members is None else members
         ends = await asyncio.gather(*(act(m) for m in members), return_exceptions=True)
+        errors: list[BaseException] = []
         for member, end in zip(members, ends, strict=True):
             if isinstance(end, ReplicaDown):
                 self._take_out(member, str(end))
                 self._watch(member)
             elif isinstance(end, BaseException):
-                raise end
+                errors.append(end)
+        if errors:
+            raise errors[0]
+
+
+async def _dealt(given: WeightSource | Delivery, number: int) -> Sequence[WeightSource]:
+    """A source for each of so many replicas."""
+    return await given.begin(number) if isinstance(given, Delivery) else [given] * number
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

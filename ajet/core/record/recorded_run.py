@@ -19,7 +19,8 @@ from ajet.core.config.saved import saved_config
 from ajet.core.errors import CheckpointError
 from ajet.core.record.episode_reader import EpisodeReader
 from ajet.core.record.origin import RunOrigin
-from ajet.core.record.run_folder import REDACTED, RunFolder
+from ajet.core.record.run_folder import RunFolder
+from ajet.core.redaction import REDACTED
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
@@ -49,13 +50,7 @@ class RecordedRun:
     @cached_property
     def template(self) -> ChatTemplate:
         """The tokenizer's chat template, on the day on which the run began."""
-        from ajet.core.inference.chat_template import ChatTemplate
-        from ajet.core.model.tokenizer import load_tokenizer
-
-        tokenizer = load_tokenizer(self.folder.tokenizer)
-        template = ChatTemplate(tokenizer, self.origin.stop_token_ids)
-        template.today = datetime.fromisoformat(self.origin.begun)
-        return template
+        return template_of(self.folder)
 
     @property
     def current_folder(self) -> Path:
@@ -74,6 +69,17 @@ class RecordedRun:
     def secrets(self) -> list[str]:
         """The keys of the config whose values were not kept."""
         return list(_redacted_keys(self.config.to_dict()))
+
+
+def template_of(folder: RunFolder) -> ChatTemplate:
+    """The words of a run that has begun."""
+    from ajet.core.inference.chat_template import ChatTemplate
+    from ajet.core.model.tokenizer import load_tokenizer
+
+    origin = RunOrigin.read(folder.origin_json)
+    template = ChatTemplate(load_tokenizer(folder.tokenizer), origin.stop_token_ids)
+    template.today = datetime.fromisoformat(origin.begun)
+    return template
 
 
 def _redacted_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

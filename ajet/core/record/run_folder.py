@@ -9,6 +9,8 @@
     ├── episodes.sqlite    every episode with its turns (episode_store.py)
     ├── buffer.sqlite, finished.sqlite   groups and episodes that no checkpoint holds yet (clusters)
     ├── tensorboard/       scalars
+    ├── weights/           its newest weights, where explorer and trainer are two commands
+    ├── bench.jsonl        each checkpoint on the held-out tasks (trinity.mode bench)
     ├── tokenizer/         the model's tokenizer, so that ids can be read later
     ├── judge_replies.sqlite   what a judging model said; auto_grader*: the rubrics it made
     ├── summary.json       the result in numbers (summary.py)
@@ -36,15 +38,14 @@ from typing import IO, Any
 
 from ajet.core.errors import CheckpointError
 from ajet.core.record.atomic_file import write_text_atomically
+from ajet.core.redaction import REDACTED, without_logins
 
-REDACTED = "***"
 MAX_CODE_FILES = 200
 MAX_CODE_FILE_BYTES = 1_000_000
 
 _SECRET_KEY = re.compile(
     r"api[_-]?key|secret|password|passwd|credential|(?:^|[_-]|access|auth)token(?:$|[_-])", re.I
 )
-_URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+:[^/@\s]+(?=@)")
 
 
 class RunFolder:
@@ -55,13 +56,14 @@ class RunFolder:
         self._lock = _lock
 
     @classmethod
-    def open(cls, path: Path) -> RunFolder:
-        """Make the folder and take its lock; `CheckpointError` when another run has it."""
+    def open(cls, path: Path, lock_name: str = ".lock") -> RunFolder:
+        """Make the folder and take its lock; `CheckpointError` when another run has it. Who only
+        adds to what the run's own process writes has a lock of another name."""
         folder = cls(path)
         try:
             for each in (folder.path, folder.checkpoints, folder.logs, folder.tensorboard):
                 each.mkdir(parents=True, exist_ok=True)
-            lock = (folder.path / ".lock").open("a+", encoding="utf-8")
+            lock = (folder.path / lock_name).open("a+", encoding="utf-8")
         except OSError as error:
             raise CheckpointError(
                 f"run folder {folder.path} cannot be made: {error.strerror}; "
@@ -133,6 +135,14 @@ class RunFolder:
         return self.path / "buffer.sqlite"
 
     @property
+    def weights(self) -> Path:
+        return self.path / "weights"
+
+    @property
+    def bench_jsonl(self) -> Path:
+        return self.path / "bench.jsonl"
+
+    @property
     def finished_db(self) -> Path:
         return self.path / "finished.sqlite"
 
@@ -186,7 +196,7 @@ def redacted(value: Any, *, secret: bool = False) -> Any:
     if isinstance(value, list | tuple):
         return [redacted(item, secret=secret) for item in value]
     if isinstance(value, str):
-        return REDACTED if secret and value else _URL_LOGIN.sub(REDACTED, value)
+        return REDACTED if secret and value else without_logins(value)
     return value  # numbers stay: `max_token_len` is no secret
 
 

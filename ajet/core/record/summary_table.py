@@ -19,6 +19,7 @@ from rich.text import Text
 
 from ajet.core.record.evaluation import wilson
 from ajet.core.record.summary import RunSummary
+from ajet.core.redaction import redact
 
 Command = tuple[str, str]
 """What it shows, and the command itself."""
@@ -107,7 +108,7 @@ def look_closer(folder: Path, conf: Path | None, overrides: Sequence[str]) -> li
     ]
     if conf is not None:
         evaluation = [_program("ajet"), "eval", "--conf", shown_path(conf), "--checkpoint", shown]
-        line = shlex.join([*evaluation, *overrides])
+        line = shlex.join([*evaluation, *map(redact, overrides)])
         commands.append(("its model on the held-out tasks", line))
     return commands
 

@@ -2,7 +2,7 @@
 
     books.validation_due() ─> val_pass_n episodes of each held-out task ─> books.validated(…)
 
-Not covered: `ajet eval`, which measures any model (backbones/debug/evaluating.py).
+Not covered: `ajet eval`, which measures any model (core/evaluating.py).
 """
 
 from ajet.core.record.books import Books

@@ -1,15 +1,18 @@
 """Weights by a broadcast of torch.distributed: rank 0 sends, every other rank receives.
 
-    trainer, rank 0     group.send(version, tensors)       header, tensor, header, tensor, … end
-    replica, rank r     load_weights(model, group.source(version))
+    trainer    sender.keep(version, tensors)          a copy in the CPU's memory
+               seats = sender.seats(version, 3)       one for each receiver, sent to it
+               sender.send()                          header, tensor, header, tensor, … end
+    replica    load_weights(model, seat)              joins, receives, leaves
 
-The group is apart from the trainer's own (a process has one default group), so a process may be in
-several. gloo moves tensors of the CPU, nccl those of a GPU. Each header says name, type, shape and
-checksum; the end says how many there were. A receiver that finds a damaged tensor takes the rest
-all the same, so that the others are not left waiting, and fails then.
+The copy can be sent as often as somebody needs it: to all engines, and later to one that took the
+place of a dead one. Each time is a group of its own, apart from the trainer's (a process has one
+default group). gloo moves tensors of the CPU, nccl those of a GPU. Each header says name, type,
+shape and checksum; the end says how many there were. A receiver that finds a damaged tensor takes
+the rest all the same, so that the others are not left waiting, and fails then.
 
-Not covered: one receiver that dies: the others' broadcast ends with the group's timeout, and the
-group must be made anew.
+Not covered: one receiver that dies: the others' broadcast breaks off, or ends with the group's
+timeout, and whoever asked for it begins another (core/inference/router.py).
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Backend = Literal["gloo", "nccl"]
+TIMEOUT_S = 120.0
 
 
 class BroadcastGroup:
@@ -40,8 +44,10 @@ class BroadcastGroup:
         rank: int,
         size: int,
         backend: Backend = "gloo",
-        timeout_s: float = 300.0,
+        timeout_s: float = TIMEOUT_S,
+        store: Any = None,
     ) -> None:
+        """`store`: rank 0's, from `open_store`."""
         import torch
         import torch.distributed.distributed_c10d as c10d
         from torch._C import _distributed_c10d as dist
@@ -49,7 +55,8 @@ class BroadcastGroup:
         timeout = timedelta(seconds=timeout_s)
         self._where = f"weights by {backend} over {address}:{port}"
         try:
-            store = dist.TCPStore(address, port, size, is_master=rank == 0, timeout=timeout)
+            if store is None:
+                store = dist.TCPStore(address, port, size, is_master=False, timeout=timeout)
             prefixed = c10d.PrefixStore("ajet-weights", store)
             if backend == "nccl":
                 self._device = torch.device("cuda", torch.cuda.current_device())
@@ -79,10 +86,6 @@ class BroadcastGroup:
         self._say({"end": version, "checksum": manifest.checksum, "count": len(infos)})
         seconds = time.perf_counter() - started
         return SyncReport(version, seconds, manifest.num_bytes, manifest.checksum)
-
-    def source(self, version: int) -> BroadcastSource:
-        """What rank 0 is going to send as this version."""
-        return BroadcastSource(self, version)
 
     def receive(self, version: int) -> Generator[tuple[TensorInfo, Tensor], None, None]:
         """Take what rank 0 sends; each tensor is new memory."""
@@ -132,19 +135,100 @@ class BroadcastGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class BroadcastSource:
-    """One version that is about to be broadcast: it belongs to its process and comes once."""
+class BroadcastSeat:
+    """One receiver's place in a broadcast of one version, cheap to send to another process."""
 
-    group: BroadcastGroup
+    address: str
+    port: int
+    rank: int
+    size: int
     version: int
+    backend: Backend = "gloo"
+    timeout_s: float = TIMEOUT_S
 
     @property
     def can_be_read_again(self) -> bool:
         return False
 
     def tensors(self) -> Generator[tuple[TensorInfo, Tensor], None, None]:
-        """Each as it comes; waits for rank 0."""
-        return self.group.receive(self.version)
+        """Each as it comes; waits for rank 0 and the other receivers."""
+        group = BroadcastGroup(
+            self.address,
+            self.port,
+            rank=self.rank,
+            size=self.size,
+            backend=self.backend,
+            timeout_s=self.timeout_s,
+        )
+        try:
+            yield from group.receive(self.version)
+        finally:
+            group.close()
+
+
+class BroadcastSender:
+    """Rank 0 of every broadcast, in the process that has the weights."""
+
+    def __init__(
+        self, address: str, *, backend: Backend = "gloo", timeout_s: float = TIMEOUT_S
+    ) -> None:
+        """`address` is where receivers find this machine."""
+        self._backend: Backend = backend
+        self._address, self._timeout_s = address, timeout_s
+        self._version: int | None = None
+        self._copy: dict[str, Tensor] = {}
+        self._begun: tuple[Any, int] | None = None
+
+    def keep(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """A copy: the trainer goes on."""
+        self._copy = {name: t.detach().to("cpu", copy=True) for name, t in tensors}
+        self._version = version
+
+    def seats(self, version: int, number: int) -> list[BroadcastSeat]:
+        """For `number` receivers, who may take them before `send` is called."""
+        if version != self._version:
+            raise WeightsError(
+                f"weights of version {version} cannot be had again: the trainer has {self._version}"
+            )
+        size = number + 1
+        store = open_store(self._address, size, self._timeout_s)
+        self._begun = store, size
+        where = (self._address, store.port)
+        return [
+            BroadcastSeat(*where, rank, size, version, self._backend, self._timeout_s)
+            for rank in range(1, size)
+        ]
+
+    def send(self) -> SyncReport:
+        """To those whose seats were given out last."""
+        assert self._begun is not None and self._version is not None
+        (store, size), self._begun = self._begun, None
+        group = BroadcastGroup(
+            self._address,
+            store.port,
+            rank=0,
+            size=size,
+            backend=self._backend,
+            timeout_s=self._timeout_s,
+            store=store,
+        )
+        try:
+            return group.send(self._version, self._copy.items())
+        finally:
+            group.close()
+
+
+def open_store(address: str, size: int, timeout_s: float) -> Any:
+    """Where a group of `size` meets: listens on a port that is free."""
+    from torch._C import _distributed_c10d as dist
+
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        return dist.TCPStore(
+            address, 0, size, is_master=True, timeout=timeout, wait_for_workers=False
+        )
+    except (RuntimeError, ValueError) as error:
+        raise WeightsError(f"weights by broadcast from {address}: {_line(error)}") from error
 
 
 def _line(error: BaseException) -> str:

@@ -10,10 +10,10 @@ equal or the load fails with `WeightsError`.
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from ajet.core.errors import ModelError
 from ajet.core.weight_sync.checksum import combined, tensor_checksum
@@ -114,6 +114,19 @@ class WeightSource(Protocol):
 
     def tensors(self) -> Generator[tuple[TensorInfo, Tensor], None, None]:
         """Each tensor with what its sender said of it."""
+        ...
+
+
+@runtime_checkable
+class Delivery(Protocol):
+    """Weights of one version that are sent to several receivers at once, by somebody who must know
+    to how many. They can be sent again."""
+
+    @property
+    def version(self) -> int: ...
+
+    async def begin(self, number: int) -> Sequence[WeightSource]:
+        """A source for each of `number` receivers, all of whom must take theirs now."""
         ...
 
 

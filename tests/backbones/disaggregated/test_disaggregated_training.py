@@ -14,7 +14,7 @@ from ajet.backbones.debug.backbone import DebugBackbone
 from ajet.backbones.disaggregated.backbone import DisaggregatedBackbone
 from ajet.backbones.disaggregated.one_process import OneProcessTraining
 from ajet.core.config import load_config
-from ajet.core.errors import ConfigError, RunFailed
+from ajet.core.errors import RunFailed
 from ajet.core.interrupt import Interrupt
 from ajet.core.record.run_folder import RunFolder
 from tests.e2e.toy_run import ToyRun, episodes, metrics
@@ -258,9 +258,3 @@ def test_weights_travel_every_other_step_when_they_are_asked_to(project):
     for step, version in policy_versions(run):
         versions[step].add(version)
     assert versions == {1: {0}, 2: {0}, 3: {2}, 4: {2}}
-
-
-def test_a_mode_that_is_not_built_is_refused(project):
-    project("mode")
-    with pytest.raises(ConfigError, match="serve is not built yet"):
-        DisaggregatedBackbone(config("trinity.mode=serve"))

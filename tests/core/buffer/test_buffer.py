@@ -5,7 +5,7 @@ import threading
 import pytest
 from sqlalchemy.dialects import postgresql, sqlite
 
-from ajet.core.buffer.buffer import MEMORY, Begun, Buffer, Item, place_of
+from ajet.core.buffer.buffer import MEMORY, Begun, Buffer, Item, SittingOver, place_of
 from ajet.core.buffer.priority import PRIORITIES, priority, priority_named
 from ajet.core.buffer.staleness import StalenessBound
 from ajet.core.buffer.tables import shown
@@ -87,22 +87,22 @@ def test_a_step_waits_for_a_group_whose_last_step_it_is():
 
 def test_room_is_what_the_trainer_can_train_in_time():
     buffer = Buffer(MEMORY, ONE_AHEAD)
-    assert buffer.room(0, 0) == 4
+    assert buffer.room(0) == 4
     buffer.begin([Begun(place_of(1, n), n, 0) for n in range(4)])
-    assert buffer.room(0, 0) == 0
+    assert buffer.room(0) == 0
     buffer.put([item(0), item(1)], 0)
     buffer.take(0, 2)
-    assert buffer.room(0, 0) == 0  # the trainer has them, and is still at 0
+    assert buffer.room(0) == 0  # the trainer has them, and is still at 0
     buffer.trained(1)
-    assert buffer.room(1, 1) == 2
-    assert buffer.room(1, 1, last=2) == 0  # the last step's groups run already
+    assert buffer.room(1) == 2
+    assert buffer.room(1, last=2) == 0  # the last step's groups run already
 
 
 def test_a_full_buffer_holds_the_explorer_back():
     buffer = Buffer(MEMORY, ONE_AHEAD, capacity=3)
-    assert buffer.room(0, 0) == 3
+    assert buffer.room(0) == 3
     buffer.put([item(0), item(1), item(2)], 0)
-    assert buffer.room(0, 0) == 0
+    assert buffer.room(0) == 0
 
 
 def test_a_buffer_that_cannot_hold_a_step_is_refused():
@@ -281,3 +281,38 @@ def test_a_database_that_breaks_is_one_line(tmp_path):
     with pytest.raises(CheckpointError, match="OperationalError") as caught:
         buffer.counts()
     assert "\n" not in str(caught.value)
+
+
+def test_an_explorer_of_an_earlier_sitting_has_nothing_to_say(tmp_path):
+    trainer, explorer = file_buffer(tmp_path), file_buffer(tmp_path)
+    trainer.reopen(0, sitting="first")
+    explorer.sitting = "first"
+    explorer.begin([Begun(place_of(1, 0), 5, 0)], plan="1")
+    trainer.reopen(0, sitting="second", plan="0")
+    for say in (lambda: explorer.begin([], plan="2"), lambda: explorer.put([item(0)], 0)):
+        with pytest.raises(SittingOver):
+            say()
+    told = {"sitting": "second", "plan": "0", "trained": "0"}
+    assert (trainer.all_told(), trainer.counts()) == (told, {"begun": 1})
+
+
+def test_the_trainers_version_is_told_with_its_step():
+    buffer = Buffer(MEMORY, ONE_AHEAD)
+    buffer.put([item(0), item(1)], 0)
+    buffer.take(0, 2)
+    assert buffer.room(0) == 2
+    buffer.trained(1)
+    assert (buffer.told("trained"), buffer.room(0)) == ("1", 2)  # two are trained: two more
+
+
+def test_the_buffer_has_all_when_the_last_steps_groups_wait():
+    buffer = Buffer(MEMORY, ONE_AHEAD)
+    buffer.put([item(0), item(1), item(2)], 0)
+    buffer.begin([Begun(place_of(2, 1), 5, 0)])
+    assert not buffer.has_all(2)
+    buffer.put([item(1, step=2)], 0)
+    assert buffer.has_all(2)
+    buffer.take(0, 2)
+    assert buffer.has_all(2)
+    buffer.trained(1)
+    assert buffer.has_all(2) and not buffer.has_all(3)

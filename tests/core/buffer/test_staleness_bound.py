@@ -11,9 +11,6 @@ from ajet.core.buffer.buffer import MEMORY, Begun, Buffer, Item, place_of, plann
 from ajet.core.buffer.priority import PRIORITIES
 from ajet.core.buffer.staleness import (
     StalenessBound,
-    from_roll,
-    from_trinity,
-    from_verl,
     histogram,
     staleness_metrics,
     versions,
@@ -59,7 +56,7 @@ class SimulatedRun:
                 self.training = taken
                 self.expired += [(self.version, item) for item in taken.expired]
                 self.after(self.train_s(), "updated")
-        for _ in range(self.buffer.room(self.version, self.published, self.steps)):
+        for _ in range(self.buffer.room(self.published, self.steps)):
             step, number = divmod(self.num_begun, size)
             self.begin(place_of(step + 1, number))
             self.num_begun += 1
@@ -155,41 +152,10 @@ def test_staleness_zero_is_the_synchronous_order(size, steps, seed):
 
 
 def test_a_step_ahead_hides_the_slower_of_the_two():
-    bound = from_trinity(sync_offset=1).bound(1)
+    bound = StalenessBound(1, 1, groups_ahead=1)
     run = SimulatedRun(bound, 10, lambda: 1.0, lambda: 1.0).run()
     assert run.now == 11.0  # one to begin with, then each second a step; 20 in turns
     assert sorted(set(ages(run))) == [0, 1]
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (from_trinity(), (0, 1, 0.0, "continue", 1)),
-        (from_trinity(10, 0), (9, 10, 0.0, "continue", 1)),
-        (from_trinity(10, 5), (14, 10, 5.0, "continue", 1)),
-        (from_trinity(1, 1), (1, 1, 1.0, "continue", 1)),
-        (from_roll(0), (0, 1, 0.0, "continue", 1)),
-        (from_roll(0.5), (1, 1, 0.5, "continue", 1)),
-        (from_roll(2), (2, 1, 2.0, "continue", 1)),
-        (from_verl(), (0, 1, 0.0, "continue", 1)),
-        (from_verl(0, 4), (3, 4, 0.0, "continue", 1)),
-        (from_verl(1.0, 1), (1, 1, 1.0, "continue", 1)),  # as one_step_off
-        (from_verl(0.1, 4, 2, False), (4, 4, 0.4, "finish", 2)),
-        (from_verl(0.5, 4), (5, 4, 2.0, "continue", 1)),
-    ],
-)
-def test_settings_of_other_systems(given, expected):
-    found = (given.max_staleness, given.sync_interval, given.partial_rollout)
-    assert (*found, given.batches_per_step) == (*expected[:2], *expected[3:])
-    assert given.steps_ahead == pytest.approx(expected[2])
-    assert given.bound(8).max_staleness == expected[0]  # it is a bound that its lead keeps
-
-
-@pytest.mark.parametrize(("steps", "groups"), [(0.4, 3), (0.1, 0), (1.0, 8), (0.999999999999, 8)])
-def test_a_part_of_a_step_ahead_is_whole_groups(steps, groups):
-    from ajet.core.buffer.staleness import AsyncSettings
-
-    assert AsyncSettings(1, steps_ahead=steps).bound(8).groups_ahead == groups
 
 
 def test_a_lead_beyond_the_bound_is_refused():

@@ -354,6 +354,83 @@ async def test_a_caller_ends_its_request_wherever_it_is():
     await router.close()
 
 
+class Sent:
+    """A delivery: each time so many sources, all of which must be taken for one to be whole."""
+
+    version = 7
+
+    def __init__(self):
+        self.begun = []
+
+    async def begin(self, number):
+        self.begun.append(number)
+        taken = asyncio.Barrier(number)
+        return [taken] * number
+
+
+class Receiver(FakeReplica):
+    """Dies in the middle of its first load if it is to; the others then miss something."""
+
+    dies = False
+
+    async def load_weights(self, source, version):
+        if self.dies:
+            self.is_down = True
+            await source.abort()
+        try:
+            await source.wait()
+        except asyncio.BrokenBarrierError:
+            if not self.is_down:
+                raise WeightsError("broke off") from None
+        return await super().load_weights(source, version)
+
+
+async def test_weights_that_are_sent_go_to_all_and_again_to_one_that_comes_later():
+    replicas, fresh, weights = [Receiver("r0"), Receiver("r1")], Receiver("r0"), Sent()
+
+    async def spawn(name):
+        return fresh
+
+    router = Router(replicas, FAST, spawn=spawn)
+    await router.load_weights(weights, 7)
+    assert weights.begun == [2]
+    replicas[0].is_down = True
+    await asyncio.gather(*(_episode(router, f"e{n}", 2) for n in range(6)))
+    while "r0" not in router.names:
+        await asyncio.sleep(0.01)
+    assert weights.begun == [2, 1] and fresh.version == 7
+    await router.close()
+
+
+async def test_a_replica_that_dies_on_the_way_does_not_keep_weights_from_the_others():
+    replicas, weights = [Receiver("r0"), Receiver("r1"), Receiver("r2")], Sent()
+    replicas[1].dies = True
+    router = Router(replicas, FAST)
+    report = await router.load_weights(weights, 7)
+    assert weights.begun == [3, 2] and report.num_bytes == 200
+    assert router.names == ["r0", "r2"]
+    await router.close()
+
+
+async def test_weights_for_an_engine_that_is_being_replaced_wait_for_the_other_one():
+    ready, only, fresh = asyncio.Event(), FakeReplica("r0"), FakeReplica("r0")
+
+    async def spawn(name):
+        await ready.wait()
+        return fresh
+
+    router = Router([only], FAST, spawn=spawn)
+    only.is_down = True
+    waiting = asyncio.create_task(_episode(router, "e", 1))
+    loading = asyncio.create_task(router.load_weights(Weights(), 3))
+    await asyncio.sleep(0.1)
+    assert not loading.done()
+    ready.set()
+    assert (await loading).version == 3 and fresh.version == 3
+    assert [reply.policy_version for reply in await waiting] == [3]
+    await router.close()
+
+
 async def test_weights_that_differ_between_replicas_are_an_error():
     class Other(FakeReplica):
         async def load_weights(self, source, version):

@@ -1,8 +1,10 @@
-"""Keys to the model are cut to their prefix wherever a line of the log goes."""
+"""Keys to the model and logins are cut wherever a line of the log goes."""
 
+import pytest
 from loguru import logger
 
 from ajet.cli.screen_log import begin_screen_log
+from ajet.core.record.run_folder import redacted
 from ajet.core.record.run_log import run_log
 from ajet.core.redaction import redact
 
@@ -34,3 +36,23 @@ def test_the_screen_shows_no_key(capsys):
 
 def _fail(key):
     raise ValueError("refused")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://me:s3cret@db:5432/runs", "postgresql://***@db:5432/runs"),
+        ("postgresql+psycopg://me:s3/cret@db/runs", "postgresql+psycopg://***@db/runs"),
+        (
+            "postgresql://db/runs?user=me&password=s3cret",
+            "postgresql://db/runs?user=me&password=***",
+        ),
+        ("http://localhost:8000/a@b", "http://localhost:8000/a@b"),
+        ("sqlite:///runs/buffer.sqlite", "sqlite:///runs/buffer.sqlite"),
+    ],
+)
+def test_an_address_shows_nobody_how_to_log_in(text, shown):
+    assert redact(f"notice: {text} is ignored") == f"notice: {shown} is ignored"
+    assert redacted({"trinity": {"buffer": {"url": text}}}) == {
+        "trinity": {"buffer": {"url": shown}}
+    }

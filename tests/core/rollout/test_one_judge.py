@@ -5,9 +5,9 @@ import io
 import pytest
 
 from ajet.backbones.debug.debugging import debug_episodes
-from ajet.backbones.debug.evaluating import Subject, evaluate_subject
 from ajet.core import assembly
 from ajet.core.config import load_config
+from ajet.core.evaluating import Subject, evaluate_subject
 from ajet.core.importing import load_object
 from ajet.core.judge.judge import BaseJudge
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ajet.backbones.debug.evaluating import Subject, evaluate_subject
 from ajet.core.config import AjetConfig, load_config
 from ajet.core.errors import AjetError, ConfigError, DataError
+from ajet.core.evaluating import Subject, evaluate_subject
 from ajet.core.task.huggingface import read_split
 from ajet.core.task.prepare import DataRecipe, write_splits
 from ajet.core.task.reader import make_reader

@@ -1,12 +1,13 @@
-"""Weights by broadcast between two processes over gloo."""
+"""Weights by broadcast from one process to others, over gloo."""
 
 import multiprocessing
-import socket
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 
-from ajet.core.weight_sync.broadcast import BroadcastGroup
+from ajet.core.weight_sync.broadcast import BroadcastSeat, BroadcastSender, open_store
 from ajet.core.weight_sync.load import load_tensors
 from ajet.core.weight_sync.manifest import WeightsError
 
@@ -19,33 +20,27 @@ def _tensors():
     }
 
 
-def _free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
-
-
-def _send(port, versions, names):
-    group = BroadcastGroup("127.0.0.1", port, rank=0, size=2, timeout_s=30)
-    for version in versions:
-        sent = {name: tensor for name, tensor in _tensors().items() if name in names}
-        group.send(version, sent.items())
-    group.close()
+def _send(told, version, number, times, names):
+    sender = BroadcastSender("127.0.0.1", timeout_s=30)
+    sender.keep(version, {n: t for n, t in _tensors().items() if n in names}.items())
+    for _ in range(times):
+        told.put(sender.seats(version, number))
+        sender.send()
 
 
 @pytest.fixture
 def sender():
-    """Starts the sending process; it is gone afterwards."""
+    """Starts the sending process, which is gone afterwards; gives each time's seats."""
     started = []
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch"])  # imported once, not by every sender
 
-    def start(versions, names="abc"):
-        port = _free_port()
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch"])  # imported once, not by every sender
-        process = context.Process(target=_send, args=(port, versions, names))
+    def start(version, *, number=1, times=1, names="abc"):
+        told = context.Queue()
+        process = context.Process(target=_send, args=(told, version, number, times, names))
         process.start()
         started.append(process)
-        return BroadcastGroup("127.0.0.1", port, rank=1, size=2, timeout_s=30)
+        return lambda: told.get(timeout=30)
 
     yield start
     for process in started:
@@ -53,33 +48,60 @@ def sender():
         assert process.exitcode == 0
 
 
-def test_two_versions_arrive_one_after_the_other(sender):
-    group = sender([1, 2])
-    targets = {name: torch.zeros_like(tensor) for name, tensor in _tensors().items()}
-    first = load_tensors(targets, group.source(1))
-    second = load_tensors(targets, group.source(2), stage=False)
-    assert all(torch.equal(targets[name], tensor) for name, tensor in _tensors().items())
-    assert (first.num_bytes, first.version, second.version) == (26, 1, 2)
-    assert first.checksum == second.checksum
+def _zeros():
+    return {name: torch.zeros_like(tensor) for name, tensor in _tensors().items()}
+
+
+def test_all_receivers_get_the_same_at_once_and_another_gets_it_later(sender):
+    next_seats = sender(7, number=2)
+    targets = [_zeros(), _zeros()]
+    with ThreadPoolExecutor(2) as pool:
+        reports = list(pool.map(load_tensors, targets, next_seats()))
+    for each in targets:
+        assert all(torch.equal(each[name], tensor) for name, tensor in _tensors().items())
+    assert [(r.version, r.num_bytes) for r in reports] == [(7, 26)] * 2
+    again = sender(7, times=2)
+    late = [load_tensors(_zeros(), again()[0]) for _ in range(2)]
+    assert {report.checksum for report in [*reports, *late]} == {reports[0].checksum}
 
 
 def test_a_missing_tensor_is_one_line_and_the_old_weights_stay(sender):
-    group = sender([1, 2], names="ab")
+    next_seats = sender(1, times=2, names="ab")
     targets = {"a": torch.ones(2, 3), "b": torch.ones((), dtype=torch.bfloat16), "d": torch.ones(1)}
     with pytest.raises(WeightsError, match=r"^weights of version 1: missing d$"):
-        load_tensors(targets, group.source(1))
+        load_tensors(targets, next_seats()[0])
     assert targets["a"].sum() == 6
     with pytest.raises(WeightsError, match=r"a mixture\): missing d$"):
-        load_tensors(targets, group.source(2), stage=False)
+        load_tensors(targets, next_seats()[0], stage=False)
 
 
 def test_another_version_is_refused(sender):
-    group = sender([4])
+    (seat,) = sender(4)()
     with pytest.raises(WeightsError, match="version 4 came, not 5"):
-        load_tensors(_tensors(), group.source(5))
+        load_tensors(_tensors(), replace(seat, version=5))
+
+
+def test_a_version_that_the_trainer_has_left_behind_is_one_line():
+    sender = BroadcastSender("127.0.0.1")
+    sender.keep(2, _tensors().items())
+    with pytest.raises(WeightsError, match=r"^weights of version 1 cannot be had again"):
+        sender.seats(1, 1)
+
+
+def test_a_copy_is_not_changed_by_a_trainer_that_goes_on():
+    weight, sender = torch.ones(3), BroadcastSender("127.0.0.1", timeout_s=30)
+    sender.keep(1, [("w", weight)])
+    weight.zero_()
+    (seat,) = sender.seats(1, 1)
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(sender.send)
+        ((_, arrived),) = seat.tensors()
+    assert arrived.tolist() == [1.0, 1.0, 1.0] and sent.result().num_bytes == 12
 
 
 def test_a_sender_that_never_comes_is_one_line():
+    store = open_store("127.0.0.1", 2, 0.5)
+    seat = BroadcastSeat("127.0.0.1", store.port, 1, 2, 1, timeout_s=0.5)
     with pytest.raises(WeightsError, match=r"^weights by gloo over 127\.0\.0\.1") as caught:
-        BroadcastGroup("127.0.0.1", _free_port(), rank=1, size=2, timeout_s=0.5)
+        list(seat.tensors())
     assert "\n" not in str(caught.value)

@@ -88,13 +88,16 @@ class Gateway:
 
     def open(self, grant: Grant) -> Address:
         """An address and a key for the agent of this grant."""
+        return Address(self.listen(), self.keys.issue(grant))
+
+    def listen(self) -> str:
+        """The base URL; the server starts if it has not."""
         with self._lock:
             if self._server is None:
                 from ajet.core.workflow.gateway.server import GatewayServer
 
                 self._server = GatewayServer(self, HOST, self._port)
-            base_url = self._server.base_url
-        return Address(base_url, self.keys.issue(grant))
+            return self._server.base_url
 
     def close(self) -> None:
         """Stop the server, if one runs."""

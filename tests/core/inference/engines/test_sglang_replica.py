@@ -11,7 +11,7 @@ from ajet.core.inference.replica import ReplicaDown
 from ajet.core.inference.replicas.server import ServedModel
 from ajet.core.inference.servers.process import free_port
 from ajet.core.inference.servers.sglang import SglangServerArgs
-from ajet.core.weight_sync.broadcast import BroadcastSource
+from ajet.core.weight_sync.broadcast import BroadcastSeat
 from ajet.core.weight_sync.folder import WeightFolder
 from ajet.core.weight_sync.live import LiveSource
 from ajet.core.weight_sync.manifest import WeightsError
@@ -124,7 +124,7 @@ async def test_a_broadcast_is_refused_in_one_line(bench):
     with pytest.raises(
         WeightsError, match=r"set synchronizer\.sync_method to checkpoint or memory"
     ):
-        await bench.replica.load_weights(BroadcastSource(None, 3), 3)
+        await bench.replica.load_weights(BroadcastSeat("127.0.0.1", 1, 1, 2, 3), 3)
 
 
 def test_the_server_is_started_with_what_the_adapter_relies_on():

@@ -128,8 +128,8 @@ async def _run(
     )
 
 
-def serve(config: AjetConfig, subject: Subject) -> Served:
-    """Load or reach what is evaluated."""
+def serve(config: AjetConfig, subject: Subject, *, deterministic: bool | None = None) -> Served:
+    """Load or reach what is evaluated; `deterministic` replaces the config's."""
     if subject.endpoint is not None:
         return _reach(config, subject.endpoint, subject.endpoint_model or "default")
     from ajet.core.update.weights import find_checkpoint, overlay_checkpoint
@@ -141,7 +141,8 @@ def serve(config: AjetConfig, subject: Subject) -> Served:
         overlay_checkpoint(loaded.model, path, assembly.update_settings(config).lora)
     template = assembly.make_template(loaded)
     name = f"model {loaded.name}" if path is None else f"checkpoint {path}"
-    return Served(name, assembly.make_engine(config, loaded, template), template)
+    engine = assembly.make_engine(config, loaded, template, deterministic=deterministic)
+    return Served(name, engine, template)
 
 
 def _reach(config: AjetConfig, address: str, model: str) -> Served:

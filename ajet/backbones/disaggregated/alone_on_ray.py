@@ -1,0 +1,151 @@
+"""Modes train and explore on a cluster: ranks without engines, engines and workers without ranks.
+
+Not covered: what the two tell each other (apart.py), one process (alone.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+
+from ajet.backbones.disaggregated.apart import ExploreApart, TrainApart
+from ajet.cluster.crew import attended, keep_words
+from ajet.cluster.engine_replica import Engines, RouterEndpoint
+from ajet.cluster.placement import Placement
+from ajet.cluster.rollout_worker import Words
+from ajet.cluster.rollout_workers import RolloutWorkers
+from ajet.cluster.sittings import ProcessOptions
+from ajet.cluster.trainer_group import Taught, TrainerGroup
+from ajet.cluster.weights_place import sync_method, weights_place
+from ajet.core.bounded_loop import run_bounded
+from ajet.core.config import AjetConfig
+from ajet.core.interrupt import Interrupt
+from ajet.core.record.books import Books, find_start
+from ajet.core.record.origin import RunOrigin
+from ajet.core.record.recorded_run import template_of
+from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.summary import RunSummary
+from ajet.core.rollout.batch import GroupRunner
+from ajet.core.task.run_tasks import RunTasks
+from ajet.core.trajectory.trajectory import Group
+from ajet.core.update.checkpoint import step_of
+from ajet.core.weight_sync.folder import FolderSource
+
+
+class RanksSeat:
+    """Ranks that leave their weights in the run folder."""
+
+    def __init__(self, trainer: TrainerGroup) -> None:
+        self._trainer = trainer
+        self.source: FolderSource
+
+    async def learn(self, step: int, groups: Sequence[Group]) -> tuple[Taught, dict[str, float]]:
+        return await self._trainer.learn(step, groups)
+
+    async def publish(self, version: int) -> Mapping[str, float]:
+        source = await self._trainer.publish(version)
+        assert isinstance(source, FolderSource)
+        self.source = source
+        return {}
+
+
+class TrainOnRay:
+    """One sitting of the trainer. Its processes are gone when `run` returns."""
+
+    def __init__(
+        self,
+        config: AjetConfig,
+        folder: RunFolder,
+        interrupt: Interrupt,
+        console: Console,
+        placement: Placement,
+        options: ProcessOptions,
+    ) -> None:
+        self.config, self.folder, self.interrupt = config, folder, interrupt
+        self.console = console
+        self.tasks = RunTasks.read(config)
+        _, notice = sync_method(config, placement)
+        root = weights_place(folder.path, in_memory=False, notice=notice)
+        self.trainer = TrainerGroup(config, [options(each) for each in placement.trainer], root)
+
+    def run(self) -> RunSummary:
+        """All steps that are left; the summary is written last."""
+        return run_bounded(self._run())
+
+    async def _run(self) -> RunSummary:
+        try:
+            await self._start()
+            with self.books:
+                await self.half.run()
+        finally:
+            self.trainer.close()
+        return self.books.finish()
+
+    async def _start(self) -> None:
+        model = await self.trainer.start()
+        start = find_start(self.folder, self.config.ajet.trainer_common.resume)
+        if start is not None:
+            await self.trainer.load(start.path)
+        self.books = Books(
+            self.config,
+            self.folder,
+            self.tasks,
+            save=self._save,
+            interrupt=self.interrupt,
+            console=self.console,
+            start=start,
+        )
+        keep_words(model, self.books)
+        self.half = TrainApart(self.books, RanksSeat(self.trainer), start)
+
+    async def _save(self, step: int, run: dict[str, Any]) -> None:
+        folder = self.folder.checkpoints
+        await self.trainer.save(folder, step, self.half.with_own_state(run))
+        self.half.saved([step_of(each) for each in folder.glob("step_*")])
+
+
+class ExploreOnRay:
+    """The explorer: engines behind a router, and workers."""
+
+    def __init__(
+        self,
+        config: AjetConfig,
+        folder: RunFolder,
+        interrupt: Interrupt,
+        console: Console,
+        placement: Placement,
+        options: ProcessOptions,
+    ) -> None:
+        self.folder = folder
+        self.workers = RolloutWorkers(config, [options(each) for each in placement.workers])
+        self.engines = Engines(config, [options(each) for each in placement.engines])
+        self.half = ExploreApart(
+            config, folder, interrupt, make_runner=self._runner, load=self.engines.load
+        )
+
+    def run(self) -> None:
+        """Until the run needs no more groups."""
+        run_bounded(self._run())
+
+    async def _run(self) -> None:
+        try:
+            await self.workers.check()
+            await self.engines.start()
+            await attended(self.engines, self.half.run())
+        finally:
+            self.workers.close()
+            self.engines.close()
+
+    async def _runner(self) -> GroupRunner:
+        origin = RunOrigin.read(self.folder.origin_json)
+        words = Words(
+            template_of(self.folder).tokenizer,
+            tuple(origin.stop_token_ids),
+            datetime.fromisoformat(origin.begun),
+        )
+        await self.workers.start(partial(RouterEndpoint, self.engines.router), words)
+        return self.workers

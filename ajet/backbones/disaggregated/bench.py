@@ -1,0 +1,35 @@
+"""Mode bench: each checkpoint of a run on the held-out tasks, in the order of its steps.
+
+    checkpoints/step_N ─> `ajet eval` ─> bench.jsonl, a line each: {"step": N, "held_out/…": …}
+
+Seeds and sampling are those of the run's own validation, so its figures are found again. The run
+may go on meanwhile. Not covered: several processes; checkpoints that come while it measures.
+"""
+
+import json
+
+from rich.console import Console
+
+from ajet.core.config import AjetConfig
+from ajet.core.errors import CheckpointError
+from ajet.core.evaluating import Subject, evaluate_subject
+from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.step_metrics import held_out_metrics
+from ajet.core.update.checkpoint import step_of
+
+
+def bench(config: AjetConfig, console: Console) -> None:
+    """Measure all of them; the file is written anew."""
+    folder = RunFolder(config.run_folder)
+    found = sorted(folder.checkpoints.glob("step_*"), key=step_of)
+    if not found:
+        raise CheckpointError(f"no checkpoint in {folder.checkpoints}: train first")
+    with folder.bench_jsonl.open("w", encoding="utf-8") as file:
+        for path in found:
+            report = evaluate_subject(config, Subject(checkpoint=path))
+            line = {"step": step_of(path), **held_out_metrics(report.figures)}
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            success = report.figures.success
+            console.print(f"step {step_of(path)}: success {success}", markup=False)
+    console.print(f"written: {folder.bench_jsonl}", markup=False, soft_wrap=True)

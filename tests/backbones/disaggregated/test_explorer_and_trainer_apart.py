@@ -1,0 +1,135 @@
+"""Explorer and trainer as two processes on one run folder."""
+
+import io
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from ajet.backbones.debug.backbone import DebugBackbone
+from ajet.backbones.disaggregated.backbone import DisaggregatedBackbone
+from ajet.core.config import load_config
+from tests.e2e.toy_run import ToyRun, ended, environment, wait_until
+
+SMALL = (
+    "ajet.data.train_batch_size=2",
+    "ajet.rollout.num_repeat=2",
+    "ajet.rollout.max_response_length_in_one_turn=8",
+)
+EPISODES = 4  # of a step
+HALF = """
+import sys
+from ajet.backbones.disaggregated.backbone import DisaggregatedBackbone
+from ajet.core.config import load_config
+
+DisaggregatedBackbone(load_config("toy.yaml", sys.argv[1:], backbone="trinity")).fit()
+"""
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def made(name):
+        run = ToyRun(tmp_path / name)
+        monkeypatch.chdir(run.folder)
+        return run
+
+    return made
+
+
+def overrides(mode, *more, steps=3):
+    asked = f"ajet.trainer_common.total_training_steps={steps}"
+    return [*SMALL, asked, f"trinity.mode={mode}", *more]
+
+
+def start(run, mode, *more, steps=3):
+    """One half as a process of its own."""
+    command = [sys.executable, "-c", HALF, *overrides(mode, *more, steps=steps)]
+    with (run.folder / f"{mode}.out").open("a") as out:
+        return subprocess.Popen(
+            command,
+            cwd=run.folder,
+            stdout=out,
+            stderr=out,
+            env=environment(PYTHONPATH=":".join(sys.path)),
+            start_new_session=True,
+        )
+
+
+def both(run, *more, steps=3):
+    with (
+        ended(start(run, "train", *more, steps=steps)) as train,
+        ended(start(run, "explore", *more, steps=steps)) as explore,
+    ):
+        codes = train.wait(240), explore.wait(60)
+    assert codes == (0, 0), [(run.folder / f"{m}.out").read_text() for m in ("train", "explore")]
+
+
+def played(run):
+    with sqlite3.connect(run.path / "episodes.sqlite") as connection:
+        return connection.execute(
+            "SELECT episode_id, step, turn_index, token_ids, policy_version FROM episodes JOIN "
+            "turns USING (episode_id) ORDER BY episode_id, turn_index"
+        ).fetchall()
+
+
+def test_in_turns_two_processes_make_the_run_of_one(toy):
+    one = toy("one")
+    settings = [*SMALL, "ajet.trainer_common.total_training_steps=3"]
+    config = load_config("toy.yaml", settings, backbone="debug")
+    DebugBackbone(config, Console(file=io.StringIO())).fit()
+    two = toy("two")
+    both(two, "trinity.max_staleness=0")
+    assert len(played(two)) == 3 * EPISODES * 2 and played(two) == played(one)
+
+
+def test_ahead_each_may_be_killed_and_the_run_ends_within_its_bound(toy):
+    run = toy("killed")
+    ahead = "trinity.max_staleness=1"
+    with (
+        ended(start(run, "train", ahead, steps=5)) as train,
+        ended(start(run, "explore", ahead, steps=5)) as explore,
+    ):
+        assert wait_until(lambda: run.steps_saved(), train, timeout=240)
+        for each in (explore, train):
+            each.send_signal(signal.SIGKILL)
+            each.wait(10)
+    both(run, ahead, steps=5)
+    found = {}
+    for episode, step, _, _, version in played(run):
+        found[episode] = min(step - 1 - version, found.get(episode, 9))
+    assert len(found) == 5 * EPISODES  # none is lost, none is there twice
+    assert set(found.values()) <= {0, 1}
+    summary = json.loads((run.path / "summary.json").read_text())
+    assert summary["steps"] == 5 and set(summary["staleness"]) <= {"0", "1"}
+
+
+def test_an_explorer_that_gives_up_ends_the_trainer_with_its_reason(toy):
+    run = toy("failing")
+    bad = ("trinity.max_staleness=1", "ajet.rollout.user_workflow=workflow.py->Raises")
+    with (
+        ended(start(run, "train", *bad)) as train,
+        ended(start(run, "explore", *bad)) as explore,
+    ):
+        assert explore.wait(240) == 1 and train.wait(60) == 1
+    assert "the explorer gave up: " in (run.folder / "train.out").read_text()
+    assert "ValueError: no such move" in (run.folder / "train.out").read_text()
+
+
+def test_a_second_explorer_of_one_run_is_refused(toy):
+    from ajet.core.errors import CheckpointError
+    from ajet.core.record.run_folder import RunFolder
+
+    run = toy("two explorers")
+    config = load_config("toy.yaml", overrides("explore"), backbone="trinity")
+    with (
+        RunFolder.open(run.path),  # the trainer's lock is another
+        RunFolder.open(run.path, ".lock-explore"),
+        pytest.raises(CheckpointError, match="is in use by process"),
+    ):
+        DisaggregatedBackbone(config, Console(file=io.StringIO())).fit()

@@ -1,0 +1,72 @@
+"""The buffer's claims once more, on the PostgreSQL whose address is in AJET_TEST_POSTGRESQL:
+
+AJET_TEST_POSTGRESQL=postgresql+psycopg://me:password@localhost/scratch pytest -k postgresql
+"""
+
+import inspect
+import os
+import threading
+
+import pytest
+
+from ajet.core.buffer.buffer import SITTING, Begun, Buffer, SittingOver, place_of
+from tests.core.buffer import test_buffer as claims
+
+URL = os.environ.get("AJET_TEST_POSTGRESQL")
+pytestmark = pytest.mark.skipif(URL is None, reason="AJET_TEST_POSTGRESQL names no database")
+OF_SQLITE = ("on_postgresql", "an_address", "breaks", "a_priority_of")
+CLAIMS = [
+    function
+    for name, function in inspect.getmembers(claims, inspect.isfunction)
+    if name.startswith("test_") and not any(word in name for word in OF_SQLITE)
+]
+
+
+@pytest.fixture(autouse=True)
+def empty():
+    for run in ("", "a", "b"):
+        buffer = Buffer(URL, claims.ONE_AHEAD, run=run)
+        buffer.clear()
+        buffer.close()
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.__name__)
+def test_what_holds_on_sqlite_holds_on_postgresql(claim, monkeypatch, tmp_path):
+    class Fresh(Buffer):
+        """A database in memory is empty when it is opened."""
+
+        def __init__(self, url, *arguments, **options):
+            super().__init__(URL, *arguments, **options)
+            if url == claims.MEMORY:
+                self.clear()
+
+    monkeypatch.setattr(claims, "Buffer", Fresh)
+    fixtures = inspect.signature(claim).parameters
+    claim(**({"tmp_path": tmp_path} if "tmp_path" in fixtures else {}))
+
+
+def test_no_sitting_begins_while_an_explorer_of_the_one_before_puts_something():
+    """The note is locked from the check to the end of the transaction."""
+    trainer, explorer = (Buffer(URL, claims.ONE_AHEAD) for _ in range(2))
+    trainer.reopen(0, **{SITTING: "first"})
+    explorer.sitting = "first"
+    checked, told = threading.Event(), threading.Event()
+    check = explorer._check_sitting
+
+    def check_and_wait(db):
+        check(db)
+        checked.set()
+        assert not told.wait(0.5)  # the trainer is held
+
+    explorer._check_sitting = check_and_wait
+    begun = [Begun(place_of(1, 0), 0, 0)]
+    putting = threading.Thread(target=lambda: explorer.begin(begun))
+    putting.start()
+    checked.wait(5)
+    trainer.reopen(0, **{SITTING: "second"})
+    told.set()
+    putting.join(5)
+    assert len(trainer.in_flight()) == 1
+    explorer._check_sitting = check
+    with pytest.raises(SittingOver):
+        explorer.begin(begun)

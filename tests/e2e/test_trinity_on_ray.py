@@ -1,0 +1,99 @@
+"""Backbone trinity on Ray, its halves at the same time: no token is older than the bound, and no
+episode is lost."""
+
+import json
+import os
+import signal
+import sqlite3
+import sys
+
+import numpy as np
+import pytest
+
+from tests.e2e.three_backbones import SETTINGS, numbers, train_trinity
+from tests.e2e.toy_run import ToyRun
+
+pytestmark = pytest.mark.ray
+STEPS = 4
+SHORT = [*SETTINGS, f"ajet.trainer_common.total_training_steps={STEPS}"]
+EPISODES = 12  # of a step
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch, ray_session):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    return ToyRun(tmp_path)
+
+
+def ages(run):
+    """Of each trained episode's oldest token, in updates."""
+    with sqlite3.connect(run.path / "episodes.sqlite") as connection:
+        rows = connection.execute(
+            "SELECT step, min(policy_version) FROM episodes JOIN turns USING (episode_id) "
+            "WHERE status IN ('ok', 'truncated') GROUP BY episode_id"
+        ).fetchall()
+    return [step - 1 - version for step, version in rows]
+
+
+def test_one_step_ahead_no_token_is_older_than_one_update_and_every_episode_is_recorded(toy):
+    summary = train_trinity([*SHORT, "trinity.max_staleness=1"], num_engines=2)
+    assert summary.steps == STEPS
+    found = ages(toy)
+    assert len(found) == STEPS * EPISODES and set(found) <= {0, 1}
+    histogram = summary.extra["staleness"]
+    assert set(histogram) <= {"0", "1"}
+    lines = (toy.path / "logs" / "metrics.jsonl").read_text().splitlines()
+    assert sum(histogram.values()) == sum(json.loads(line)["tokens/trained"] for line in lines)
+    # What began for a step that never came has not ended; all that ended is in the record.
+    assert sum(line.startswith("end ") for line in toy.told()) == STEPS * EPISODES
+
+
+def test_on_the_same_devices_the_halves_take_turns(toy):
+    summary = train_trinity([*SHORT, "trinity.mode=colocate"])
+    assert summary.steps == STEPS
+    assert set(ages(toy)) == {0} and len(ages(toy)) == STEPS * EPISODES
+
+
+@pytest.mark.parametrize("method", ["nccl", "checkpoint", "memory"])
+def test_weights_travel_as_asked_and_an_engine_that_is_replaced_gets_those_of_the_day(
+    toy, method, monkeypatch
+):
+    from ajet.cluster.engine_replica import Engines
+    from ajet.cluster.trainer_group import TrainerGroup
+
+    publish, load, sources, killed = TrainerGroup.publish, Engines.load, [], []
+
+    async def telling_publish(self, version):
+        sources.append(await publish(self, version))
+        return sources[-1]
+
+    async def load_and_kill(self, source):
+        report = await load(self, source)
+        if source.version == 1:  # the engine that takes its place has missed this one
+            killed.append(self.pids[0])
+            os.kill(self.pids[0], signal.SIGKILL)
+        return report
+
+    monkeypatch.setattr(TrainerGroup, "publish", telling_publish)
+    monkeypatch.setattr(Engines, "load", load_and_kill)
+    train_trinity(
+        [
+            *SETTINGS,
+            "ajet.trainer_common.total_training_steps=3",
+            "ajet.trainer_common.optim.lr=1e-3",
+            "ajet.trainer_common.mini_batch_num=1",
+            "trinity.max_staleness=0",
+            f"trinity.synchronizer.sync_method={method}",
+        ],
+        num_engines=1,
+    )
+    kinds = {"nccl": "Broadcast", "checkpoint": "FolderSource", "memory": "FolderSource"}
+    assert {type(source).__name__ for source in sources} == {kinds[method]} and len(killed) == 1
+    if method == "checkpoint":
+        assert all(str(source.path).startswith(str(toy.path)) for source in sources)
+    assert ages(toy) == [0] * 3 * EPISODES  # tokens carry the version that their engine has
+    # Other weights than the version says would show between sampler and trainer.
+    assert (np.abs(numbers(toy, "update/logprob_diff_max")) < 1e-3).all()
+    seconds, num_bytes = numbers(toy, "sync/seconds", "sync/bytes").T
+    assert (seconds > 0).all() and len(set(num_bytes)) == 1
