@@ -30,10 +30,8 @@ def local_gpus(environ: Mapping[str, str] | None = None, devices: Path = Path("/
     """GPUs that a process started here sees."""
     environ = os.environ if environ is None else environ
     present = sum(path.name.removeprefix("nvidia").isdigit() for path in devices.glob("nvidia*"))
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return present
-    return min(present, len([name for name in visible.split(",") if name.strip()]))
+    names = _visible(environ)
+    return present if names is None else min(present, len(names))
 
 
 def require_free_gpus(
@@ -41,15 +39,24 @@ def require_free_gpus(
 ) -> None:
     """ConfigError, in one line, if a GPU that the run may take has less than 95 % free."""
     environ = os.environ if environ is None else environ
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    names = _visible(environ)
     for gpu in gpu_memory() if gpus is None else gpus:
-        if visible is not None and gpu.index not in visible.split(","):
+        if names is not None and gpu.index not in names:
             continue
         if gpu.total and gpu.used > (1 - FREE_SHARE) * gpu.total:
             raise ConfigError(
                 f"GPU {gpu.index} is in use: {gpu.used / 1024:.1f} of {gpu.total / 1024:.1f} GiB; "
                 "wait, choose others with CUDA_VISIBLE_DEVICES, or pass --skip-check-avail-gpu"
             )
+
+
+def _visible(environ: Mapping[str, str]) -> list[str] | None:
+    """The GPUs that CUDA_VISIBLE_DEVICES names; as for CUDA, -1 ends the list. None: all."""
+    text = environ.get("CUDA_VISIBLE_DEVICES")
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    return names[: names.index("-1")] if "-1" in names else names
 
 
 def gpu_memory() -> list[GpuMemory]:

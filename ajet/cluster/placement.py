@@ -116,10 +116,12 @@ class Needs:
     def of(cls, config: AjetConfig) -> "Needs":
         trainer, rollout = config.ajet.trainer_common, config.ajet.rollout
         mode = config.trinity.mode if config.ajet.backbone == "trinity" else "colocate"
+        # What computes on the CPU takes no GPU from others.
+        is_open = trainer.n_gpus_per_node == "auto" and config.ajet.model.device == "cpu"
         return cls(
             colocated=mode == "colocate",
             nnodes=trainer.nnodes,
-            n_gpus_per_node=trainer.n_gpus_per_node,
+            n_gpus_per_node=0 if is_open else trainer.n_gpus_per_node,
             trains=mode not in WITHOUT_TRAINER,
             generates=mode != "train",
             n_trainer_ranks=trainer.n_trainer_ranks,

@@ -13,7 +13,8 @@ rank needs for a moment while it loads.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ajet.cluster.placement import Placement
+from ajet.cluster.placement import Needs, Placement
+from ajet.core.assembly import tokens_per_pass
 from ajet.core.batch_plan import BatchPlan
 from ajet.core.config import AjetConfig
 from ajet.core.model.shape import ModelShape
@@ -95,7 +96,7 @@ def trainer_memory(shape: ModelShape, run: Training) -> list[Part]:
     states = _states(shape, learnt, run)
     gathered = 2 * run.compute_bytes * (shape.embedding_parameters + 2 * shape.layer_parameters)
     here = [part for part in states if not run.offload or part.name == "runtime"]
-    logits = min(LOGITS_AT_ONCE, run.tokens * shape.vocab)
+    logits = min(LOGITS_AT_ONCE, run.tokens // run.sequence_parallel * shape.vocab)
     return [
         *here,
         Part("gathered layers", gathered / GIB, "embeddings and two layers, with gradients"),
@@ -125,6 +126,14 @@ def _states(shape: ModelShape, learnt: int, run: Training) -> list[Part]:
     return parts
 
 
+def kept_memory(shape: ModelShape, run: Training) -> list[Part]:
+    """What a rank has on its GPU between two updates, when an engine there may be awake."""
+    learnt = shape.lora_parameters(run.lora_rank) if run.lora_rank else shape.parameters
+    states = [] if run.offload else _states(shape, learnt, run)
+    kept = [part for part in states if part.name != "gradients"]
+    return [*kept, Part("runtime", RUNTIME_GIB, "CUDA, NCCL")]
+
+
 def offloaded_memory(shape: ModelShape, run: Training) -> float:
     """GiB of CPU memory that one rank needs where its state is offloaded."""
     learnt = shape.lora_parameters(run.lora_rank) if run.lora_rank else shape.parameters
@@ -151,8 +160,8 @@ def activation_bytes(shape: ModelShape, run: Training) -> float:
 def engine_memory(shape: ModelShape, gpu_gib: float, run: Serving) -> list[Part]:
     """One GPU of an engine: it takes its share of the memory, and what is left is cache.
 
-    A token's cache is 2 (key, value) x layers x KV heads x head size values, divided among the
-    GPUs of the engine, as its weights are.
+    A token's cache is 2 (key, value) x layers x KV heads x head size values. Each GPU of the engine
+    has a part of the KV heads, at least one: where there are more GPUs, several have the same.
     """
     weights = run.value_bytes * shape.parameters / run.tensor_parallel / GIB
     cache = run.share * gpu_gib - weights - RUNTIME_GIB
@@ -165,10 +174,11 @@ def engine_memory(shape: ModelShape, gpu_gib: float, run: Serving) -> list[Part]
 
 
 def cache_tokens(shape: ModelShape, gpu_gib: float, run: Serving) -> int:
-    """Tokens that the cache of an engine holds; its GPUs share every token's keys and values."""
+    """Tokens that the cache of an engine holds: those of each of its GPUs, whose heads differ."""
     weights = run.value_bytes * shape.parameters / run.tensor_parallel
     room = run.share * gpu_gib * GIB - weights - RUNTIME_GIB * GIB
-    of_token = run.value_bytes * shape.kv_values_per_token / run.tensor_parallel
+    parts = min(run.tensor_parallel, shape.kv_heads)
+    of_token = run.value_bytes * shape.kv_values_per_token / parts
     return max(0, int(room / of_token))
 
 
@@ -212,7 +222,8 @@ class ClusterPlan:
 
     def problems(self) -> list[str]:
         """What does not fit in a GPU, a line each."""
-        return [*self._trainer_problems(), *self._engine_problems()]
+        alone = [*self._trainer_problems(), *self._engine_problems()]
+        return alone or [*self._shared_problems()]
 
     def _trainer_problems(self) -> Iterable[str]:
         needed = _sum(self.trainer_parts)
@@ -235,6 +246,19 @@ class ClusterPlan:
                 f"an engine's cache has room for {tokens:,} tokens, less than one sequence of "
                 f"ajet.rollout.max_model_len={longest:,}; lower that, or raise "
                 f"gpu_memory_utilization ({self.serving.share:g}) or tensor_model_parallel_size"
+            )
+
+    def _shared_problems(self) -> Iterable[str]:
+        """What a rank keeps stays where it is while the engine on its GPU is awake."""
+        if not self.placement.shares_gpus:
+            return
+        kept = _sum(kept_memory(self.shape, self.training))
+        share = self.serving.share * self.gpu.memory
+        if kept + share > self.gpu.memory:
+            yield (
+                f"an engine has {share:.0f} GiB of {self.gpu.memory:g} (gpu_memory_utilization="
+                f"{self.serving.share:g}), and the trainer rank on its GPU keeps {kept:.0f} while "
+                "that works; lower gpu_memory_utilization, or set fsdp_config.param_offload"
             )
 
     def time_rows(self) -> list[tuple[str, str, str]]:
@@ -293,7 +317,7 @@ def step_times(plan: ClusterPlan) -> StepTimes:
         tokens=tokens,
         rollout_s=rollout_s + prefill_s,
         update_s=ajet.trainer_common.ppo_epochs * tokens * per_token / speed,
-        takes_turns=plan.placement.shares_gpus,
+        takes_turns=Needs.of(plan.config).colocated,
         how_rollout=f"{running:.0f} sequences at once on each engine, {DECODE_SHARE:.0%} of the "
         f"bandwidth of {gpu.name}",
         how_update=f"{TRAINING_MFU:.0%} of the FLOP/s of {gpu.name}, not networks, offload",
@@ -321,11 +345,10 @@ def _rollout_seconds(
 def training_of(config: AjetConfig, ranks: int) -> Training:
     """The trainer's part of a config."""
     trainer = config.ajet.trainer_common
-    own = config.verl if config.ajet.backbone == "verl" else config.trinity
     return Training(
         ranks=max(1, ranks),
         sequence_parallel=trainer.ulysses_sequence_parallel_size,
-        tokens=own.trainer.max_token_len_per_gpu or trainer.max_tokens_per_micro_batch,
+        tokens=tokens_per_pass(config),
         compute_bytes=4 if trainer.fsdp_config.param_dtype == "float32" else 2,
         checkpointing=bool(trainer.fsdp_config.activation_checkpointing),  # auto: on GPUs
         offload=trainer.fsdp_config.param_offload,
@@ -338,10 +361,9 @@ def training_of(config: AjetConfig, ranks: int) -> Training:
 def serving_of(config: AjetConfig) -> Serving:
     """The engines' part of a config."""
     rollout = config.ajet.rollout
-    own = config.verl if config.ajet.backbone == "verl" else config.trinity
     return Serving(
         tensor_parallel=rollout.tensor_model_parallel_size,
-        share=own.rollout.gpu_memory_utilization,
+        share=config.gpu_memory_utilization,
         max_model_len=rollout.max_model_len,
         max_num_seqs=rollout.max_num_seqs,
         value_bytes=4 if config.ajet.model.dtype == "float32" else 2,

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ajet.core.model.load import LoadedModel
     from ajet.core.trajectory.sample import TrainingSample
     from ajet.core.trajectory.samples import TokenAdvantages
-    from ajet.core.update.ranks import Ranks
     from ajet.core.weight_sync.folder import FolderSource, WeightFolder
 
 ActorOptions = dict[str, Any]
@@ -78,8 +77,8 @@ class TrainerRank:
         from ajet.core.learning.checkpoints import LearnerCheckpoints
 
         assembly.set_threads(config)
-        ranks = self._joined(config, host, port)
-        loaded = assembly.load_policy_model(config)
+        ranks = assembly.join_ranks(config, self._rank, self._size, host=host, port=port)
+        loaded = assembly.load_learning_model(config, ranks)
         template = assembly.make_template(loaded)
         if self._rank == 0:  # before the model is sharded
             self._folder = _weight_folder(weights_root, loaded)
@@ -111,16 +110,6 @@ class TrainerRank:
     def save(self, folder: Path, step: int, run: dict[str, Any]) -> None:
         """A checkpoint, with the run's own state."""
         self._checkpoints.save(folder, step, run)
-
-    def _joined(self, config: AjetConfig, host: str, port: int) -> Ranks:
-        from ajet.core import assembly
-        from ajet.core.update.ranks import ONE_RANK, connect
-
-        if self._size == 1:
-            return ONE_RANK
-        device = assembly.device_of(config)
-        connect(self._rank, self._size, host=host, port=port, device=device.type)
-        return assembly.make_ranks(config, device)
 
 
 class TrainerGroup:

@@ -71,7 +71,7 @@ def load_policy_model(
     device: str | None = None,
 ) -> LoadedModel:
     """The model that the config names, or the one at `path`, with the config's other settings.
-    `dtype` and `device` go before them: a model that is to be sharded is loaded on the CPU."""
+    `dtype` and `device` go before them."""
     from ajet.core.model.load import load_model
 
     section = config.ajet.model
@@ -81,6 +81,18 @@ def load_policy_model(
         device=device or section.device,
         chat_template=section.chat_template,
     )
+
+
+def load_learning_model(
+    config: AjetConfig, ranks: Ranks | None = None, path: str | None = None
+) -> LoadedModel:
+    """The same for a learner over `ranks`: what is going to be sharded is loaded in CPU memory, in
+    the type that it would have on the GPU, and no GPU ever holds it whole."""
+    if ranks is None or ranks.compute_dtype is None:
+        return load_policy_model(config, path)
+    asked = config.ajet.model.dtype
+    dtype = "bfloat16" if asked == "auto" and _trains_on_gpu(config) else asked
+    return load_policy_model(config, path, dtype=dtype, device="cpu")
 
 
 def make_template(loaded: LoadedModel) -> ChatTemplate:
@@ -345,12 +357,16 @@ def critic_settings(config: AjetConfig) -> CriticSettings:
 
 
 def tokens_per_pass(config: AjetConfig) -> int:
-    """Of one rank: the backbone's own `max_token_len_per_gpu`, if it has one."""
+    """Of the ranks that share a sequence together: the backbone's own `max_token_len_per_gpu` for
+    each of them, if it has one."""
     own = {
         "verl": config.verl.trainer.max_token_len_per_gpu,
         "trinity": config.trinity.trainer.max_token_len_per_gpu,
     }.get(config.ajet.backbone)
-    return own or config.ajet.trainer_common.max_tokens_per_micro_batch
+    trainer = config.ajet.trainer_common
+    if own is None:
+        return trainer.max_tokens_per_micro_batch
+    return own * trainer.ulysses_sequence_parallel_size
 
 
 def sharding_settings(config: AjetConfig) -> ShardingSettings:
@@ -391,8 +407,7 @@ def make_critic(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = N
     from ajet.core.update.ranks import ONE_RANK
 
     path = config.ajet.trainer_common.critic.path
-    device = "cpu" if ranks is not None else None  # where it is sharded from
-    own = load_policy_model(config, path, device=device)
+    own = load_learning_model(config, ranks, path)
     if own.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
         raise ConfigError(
             f"ajet.trainer_common.critic.path: the tokenizer of {path!r} has other tokens than the "
@@ -428,11 +443,17 @@ def device_of(config: AjetConfig) -> torch.device:
     return device_named(config.ajet.model.device)
 
 
-def make_ranks(config: AjetConfig, device: torch.device) -> Ranks:
-    """The processes that learn together, which `ranks.connect` has joined."""
-    from ajet.core.update.ranks import TorchRanks
+def join_ranks(config: AjetConfig, rank: int, size: int, *, host: str, port: int) -> Ranks:
+    """The `size` processes that learn together, of which this is one; returns when all are there.
+    One alone is a plain process where `fsdp_config` asks for nothing that such a one has not."""
+    from ajet.core.update.ranks import ONE_RANK, TorchRanks, connect
 
-    return TorchRanks(sharding_settings(config), device)
+    device, settings = device_of(config), sharding_settings(config)
+    plain = device.type == "cpu" and settings.param_dtype == "float32"
+    if size == 1 and plain and not settings.activation_checkpointing:
+        return ONE_RANK
+    connect(rank, size, host=host, port=port, device=device.type)
+    return TorchRanks(settings, device)
 
 
 def estimator_settings(config: AjetConfig) -> EstimatorSettings:

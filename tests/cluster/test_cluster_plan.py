@@ -103,6 +103,13 @@ def test_two_gpus_of_an_engine_halve_weights_and_a_tokens_cache():
     assert two == int((70.5 * 2**30 - 14_770_033_664) / 98_304)
 
 
+def test_more_gpus_than_key_value_heads_hold_the_same_head_twice():
+    """0.5B has two: four GPUs have half of a token's 12,288 bytes each, not a quarter."""
+    four = cache_tokens(QWEN_0_5B, 80, Serving(share=0.5, tensor_parallel=4))
+    weights = 2 * QWEN_0_5B.parameters / 4
+    assert four == int((38.5 * 2**30 - weights) / (2 * 2 * 24 * 128 / 2))
+
+
 def config_of(tmp_path, backbone, *overrides):
     path = tmp_path / "run.yaml"
     path.write_text("ajet:\n  model: {path: m}\n")
@@ -113,6 +120,9 @@ OFFLOAD, CHECKPOINTING = (
     f"ajet.trainer_common.fsdp_config.{name}="
     for name in ("param_offload", "activation_checkpointing")
 )
+
+
+UTILIZATION = "verl.rollout.gpu_memory_utilization="
 
 
 def plan_of(config, shape, gpus=8, gpu="a100"):
@@ -137,6 +147,17 @@ def test_a_cache_smaller_than_one_sequence_is_a_problem(tmp_path):
     assert "less than one sequence of ajet.rollout.max_model_len=18,000" in problems[0]
 
 
+def test_what_the_trainer_keeps_must_leave_room_for_the_engine_that_wakes_beside_it(tmp_path):
+    """14B on 8 GPUs: each fits alone. 16 bytes a parameter are 27.5 GiB a rank, 29 with CUDA."""
+    config = config_of(tmp_path, "verl", OFFLOAD + "false", UTILIZATION + "0.7")
+    [problem] = plan_of(config, QWEN_14B).problems()
+    assert problem.startswith("an engine has 56 GiB of 80 (gpu_memory_utilization=0.7)")
+    assert "keeps 29 while" in problem and problem.endswith("or set fsdp_config.param_offload")
+    for option in (OFFLOAD + "true", UTILIZATION + "0.6"):
+        options = [OFFLOAD + "false", UTILIZATION + "0.7", option]
+        assert plan_of(config_of(tmp_path, "verl", *options), QWEN_14B).problems() == []
+
+
 def test_too_long_a_micro_batch_is_a_problem_of_activations(tmp_path):
     options = ["verl.trainer.max_token_len_per_gpu=40000", CHECKPOINTING + "false"]
     config = config_of(tmp_path, "verl", *options)
@@ -144,6 +165,16 @@ def test_too_long_a_micro_batch_is_a_problem_of_activations(tmp_path):
     assert "most of it activations" in problem and "a smaller max_token_len_per_gpu" in problem
     config = config_of(tmp_path, "verl", "verl.trainer.max_token_len_per_gpu=40000")
     assert plan_of(config, QWEN_7B).problems() == []
+
+
+def test_ranks_that_share_a_sequence_have_their_own_budget_of_it_each(tmp_path):
+    options = ["ajet.trainer_common.ulysses_sequence_parallel_size=4"]
+    own = config_of(tmp_path, "verl", *options, "verl.trainer.max_token_len_per_gpu=5000")
+    alone = config_of(tmp_path, "verl", "verl.trainer.max_token_len_per_gpu=5000")
+    shared, single = (plan_of(config, QWEN_7B) for config in (own, alone))
+    assert shared.training.tokens == 20_000 and single.training.tokens == 5000
+    found, expected = gib_of(shared.trainer_parts), gib_of(single.trainer_parts)
+    assert found["activations"] == expected["activations"]
 
 
 def test_what_is_offloaded_is_told_for_each_rank(tmp_path):
@@ -161,6 +192,17 @@ def test_a_disaggregated_step_takes_the_longer_side_and_a_colocated_one_both(tmp
     options = ["ajet.rollout.n_vllm_engine=4", "ajet.trainer_common.use_kl_loss=false"]
     trinity = step_times(plan_of(config_of(tmp_path, "trinity", *options), QWEN_7B))
     assert trinity.step_s == max(trinity.rollout_s, trinity.update_s)
+
+
+def test_backbone_verl_takes_turns_also_on_gpus_of_their_own(tmp_path):
+    from ajet.cluster.plan import step_times
+
+    lists = [
+        "ajet.trainer_common.device_mapping=[0,1,2,3]",
+        "ajet.rollout.device_mapping=[4,5,6,7]",
+    ]
+    times = step_times(plan_of(config_of(tmp_path, "verl", *lists), QWEN_7B))
+    assert times.step_s == times.rollout_s + times.update_s
 
 
 def test_the_update_of_a_step_by_hand(tmp_path):

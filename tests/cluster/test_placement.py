@@ -187,3 +187,11 @@ def test_a_config_says_what_it_needs(tmp_path):
     assert Needs.of(load_config(path, ["trinity.mode=colocate"])).colocated
     assert Needs.of(load_config(path, ["ajet.backbone=verl"])).colocated
     assert not Needs.of(load_config(path, ["trinity.mode=explore"])).trains
+
+
+def test_a_model_that_is_on_the_cpu_leaves_the_gpus_to_others(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("ajet:\n  backbone: verl\n  model: {path: m, device: cpu}\n")
+    assert not place(Needs.of(load_config(path)), nodes(8)).on_gpus
+    asked = load_config(path, ["ajet.trainer_common.n_gpus_per_node=2"])
+    assert place(Needs.of(asked), nodes(8)).on_gpus

@@ -100,6 +100,8 @@ def test_gpus_are_counted_without_torch(tmp_path):
     assert local_gpus({}, tmp_path) == 2
     assert local_gpus({"CUDA_VISIBLE_DEVICES": "1"}, tmp_path) == 1
     assert local_gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == 0
+    assert local_gpus({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path) == 0
+    assert local_gpus({"CUDA_VISIBLE_DEVICES": "0,-1,1"}, tmp_path) == 1
 
 
 def test_a_gpu_in_use_is_one_line_unless_it_is_not_visible():
@@ -108,6 +110,8 @@ def test_a_gpu_in_use_is_one_line_unless_it_is_not_visible():
     with pytest.raises(ConfigError, match=r"GPU 1 is in use: 40.0 of 80.0 GiB; wait, choose other"):
         require_free_gpus(gpus, {})
     require_free_gpus(gpus, {"CUDA_VISIBLE_DEVICES": "0"})
+    with pytest.raises(ConfigError, match="GPU 1 is in use"):
+        require_free_gpus(gpus, {"CUDA_VISIBLE_DEVICES": "0, 1"})
 
 
 class SlowRay:

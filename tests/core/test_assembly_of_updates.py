@@ -1,5 +1,7 @@
 """What the config says of losses, the correction and the critic reaches the parts."""
 
+import socket
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 from ajet.core import assembly
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
+from ajet.core.update.ranks import ONE_RANK, disconnect
 from ajet.core.update.settings import CorrectionSettings, ShardingSettings
 from tests.fakes import chat_tokenizer
 
@@ -98,6 +101,74 @@ def test_the_dtype_of_sharding_follows_the_device():
     assert assembly.sharding_settings(config).param_dtype == "float32"
 
 
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def joined_alone(**fsdp):
+    """What a run of one rank learns on."""
+    written = ", ".join(f"{name}: {value}" for name, value in fsdp.items())
+    config = config_with(fsdp_config=f"{{{written}}}")
+    return assembly.join_ranks(config, 0, 1, host="127.0.0.1", port=free_port())
+
+
+def test_a_rank_alone_is_a_plain_process_on_the_cpu():
+    assert joined_alone() is ONE_RANK
+
+
+@pytest.mark.parametrize("fsdp", [{"param_dtype": "bfloat16"}, {"activation_checkpointing": True}])
+def test_a_rank_alone_is_sharded_where_the_config_asks_for_what_that_brings(fsdp):
+    try:
+        ranks = joined_alone(**fsdp)
+        loaded = assembly.load_learning_model(config_with(), ranks)
+        learner = assembly.make_learner(config_with(), loaded, ranks)
+        assert all(hasattr(p, "full_tensor") for p in learner.policy.model.parameters())
+        assert ranks.compute_dtype is getattr(torch, fsdp.get("param_dtype", "float32"))
+    finally:
+        disconnect()
+
+
+def test_weights_of_bfloat16_are_sharded_as_float32():
+    try:
+        ranks = joined_alone(param_dtype="bfloat16")
+        config = config_with(use_kl_loss="true")
+        loaded = assembly.load_policy_model(config, dtype="bfloat16")
+        policy = assembly.make_learner(config, loaded, ranks).policy
+        for model in (policy.model, policy.reference._frozen):
+            assert {p.dtype for p in model.parameters()} == {torch.float32}
+    finally:
+        disconnect()
+
+
+@dataclass
+class Asked:
+    """What the model was loaded as."""
+
+    options: dict = field(default_factory=dict)
+
+    def load_model(self, path, **options):
+        self.options = options
+
+
+def test_a_model_that_is_to_be_sharded_is_loaded_in_cpu_memory_as_the_gpu_would_have_it(
+    monkeypatch,
+):
+    asked, sharded = Asked(), SimpleNamespace(compute_dtype=torch.bfloat16)
+    monkeypatch.setattr("ajet.core.model.load.load_model", asked.load_model)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for ranks, dtype, found in [
+        (ONE_RANK, "auto", ("auto", "auto")),
+        (None, "auto", ("auto", "auto")),
+        (sharded, "auto", ("cpu", "bfloat16")),
+        (sharded, "float32", ("cpu", "float32")),
+    ]:
+        config = load_config("tutorial/example_math_agent/demo.yaml", [f"ajet.model.dtype={dtype}"])
+        assembly.load_learning_model(config, ranks)
+        assert (asked.options["device"], asked.options["dtype"]) == found
+
+
 @pytest.mark.parametrize("backbone", ["verl", "trinity"])
 def test_a_cluster_backbones_own_budget_of_tokens_goes_before_the_common_one(backbone):
     overrides = [f"{backbone}.trainer.max_token_len_per_gpu=77"]
@@ -106,3 +177,10 @@ def test_a_cluster_backbones_own_budget_of_tokens_goes_before_the_common_one(bac
         config = load_config("tutorial/example_math_agent/demo.yaml", overrides, backbone=name)
         assert assembly.update_settings(config).max_tokens_per_micro_batch == expected
         assert assembly.critic_settings(config).max_tokens_per_micro_batch == expected
+
+
+def test_the_budget_of_a_gpu_is_had_by_each_that_shares_a_sequence():
+    overrides = ["verl.trainer.max_token_len_per_gpu=77"]
+    overrides += ["ajet.trainer_common.ulysses_sequence_parallel_size=2"]
+    config = load_config("tutorial/example_math_agent/demo.yaml", overrides, backbone="verl")
+    assert assembly.tokens_per_pass(config) == 154

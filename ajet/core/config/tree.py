@@ -176,6 +176,12 @@ class AjetConfig(BaseModel):
         auto = Path("launcher_record") / self.experiment_name
         return auto if folder == "auto" else Path(folder).expanduser()
 
+    @property
+    def gpu_memory_utilization(self) -> float:
+        """The engines' share of a GPU, on this backbone."""
+        own = self.trinity if self.ajet.backbone == "trinity" else self.verl
+        return own.rollout.gpu_memory_utilization
+
     def user_sections(self) -> dict[str, Any]:
         """The user's own top-level sections."""
         return dict(self.__pydantic_extra__ or {})

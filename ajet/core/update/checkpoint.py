@@ -91,7 +91,8 @@ def save_checkpoint(
         try:
             _remove_older(folder, step, max(keep, 2))
         except OSError as error:
-            logger.warning(f"older checkpoints in {folder} could not be removed: {_reason(error)}")
+            reason = reason_of(error)
+            logger.warning(f"older checkpoints in {folder} could not be removed: {reason}")
     return saving.target
 
 
@@ -127,7 +128,7 @@ class _Saving:
             result = act()
         except (OSError, SafetensorError) as error:
             cause = error
-        pairs = self.ranks.gather((result, None if cause is None else _reason(cause)))
+        pairs = self.ranks.gather((result, None if cause is None else reason_of(cause)))
         failed = [reason for _, reason in pairs if reason is not None]
         if failed:
             self._give_up(failed[0], cause)
@@ -210,7 +211,7 @@ def find_fault(path: Path) -> str | None:
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{MANIFEST} is unreadable: {_reason(error)}"
+        return f"{MANIFEST} is unreadable: {reason_of(error)}"
     return None
 
 
@@ -363,5 +364,6 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """In a few words, without the path that an `OSError` repeats."""
     return str(error.strerror if isinstance(error, OSError) and error.strerror else error)

@@ -15,9 +15,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from ajet.core.errors import CheckpointError, ConfigError
 from ajet.core.model.load import LoadedModel
-from ajet.core.update.checkpoint import read_weights
+from ajet.core.update.checkpoint import read_weights, reason_of
 from ajet.core.update.lora import with_lora
 from ajet.core.update.settings import LoraSettings
 from ajet.core.update.weights import load_weights, trainable
@@ -48,6 +50,6 @@ def export_model(
         model.save_pretrained(writing)
         loaded.tokenizer.save_pretrained(writing)
         writing.rename(out)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(writing, ignore_errors=True)
-        raise CheckpointError(f"{out} was not written: {error.strerror or error}") from error
+        raise CheckpointError(f"{out} was not written: {reason_of(error)}") from error

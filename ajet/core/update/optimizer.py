@@ -108,10 +108,12 @@ class ModelOptimizer:
         return out
 
     def template(self) -> dict[str, Tensor]:
-        """Tensors of the names, shapes and shards that `tensors` has after a step."""
+        """Tensors of the names, shapes and shards that `tensors` has after a step; what is as large
+        as a weight is that weight: no memory is taken."""
         out: dict[str, Tensor] = {}
         for name, master in self._masters.items():
-            out |= {f"{name}.{key}": each for key, each in _empty_state(master).items()}
+            out |= {f"{name}.{key}": master.detach() for key in STATE_KEYS}
+            out[f"{name}.step"] = torch.tensor(0.0)
             if master is not self._weights[name]:
                 out[f"{name}.master"] = master.detach()
         return out
@@ -146,8 +148,8 @@ def lr_at(num_steps: int, settings: OptimizerSettings) -> float:
 
 def _empty_state(master: Tensor) -> dict[str, Tensor]:
     """As AdamW makes it at its first step."""
-    zeros = {key: torch.zeros_like(master) for key in STATE_KEYS}
-    return zeros | {"step": torch.tensor(0.0)}  # which stays on the CPU
+    moments = {key: torch.zeros_like(master) for key in ("exp_avg", "exp_avg_sq")}
+    return moments | {"step": torch.tensor(0.0)}  # which stays on the CPU
 
 
 def _master(weight: nn.Parameter) -> Tensor:

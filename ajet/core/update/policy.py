@@ -128,9 +128,12 @@ class Policy:
         return PolicyState(tensors, counters)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights for an engine (published.py), drawn by all ranks together."""
+        """All weights for an engine (published.py), drawn by all ranks together. With the last one
+        the GPU gets back what the update is done with: an engine there may be about to wake."""
         reshard(self.model)
-        return published_weights(self.model, self.ranks.compute_dtype)
+        yield from published_weights(self.model, self.ranks.compute_dtype)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def template(self) -> dict[str, Tensor]:
         """Of the names, shapes and shards that a checkpoint's tensors have, of any content."""

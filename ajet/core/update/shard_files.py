@@ -12,7 +12,8 @@ Not covered: the folder around it, and what makes it whole (checkpoint.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +58,17 @@ def read_shards(
     wanted: Callable[[str], bool] = lambda name: True,
 ) -> dict[str, Tensor]:
     """Whole tensors; with `like` (and all ranks) each as the one of its name there is sharded.
-    Names that only one of the two has are left out."""
+    Names that only `like` has are left out, and what belongs to a model that it has nothing of."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
     reader = HuggingFaceStorageReader(str(folder / SHARDS))
     found: dict[str, Any] = dict(reader.read_metadata().state_dict_metadata)
-    names = [n for n in found if wanted(n) and (like is None or n in like)]
+    names = [n for n in found if wanted(n)]
+    if like is not None:
+        models = {_model_of(name) for name in like}
+        _check_names([n for n in names if _model_of(n) in models], like)
+        names = [n for n in names if n in like]
     if like is None:
         tensors = {n: torch.empty(found[n].size, dtype=found[n].properties.dtype) for n in names}
     else:
@@ -71,12 +76,28 @@ def read_shards(
     rows = {name: _as_row(tensor) for name, tensor in tensors.items()}
     _check_shapes(rows, found)
     alone = like is None or not dist.is_initialized()
-    load(rows, storage_reader=reader, no_dist=alone)
+    with warnings.catch_warnings():  # that it is alone, which is what it was told
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        load(rows, storage_reader=reader, no_dist=alone)
     return {n: t.reshape(()) if n.endswith(".step") else t for n, t in tensors.items()}
 
 
 def _as_row(tensor: Tensor) -> Tensor:
     return tensor if tensor.ndim or is_sharded(tensor) else tensor.view(1)
+
+
+def _model_of(name: str) -> str:
+    """critic.optimizer.head.weight.step is of "critic"; all without that name are the policy's."""
+    return "critic" if name.startswith("critic.") else "policy"
+
+
+def _check_names(names: Sequence[str], like: Mapping[str, Tensor]) -> None:
+    for name in names:
+        if name not in like:
+            raise CheckpointError(
+                f"checkpoint does not fit the model: {name} is not one of its tensors; use the "
+                "model and lora settings of its run"
+            )
 
 
 def _check_shapes(rows: Mapping[str, Tensor], found: Mapping[str, Any]) -> None:

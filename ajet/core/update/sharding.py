@@ -8,8 +8,8 @@ The flat forward (model/decoder.py) calls parts of a layer, past the layer's own
 FSDP's hooks: each sharded module has a method `within`, registered with FSDP, that it goes through.
 Transformers' own forward finds the hooks by itself.
 
-A model in CPU memory goes to the GPUs a layer at a time: load it there, and no GPU ever holds it
-whole.
+A model in CPU memory goes to the GPUs a layer at a time, and is widened to float32 a layer at a
+time: load it there, and no GPU ever holds it whole.
 
 Not covered: tensor and expert parallelism; a second copy of the shards on another node (HSDP).
 """
@@ -35,11 +35,11 @@ from torch.distributed.fsdp import (
 from torch.utils.checkpoint import checkpoint
 
 from ajet.core.update.settings import ShardingSettings
+from ajet.core.update.shards import is_sharded
 
 
 def shard_model(model: nn.Module, mesh: DeviceMesh, settings: ShardingSettings) -> None:
     """In place. The weights become float32 shards; a module named `head` is computed in float32."""
-    model.float()
     layers = decoder_layers(model)
     options = _options(mesh, settings)
     in_float32 = options | {"mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32)}
@@ -77,6 +77,7 @@ def _options(mesh: DeviceMesh, settings: ShardingSettings) -> dict[str, Any]:
 
 
 def _shard(module: nn.Module, recompute: bool, reshard_after: bool, options: Any) -> None:
+    _widen(module)
     fully_shard(module, reshard_after_forward=reshard_after, **options)
     assert isinstance(module, FSDPModule)
     module.set_gradient_divide_factor(1.0)
@@ -84,6 +85,14 @@ def _shard(module: nn.Module, recompute: bool, reshard_after: bool, options: Any
     untyped: Any = module
     untyped.within = MethodType(_recompute_within if recompute else _within, module)
     register_fsdp_forward_method(module, "within")
+
+
+@torch.no_grad()
+def _widen(module: nn.Module) -> None:
+    """To float32, what is not in shards yet."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.is_floating_point() and not is_sharded(tensor):
+            tensor.data = tensor.data.float()
 
 
 def _within(module: nn.Module, compute: Callable[..., Tensor], *args: Any) -> Tensor:

@@ -52,7 +52,8 @@ def train_every_embedding(model: nn.Module) -> None:
 def load_weights(
     weights: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor], prefix: str = WEIGHT_PREFIX
 ) -> None:
-    """Copy a checkpoint's tensors (under `prefix`) into `weights`, all of them or none."""
+    """Copy a checkpoint's tensors (under `prefix`) into `weights`, all of them or none. A
+    weight more is another model's: half of what was learnt would be left out."""
     for name, weight in weights.items():
         saved = tensors.get(f"{prefix}{name}")
         if saved is None or saved.shape != weight.shape:
@@ -60,6 +61,12 @@ def load_weights(
             raise CheckpointError(
                 f"checkpoint does not fit the model: {name} {tuple(weight.shape)} is {found}; "
                 "use the model and lora settings of the run that wrote it"
+            )
+    for name in tensors:
+        if name.startswith(prefix) and name.removeprefix(prefix) not in weights:
+            raise CheckpointError(
+                f"checkpoint does not fit the model: {name.removeprefix(prefix)} is not one of its "
+                "weights; use the model and lora settings of the run that wrote it"
             )
     for name, weight in weights.items():
         put(weight, tensors[f"{prefix}{name}"])

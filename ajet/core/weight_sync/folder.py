@@ -35,6 +35,8 @@ SHARED_MEMORY = Path("/dev/shm")
 SHARD_BYTES = 1 << 29
 MANIFEST, LOCK, PREFIX = "manifest.json", ".lock", "v"
 INDEX = "model.safetensors.index.json"
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
+"""What a JSON file raises that is not as it was written."""
 
 
 def shared_memory_root(name: str) -> Path:
@@ -64,6 +66,8 @@ class FolderSource:
                 f"weights of version {self.version}: {self.path} is not there (removed, or on "
                 "another machine)"
             ) from None
+        except UNREADABLE as error:
+            raise self._damaged(MANIFEST) from error
 
     def tensors(self) -> Generator[tuple[TensorInfo, Tensor], None, None]:
         """Read one by one; the folder stays until the last one was taken."""
@@ -71,8 +75,7 @@ class FolderSource:
 
         with self.held():
             infos = {info.name: info for info in self.manifest().tensors}
-            where = json.loads((self.path / INDEX).read_text("utf-8"))["weight_map"]
-            for shard in sorted(set(where.values())):
+            for shard in self._shards():
                 try:
                     with safe_open(self.path / shard, framework="pt") as opened:
                         for name in opened.keys():  # noqa: SIM118, it is no dict
@@ -81,6 +84,16 @@ class FolderSource:
                     raise WeightsError(
                         f"weights of version {self.version}: {self.path / shard}: {error}"
                     ) from error
+
+    def _shards(self) -> list[str]:
+        try:
+            where = json.loads((self.path / INDEX).read_text("utf-8"))["weight_map"]
+            return sorted(set(where.values()))
+        except (OSError, *UNREADABLE) as error:
+            raise self._damaged(INDEX) from error
+
+    def _damaged(self, name: str) -> WeightsError:
+        return WeightsError(f"weights of version {self.version}: {self.path / name} is damaged")
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -145,9 +158,7 @@ class WeightFolder:
         for version in self.versions()[: -self._keep]:
             if version == spare:
                 continue
-            path = self.root / f"{PREFIX}{version:08d}"
-            if _is_free(path):
-                shutil.rmtree(path, ignore_errors=True)
+            if _removed(self.root / f"{PREFIX}{version:08d}"):
                 removed.append(version)
         return removed
 
@@ -197,15 +208,19 @@ def _save(shard: dict[str, Tensor], path: Path) -> None:
         raise OSError(f"{path.name} cannot be written: {error}") from error
 
 
-def _is_free(path: Path) -> bool:
+def _removed(path: Path) -> bool:
+    """Unless somebody holds it. It loses its name first: half of it is never found."""
     try:
         lock = os.open(path / LOCK, os.O_RDONLY)
-    except FileNotFoundError:
+    except FileNotFoundError:  # nobody can hold it
+        shutil.rmtree(path, ignore_errors=True)
         return True
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        aside = path.rename(path.with_name(f".{path.name}.removed"))
     except BlockingIOError:
         return False
     finally:
         os.close(lock)
+    shutil.rmtree(aside, ignore_errors=True)
     return True

@@ -53,6 +53,17 @@ def test_a_vllm_server_gets_every_setting(config):
     assert (asked.max_model_len, asked.max_num_seqs, asked.seed) == (777, 33, 9)
 
 
+@pytest.mark.parametrize(("backbone", "share"), [("verl", 0.3), ("trinity", 0.7)])
+def test_an_engines_share_of_a_gpu_is_that_of_its_backbone(config, backbone, share):
+    asked = config(
+        f"ajet.backbone={backbone}",
+        "verl.rollout.gpu_memory_utilization=0.3", "trinity.rollout.gpu_memory_utilization=0.7",
+    )  # fmt: skip
+    assert asked.gpu_memory_utilization == share
+    args = vllm.to_server_args(asked, model_path="/m", device="cuda", port=8100, python="py")
+    assert f"--gpu-memory-utilization {share}" in " ".join(args.arguments())
+
+
 def test_the_server_runs_in_the_environment_that_has_it(config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert server_python(config(), engine="vllm", on_gpu=False) == sys.executable

@@ -196,6 +196,7 @@ def refusals(folder: Path) -> dict[str, str]:
         tiny_model(hidden_size=16, num_attention_heads=2), UpdateSettings(**STEADY), ranks
     )
     tensors, state = other.state_dict()
+    fewer = Policy(tiny_model(num_hidden_layers=1), UpdateSettings(**STEADY), ranks)
 
     def of_three() -> None:
         TorchRanks(ShardingSettings(ulysses_sequence_parallel_size=3))
@@ -207,6 +208,9 @@ def refusals(folder: Path) -> dict[str, str]:
     tries = {
         "another_model": lambda: load_checkpoint(
             folder / "relay", like=other.template(), ranks=ranks
+        ),
+        "fewer_layers": lambda: load_checkpoint(
+            folder / "relay", like=fewer.template(), ranks=ranks
         ),
         "no_folder": lambda: save_checkpoint(file / "in_it", 1, tensors, state, ranks=ranks),
         "of_three": of_three,

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from update_fixtures import forked_groups, tiny_model
 
@@ -66,4 +67,25 @@ def test_a_checkpoint_of_another_model_is_one_line_and_leaves_nothing(tmp_path):
     other = LoadedModel(tiny_model(num_hidden_layers=3), chat_tokenizer("qwen2_5"), "other")
     with pytest.raises(CheckpointError, match="does not fit the model"):
         export_model(other, path, tmp_path / "out")
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoints"]
+
+
+class FullDisk:
+    """A tokenizer whose files do not fit any more."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def save_pretrained(self, folder):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), SafetensorError("No space left on device")]
+)
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, error):
+    _, path = learnt(tmp_path)
+    loaded = LoadedModel(tiny_model(), FullDisk(error), "tiny")
+    with pytest.raises(CheckpointError, match=r"out was not written: No space left on device$"):
+        export_model(loaded, path, tmp_path / "out")
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoints"]

@@ -3,7 +3,7 @@ import pytest
 import torch
 from update_fixtures import forked_groups, tiny_model
 
-from ajet.core.errors import ConfigError
+from ajet.core.errors import CheckpointError, ConfigError
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import LoraSettings, UpdateSettings
 
@@ -78,3 +78,13 @@ def test_scores_are_with_the_adapters_and_reference_scores_without(layout):
     reference = np.concatenate(policy.reference_scores(samples))
     np.testing.assert_allclose(reference, start, atol=1e-5)
     assert np.abs(np.concatenate(policy.score(samples)) - start).max() > 1e-2
+
+
+def test_a_checkpoint_with_adapters_on_more_layers_is_refused():
+    few, more = (
+        Policy(tiny_model(), UpdateSettings(lora=LoraSettings(rank=2, targets=targets)))
+        for targets in (("q_proj",), ("q_proj", "v_proj"))
+    )
+    with pytest.raises(CheckpointError, match="use the model and lora settings") as caught:
+        few.load_state_dict(*more.state_dict())
+    assert "v_proj" in str(caught.value) and "\n" not in str(caught.value)

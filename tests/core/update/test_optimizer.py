@@ -73,3 +73,16 @@ def test_narrow_weights_learn_steps_smaller_than_their_precision():
         optimizer.step()
     assert optimizer.tensors()["weight.master"].item() == pytest.approx(0.992, abs=1e-4)
     assert layer.weight.item() == pytest.approx(0.992, abs=2e-3)
+
+
+def test_the_template_is_of_the_state_after_a_step_and_takes_no_memory():
+    layer = layer_with_grad(1.0, torch.bfloat16)
+    optimizer = ModelOptimizer(layer, OptimizerSettings(lr=0.1))
+    template = optimizer.template()
+    optimizer.step()
+    state = optimizer.tensors()
+    assert template.keys() == state.keys()
+    for name, tensor in state.items():
+        assert (template[name].shape, template[name].dtype) == (tensor.shape, tensor.dtype)
+    places = {t.data_ptr() for name, t in template.items() if not name.endswith(".step")}
+    assert places == {state["weight.master"].data_ptr()}

@@ -273,3 +273,12 @@ def test_a_state_of_another_model_is_refused_in_one_line():
     other = Policy(tiny_model(hidden_size=16, num_attention_heads=2), UpdateSettings())
     with pytest.raises(CheckpointError, match="does not fit the model"):
         other.load_state_dict(tensors, state)
+
+
+def test_a_state_of_a_model_with_more_layers_is_refused_and_nothing_of_it_is_taken():
+    policy = Policy(tiny_model(num_hidden_layers=1), UpdateSettings())
+    before = digest(policy)
+    other = Policy(tiny_model(seed=1, num_hidden_layers=2), UpdateSettings())
+    with pytest.raises(CheckpointError, match=r"model\.layers\.1\..* is not one of its weights"):
+        policy.load_state_dict(*other.state_dict())
+    assert digest(policy) == before

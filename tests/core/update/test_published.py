@@ -27,3 +27,17 @@ def test_adapters_are_added_in_so_that_a_model_without_them_gives_the_same():
     ids = torch.tensor([[1, 2, 3, 4]])
     torch.testing.assert_close(engine(ids).logits, policy.model(ids).logits, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(engine(ids).logits, tiny_model()(ids).logits, atol=1e-3)
+
+
+def test_memory_of_the_update_is_given_back_to_the_gpu_with_the_last_weight(monkeypatch):
+    given_back = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(True))
+    policy = Policy(tiny_model(), UpdateSettings())
+    list(policy.weights())
+    assert given_back == []  # on a CPU there is nothing to give
+    policy.device = torch.device("cuda")
+    weights = policy.weights()
+    for _ in NAMES:
+        next(weights)
+    assert given_back == []
+    assert next(weights, None) is None and given_back == [True]

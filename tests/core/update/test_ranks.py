@@ -184,6 +184,7 @@ def test_what_a_user_gets_wrong_is_one_line_on_every_rank(two):
     for said in two["refusals"]:
         assert "\n" not in "".join(said.values())
         assert "does not fit the model" in said["another_model"]
+        assert "model.layers.1." in said["fewer_layers"]
         assert "step_000001 was not saved: Not a directory" in said["no_folder"]
         assert "does not divide the number of trainer ranks (2)" in said["of_three"]
         assert "ulysses_sequence_parallel_size=2" in said["padded_in_sequence"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 import torch
@@ -97,6 +98,13 @@ def _forge(path):
     (path / "manifest.json").write_text(json.dumps(told))
 
 
+def _halve(name):
+    def act(path):
+        os.truncate(path / name, (path / name).stat().st_size // 2)
+
+    return act
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
@@ -104,8 +112,17 @@ def _forge(path):
         (_cut, r"model-00001\.safetensors"),
         (_forge, "the manifest is damaged"),
         (lambda path: (path / "manifest.json").unlink(), "is not there"),
+        (_halve("manifest.json"), r"manifest\.json is damaged"),
+        (_halve("model.safetensors.index.json"), r"index\.json is damaged"),
     ],
-    ids=["a flipped bit", "a cut file", "a forged manifest", "no manifest"],
+    ids=[
+        "a flipped bit",
+        "a cut file",
+        "a forged manifest",
+        "no manifest",
+        "a cut manifest",
+        "a cut index",
+    ],
 )
 def test_damage_is_one_line_and_the_old_weights_stay(tmp_path, spoil, said):
     source, targets = WeightFolder(tmp_path).write(3, _tensors().items()), _tensors(seed=9)
@@ -144,6 +161,23 @@ def test_old_versions_go_when_nobody_reads_them(tmp_path):
     assert folder.versions() == [3]
     with pytest.raises(WeightsError, match=r"version 1: .* is not there"):
         load_tensors(_zeros(), first)
+
+
+def test_a_version_that_is_being_removed_is_not_there_any_more(tmp_path, monkeypatch):
+    folder = WeightFolder(tmp_path, keep=1)
+    first = folder.write(1, _tensors().items())
+    tried, remove = [], shutil.rmtree
+
+    def removing(path, **options):
+        if "v00000001" in str(path):
+            tried.append(path)
+            with pytest.raises(WeightsError, match="is not there"):
+                load_tensors(_zeros(), first)
+        remove(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", removing)
+    folder.write(2, _tensors().items())
+    assert len(tried) == 1 and not tried[0].exists()
 
 
 def test_a_version_just_written_stays_though_a_run_before_left_newer_ones(tmp_path):

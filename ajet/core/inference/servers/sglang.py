@@ -70,7 +70,7 @@ def to_server_args(
         tensor_parallel_size=rollout.tensor_model_parallel_size,
         max_model_len=rollout.max_model_len,
         max_num_seqs=rollout.max_num_seqs,
-        gpu_memory_utilization=config.verl.rollout.gpu_memory_utilization,
+        gpu_memory_utilization=config.gpu_memory_utilization,
         seed=config.ajet.seed,
         deterministic=rollout.deterministic,
     )
