@@ -106,6 +106,28 @@ def lake_rows() -> list[Row]:
     ]
 
 
+def algorithms() -> list[Row]:
+    shown = result("frozen_lake_algorithms")["verdict"]
+    medians = {
+        level: ", ".join(episodes(shown[arm][level]) for arm in ("grpo", "ppo", "gigpo"))
+        for level in ("0.70", "0.85")
+    }
+    return [
+        (
+            f"episodes until {float(level):.0%} of held-out lakes, median: GRPO, PPO, GiGPO",
+            text,
+            "GiGPO fewer than GRPO",
+            "frozen_lake_algorithms",
+        )
+        for level, text in medians.items()
+    ]
+
+
+def episodes(entry: dict[str, Any]) -> str:
+    found = entry["median_episodes"]
+    return "not reached" if found is None else f"{found:,}"
+
+
 def engine() -> list[Row]:
     return [
         (
@@ -323,6 +345,7 @@ def table() -> str:
         *learning(),
         *games(),
         *lake_rows(),
+        *algorithms(),
         *engine(),
         *update(),
         *step(),

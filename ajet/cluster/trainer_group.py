@@ -239,7 +239,7 @@ def _weight_folder(root: Path, loaded: LoadedModel) -> WeightFolder:
     from ajet.core.model.save import model_files
     from ajet.core.weight_sync.folder import WeightFolder
 
-    (root / "model").mkdir()
+    (root / "model").mkdir(parents=True)
     beside = []
     for name, content in model_files(loaded).items():
         if "/" not in name:  # further chat templates: no server asks for one

@@ -335,6 +335,7 @@ class Router:
             member.is_in, member.reason = False, reason
             self._places.lost(member.name)
             self.stats.num_lost += 1
+            logger.warning(f"an inference replica gets no more requests: {reason}")
         member.suspected.set()
 
     def _watch_all(self) -> None:
