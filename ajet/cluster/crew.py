@@ -37,6 +37,7 @@ from ajet.core.inference.serving import ServerName, ServerStart, engine_name
 from ajet.core.record.books import Books, Start, find_start
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.rollout.plans import step_of_group
+from ajet.core.weight_sync.folder import FolderSource
 
 DECIDES = ("model", "seed", "data", "task_reader", "task_judge", "environment", "rollout")
 """Sections of the config: an episode played under others is not that of this run."""
@@ -61,7 +62,7 @@ class Crew:
         self.workers = RolloutWorkers(config, [options(each) for each in placement.workers])
         self.trainer = TrainerGroup(config, [options(each) for each in placement.trainer], root)
         self.engines = Engines(config, [options(each) for each in placement.engines])
-        self._on_gpu = placement.on_gpus and config.ajet.model.device != "cpu"
+        self._on_gpu = placement.on_gpus
 
     async def start(self) -> Start | None:
         """The user's code first: a mistake in it is found before a model is loaded. What the run
@@ -81,6 +82,7 @@ class Crew:
 
     async def _start_servers(self, engine: ServerName, version: int) -> None:
         weights = await self.trainer.publish(version)
+        assert isinstance(weights, FolderSource)  # sync_method gives servers files
         ends = self._model.end_token_ids
         await self.engines.start(ServerStart(engine, self._on_gpu, weights, ends))
 
