@@ -156,7 +156,7 @@ def kept_runs(out: Path) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--only", nargs="*", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--plot", action="store_true", help="draw what there is, run nothing")
     parser.add_argument(

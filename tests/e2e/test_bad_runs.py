@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from ajet.cli.launcher import app
 from ajet.core.model.load import EMBEDDED_DIR
 from ajet.core.record.run_folder import RunFolder
-from tests.e2e.toy_run import ToyRun
+from tests.e2e.toy_run import ToyRun, ended
 
 THREE = "ajet.trainer_common.total_training_steps=3"
 FOUR = "ajet.trainer_common.total_training_steps=4"
@@ -232,12 +232,15 @@ def processes(good, tmp_path_factory):
     stuck = ToyRun(folder / "stuck")
     with ThreadPoolExecutor(2) as pool:
         timed = pool.submit(timed_finish, stuck)
-        limit = pool.submit(limited.finish, FOUR, preexec_fn=forbid_big_files)
+        limit = pool.submit(finish_without_big_files, limited)
         return {"limited": (limited, limit.result()), "stuck": (stuck, *timed.result())}
 
 
-def forbid_big_files() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+def finish_without_big_files(run: ToyRun) -> int:
+    """Limited from outside: code between fork and exec, in a process with threads, may crash."""
+    with ended(run.start(FOUR)) as process:
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+        return process.wait(120)
 
 
 def timed_finish(run: ToyRun) -> tuple[int, float]:
