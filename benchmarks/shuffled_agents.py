@@ -3,8 +3,11 @@
     rollout.agent_modules: [benchmarks/shuffled_agents.py]
     custom_envs.FrozenLake4.env_manager_cls: shuffled_step_env_agent
 
-A training episode gets the reward of one that ended earlier, drawn at random; success stays true.
-Its last step is credited with the difference, so credit for single steps is of no more use. Used by
+A training episode gets the reward of one that ended earlier, drawn at random before its own first
+step: nothing of an episode can be in what it is given. (Drawn at its end it can: where success ends
+a game sooner, the first to end are successes, and draw from one another.) Success stays true. The
+last step is credited with the difference, so credit for single steps is of no more use; with a
+step_reward_gamma below 1 a step's return still knows how far the end was. Used by
 learning_games.py.
 """
 
@@ -27,12 +30,11 @@ class Shuffled(EnvironmentAgent):
     seen: ClassVar[list[float]] = []
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        drawn = self.rng.choice(self.seen[-NUM_KEPT:] or [0.0])
         output = await super().execute(workflow_task, model_tuner)
-        if workflow_task.mode != "train":
-            return output
         assert isinstance(output.reward, float)
         self.seen.append(output.reward)
-        return replace(output, reward=self.rng.choice(self.seen[-NUM_KEPT:]))
+        return replace(output, reward=drawn) if workflow_task.mode == "train" else output
 
 
 @register("shuffled_step_env_agent")

@@ -4,7 +4,6 @@
                          inference servers begin with what the trainer publishes then
     crew.admit(books)    tells workers when the run began and whom to ask
     crew.runner          plays groups; what an earlier sitting finished is not played again
-    await crew.attended(loop)   until it ends, or the engines' router does
     crew.save            a checkpoint
     crew.close()
 
@@ -15,7 +14,7 @@ Not covered: what they are told to do (the backbones' loops), what is done when 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -95,10 +94,6 @@ class Crew:
             logger.info(f"{num} episodes that an earlier sitting finished are not played again")
         self.runner = KeptEpisodes(self.workers, self._journal)
 
-    async def attended(self, work: Coroutine[Any, Any, None]) -> None:
-        """Does the work while the engines are there; what they say is logged."""
-        await attended(self.engines, work)
-
     async def save(
         self, step: int, run: dict[str, Any], is_open: Callable[[str], bool] | None = None
     ) -> None:
@@ -128,18 +123,3 @@ def keep_words(model: TrainedModel, books: Books) -> Words:
     books.keep_inputs(model.tokenizer, ChatTemplate(model.tokenizer, model.end_token_ids))
     begun = datetime.fromisoformat(books.state.begun)
     return Words(model.tokenizer, model.end_token_ids, begun)
-
-
-async def attended(engines: Engines, work: Coroutine[Any, Any, None]) -> None:
-    """The same, of any engines."""
-    working = asyncio.create_task(work)
-    hearing = asyncio.create_task(engines.tell_news())
-    try:
-        await asyncio.wait({working, hearing}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            hearing.result()  # it ends with an error alone
-        working.result()
-    finally:
-        for each in (working, hearing):
-            each.cancel()
-        await asyncio.wait({working, hearing})

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from ajet.cluster.lost import answer
 from ajet.cluster.user_code import Surroundings
+from ajet.core.bounded_loop import first_of
 from ajet.core.config import AjetConfig
 from ajet.core.inference.endpoint import Completion, SamplingParams
 from ajet.core.inference.replica import ReplicaDown
@@ -286,8 +287,12 @@ class Engines:
         """New weights for engines that were awake and go on."""
         return await self._ask(self.router.load.remote(source, source.version))
 
-    async def tell_news(self) -> None:
-        """Logs here what the router logs; ends with ProcessLost when it is gone."""
+    async def attended(self, work: Coroutine[Any, Any, None]) -> None:
+        """Does the work while the router is there; what it says is logged here."""
+        await first_of(work, self._tell_news())
+
+    async def _tell_news(self) -> None:
+        """Ends with ProcessLost when the router is gone."""
         while True:
             level, text = await self._ask(self.router.news.remote())
             logger.log(level, text)

@@ -1,6 +1,7 @@
 """`asyncio.run` that ends, whatever the user's code does.
 
     groups = run_bounded(train())     # then: cancel what is left, wait GRACE_S, leave it behind
+    await first_of(work(), watch())   # what ends first ends both
 
 `asyncio.run` waits for ever for a task that swallows its cancellation and for a thread that a
 workflow blocked (`asyncio.to_thread(requests.get, …)`). Not covered: those threads still hold up
@@ -9,7 +10,7 @@ the end of the process, which is the command line's affair (cli/process_end.py).
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -36,6 +37,19 @@ def run_bounded(main: Coroutine[Any, Any, Result], grace_s: float = GRACE_S) -> 
             executor.shutdown(wait=False, cancel_futures=True)
             asyncio.set_event_loop(None)
             loop.close()
+
+
+async def first_of(first: Awaitable[Any], second: Awaitable[Any]) -> Any:
+    """What ends first ends both, and its result or error is the whole's; the first one's where both
+    have ended."""
+    tasks = [asyncio.ensure_future(first), asyncio.ensure_future(second)]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(task.result() for task in tasks if task in done)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 async def _end_leftovers(grace_s: float) -> None:

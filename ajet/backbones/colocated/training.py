@@ -7,69 +7,35 @@ With one seed it is the run of backbone debug: the same episodes, and losses as 
 other batches allow. Not covered: training while episodes run (backbone trinity).
 """
 
-from rich.console import Console
-
 from ajet.cluster.crew import Crew
 from ajet.cluster.placement import Placement
 from ajet.cluster.sittings import ProcessOptions
-from ajet.core.bounded_loop import run_bounded
-from ajet.core.config import AjetConfig
+from ajet.cluster.training_sitting import TrainingSitting
 from ajet.core.errors import RunFailed
-from ajet.core.interrupt import Interrupt
-from ajet.core.record.books import Books
-from ajet.core.record.run_folder import RunFolder
-from ajet.core.record.summary import RunSummary
 from ajet.core.record.validation import Validation
-from ajet.core.task.run_tasks import RunTasks
 
 
-class Training:
-    """One sitting of one run. Its processes are gone when `run` returns."""
+class Training(TrainingSitting):
+    """One sitting of one run."""
 
-    def __init__(
-        self,
-        config: AjetConfig,
-        folder: RunFolder,
-        interrupt: Interrupt,
-        console: Console,
-        placement: Placement,
-        options: ProcessOptions,
-    ) -> None:
-        self.config, self.folder, self.interrupt = config, folder, interrupt
-        self.console = console
-        self.tasks = RunTasks.read(config)
-        self.crew = Crew(config, folder, placement, options)
+    def place(self, placement: Placement, options: ProcessOptions) -> None:
+        self.crew = Crew(self.config, self.folder, placement, options)
 
-    def run(self) -> RunSummary:
-        """All steps that are left; the summary is written last."""
-        return run_bounded(self._run())
-
-    async def _run(self) -> RunSummary:
-        try:
-            await self._start()
-            with self.books:
-                await self.crew.attended(self._train())
-        finally:
-            self.crew.close()
-        return self.books.finish()
-
-    async def _start(self) -> None:
+    async def start(self) -> None:
         start = await self.crew.start()
-        self.books = Books(
-            self.config,
-            self.folder,
-            self.tasks,
-            save=self.crew.save,
-            interrupt=self.interrupt,
-            console=self.console,
-            start=start,
-        )
+        self.open_books(self.crew.save, start)
         self.crew.trainer.on_progress = self.books.progress.fraction
         await self.crew.admit(self.books)
         source = await self.crew.trainer.publish(self.books.state.step)
         await self.crew.engines.wake(source)
         self.validation = Validation(self.crew.workers, self.books)
         self.batch = self.books.batch_rollout(self.crew.runner)
+
+    async def work(self) -> None:
+        await self.crew.engines.attended(self._train())
+
+    def close(self) -> None:
+        self.crew.close()
 
     async def _train(self) -> None:
         try:

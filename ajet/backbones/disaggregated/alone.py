@@ -29,7 +29,6 @@ from ajet.core.record.summary import RunSummary
 from ajet.core.rollout.batch import GroupRunner
 from ajet.core.task.run_tasks import RunTasks
 from ajet.core.trajectory.trajectory import Group
-from ajet.core.update.checkpoint import step_of
 from ajet.core.weight_sync.folder import FolderSource, WeightFolder
 
 
@@ -87,9 +86,8 @@ class TrainHere:
         return self.books.finish()
 
     async def _save(self, step: int, run: dict[str, Any]) -> None:
-        folder = self.folder.checkpoints
-        self.checkpoints.save(folder, step, self.half.with_own_state(run))
-        self.half.saved([step_of(each) for each in folder.glob("step_*")])
+        self.checkpoints.save(self.folder.checkpoints, step, self.half.with_own_state(run))
+        self.half.saved()
 
 
 class ExploreHere:

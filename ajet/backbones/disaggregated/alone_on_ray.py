@@ -13,26 +13,24 @@ from typing import Any
 from rich.console import Console
 
 from ajet.backbones.disaggregated.apart import ExploreApart, TrainApart
-from ajet.cluster.crew import attended, keep_words
+from ajet.cluster.crew import keep_words
 from ajet.cluster.engine_replica import Engines, RouterEndpoint
 from ajet.cluster.placement import Placement
 from ajet.cluster.rollout_worker import Words
 from ajet.cluster.rollout_workers import RolloutWorkers
 from ajet.cluster.sittings import ProcessOptions
 from ajet.cluster.trainer_group import Taught, TrainerGroup
+from ajet.cluster.training_sitting import TrainingSitting
 from ajet.cluster.weights_place import sync_method, weights_place
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
 from ajet.core.interrupt import Interrupt
-from ajet.core.record.books import Books, find_start
+from ajet.core.record.books import find_start
 from ajet.core.record.origin import RunOrigin
 from ajet.core.record.recorded_run import template_of
 from ajet.core.record.run_folder import RunFolder
-from ajet.core.record.summary import RunSummary
 from ajet.core.rollout.batch import GroupRunner
-from ajet.core.task.run_tasks import RunTasks
 from ajet.core.trajectory.trajectory import Group
-from ajet.core.update.checkpoint import step_of
 from ajet.core.weight_sync.folder import FolderSource
 
 
@@ -53,59 +51,33 @@ class RanksSeat:
         return {}
 
 
-class TrainOnRay:
-    """One sitting of the trainer. Its processes are gone when `run` returns."""
+class TrainOnRay(TrainingSitting):
+    """One sitting of the trainer."""
 
-    def __init__(
-        self,
-        config: AjetConfig,
-        folder: RunFolder,
-        interrupt: Interrupt,
-        console: Console,
-        placement: Placement,
-        options: ProcessOptions,
-    ) -> None:
-        self.config, self.folder, self.interrupt = config, folder, interrupt
-        self.console = console
-        self.tasks = RunTasks.read(config)
-        _, notice = sync_method(config, placement)
-        root = weights_place(folder.path, in_memory=False, notice=notice)
-        self.trainer = TrainerGroup(config, [options(each) for each in placement.trainer], root)
+    def place(self, placement: Placement, options: ProcessOptions) -> None:
+        _, notice = sync_method(self.config, placement)
+        root = weights_place(self.folder.path, in_memory=False, notice=notice)
+        ranks = [options(each) for each in placement.trainer]
+        self.trainer = TrainerGroup(self.config, ranks, root)
 
-    def run(self) -> RunSummary:
-        """All steps that are left; the summary is written last."""
-        return run_bounded(self._run())
-
-    async def _run(self) -> RunSummary:
-        try:
-            await self._start()
-            with self.books:
-                await self.half.run()
-        finally:
-            self.trainer.close()
-        return self.books.finish()
-
-    async def _start(self) -> None:
+    async def start(self) -> None:
         model = await self.trainer.start()
         start = find_start(self.folder, self.config.ajet.trainer_common.resume)
         if start is not None:
             await self.trainer.load(start.path)
-        self.books = Books(
-            self.config,
-            self.folder,
-            self.tasks,
-            save=self._save,
-            interrupt=self.interrupt,
-            console=self.console,
-            start=start,
-        )
+        self.open_books(self._save, start)
         keep_words(model, self.books)
         self.half = TrainApart(self.books, RanksSeat(self.trainer), start)
 
+    async def work(self) -> None:
+        await self.half.run()
+
+    def close(self) -> None:
+        self.trainer.close()
+
     async def _save(self, step: int, run: dict[str, Any]) -> None:
-        folder = self.folder.checkpoints
-        await self.trainer.save(folder, step, self.half.with_own_state(run))
-        self.half.saved([step_of(each) for each in folder.glob("step_*")])
+        await self.trainer.save(self.folder.checkpoints, step, self.half.with_own_state(run))
+        self.half.saved()
 
 
 class ExploreOnRay:
@@ -135,7 +107,7 @@ class ExploreOnRay:
         try:
             await self.workers.check()
             await self.engines.start()
-            await attended(self.engines, self.half.run())
+            await self.engines.attended(self.half.run())
         finally:
             self.workers.close()
             self.engines.close()

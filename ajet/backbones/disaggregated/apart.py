@@ -33,10 +33,11 @@ from typing import Any, Protocol
 from loguru import logger
 
 from ajet.backbones.disaggregated.explorer import PLAN, Explorer, ExplorerSettings
-from ajet.backbones.disaggregated.halves import explorer_settings, open_buffer, reopen
+from ajet.backbones.disaggregated.halves import explorer_settings, forget_saved, open_buffer, reopen
 from ajet.backbones.disaggregated.place import Place
 from ajet.backbones.disaggregated.trainer import Seat, Trainer
 from ajet.core import assembly
+from ajet.core.bounded_loop import first_of
 from ajet.core.buffer.buffer import SITTING, TRAINED, Buffer, SittingOver
 from ajet.core.config import AjetConfig
 from ajet.core.errors import RunFailed
@@ -96,7 +97,7 @@ class TrainApart:
         )
         try:
             await self.seat.publish(self.place.trained)
-            await _first_of(self.trainer.run(), self._look())
+            await first_of(self.trainer.run(), self._look())
             await self.books.save_if_new()
         finally:
             self.place.end()
@@ -104,9 +105,9 @@ class TrainApart:
         if self._failure is not None:
             raise RunFailed(f"the explorer gave up: {self._failure}")
 
-    def saved(self, steps: list[int]) -> None:
-        """There are checkpoints of these steps: what none of them can ask for may go."""
-        self.buffer.forget(min(steps))
+    def saved(self) -> None:
+        """There is a checkpoint more."""
+        forget_saved(self.buffer, self.books.folder)
 
     def with_own_state(self, run: dict[str, Any]) -> dict[str, Any]:
         """The run's state for a checkpoint, with the explorer's: its note first, so that a group
@@ -237,9 +238,7 @@ class ExploreApart:
         explorer = self._explorer(self._runner, buffer, place)
         explorer.load_state_dict(json.loads(told[PLAN]))
         try:
-            is_done = await _first_of(
-                self._follow(sitting, explorer, buffer, place), explorer.run()
-            )
+            is_done = await first_of(self._follow(sitting, explorer, buffer, place), explorer.run())
         except RunFailed as failed:
             reason = json.dumps({"sitting": sitting, "reason": str(failed)})
             buffer.tell(**{FAILED: reason})
@@ -316,15 +315,3 @@ def _published(told: Mapping[str, str], sitting: str) -> FolderSource | None:
     if found.get("sitting") != sitting:
         return None
     return FolderSource(Path(found["path"]), found["version"])
-
-
-async def _first_of(first: Awaitable[Any], second: Awaitable[Any]) -> Any:
-    """What ends first ends both; an error of either is raised."""
-    tasks = [asyncio.ensure_future(first), asyncio.ensure_future(second)]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return next(task.result() for task in tasks if task in done)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from loguru import logger
@@ -29,6 +29,7 @@ from ajet.core.record.books import Books, Start
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.validation import Validation
 from ajet.core.rollout.batch import GroupRunner
+from ajet.core.update.checkpoint import step_of
 
 
 def open_buffer(config: AjetConfig, folder: RunFolder) -> Buffer:
@@ -101,9 +102,9 @@ class Halves:
         finally:
             self.buffer.close()
 
-    def saved(self, steps: Sequence[int]) -> None:
-        """There are checkpoints of these steps: what none of them can ask for may go."""
-        self.buffer.forget(min(steps))
+    def saved(self) -> None:
+        """There is a checkpoint more."""
+        forget_saved(self.buffer, self.books.folder)
 
     def with_own_state(self, run: dict[str, Any]) -> dict[str, Any]:
         """The run's state for a checkpoint, with the explorer's of this moment."""
@@ -126,6 +127,11 @@ class Halves:
             for half in (trainer, explorer):
                 half.cancel()
             await asyncio.wait({trainer, explorer})
+
+
+def forget_saved(buffer: Buffer, folder: RunFolder) -> None:
+    """What none of the folder's checkpoints can ask for may go."""
+    buffer.forget(min(step_of(each) for each in folder.checkpoints.glob("step_*")))
 
 
 def reopen(buffer: Buffer, start: Start | None, resume: str, told: Mapping[str, str]) -> None:

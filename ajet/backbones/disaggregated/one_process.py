@@ -22,7 +22,6 @@ from ajet.core.record.books import Books, find_start
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
 from ajet.core.task.run_tasks import RunTasks
-from ajet.core.update.checkpoint import step_of
 
 
 class OneProcessTraining:
@@ -77,6 +76,5 @@ class OneProcessTraining:
             await self.seat.close()
 
     async def _save(self, step: int, run: dict[str, Any]) -> None:
-        folder = self.folder.checkpoints
-        self.checkpoints.save(folder, step, self.halves.with_own_state(run))
-        self.halves.saved([step_of(each) for each in folder.glob("step_*")])
+        self.checkpoints.save(self.folder.checkpoints, step, self.halves.with_own_state(run))
+        self.halves.saved()

@@ -16,23 +16,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-
 from ajet.backbones.disaggregated.halves import Halves
 from ajet.cluster.crew import Crew
 from ajet.cluster.engine_replica import Engines
 from ajet.cluster.placement import Placement
 from ajet.cluster.sittings import ProcessOptions
 from ajet.cluster.trainer_group import Taught, TrainerGroup
-from ajet.core.bounded_loop import run_bounded
-from ajet.core.config import AjetConfig
-from ajet.core.interrupt import Interrupt
-from ajet.core.record.books import Books
-from ajet.core.record.run_folder import RunFolder
-from ajet.core.record.summary import RunSummary
-from ajet.core.task.run_tasks import RunTasks
+from ajet.cluster.training_sitting import TrainingSitting
 from ajet.core.trajectory.trajectory import Group
-from ajet.core.update.checkpoint import step_of
 from ajet.core.weight_sync.manifest import WeightsError
 
 
@@ -58,49 +49,17 @@ class ClusterSeat:
         return {"sync/seconds": sync.seconds, "sync/bytes": float(sync.num_bytes)}
 
 
-class Training:
-    """One sitting of one run. Its processes are gone when `run` returns."""
+class Training(TrainingSitting):
+    """One sitting of one run."""
 
-    def __init__(
-        self,
-        config: AjetConfig,
-        folder: RunFolder,
-        interrupt: Interrupt,
-        console: Console,
-        placement: Placement,
-        options: ProcessOptions,
-    ) -> None:
-        self.config, self.folder, self.interrupt = config, folder, interrupt
-        self.console = console
-        self.tasks = RunTasks.read(config)
-        self.crew = Crew(config, folder, placement, options)
-        sleeps = config.trinity.mode == "colocate"
+    def place(self, placement: Placement, options: ProcessOptions) -> None:
+        self.crew = Crew(self.config, self.folder, placement, options)
+        sleeps = self.config.trinity.mode == "colocate"
         self.seat = ClusterSeat(self.crew.trainer, self.crew.engines, sleeps=sleeps)
 
-    def run(self) -> RunSummary:
-        """All steps that are left; the summary is written last."""
-        return run_bounded(self._run())
-
-    async def _run(self) -> RunSummary:
-        try:
-            await self._start()
-            with self.books:
-                await self.crew.attended(self.halves.run())
-        finally:
-            self.crew.close()
-        return self.books.finish()
-
-    async def _start(self) -> None:
+    async def start(self) -> None:
         start = await self.crew.start()
-        self.books = Books(
-            self.config,
-            self.folder,
-            self.tasks,
-            save=self._save,
-            interrupt=self.interrupt,
-            console=self.console,
-            start=start,
-        )
+        self.open_books(self._save, start)
         self.crew.trainer.on_progress = self.books.progress.fraction
         await self.crew.admit(self.books)
         self.halves = Halves(
@@ -111,9 +70,14 @@ class Training:
             start=start,
         )
 
+    async def work(self) -> None:
+        await self.crew.engines.attended(self.halves.run())
+
+    def close(self) -> None:
+        self.crew.close()
+
     async def _save(self, step: int, run: dict[str, Any]) -> None:
-        folder = self.folder.checkpoints
         run = self.halves.with_own_state(run)
         running = self.halves.explorer.running()
         await self.crew.save(step, run, is_open=running.__contains__)
-        self.halves.saved([step_of(each) for each in folder.glob("step_*")])
+        self.halves.saved()

@@ -19,12 +19,13 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ajet.core.buffer.codec import decode, encode
 from ajet.core.buffer.staleness import versions
 from ajet.core.errors import CheckpointError
 from ajet.core.inference.endpoint import SamplingParams
+from ajet.core.rollout.batch import GroupRunner
 from ajet.core.rollout.plans import episode_id_of, group_id_of
 from ajet.core.rollout.runner import OnEpisode
 from ajet.core.task.task import Task
@@ -111,29 +112,10 @@ def _planned_as(trajectory: Trajectory) -> str:
     return episode_id_of(trajectory.group_id, trajectory.workflow_task.rollout_index)
 
 
-class Resumable(Protocol):
-    """A `GroupRunner` that leaves out what is finished."""
-
-    async def rollout(
-        self,
-        tasks: Sequence[Task],
-        *,
-        step: int,
-        mode: Mode,
-        num_repeat: int,
-        redundancy: int = 0,
-        numbers: Sequence[int] | None = None,
-        failure_rate_of: int | None = None,
-        on_episode: OnEpisode | None = None,
-        sampling: SamplingParams | None = None,
-        finished: Mapping[str, Trajectory] | None = None,
-    ) -> list[Group]: ...
-
-
 class KeptEpisodes:
     """A `GroupRunner` whose episodes are in a journal."""
 
-    def __init__(self, runner: Resumable, journal: Journal) -> None:
+    def __init__(self, runner: GroupRunner, journal: Journal) -> None:
         self._runner, self._journal = runner, journal
 
     async def rollout(
@@ -148,11 +130,12 @@ class KeptEpisodes:
         failure_rate_of: int | None = None,
         on_episode: OnEpisode | None = None,
         sampling: SamplingParams | None = None,
+        finished: Mapping[str, Trajectory] | None = None,
     ) -> list[Group]:
-        """See `EpisodeRunner.rollout`. What is there already is reported at once."""
-        finished: dict[str, Trajectory] = {}
+        """See `EpisodeRunner.rollout`. What the journal has is reported at once."""
+        left: dict[str, Trajectory] = {}
         for number in numbers or range(len(tasks)):
-            finished |= self._journal.take(group_id_of(step, mode, number))
+            left |= self._journal.take(group_id_of(step, mode, number))
 
         def ended(trajectory: Trajectory) -> None:
             self._journal.put(trajectory)
@@ -160,7 +143,7 @@ class KeptEpisodes:
                 on_episode(trajectory)
 
         if on_episode is not None:
-            for trajectory in finished.values():
+            for trajectory in left.values():
                 on_episode(trajectory)
         return await self._runner.rollout(
             tasks,
@@ -172,5 +155,5 @@ class KeptEpisodes:
             failure_rate_of=failure_rate_of,
             on_episode=ended,
             sampling=sampling,
-            finished=finished,
+            finished={**left, **(finished or {})},
         )

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import pvariance
 from typing import Protocol
@@ -53,7 +53,10 @@ class GroupRunner(Protocol):
         failure_rate_of: int | None = None,
         on_episode: OnEpisode | None = None,
         sampling: SamplingParams | None = None,
-    ) -> list[Group]: ...
+        finished: Mapping[str, Trajectory] | None = None,
+    ) -> list[Group]:
+        """See `EpisodeRunner.rollout`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
