@@ -29,7 +29,7 @@ from ajet.core.inference.router import Router, RouterSettings
 from ajet.core.inference.serving import ServerStart
 from ajet.core.model.load import EMBEDDED_DIR
 from ajet.core.weight_sync.folder import WeightFolder
-from tests.process_groups import is_empty, members
+from tests.processes import in_group, until_gone
 from tests.sglang_server import sglang_python
 
 MODEL = EMBEDDED_DIR / "math"
@@ -150,7 +150,7 @@ async def test_an_engine_serves_the_published_weights_through_its_server(project
         assert "/release_memory_occupation" in (project.path / "logs/engine_0.log").read_text()
     finally:
         await engine.close()
-    assert is_empty(group)
+    assert not until_gone(in_group(group))
 
 
 async def test_a_server_that_never_gets_healthy_is_one_line_with_its_log(project):
@@ -224,7 +224,7 @@ def test_a_server_is_gone_when_the_process_of_its_engine_is_killed(project):
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=env)
     assert process.stdout is not None and process.stdout.readline() == b"up\n"
     group = project.group_of("engine 0")
-    assert members(group)
+    assert in_group(group)
     process.kill()
     process.wait()
-    assert is_empty(group)
+    assert not until_gone(in_group(group))

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import below, is_running, until_gone
+
 pytest.importorskip("ray")
 pytestmark = pytest.mark.ray
 
@@ -61,36 +63,6 @@ sys.exit(main(sys.argv[1]))
 """
 
 
-def children(pid: int) -> set[int]:
-    """All processes below `pid`, whatever group they are in."""
-    parents = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            stat = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents[int(folder.name)] = int(stat[1])
-    below, found = {pid}, set()
-    while below := {child for child, parent in parents.items() if parent in below}:
-        found |= below
-    return found
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-def until_gone(pids: set[int], within_s: float) -> set[int]:
-    deadline = time.monotonic() + within_s
-    while (left := {pid for pid in pids if is_running(pid)}) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return left
-
-
 @pytest.fixture(scope="module")
 def conf(tmp_path_factory):
     folder = tmp_path_factory.mktemp("project")
@@ -118,9 +90,9 @@ def holder(conf):
     assert line.startswith("{"), "the holder did not come up"
     process.told = json.loads(line)
     yield process
-    below = children(process.pid) | {process.pid}
+    under = below(process.pid) | {process.pid}
     process.kill()
-    for pid in below:
+    for pid in under:
         if is_running(pid):
             os.kill(pid, signal.SIGKILL)
 
@@ -183,13 +155,13 @@ def test_what_listens_and_is_no_ray_is_one_line_after_a_while(monkeypatch):
 
 def test_ctrl_c_ends_every_process_within_ten_seconds(holder):
     """Last: it ends the Ray of the tests above."""
-    below = children(holder.pid)
+    under = below(holder.pid)
     actors = {process["pid"] for process in holder.told["processes"]}
-    assert actors <= below and len(below) > len(actors)
+    assert actors <= under and len(under) > len(actors)
     folder = Path(holder.told["said"][0].partition("its logs are in ")[2].split()[0])
     assert folder.is_dir()
     os.kill(holder.pid, signal.SIGINT)
     started = time.monotonic()
     holder.wait(GONE_WITHIN_S)
-    left = until_gone(below, GONE_WITHIN_S - (time.monotonic() - started))
+    left = until_gone(under, GONE_WITHIN_S - (time.monotonic() - started))
     assert left == set() and not folder.exists()

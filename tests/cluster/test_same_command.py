@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from tests.cluster.test_ray_session import children, until_gone
+from tests.processes import below, until_gone
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.ray
@@ -69,7 +69,7 @@ def start(tmp_path):
 
     yield of
     for process in started:
-        for pid in children(process.pid) | {process.pid}:
+        for pid in below(process.pid) | {process.pid}:
             if until_gone({pid}, 0):
                 os.kill(pid, signal.SIGKILL)
 
@@ -98,12 +98,12 @@ def test_the_other_node_works_for_the_one_that_leads_and_ends_well_when_it_goes(
     told = first_line(leading)
     assert len(set(told["ids"])) == 2 and told["ran"] == told["ids"]
     assert any(text.startswith("starting the head of a Ray cluster") for text in told["said"])
-    below = children(serving.pid) | children(leading.pid)
+    under = below(serving.pid) | below(leading.pid)
     leading.stdin.write("\n")
     leading.stdin.close()
     assert leading.wait(GONE_WITHIN_S) == 0, errors(leading)
     started = time.monotonic()
     assert serving.wait(GONE_WITHIN_S) == 0, errors(serving)
-    assert until_gone(below, GONE_WITHIN_S - (time.monotonic() - started)) == set()
+    assert until_gone(under, GONE_WITHIN_S - (time.monotonic() - started)) == set()
     assert "this node serves the Ray of 127.0.0.1" in errors(serving)
     assert not (tmp_path / "launcher_record").exists()  # it trains nothing itself

@@ -1,47 +1,20 @@
 """Ctrl-C and SIGTERM: once ends the run after its step, twice ends it now. No child outlives it."""
 
-import contextlib
 import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from tests.e2e.toy_run import EPISODES, ToyRun, ended, wait_until
-
-
-def children(pid: int) -> list[int]:
-    """Every living descendant of a process."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # ended meanwhile
-            continue
-        if fields[0] != "Z":
-            parents[int(stat.parent.name)] = int(fields[1])
-    found = [pid]
-    for parent in found:
-        found += [child for child, of in parents.items() if of == parent]
-    return found[1:]
+from tests.processes import below, command, is_running
 
 
 def kinds(pid: int) -> set[str]:
     """Which of the run's helpers are there."""
-    commands = ""
-    for child in children(pid):
-        with contextlib.suppress(OSError):
-            commands += Path(f"/proc/{child}/cmdline").read_text(errors="replace")
+    commands = " ".join(map(command, below(pid)))
     return {name for name in ("math_process", "zygote") if name in commands}
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def interrupted_once(run: ToyRun, number: int) -> dict:
@@ -62,7 +35,7 @@ def interrupted_twice(run: ToyRun) -> dict:
         both = {"math_process", "zygote"}
         assert wait_until(lambda: both <= kinds(process.pid), process), run.stderr()
         time.sleep(0.3)
-        born = children(process.pid)
+        born = below(process.pid)
         started_s = time.monotonic()
         os.kill(process.pid, signal.SIGINT)
         time.sleep(0.1)
@@ -70,7 +43,7 @@ def interrupted_twice(run: ToyRun) -> dict:
         code = process.wait(60)
         took_s = time.monotonic() - started_s
         time.sleep(0.5)  # the kernel ends the workers of a sandbox whose parent is gone
-    alive = [pid for pid in born if is_alive(pid)]
+    alive = [pid for pid in born if is_running(pid)]
     return {"code": code, "took_s": took_s, "alive": alive, "born": born}
 
 

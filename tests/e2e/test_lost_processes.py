@@ -9,15 +9,14 @@ import json
 import os
 import random
 import signal
-import sqlite3
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
+from tests.e2e.three_backbones import episodes, weights
 from tests.e2e.toy_run import STEPS, ToyRun, ended, wait_until
+from tests.processes import below, command, until_gone
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.ray
@@ -52,25 +51,7 @@ class VerlRun(ToyRun):
 
 def processes(driver: int, title: str) -> list[int]:
     """Those below the driver that Ray has named so."""
-    parents = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(folder.name)] = int(
-                (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            )
-        except OSError:
-            continue
-    below, found = {driver}, set()
-    while below := {child for child, parent in parents.items() if parent in below}:
-        found |= below
-    return sorted(pid for pid in found if title in _command(pid))
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""
+    return sorted(pid for pid in below(driver) if title in command(pid))
 
 
 def kill_once(run: ToyRun, what: str, step: int, rng: random.Random) -> None:
@@ -84,19 +65,6 @@ def kill_once(run: ToyRun, what: str, step: int, rng: random.Random) -> None:
         assert process.wait(WITHIN_S) == 0, run.stderr()
 
 
-def episodes(run):
-    with sqlite3.connect(run.path / "episodes.sqlite") as connection:
-        return connection.execute(
-            "SELECT episode_id, status, seed, episodes.reward, turn_index, token_ids, "
-            "policy_version FROM episodes JOIN turns USING (episode_id) "
-            "ORDER BY episode_id, turn_index"
-        ).fetchall()
-
-
-def weights(run):
-    return load_file(run.path / "checkpoints" / f"step_{STEPS:06d}" / "model.safetensors")
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     run = VerlRun(tmp_path_factory.mktemp("whole"), *SETTINGS)
@@ -108,7 +76,7 @@ def assert_the_same(run, whole):
     assert episodes(run) == episodes(whole)
     lines = (run.path / "logs/metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, STEPS + 1))
-    mine, theirs = weights(run), weights(whole)
+    mine, theirs = weights(run, STEPS), weights(whole, STEPS)
     assert max(np.abs(mine[name] - theirs[name]).max() for name in theirs) < 1e-3
 
 
@@ -134,10 +102,7 @@ def test_a_driver_that_is_killed_leaves_nobody_and_no_finished_episode_is_lost(
         assert len(left) == 2 + 2 + 1 + 1
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    deadline = time.monotonic() + 10
-    while any(map(_command, left)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not any(map(_command, left))
+    assert not until_gone(left)
     run.forget_told()
     (tmp_path / "released").touch()
     assert run.finish(timeout=WITHIN_S) == 0, run.stderr()

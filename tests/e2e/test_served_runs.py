@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.toy_run import ToyRun, ended, environment, wait_until
-from tests.process_groups import is_empty, members
+from tests.processes import in_group, until_gone
 from tests.sglang_server import sglang_python
 
 pytestmark = pytest.mark.ray
@@ -85,7 +85,7 @@ def test_vllm_samples_what_is_trained(tmp_path):
         group = run.group()
         assert process.wait(START_S) == 0, run.stderr()
     assert_sampled_with_the_weights_of_the_day(run)
-    assert is_empty(group)
+    assert not until_gone(in_group(group))
     said = (run.path / "logs" / "run.log").read_text()
     assert said.count("vLLM on the CPU has no sleep mode: it keeps its memory") == 1
 
@@ -102,10 +102,10 @@ def test_a_run_loses_its_server_and_is_killed_and_goes_on(tmp_path):
         run.hold(3)
         assert wait_until(lambda: run.episodes("begin", 3), process, START_S, 0.1), run.stderr()
         second = run.group()
-        assert members(second) and not members(first)
+        assert in_group(second) and not in_group(first)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    assert is_empty(second)
+    assert not until_gone(in_group(second))
     run.hold(None)
     assert run.finish(timeout=START_S) == 0, run.stderr()
     assert_sampled_with_the_weights_of_the_day(run)

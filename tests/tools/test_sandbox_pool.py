@@ -1,7 +1,6 @@
 """The pool: what a program's result looks like, and the life and death of its processes."""
 
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from ajet.tools import execute_python_code
 from ajet.tools.python_code import sandbox_report
 from ajet.tools.sandbox import landlock, zygote
 from ajet.tools.sandbox.pool import Outcome, SandboxError, SandboxPool
+from tests.processes import below
 
 # Without bubblewrap, whose own process stands between this one and the zygote.
 MODES = (zygote.NAMESPACES, zygote.RLIMITS)
@@ -290,15 +290,6 @@ async def test_the_tool_answers_in_the_form_of_agentscope() -> None:
         "<returncode>0</returncode><stdout>3\n</stdout><stderr></stderr>"
     )
     assert sandbox_report().startswith("sandbox: ")
-
-
-def below(pid: int) -> list[int]:
-    found = [pid]
-    for each in found:
-        for children in Path(f"/proc/{each}/task").glob("*/children"):
-            with contextlib.suppress(OSError):  # it ended meanwhile
-                found += map(int, children.read_text().split())
-    return found[1:]
 
 
 def processes_below(pool: SandboxPool) -> list[int]:

@@ -1,7 +1,6 @@
 """Whatever an environment does is a status and one line; its siblings and the run go on."""
 
 import asyncio
-import os
 import time
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from ajet.core.rollout.failure import EnvironmentFault
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from tests.core.environment import unruly
 from tests.corridor import answers, corridor_config, play
+from tests.processes import is_running
 
 UNRULY = "tests.core.environment.unruly->Unruly"
 EVERYWHERE = pytest.mark.parametrize("isolation", ["inline", "thread", "process"])
@@ -28,14 +28,6 @@ async def episode(tmp_path, isolation, *actions, config=None, **limits):
     config = config or config_of(tmp_path, isolation)
     [trajectory] = await play(config, answers(*actions), **limits)
     return trajectory
-
-
-def is_alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def num_open_files():
@@ -143,8 +135,8 @@ async def test_a_child_that_it_leaks_dies_with_the_episodes_process(tmp_path):
     done = await episode(tmp_path, "process", "leak", "end")
     assert done.status is EpisodeStatus.OK
     pid = int(done.turns[1].messages[-1]["content"].split()[1])
-    await until(lambda: not is_alive(pid))
-    assert not is_alive(pid)
+    await until(lambda: not is_running(pid))
+    assert not is_running(pid)
 
 
 async def test_a_process_that_dies_is_an_env_error_and_the_next_episode_has_another(tmp_path):

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from ajet.core.errors import ModelError
 from ajet.core.inference.replica import ReplicaDown
 from ajet.core.inference.servers.process import Command, ServerProcess, free_port
+from tests.processes import is_running, until_gone
 
 SERVER = """
 import os, subprocess, sys, time
@@ -43,20 +43,6 @@ def _pids(tmp_path):
     return [int(pid) for pid in (tmp_path / "pids").read_text().split()]
 
 
-def _is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def _all_gone(pids, seconds=8.0):
-    end = time.monotonic() + seconds
-    while any(map(_is_alive, pids)) and time.monotonic() < end:
-        time.sleep(0.02)
-    return not any(map(_is_alive, pids))
-
-
 async def test_a_server_and_all_that_it_started_are_gone_after_stop(tmp_path):
     server = _server(tmp_path)
     assert await server.start(_started(tmp_path), 20) < 20
@@ -64,7 +50,7 @@ async def test_a_server_and_all_that_it_started_are_gone_after_stop(tmp_path):
     pids = _pids(tmp_path)
     assert all(os.getpgid(pid) == group != os.getpgid(0) for pid in pids)
     await server.stop()
-    assert _all_gone([group, *pids]) and not server.pid_path.exists() and not server.is_running
+    assert not until_gone([group, *pids]) and not server.pid_path.exists() and not server.is_running
 
 
 async def test_a_killed_server_is_seen_and_its_children_end(tmp_path):
@@ -72,7 +58,7 @@ async def test_a_killed_server_is_seen_and_its_children_end(tmp_path):
     await server.start(_started(tmp_path), 20)
     pids = _pids(tmp_path)
     os.kill(pids[0], signal.SIGKILL)
-    assert _all_gone(pids)
+    assert not until_gone(pids)
     while server.is_running:
         await asyncio.sleep(0.02)
     with pytest.raises(ModelError, match=r"^inference server r0 ended with status 137: loading"):
@@ -87,7 +73,7 @@ async def test_a_server_whose_leash_is_killed_ends_when_somebody_looks(tmp_path)
     os.kill(int(server.pid_path.read_text()), signal.SIGKILL)
     while server.is_running:
         await asyncio.sleep(0.02)
-    assert _all_gone(pids)
+    assert not until_gone(pids)
     with pytest.raises(ModelError, match=r"^inference server r0 ended with status -9: loading"):
         server.check_running()
     await server.stop()
@@ -124,10 +110,10 @@ def test_nothing_outlives_a_run_that_is_killed(tmp_path):
     run_process = subprocess.Popen([sys.executable, "-c", run], stdout=subprocess.PIPE)
     assert run_process.stdout.readline() == b"up\n"
     pids = [int((tmp_path / "logs" / "r0.pid").read_text()), *_pids(tmp_path)]
-    assert all(map(_is_alive, pids))
+    assert all(map(is_running, pids))
     run_process.kill()
     run_process.wait()
-    assert _all_gone(pids)
+    assert not until_gone(pids)
 
 
 async def test_a_server_that_is_never_healthy_is_one_line_with_the_end_of_its_log(tmp_path):
@@ -182,4 +168,4 @@ async def test_a_start_that_is_cancelled_leaves_nothing(tmp_path):
         await asyncio.sleep(0.02)
     start.cancel()
     await asyncio.gather(start, return_exceptions=True)
-    assert _all_gone(_pids(tmp_path))
+    assert not until_gone(_pids(tmp_path))

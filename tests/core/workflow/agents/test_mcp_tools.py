@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -19,6 +18,7 @@ from ajet.core.workflow.tools import mcp_session
 from ajet.core.workflow.tools.mcp_session import McpAddress
 from ajet.core.workflow.tools.toolbox import load_toolbox
 from tests.core.workflow.agents.agent_runs import call, config_in, run, texts
+from tests.processes import is_running, until_gone
 
 SERVER = """
 import os
@@ -88,17 +88,8 @@ def config(tmp_path):
     mcp_session.close_all()
 
 
-def is_there(pid):
-    return Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text()
-
-
-def is_gone(pid, within_s=5):
-    deadline = time.monotonic() + within_s
-    with contextlib.suppress(FileNotFoundError):
-        while is_there(pid):
-            assert time.monotonic() < deadline, f"process {pid} is still there"
-            time.sleep(0.01)
-    return True
+def is_gone(pid):
+    return not until_gone([int(pid)], within_s=5)
 
 
 async def test_each_episode_has_a_server_of_its_own_that_is_gone_at_the_end(config):
@@ -124,7 +115,7 @@ async def test_a_shared_server_that_dies_is_an_error_and_is_there_for_the_next_e
     one, two = await run(shared, call("pid"), "done", num=2)
     [first_pid] = texts(one)
     assert texts(two) == [first_pid]
-    assert is_there(first_pid)
+    assert is_running(int(first_pid))
     t = await run(shared, call("die"), call("pid"), "done")
     gone = "Error: MCP server 'python server.py' is gone"
     assert texts(t) == [gone, gone]
@@ -220,7 +211,7 @@ async def test_an_episode_that_is_cancelled_leaves_no_server_behind(config, tmp_
     running = asyncio.create_task(episode())
     await is_open.wait()
     pid = (tmp_path / "server.pid").read_text()
-    assert is_there(pid)
+    assert is_running(int(pid))
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
