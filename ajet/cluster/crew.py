@@ -29,7 +29,7 @@ from ajet.cluster.sittings import ProcessOptions
 from ajet.cluster.trainer_group import TrainedModel, TrainerGroup
 from ajet.cluster.weights_place import sync_method, weights_place
 from ajet.core import assembly
-from ajet.core.buffer.journal import Journal, KeptEpisodes, fingerprint
+from ajet.core.buffer.journal import Journal, KeptEpisodes
 from ajet.core.config import AjetConfig
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.serving import ServerName, ServerStart, engine_name
@@ -37,9 +37,6 @@ from ajet.core.record.books import Books, Start, find_start
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.rollout.plans import step_of_group
 from ajet.core.weight_sync.folder import FolderSource
-
-DECIDES = ("model", "seed", "data", "task_reader", "task_judge", "environment", "rollout")
-"""Sections of the config: an episode played under others is not that of this run."""
 
 
 class Crew:
@@ -89,7 +86,7 @@ class Crew:
         """The books keep what the agents' words are made of, and the workers get it."""
         words = keep_words(self._model, books)
         await self.workers.start(partial(RouterEndpoint, self.engines.router), words)
-        self._journal = Journal(self._folder.finished_db, _played_under(self._config))
+        self._journal = assembly.open_journal(self._config, self._folder.finished_db)
         if num := self._journal.reopen(books.state.step):
             logger.info(f"{num} episodes that an earlier sitting finished are not played again")
         self.runner = KeptEpisodes(self.workers, self._journal)
@@ -110,12 +107,6 @@ class Crew:
         self.workers.close()
         self.engines.close()
         self.trainer.close()
-
-
-def _played_under(config: AjetConfig) -> str:
-    """What decides how an episode goes."""
-    ajet = config.to_dict()["ajet"]
-    return fingerprint({name: ajet[name] for name in DECIDES}, assembly.user_files(config))
 
 
 def keep_words(model: TrainedModel, books: Books) -> Words:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from ajet.core.advantage import EstimatorSettings
     from ajet.core.advantage.kl_control import KLControl
+    from ajet.core.buffer.journal import Journal
     from ajet.core.inference.chat_template import ChatTemplate
     from ajet.core.inference.engines.in_process import InProcessEngine
     from ajet.core.inference.replicas.in_process import InProcessReplica
@@ -61,6 +62,10 @@ if TYPE_CHECKING:
         UpdateSettings,
     )
     from ajet.core.workflow.gateway.gateway import Gateway
+
+
+DECIDES_EPISODES = ("model", "seed", "data", "task_reader", "task_judge", "environment", "rollout")
+"""Sections of the config: an episode played under others is not that of this run."""
 
 
 def load_policy_model(
@@ -167,6 +172,15 @@ def user_files(config: AjetConfig) -> list[Path]:
         *(Path(inspect.getfile(each)) for each in [*own, *agent_modules(config)]),
         *(find_file(path, config.base_dirs, "ajet.rollout.multi_turn") for path in listings),
     ]
+
+
+def open_journal(config: AjetConfig, path: Path) -> Journal:
+    """Of episodes played under this config and code: it forgets those of others."""
+    from ajet.core.buffer.journal import Journal, fingerprint
+
+    ajet = config.to_dict()["ajet"]
+    sections = {name: ajet[name] for name in DECIDES_EPISODES}
+    return Journal(path, fingerprint(sections, user_files(config)))
 
 
 def run_origin(config: AjetConfig, template: ChatTemplate, begun: str) -> RunOrigin:

@@ -66,6 +66,7 @@ class TrainOnRay(TrainingSitting):
         if start is not None:
             await self.trainer.load(start.path)
         self.open_books(self._save, start)
+        self.trainer.on_progress = self.books.progress.fraction
         keep_words(model, self.books)
         self.half = TrainApart(self.books, RanksSeat(self.trainer), start)
 

@@ -7,6 +7,7 @@ read in the buffer.
     note        from        says
     sitting     trainer     which one it is: a new one begins from its checkpoint, and the explorer
                             with it
+    begun       trainer     the version of that checkpoint
     trained     buffer      the trainer's version
     published   trainer     {"sitting": …, "version": 3, "path": "…/weights/v00000003"}
     over        trainer     the sitting that has ended
@@ -39,6 +40,7 @@ from ajet.backbones.disaggregated.trainer import Seat, Trainer
 from ajet.core import assembly
 from ajet.core.bounded_loop import first_of
 from ajet.core.buffer.buffer import SITTING, TRAINED, Buffer, SittingOver
+from ajet.core.buffer.journal import Journal, KeptEpisodes
 from ajet.core.config import AjetConfig
 from ajet.core.errors import RunFailed
 from ajet.core.interrupt import Interrupt
@@ -50,7 +52,8 @@ from ajet.core.weight_sync.folder import FolderSource
 from ajet.core.weight_sync.manifest import WeightsError
 
 POLL_S = 0.2
-PUBLISHED, OVER, ASKS, RESTARTED, FAILED = "published", "over", "asks", "restarted", "failed"
+BEGUN, PUBLISHED, OVER = "begun", "published", "over"
+ASKS, RESTARTED, FAILED = "asks", "restarted", "failed"
 Load = Callable[[FolderSource], Awaitable[object]]
 """The engines take these weights."""
 MakeRunner = Callable[[], Awaitable[GroupRunner]]
@@ -78,7 +81,7 @@ class TrainApart:
         self.buffer = open_buffer(config, books.folder)
         sitting = secrets.token_hex(8)
         plan = books.state.explorer if start is not None else None
-        told = {SITTING: sitting, PLAN: json.dumps(plan)}
+        told = {SITTING: sitting, BEGUN: str(books.state.step), PLAN: json.dumps(plan)}
         reopen(self.buffer, start, config.ajet.trainer_common.resume, told)
         self._sitting = sitting
         self._failure: str | None = None
@@ -193,6 +196,7 @@ class ExploreApart:
         self._make_runner, self._load = make_runner, load
         self._tasks = RunTasks.read(config)
         self._first_tasks = self._tasks.cursor.state_dict()
+        self._journal: Journal | None = None
         self._runner: GroupRunner | None = None
         self._buffer: Buffer | None = None
         self._file: int | None = None
@@ -207,8 +211,9 @@ class ExploreApart:
                 except SittingOver:
                     logger.warning("the trainer began again from its checkpoint, and so do groups")
         finally:
-            if self._buffer is not None:
-                self._buffer.close()
+            for each in (self._buffer, self._journal):
+                if each is not None:
+                    each.close()
 
     async def _next_sitting(self) -> str | None:
         """The trainer's, when it has published weights; None when there is none to come."""
@@ -233,12 +238,15 @@ class ExploreApart:
         told = buffer.all_told()
         place = Place(int(told[TRAINED]))
         self._tasks.cursor.load_state_dict(self._first_tasks)
-        if self._runner is None:
-            self._runner = await self._make_runner()
+        journal = self._journal or assembly.open_journal(self._config, self._folder.finished_db)
+        self._journal = journal
+        journal.reopen(int(told[BEGUN]), sitting)
+        self._runner = self._runner or KeptEpisodes(await self._make_runner(), journal)
         explorer = self._explorer(self._runner, buffer, place)
         explorer.load_state_dict(json.loads(told[PLAN]))
         try:
-            is_done = await first_of(self._follow(sitting, explorer, buffer, place), explorer.run())
+            following = self._follow(sitting, explorer, buffer, place, journal)
+            is_done = await first_of(following, explorer.run())
         except RunFailed as failed:
             reason = json.dumps({"sitting": sitting, "reason": str(failed)})
             buffer.tell(**{FAILED: reason})
@@ -251,7 +259,9 @@ class ExploreApart:
         asked = explorer_settings(self._config, tasks.total_steps)
         return Explorer(batch, tasks.cursor, buffer, place, asked)
 
-    async def _follow(self, sitting: str, explorer: Explorer, buffer: Buffer, place: Place) -> bool:
+    async def _follow(
+        self, sitting: str, explorer: Explorer, buffer: Buffer, place: Place, journal: Journal
+    ) -> bool:
         """Takes the trainer's weights as they come. Whether there is nothing left to explore; False
         when the sitting is over."""
         while not self._interrupt.requested:
@@ -263,7 +273,8 @@ class ExploreApart:
             if told.get(OVER) == sitting:
                 return False
             place.trained = int(told[TRAINED])
-            await self._take(told, sitting, explorer, place)
+            if await self._take(told, sitting, explorer, place):
+                journal.keep_only(explorer.is_open)
             self._tell(told, explorer, buffer, place)
             if buffer.bound.waits and buffer.has_all(self._tasks.total_steps):
                 return True
@@ -273,21 +284,23 @@ class ExploreApart:
 
     async def _take(
         self, told: Mapping[str, str], sitting: str, explorer: Explorer, place: Place
-    ) -> None:
+    ) -> bool:
+        """Whether there were new weights."""
         found = _published(told, sitting)
         assert found is not None
         if found.version == place.published:
-            return
+            return False
         await explorer.hold()
         try:
             await self._load(found)
         except WeightsError:
             if found.path.exists():
                 raise
-            return  # newer ones are there already: next time
+            return False  # newer ones are there already: next time
         finally:
             explorer.release()
         place.publish(found.version)
+        return True
 
     @staticmethod
     def _tell(told: Mapping[str, str], explorer: Explorer, buffer: Buffer, place: Place) -> None:

@@ -35,6 +35,7 @@ from ajet.core.rollout.failure import check_failure_rate, has_failed
 from ajet.core.rollout.plans import group_id_of, step_of_group
 from ajet.core.task.cursor import DataCursor
 from ajet.core.trajectory.trajectory import Trajectory
+from ajet.core.workflow.workflow import Mode
 
 LAST_BATCH, PLAN = "last_batch", "plan"
 """What the buffer is told with a whole batch: its step, and the cursor after it; and with all that
@@ -70,7 +71,8 @@ class Explorer:
     ) -> None:
         self._batch, self._cursor, self._buffer = batch, cursor, buffer
         self._place, self.settings = place, settings
-        self._next = 0  # plan
+        self._is_whole = buffer.bound.max_staleness == 0
+        self._next = 0  # plan, or step of a whole batch
         self._known: set[int] = set()  # places that an earlier sitting has finished or begun
         self._left: list[tuple[int, int]] = []  # places and tasks that are to begin again
         self._running: dict[int, asyncio.Task[StepGroups]] = {}
@@ -108,10 +110,13 @@ class Explorer:
         self._left = sorted(flying.items())
         self._known |= set(flying)
 
-    def running(self) -> set[str]:
-        """The ids of the groups that run, and of their baselines."""
-        planned = [planned_at(place) for place in self._tasks]
-        return {group_id_of(step, mode, n) for step, n in planned for mode in ("train", "baseline")}
+    def is_open(self, group_id: str) -> bool:
+        """Whether the group, or baseline, is on its way into the buffer, or is to begin again."""
+        if self._is_whole:
+            return step_of_group(group_id) > self._next
+        planned = [planned_at(place) for place in (*self._tasks, *dict(self._left))]
+        modes: tuple[Mode, ...] = ("train", "baseline")
+        return any(group_id == group_id_of(step, mode, n) for step, n in planned for mode in modes)
 
     def _plan(self) -> dict[str, str]:
         """As a note: of the groups that run the buffer knows."""
@@ -121,9 +126,8 @@ class Explorer:
 
     async def run(self) -> None:
         """Explore until the last step's groups are there."""
-        whole = self._buffer.bound.max_staleness == 0
         try:
-            await (self._run_batches() if whole else self._run_groups())
+            await (self._run_batches() if self._is_whole else self._run_groups())
         finally:
             await self._stop()
 

@@ -78,6 +78,5 @@ class Training(TrainingSitting):
 
     async def _save(self, step: int, run: dict[str, Any]) -> None:
         run = self.halves.with_own_state(run)
-        running = self.halves.explorer.running()
-        await self.crew.save(step, run, is_open=running.__contains__)
+        await self.crew.save(step, run, is_open=self.halves.explorer.is_open)
         self.halves.saved()

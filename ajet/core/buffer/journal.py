@@ -35,7 +35,8 @@ from ajet.core.workflow.workflow import Mode
 _TABLES = """
 CREATE TABLE IF NOT EXISTS played (fingerprint TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS finished (
-    episode_id TEXT PRIMARY KEY, group_id TEXT NOT NULL, newest INTEGER, body BLOB NOT NULL
+    episode_id TEXT PRIMARY KEY, group_id TEXT NOT NULL, newest INTEGER, sitting TEXT,
+    body BLOB NOT NULL
 );
 """
 
@@ -54,6 +55,7 @@ class Journal:
     def __init__(self, path: Path, fingerprint: str) -> None:
         self._path = path
         self._left: dict[str, dict[str, Trajectory]] = {}
+        self._sitting: str | None = None
         try:
             self._db = sqlite3.connect(path, isolation_level=None)
             self._db.execute("PRAGMA journal_mode=WAL")
@@ -66,10 +68,14 @@ class Journal:
                 "are played again"
             ) from error
 
-    def reopen(self, step: int) -> int:
+    def reopen(self, step: int, sitting: str | None = None) -> int:
         """The run goes on from the checkpoint of `step`; says how many episodes it has beyond it.
-        Those of weights that were lost with the last sitting are dropped."""
-        self._db.execute("DELETE FROM finished WHERE newest > ?", (step,))
+        Those of weights that were lost with the last sitting are dropped; the weights of one that
+        goes on (by its name) are not."""
+        self._sitting = sitting
+        lost = "newest > ? AND sitting IS NOT ?" if sitting else "newest > ?"
+        self._db.execute(f"DELETE FROM finished WHERE {lost}", (step, sitting)[: lost.count("?")])
+        self._left = {}
         rows = self._db.execute("SELECT group_id, body FROM finished").fetchall()
         for group_id, body in rows:
             (alone,) = decode(body)
@@ -84,8 +90,8 @@ class Journal:
         group_id = trajectory.group_id
         alone = Group(group_id, (trajectory,), None)
         newest = (versions(alone) or (None, None))[1]
-        row = (_planned_as(trajectory), group_id, newest, encode([alone]))
-        self._db.execute("INSERT OR REPLACE INTO finished VALUES (?, ?, ?, ?)", row)
+        row = (_planned_as(trajectory), group_id, newest, self._sitting, encode([alone]))
+        self._db.execute("INSERT OR REPLACE INTO finished VALUES (?, ?, ?, ?, ?)", row)
 
     def take(self, group_id: str) -> dict[str, Trajectory]:
         """What the last sitting has left of this group, by the ids that its members were planned

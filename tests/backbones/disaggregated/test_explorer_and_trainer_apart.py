@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 
 import pytest
 from rich.console import Console
@@ -107,6 +108,28 @@ def test_ahead_each_may_be_killed_and_the_run_ends_within_its_bound(toy):
     assert set(found.values()) <= {0, 1}
     summary = json.loads((run.path / "summary.json").read_text())
     assert summary["steps"] == 5 and set(summary["staleness"]) <= {"0", "1"}
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_an_explorer_that_is_killed_plays_no_finished_episode_again(toy, staleness):
+    run = toy("resumed")
+    asked = (
+        f"trinity.max_staleness={staleness}",
+        "ajet.rollout.num_repeat=4",
+        "ajet.rollout.user_workflow=workflow.py->HalfAwaits",
+    )
+    (run.folder / "awaited").write_text("released")
+    with ended(start(run, "train", *asked)) as train:
+        with ended(start(run, "explore", *asked)) as explore:
+            assert wait_until(lambda: run.episodes("end", 3) == 4, explore, timeout=240)
+            time.sleep(1)  # the last of them is being judged
+        run.forget_told()
+        (run.folder / "released").touch()
+        with ended(start(run, "explore", *asked)) as explore:
+            codes = train.wait(240), explore.wait(60)
+    assert codes == (0, 0), [(run.folder / f"{m}.out").read_text() for m in ("train", "explore")]
+    assert run.episodes("begin", 3) == 4
+    assert len({row[0] for row in played(run)}) == 3 * 8
 
 
 def test_an_explorer_that_gives_up_ends_the_trainer_with_its_reason(toy):

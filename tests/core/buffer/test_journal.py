@@ -89,6 +89,16 @@ async def test_episodes_of_weights_that_were_lost_are_played_again(tmp_path):
     assert len(played) == 6
 
 
+@pytest.mark.parametrize(("sitting", "left"), [("one", 4), ("two", 0), (None, 0)])
+async def test_newer_weights_than_the_checkpoint_s_are_those_of_a_sitting(sitting, left, tmp_path):
+    path = tmp_path / "finished.sqlite"
+    journal = Journal(path, "same")
+    journal.reopen(3, "one")
+    with pytest.raises(KeyboardInterrupt):
+        await play(journal, Runner(version=4, cut=4), step=5)
+    assert Journal(path, "same").reopen(3, sitting) == left
+
+
 async def test_episodes_of_another_config_or_code_are_played_again(tmp_path):
     path = await cut_run(tmp_path / "finished.sqlite")
     played, _ = await going_on(path, step=3, fingerprint="other")
