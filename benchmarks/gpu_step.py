@@ -50,8 +50,9 @@ from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.replica import Replica
 from ajet.core.inference.replicas.in_process import InProcessReplica
 from ajet.core.inference.servers.process import free_port
+from ajet.core.inference.servers.settings import server_dtype
 from ajet.core.inference.servers.sglang import SglangServerArgs, start_sglang
-from ajet.core.inference.servers.vllm import VllmServerArgs, server_dtype, start_vllm
+from ajet.core.inference.servers.vllm import VllmServerArgs, start_vllm
 from ajet.core.model.load import load_model
 from ajet.core.model.shape import ModelShape, shape_of
 from ajet.core.trajectory.sample import TrainingSample

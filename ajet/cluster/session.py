@@ -35,6 +35,7 @@ from loguru import logger
 from ajet.cluster.gpus import require_free_gpus
 from ajet.cluster.placement import Node
 from ajet.cluster.probe import reason
+from ajet.core import leash
 from ajet.core.breakpoint import TAGS_VARIABLE
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
@@ -289,8 +290,12 @@ def _offer_token() -> None:
     """This machine's token, if it has one and nothing else is said: Ray asks for one where it was
     started by `ray.init`, and offers none by itself."""
     places = (os.environ.get("RAY_AUTH_TOKEN_PATH"), Path.home() / ".ray/auth_token")
-    if "RAY_AUTH_TOKEN" in os.environ or any(at and Path(at).is_file() for at in places):
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
+    is_there = "RAY_AUTH_TOKEN" in os.environ or any(at and Path(at).is_file() for at in places)
+    if is_there and "RAY_AUTH_MODE" not in os.environ:
+        from ray._raylet import Config
+
+        os.environ["RAY_AUTH_MODE"] = "token"
+        Config.initialize("")  # Ray may have been imported, and have read the environment
 
 
 def _common(env: dict[str, str]) -> dict[str, Any]:
@@ -415,7 +420,7 @@ def _comes_up(node: "_RayNode", address: str) -> bool:
 class _RayNode:
     """A `ray start` of ours, and what it says."""
 
-    child: "subprocess.Popen[str]"
+    child: "subprocess.Popen[bytes]"
     output: Path
 
     @property
@@ -436,39 +441,24 @@ class _RayNode:
 
 @contextmanager
 def _ray_start(*options: str) -> Iterator[_RayNode]:
-    """`ray start … --block` as a child in a group of its own, gone when the block ends."""
+    """`ray start … --block` on a leash, in a group of its own: gone when the block ends, or this
+    process does, however it goes."""
     line = [sys.executable, "-m", "ray.scripts.scripts", "start", *options, "--block"]
-    with tempfile.NamedTemporaryFile("w") as output:
-        child = subprocess.Popen(
-            [*line, "--disable-usage-stats"],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            start_new_session=True,
-            preexec_fn=_die_with_parent,
-        )
+    with tempfile.TemporaryDirectory() as folder:
+        output, pid_file = Path(folder) / "output", Path(folder) / "pid"
+        leashed = [sys.executable, "-S", leash.__file__, str(STOP_WITHIN_S), str(pid_file)]
+        with output.open("w") as file:
+            child = subprocess.Popen(
+                [*leashed, *line, "--disable-usage-stats"],
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+            )
         try:
-            yield _RayNode(child, Path(output.name))
+            yield _RayNode(child, output)
         finally:
-            _stop_group(child)
-
-
-def _die_with_parent() -> None:
-    """In the child: SIGTERM when the process that started it is gone, however it went."""
-    import ctypes
-
-    set_parent_death_signal = 1
-    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
-
-
-def _stop_group(child: "subprocess.Popen[str]") -> None:
-    """Asked first, so that Ray stops its own processes; then made to."""
-    for number, within in ((signal.SIGTERM, STOP_WITHIN_S), (signal.SIGKILL, STOP_WITHIN_S)):
-        try:
-            os.killpg(child.pid, number)
-            child.wait(within)
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
+            assert child.stdin is not None
+            child.stdin.close()
+            child.wait()

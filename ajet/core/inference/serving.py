@@ -105,5 +105,5 @@ async def _started(
         "version": start.weights.version,
     }
     if start.engine == "vllm":
-        return await vllm.start_vllm(vllm.to_server_args(config, **asked), **how)
-    return await sglang.start_sglang(sglang.to_server_args(config, **asked), **how)
+        return await vllm.start_vllm(vllm.VllmServerArgs.read(config, **asked), **how)
+    return await sglang.start_sglang(sglang.SglangServerArgs.read(config, **asked), **how)

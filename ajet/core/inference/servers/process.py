@@ -4,10 +4,10 @@
     await server.start(healthy, deadline_s=600)      # healthy() is asked until it returns
     await server.stop()
 
-It runs on a leash (leash.py) in a process group of its own, whose id is beside the log; Ctrl-C in
-the terminal does not reach it, and nothing of it outlives us. A port in use, a server that ends
-and one that is never healthy are one line each, with the last lines of its log, which goes on
-after that of an earlier server of its name.
+It runs on a leash (core/leash.py) in a process group of its own, whose id is beside the log; Ctrl-C
+in the terminal does not reach it, and nothing of it outlives us. A port in use, a server that ends
+and one that is never healthy are one line each, with the last lines of its log, which goes on after
+that of an earlier server of its name.
 
 Not covered: what is said to the server (engines/), which machine it is on (the caller is there).
 """
@@ -25,9 +25,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ajet.core import leash
 from ajet.core.errors import ModelError
 from ajet.core.inference.replica import ReplicaDown
-from ajet.core.inference.servers import leash
 
 GRACE_S = 6.0
 TOLD_LINES, TOLD_CHARACTERS = 3, 160

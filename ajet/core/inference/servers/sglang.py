@@ -1,6 +1,6 @@
 """How an SGLang server is started: the config's settings as its arguments, and the replica over it.
 
-    arguments = to_server_args(config, model_path=…, port=30000, python=sys.executable)
+    arguments = SglangServerArgs.read(config, model_path=…, device="cuda", port=30000, python=…)
     replica = await start_sglang(arguments, name="r0", log_path=…, stop_token_ids=…)
 
 Needs CUDA. Not covered: several machines for one engine, quantisation, LoRA.
@@ -11,31 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.sglang import SglangReplica
 from ajet.core.inference.servers.process import OWN_MODULES, Command, ServerProcess
-from ajet.core.inference.servers.vllm import START_S, served_model, server_dtype
-
-if TYPE_CHECKING:
-    from ajet.core.config import AjetConfig
+from ajet.core.inference.servers.settings import START_S, ServerSettings
 
 
 @dataclass(frozen=True, slots=True)
-class SglangServerArgs:
-    """The arguments that ajet sets; SGLang's own defaults hold for all others."""
-
-    model_path: str
-    port: int
-    python: str
-    dtype: str = "bfloat16"
-    tensor_parallel_size: int = 1
-    max_model_len: int = 4096
-    max_num_seqs: int = 64
-    gpu_memory_utilization: float = 0.6
-    seed: int = 0
-    deterministic: bool = True
+class SglangServerArgs(ServerSettings):
+    """Needs CUDA, whatever `device` says."""
 
     def arguments(self) -> Sequence[str]:
         """The command line."""
@@ -57,25 +42,6 @@ class SglangServerArgs:
         return [self.python, "-m", "sglang.launch_server", *texts, *flags]
 
 
-def to_server_args(
-    config: AjetConfig, *, model_path: str, device: str, port: int, python: str
-) -> SglangServerArgs:
-    """From the config; `model_path` is a folder that the server can read."""
-    rollout = config.ajet.rollout
-    return SglangServerArgs(
-        model_path=model_path,
-        port=port,
-        python=python,
-        dtype=server_dtype(config.ajet.model.dtype, device),
-        tensor_parallel_size=rollout.tensor_model_parallel_size,
-        max_model_len=rollout.max_model_len,
-        max_num_seqs=rollout.max_num_seqs,
-        gpu_memory_utilization=config.gpu_memory_utilization,
-        seed=config.ajet.seed,
-        deterministic=rollout.deterministic,
-    )
-
-
 async def start_sglang(
     args: SglangServerArgs,
     *,
@@ -91,7 +57,7 @@ async def start_sglang(
     replica = SglangReplica(
         name,
         command.url,
-        served_model(args.model_path, args.max_model_len, stop_token_ids),
+        args.served_model(stop_token_ids),
         process=process,
         version=version,
         num_workers=args.tensor_parallel_size,

@@ -1,6 +1,6 @@
 """How a vLLM server is started: the config's settings as its arguments, and the replica over it.
 
-    arguments = to_server_args(config, model_path=…, device="cpu", port=8100)
+    arguments = VllmServerArgs.read(config, model_path=…, device="cpu", port=8100, python=…)
     replica = await start_vllm(arguments, name="r0", log_path=…, stop_token_ids=…)
 
 No tokenizer is loaded there: token ids go in and come out. vLLM runs in an environment of its own
@@ -11,39 +11,22 @@ Not covered: several machines for one engine, quantisation, LoRA.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import ajet
 from ajet.core.inference.engines.vllm import VllmReplica
-from ajet.core.inference.replicas.server import ServedModel
 from ajet.core.inference.servers.process import OWN_MODULES, Command, ServerProcess
-
-if TYPE_CHECKING:
-    from ajet.core.config import AjetConfig
+from ajet.core.inference.servers.settings import START_S, ServerSettings
 
 EXTENSION = "ajet.core.inference.servers.vllm_worker.WeightLoading"
-START_S = 900.0
 CPU_CACHE_GIB = 1
 
 
 @dataclass(frozen=True, slots=True)
-class VllmServerArgs:
-    """The arguments that ajet sets; vLLM's own defaults hold for all others."""
-
-    model_path: str
-    port: int
-    python: str
-    device: str = "cpu"
-    dtype: str = "float32"
-    tensor_parallel_size: int = 1
-    max_model_len: int = 4096
-    max_num_seqs: int = 64
-    gpu_memory_utilization: float = 0.6
-    seed: int = 0
+class VllmServerArgs(ServerSettings):
+    """A vLLM gives each request the noise of its own seed in every mode."""
 
     @property
     def sleep_mode(self) -> bool:
@@ -91,41 +74,6 @@ class VllmServerArgs:
         }
 
 
-def to_server_args(
-    config: AjetConfig, *, model_path: str, device: str, port: int, python: str
-) -> VllmServerArgs:
-    """From the config; `model_path` is a folder that the server can read."""
-    rollout = config.ajet.rollout
-    return VllmServerArgs(
-        model_path=model_path,
-        port=port,
-        python=python,
-        device=device,
-        dtype=server_dtype(config.ajet.model.dtype, device),
-        tensor_parallel_size=rollout.tensor_model_parallel_size,
-        max_model_len=rollout.max_model_len,
-        max_num_seqs=rollout.max_num_seqs,
-        gpu_memory_utilization=config.gpu_memory_utilization,
-        seed=config.ajet.seed,
-    )
-
-
-def server_dtype(dtype: str, device: str) -> str:
-    """`auto` means what it means for the policy."""
-    if dtype != "auto":
-        return dtype
-    return "float32" if device == "cpu" else "bfloat16"
-
-
-def served_model(
-    model_path: str, max_model_len: int, stop_token_ids: tuple[int, ...]
-) -> ServedModel:
-    """What its replica needs to know of a model's folder."""
-    told = json.loads((Path(model_path) / "config.json").read_text("utf-8"))
-    vocab_size = told.get("vocab_size") or told["text_config"]["vocab_size"]
-    return ServedModel(model_path, vocab_size, max_model_len, stop_token_ids)
-
-
 async def start_vllm(
     args: VllmServerArgs,
     *,
@@ -138,7 +86,7 @@ async def start_vllm(
     """Start a server and wait until it has sampled a token."""
     command = Command(args.arguments(), port=args.port, environment=args.environment())
     process = ServerProcess(command, name=name, log_path=log_path)
-    model = served_model(args.model_path, args.max_model_len, stop_token_ids)
+    model = args.served_model(stop_token_ids)
     replica = VllmReplica(
         name,
         command.url,
