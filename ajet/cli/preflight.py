@@ -3,6 +3,7 @@
     backbone                built? does it     workflow, judge   do they load, can they be called?
                             fit the nodes?
     chat_template, resume   are they there?    logger            is its package installed?
+    a checkpoint            is it of this model?
 
 `ajet train` and `ajet check` ask all of it, `ajet debug` and `ajet eval` what concerns the classes.
 Not covered: the data, the model, and making the judge (`ajet check` does all but the model).
@@ -16,10 +17,11 @@ from ajet.backbones import runs_on_ray
 from ajet.cluster.session import require_ray
 from ajet.core import assembly
 from ajet.core.config import AjetConfig
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, ModelError
 from ajet.core.importing import require_method, require_no_arguments
 from ajet.core.judge import judge_class, judge_spec
 from ajet.core.judge.judge import BaseJudge, GroupJudge
+from ajet.core.model.shape import find_config, sizes
 from ajet.core.record.trackers import PACKAGES, not_installed
 from ajet.core.task.task import Task
 from ajet.core.workflow.graph import GraphWorkflow, check_graph, read_agent_cfg
@@ -105,6 +107,9 @@ def _check_files(config: AjetConfig) -> None:
             f"{Path.cwd()}); give a jinja file"
         )
     resume = config.ajet.trainer_common.resume
+    if resume == "auto":
+        saved = sorted((config.run_folder / "checkpoints").glob("step_*"))
+        _check_model(config, saved[-1:])
     if resume in ("auto", "disable"):
         return
     where = f"ajet.trainer_common.resume: {resume}"
@@ -115,6 +120,25 @@ def _check_files(config: AjetConfig) -> None:
         )
     if not (Path(resume) / "manifest.json").is_file():
         raise ConfigError(f"{where}: no checkpoint is in this folder (it has no manifest.json)")
+    _check_model(config, [Path(resume)])
+
+
+def _check_model(config: AjetConfig, checkpoints: Iterable[Path]) -> None:
+    """ConfigError where a checkpoint is of a model of other sizes, as far as both say theirs: that
+    each weight fits is seen when they are loaded."""
+    for checkpoint in checkpoints:
+        try:
+            model = sizes(find_config(config.ajet.model.path or "", download=False))
+            saved = sizes(checkpoint / "config.json")
+        except ModelError:
+            return
+        for name in sorted(model.keys() & saved.keys()):
+            if model[name] != saved[name]:
+                raise ConfigError(
+                    f"checkpoint {checkpoint} is of another model: its {name} is {saved[name]}, "
+                    f"that of ajet.model.path ({config.ajet.model.path}) is {model[name]}; give "
+                    "the model of the run that wrote it, or another experiment_name"
+                )
 
 
 def _check_loggers(names: Iterable[str]) -> None:

@@ -240,6 +240,19 @@ def test_check_refuses_what_training_refuses_with_the_same_line(
     assert not Path("launcher_record").exists()
 
 
+@pytest.mark.parametrize("where", ["run folder", "resume"])
+def test_a_checkpoint_of_another_model_is_one_line_before_anything_is_loaded(project, where):
+    saved = Path("launcher_record/math_agent/checkpoints/step_000003")
+    saved.mkdir(parents=True)
+    (saved / "manifest.json").write_text("{}")
+    (saved / "config.json").write_text('{"model_type": "qwen2", "vocab_size": 9}')
+    overrides = ["ajet.model.path=embedded:math"]
+    if where == "resume":
+        overrides.append(f"ajet.trainer_common.resume={saved}")
+    line = error_line(check(*overrides))
+    assert "step_000003 is of another model: its " in line and "embedded:math" in line
+
+
 @pytest.mark.parametrize("name", ["wandb", "swanlab", "mlflow"])
 def test_check_names_the_package_that_a_logger_needs(project, name):
     if find_spec(name):

