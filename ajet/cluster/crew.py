@@ -87,7 +87,7 @@ class Crew:
         words = keep_words(self._model, books)
         await self.workers.start(partial(RouterEndpoint, self.engines.router), words)
         self._journal = assembly.open_journal(self._config, self._folder.finished_db)
-        if num := self._journal.reopen(books.state.step):
+        if num := self._journal.reopen({"": books.state.step}):
             logger.info(f"{num} episodes that an earlier sitting finished are not played again")
         self.runner = KeptEpisodes(self.workers, self._journal)
 

@@ -7,12 +7,12 @@ read in the buffer.
     note        from        says
     sitting     trainer     which one it is: a new one begins from its checkpoint, and the explorer
                             with it
-    begun       trainer     the version of that checkpoint
+    sittings    trainer     {sitting: the version of its checkpoint}, of all, in their order
     trained     buffer      the trainer's version
     published   trainer     {"sitting": …, "version": 3, "path": "…/weights/v00000003"}
     over        trainer     the sitting that has ended
     plan        explorer    its place in the plan, which a checkpoint keeps
-    asks        explorer    the version after which it wants other weights
+    asks        explorer    the sitting, and the version after which it wants other weights
     restarted   explorer    how many groups began anew with newer weights
     failed      explorer    {"sitting": …, "reason": …}
 
@@ -26,6 +26,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -39,7 +40,7 @@ from ajet.backbones.disaggregated.place import Place
 from ajet.backbones.disaggregated.trainer import Seat, Trainer
 from ajet.core import assembly
 from ajet.core.bounded_loop import first_of
-from ajet.core.buffer.buffer import SITTING, TRAINED, Buffer, SittingOver
+from ajet.core.buffer.buffer import SITTING, SITTINGS, TRAINED, Buffer, SittingOver
 from ajet.core.buffer.journal import Journal, KeptEpisodes
 from ajet.core.config import AjetConfig
 from ajet.core.errors import RunFailed
@@ -52,8 +53,7 @@ from ajet.core.weight_sync.folder import FolderSource
 from ajet.core.weight_sync.manifest import WeightsError
 
 POLL_S = 0.2
-BEGUN, PUBLISHED, OVER = "begun", "published", "over"
-ASKS, RESTARTED, FAILED = "asks", "restarted", "failed"
+PUBLISHED, OVER, ASKS, RESTARTED, FAILED = "published", "over", "asks", "restarted", "failed"
 Load = Callable[[FolderSource], Awaitable[object]]
 """The engines take these weights."""
 MakeRunner = Callable[[], Awaitable[GroupRunner]]
@@ -81,13 +81,16 @@ class TrainApart:
         self.buffer = open_buffer(config, books.folder)
         sitting = secrets.token_hex(8)
         plan = books.state.explorer if start is not None else None
-        told = {SITTING: sitting, BEGUN: str(books.state.step), PLAN: json.dumps(plan)}
-        reopen(self.buffer, start, config.ajet.trainer_common.resume, told)
+        resume = config.ajet.trainer_common.resume
+        past = {} if resume == "disable" else json.loads(self.buffer.told(SITTINGS) or "{}")
+        sittings = json.dumps(past | {sitting: books.state.step})
+        told = {SITTING: sitting, SITTINGS: sittings, PLAN: json.dumps(plan)}
+        reopen(self.buffer, start, resume, told)
         self._sitting = sitting
         self._failure: str | None = None
         self.place = ToldPlace(books.state.step, self.buffer, seat, sitting)
         settings = explorer_settings(config, books.tasks.total_steps)
-        explorer = ExplorerElsewhere(self.buffer, self.place, settings)
+        explorer = ExplorerElsewhere(self.buffer, self.place, settings, sitting)
         asks = config.trinity.synchronizer.sync_style == "explorer_driven"
         self.trainer = Trainer(
             seat, self.buffer, self.place, books, NoValidation(), explorer, explorer_asks=asks
@@ -157,8 +160,11 @@ class ToldPlace(Place):
 class ExplorerElsewhere:
     """The explorer as the trainer sees it; it holds its own episodes."""
 
-    def __init__(self, buffer: Buffer, place: Place, settings: ExplorerSettings) -> None:
+    def __init__(
+        self, buffer: Buffer, place: Place, settings: ExplorerSettings, sitting: str
+    ) -> None:
         self._buffer, self._place, self.settings = buffer, place, settings
+        self._sitting = sitting
 
     @property
     def counts(self) -> Counter[str]:
@@ -171,7 +177,7 @@ class ExplorerElsewhere:
         """The same."""
 
     def asks(self) -> bool:
-        return self._buffer.told(ASKS) == str(self._place.published)
+        return self._buffer.told(ASKS) == _wish(self._sitting, self._place.published)
 
 
 class NoValidation:
@@ -184,7 +190,8 @@ class NoValidation:
 
 
 class ExploreApart:
-    """The explorer alone: one trainer's sitting after another, until the run is over."""
+    """The explorer alone: one trainer's sitting after another, until the run is over. It stays as
+    long as the trainer does, whose need of groups only the trainer knows."""
 
     def __init__(
         self,
@@ -199,24 +206,21 @@ class ExploreApart:
         self._make_runner, self._load = make_runner, load
         self._tasks = RunTasks.read(config)
         self._first_tasks = self._tasks.cursor.state_dict()
-        self._journal: Journal | None = None
         self._runner: GroupRunner | None = None
         self._buffer: Buffer | None = None
         self._file: int | None = None
 
     async def run(self) -> None:
-        """Until the trainer says that it needs no more, or the buffer has all that it can need."""
+        """Until the trainer says that it needs no more."""
         try:
             while (sitting := await self._next_sitting()) is not None:
                 try:
-                    if await self._explore(sitting):
-                        return
+                    await self._explore(sitting)
                 except SittingOver:
                     logger.warning("the trainer began again from its checkpoint, and so do groups")
         finally:
-            for each in (self._buffer, self._journal):
-                if each is not None:
-                    each.close()
+            if self._buffer is not None:
+                self._buffer.close()
 
     async def _next_sitting(self) -> str | None:
         """The trainer's, when it has published weights; None when there is none to come."""
@@ -234,27 +238,34 @@ class ExploreApart:
             await asyncio.sleep(POLL_S)
         return None
 
-    async def _explore(self, sitting: str) -> bool:
-        """Whether all of the run is explored; False when this sitting ended before."""
+    async def _explore(self, sitting: str) -> None:
+        """As long as this sitting lasts."""
+        if self._runner is None:
+            self._runner = await self._make_runner()
+        journal = assembly.open_journal(self._config, self._folder.finished_db)
+        try:
+            await self._explore_with(sitting, self._runner, journal)
+        finally:
+            journal.close()
+
+    async def _explore_with(self, sitting: str, runner: GroupRunner, journal: Journal) -> None:
         buffer = self._opened()
         buffer.sitting = sitting
         told = buffer.all_told()
+        if told.get(SITTING) != sitting:
+            raise SittingOver
         place = Place(int(told[TRAINED]))
         self._tasks.cursor.load_state_dict(self._first_tasks)
-        journal = self._journal or assembly.open_journal(self._config, self._folder.finished_db)
-        self._journal = journal
-        journal.reopen(int(told[BEGUN]), sitting)
-        self._runner = self._runner or KeptEpisodes(await self._make_runner(), journal)
-        explorer = self._explorer(self._runner, buffer, place)
+        journal.reopen(_newest_of(json.loads(told[SITTINGS]), sitting), sitting)
+        explorer = self._explorer(KeptEpisodes(runner, journal), buffer, place)
         explorer.load_state_dict(json.loads(told[PLAN]))
         try:
             following = self._follow(sitting, explorer, buffer, place, journal)
-            is_done = await first_of(following, explorer.run())
+            await first_of(following, explorer.run())
         except RunFailed as failed:
             reason = json.dumps({"sitting": sitting, "reason": str(failed)})
             buffer.tell(**{FAILED: reason})
             raise
-        return bool(is_done)
 
     def _explorer(self, runner: GroupRunner, buffer: Buffer, place: Place) -> Explorer:
         tasks, settings = self._tasks, assembly.batch_settings(self._config)
@@ -264,9 +275,8 @@ class ExploreApart:
 
     async def _follow(
         self, sitting: str, explorer: Explorer, buffer: Buffer, place: Place, journal: Journal
-    ) -> bool:
-        """Takes the trainer's weights as they come. Whether there is nothing left to explore; False
-        when the sitting is over."""
+    ) -> None:
+        """Takes the trainer's weights as they come, until the sitting is over."""
         while not self._interrupt.requested:
             if self._opened() is not buffer:
                 raise SittingOver
@@ -274,16 +284,13 @@ class ExploreApart:
             if told.get(SITTING) != sitting:
                 raise SittingOver
             if told.get(OVER) == sitting:
-                return False
+                return
             place.trained = int(told[TRAINED])
             if await self._take(told, sitting, explorer, place):
                 journal.keep_only(explorer.is_open)
             self._tell(told, explorer, buffer, place)
-            if buffer.bound.waits and buffer.has_all(self._tasks.total_steps):
-                return True
             place.ring()
             await asyncio.sleep(POLL_S)
-        return True
 
     async def _take(
         self, told: Mapping[str, str], sitting: str, explorer: Explorer, place: Place
@@ -293,13 +300,13 @@ class ExploreApart:
         assert found is not None
         if found.version == place.published:
             return False
-        await explorer.hold()
         try:
+            await explorer.hold()
             await self._load(found)
         except WeightsError:
-            if found.path.exists():
+            if found.path.exists() and _published(self._opened().all_told(), sitting) == found:
                 raise
-            return False  # newer ones are there already: next time
+            return False  # newer ones are there already, or another sitting's: next time
         finally:
             explorer.release()
         place.publish(found.version)
@@ -309,7 +316,7 @@ class ExploreApart:
     def _tell(told: Mapping[str, str], explorer: Explorer, buffer: Buffer, place: Place) -> None:
         notes = {RESTARTED: str(explorer.counts["restarted"])}
         if explorer.asks():
-            notes[ASKS] = str(place.published)
+            notes[ASKS] = _wish(told[SITTING], place.published)
         if any(told.get(name) != value for name, value in notes.items()):
             buffer.tell(**notes)
 
@@ -324,6 +331,20 @@ class ExploreApart:
             self._buffer = open_buffer(self._config, self._folder)
             self._file = file.stat().st_ino if is_file else None
         return self._buffer
+
+
+def _newest_of(sittings: Mapping[str, int], sitting: str) -> dict[str, int]:
+    """For each sitting so far, the newest of its versions that `sitting` goes on from: those of
+    itself all, of an earlier one what every later one has begun with."""
+    found, newest = {}, sys.maxsize
+    for name in reversed(list(sittings)[: 1 + list(sittings).index(sitting)]):
+        found[name] = newest
+        newest = min(newest, sittings[name])
+    return found
+
+
+def _wish(sitting: str, version: int | None) -> str:
+    return f"{sitting} {version}"
 
 
 def _published(told: Mapping[str, str], sitting: str) -> FolderSource | None:

@@ -28,7 +28,7 @@ from typing import Any
 from loguru import logger
 
 from ajet.backbones.disaggregated.place import Place
-from ajet.core.buffer.buffer import Begun, Buffer, Item, place_of, planned_at
+from ajet.core.buffer.buffer import Begun, Buffer, Item, batch_note, place_of, planned_at
 from ajet.core.buffer.staleness import PartialRollout
 from ajet.core.rollout.batch import BatchRollout, BatchSettings, StepGroups
 from ajet.core.rollout.failure import check_failure_rate, has_failed
@@ -37,9 +37,9 @@ from ajet.core.task.cursor import DataCursor
 from ajet.core.trajectory.trajectory import Trajectory
 from ajet.core.workflow.workflow import Mode
 
-LAST_BATCH, PLAN = "last_batch", "plan"
-"""What the buffer is told with a whole batch: its step, and the cursor after it; and with all that
-begins: the place in the plan, from which another explorer could go on."""
+PLAN = "plan"
+"""What the buffer is told with all that begins: the place in the plan, from which another explorer
+could go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Explorer:
         self._is_whole = buffer.bound.max_staleness == 0
         self._next = 0  # plan, or step of a whole batch
         self._known: set[int] = set()  # places that an earlier sitting has finished or begun
-        self._left: list[tuple[int, int]] = []  # places and tasks that are to begin again
+        self._left: list[Begun] = []  # are to begin again
         self._running: dict[int, asyncio.Task[StepGroups]] = {}
         self._tasks: dict[int, int] = {}
         self._groups: set[asyncio.Task[None]] = set()
@@ -102,25 +102,27 @@ class Explorer:
             self._next = state["next"]
             self._cursor.load_state_dict(state["cursor"])
             self.counts["aside"] = state["aside"]
-        flying = {each.place: each.task for each in self._buffer.in_flight()}
+        self._left = self._buffer.in_flight()
         self._known = self._buffer.places()
         for place, task in state["in_flight"] if state is not None else ():
             if place not in self._known:
-                flying[place] = task
-        self._left = sorted(flying.items())
-        self._known |= set(flying)
+                self._left.append(Begun(place, task, self._place.trained))
+        self._left.sort(key=lambda each: each.place)
+        self._known |= {each.place for each in self._left}
 
     def is_open(self, group_id: str) -> bool:
         """Whether the group, or baseline, is on its way into the buffer, or is to begin again."""
         if self._is_whole:
             return step_of_group(group_id) > self._next
-        planned = [planned_at(place) for place in (*self._tasks, *dict(self._left))]
+        places = (*self._tasks, *(each.place for each in self._left))
+        planned = [planned_at(place) for place in places]
         modes: tuple[Mode, ...] = ("train", "baseline")
         return any(group_id == group_id_of(step, mode, n) for step, n in planned for mode in modes)
 
-    def _plan(self) -> dict[str, str]:
+    def _plan(self, **changed: int) -> dict[str, str]:
         """As a note: of the groups that run the buffer knows."""
-        return {PLAN: json.dumps(self.state_dict() | {"in_flight": self._left})}
+        left = [(each.place, each.task) for each in self._left]
+        return {PLAN: json.dumps(self.state_dict() | {"in_flight": left} | changed)}
 
     # The loop.
 
@@ -145,10 +147,10 @@ class Explorer:
         finished moves the cursor."""
         if self._next > version:
             return True
-        told = json.loads(self._buffer.told(LAST_BATCH) or "{}")
-        if told.get("step") != version + 1 or place_of(version + 1, 0) not in self._known:
+        told = self._buffer.told(batch_note(version + 1))
+        if told is None or place_of(version + 1, 0) not in self._known:
             return False
-        self._cursor.load_state_dict(told["cursor"])
+        self._cursor.load_state_dict(json.loads(told))
         self._next = version + 1
         return True
 
@@ -156,11 +158,10 @@ class Explorer:
         self._before_batch = self._cursor.state_dict()
         rollout = await self._batch.groups_of(step)
         self._before_batch = None
+        behind = {batch_note(step): json.dumps(self._cursor.state_dict())}
+        told = behind | self._plan(next=step)
+        await asyncio.to_thread(self._buffer.put, _items(rollout), version, **told)
         self._next = step
-        told = json.dumps({"step": step, "cursor": self._cursor.state_dict()})
-        items = _items(rollout)
-        told = {LAST_BATCH: told} | self._plan()
-        await asyncio.to_thread(self._buffer.put, items, version, **told)
         self._place.ring()
 
     async def _run_groups(self) -> None:
@@ -187,26 +188,26 @@ class Explorer:
         assert version is not None
         if not number:
             return
-        chosen = [self._next_plan() for _ in range(number)]
-        begun = [Begun(place, task, version) for place, task in chosen]
+        begun = [self._next_plan(version) for _ in range(number)]
         self._buffer.begin(begun, **self._plan())
-        self._tasks |= dict(chosen)
-        for place, task in chosen:
-            group = asyncio.create_task(self._group(place, task, version))
-            self._groups.add(group)
+        for each in begun:
+            self._tasks[each.place] = each.task
+            self._groups.add(asyncio.create_task(self._group(each.place, each.task, version)))
             self.counts["begun"] += 1
 
-    def _next_plan(self) -> tuple[int, int]:
-        """A place that is not known yet, and its task."""
+    def _next_plan(self, version: int) -> Begun:
+        """A place that is not known yet, and its task. A group that begins again may have members
+        that ended before: it counts as begun when it was."""
         if self._left:
-            return self._left.pop(0)
+            again = self._left.pop(0)
+            return Begun(again.place, again.task, min(version, again.version))
         while True:
             step, number = divmod(self._next, self.settings.groups_per_step)
             place = place_of(step + 1, number)
             (task,) = self._cursor.next_batch(1)
             self._next += 1
             if place not in self._known:
-                return place, task
+                return Begun(place, task, version)
 
     async def _group(self, place: int, task: int, version: int) -> None:
         """One group, to its place in the buffer; anew as often as its weights are taken back."""
@@ -218,7 +219,7 @@ class Explorer:
                 rollout = await running
                 break
             except asyncio.CancelledError:
-                if place not in self._renewed:
+                if place not in self._renewed or _is_cancelled():
                     running.cancel()
                     raise
             self._renewed.discard(place)
@@ -258,6 +259,8 @@ class Explorer:
 
     def _check_failures(self, step: int, rollout: StepGroups) -> None:
         """A run stops when too many episodes of one step fail."""
+        for over in [each for each in self._failed if each <= self._place.trained]:
+            del self._failed[over]
         failed = self._failed[step]
         failed += [t for group in rollout.all for t in group.trajectories if has_failed(t)]
         check_failure_rate(failed, self.settings.batch.num_episodes, self.settings.max_failure_rate)
@@ -312,6 +315,12 @@ def _items(rollout: StepGroups) -> list[Item]:
         own = (baselines[group.number],) if group.number in baselines else ()
         found.append(Item(place_of(step, group.number), group, own))
     return found
+
+
+def _is_cancelled() -> bool:
+    """Whether the task that asks is to end, and not one that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def _either(bell: asyncio.Event, groups: set[asyncio.Task[None]]) -> None:

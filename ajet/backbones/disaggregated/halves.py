@@ -21,7 +21,7 @@ from ajet.backbones.disaggregated.explorer import Explorer, ExplorerSettings
 from ajet.backbones.disaggregated.place import Place
 from ajet.backbones.disaggregated.trainer import Seat, Trainer
 from ajet.core import assembly
-from ajet.core.buffer.buffer import SITTING, Buffer
+from ajet.core.buffer.buffer import SITTING, SITTINGS, Buffer
 from ajet.core.buffer.priority import priority_named
 from ajet.core.config import AjetConfig
 from ajet.core.errors import RunFailed
@@ -38,7 +38,7 @@ def open_buffer(config: AjetConfig, folder: RunFolder) -> Buffer:
     return Buffer(
         section.url or f"sqlite:///{folder.buffer_db.resolve()}",
         assembly.staleness_bound(config),
-        run=str(folder.path.resolve()),
+        run=folder.run_id(),
         priority=priority_named(section.priority),
         max_reuse=section.max_reuse,
         capacity=section.capacity,
@@ -74,7 +74,7 @@ class Halves:
         self.books, self.seat = books, seat
         self.buffer = open_buffer(config, books.folder)
         # An explorer of a trainer that was alone has nothing to say any more.
-        sitting = {SITTING: secrets.token_hex(8)}
+        sitting = {SITTING: secrets.token_hex(8), SITTINGS: "{}"}
         reopen(self.buffer, start, config.ajet.trainer_common.resume, sitting)
         self.place = Place(books.state.step)
         batch = books.batch_rollout(runner)
@@ -142,6 +142,6 @@ def reopen(buffer: Buffer, start: Start | None, resume: str, told: Mapping[str, 
     lost = buffer.reopen(0 if start is None else start.step, **told)
     if lost:
         logger.warning(
-            f"{lost} finished groups are removed from the buffer: updates that were lost with the "
-            "last sitting sampled them, too far from the checkpoint for trinity.max_staleness"
+            f"{lost} finished groups are removed from the buffer: they are too far from the "
+            "checkpoint for trinity.max_staleness, sampled too early or by updates that were lost"
         )

@@ -150,9 +150,11 @@ class Trainer:
 
     async def _publish(self, version: int) -> dict[str, float]:
         started_s = time.monotonic()
-        await self._explorer.hold()
-        found = await self._seat.publish(version)
-        self._explorer.release()
+        try:
+            await self._explorer.hold()
+            found = await self._seat.publish(version)
+        finally:
+            self._explorer.release()
         if self._buffer.bound.max_staleness:
             self._place.publish(version)
         return {"trainer/publish_s": time.monotonic() - started_s, **found}

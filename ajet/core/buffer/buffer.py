@@ -46,9 +46,14 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
 MEMORY = "sqlite://"
-SITTING, TRAINED = "sitting", "trained"
-"""Notes: which sitting of the trainer it is, and its version."""
+SITTING, SITTINGS, TRAINED = "sitting", "sittings", "trained"
+"""Notes: which sitting of the trainer it is, those of one run so far, and the trainer's version."""
 _PLACES = 1_000_000
+
+
+def batch_note(step: int) -> str:
+    """Of a whole batch that is here: the explorer's place in the data behind it."""
+    return f"batch {step:09d}"
 
 
 def place_of(step: int, number: int) -> int:
@@ -155,7 +160,7 @@ class Buffer:
             outstanding = _number(
                 db, select(func.count()).where(self._mine & table.c.counts & fresh)
             )
-            held = _number(db, select(func.count()).where(self._mine & live))
+            held = _number(db, select(func.count()).where(self._mine & table.c.counts & live))
             version = int(self._told(db, TRAINED) or 0)  # last: one that was older finds less room
         room = self.bound.room(version, published, outstanding, last)
         return room if self._capacity is None else max(0, min(room, self._capacity - held))
@@ -250,8 +255,9 @@ class Buffer:
             # leads through the checkpoint.
             away = 2 * step - table.c.newest
             older = case((table.c.version < away, table.c.version), else_=away)
-            lost = update(table).where(ready & (table.c.newest > step))
-            db.execute(lost.values(version=older, newest=step))
+            db.execute(
+                update(table).where(ready & (table.c.newest > step)).values(version=older)
+            )  # `newest` stays: an earlier checkpoint may be the next to go on from
             allowed = self.bound.oldest_allowed(step)
             far = ready & (table.c.version < allowed) & (table.c.uses == 0)
             if self.bound.max_staleness == 0:  # a step's groups begin together
@@ -261,8 +267,12 @@ class Buffer:
     def forget(self, step: int) -> None:
         """No checkpoint that is kept is older than `step`: what was over by then may go."""
         over = self._mine & table.c.state.in_(("trained", "expired")) & (table.c.at_step <= step)
+        places = select(table.c.place).where(over)
+        old = notes.c.name.between(batch_note(0), batch_note(step))
         with self._transaction() as db:
-            self._remove(db, list(db.execute(select(table.c.place).where(over)).scalars()))
+            db.execute(delete(uses).where((uses.c.run == self._run) & uses.c.place.in_(places)))
+            db.execute(delete(table).where(over))
+            db.execute(delete(notes).where((notes.c.run == self._run) & old))
 
     def clear(self) -> None:
         """Forget everything of this run."""
@@ -295,17 +305,6 @@ class Buffer:
         mine = select(notes.c.name, notes.c.value).where(notes.c.run == self._run)
         with self._transaction() as db:
             return {name: value for name, value in db.execute(mine)}
-
-    def has_all(self, last: int) -> bool:
-        """Whether all groups that are still to be trained up to the step `last` are here."""
-        state, fresh = table.c.state, table.c.counts & (table.c.uses == 0)
-        with self._transaction() as db:
-            version = int(self._told(db, TRAINED) or 0)
-            ready = _number(db, select(func.count()).where(self._mine & fresh & (state == "ready")))
-            now = _number(
-                db, select(func.count()).where(self._mine & table.c.counts & (state == "taken"))
-            )
-        return ready + now >= (last - version) * self.bound.groups_per_step
 
     def _told(self, db: Connection, name: str) -> str | None:
         mine = (notes.c.run == self._run) & (notes.c.name == name)

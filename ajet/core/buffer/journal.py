@@ -3,10 +3,12 @@ that goes on has them, and plays only the others again.
 
     KeptEpisodes.rollout ─> runner ── each episode as it ends ──> Journal (finished.sqlite)
             ^                                                        │
-            └── those of the same plan, in the next sitting <────────┘ reopen(checkpoint's step)
+            └── those of the same plan, in the next sitting <────────┘ reopen(steps)
 
 What counts is what the checkpoint's own weights, or older ones, have sampled, under the same config
 and code: the rest is dropped by `reopen`. An episode that failed is not kept: it is played again.
+
+A sitting of the trainer has a name where the explorer outlives it, or the other way round.
 
 Not covered: whole groups of an asynchronous run (buffer.py); backbone debug, whose bits depend on
 which episodes are played together.
@@ -17,7 +19,8 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,7 @@ from ajet.core.workflow.workflow import Mode
 _TABLES = """
 CREATE TABLE IF NOT EXISTS played (fingerprint TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS finished (
-    episode_id TEXT PRIMARY KEY, group_id TEXT NOT NULL, newest INTEGER, sitting TEXT,
+    episode_id TEXT PRIMARY KEY, group_id TEXT NOT NULL, newest INTEGER, sitting TEXT NOT NULL,
     body BLOB NOT NULL
 );
 """
@@ -55,28 +58,24 @@ class Journal:
     def __init__(self, path: Path, fingerprint: str) -> None:
         self._path = path
         self._left: dict[str, dict[str, Trajectory]] = {}
-        self._sitting: str | None = None
-        try:
+        self._sitting = ""
+        with self._usable():
             self._db = sqlite3.connect(path, isolation_level=None)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.executescript(_TABLES)
             self._play_under(fingerprint)
-        except sqlite3.Error as error:
-            raise CheckpointError(
-                f"{path} cannot be used: {error}; move it away, and episodes of unfinished groups "
-                "are played again"
-            ) from error
 
-    def reopen(self, step: int, sitting: str | None = None) -> int:
-        """The run goes on from the checkpoint of `step`; says how many episodes it has beyond it.
-        Those of weights that were lost with the last sitting are dropped; the weights of one that
-        goes on (by its name) are not."""
-        self._sitting = sitting
-        lost = "newest > ? AND sitting IS NOT ?" if sitting else "newest > ?"
-        self._db.execute(f"DELETE FROM finished WHERE {lost}", (step, sitting)[: lost.count("?")])
-        self._left = {}
-        rows = self._db.execute("SELECT group_id, body FROM finished").fetchall()
+    def reopen(self, newest_of: Mapping[str, int], sitting: str = "") -> int:
+        """`sitting` begins, or goes on; says how many episodes there are. `newest_of` has, for each
+        sitting that may have left some, the last of its versions that the run still goes on from:
+        those of weights that were lost are dropped."""
+        self._sitting, self._left = sitting, {}
+        with self._usable():
+            for (name,) in self._db.execute("SELECT DISTINCT sitting FROM finished").fetchall():
+                kept = (name, newest_of.get(name, -1))
+                self._db.execute("DELETE FROM finished WHERE sitting = ? AND newest > ?", kept)
+            rows = self._db.execute("SELECT group_id, body FROM finished").fetchall()
         for group_id, body in rows:
             (alone,) = decode(body)
             (episode,) = alone.trajectories
@@ -91,21 +90,37 @@ class Journal:
         alone = Group(group_id, (trajectory,), None)
         newest = (versions(alone) or (None, None))[1]
         row = (_planned_as(trajectory), group_id, newest, self._sitting, encode([alone]))
-        self._db.execute("INSERT OR REPLACE INTO finished VALUES (?, ?, ?, ?, ?)", row)
+        with self._usable():
+            self._db.execute("INSERT OR REPLACE INTO finished VALUES (?, ?, ?, ?, ?)", row)
 
     def take(self, group_id: str) -> dict[str, Trajectory]:
         """What the last sitting has left of this group, by the ids that its members were planned
         with. Asked again, nothing: a group that begins anew in one sitting is played anew."""
+        if group_id not in self._left:
+            with self._usable():
+                self._db.execute("DELETE FROM finished WHERE group_id = ?", (group_id,))
         return self._left.pop(group_id, {})
 
     def keep_only(self, is_open: Callable[[str], bool]) -> None:
         """There is a checkpoint, and these groups are not in it."""
-        ids = {row[0] for row in self._db.execute("SELECT DISTINCT group_id FROM finished")}
-        over = [(group_id,) for group_id in ids if not is_open(group_id)]
-        self._db.executemany("DELETE FROM finished WHERE group_id = ?", over)
+        with self._usable():
+            ids = {row[0] for row in self._db.execute("SELECT DISTINCT group_id FROM finished")}
+            over = [(group_id,) for group_id in ids if not is_open(group_id)]
+            self._db.executemany("DELETE FROM finished WHERE group_id = ?", over)
 
     def close(self) -> None:
         self._db.close()
+
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        """A fault of the file, or of its disk, is one line."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise CheckpointError(
+                f"{self._path} cannot be used: {error}; mend that, or move it away, and episodes "
+                "of unfinished groups are played again"
+            ) from error
 
     def _play_under(self, fingerprint: str) -> None:
         if self._db.execute("SELECT fingerprint FROM played").fetchall() != [(fingerprint,)]:

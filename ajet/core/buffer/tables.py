@@ -33,7 +33,7 @@ from sqlalchemy import (
     event,
 )
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, IntegrityError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
 from ajet.core.errors import ConfigError
@@ -82,7 +82,7 @@ def open_engine(url: str) -> Engine:
         raise ConfigError(f"{where}: not a database's address; write postgresql://…") from error
     try:
         engine = _made(parsed)
-        metadata.create_all(engine)
+        _create_tables(engine)
     except ImportError as error:
         raise ConfigError(
             f"{where}: the driver of {shown(url)} is not installed ({error.name}); for PostgreSQL "
@@ -94,6 +94,14 @@ def open_engine(url: str) -> Engine:
             "are its name and password right?"
         ) from error
     return engine
+
+
+def _create_tables(engine: Engine) -> None:
+    """Two that begin at once may both find none; the one that is refused then finds them."""
+    try:
+        metadata.create_all(engine)
+    except (IntegrityError, ProgrammingError):
+        metadata.create_all(engine)
 
 
 def shown(url: str) -> str:

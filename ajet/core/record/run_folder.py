@@ -8,6 +8,7 @@
     ├── checkpoints/       step_N/
     ├── episodes.sqlite    every episode with its turns (episode_store.py)
     ├── buffer.sqlite, finished.sqlite   groups and episodes that no checkpoint holds yet (clusters)
+    ├── run_id             which run's rows are these, in a database of several
     ├── tensorboard/       scalars
     ├── weights/           its newest weights, where explorer and trainer are two commands
     ├── bench.jsonl        each checkpoint on the held-out tasks (trinity.mode bench)
@@ -25,9 +26,11 @@ share a folder over NFS without lock support.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
+import secrets
 import shutil
 import socket
 import weakref
@@ -88,7 +91,8 @@ class RunFolder:
 
     def set_aside(self) -> None:
         """Move what an earlier run recorded to earlier-N/: one that starts anew loses nothing."""
-        if not any(self.checkpoints.iterdir()) and not self.metrics_jsonl.exists():
+        begun = (self.metrics_jsonl, self.buffer_db, self.finished_db)
+        if not any(self.checkpoints.iterdir()) and not any(each.exists() for each in begun):
             return
         number = 1 + sum(1 for _ in self.path.glob("earlier-*"))
         aside = self.path / f"earlier-{number}"
@@ -109,6 +113,17 @@ class RunFolder:
             if int(path.name.removeprefix("step_")) > step:
                 number = 1 + sum(1 for _ in self.checkpoints.glob(f"earlier-*-{path.name}"))
                 path.rename(path.with_name(f"earlier-{number}-{path.name}"))
+
+    def run_id(self) -> str:
+        """Tells this folder from all others, wherever it is moved; made by the first who asks."""
+        file = self.path / "run_id"
+        made = file.with_name(f".run_id.{os.getpid()}")
+        if not file.exists():
+            made.write_text(secrets.token_hex(16))
+            with contextlib.suppress(FileExistsError):
+                file.hardlink_to(made)
+            made.unlink()
+        return file.read_text()
 
     @property
     def config_yaml(self) -> Path:

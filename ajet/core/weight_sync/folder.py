@@ -127,6 +127,8 @@ class WeightFolder:
         self._keep = keep
         self._shard_bytes = shard_bytes
         root.mkdir(parents=True, exist_ok=True)
+        for left in root.glob(f".{PREFIX}*"):  # of a writer that was killed
+            shutil.rmtree(left, ignore_errors=True)
 
     def write(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> FolderSource:
         """Write a version from an iterator, holding one shard at a time, and remove old ones."""

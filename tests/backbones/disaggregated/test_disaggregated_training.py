@@ -230,6 +230,33 @@ def test_in_turns_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(proje
     assert cut.final_tensors(3) == expected
 
 
+def test_in_turns_a_run_killed_two_batches_after_its_checkpoint_ends_with_the_same_bits(project):
+    rare = (IN_TURNS, "ajet.trainer_common.save_freq=10")
+    whole = project("whole")
+    train(*rare, steps=4)
+    cut = project("cut")
+
+    class Killed(Exception):
+        pass
+
+    def die_in_step_three(training):
+        learn = training.seat.learn
+
+        async def learn_or_die(step, groups):
+            if step == 3:
+                raise Killed
+            return await learn(step, groups)
+
+        training.seat.learn = learn_or_die
+
+    with pytest.raises(Killed):
+        sitting(*rare, prepare=die_in_step_three, steps=4)
+    assert cut.steps_saved() == []
+    sitting(*rare, steps=4)
+    assert cut.final_tensors(4) == whole.final_tensors(4)
+    assert episodes(cut) == episodes(whole)
+
+
 def test_a_run_that_starts_anew_finds_an_empty_buffer(project):
     run = project("anew")
     train("trinity.max_staleness=1", steps=1)

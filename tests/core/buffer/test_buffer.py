@@ -5,7 +5,15 @@ import threading
 import pytest
 from sqlalchemy.dialects import postgresql, sqlite
 
-from ajet.core.buffer.buffer import MEMORY, Begun, Buffer, Item, SittingOver, place_of
+from ajet.core.buffer.buffer import (
+    MEMORY,
+    Begun,
+    Buffer,
+    Item,
+    SittingOver,
+    batch_note,
+    place_of,
+)
 from ajet.core.buffer.priority import PRIORITIES, priority, priority_named
 from ajet.core.buffer.staleness import StalenessBound
 from ajet.core.buffer.tables import shown
@@ -305,14 +313,29 @@ def test_the_trainers_version_is_told_with_its_step():
     assert (buffer.told("trained"), buffer.room(0)) == ("1", 2)  # two are trained: two more
 
 
-def test_the_buffer_has_all_when_the_last_steps_groups_wait():
-    buffer = Buffer(MEMORY, ONE_AHEAD)
-    buffer.put([item(0), item(1), item(2)], 0)
-    buffer.begin([Begun(place_of(2, 1), 5, 0)])
-    assert not buffer.has_all(2)
-    buffer.put([item(1, step=2)], 0)
-    assert buffer.has_all(2)
-    buffer.take(0, 2)
-    assert buffer.has_all(2)
+def test_groups_that_fill_no_place_in_a_batch_take_none_of_the_capacity():
+    buffer = Buffer(MEMORY, ONE_AHEAD, capacity=2)
+    buffer.put([item(0, counts=False), item(1, counts=False), item(2, counts=False)], 0)
+    assert buffer.room(0) == 2
+
+
+def test_a_run_that_goes_on_from_ever_earlier_checkpoints_counts_every_way_back():
+    """Sampled at 5, 2 updates beyond 3: from there as old as version 1, and from 2 as -1."""
+    for way in ([3], [4, 3]):
+        buffer = Buffer(MEMORY, StalenessBound(4, 2, 1, 8))
+        buffer.put([item(0, 5), item(1, 5)], 5)
+        for step in way:
+            assert buffer.reopen(step) == 0
+        assert buffer.take(5, 2) is not None
+        assert buffer.reopen(2) == 0
+        assert buffer.take(4, 2) is None and buffer.counts() == {"expired": 2}
+
+
+def test_what_no_checkpoint_asks_for_goes_however_much_it_is():
+    buffer = Buffer(MEMORY, StalenessBound(0, 40_000))
+    buffer.put([item(n) for n in range(40_000)], 0, **{batch_note(1): "{}", batch_note(2): "{}"})
+    buffer.take(0)
     buffer.trained(1)
-    assert buffer.has_all(2) and not buffer.has_all(3)
+    buffer.forget(1)
+    assert buffer.counts() == {}
+    assert set(buffer.all_told()) == {"trained", batch_note(2)}

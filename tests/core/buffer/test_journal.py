@@ -68,7 +68,7 @@ async def cut_run(path, *, version=3, cut=4, status=EpisodeStatus.OK, step=4):
 async def going_on(path, *, step, fingerprint="same", plan_step=None):
     """What the next sitting plays, from the checkpoint of `step`."""
     journal, runner, told = Journal(path, fingerprint), Runner(step), []
-    journal.reopen(step)
+    journal.reopen({"": step})
     groups = await play(journal, runner, plan_step or step + 1, told.append)
     assert [len(group.trajectories) for group in groups] == [2, 2, 2]
     assert len(told) == 6
@@ -89,14 +89,36 @@ async def test_episodes_of_weights_that_were_lost_are_played_again(tmp_path):
     assert len(played) == 6
 
 
-@pytest.mark.parametrize(("sitting", "left"), [("one", 4), ("two", 0), (None, 0)])
-async def test_newer_weights_than_the_checkpoint_s_are_those_of_a_sitting(sitting, left, tmp_path):
+@pytest.mark.parametrize(
+    ("newest_of", "left"),
+    [({"one": 9}, 4), ({"one": 4, "two": 9}, 4), ({"one": 3, "two": 9}, 0), ({"two": 9}, 0)],
+)
+async def test_episodes_of_a_sitting_are_kept_up_to_what_the_run_goes_on_from(
+    newest_of, left, tmp_path
+):
     path = tmp_path / "finished.sqlite"
     journal = Journal(path, "same")
-    journal.reopen(3, "one")
+    journal.reopen({"one": 3}, "one")
     with pytest.raises(KeyboardInterrupt):
         await play(journal, Runner(version=4, cut=4), step=5)
-    assert Journal(path, "same").reopen(3, sitting) == left
+    assert Journal(path, "same").reopen(newest_of, "two") == left
+
+
+async def test_a_group_that_began_anew_leaves_nothing_of_its_first_try(tmp_path):
+    path = tmp_path / "finished.sqlite"
+    journal = Journal(path, "same")
+    with pytest.raises(KeyboardInterrupt):
+        await play(journal, Runner(version=3, cut=4))
+    with pytest.raises(KeyboardInterrupt):
+        await play(journal, Runner(version=4, cut=1))
+    assert Journal(path, "same").reopen({"": 9}) == 1
+
+
+async def test_a_journal_that_fails_while_it_is_used_is_one_line(tmp_path):
+    journal = Journal(tmp_path / "finished.sqlite", "same")
+    journal._db.execute("DROP TABLE finished")
+    with pytest.raises(CheckpointError, match=r"finished\.sqlite cannot be used: no such table"):
+        await play(journal, Runner(3))
 
 
 async def test_episodes_of_another_config_or_code_are_played_again(tmp_path):
@@ -115,7 +137,7 @@ async def test_an_episode_that_failed_is_played_again(status, tmp_path):
 async def test_a_group_that_begins_anew_in_one_sitting_is_played_anew(tmp_path):
     path = await cut_run(tmp_path / "finished.sqlite")
     journal, runner = Journal(path, "same"), Runner(3)
-    journal.reopen(3)
+    journal.reopen({"": 3})
     await play(journal, runner)
     assert len(runner.played) == 2
     await play(journal, runner)
@@ -127,7 +149,7 @@ async def test_what_a_checkpoint_holds_is_not_kept(tmp_path):
     await play(journal, Runner(3), step=4)
     await play(journal, Runner(3), step=5)
     journal.keep_only(lambda group_id: group_id.startswith("000005"))
-    assert Journal(tmp_path / "finished.sqlite", "same").reopen(9) == 6
+    assert Journal(tmp_path / "finished.sqlite", "same").reopen({"": 9}) == 6
 
 
 def test_a_fingerprint_is_of_the_sections_and_the_files(tmp_path):
@@ -142,5 +164,5 @@ def test_a_fingerprint_is_of_the_sections_and_the_files(tmp_path):
 
 def test_a_journal_that_is_none_is_one_line(tmp_path):
     (tmp_path / "finished.sqlite").write_bytes(b"no database" * 100)
-    with pytest.raises(CheckpointError, match=r"finished\.sqlite cannot be used: .*; move it away"):
+    with pytest.raises(CheckpointError, match=r"finished\.sqlite cannot be used: .*; mend that, or move it away"):
         Journal(tmp_path / "finished.sqlite", "same")

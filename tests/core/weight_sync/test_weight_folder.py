@@ -180,6 +180,16 @@ def test_a_version_that_is_being_removed_is_not_there_any_more(tmp_path, monkeyp
     assert len(tried) == 1 and not tried[0].exists()
 
 
+def test_what_a_writer_that_was_killed_has_left_is_removed(tmp_path):
+    folder = WeightFolder(tmp_path, keep=1)
+    folder.write(1, _tensors().items())
+    for left in (".v00000001.removed", ".v00000009.4711"):
+        (tmp_path / left).mkdir()
+        (tmp_path / left / "model-00001.safetensors").touch()
+    WeightFolder(tmp_path, keep=1).write(2, _tensors().items())
+    assert [path.name for path in tmp_path.iterdir()] == ["v00000002"]
+
+
 def test_a_version_just_written_stays_though_a_run_before_left_newer_ones(tmp_path):
     folder = WeightFolder(tmp_path, keep=2)
     for version in (7, 8, 3):
