@@ -52,6 +52,26 @@ def learning() -> list[Row]:
     ]
 
 
+def learning_on_ray() -> list[Row]:
+    rows = []
+    runs = result("learning_on_ray")["runs"]
+    for backbone in dict.fromkeys(run["backbone"] for run in runs):
+        own = [run for run in runs if run["backbone"] == backbone]
+        before, after = ([run[f"success_{when}"] for run in own] for when in ("before", "after"))
+        longest = max(run["wall_seconds"] for run in own)
+        rows.append(
+            (
+                f"demo on {backbone}, held-out success before → after, {len(own)} seeds; "
+                "longest in s",
+                f"{min(before):.0%} to {max(before):.0%} → {min(after):.0%} to {max(after):.0%}; "
+                f"{longest:.0f}",
+                "≤ 40 % → ≥ 85 %",
+                "learning_on_ray",
+            )
+        )
+    return rows
+
+
 def games() -> list[Row]:
     found = result("learning_games")
     return [
@@ -343,6 +363,7 @@ def table() -> str:
     """The rows as Markdown."""
     rows = [
         *learning(),
+        *learning_on_ray(),
         *games(),
         *lake_rows(),
         *algorithms(),

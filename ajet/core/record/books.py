@@ -77,7 +77,9 @@ def find_start(folder: RunFolder, resume: str) -> Start | None:
         return None
     if resume == "auto":
         path = newest_checkpoint(folder.checkpoints)
-        return None if path is None else Start(path, step_of(path), read_state(path))
+        if path is None:
+            return None
+        return Start(path, step_of(path), read_state(path, is_checked=True))
     path = Path(resume)
     state = read_state(path)
     start = Start(path, step_of(path), state)
