@@ -22,6 +22,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from ajet.core.errors import ConfigError
+from ajet.core.rendezvous import join, listen
 from ajet.core.update.sequence import SequenceGroup
 from ajet.core.update.settings import ShardingSettings
 
@@ -136,14 +137,15 @@ def connect(
     # Small numbers travel over gloo also where tensors are on GPUs.
     backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
     try:
+        meet = listen if rank == 0 else join
         dist.init_process_group(
             backend,
-            init_method=f"tcp://{host}:{port}",
+            store=meet(host, port, size, timeout_s),
             rank=rank,
             world_size=size,
             timeout=timedelta(seconds=timeout_s),
         )
-    except (RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(
             f"trainer rank {rank} of {size} could not join the others at {host}:{port} ({reason}); "

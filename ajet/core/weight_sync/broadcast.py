@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
+from ajet.core.rendezvous import join, listen
 from ajet.core.weight_sync.manifest import Manifest, SyncReport, TensorInfo, WeightsError
 
 if TYPE_CHECKING:
@@ -50,13 +51,12 @@ class BroadcastGroup:
         """`store`: rank 0's, from `open_store`."""
         import torch
         import torch.distributed.distributed_c10d as c10d
-        from torch._C import _distributed_c10d as dist
 
         timeout = timedelta(seconds=timeout_s)
         self._where = f"weights by {backend} over {address}:{port}"
         try:
             if store is None:
-                store = dist.TCPStore(address, port, size, is_master=False, timeout=timeout)
+                store = join(address, port, size, timeout_s)
             prefixed = c10d.PrefixStore("ajet-weights", store)
             if backend == "nccl":
                 self._device = torch.device("cuda", torch.cuda.current_device())
@@ -220,14 +220,9 @@ class BroadcastSender:
 
 def open_store(address: str, size: int, timeout_s: float) -> Any:
     """Where a group of `size` meets: listens on a port that is free."""
-    from torch._C import _distributed_c10d as dist
-
-    timeout = timedelta(seconds=timeout_s)
     try:
-        return dist.TCPStore(
-            address, 0, size, is_master=True, timeout=timeout, wait_for_workers=False
-        )
-    except (RuntimeError, ValueError) as error:
+        return listen(address, 0, size, timeout_s)
+    except (OSError, RuntimeError, ValueError) as error:
         raise WeightsError(f"weights by broadcast from {address}: {_line(error)}") from error
 
 
