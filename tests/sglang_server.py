@@ -2,7 +2,8 @@
 
 Requests and answers have the names and forms of sglang.srt.managers.io_struct; an unknown field is
 refused, so that the adapter cannot send what SGLang does not know. Released weights are lost, as in
-SGLang without a copy on the CPU. `sglang_python` makes what stands for the Python that has SGLang
+SGLang without a copy on the CPU, and the scheduler dies (`is_dead`) where it must be idle and is
+not. `sglang_python` makes what stands for the Python that has SGLang
 installed: it starts this file in place of `-m sglang.launch_server`.
 """
 
@@ -83,12 +84,23 @@ class SglangStandIn:
     """The server's state and its routes."""
 
     def __init__(
-        self, model, version="0.5.23", has_masks=True, has_checker=True, max_model_len=256
+        self,
+        model,
+        version="0.5.23",
+        has_masks=True,
+        has_checker=True,
+        max_model_len=256,
+        eos_token_ids=(),
     ):
         self.model = model
         self.version = version
         self.has_masks = has_masks
         self.has_checker = has_checker
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.health_s = 0.0
+        self.num_probes = 0  # health checks under way, each of which samples a token
+        self.is_dead = False
+        self.is_queueing = False  # what comes waits to be run
         self.loses_weights = False  # answers "success" and changes nothing
         self.weight_version = "default"
         self.released = set()
@@ -102,16 +114,18 @@ class SglangStandIn:
         if self.released:
             return JSONResponse({"error": {"message": "memory is released"}}, 500)
         asked = body.sampling_params
+        stops = () if asked.ignore_eos else (*(asked.stop_token_ids or ()), *self.eos_token_ids)
         sampling = SamplingParams(
             temperature=asked.temperature,
             top_p=asked.top_p,
             top_k=asked.top_k if asked.top_k < 1 << 30 else -1,
             max_tokens=asked.max_new_tokens,
-            stop_token_ids=tuple(asked.stop_token_ids or ()),
+            stop_token_ids=stops,
             seed=asked.sampling_seed or 0,
         )
         self.running[body.rid] = True
-        await asyncio.sleep(0)
+        if self.is_queueing:
+            return await self._aborted_in_queue(body)
         slow = asyncio.create_task(self._slowly(body.input_ids, sampling, body.rid))
         reply = await slow
         del self.running[body.rid]
@@ -127,6 +141,14 @@ class SglangStandIn:
                     reply.prompt_ids, reply.token_ids[:count], reply.logprobs[:count], "abort", 0
                 )
         return reply
+
+    async def _aborted_in_queue(self, body):
+        """What never ran has no numbers, of any kind."""
+        while self.running[body.rid]:
+            await asyncio.sleep(0.002)
+        del self.running[body.rid]
+        reason = {"type": "abort", "message": "Abort in waiting queue"}
+        return {"output_ids": [], "meta_info": {"id": body.rid, "finish_reason": reason}}
 
     def _answer(self, body, sampling, reply):
         kind = {"stop": {"matched": reply.token_ids[-1]}} if reply.finish_reason == "stop" else {}
@@ -183,6 +205,7 @@ class SglangStandIn:
                 for name, tensor in tensors.items():
                     own[name].copy_(tensor)
         if body.flush_cache:
+            self.is_dead |= not self.is_idle
             self._flush()
         self.weight_version = body.weight_version
         return {"success": True, "message": "Succeeded to update model weights."}
@@ -190,13 +213,25 @@ class SglangStandIn:
     def _flush(self):
         self.replica._engine.publish(0)
 
+    @property
+    def is_idle(self):
+        return not self.running and not self.num_probes
+
+    async def health(self):
+        self.is_dead |= bool(self.released)
+        self.num_probes += 1
+        await asyncio.sleep(self.health_s)
+        self.num_probes -= 1
+        return Response(status_code=503 if self.is_dead else 200)
+
     async def flush_cache(self):
-        if self.running:
+        if not self.is_idle:
             return Response("Flush cache failed.", 400)
         self._flush()
         return Response("Cache flushed.")
 
     async def release(self, body: MemoryReqInput):
+        self.is_dead |= not self.is_idle
         self.released |= set(body.tags or ["weights", "kv_cache"])
         if "weights" in self.released:
             with torch.no_grad():
@@ -235,7 +270,7 @@ class SglangStandIn:
             ("/abort_request", self.abort, post),
             ("/weights_checker", self.check_weights, post),
             ("/server_info" if self.version >= "0.5.2" else "/get_server_info", self.info, get),
-            ("/health", lambda: Response(status_code=200), get),
+            ("/health", self.health, get),
         ]
         for path, handler, options in routes:
             app.add_api_route(path, handler, response_model=None, **options)

@@ -6,9 +6,10 @@
 
 A replica that failed a request is taken out at once and asked for its health: well again, it comes
 back in with the weights of the day; after `max_failed_checks` failed checks in a row it is dead:
-its requests go elsewhere and `spawn` makes another in its place. A check that fails once and passes
-again changes nothing. While none is left but one is coming, requests wait; else they fail with one
-line.
+its requests go elsewhere and `spawn` makes another in its place, once the engines are awake: while
+they sleep their memory is somebody else's. A check that fails once and passes again changes
+nothing, nor does one while the replica loads weights. While none is left but one is coming,
+requests wait; else they fail with one line.
 
 `pause(abort=True)` ends what runs, and the router goes on with it after `resume`: from the tokens
 that it had (`continue_aborted`), stamped with the oldest version among them, or from its start.
@@ -48,6 +49,7 @@ class RouterSettings:
     skew: int = 32
     max_tries: int = 3
     health_interval_s: float = 5.0
+    """Between checks, and between tries to replace a replica."""
     health_timeout_s: float = 10.0
     max_failed_checks: int = 3
     max_spawns: int = 3
@@ -100,6 +102,7 @@ class _Member:
 
     replica: Replica
     is_in: bool = False
+    is_loading: bool = False
     version: int | None = None
     report: SyncReport | None = None  # of its last load
     failed_checks: int = 0
@@ -133,7 +136,8 @@ class Router:
         self._under_way: set[str] = set()
         self._given_up: set[str] = set()
         self._weights: tuple[WeightSource | Delivery, int] | None = None
-        self._asleep = False
+        self._awake = asyncio.Event()
+        self._awake.set()
         self._changing = asyncio.Lock()
         self._news = asyncio.Event()
         self._at: dict[str, _Member] = {}
@@ -214,13 +218,13 @@ class Router:
         """Every replica gives its memory back; requests are held until `wake` and `resume`."""
         async with self._changing:
             self._gate.shut()
-            self._asleep = True
+            self._awake.clear()
             await self._all(lambda member: member.replica.sleep())
 
     async def wake(self) -> None:
         """Every replica takes its memory again."""
         async with self._changing:
-            self._asleep = False
+            self._awake.set()
             await self._all(lambda member: member.replica.wake())
 
     async def load_weights(self, source: WeightSource | Delivery, version: int) -> SyncReport:
@@ -275,10 +279,10 @@ class Router:
     ) -> Completion:
         down: ReplicaDown | None = None
         for _ in range(self._settings.max_tries):
-            if request_id in self._given_up:
-                return Completion(tuple(prompt_ids), (), (), "abort", self.policy_version)
             member = await self._place(request_id)
             try:
+                if request_id in self._given_up:  # before, or while it waited for a place
+                    return Completion(tuple(prompt_ids), (), (), "abort", self.policy_version)
                 return await self._ask(member, prompt_ids, sampling, request_id)
             except ReplicaDown as failed:
                 down = failed
@@ -350,34 +354,49 @@ class Router:
 
     async def _keep(self, member: _Member) -> None:
         """The watcher: for as long as the replica, or one in its place, can be had."""
-        interval_s = self._settings.health_interval_s
         try:
-            while True:
-                if not member.suspected.is_set():
-                    await _wait(member.suspected, interval_s)
-                elif member.failed_checks:
-                    await asyncio.sleep(interval_s)
-                if await self._check(member):
-                    await self._back_in(member)
-                if member.failed_checks >= self._settings.max_failed_checks:
-                    self._drop(member)
-                    if not await self._respawn(member):
-                        return
+            while await self._looked_after(member):
+                pass
         finally:
             member.watcher = None
             self._tell_news()
 
+    async def _looked_after(self, member: _Member) -> bool:
+        """One round of its watcher; False where the replica is gone for good."""
+        interval_s = self._settings.health_interval_s
+        try:
+            if member.failed_checks >= self._settings.max_failed_checks:
+                self._drop(member)
+                return await self._respawn(member)
+            if not member.suspected.is_set():
+                await _wait(member.suspected, interval_s)
+            elif member.failed_checks or member.is_loading:
+                await asyncio.sleep(interval_s)
+            if await self._check(member):
+                await self._back_in(member)
+        except Exception as error:  # noqa: BLE001, unwatched, nobody would hear of its end
+            told = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            logger.error(f"inference replica {member.name}: the watch over it met {told}")
+            self._failed(member, told)
+            await asyncio.sleep(interval_s)
+        return True
+
     async def _check(self, member: _Member) -> bool:
+        """Whether it is well. While it loads, it may have no time to say so."""
+        if member.is_loading:
+            return False
         try:
             async with asyncio.timeout(self._settings.health_timeout_s):
                 await member.replica.health()
         except TimeoutError:
-            self._failed(member, f"no answer within {self._settings.health_timeout_s:g} s")
-            return False
-        except ReplicaDown as failed:
-            self._failed(member, str(failed))
-            return False
-        return True
+            failure = f"no answer within {self._settings.health_timeout_s:g} s"
+        except (ReplicaDown, ModelError) as failed:
+            failure = str(failed)
+        else:
+            return True
+        if not member.is_loading:
+            self._failed(member, failure)
+        return False
 
     def _failed(self, member: _Member, reason: str) -> None:
         named = reason.startswith(member.name)
@@ -400,15 +419,17 @@ class Router:
         self._tell_news()
 
     async def _bring_up(self, member: _Member) -> None:
-        """Its weights, and whether it is asleep or paused, as all the others' are."""
+        """Its weights, and whether it is asleep or paused, as all the others' are. It may
+        have missed a `wake`."""
+        if self._awake.is_set():
+            await member.replica.wake()
         if self._weights is not None and member.version != self._weights[1]:
             given, version = self._weights
             (source,) = await _dealt(given, 1)
             await self._load(member, source, version)
-        if self._asleep:
+        if not self._awake.is_set():
             await member.replica.sleep()
         elif self._gate.is_open:
-            await member.replica.wake()
             await member.replica.resume()
         else:
             await member.replica.pause()
@@ -423,12 +444,14 @@ class Router:
     async def _respawn(self, member: _Member) -> bool:
         """Another in its place; False where there is nobody to make one, or it fails too often."""
         while self._spawn is not None and member.num_spawns < self._settings.max_spawns:
+            await self._awake.wait()
             member.num_spawns += 1
             try:
                 member.replica = await self._spawn(member.name)
             except (ReplicaDown, ModelError) as failed:
                 member.reason = str(failed)
                 logger.warning(f"inference replica {member.name} not replaced: {failed}")
+                await asyncio.sleep(self._settings.health_interval_s)
                 continue
             member.version, member.failed_checks = getattr(member.replica, "version", None), 0
             self.stats.num_replaced += 1
@@ -458,7 +481,11 @@ class Router:
         return []
 
     async def _load(self, member: _Member, source: WeightSource, version: int) -> None:
-        member.report = await member.replica.load_weights(source, version)
+        member.is_loading = True
+        try:
+            member.report = await member.replica.load_weights(source, version)
+        finally:
+            member.is_loading = False
         member.version = version
 
     async def _first_report(self, version: int) -> SyncReport:

@@ -1,10 +1,12 @@
 """The router over hand-written replicas that die, stumble, hang and come back."""
 
 import asyncio
+import itertools
 import random
 from collections import Counter
 
 import pytest
+from loguru import logger
 
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion, ContextOverflow, SamplingParams
@@ -174,7 +176,7 @@ async def test_a_dead_replica_is_replaced_with_the_weights_of_the_day():
     await asyncio.gather(*(_episode(router, f"e{n}", 2) for n in range(6)))
     while "r0" not in router.names:
         await asyncio.sleep(0.01)
-    assert events[0] == ("load", "r0", 7) and router.stats.num_replaced == 1
+    assert events[:2] == [("wake", "r0"), ("load", "r0", 7)] and router.stats.num_replaced == 1
     replies = await asyncio.gather(*(_episode(router, f"f{n}", 1) for n in range(4)))
     assert fresh.asked and {reply.policy_version for (reply,) in replies} == {7}
     await router.close()
@@ -461,6 +463,125 @@ async def test_a_replica_that_was_away_gets_the_weights_and_the_sleep_that_it_mi
     await router.wake()
     await router.resume()
     assert replicas[0].events[-1] == ("resume", "r0")
+    await router.close()
+
+
+async def test_nothing_is_put_in_a_dead_ones_place_while_the_engines_sleep():
+    replicas, spawned = _replicas(2), []
+
+    async def spawn(name):
+        spawned.append(asyncio.get_running_loop().time())
+        if len(spawned) < 3:
+            raise ModelError(f"{name}: no GPU is free")
+        return FakeReplica(name)
+
+    router = Router(replicas, FAST, spawn=spawn)
+    await _episode(router, "e", 1)
+    await router.pause()
+    await router.sleep()
+    replicas[0].is_down = True
+    while router.names != ["r1"]:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    assert not spawned
+    await router.wake()
+    await router.resume()
+    while len(router.names) < 2:
+        await asyncio.sleep(0.01)
+    waits = [later - sooner for sooner, later in itertools.pairwise(spawned)]
+    assert len(waits) == 2 and min(waits) >= 0.9 * FAST.health_interval_s
+    await router.close()
+
+
+async def test_a_replica_that_missed_the_wake_is_woken_before_anything_else():
+    class Sleepy(FakeReplica):
+        is_awake = misses = True
+
+        async def sleep(self):
+            self.is_awake = False
+            await super().sleep()
+
+        async def wake(self):
+            if self.misses:
+                self.misses = False
+                raise ReplicaDown(f"{self.name}: POST /wake_up: 503")
+            self.is_awake = True
+            await super().wake()
+
+    replicas = [Sleepy("r0"), FakeReplica("r1")]
+    router = Router(replicas, FAST)
+    await _episode(router, "e", 1)
+    await router.sleep()
+    await router.wake()
+    while len(router.names) < 2:
+        await asyncio.sleep(0.01)
+    await router.resume()
+    assert replicas[0].is_awake
+    assert [event[0] for event in replicas[0].events] == ["sleep", "wake", "pause", "resume"]
+    await router.close()
+
+
+@pytest.mark.parametrize("error", [ModelError("r0: GET /health: 404"), OSError("no more files")])
+async def test_a_watcher_outlives_what_it_meets(error):
+    class Odd(FakeReplica):
+        async def health(self):
+            raise error
+
+    met = []
+
+    async def spawn(name):
+        if not met:
+            met.append(name)
+            raise OSError("no more files")
+        return FakeReplica(name)
+
+    said = []
+    sink = logger.add(lambda message: said.append(message.record["message"]))
+    replicas = [Odd("r0"), FakeReplica("r1")]
+    router = Router(replicas, FAST, spawn=spawn)
+    await _episode(router, "e", 1)
+    async with asyncio.timeout(5):
+        while not router.stats.num_replaced or len(router.names) < 2:
+            await asyncio.sleep(0.01)
+    logger.remove(sink)
+    assert "inference replica r0: the watch over it met OSError: no more files" in said
+    await router.close()
+
+
+async def test_a_replica_is_not_lost_while_it_loads():
+    class Busy(FakeReplica):
+        async def load_weights(self, source, version):
+            self.checks = [False] * 99
+            await asyncio.sleep(0.2)
+            self.checks = []
+            return await super().load_weights(source, version)
+
+    router = Router([Busy("r0")], FAST)
+    await _episode(router, "e", 1)
+    await router.load_weights(Weights(), 7)
+    assert router.names == ["r0"] and router.stats.num_lost == 0
+    await asyncio.sleep(0.05)
+    assert router.names == ["r0"] and router.stats.num_lost == 0
+    await router.close()
+
+
+async def test_a_request_given_up_while_it_waits_for_a_place_is_not_sent():
+    ready, only, fresh = asyncio.Event(), FakeReplica("r0"), FakeReplica("r0")
+
+    async def spawn(name):
+        await ready.wait()
+        return fresh
+
+    only.is_down = True
+    router = Router([only], FAST, spawn=spawn)
+    waiting = asyncio.create_task(router.generate([1], SAMPLING, "e/0"))
+    while router.names:
+        await asyncio.sleep(0.01)
+    router.abort("e/0")
+    ready.set()
+    reply = await waiting
+    assert (reply.finish_reason, reply.token_ids, fresh.asked) == ("abort", (), [])
+    assert len((await router.generate([1], SAMPLING, "e/1")).token_ids) == 6
     await router.close()
 
 

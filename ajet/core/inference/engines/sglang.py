@@ -4,7 +4,9 @@
     top_p, top_k     those after the cut are asked for with `return_sampling_mask`; a server that
                      does not give them is an error of one line, never a wrong number
     seed             `sampling_seed`, which holds with --enable-deterministic-inference
-    stops            `ignore_eos` and the ids alone; `no_stop_trim` leaves the stop token
+    stops            the ids, and `no_stop_trim` leaves the stop token; without `ignore_eos`, which
+                     has SGLang ignore them too. So it stops at its model's eos as well: a reply
+                     that ends with one that is not among our ids is an error
     abort, pause     `/abort_request`: what was sampled comes back
     weights          `/update_weights_from_disk` from a folder, `/update_weights_from_tensor` from
                      memory of the same device; `/flush_cache`
@@ -22,6 +24,7 @@ Not covered: stop strings (the recorder cuts there), weights by broadcast.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import re
@@ -33,7 +36,7 @@ from loguru import logger
 
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion, SamplingParams
-from ajet.core.inference.replicas.server import HEALTH_S, ServedModel, ServerReplica
+from ajet.core.inference.replicas.server import LOAD_S, ServedModel, ServerReplica
 from ajet.core.inference.servers.process import ServerProcess
 from ajet.core.weight_sync.folder import FolderSource
 from ajet.core.weight_sync.live import LiveSource
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
 OLDEST = (0, 5, 10)
 REASONS = {"stop", "length", "abort"}
 BUCKET_BYTES = 1 << 29
+FLUSH_S, FLUSH_AGAIN_S = 30.0, 0.2
+"""A health check whose asker is gone goes on in the server, which does not empty its cache then."""
 MEMORY = ("weights", "kv_cache")
 
 
@@ -87,15 +92,6 @@ class SglangReplica(ServerReplica):
             )
         return version
 
-    async def health(self) -> None:
-        """As for any server. Asleep it is not asked for `/health`, which samples a token: the
-        memory for one is not there."""
-        if self._asleep:
-            self.check_process()
-            await self.request("GET", "/server_info", timeout=HEALTH_S)
-        else:
-            await super().health()
-
     async def sample(
         self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
@@ -107,6 +103,8 @@ class SglangReplica(ServerReplica):
         reason = (told["finish_reason"] or {}).get("type")
         if reason not in REASONS:
             raise ModelError(f"{self.name}: request {request_id}: {told['finish_reason']}")
+        if reason == "stop":
+            self._check_stop(told["finish_reason"].get("matched"), sampling, request_id)
         drawn = told.get("output_token_logprobs") or []
         token_ids = tuple(int(token) for _, token, *_ in drawn)
         logprobs = tuple(float(logprob) for logprob, *_ in drawn)
@@ -114,14 +112,21 @@ class SglangReplica(ServerReplica):
             logprobs = self._after_cut(told, len(token_ids))
         return Completion(tuple(prompt_ids), token_ids, logprobs, reason, version)
 
+    async def warm_up(self) -> None:
+        """One token, whichever: the first request of a server compiles for seconds."""
+        body = request_body([0], SamplingParams(max_tokens=1), "warm-up/0")
+        await self.request("POST", "/generate", json=body)
+
     async def send_abort(self, request_id: str) -> None:
         """One request."""
-        await self.request("POST", "/abort_request", json={"rid": request_id, "abort_all": False})
+        await self.tell("/abort_request", json={"rid": request_id, "abort_all": False})
 
-    async def send_pause(self, abort: bool) -> None:
-        """Nobody else asks this server: held requests are held here, running ones end there."""
-        if abort:
-            await self.request("POST", "/abort_request", json={"rid": "", "abort_all": True})
+    async def send_abort_all(self) -> None:
+        """All that have arrived there."""
+        await self.tell("/abort_request", json={"rid": "", "abort_all": True})
+
+    async def send_pause(self) -> None:
+        """Nobody else asks this server: requests are held here."""
 
     async def send_resume(self) -> None:
         """It was never told to stop."""
@@ -131,7 +136,7 @@ class SglangReplica(ServerReplica):
         await self.pause()
         await self._empty_cache()
         if self._memory_saver:
-            await self.request("POST", "/release_memory_occupation", json={"tags": list(MEMORY)})
+            await self.tell("/release_memory_occupation", json={"tags": list(MEMORY)})
             self._asleep = set(MEMORY)
 
     async def wake(self) -> None:
@@ -156,21 +161,23 @@ class SglangReplica(ServerReplica):
     async def send_weights(self, source: FolderSource) -> SyncReport:
         """Read by the server itself; what it reads is checked here first."""
         started = time.perf_counter()
-        manifest = checked(source)
+        manifest = await asyncio.to_thread(checked, source)  # a second for each gigabyte
         await self._take({"weights"} & self._asleep)
         body = {
             "model_path": str(source.path),
-            "flush_cache": True,
+            "flush_cache": False,  # there, a cache that is in use ends the server
             "weight_version": str(source.version),
         }
         await self._load("/update_weights_from_disk", body)
+        await self._empty_cache()
         return await self._arrived(manifest, started)
 
     async def _send_tensors(self, source: LiveSource) -> SyncReport:
         started = time.perf_counter()
         await self._take({"weights"} & self._asleep)
         infos = []
-        for bucket in buckets(source):
+        parts = buckets(source)
+        while bucket := await asyncio.to_thread(next, parts, None):  # its checksums are computed
             infos += [info for info, _ in bucket]
             data = packed([(info.name, tensor) for info, tensor in bucket])
             body = {
@@ -184,7 +191,7 @@ class SglangReplica(ServerReplica):
 
     async def _load(self, path: str, body: dict[str, Any]) -> None:
         try:
-            answer = await self.request("POST", path, json=body)
+            answer = await self.request("POST", path, timeout=LOAD_S, json=body)
         except ModelError as error:
             raise WeightsError(str(error)) from error
         if not answer["success"]:
@@ -209,14 +216,24 @@ class SglangReplica(ServerReplica):
         if not self._can_check:
             return None
         try:
-            answer = await self.request("POST", "/weights_checker", json={"action": "checksum"})
+            answer = await self.tell("/weights_checker", json={"action": "checksum"})
             return str(answer["per_engine_checksum"])
         except (ModelError, KeyError, TypeError):
             self._can_check = False
             logger.warning(f"{self.name}: this SGLang has no checksum of its weights")
             return None
 
+    def _check_stop(self, matched: Any, sampling: SamplingParams, request_id: str) -> None:
+        if matched not in sampling.stop_token_ids:
+            raise ModelError(
+                f"{self.name}: request {request_id}: SGLang stopped at {matched!r}, which is not "
+                f"among the stop tokens {list(sampling.stop_token_ids)}; name it in eos_token_id "
+                "of the model's generation_config.json, or take it out of its config.json"
+            )
+
     def _after_cut(self, told: dict[str, Any], count: int) -> tuple[float, ...]:
+        if not count:  # ended before its first token, it has nothing to tell
+            return ()
         logprobs = told.get("output_token_sampling_logprobs")
         if logprobs is None or len(logprobs) != count:
             raise ModelError(
@@ -227,14 +244,19 @@ class SglangReplica(ServerReplica):
 
     async def _take(self, tags: set[str]) -> None:
         if tags:
-            await self.request("POST", "/resume_memory_occupation", json={"tags": sorted(tags)})
+            await self.tell("/resume_memory_occupation", json={"tags": sorted(tags)})
             self._asleep -= tags
 
     async def _empty_cache(self) -> None:
-        try:
-            await self.request("POST", "/flush_cache")
-        except ModelError as error:
-            raise WeightsError(str(error)) from error
+        """Asked again where it is refused: something may end there yet."""
+        deadline = time.monotonic() + FLUSH_S
+        while True:
+            try:
+                return await self.tell("/flush_cache")
+            except ModelError as error:
+                if time.monotonic() > deadline:
+                    raise WeightsError(str(error)) from error
+            await asyncio.sleep(FLUSH_AGAIN_S)
 
 
 def is_cut(sampling: SamplingParams) -> bool:
@@ -250,7 +272,6 @@ def request_body(
         "max_new_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "stop_token_ids": list(sampling.stop_token_ids),
-        "ignore_eos": True,
         "no_stop_trim": True,
         "skip_special_tokens": False,
         "sampling_seed": sampling.seed,

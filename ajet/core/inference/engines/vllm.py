@@ -8,7 +8,7 @@
     weights             our worker extension reads a folder in place (servers/vllm_worker.py)
 
 Start it with `servers/vllm.py`. Not covered: stop strings (the recorder cuts there), weights by
-broadcast, vLLM before 0.12.
+broadcast, vLLM before 0.32.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion, SamplingParams
-from ajet.core.inference.replicas.server import ServedModel, ServerReplica
+from ajet.core.inference.replicas.server import LOAD_S, ServedModel, ServerReplica
 from ajet.core.inference.servers.process import ServerProcess
 from ajet.core.weight_sync.folder import FolderSource
 from ajet.core.weight_sync.manifest import SyncReport, WeightsError
@@ -72,24 +72,25 @@ class VllmReplica(ServerReplica):
 
     async def send_abort(self, request_id: str) -> None:
         """The server numbers the prompts of a request, and names it by its endpoint."""
-        await self.request(
-            "POST", "/abort_requests", json={"request_ids": [f"cmpl-{request_id}-0"]}
-        )
+        await self.tell("/abort_requests", json={"request_ids": [f"cmpl-{request_id}-0"]})
 
-    async def send_pause(self, abort: bool) -> None:
-        """`clear_cache`: a pause alone keeps the prefixes."""
-        mode = "abort" if abort else "wait"
-        await self.request("POST", "/pause", params={"mode": mode, "clear_cache": "false"})
+    async def send_abort_all(self) -> None:
+        """A request that arrives later is held there, and ended by the next of these."""
+        await self._pause("abort")
+
+    async def send_pause(self) -> None:
+        """Nobody else asks this server, so that there is nothing to wait for."""
+        await self._pause("wait")
 
     async def send_resume(self) -> None:
         """Let the server's scheduler run."""
-        await self.request("POST", "/resume")
+        await self.tell("/resume")
 
     async def sleep(self) -> None:
         """Give the cache back, and with sleep mode the weights to the CPU's memory."""
         await self.pause()
         if self._sleep_mode:
-            await self.request("POST", "/sleep", params={"level": 1})
+            await self.tell("/sleep", params={"level": 1})
             self._asleep = {"weights", "kv_cache"}
         else:
             await self._empty_cache()
@@ -106,9 +107,8 @@ class VllmReplica(ServerReplica):
             "version": str(source.version),
             "model_path": self._model.path,
         }
-        answer = await self.request(
-            "POST", "/collective_rpc", json={"method": "ajet_load_weights", "kwargs": asked}
-        )
+        body = {"method": "ajet_load_weights", "kwargs": asked}
+        answer = await self.request("POST", "/collective_rpc", timeout=LOAD_S, json=body)
         reports: list[dict[str, Any]] = answer["results"]
         for report in reports:
             if "error" in report:
@@ -120,13 +120,17 @@ class VllmReplica(ServerReplica):
         first = reports[0]
         return SyncReport(source.version, slowest, first["num_bytes"], first["checksum"])
 
+    async def _pause(self, mode: str) -> None:
+        """`clear_cache`: a pause alone keeps the prefixes."""
+        await self.tell("/pause", params={"mode": mode, "clear_cache": "false"})
+
     async def _take(self, tags: set[str]) -> None:
         if tags:
-            await self.request("POST", "/wake_up", params={"tags": sorted(tags)})
+            await self.tell("/wake_up", params={"tags": sorted(tags)})
             self._asleep -= tags
 
     async def _empty_cache(self) -> None:
-        answer = await self.request("POST", "/reset_prefix_cache")
+        answer = await self.tell("/reset_prefix_cache")
         if answer is not None and not answer.get("success", True):
             raise WeightsError(f"{self.name}: the prefix cache is in use and was not emptied")
 

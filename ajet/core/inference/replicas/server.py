@@ -8,6 +8,9 @@
 A prompt is checked here, before it is sent: an id beyond the vocabulary ends a vLLM server that has
 no tokenizer, and with it every other request.
 
+While it is paused and nothing runs, a server is quiet: it is told what to do (weights, memory),
+with deadlines, and not asked for its health, which may sample a token in between.
+
 Not covered: what is said to which engine (engines/vllm.py, engines/sglang.py).
 """
 
@@ -29,6 +32,10 @@ from ajet.core.weight_sync.folder import FolderSource
 from ajet.core.weight_sync.manifest import SyncReport, WeightsError, WeightSource
 
 CONNECT_S, HEALTH_S = 10.0, 10.0
+CONTROL_S, LOAD_S = 300.0, 3600.0
+"""For what a server is told besides requests: a large model moves to the CPU's memory, or is read
+from a slow disk."""
+ABORT_AGAIN_S = 0.5
 TOLD_CHARACTERS = 300
 
 
@@ -61,6 +68,7 @@ class ServerReplica:
         self.process = process
         self._model = model
         self._gate = Gate()
+        self._probing = asyncio.Lock()  # held by a health check that is on its way
         self._sending: set[asyncio.Task[Any]] = set()
         # A request takes as long as its tokens; health checks find a server that is stuck.
         self._client = httpx.AsyncClient(
@@ -80,8 +88,12 @@ class ServerReplica:
         """Tell the server to end a request."""
         raise NotImplementedError
 
-    async def send_pause(self, abort: bool) -> None:
-        """Tell the server to stop, with what runs ended or finished."""
+    async def send_abort_all(self) -> None:
+        """Tell the server to end all that it has now."""
+        raise NotImplementedError
+
+    async def send_pause(self) -> None:
+        """Tell the server, which has no request, to stop."""
         raise NotImplementedError
 
     async def send_resume(self) -> None:
@@ -120,10 +132,18 @@ class ServerReplica:
             self._sending.add(sending)
             sending.add_done_callback(self._sending.discard)
 
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing runs, and nothing will before `resume`."""
+        return not self._gate.is_open and not self._gate.inside
+
     async def health(self) -> None:
-        """`ReplicaDown` where the process has ended or the server does not say that it is well."""
+        """`ReplicaDown` where the process has ended or the server does not say that it is well. A
+        quiet one is not asked: what it is told meanwhile has a deadline."""
         self.check_process()
-        await self.request("GET", "/health", timeout=HEALTH_S)
+        async with self._probing:
+            if not self.is_quiet:
+                await self.request("GET", "/health", timeout=HEALTH_S)
 
     def check_process(self) -> None:
         """`ReplicaDown` where the process is ours and has ended."""
@@ -134,10 +154,15 @@ class ServerReplica:
                 raise ReplicaDown(str(error)) from error
 
     async def pause(self, abort: bool = False) -> None:
-        """Hold new requests; returns when none runs."""
+        """Hold new requests; returns when none runs, and no health check."""
         self._gate.shut()
-        await self.send_pause(abort)
+        while abort and self._gate.inside:  # one that is on its way there is ended the next time
+            await self.send_abort_all()
+            await self._emptied_within(ABORT_AGAIN_S)
         await self._gate.empty()
+        async with self._probing:  # the last one for now
+            pass
+        await self.send_pause()
 
     async def resume(self) -> None:
         """Let held requests run."""
@@ -182,6 +207,9 @@ class ServerReplica:
         within = httpx.Timeout(timeout, connect=CONNECT_S)
         try:
             response = await self._client.request(method, path, timeout=within, **options)
+        except httpx.ReadTimeout as error:
+            told = f"no answer within {timeout:g} s"
+            raise ReplicaDown(f"{self.name}: {method} {path}: {told}") from error
         except httpx.HTTPError as error:
             told = str(error) or type(error).__name__
             raise ReplicaDown(f"{self.name}: {method} {path}: {told}") from error
@@ -191,6 +219,17 @@ class ServerReplica:
             raise ReplicaDown(line) if response.status_code >= 500 else ModelError(line)
         is_json = "json" in response.headers.get("content-type", "")
         return response.json() if is_json and response.content else None
+
+    async def tell(self, path: str, **options: Any) -> Any:
+        """What is no request for tokens; `ReplicaDown` where the server does not answer in time."""
+        return await self.request("POST", path, timeout=CONTROL_S, **options)
+
+    async def _emptied_within(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._gate.empty()
+        except TimeoutError:
+            return
 
     def _room(self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str) -> int:
         """New tokens that fit after the prompt, which is checked."""

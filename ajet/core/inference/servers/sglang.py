@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.sglang import SglangReplica
 from ajet.core.inference.servers.process import OWN_MODULES, Command, ServerProcess
 from ajet.core.inference.servers.settings import START_S, ServerSettings
@@ -65,7 +64,7 @@ async def start_sglang(
 
     async def healthy() -> None:
         await replica.health()
-        await replica.sample([0], SamplingParams(max_tokens=1), "warm-up/0")
+        await replica.warm_up()
 
     try:
         await process.start(healthy, deadline_s)

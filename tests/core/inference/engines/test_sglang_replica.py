@@ -2,6 +2,8 @@
 
 import asyncio
 import copy
+import time
+from dataclasses import replace
 
 import pytest
 
@@ -68,7 +70,7 @@ async def test_weights_are_there_before_a_sleeper_takes_its_cache_back(bench):
     assert bench.stand_in.released == {"kv_cache"}
     bench.stand_in.calls.clear()
     await bench.replica.health()
-    assert bench.stand_in.calls == ["/server_info"]  # /health samples a token, without memory
+    assert bench.stand_in.calls == []  # /health samples a token, without memory
     await bench.replica.wake()
     assert not bench.stand_in.released
     await bench.replica.resume()
@@ -109,8 +111,6 @@ async def test_an_old_sglang_is_refused_in_one_line(models, tmp_path, version, t
 
 
 async def test_no_log_probability_is_made_up_where_the_server_has_none(models, tmp_path):
-    from dataclasses import replace
-
     _, serving, bench = _bench(models, tmp_path, has_masks=False, has_checker=False)
     with serving:
         with pytest.raises(ModelError, match=r"after a cut; set top_p: 1\.0 and top_k: -1$"):
@@ -118,6 +118,82 @@ async def test_no_log_probability_is_made_up_where_the_server_has_none(models, t
         await bench.load(1)  # without a checker, the folder alone is checked
         bench.assert_sampled_by(1, await bench.replica.generate(PROMPT, SHORT, "e/0001"))
         await bench.replica.close()
+
+
+async def test_a_stop_at_a_token_that_is_not_ours_is_an_error(models, tmp_path):
+    stand_in, serving, bench = _bench(models, tmp_path)
+    with serving:
+        free = await bench.replica.generate(PROMPT, SHORT, "e/0000")
+        eos = free.token_ids[4]
+        stand_in.eos_token_ids = (eos,)
+        said = rf"^r0: request e/0001: SGLang stopped at {eos}, .* stop tokens \[7\]; name it in"
+        with pytest.raises(ModelError, match=said):
+            await bench.replica.generate(PROMPT, replace(SHORT, stop_token_ids=(7,)), "e/0001")
+        ours = replace(SHORT, stop_token_ids=(eos,))
+        assert (await bench.replica.generate(PROMPT, ours, "e/0002")).finish_reason == "stop"
+        await bench.replica.close()
+
+
+async def test_a_server_that_is_told_to_ignore_eos_ignores_stop_tokens_too(bench):
+    from ajet.core.inference.engines.sglang import request_body
+
+    free = await bench.replica.generate(PROMPT, SHORT, "e/0000")
+    body = request_body(PROMPT, replace(SHORT, stop_token_ids=free.token_ids), "e/0001")
+    assert "ignore_eos" not in body["sampling_params"]
+    body["sampling_params"]["ignore_eos"] = True
+    answer = await bench.replica.request("POST", "/generate", json=body)
+    assert answer["meta_info"]["finish_reason"]["type"] == "length"
+
+
+@pytest.mark.parametrize("act", ["sleep", "load"])
+async def test_a_health_check_under_way_is_waited_for_and_none_begins(bench, act):
+    bench.stand_in.health_s = 0.2
+    probe = asyncio.create_task(bench.replica.health())
+    while not bench.stand_in.num_probes:
+        await asyncio.sleep(0.005)
+    acting = asyncio.create_task(bench.replica.sleep() if act == "sleep" else bench.load(1))
+    for _ in range(30):
+        await asyncio.sleep(0.02)
+        await bench.replica.health()
+    await asyncio.gather(probe, acting)
+    assert not bench.stand_in.is_dead
+    assert bool(bench.stand_in.released) == (act == "sleep")
+
+
+async def test_a_health_check_that_nobody_waits_for_delays_the_sleep_alone(bench):
+    bench.stand_in.health_s = 0.5
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(bench.replica.health(), 0.1)
+    await bench.replica.sleep()
+    assert bench.stand_in.calls.count("/flush_cache") > 1
+    assert bench.stand_in.released and not bench.stand_in.is_dead
+
+
+async def test_the_loop_runs_while_a_folder_of_weights_is_checked(bench, monkeypatch):
+    from ajet.core.inference.engines import sglang
+
+    def slow(source):
+        time.sleep(0.3)
+        return source.manifest()
+
+    monkeypatch.setattr(sglang, "checked", slow)
+    loading = asyncio.create_task(bench.load(1))
+    num_turns = 0
+    while not loading.done():
+        await asyncio.sleep(0.01)
+        num_turns += 1
+    assert num_turns > 15
+
+
+async def test_a_request_that_is_ended_in_the_queue_is_empty_and_no_error(bench):
+    bench.stand_in.is_queueing = True
+    cut = replace(SHORT, top_p=0.5)
+    queued = asyncio.create_task(bench.replica.generate(PROMPT, cut, "e/0000"))
+    while not bench.stand_in.running:
+        await asyncio.sleep(0.005)
+    await bench.replica.pause(abort=True)
+    reply = await queued
+    assert (reply.token_ids, reply.logprobs, reply.finish_reason) == ((), (), "abort")
 
 
 async def test_a_broadcast_is_refused_in_one_line(bench):
