@@ -180,6 +180,7 @@ class TrainerGroup:
             for rank, each in enumerate(options)
         ]
         self._names = [f"trainer rank {rank}" for rank in range(len(options))]
+        self._published: FolderSource | None = None
         self.on_progress: Callable[[float], None] = lambda fraction: None
 
     async def start(self) -> TrainedModel:
@@ -211,9 +212,14 @@ class TrainerGroup:
                 return
 
     async def publish(self, version: int) -> FolderSource | Broadcast:
-        """The weights of after this step."""
+        """The weights of after this step. Files of theirs that are there are not written again."""
+        if self._published is not None and self._published.version == version:
+            return self._published
         told = await self._all("publish", version)
-        return Broadcast(self.ranks[0], version) if self._weights_root is None else told[0]
+        if self._weights_root is None:
+            return Broadcast(self.ranks[0], version)
+        self._published = told[0]
+        return told[0]
 
     async def check(self) -> None:
         """ProcessLost unless all ranks are there."""
