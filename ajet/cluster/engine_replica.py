@@ -25,7 +25,7 @@ import ray
 from loguru import logger
 from ray.exceptions import RayActorError, RayTaskError
 
-from ajet.cluster.lost import answer
+from ajet.cluster.lost import ProcessLost, answer
 from ajet.cluster.user_code import Surroundings
 from ajet.core.bounded_loop import first_of
 from ajet.core.config import AjetConfig
@@ -49,10 +49,11 @@ class EngineProcess:
     """Lives in an actor: an in-process replica behind Ray, or the client of a server of its own."""
 
     def __init__(self, surroundings: Surroundings) -> None:
-        surroundings.enter()
+        self._surroundings = surroundings
 
     async def start(self, config: AjetConfig, name: str, server: ServerStart | None) -> int:
         """Loads the model, here or in a server; returns this process's id."""
+        self._surroundings.enter()
         from ajet.core import assembly
         from ajet.core.inference.serving import start_server
 
@@ -154,20 +155,21 @@ class RouterProcess:
     def __init__(
         self, config: AjetConfig, options: Sequence[ActorOptions], surroundings: Surroundings
     ) -> None:
-        surroundings.enter()
         self._config = config
         self._surroundings = surroundings
         self._options = {f"engine {number}": each for number, each in enumerate(options)}
+        self._actors: dict[str, Any] = {}
+        self._pids: dict[str, int] = {}
+        self._news: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        self._is_heard = False
 
     async def start(self, server: ServerStart | None) -> list[int]:
         """All engines, each with its model, or its server; the ids of their processes."""
+        self._surroundings.enter()
         from ajet.core.inference.router import Router
         from ajet.core.inference.serving import router_settings
 
         self._server = server
-        self._actors: dict[str, Any] = {}
-        self._pids: dict[str, int] = {}
-        self._news: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
         self._hear(asyncio.get_running_loop())
         replicas = await asyncio.gather(*map(self._spawn, self._options))
         self._router = Router(replicas, router_settings(self._config), spawn=self._spawn)
@@ -226,6 +228,10 @@ class RouterProcess:
         await self._router.close()
 
     def _hear(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._is_heard:  # a start that failed may be tried again
+            return
+        self._is_heard = True
+
         def tell(message: Message) -> None:
             told = (message.record["level"].name, message.record["message"])
             loop.call_soon_threadsafe(self._news.put_nowait, told)
@@ -303,4 +309,7 @@ class Engines:
 
     @staticmethod
     async def _ask(call: Any) -> Any:
-        return await answer(call, "the router of the engines")
+        try:
+            return await answer(call, "the router of the engines")
+        except ReplicaDown as down:  # while it started: later ones are the router's to replace
+            raise ProcessLost(str(down)) from down

@@ -10,7 +10,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from ajet.cluster.gpus import gpu_memory, local_gpus
+from ajet.cluster.gpus import local_gpus, visible_gpus
 from ajet.cluster.placement import Needs, Node, Placement, configured_nodes, place
 from ajet.cluster.plan import GPUS, ClusterPlan, Gpu
 from ajet.core.config import AjetConfig
@@ -34,9 +34,15 @@ def check_local(config: AjetConfig) -> Placement:
     return placement
 
 
+def gpus_taken(config: AjetConfig) -> tuple[int, ...]:
+    """The GPUs of this machine that a run takes here, numbered as in its device lists."""
+    placed = place(Needs.of(config), [local_node()])
+    return tuple(sorted({gpu for process in placed.processes for gpu in process.gpus}))
+
+
 def local_gpu() -> Gpu | None:
-    """The smallest GPU of this machine, as nvidia-smi tells its memory; None without any."""
-    memory = [gpu.total / 1024 for gpu in gpu_memory()]
+    """The smallest GPU that this process sees, as nvidia-smi tells its memory; None without any."""
+    memory = [gpu.total / 1024 for gpu in visible_gpus()]
     return (
         replace(GPUS["a100"], name="GPUs of this machine", memory=min(memory)) if memory else None
     )

@@ -6,7 +6,7 @@ Not covered: GPUs that are not NVIDIA's (Ray counts those of a cluster itself).
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from ajet.core.errors import ConfigError
 
 FREE_SHARE = 0.95
 ANSWER_WITHIN_S = 20.0
-QUERY = ["--query-gpu=index,memory.used,memory.total", "--format=csv,noheader,nounits"]
+QUERY = ["--query-gpu=index,memory.used,memory.total,uuid", "--format=csv,noheader,nounits"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,11 @@ class GpuMemory:
     index: str
     used: float
     total: float
+    uuid: str = ""
+
+    def is_named(self, name: str) -> bool:
+        """Whether CUDA_VISIBLE_DEVICES means it by this: an index, or the beginning of a UUID."""
+        return name == self.index or (name.startswith("GPU-") and self.uuid.startswith(name))
 
 
 def local_gpus(environ: Mapping[str, str] | None = None, devices: Path = Path("/dev")) -> int:
@@ -35,19 +40,30 @@ def local_gpus(environ: Mapping[str, str] | None = None, devices: Path = Path("/
 
 
 def require_free_gpus(
-    gpus: Iterable[GpuMemory] | None = None, environ: Mapping[str, str] | None = None
+    gpus: Iterable[GpuMemory] | None = None,
+    environ: Mapping[str, str] | None = None,
+    *,
+    numbers: Collection[int] | None = None,
 ) -> None:
-    """ConfigError, in one line, if a GPU that the run may take has less than 95 % free."""
-    environ = os.environ if environ is None else environ
-    names = _visible(environ)
-    for gpu in gpu_memory() if gpus is None else gpus:
-        if names is not None and gpu.index not in names:
+    """ConfigError, in one line, if a GPU that the run takes has less than 95 % free. `numbers`
+    counts those that are visible, from 0 in their order; None: all of them."""
+    for number, gpu in enumerate(visible_gpus(gpus, environ)):
+        if numbers is not None and number not in numbers:
             continue
         if gpu.total and gpu.used > (1 - FREE_SHARE) * gpu.total:
             raise ConfigError(
                 f"GPU {gpu.index} is in use: {gpu.used / 1024:.1f} of {gpu.total / 1024:.1f} GiB; "
                 "wait, choose others with CUDA_VISIBLE_DEVICES, or pass --skip-check-avail-gpu"
             )
+
+
+def visible_gpus(
+    gpus: Iterable[GpuMemory] | None = None, environ: Mapping[str, str] | None = None
+) -> list[GpuMemory]:
+    """Those that a process started here sees; by default of what nvidia-smi says."""
+    names = _visible(os.environ if environ is None else environ)
+    gpus = gpu_memory() if gpus is None else gpus
+    return [gpu for gpu in gpus if names is None or any(map(gpu.is_named, names))]
 
 
 def _visible(environ: Mapping[str, str]) -> list[str] | None:
@@ -73,10 +89,10 @@ def gpu_memory() -> list[GpuMemory]:
 
 
 def read_gpu_memory(table: str) -> list[GpuMemory]:
-    """`0, 1024, 81559` a line."""
+    """`0, 1024, 81559, GPU-8932…` a line."""
     rows = ([cell.strip() for cell in line.split(",")] for line in table.splitlines())
     return [
-        GpuMemory(row[0], float(row[1]), float(row[2]))
+        GpuMemory(row[0], float(row[1]), float(row[2]), *row[3:])
         for row in rows
-        if len(row) == 3 and row[1].isdigit() and row[2].isdigit()
+        if len(row) in (3, 4) and row[1].isdigit() and row[2].isdigit()
     ]

@@ -1,8 +1,9 @@
 """A process of the run that is gone: what the loop hears, whatever Ray calls it.
 
 try: await one.remote(…)
-except RayActorError  ->  ProcessLost("trainer rank 1")      the run goes on from a checkpoint
-except RayTaskError   ->  the error itself, as if it were raised here
+except RayActorError    ->  ProcessLost("trainer rank 1")      the run goes on from a checkpoint
+except ObjectLostError  ->  the same: its node went, with what it had answered
+except RayTaskError     ->  the error itself, as if it were raised here
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 GRACE_S = 5.0
 """When one of several is gone the others fail a moment later, for want of it."""
@@ -25,7 +26,7 @@ async def answer(call: Awaitable[Any], who: str) -> Any:
     """What an actor's method gave."""
     try:
         return await call
-    except RayActorError as error:
+    except (RayActorError, ObjectLostError) as error:
         raise ProcessLost(f"{who} is lost: its process ended") from error
     except RayTaskError as error:
         raise error.cause from None

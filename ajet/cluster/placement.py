@@ -32,12 +32,14 @@ SMALLEST_SHARE = 1e-4
 
 @dataclass(frozen=True)
 class Node:
-    """What one machine has for the run; `ray_id` where it is a node of Ray's."""
+    """What one machine has for the run; `ray_id` where it is a node of Ray's, `is_remote` where the
+    driver is on another."""
 
     name: str
     cpus: float
     gpus: int
     ray_id: str = ""
+    is_remote: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,25 @@ class Placement:
 
     def gpus_of(self, bundle: int) -> int:
         """GPUs to reserve on a node: up to the highest that a process of it uses."""
-        used = [gpu for each in self.processes if each.bundle == bundle for gpu in each.gpus]
-        return max(used, default=-1) + 1
+        return max(self._used(bundle), default=-1) + 1
+
+    def packed(self) -> "Placement":
+        """With the GPUs that a node's processes use numbered from 0: no more than those need be
+        reserved."""
+
+        def renumbered(process: Process) -> Process:
+            used = self._used(process.bundle)
+            return replace(process, gpus=tuple(used.index(gpu) for gpu in process.gpus))
+
+        return replace(
+            self,
+            trainer=tuple(map(renumbered, self.trainer)),
+            engines=tuple(map(renumbered, self.engines)),
+        )
+
+    def _used(self, bundle: int) -> list[int]:
+        here = (each.gpus for each in self.processes if each.bundle == bundle)
+        return sorted({gpu for gpus in here for gpu in gpus})
 
     def rows(self) -> list[tuple[str, str, str]]:
         """(node, GPU or CPU, who is there), for a table."""
@@ -86,9 +105,9 @@ class Placement:
     def _rows_of(self, bundle: int) -> list[tuple[str, str, str]]:
         here = [each for each in self.processes if each.bundle == bundle]
         name = self.nodes[bundle].name
-        gpus = sorted({gpu for each in here for gpu in each.gpus})
         rows = [
-            (name, f"GPU {gpu}", _named(each for each in here if gpu in each.gpus)) for gpu in gpus
+            (name, f"GPU {gpu}", _named(each for each in here if gpu in each.gpus))
+            for gpu in self._used(bundle)
         ]
         on_cpu = _named(each for each in here if not each.gpus)
         return [*rows, (name, "CPU", on_cpu)] if on_cpu else rows
@@ -106,6 +125,7 @@ class Needs:
     n_trainer_ranks: int | None = None
     n_engines: int | None = None
     tensor_parallel: int = 1
+    in_process: bool = False
     sequence_parallel: int = 1
     trainer_devices: tuple[int, ...] | None = None
     engine_devices: tuple[int, ...] | None = None
@@ -127,6 +147,7 @@ class Needs:
             n_trainer_ranks=trainer.n_trainer_ranks,
             n_engines=rollout.n_vllm_engine,
             tensor_parallel=rollout.tensor_model_parallel_size,
+            in_process=rollout.name == "in_process",
             sequence_parallel=trainer.ulysses_sequence_parallel_size,
             trainer_devices=_tuple(trainer.device_mapping),
             engine_devices=_tuple(rollout.device_mapping),
@@ -185,14 +206,39 @@ def _on_gpus(
 ) -> tuple[tuple[Process, ...], tuple[Process, ...]]:
     for_trainer = _mapped(needs.trainer_devices, devices, TRAINER_MAP)
     for_engines = _mapped(needs.engine_devices, devices, ENGINE_MAP)
+    if needs.generates and needs.in_process and needs.tensor_parallel > 1:
+        raise ConfigError(
+            f"{PARALLEL}={needs.tensor_parallel}: the in-process engine computes on one GPU; leave "
+            "it at 1, or set ajet.rollout.name to vllm or sglang"
+        )
     if not needs.trains:
-        return (), _engines(needs, for_engines or devices)
+        left = for_engines or _left(devices, for_trainer, TRAINER_MAP, "engines", ENGINE_MAP)
+        of_both = for_engines is None and for_trainer is not None
+        return (), _engines(needs, left, from_the_end=of_both)
     if not needs.generates:
-        return _ranks(needs, for_trainer or devices), ()
+        left = for_trainer or _left(devices, for_engines, ENGINE_MAP, "trainer", TRAINER_MAP)
+        return _ranks(needs, left), ()
     if needs.colocated:
         trainer = for_trainer or for_engines or devices
         return _ranks(needs, trainer), _engines(needs, for_engines or trainer)
     return _side_by_side(needs, devices, for_trainer, for_engines)
+
+
+def _left(
+    devices: list[tuple[int, int]],
+    others: list[tuple[int, int]] | None,
+    their_key: str,
+    who: str,
+    key: str,
+) -> list[tuple[int, int]]:
+    """What the other command of the run does not name."""
+    left = [device for device in devices if device not in (others or ())]
+    if not left:
+        raise ConfigError(
+            f"{their_key} takes all {len(devices)} GPUs and leaves the {who} none: shorten it, or "
+            f"say {key} (on another machine they are numbered from 0, too)"
+        )
+    return left
 
 
 def _side_by_side(

@@ -5,7 +5,7 @@
 
 A bundle reserves a node's cores and GPUs for the run. Which GPU an actor sees is said by
 CUDA_VISIBLE_DEVICES, since Ray cannot give two actors the same one and a third another; the numbers
-are those that Ray reserved. Not covered: the actors (trainer_group.py, …).
+are those that Ray reserved, in their order. Not covered: the actors (trainer_group.py, …).
 """
 
 from collections.abc import Iterator, Mapping

@@ -107,10 +107,11 @@ class RolloutWorker:
 
     def __init__(self, number: int, surroundings: Surroundings) -> None:
         self._number = number
-        surroundings.enter()
+        self._surroundings = surroundings
 
     def check(self, config: AjetConfig) -> None:
-        """Imports the user's code; nothing heavy."""
+        """Imports the user's code; nothing heavy. Is called first."""
+        self._surroundings.enter()
         from ajet.core import assembly
         from ajet.core.judge import judge_class, judge_spec
 

@@ -19,6 +19,7 @@ does (rollout_worker.py).
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,9 +28,9 @@ from typing import Any
 import ray
 from loguru import logger
 from ray.cloudpickle import cloudpickle
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
-from ajet.cluster.lost import answers
+from ajet.cluster.lost import ProcessLost, answer, answers
 from ajet.cluster.rollout_worker import MAX_CALLS, GroupEnd, Order, RolloutWorker, Words
 from ajet.cluster.user_code import Surroundings
 from ajet.core import assembly
@@ -83,7 +84,7 @@ class Seat:
     started: asyncio.Task[int] | None = None
     lots: set[Lot] = field(default_factory=set)
     fault: str = ""
-    silent_s: float = 0.0
+    silent_since: float | None = None  # of the monotonic clock
 
     @property
     def is_ready(self) -> bool:
@@ -93,6 +94,15 @@ class Seat:
     @property
     def name(self) -> str:
         return f"rollout worker {self.number}"
+
+    def silent_s(self, heard: bool, now: float) -> float:
+        """Seconds without an answer, after one more beat; however many rollouts ask."""
+        if heard:
+            self.silent_since = None
+            return 0.0
+        if self.silent_since is None:
+            self.silent_since = now - BEAT_S  # so long we waited
+        return now - self.silent_since
 
     @property
     def num_running(self) -> int:
@@ -141,7 +151,7 @@ class RolloutWorkers:
         """Who sits there, ready or about to be; made now if there is nobody."""
         actor = self._sit(seat)
         if seat.started is None:
-            seat.started = asyncio.create_task(self._start(actor))
+            seat.started = asyncio.create_task(self._start(seat.name, actor))
         return actor
 
     @property
@@ -155,18 +165,16 @@ class RolloutWorkers:
             seat.actor = remote.remote(seat.number, self._surroundings)
         return seat.actor
 
-    async def _start(self, actor: Any) -> int:
-        try:
-            await actor.check.remote(self._config)
-            return await actor.start.remote(self._config, self._make_endpoint, self._words)
-        except RayTaskError as error:
-            raise error.cause from None
+    async def _start(self, name: str, actor: Any) -> int:
+        await answer(actor.check.remote(self._config), name)
+        started = actor.start.remote(self._config, self._make_endpoint, self._words)
+        return await answer(started, name)
 
     def leave(self, seat: Seat) -> None:
         """Whoever sits there is gone for good."""
         ray.kill(seat.actor)
         seat.actor = seat.started = None
-        seat.fault, seat.silent_s = "", 0.0
+        seat.fault, seat.silent_since = "", None
 
     async def rollout(
         self,
@@ -332,7 +340,7 @@ class _Dealing:
             stream = actor.rollout.options(num_returns="streaming").remote(lot.with_finished())
             async for told in stream:
                 self._take(lot, await told)
-        except RayActorError:
+        except (RayActorError, ProcessLost, ObjectLostError):  # the last: its node went along
             self._lost(seat, lot, actor)
         except RayTaskError as error:
             raise error.cause from None
@@ -384,9 +392,8 @@ class _Dealing:
             for seat, beat in zip(busy, await asyncio.gather(*map(_beat, busy)), strict=True):
                 if not seat.is_ready:  # lost while we asked
                     continue
-                waited_s = seat.silent_s + 2 * BEAT_S
-                stood_s, where = beat or (waited_s, "")
-                seat.silent_s = 0.0 if beat else waited_s
+                silent_s = seat.silent_s(beat is not None, time.monotonic())
+                stood_s, where = beat or (silent_s, "")
                 if stood_s > self._workers.blocked_after_s:
                     place = f" at {where}" if where else ""
                     seat.fault = f"its event loop stood still for {stood_s:.0f} s{place}"

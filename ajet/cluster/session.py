@@ -32,6 +32,7 @@ from typing import Any, Literal
 
 from loguru import logger
 
+from ajet.cluster.fit import gpus_taken
 from ajet.cluster.gpus import require_free_gpus
 from ajet.cluster.placement import Node
 from ajet.cluster.probe import reason
@@ -47,6 +48,8 @@ ANSWER_WITHIN_S, PROBE_WITHIN_S, NODES_WITHIN_S, STOP_WITHIN_S = 5.0, 30.0, 600.
 HEAD_WITHIN_S = 300.0
 """For a head that is being started."""
 LOOK_AGAIN_S = 1.0
+GONE_AFTER = 4
+"""So often in a row nothing answers: one connect may fail on a busy network."""
 LAST_WORDS = 300
 START_TRIES = 3
 TOO_SLOW = "Ray gave its node up before it was there (is the machine busy?): trying again"
@@ -91,7 +94,7 @@ def ray_session(
     env = worker_environment(settings, config, os.environ)
     if access.way == "start":
         if settings.check_gpus:
-            require_free_gpus()
+            require_free_gpus(numbers=gpus_taken(config))
         with _local_ray(env, say, access.because) as session:
             yield session
     elif access.way == "join":
@@ -118,9 +121,9 @@ def serve_as_node(settings: SessionSettings, say: Say = lambda text: None) -> bo
     say(f"this node serves the Ray of {access.address}; it ends when that does")
     for number in range(1, START_TRIES + 1):
         with _ray_start(f"--address={access.address}") as node:
-            while node.child.poll() is None and _answers(access.address):
+            while node.child.poll() is None and not _is_gone(access.address):
                 time.sleep(LOOK_AGAIN_S)
-            if not (node.child.poll() and _answers(access.address)):
+            if not node.child.poll() or _is_gone(access.address):
                 break
             if number == START_TRIES or not node.was_too_slow:
                 raise ConfigError(
@@ -161,7 +164,12 @@ def _joinable(address: str) -> str:
             f"RAY_ADDRESS={address}: a client's or a dashboard's address; run ajet on a node of "
             "the cluster with the head's own, as host:6379 or auto"
         )
-    if address not in ("auto", "local") and not address.rpartition(":")[2].isdigit():
+    if address == "local":
+        raise ConfigError(
+            "RAY_ADDRESS=local names no cluster; with --with-ray-cluster set it to the head's "
+            "(host:6379), or unset it and use --with-ray to start a Ray on this machine"
+        )
+    if address != "auto" and not address.rpartition(":")[2].isdigit():
         return f"{address}:{HEAD_PORT}"
     return address
 
@@ -262,8 +270,8 @@ def _end_processes_of(folder: Path) -> None:
     """What a Ray that did not come up left running: its command lines name its folder."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            command = (process / "cmdline").read_text()
-            if str(folder) in command and int(process.name) != os.getpid():
+            command = (process / "cmdline").read_bytes()
+            if os.fsencode(folder) in command and int(process.name) != os.getpid():
                 os.kill(int(process.name), signal.SIGKILL)
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
@@ -289,13 +297,30 @@ def _joined(
 def _offer_token() -> None:
     """This machine's token, if it has one and nothing else is said: Ray asks for one where it was
     started by `ray.init`, and offers none by itself."""
-    places = (os.environ.get("RAY_AUTH_TOKEN_PATH"), Path.home() / ".ray/auth_token")
-    is_there = "RAY_AUTH_TOKEN" in os.environ or any(at and Path(at).is_file() for at in places)
-    if is_there and "RAY_AUTH_MODE" not in os.environ:
-        from ray._raylet import Config
+    if _has_token() and not os.environ.get("RAY_AUTH_MODE"):
+        from ray import _raylet
 
         os.environ["RAY_AUTH_MODE"] = "token"
-        Config.initialize("")  # Ray may have been imported, and have read the environment
+        vars(_raylet)["Config"].initialize(
+            ""
+        )  # Ray may have been imported, and have read the environment
+
+
+def _require_token() -> None:
+    """ConfigError where a head would be open: `ray start --head` asks for a token only if it finds
+    one, or RAY_AUTH_MODE says so."""
+    if not (_has_token() or os.environ.get("RAY_AUTH_MODE")):
+        raise ConfigError(
+            "--with-ray-cluster: no token is here, and a Ray head without one lets anybody who "
+            "reaches its port run code; run `ray get-auth-token --generate` and copy "
+            "~/.ray/auth_token to every node, or set RAY_AUTH_MODE=disabled in a network that you "
+            "trust"
+        )
+
+
+def _has_token() -> bool:
+    places = (os.environ.get("RAY_AUTH_TOKEN_PATH"), Path.home() / ".ray/auth_token")
+    return bool(os.environ.get("RAY_AUTH_TOKEN")) or any(at and Path(at).is_file() for at in places)
 
 
 def _common(env: dict[str, str]) -> dict[str, Any]:
@@ -311,6 +336,7 @@ def _nodes() -> tuple[Node, ...]:
     """Those alive, in the order of their addresses, the head first."""
     import ray
 
+    here = ray.get_runtime_context().get_node_id()
     alive = [node for node in ray.nodes() if node["Alive"]]
     alive.sort(key=lambda node: ("node:__internal_head__" not in node["Resources"], node["NodeID"]))
     return tuple(
@@ -319,6 +345,7 @@ def _nodes() -> tuple[Node, ...]:
             cpus=node["Resources"].get("CPU", 0.0),
             gpus=int(node["Resources"].get("GPU", 0)),
             ray_id=node["NodeID"],
+            is_remote=node["NodeID"] != here,
         )
         for node in alive
     )
@@ -341,7 +368,7 @@ def _check_cluster(address: str, within_s: float | None = None) -> None:
     Asked by a process of its own: Ray's client neither ends soon nor always lives when something
     else listens there.
     """
-    if address not in ("auto", "local") and not _answers(address):
+    if address != "auto" and not _answers(address):
         raise ConfigError(
             f"no Ray answers at {address}; is it running (`ray start --head` there), and is the "
             "port open?"
@@ -371,6 +398,15 @@ def _answers(address: str) -> bool:
         return False
 
 
+def _is_gone(address: str) -> bool:
+    """Nothing answers there, GONE_AFTER times in a row."""
+    for _ in range(GONE_AFTER):
+        if _answers(address):
+            return False
+        time.sleep(LOOK_AGAIN_S)
+    return True
+
+
 def _await_head(address: str, say: Say) -> None:
     """The head may start later than the nodes that serve it."""
     deadline = time.monotonic() + NODES_WITHIN_S
@@ -389,6 +425,7 @@ def _await_head(address: str, say: Say) -> None:
 def _head(port: int, say: Say) -> Iterator[str]:
     """The address of a head on this machine at `port`, started here unless one is running."""
     address = f"127.0.0.1:{port}"
+    _offer_token()
     if _answers(address):
         try:
             _check_cluster(address)
@@ -396,6 +433,7 @@ def _head(port: int, say: Say) -> Iterator[str]:
             raise ConfigError(f"MASTER_PORT={port} is in use on this node: {error}") from error
         yield address
         return
+    _require_token()
     say(f"starting the head of a Ray cluster at port {port} (MASTER_ADDR is this node)")
     for number in range(1, START_TRIES + 1):
         with _ray_start("--head", f"--port={port}", "--include-dashboard=false") as node:

@@ -16,7 +16,7 @@ from rich.console import Console
 from ajet.cluster.lost import ProcessLost
 from ajet.cluster.placement import Needs, Placement, Process, place
 from ajet.cluster.placement_groups import reserved
-from ajet.cluster.session import SessionSettings, ray_session
+from ajet.cluster.session import RaySession, SessionSettings, ray_session
 from ajet.core.config import AjetConfig
 from ajet.core.errors import RunFailed
 from ajet.core.interrupt import Interrupt, catch_interrupts
@@ -59,10 +59,17 @@ def run_on_ray(
         ray_session(settings, config, say) as session,
         catch_interrupts() as interrupt,  # after Ray, which has a handler of its own
     ):
-        placement = place(Needs.of(config), session.nodes)
+        placement = placed(config, session)
         with reserved(placement, session.environment) as reservation:
             cluster = (interrupt, console, placement, reservation.options)
             return until_done(config, folder, lambda now: make(now, folder, *cluster).run())
+
+
+def placed(config: AjetConfig, session: RaySession) -> Placement:
+    """The run's processes on this Ray. One of our own has all of the machine, and a device list's
+    numbers are the machine's; on one that is joined, which GPUs they are is for Ray to say."""
+    placement = place(Needs.of(config), session.nodes)
+    return placement if session.is_ours else placement.packed()
 
 
 def until_done(

@@ -70,7 +70,7 @@ class TrainerRank:
     def __init__(self, rank: int, size: int, surroundings: Surroundings) -> None:
         self._rank, self._size = rank, size
         self._step, self._done = 0, 0.0
-        surroundings.enter()
+        self._surroundings = surroundings
 
     def address(self) -> tuple[str, int]:
         """Where the others find this rank: a port that is free now."""
@@ -84,6 +84,7 @@ class TrainerRank:
     ) -> tuple[TrainedModel, int]:
         """Loads the model; also returns the process's id. Without `weights_root` weights are
         broadcast."""
+        self._surroundings.enter()
         from ajet.core import assembly
         from ajet.core.learning.checkpoints import LearnerCheckpoints
         from ajet.core.weight_sync.broadcast import BroadcastSender

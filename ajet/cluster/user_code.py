@@ -1,7 +1,9 @@
 """The user's code in another process of the run: the same folders on the search path.
 
     here = Surroundings.of_this_process()        the driver
-    here.enter()                                 a worker, before it imports anything of the user's
+    here.enter()                                 a worker, before it imports anything of the user's;
+                                                 in a method: what an actor's __init__ raises comes
+                                                 back as its death
 
 Not covered: bringing files to another machine (a shared file system, or Ray's working_dir).
 """

@@ -4,9 +4,9 @@
     checkpoint    a folder of the run, which all machines see
     nccl          nowhere: a broadcast to engines in processes of ours (gloo where there is no GPU)
 
-Backbone verl has `memory` on one machine and `checkpoint` on several; backbone trinity is told by
-`trinity.synchronizer.sync_method`. A server, and an engine on the trainer's own devices, takes no
-broadcast: it gets files, and a line says so.
+Backbone verl has `memory` on one machine, if it is the driver's, else `checkpoint`; backbone
+trinity is told by `trinity.synchronizer.sync_method`. A server, and an engine on the trainer's own
+devices, takes no broadcast: it gets files, and a line says so.
 
 What a run that was killed left in shared memory is removed when the next one begins: each run holds
 a lock on its own, and a lock goes with its process.
@@ -37,12 +37,12 @@ _held: dict[Path, IO[str]] = {}
 
 def sync_method(config: AjetConfig, placement: Placement) -> tuple[SyncMethod, str | None]:
     """How weights travel in this run, and why not as asked, where that is so."""
-    files: SyncMethod = "memory" if len(placement.nodes) == 1 else "checkpoint"
+    files, elsewhere = _files(placement)
     if config.ajet.backbone != "trinity":
-        return files, None
+        return files, elsewhere
     asked = config.trinity.synchronizer.sync_method
     key = f"trinity.synchronizer.sync_method={asked}"
-    if asked == "memory" and files != "memory":
+    if asked == "memory" and len(placement.nodes) > 1:
         raise ConfigError(
             f"{key}: trainer and engines share no memory on {len(placement.nodes)} nodes; set "
             "checkpoint or nccl"
@@ -52,6 +52,8 @@ def sync_method(config: AjetConfig, placement: Placement) -> tuple[SyncMethod, s
             "checkpoint",
             f"{key}: two commands share files, weights travel as checkpoint",
         )
+    if asked == "memory":
+        return files, elsewhere
     if asked != "nccl":
         return asked, None
     engine = engine_name(config, on_gpu=placement.on_gpus)
@@ -60,6 +62,21 @@ def sync_method(config: AjetConfig, placement: Placement) -> tuple[SyncMethod, s
     if config.trinity.mode == "colocate":
         return files, f"{key}: trainer and engines share devices, weights travel as {files}"
     return asked, None
+
+
+def _files(placement: Placement) -> tuple[SyncMethod, str | None]:
+    """Shared memory where the driver, which makes and removes the folder, shares it too; else why
+    not, where one would think so."""
+    if len(placement.nodes) > 1:
+        return "checkpoint", None
+    remote = [node.name for node in placement.nodes if node.is_remote]
+    if not remote:
+        return "memory", None
+    return (
+        "checkpoint",
+        f"the run's processes are on {remote[0]}, ajet is on another node: they share no memory, "
+        "weights travel as checkpoint",
+    )
 
 
 def weights_place(run_folder: Path, *, in_memory: bool, notice: str | None = None) -> Path:

@@ -7,8 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet.cluster.placement import Needs, Node, configured_nodes, place
+from ajet.cluster.placement_groups import bundles
+from ajet.cluster.session import RaySession
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
+
+pytest.importorskip("ray")
+from ajet.cluster.sittings import placed
 
 VERL, TRINITY = Needs(colocated=True), Needs(colocated=False)
 
@@ -63,6 +68,48 @@ def test_one_list_of_a_disaggregated_run_leaves_the_rest_to_the_other():
     assert where(placed.trainer) == [(0, 1), (0, 2)]
     placed = place(replace(TRINITY, trainer_devices=(0,)), nodes(3))
     assert len(placed.engines) == 2
+
+
+@pytest.mark.parametrize(
+    ("needs", "ranks", "engines"),
+    [
+        (replace(TRINITY, generates=False, engine_devices=(4, 5, 6, 7)), [0, 1, 2, 3], []),
+        (replace(TRINITY, trains=False, trainer_devices=(0, 1, 2, 3)), [], [7, 6, 5, 4]),
+        (replace(TRINITY, trains=False, trainer_devices=(0, 1), n_engines=2), [], [7, 6]),
+    ],
+)
+def test_two_commands_have_the_gpus_that_they_would_have_as_one(needs, ranks, engines):
+    placed = place(needs, nodes(8))
+    assert where(placed.trainer) == [(0, gpu) for gpu in ranks]
+    assert where(placed.engines) == [(0, gpu) for gpu in engines]
+    both = place(replace(needs, trains=True, generates=True), nodes(8))
+    assert placed.trainer in ((), both.trainer)
+    assert where(placed.engines) in ([], where(both.engines))
+
+
+def test_two_commands_reserve_the_gpus_that_each_of_them_uses():
+    train = place(replace(TRINITY, generates=False, trainer_devices=(0, 1, 2, 3)), nodes(8))
+    explore = place(replace(TRINITY, trains=False, engine_devices=(4, 6, 7)), nodes(8))
+    assert (train.packed().gpus_of(0), explore.packed().gpus_of(0)) == (4, 3)
+    assert where(explore.packed().engines) == [(0, 0), (0, 1), (0, 2)]
+    assert bundles(explore.packed())[0]["GPU"] == 3.0
+
+
+def test_packed_processes_share_what_they_shared():
+    needs = replace(VERL, nnodes=2, tensor_parallel=2, trainer_devices=(2, 3, 6, 7))
+    placed = place(needs, nodes(4, 4))
+    assert where(placed.packed().trainer) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert where(placed.packed().engines) == [(0, 0, 1), (1, 0, 1)]
+    assert placed.packed().workers == placed.workers
+
+
+@pytest.mark.parametrize(("is_ours", "gpus"), [(True, 4), (False, 0)])
+def test_a_device_list_names_the_machines_own_gpus_where_all_of_it_is_ours(tmp_path, is_ours, gpus):
+    (tmp_path / "run.yaml").write_text("ajet:\n  backbone: trinity\n  model: {path: m}\n")
+    options = ["trinity.mode=explore", "ajet.rollout.device_mapping=[4,5]"]
+    config = load_config(tmp_path / "run.yaml", options)
+    found = placed(config, RaySession("h:1", tuple(nodes(8)), is_ours, {}))
+    assert where(found.engines)[0] == (0, gpus)
 
 
 def test_the_nodes_with_the_most_gpus_are_taken():
@@ -120,6 +167,11 @@ def test_a_mode_of_one_side_has_every_gpu(needs, engines, ranks):
         (replace(TRINITY, n_engines=2, tensor_parallel=4), [8], "trainer need 9, there are 8"),
         (replace(TRINITY, trainer_devices=(0, 1), engine_devices=(1, 2)), [4], "share GPU 1: back"),
         (replace(TRINITY, engine_devices=(0, 1)), [2], "leaves the trainer none: shorten it"),
+        (replace(TRINITY, engine_devices=(0, 1), generates=False), [2], "leaves the trainer none"),
+        (replace(TRINITY, trainer_devices=(0, 1), trains=False), [2], "leaves the engines none"),
+        (replace(VERL, in_process=True, tensor_parallel=2), [2], "size=2: the in-process engine "
+         "computes on one GPU; leave it at 1, or set ajet.rollout.name to vllm or sglang"),
+        (replace(TRINITY, in_process=True, tensor_parallel=2, trains=False), [2], "in-process eng"),
         (replace(TRINITY, nnodes=2, n_engines=1, tensor_parallel=2), [1, 2], None),
         (replace(TRINITY, nnodes=3, n_engines=1, tensor_parallel=2), [1, 1, 1], "room for 0 on 3"),
     ],
@@ -186,6 +238,7 @@ def test_a_config_says_what_it_needs(tmp_path):
     assert configured_nodes(config, here, nnodes=1, gpus=4) == nodes(4, cpus=32)
     assert Needs.of(load_config(path, ["trinity.mode=colocate"])).colocated
     assert Needs.of(load_config(path, ["ajet.backbone=verl"])).colocated
+    assert Needs.of(load_config(path, ["ajet.rollout.name=in_process"])).in_process
     assert not Needs.of(load_config(path, ["trinity.mode=explore"])).trains
 
 

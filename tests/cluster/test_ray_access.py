@@ -1,5 +1,6 @@
 """How Ray is had: flags and environment in, one decision out; none is started."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -7,19 +8,26 @@ import sys
 
 import pytest
 
+from ajet.cluster import fit, session
+from ajet.cluster import gpus as gpus_module
 from ajet.cluster.gpus import GpuMemory, local_gpus, read_gpu_memory, require_free_gpus
+from ajet.cluster.placement import Node
 from ajet.cluster.probe import reason
 from ajet.cluster.session import (
     LOOPBACK,
     Access,
     SessionSettings,
     _check_cluster,
+    _end_processes_of,
     ray_access,
+    ray_session,
+    serve_as_node,
     start_ray,
     worker_environment,
 )
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
+from tests.processes import command
 
 AUTO, START, CLUSTER = (SessionSettings(how=how) for how in ("auto", "start", "cluster"))
 MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "7000"}
@@ -53,6 +61,7 @@ def test_flags_and_environment_decide(settings, environ, access):
     [
         ({}, "neither RAY_ADDRESS nor MASTER_ADDR is set; set one"),
         ({"RAY_ADDRESS": "ray://h:10001"}, "a client's or a dashboard's address; run ajet on a n"),
+        ({"RAY_ADDRESS": "local", **MASTER}, "RAY_ADDRESS=local names no cluster; with --with-ray"),
         ({"MASTER_ADDR": "h", "MASTER_PORT": "x"}, "MASTER_PORT=x: a port is expected, as 6379"),
         ({"MASTER_ADDR": "h", "MASTER_PORT": "99999"}, "MASTER_PORT=99999"),
     ],
@@ -112,6 +121,154 @@ def test_a_gpu_in_use_is_one_line_unless_it_is_not_visible():
     require_free_gpus(gpus, {"CUDA_VISIBLE_DEVICES": "0"})
     with pytest.raises(ConfigError, match="GPU 1 is in use"):
         require_free_gpus(gpus, {"CUDA_VISIBLE_DEVICES": "0, 1"})
+
+
+def test_gpus_that_the_run_does_not_take_may_be_in_use():
+    gpus = [GpuMemory(str(index), 500 if index < 2 else 40960, 81920) for index in range(4)]
+    require_free_gpus(gpus, {}, numbers=())
+    require_free_gpus(gpus, {}, numbers=(0, 1))
+    with pytest.raises(ConfigError, match="GPU 2 is in use"):
+        require_free_gpus(gpus, {}, numbers=(1, 2))
+    with pytest.raises(ConfigError, match="GPU 3 is in use"):
+        require_free_gpus(gpus, {"CUDA_VISIBLE_DEVICES": "1,3"}, numbers=(1,))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "numbers"),
+    [
+        (["ajet.model.device=cpu"], ()),
+        (["ajet.trainer_common.device_mapping=[1,2]"], (1, 2)),
+        (["ajet.trainer_common.n_gpus_per_node=2"], (0, 1)),
+        ([], (0, 1, 2, 3)),
+    ],
+)
+def test_a_run_takes_the_gpus_that_its_config_gives_it(tmp_path, monkeypatch, overrides, numbers):
+    (tmp_path / "run.yaml").write_text("ajet:\n  model: {path: m}\n")
+    config = load_config(tmp_path / "run.yaml", overrides, backbone="verl")
+    monkeypatch.setattr(fit, "local_node", lambda: Node("this machine", 8, 4))
+    assert fit.gpus_taken(config) == numbers
+
+
+NVIDIA_SMI = """#!/bin/sh
+echo "0, 500, 16384, GPU-aaaa1111"
+echo "1, 500, 81920, GPU-bbbb2222"
+"""
+
+
+@pytest.mark.parametrize(
+    ("visible", "gib"), [(None, 16), ("1", 80), ("0,1", 16), ("GPU-bbbb", 80), ("", None)]
+)
+def test_memory_is_that_of_the_gpus_that_are_visible(tmp_path, monkeypatch, visible, gib):
+    (tmp_path / "nvidia-smi").write_text(NVIDIA_SMI)
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(gpus_module, "local_gpus", lambda environ=None: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    gpu = fit.local_gpu()
+    assert (gpu and gpu.memory) == gib
+
+
+class NoHead:
+    """`ray start` that nobody may call; says whether somebody did."""
+
+    def __init__(self):
+        self.was_started = False
+
+    def __call__(self, *options):
+        self.was_started = True
+        raise ConfigError("a head was started")
+
+
+@pytest.fixture
+def as_head(tmp_path, monkeypatch):
+    """On the node of MASTER_ADDR, with an empty home; gives what happens there."""
+    pytest.importorskip("ray")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MASTER_ADDR", LOOPBACK)
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.setenv("NODE_RANK", "0")
+    monkeypatch.setattr(session, "_ray_start", start := NoHead())
+    (tmp_path / "run.yaml").write_text("ajet:\n  model: {path: m}\n")
+    config = load_config(tmp_path / "run.yaml", backbone="verl")
+
+    def refused(**environ):
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(ConfigError) as error, ray_session(CLUSTER, config):
+            pass
+        return start.was_started, str(error.value)
+
+    return refused
+
+
+def test_a_head_that_anybody_could_use_is_not_started(as_head):
+    was_started, line = as_head()
+    assert not was_started and "\n" not in line
+    assert "anybody who reaches its port" in line and "ray get-auth-token --generate" in line
+    assert line.endswith("or set RAY_AUTH_MODE=disabled in a network that you trust")
+
+
+def test_an_open_head_is_started_where_the_user_says_so(as_head):
+    assert as_head(RAY_AUTH_MODE="disabled") == (True, "a head was started")
+
+
+class FlakyHead:
+    """Connects that fail at these times, and at all later ones; a node that serves meanwhile."""
+
+    def __init__(self, *fails, ends):
+        self.fails, self.ends, self.asked = set(fails), ends, 0
+
+    def __call__(self, address):
+        self.asked += 1
+        return self.asked not in self.fails and self.asked < self.ends
+
+
+class ServingNode:
+    """`ray start --address` that goes on until it is stopped."""
+
+    child = None
+
+    def __init__(self, *options): ...
+    def poll(self): ...
+    def __enter__(self):
+        self.child = self
+        return self
+
+    def __exit__(self, *error): ...
+
+
+def test_one_connect_that_fails_does_not_take_a_node_out_of_the_cluster(monkeypatch):
+    pytest.importorskip("ray")
+    for name, value in {**MASTER, "RANK": "1", "RAY_AUTH_MODE": "disabled"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(session, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(session, "_answers", head := FlakyHead(4, 7, 8, ends=20))
+    monkeypatch.setattr(session, "_ray_start", ServingNode)
+    assert serve_as_node(CLUSTER) is True
+    assert head.asked >= 20
+
+
+def test_a_command_line_that_is_no_text_is_in_nobodys_way(tmp_path):
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    other = subprocess.Popen([*map(os.fsencode, sleep), b"\xff\xfe"])
+    left = subprocess.Popen([*sleep, str(tmp_path)])
+    try:
+        while str(tmp_path) not in command(left.pid):  # a program that begins has none yet
+            time.sleep(0.01)
+        _end_processes_of(tmp_path)
+        assert left.wait(5) == -signal.SIGKILL and other.poll() is None
+    finally:
+        for process in (other, left):
+            process.kill()
+            process.wait()
 
 
 class SlowRay:

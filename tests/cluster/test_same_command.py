@@ -5,6 +5,7 @@ Both nodes are this machine, each a Ray node of its own; the ports of MASTER_ADD
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -48,11 +49,12 @@ def start(tmp_path):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     (tmp_path / "run.yaml").write_text("ajet:\n  model: {path: embedded:math}\n")
-    started = []
+    started, token = [], secrets.token_hex(32)
 
     def of(rank, *command):
         env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": str(rank)}
+        env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
         process = subprocess.Popen(
             [sys.executable, *command],
             stdin=subprocess.PIPE,

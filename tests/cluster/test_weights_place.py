@@ -75,6 +75,20 @@ def test_who_cannot_take_a_broadcast_gets_files_and_a_line_says_so(
     assert notice == (f"trinity.synchronizer.sync_method=nccl: {reason}, weights travel as {found}")
 
 
+@pytest.mark.parametrize(
+    ("backbone", "overrides"),
+    [("verl", ()), ("trinity", ("trinity.synchronizer.sync_method=memory",))],
+)
+def test_memory_is_not_chosen_on_a_node_that_is_not_the_drivers(tmp_path, backbone, overrides):
+    node = Node("10.0.0.2", 2.0, 0, is_remote=True)
+    way, notice = method(tmp_path, *overrides, nodes=(node,), backbone=backbone)
+    assert way == "checkpoint"
+    assert notice == (
+        "the run's processes are on 10.0.0.2, ajet is on another node: they share no memory, "
+        "weights travel as checkpoint"
+    )
+
+
 def test_memory_of_two_machines_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="share no memory on 2 nodes; set checkpoint or nccl"):
         method(tmp_path, "trinity.synchronizer.sync_method=memory", nodes=(HERE, THERE))

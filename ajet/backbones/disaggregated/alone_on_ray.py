@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 
@@ -24,6 +24,7 @@ from ajet.cluster.training_sitting import TrainingSitting
 from ajet.cluster.weights_place import sync_method, weights_place
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
+from ajet.core.inference.serving import EngineName, ServerStart, engine_name
 from ajet.core.interrupt import Interrupt
 from ajet.core.record.books import find_start
 from ajet.core.record.origin import RunOrigin
@@ -81,6 +82,40 @@ class TrainOnRay(TrainingSitting):
         self.half.saved()
 
 
+class LoadingEngines(Protocol):
+    """What is asked of `Engines` here."""
+
+    async def start(self, server: ServerStart | None = None) -> None: ...
+    async def load(self, source: FolderSource) -> object: ...
+
+
+class ExplorersEngines:
+    """In-process engines are there at once; servers begin with what the trainer publishes first,
+    which nobody asks before."""
+
+    def __init__(
+        self, engines: LoadingEngines, config: AjetConfig, folder: RunFolder, *, on_gpu: bool
+    ) -> None:
+        self._engines, self._folder, self._on_gpu = engines, folder, on_gpu
+        self._engine: EngineName = engine_name(config, on_gpu=on_gpu)
+        self._is_up = False
+
+    async def start(self) -> None:
+        """What can start without weights."""
+        if self._engine == "in_process":
+            await self._engines.start()
+            self._is_up = True
+
+    async def load(self, source: FolderSource) -> object:
+        """Engines that are there, with these weights."""
+        engine = self._engine
+        if engine != "in_process" and not self._is_up:
+            ends = tuple(RunOrigin.read(self._folder.origin_json).stop_token_ids)
+            await self._engines.start(ServerStart(engine, self._on_gpu, source, ends))
+            self._is_up = True
+        return await self._engines.load(source)
+
+
 class ExploreOnRay:
     """The explorer: engines behind a router, and workers."""
 
@@ -96,8 +131,9 @@ class ExploreOnRay:
         self.folder = folder
         self.workers = RolloutWorkers(config, [options(each) for each in placement.workers])
         self.engines = Engines(config, [options(each) for each in placement.engines])
+        self.serving = ExplorersEngines(self.engines, config, folder, on_gpu=placement.on_gpus)
         self.half = ExploreApart(
-            config, folder, interrupt, make_runner=self._runner, load=self.engines.load
+            config, folder, interrupt, make_runner=self._runner, load=self.serving.load
         )
 
     def run(self) -> None:
@@ -107,7 +143,7 @@ class ExploreOnRay:
     async def _run(self) -> None:
         try:
             await self.workers.check()
-            await self.engines.start()
+            await self.serving.start()
             await self.engines.attended(self.half.run())
         finally:
             self.workers.close()
