@@ -41,6 +41,7 @@ CREATE TABLE IF NOT EXISTS finished (
     episode_id TEXT PRIMARY KEY, group_id TEXT NOT NULL, newest INTEGER, sitting TEXT NOT NULL,
     body BLOB NOT NULL
 );
+CREATE INDEX IF NOT EXISTS finished_of_group ON finished (group_id);
 """
 
 
