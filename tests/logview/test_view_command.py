@@ -4,13 +4,16 @@ import urllib.request
 
 from logview_fixtures import write_run
 
+from tests.e2e.toy_run import ended
+
 LAUNCHER = [sys.executable, "-m", "ajet.cli.launcher", "view"]
 
 
 def test_view_serves_the_page_until_it_is_interrupted(tmp_path):
     folder = write_run(tmp_path / "math")
     command = [*LAUNCHER, str(folder.path), "--port", "0", "--no-browser"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    with process, ended(process):
         url = process.stdout.readline().split()[0]
         with urllib.request.urlopen(url, timeout=10) as page:
             assert b"<title>ajet</title>" in page.read()
