@@ -554,13 +554,15 @@ def _rest(
 
 
 def _joined(first: Completion | None, rest: Completion) -> Completion:
-    """One completion of two pieces."""
+    """One completion of two pieces, of the older version among those that have tokens: one that
+    was ended in a queue was sampled with no weights at all."""
     if first is None:
         return rest
+    versions = [piece.policy_version for piece in (first, rest) if piece.token_ids]
     return Completion(
         prompt_ids=first.prompt_ids,
         token_ids=first.token_ids + rest.token_ids,
         logprobs=first.logprobs + rest.logprobs,
         finish_reason=rest.finish_reason,
-        policy_version=min(first.policy_version, rest.policy_version),
+        policy_version=min(versions, default=rest.policy_version),
     )

@@ -310,6 +310,21 @@ async def test_requests_are_held_while_weights_change():
     await router.close()
 
 
+async def test_a_request_that_was_ended_in_a_queue_has_the_version_of_its_tokens():
+    """Its first piece has none, and no weights that it could name."""
+
+    class Queued(FakeReplica):
+        async def _sample(self, prompt_ids, sampling, request_id):
+            if len(self.asked) == 1:
+                return Completion(tuple(prompt_ids), (), (), "abort", 0)
+            return await super()._sample(prompt_ids, sampling, request_id)
+
+    replica = Queued("r0")
+    replica.version = 2
+    reply = await Router([replica]).generate([5], SAMPLING, "e/0")
+    assert len(reply.token_ids) == 6 and reply.policy_version == 2
+
+
 @pytest.mark.parametrize("continued", [True, False], ids=["continued", "from the start"])
 async def test_an_aborted_request_goes_on_after_the_change(continued):
     replica = FakeReplica("r0", step_s=0.005)
