@@ -301,9 +301,8 @@ def _offer_token() -> None:
         from ray import _raylet
 
         os.environ["RAY_AUTH_MODE"] = "token"
-        vars(_raylet)["Config"].initialize(
-            ""
-        )  # Ray may have been imported, and have read the environment
+        # Ray may have been imported before, and have read the environment then.
+        vars(_raylet)["Config"].initialize("")
 
 
 def _require_token() -> None:

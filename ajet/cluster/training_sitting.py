@@ -2,8 +2,8 @@
 
     place ─> start (opens the books) ─> with the books: work ─> close ─> summary
 
-A backbone says what each of them is. Not covered: what is done when a
-process is lost (sittings.py).
+A backbone says what each of them is. Not covered: what is done when a process is lost
+(sittings.py).
 """
 
 from abc import ABC, abstractmethod

@@ -68,6 +68,21 @@ def sitting(*overrides, prepare=lambda training: None, steps=STEPS):
         return training.run()
 
 
+class Killed(Exception):
+    """Raised in the middle of a run that goes no further."""
+
+
+def die_in_step_three(training):
+    learn = training.seat.learn
+
+    async def learn_or_die(step, groups):
+        if step == 3:
+            raise Killed
+        return await learn(step, groups)
+
+    training.seat.learn = learn_or_die
+
+
 def policy_versions(run):
     """Step, and the oldest version among the tokens of each episode that was not left out."""
     with sqlite3.connect(run.path / "episodes.sqlite") as connection:
@@ -191,19 +206,6 @@ def test_a_run_that_was_killed_plays_no_finished_group_again(project):
     run = project("killed")
     overrides = ("trinity.max_staleness=1",)
 
-    class Killed(Exception):
-        pass
-
-    def die_in_step_three(training):
-        learn = training.seat.learn
-
-        async def learn_or_die(step, groups):
-            if step == 3:
-                raise Killed
-            return await learn(step, groups)
-
-        training.seat.learn = learn_or_die
-
     with pytest.raises(Killed):
         sitting(*overrides, prepare=die_in_step_three, steps=4)
     assert run.steps_saved() == [1, 2]
@@ -235,19 +237,6 @@ def test_in_turns_a_run_killed_two_batches_after_its_checkpoint_ends_with_the_sa
     whole = project("whole")
     train(*rare, steps=4)
     cut = project("cut")
-
-    class Killed(Exception):
-        pass
-
-    def die_in_step_three(training):
-        learn = training.seat.learn
-
-        async def learn_or_die(step, groups):
-            if step == 3:
-                raise Killed
-            return await learn(step, groups)
-
-        training.seat.learn = learn_or_die
 
     with pytest.raises(Killed):
         sitting(*rare, prepare=die_in_step_three, steps=4)

@@ -19,7 +19,10 @@ from ajet.core.inference.servers.settings import START_S, ServerSettings
 
 @dataclass(frozen=True, slots=True)
 class SglangServerArgs(ServerSettings):
-    """Needs CUDA, whatever `device` says."""
+    """On a GPU, always."""
+
+    device: str = "cuda"
+    dtype: str = "bfloat16"
 
     def arguments(self) -> Sequence[str]:
         """The command line."""
