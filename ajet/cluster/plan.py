@@ -20,6 +20,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.model.shape import ModelShape
 
 GIB = 2.0**30
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 RUNTIME_GIB = 1.5
 """CUDA's context, NCCL's and cuBLAS's buffers of one process."""
 LOGITS_AT_ONCE = 1 << 24
@@ -66,6 +67,7 @@ class Training:
     sequence_parallel: int = 1
     tokens: int = 4096
     compute_bytes: int = 2
+    state_bytes: int = 4
     checkpointing: bool = True
     offload: bool = False
     lora_rank: int = 0
@@ -88,9 +90,9 @@ def trainer_memory(shape: ModelShape, run: Training) -> list[Part]:
     """One rank's GPU at the peak of a step.
 
     States as in ZeRO (Rajbhandari et al. 2020, section 3): N ranks hold 1/N of the float32 weights
-    (4 bytes a parameter), gradients (4) and Adam's two moments (8). A layer is gathered in the
-    compute type for its own pass, the next one is on its way, and each has its gradient; the
-    embeddings stay gathered from the forward to the end of the backward pass.
+    (4 bytes a parameter), gradients (4) and Adam's two moments (8); of float64 twice that. A
+    layer is gathered in the compute type for its own pass, the next one is on its way, and each has
+    its gradient; the embeddings stay gathered from the forward to the end of the backward pass.
     """
     learnt = shape.lora_parameters(run.lora_rank) if run.lora_rank else shape.parameters
     states = _states(shape, learnt, run)
@@ -112,17 +114,17 @@ def trainer_memory(shape: ModelShape, run: Training) -> list[Part]:
 
 def _states(shape: ModelShape, learnt: int, run: Training) -> list[Part]:
     """What a rank keeps between passes."""
-    per_rank = GIB * run.ranks
+    per_rank, size = GIB * run.ranks, run.state_bytes
     frozen = shape.parameters if run.lora_rank else 0
     parts = [
-        Part("weights", 4 * (learnt + frozen) / per_rank, f"4 bytes, 1/{run.ranks}"),
-        Part("gradients", 4 * learnt / per_rank, f"4 bytes, 1/{run.ranks}"),
-        Part("optimizer", 8 * learnt / per_rank, f"8 bytes, 1/{run.ranks}"),
+        Part("weights", size * (learnt + frozen) / per_rank, f"{size} bytes, 1/{run.ranks}"),
+        Part("gradients", size * learnt / per_rank, f"{size} bytes, 1/{run.ranks}"),
+        Part("optimizer", 2 * size * learnt / per_rank, f"{2 * size} bytes, 1/{run.ranks}"),
     ]
     if run.has_reference and not run.lora_rank:
-        parts.append(Part("reference", 4 * shape.parameters / per_rank, "use_kl_loss: a copy"))
+        parts.append(Part("reference", size * shape.parameters / per_rank, "use_kl_loss: a copy"))
     if run.has_critic:
-        parts.append(Part("critic", 16 * shape.parameters / per_rank, "gae: a model of its own"))
+        parts.append(Part("critic", 4 * size * shape.parameters / per_rank, "gae: its own model"))
     return parts
 
 
@@ -344,12 +346,16 @@ def _rollout_seconds(
 
 def training_of(config: AjetConfig, ranks: int) -> Training:
     """The trainer's part of a config."""
-    trainer = config.ajet.trainer_common
+    trainer, dtype = config.ajet.trainer_common, config.ajet.model.dtype
+    computed_in = trainer.fsdp_config.param_dtype
+    if computed_in == "auto" and dtype == "float64":
+        computed_in = dtype
     return Training(
         ranks=max(1, ranks),
         sequence_parallel=trainer.ulysses_sequence_parallel_size,
         tokens=tokens_per_pass(config),
-        compute_bytes=4 if trainer.fsdp_config.param_dtype == "float32" else 2,
+        compute_bytes=BYTES.get(computed_in, 2),
+        state_bytes=8 if dtype == "float64" else 4,
         checkpointing=bool(trainer.fsdp_config.activation_checkpointing),  # auto: on GPUs
         offload=trainer.fsdp_config.param_offload,
         lora_rank=trainer.lora.rank,
@@ -366,7 +372,7 @@ def serving_of(config: AjetConfig) -> Serving:
         share=config.gpu_memory_utilization,
         max_model_len=rollout.max_model_len,
         max_num_seqs=rollout.max_num_seqs,
-        value_bytes=4 if config.ajet.model.dtype == "float32" else 2,
+        value_bytes=BYTES.get(config.ajet.model.dtype, 2),
     )
 
 

@@ -403,8 +403,12 @@ def sharding_settings(config: AjetConfig) -> ShardingSettings:
 def _param_dtype(config: AjetConfig) -> ParamDtype:
     """`auto` is what a model on this machine is loaded in."""
     asked = config.ajet.trainer_common.fsdp_config.param_dtype
-    if asked != "auto":
-        return asked
+    return _trained_dtype(config) if asked == "auto" else asked
+
+
+def _trained_dtype(config: AjetConfig) -> ParamDtype:
+    if config.ajet.model.dtype == "float64":
+        return "float64"
     return "bfloat16" if _trains_on_gpu(config) else "float32"
 
 
@@ -463,7 +467,7 @@ def join_ranks(config: AjetConfig, rank: int, size: int, *, host: str, port: int
     from ajet.core.update.ranks import ONE_RANK, TorchRanks, connect
 
     device, settings = device_of(config), sharding_settings(config)
-    plain = device.type == "cpu" and settings.param_dtype == "float32"
+    plain = device.type == "cpu" and settings.param_dtype == _trained_dtype(config)
     if size == 1 and plain and not settings.activation_checkpointing:
         return ONE_RANK
     connect(rank, size, host=host, port=port, device=device.type)

@@ -20,6 +20,7 @@ from ajet.cluster.plan import (
     engine_memory,
     offloaded_memory,
     trainer_memory,
+    training_of,
 )
 from ajet.core.config import load_config
 from ajet.core.model.shape import ModelShape
@@ -40,6 +41,21 @@ def test_states_of_7b_on_eight_ranks_are_two_bytes_of_sixteen():
     assert sum(parts[name] for name in ("weights", "gradients", "optimizer")) == pytest.approx(
         14.185, abs=1e-3
     )
+
+
+def test_states_in_float64_are_twice_those_in_float32(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("ajet:\n  model: {path: m}\n  rollout: {user_workflow: w.py->W}\n")
+    plain, wide = (
+        gib_of(
+            trainer_memory(
+                QWEN_7B, training_of(load_config(path, [f"ajet.model.dtype={dtype}"]), 8)
+            )
+        )
+        for dtype in ("auto", "float64")
+    )
+    for name, times in {"weights": 2, "gradients": 2, "optimizer": 2, "gathered layers": 4}.items():
+        assert wide[name] == pytest.approx(times * plain[name])
 
 
 def test_gathered_layers_of_14b_are_embeddings_and_two_layers_twice():

@@ -1,7 +1,8 @@
 """One YAML and one seed on backbones debug, verl and trinity in turns: the same run.
 
-Engines batch otherwise than the debug backbone's waves, so log-probabilities differ in their last
-bits; the tokens are the same, as each request's seed draws them.
+In float64: engines batch otherwise than the debug backbone's waves, and in float32 the last bits of
+log-probabilities differ by it. AdamW makes whole steps of a gradient that is rounding alone, and
+some day a token falls to the other side.
 """
 
 import sys
@@ -51,18 +52,18 @@ def test_the_episodes_are_the_same_to_the_token(runs, backbone):
 
 
 @ON_RAY
-def test_losses_rewards_and_the_kl_are_the_same_within_a_ten_thousandth(runs, backbone):
+def test_losses_rewards_and_the_kl_are_the_same_within_a_millionth(runs, backbone):
     names = ("update/loss", "reward/mean", "update/kl")
     debug, other = (numbers(runs[name], *names) for name in ("debug", backbone))
     assert debug.shape == (STEPS, 3)
-    assert np.abs(other - debug).max() < 1e-4
+    assert np.abs(other - debug).max() < 1e-6
 
 
 @ON_RAY
-def test_the_final_weights_are_the_same_within_a_thousandth(runs, backbone):
+def test_the_final_weights_are_the_same_within_a_millionth(runs, backbone):
     debug, other = weights(runs["debug"]), weights(runs[backbone])
     assert debug.keys() == other.keys()
-    assert max(np.abs(other[name] - debug[name]).max() for name in debug) < 1e-3
+    assert max(np.abs(other[name] - debug[name]).max() for name in debug) < 1e-6
     assert (numbers(runs[backbone], "update/grad_norm") > 1.0).all()  # they moved
 
 

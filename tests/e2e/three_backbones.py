@@ -19,6 +19,7 @@ SETTINGS = [
     "ajet.rollout.num_repeat=4",
     "ajet.rollout.max_response_length_in_one_turn=12",
     "ajet.trainer_common.optim.lr=1e-6",
+    "ajet.model.dtype=float64",
 ]
 
 

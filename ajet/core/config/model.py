@@ -21,9 +21,10 @@ class ModelConfig(Section):
         default=None,
         description="The model: a folder, a Hub name, a .gguf file or embedded:NAME. Required.",
     )
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+    dtype: Literal["auto", "float64", "float32", "bfloat16"] = Field(
         default="auto",
-        description="Number format of the weights; auto is float32 on CPU, bfloat16 on CUDA.",
+        description="Number format of the weights; auto is float32 on CPU, bfloat16 on CUDA; with "
+        "float64 rounding decides nothing where runs are compared.",
     )
     device: Annotated[str, AfterValidator(_device)] = Field(
         default="auto", description="auto, cpu, cuda or cuda:N; auto takes a GPU if any."

@@ -20,7 +20,7 @@ def refusals_and_notices(config: AjetConfig) -> tuple[list[tuple[str, str]], lis
     """Refused keys as (key, reason), and one notice for each key that has no effect."""
     backbone = config.ajet.backbone
     unread = unread_keys(config.ajet)
-    refused = contradictions(config.ajet)
+    refused = [*contradictions(config.ajet), *_wide_servers(config.ajet)]
     unused: list[str] = []
     for root in ("ajet", "verl", "trinity"):
         for leaf in leaves(getattr(config, root), root):
@@ -82,6 +82,19 @@ def _surplus_mini_batches(ajet: AjetSection) -> list[str]:
     return [
         f"ajet.trainer_common.mini_batch_num={asked}: a step has {groups} groups, one for each "
         f"task, and makes {groups} mini-batches at most (ajet.data.train_batch_size)"
+    ]
+
+
+def _wide_servers(ajet: AjetSection) -> list[tuple[str, str]]:
+    server = ajet.rollout.name
+    if ajet.model.dtype != "float64" or server not in ("vllm", "sglang"):
+        return []
+    return [
+        (
+            "ajet.model.dtype",
+            f"{server} has no float64: take float32, or let the in-process "
+            "engine sample (ajet.rollout.name=in_process)",
+        )
     ]
 
 

@@ -44,11 +44,11 @@ class ServerStart:
 
 
 def engine_name(config: AjetConfig, *, on_gpu: bool) -> EngineName:
-    """Who samples."""
+    """Who samples; servers know no float64 (`contradictions` refuses one that is asked for)."""
     name = config.ajet.rollout.name
-    if name == "auto":
-        return "sglang" if on_gpu else "in_process"
-    return name
+    if name != "auto":
+        return name
+    return "sglang" if on_gpu and config.ajet.model.dtype != "float64" else "in_process"
 
 
 def router_settings(config: AjetConfig) -> RouterSettings:

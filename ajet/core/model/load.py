@@ -26,6 +26,7 @@ from transformers import (
 )
 
 from ajet.core.errors import ModelError
+from ajet.core.model.precision import to_float64
 
 EMBEDDED = "embedded:"
 EMBEDDED_DIR = Path(__file__).parents[2] / "embedded"
@@ -40,7 +41,12 @@ TOKENIZER_FILES = (
     "vocab.txt",
 )
 LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 @dataclass
@@ -92,6 +98,8 @@ def load_model(
     if "gguf_file" in options:
         _forget_quantisation(model)
         model.config.architectures = [type(model).__name__]  # a server asks its folder for it
+    if model.dtype == torch.float64:
+        to_float64(model)
     return LoadedModel(model.to(target), tokenizer, path)
 
 

@@ -5,7 +5,7 @@
 
 A causal model of its own, as the policy's is, with one number for a head:
 
-    value = head(final hidden state)          head: Linear(hidden, 1), float32, zero at first
+    value = head(final hidden state)          head: Linear(hidden, 1), at least float32, 0 at first
 
     loss = 1/N sum_t 1/2 max( (v - R)^2, (clip(v, old - c, old + c) - R)^2 )
 
@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ajet.core.model.precision import wide_dtype
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.critic_metrics import CriticMetrics
 from ajet.core.update.dealing import Dealt, deal
@@ -50,14 +51,15 @@ class ValueModel(nn.Module):
         super().__init__()
         self.model = model
         config: Any = model.config
-        self.head = nn.Linear(config.hidden_size, 1, device=device_of(model))
+        dtype = wide_dtype(next(model.parameters()).dtype)
+        self.head = nn.Linear(config.hidden_size, 1, device=device_of(model), dtype=dtype)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         _freeze_output_layer(model)
 
     def forward(self, layout: Layout, rows: Sequence[Row]) -> Tensor:
         """`layout` is over `model`; here, so that a sharded one is gathered with its head."""
-        return self.head(layout.read_hidden(rows).float())
+        return self.head(layout.read_hidden(rows).to(self.head.weight.dtype))
 
 
 class Critic:

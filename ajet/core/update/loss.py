@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from ajet.core.model.precision import widened
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.layouts.layout import Readout
 from ajet.core.update.losses.token_loss import MAX_LOG_RATIO
@@ -73,7 +74,7 @@ def score_tokens(
     with_entropy_grad: bool,
     max_logits: int = MAX_LOGITS,
 ) -> TokenScores:
-    """Log-probabilities of `targets_M`, in float32.
+    """Log-probabilities of `targets_M`, in float32 or wider.
 
     The logits are divided by the sampling temperature, as the sampler did. A cut by top-p or top-k
     is not repeated here: the sampler's log-probabilities are then of the renormalised cut and the
@@ -84,7 +85,7 @@ def score_tokens(
     """
 
     def score(features_UD: Tensor, index_M: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
-        logits_UV = read.head(features_UD).float()
+        logits_UV = widened(read.head(features_UD))
         if temperature != 1.0:
             logits_UV = logits_UV / temperature
         logprobs_UV = torch.log_softmax(logits_UV, dim=-1)

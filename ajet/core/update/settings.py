@@ -19,7 +19,7 @@ PolicyLossName = Literal["ppo", "gspo", "cispo", "gpg", "topr", "sapo"]
 CorrectionLevel = Literal["none", "token", "turn", "sequence"]
 CorrectionMode = Literal["truncate", "reject"]
 
-ParamDtype = Literal["float32", "bfloat16"]
+ParamDtype = Literal["float64", "float32", "bfloat16"]
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "kl_loss_type": ("low_var_kl", "k1", "k2"),
@@ -33,7 +33,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "lr_schedule": ("constant", "linear", "cosine"),
     "policy_loss": ("ppo", "gspo", "cispo", "gpg", "topr", "sapo"),
     "level": ("none", "token", "turn", "sequence"),
-    "param_dtype": ("float32", "bfloat16"),
+    "param_dtype": ("float64", "float32", "bfloat16"),
     "mode": ("truncate", "reject"),
 }
 
@@ -52,7 +52,7 @@ class LoraSettings:
 class ShardingSettings:
     """How several ranks hold and compute one model (sharding.py, sequence.py)."""
 
-    param_dtype: ParamDtype = "float32"  # of the computation; the shards are float32
+    param_dtype: ParamDtype = "float32"  # of the computation; the shards are float32 or wider
     reshard_after_forward: bool = True  # a layer's weights are gathered again for the backward
     cpu_offload: bool = False  # shards and the optimizer's state in CPU memory
     activation_checkpointing: bool = False

@@ -34,22 +34,24 @@ from torch.distributed.fsdp import (
 )
 from torch.utils.checkpoint import checkpoint
 
+from ajet.core.model.precision import wide_dtype, widened
 from ajet.core.update.settings import ShardingSettings
 from ajet.core.update.shards import is_sharded
 
 
 def shard_model(model: nn.Module, mesh: DeviceMesh, settings: ShardingSettings) -> None:
-    """In place. The weights become float32 shards; a module named `head` is computed in float32."""
+    """In place. The weights become shards of float32, or of float64 as they were; a module named
+    `head` is computed in that."""
     layers = decoder_layers(model)
     options = _options(mesh, settings)
-    in_float32 = options | {"mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32)}
+    in_full = options | {"mp_policy": MixedPrecisionPolicy()}
     for layer in layers:
         if settings.activation_checkpointing:
             layer.forward = partial(_recomputed, layer.forward)
         _shard(layer, settings.activation_checkpointing, settings.reshard_after_forward, options)
     head = getattr(model, "head", None)
     if isinstance(head, nn.Linear):
-        _shard(head, False, settings.reshard_after_forward, in_float32)
+        _shard(head, False, settings.reshard_after_forward, in_full)
     # The rest stays gathered from its forward to the end of the backward: the output layer is
     # called after the model's forward.
     _shard(model, False, False, options)
@@ -67,7 +69,7 @@ def _options(mesh: DeviceMesh, settings: ShardingSettings) -> dict[str, Any]:
     dtype = getattr(torch, settings.param_dtype)
     options: dict[str, Any] = {
         "mesh": mesh,
-        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
+        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=wide_dtype(dtype)),
     }
     if settings.cpu_offload and mesh.device_type == "cpu":
         logger.info("fsdp.cpu_offload: the ranks compute on the CPU, where the weights are already")
@@ -89,10 +91,10 @@ def _shard(module: nn.Module, recompute: bool, reshard_after: bool, options: Any
 
 @torch.no_grad()
 def _widen(module: nn.Module) -> None:
-    """To float32, what is not in shards yet."""
+    """To float32 at least, what is not in shards yet."""
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.is_floating_point() and not is_sharded(tensor):
-            tensor.data = tensor.data.float()
+            tensor.data = widened(tensor.data)
 
 
 def _within(module: nn.Module, compute: Callable[..., Tensor], *args: Any) -> Tensor:

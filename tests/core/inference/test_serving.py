@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from ajet.core.config import load_config
+from ajet.core.errors import ConfigError
 from ajet.core.inference.router import RouterSettings
 from ajet.core.inference.servers import sglang, vllm
 from ajet.core.inference.serving import engine_name, router_settings, server_python
@@ -21,6 +22,13 @@ def test_auto_is_the_engine_of_the_device(config):
     assert engine_name(config(), on_gpu=False) == "in_process"
     assert engine_name(config(), on_gpu=True) == "sglang"
     assert engine_name(config("ajet.rollout.name=vllm"), on_gpu=True) == "vllm"
+    assert engine_name(config("ajet.model.dtype=float64"), on_gpu=True) == "in_process"
+
+
+@pytest.mark.parametrize("server", ["vllm", "sglang"])
+def test_a_server_in_float64_is_refused_in_one_line(config, server):
+    with pytest.raises(ConfigError, match=f"ajet.model.dtype is refused: {server} has no float64"):
+        config("ajet.model.dtype=float64", f"ajet.rollout.name={server}")
 
 
 def test_the_router_is_as_patient_as_the_config(config):

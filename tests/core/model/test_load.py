@@ -46,6 +46,10 @@ def test_a_folder_loads_in_float32_on_the_cpu(folder):
     assert loaded.name == str(folder)
 
 
+def test_float64_is_for_those_who_ask(folder):
+    assert load_model(str(folder), dtype="float64", device="cpu").model.dtype == torch.float64
+
+
 def test_dtype_and_chat_template_can_be_given(folder, tmp_path):
     (tmp_path / "chat.jinja").write_text("{{ messages[0].content }}")
     loaded = load_model(

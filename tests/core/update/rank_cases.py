@@ -20,6 +20,7 @@ from ajet.core.advantage import EstimatorSettings
 from ajet.core.advantage.kl_control import FixedKL
 from ajet.core.errors import AjetError
 from ajet.core.learning.learner import Learner, LearnerSettings
+from ajet.core.model.precision import to_float64
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.checkpoint import load_checkpoint, save_checkpoint
 from ajet.core.update.critic import Critic
@@ -47,8 +48,13 @@ class Case:
     settings: dict[str, Any] = field(default_factory=dict)
     sharding: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
+    is_float64: bool = False
     is_one_row: bool = False
     is_critic: bool = False
+
+    def new_model(self) -> torch.nn.Module:
+        model = tiny_model(**self.model)
+        return to_float64(model) if self.is_float64 else model
 
     def samples(self, seed: int) -> list[TrainingSample]:
         if self.is_one_row:
@@ -91,6 +97,8 @@ CASES = {
         dict(activation_checkpointing=True, cpu_offload=True),
     ),
     "lora": Case(dict(lora=LORA, lr=1e-2, kl_loss_coef=0.1)),
+    "float64": Case(sharding=dict(param_dtype="float64"), is_float64=True),
+    "float64_critic": Case(sharding=dict(param_dtype="float64"), is_float64=True, is_critic=True),
     "one_row": Case(is_one_row=True),
     "critic": Case(dict(mini_batch_num=2), is_critic=True),
     "sequence": Case(dict(kl_loss_coef=0.1, policy_loss="gspo"), in_sequence(2)),
@@ -110,7 +118,7 @@ def run_case(name: str, ranks: Ranks = ONE_RANK) -> dict[str, Any]:
 
 
 def run_policy(case: Case, ranks: Ranks) -> dict[str, Any]:
-    policy = Policy(tiny_model(**case.model), UpdateSettings(**STEADY | case.settings), ranks)
+    policy = Policy(case.new_model(), UpdateSettings(**STEADY | case.settings), ranks)
     if policy.reference is not None:  # as for a KL in the reward, before anything is learnt
         policy.reference_scores(case.samples(0))
     metrics = [policy.update(case.samples(seed)) for seed in range(3)]
@@ -123,7 +131,7 @@ def run_policy(case: Case, ranks: Ranks) -> dict[str, Any]:
 
 
 def run_critic(case: Case, ranks: Ranks) -> dict[str, Any]:
-    critic = bent(Critic(tiny_model(), CriticSettings(**STEADY | case.settings), ranks))
+    critic = bent(Critic(case.new_model(), CriticSettings(**STEADY | case.settings), ranks))
     metrics = []
     for seed in range(3):
         samples = case.samples(seed)

@@ -6,6 +6,7 @@ import torch
 from update_fixtures import forked_groups, sample, tiny_model
 
 from ajet.core.errors import CheckpointError
+from ajet.core.model.precision import to_float64
 from ajet.core.update.checkpoint import load_checkpoint, save_checkpoint
 from ajet.core.update.critic import Critic, value_loss
 from ajet.core.update.policy import Policy
@@ -67,6 +68,17 @@ def test_a_value_is_read_before_its_token():
         expected = (hidden @ critic.model.head.weight[0])[[1, 2]]
     np.testing.assert_allclose(first[2:], expected.numpy(), atol=1e-5)
     assert not first[:2].any()
+
+
+def test_a_model_in_float64_has_a_head_in_float64():
+    samples = forked_groups()
+    found, expected = (
+        gradient(samples, model=to_float64(tiny_model()), batch_layout=layout)[0]
+        for layout in ("tree", "padded")
+    )
+    for name, grad in expected.items():
+        torch.testing.assert_close(found[name], grad, rtol=0, atol=1e-12, msg=name)
+    assert {grad.dtype for grad in found.values()} == {torch.float64}
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed", "tree"])

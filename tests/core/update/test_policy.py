@@ -8,6 +8,7 @@ import torch
 from update_fixtures import forked_groups, sample, tiny_model
 
 from ajet.core.errors import CheckpointError, ConfigError
+from ajet.core.model.precision import to_float64
 from ajet.core.update.mini_batches import split_by_group
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
@@ -42,6 +43,18 @@ def test_layouts_and_micro_batches_give_the_same_gradient(layout, budget, seed):
     assert_same_gradient(found, expected)
     for key in ("loss", "pg_loss", "kl", "entropy", "logprob_diff_max", "grad_norm"):
         assert metrics[key] == pytest.approx(whole[key], rel=1e-4, abs=1e-6), key
+
+
+@pytest.mark.parametrize("layout", ["packed", "tree"])
+def test_a_model_in_float64_is_nowhere_computed_in_less(layout):
+    settings = dict(entropy_coef=0.01, temperature=0.8)
+    expected, _ = gradient(
+        forked_groups(), to_float64(tiny_model()), batch_layout="padded", **settings
+    )
+    found, _ = gradient(forked_groups(), to_float64(tiny_model()), batch_layout=layout, **settings)
+    for name, grad in expected.items():
+        torch.testing.assert_close(found[name], grad, rtol=0, atol=1e-12, msg=name)
+    assert {grad.dtype for grad in found.values()} == {torch.float64}
 
 
 def qwen3():

@@ -118,6 +118,15 @@ def test_two_ranks_make_the_update_of_one(name, one, two):
         assert_same(found, one(name))
 
 
+@pytest.mark.parametrize("name", ["float64", "float64_critic"])
+def test_in_float64_two_ranks_differ_from_one_by_no_more_than_it_rounds(name, one, two):
+    for found in two[name]:
+        for key, tensor in one(name)["tensors"].items():
+            if not key.endswith(".step"):
+                assert tensor.dtype == found["tensors"][key].dtype == torch.float64
+            torch.testing.assert_close(found["tensors"][key], tensor, rtol=0, atol=1e-11, msg=key)
+
+
 @pytest.mark.parametrize("name", OF_FOUR)
 def test_four_ranks_make_the_update_of_one(name, one, four):
     for found in four[name]:

@@ -28,6 +28,7 @@ from ajet.core.inference.engines.kv_cache import (
 )
 from ajet.core.inference.engines.prefix_cache import Node, PrefixCache, path, path_slots
 from ajet.core.model.decoder import Decoder
+from ajet.core.model.precision import widened
 
 MAX_PIECE = 512
 """A longer run of new tokens is computed in pieces, so that the scores stay small."""
@@ -80,7 +81,7 @@ class FlatForward:
         return num_computed
 
     def decode(self, rows: Sequence[Row]) -> Tensor:
-        """Logits ``[rows, vocab]`` in float32 after the last token of each row."""
+        """Logits ``[rows, vocab]`` in float32 or wider after the last token of each row."""
         assert self._batch is not None
         tokens = np.array([row.ids[-1] for row in rows], np.int64)
         positions = np.array([len(row.ids) - 1 for row in rows], np.int64)
@@ -88,7 +89,7 @@ class FlatForward:
             self._pool.tensor(tokens), self._pool.tensor(positions), self._batch.attend
         )
         self._batch.advance()
-        return self._decoder.logits(hidden).float()
+        return widened(self._decoder.logits(hidden))
 
     def keep(self, index: Ids) -> None:
         """Drop all rows but these."""

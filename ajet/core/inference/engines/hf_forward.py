@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from ajet.core.inference.engines.forward import Row
+from ajet.core.model.precision import widened
 
 
 class HfForward:
@@ -44,7 +45,7 @@ class HfForward:
         return sum(len(row.ids) - 1 for row in rows)
 
     def decode(self, rows: Sequence[Row]) -> Tensor:
-        """Logits ``[rows, vocab]`` in float32 after the last token of each row."""
+        """Logits ``[rows, vocab]`` in float32 or wider after the last token of each row."""
         if self._cache is None:
             self._cache = DynamicCache(config=self._model.config)
             tokens, self._mask = self._left_padded(rows)
@@ -60,7 +61,7 @@ class HfForward:
             use_cache=True,
             **{name: value for name, value in optional.items() if name in self._accepted},
         )
-        return out.logits[:, -1].float()
+        return widened(out.logits[:, -1])
 
     def keep(self, index: NDArray[np.int64]) -> None:
         """Drop all rows but these."""

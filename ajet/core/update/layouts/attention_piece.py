@@ -3,8 +3,8 @@
     out, lse    = piece_forward(q, k, v, causal)                    lse: of this piece
     dq, dk, dv  = piece_backward(grad, q, k, v, out, lse, causal)   out, lse: of the WHOLE softmax
 
-q is ``[B, heads, Q, d]``, k and v ``[B, heads, P, d]``, lse ``[B, heads, Q]`` in float32; softmax
-scale ``d ** -0.5``. `causal` means query i sees keys 0 to i.
+q is ``[B, heads, Q, d]``, k and v ``[B, heads, P, d]``, lse ``[B, heads, Q]`` in float32 or
+wider; softmax scale ``d ** -0.5``. `causal` means query i sees keys 0 to i.
 
 On a CPU this is torch's own flash kernel (2x the speed of plain products at the shapes of a tiny
 model); elsewhere plain products, in slices of queries so that scores stay small.
@@ -12,6 +12,8 @@ model); elsewhere plain products, in slices of queries so that scores stay small
 
 import torch
 from torch import Tensor
+
+from ajet.core.model.precision import wide_dtype, widened
 
 MAX_SCORES = 1 << 26  # elements of one slice of scores, on devices without the flash kernel
 
@@ -59,19 +61,19 @@ def product_backward(
     causal: bool,
     max_scores: int = MAX_SCORES,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same with plain products; softmax and sums in float32."""
+    """The same with plain products; softmax and sums in float32 or wider."""
     scale = q.shape[-1] ** -0.5
     dqs, dk, dv = (
         [],
-        torch.zeros_like(k, dtype=torch.float32),
-        torch.zeros_like(v, dtype=torch.float32),
+        torch.zeros_like(k, dtype=wide_dtype(k.dtype)),
+        torch.zeros_like(v, dtype=wide_dtype(v.dtype)),
     )
     for part in _slices(q, k, max_scores):
         grad_part, q_part = grad[:, :, part], q[:, :, part]
         scores = _scores(q_part, k, part.start, causal)
         weights = (scores - lse[:, :, part].unsqueeze(-1)).exp_()
-        delta = (grad_part.float() * out[:, :, part].float()).sum(-1, keepdim=True)
-        d_weights = (grad_part @ v.transpose(2, 3)).float()
+        delta = (widened(grad_part) * widened(out[:, :, part])).sum(-1, keepdim=True)
+        d_weights = widened(grad_part @ v.transpose(2, 3))
         d_scores = ((d_weights - delta) * weights * scale).to(q.dtype)
         dqs.append(d_scores @ k)
         dk += d_scores.transpose(2, 3) @ q_part
@@ -86,7 +88,7 @@ def _slices(q: Tensor, k: Tensor, max_scores: int) -> list[slice]:
 
 
 def _scores(q: Tensor, k: Tensor, first_query: int, causal: bool) -> Tensor:
-    scores = (q @ k.transpose(2, 3)).float() * q.shape[-1] ** -0.5
+    scores = widened(q @ k.transpose(2, 3)) * q.shape[-1] ** -0.5
     if not causal:
         return scores
     queries = torch.arange(first_query, first_query + q.shape[2], device=q.device)

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ajet.core.model.precision import wide_dtype
 from ajet.core.update.layouts.attention_piece import piece_backward, piece_forward
 from ajet.core.update.layouts.trie import Forest, Segment
 
@@ -87,7 +88,7 @@ class _TreeAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> Tensor:
         out = torch.empty_like(q)
-        lse = q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
+        lse = q.new_empty(q.shape[:2], dtype=wide_dtype(q.dtype))
         for call in plan.own:
             piece_out, piece_lse = piece_forward(*_gather(call, q, k, v), causal=True)
             out.index_copy_(0, call.real_R, _real(piece_out, call))
