@@ -89,7 +89,7 @@ class SglangStandIn:
         version="0.5.23",
         has_masks=True,
         has_checker=True,
-        max_model_len=256,
+        max_model_len=1024,
         eos_token_ids=(),
     ):
         self.model = model

@@ -7,9 +7,9 @@
 A replica that failed a request is taken out at once and asked for its health: well again, it comes
 back in with the weights of the day; after `max_failed_checks` failed checks in a row it is dead:
 its requests go elsewhere and `spawn` makes another in its place, once the engines are awake: while
-they sleep their memory is somebody else's. A check that fails once and passes again changes
-nothing, nor does one while the replica loads weights. While none is left but one is coming,
-requests wait; else they fail with one line.
+they sleep their memory is somebody else's, and `sleep` waits for one that is being made. A check
+that fails once and passes again changes nothing, nor does one while the replica loads weights.
+While none is left but one is coming, requests wait; else they fail with one line.
 
 `pause(abort=True)` ends what runs, and the router goes on with it after `resume`: from the tokens
 that it had (`continue_aborted`), stamped with the oldest version among them, or from its start.
@@ -103,6 +103,8 @@ class _Member:
     replica: Replica
     is_in: bool = False
     is_loading: bool = False
+    is_new: bool = False  # made in the place of a dead one, and not yet in
+    making: asyncio.Future[None] | None = None
     version: int | None = None
     report: SyncReport | None = None  # of its last load
     failed_checks: int = 0
@@ -219,7 +221,9 @@ class Router:
         async with self._changing:
             self._gate.shut()
             self._awake.clear()
-            await self._all(lambda member: member.replica.sleep())
+            await self._made()
+            members = [m for m in self._members.values() if m.is_in or m.is_new]
+            await self._all(lambda member: member.replica.sleep(), members)
 
     async def wake(self) -> None:
         """Every replica takes its memory again."""
@@ -412,7 +416,7 @@ class Router:
                     await self._bring_up(member)
                 except (ReplicaDown, ModelError) as failed:
                     return self._failed(member, str(failed))
-                member.is_in = True
+                member.is_in, member.is_new = True, False
                 self._places.joined(member.name)
         member.failed_checks = member.num_spawns = 0
         member.suspected.clear()
@@ -447,17 +451,28 @@ class Router:
             await self._awake.wait()
             member.num_spawns += 1
             try:
-                member.replica = await self._spawn(member.name)
+                member.making = asyncio.ensure_future(self._make(self._spawn, member))
+                await member.making
             except (ReplicaDown, ModelError) as failed:
                 member.reason = str(failed)
                 logger.warning(f"inference replica {member.name} not replaced: {failed}")
                 await asyncio.sleep(self._settings.health_interval_s)
                 continue
-            member.version, member.failed_checks = getattr(member.replica, "version", None), 0
             self.stats.num_replaced += 1
             logger.info(f"inference replica {member.name} is there again")
             return True
         return False
+
+    async def _make(self, spawn: Spawn, member: _Member) -> None:
+        member.replica = await spawn(member.name)
+        member.is_new, member.failed_checks = True, 0
+        member.version = getattr(member.replica, "version", None)
+
+    async def _made(self) -> None:
+        """Returns when no replacement is being made."""
+        makings = [m.making for m in self._members.values() if m.making and not m.making.done()]
+        if makings:
+            await asyncio.wait(makings)
 
     def _tell_news(self) -> None:
         self._news.set()

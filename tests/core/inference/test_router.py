@@ -508,6 +508,28 @@ async def test_nothing_is_put_in_a_dead_ones_place_while_the_engines_sleep():
     await router.close()
 
 
+async def test_sleep_waits_for_what_is_put_in_a_dead_ones_place_and_it_sleeps_too():
+    replicas, may_come, new = _replicas(2), asyncio.Event(), FakeReplica("r0")
+
+    async def spawn(name):
+        await may_come.wait()
+        return new
+
+    router = Router(replicas, FAST, spawn=spawn)
+    await _episode(router, "e", 1)
+    replicas[0].is_down = True
+    while router.stats.num_lost == 0:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(5 * FAST.health_interval_s)
+    asleep = asyncio.create_task(router.sleep())
+    await asyncio.sleep(5 * FAST.health_interval_s)
+    assert not asleep.done() and not new.events
+    may_come.set()
+    await asleep
+    assert new.events[0] == ("sleep", "r0")  # before the memory is somebody else's
+    await router.close()
+
+
 async def test_a_replica_that_missed_the_wake_is_woken_before_anything_else():
     class Sleepy(FakeReplica):
         is_awake = misses = True

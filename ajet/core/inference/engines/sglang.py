@@ -134,9 +134,11 @@ class SglangReplica(ServerReplica):
     async def sleep(self) -> None:
         """Give the cache and the weights' memory back."""
         await self.pause()
+        if self._asleep:
+            return
         await self._empty_cache()
         if self._memory_saver:
-            await self.tell("/release_memory_occupation", json={"tags": list(MEMORY)})
+            await self.tell_of_memory("/release_memory_occupation", json={"tags": list(MEMORY)})
             self._asleep = set(MEMORY)
 
     async def wake(self) -> None:
@@ -244,7 +246,7 @@ class SglangReplica(ServerReplica):
 
     async def _take(self, tags: set[str]) -> None:
         if tags:
-            await self.tell("/resume_memory_occupation", json={"tags": sorted(tags)})
+            await self.tell_of_memory("/resume_memory_occupation", json={"tags": sorted(tags)})
             self._asleep -= tags
 
     async def _empty_cache(self) -> None:

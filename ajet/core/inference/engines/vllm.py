@@ -89,11 +89,11 @@ class VllmReplica(ServerReplica):
     async def sleep(self) -> None:
         """Give the cache back, and with sleep mode the weights to the CPU's memory."""
         await self.pause()
-        if self._sleep_mode:
-            await self.tell("/sleep", params={"level": 1})
-            self._asleep = {"weights", "kv_cache"}
-        else:
+        if not self._sleep_mode:
             await self._empty_cache()
+        elif not self._asleep:
+            await self.tell_of_memory("/sleep", params={"level": 1})
+            self._asleep = {"weights", "kv_cache"}
 
     async def wake(self) -> None:
         """Take again what `sleep` gave."""
@@ -126,7 +126,7 @@ class VllmReplica(ServerReplica):
 
     async def _take(self, tags: set[str]) -> None:
         if tags:
-            await self.tell("/wake_up", params={"tags": sorted(tags)})
+            await self.tell_of_memory("/wake_up", params={"tags": sorted(tags)})
             self._asleep -= tags
 
     async def _empty_cache(self) -> None:

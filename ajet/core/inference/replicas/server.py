@@ -70,6 +70,7 @@ class ServerReplica:
         self._gate = Gate()
         self._probing = asyncio.Lock()  # held by a health check that is on its way
         self._sending: set[asyncio.Task[Any]] = set()
+        self._lost = ""  # why nobody knows what memory it has
         # A request takes as long as its tokens; health checks find a server that is stuck.
         self._client = httpx.AsyncClient(
             base_url=url,
@@ -146,7 +147,9 @@ class ServerReplica:
                 await self.request("GET", "/health", timeout=HEALTH_S)
 
     def check_process(self) -> None:
-        """`ReplicaDown` where the process is ours and has ended."""
+        """`ReplicaDown` where the process is ours and has ended, or can be used no more."""
+        if self._lost:
+            raise ReplicaDown(self._lost)
         if self.process is not None:
             try:
                 self.process.check_running()
@@ -223,6 +226,15 @@ class ServerReplica:
     async def tell(self, path: str, **options: Any) -> Any:
         """What is no request for tokens; `ReplicaDown` where the server does not answer in time."""
         return await self.request("POST", path, timeout=CONTROL_S, **options)
+
+    async def tell_of_memory(self, path: str, **options: Any) -> Any:
+        """To give it back or to take it. A server that does not answer may have done it or not: it
+        is never well again, and somebody has to put another in its place."""
+        try:
+            return await self.tell(path, **options)
+        except ReplicaDown as down:
+            self._lost = str(down)
+            raise
 
     async def _emptied_within(self, seconds: float) -> None:
         try:

@@ -17,7 +17,7 @@ from ajet.core.weight_sync.broadcast import BroadcastSeat
 from ajet.core.weight_sync.folder import WeightFolder
 from ajet.core.weight_sync.live import LiveSource
 from ajet.core.weight_sync.manifest import WeightsError
-from tests.replica_contract import CONTRACT, LONG, PROMPT, SHORT, VOCAB, Bench, tiny_model
+from tests.replica_contract import CONTRACT, LONG, MAX_LEN, PROMPT, SHORT, VOCAB, Bench, tiny_model
 from tests.sglang_server import Serving, SglangStandIn
 
 
@@ -29,7 +29,7 @@ def models():
 def _bench(models, path, **options):
     stand_in = SglangStandIn(copy.deepcopy(models[0]), **options)
     serving = Serving(stand_in, free_port())
-    replica = SglangReplica("r0", serving.url, ServedModel("m", VOCAB, 256))
+    replica = SglangReplica("r0", serving.url, ServedModel("m", VOCAB, MAX_LEN))
     return stand_in, serving, Bench(replica, models, WeightFolder(path))
 
 

@@ -78,6 +78,7 @@ async def test_contract(claim, session):
         await claim(bench)
     finally:
         session.version = bench.replica.version
+        await bench.replica.resume()  # a claim that fails may have left it paused
         await bench.replica.close()
 
 

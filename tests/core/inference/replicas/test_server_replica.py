@@ -21,7 +21,7 @@ class PausedAsVllm:
     aborts; `way_s` is how long one takes to arrive."""
 
     def __init__(self):
-        self.way_s = 0.0
+        self.way_s = self.sleep_s = 0.0
         self.is_paused = self.is_stuck = False
         self.num_aborts = 0
         self.calls = []
@@ -46,11 +46,17 @@ class PausedAsVllm:
     async def resume(self):
         self.is_paused = False
 
+    async def sleep(self, level: int):
+        self.calls.append(("sleep", level))
+        await asyncio.sleep(self.sleep_s)
+
     def app(self):
         app = FastAPI()
         app.add_api_route("/v1/completions", self.completions, methods=["POST"])
         app.add_api_route("/pause", self.pause, methods=["POST"])
         app.add_api_route("/resume", self.resume, methods=["POST"])
+        app.add_api_route("/sleep", self.sleep, methods=["POST"])
+        app.add_api_route("/health", lambda: None, methods=["GET"])
         return app
 
 
@@ -58,7 +64,7 @@ class PausedAsVllm:
 async def served():
     stand_in = PausedAsVllm()
     with Serving(stand_in, free_port()) as serving:
-        replica = VllmReplica("r0", serving.url, ServedModel("m", 320, 256))
+        replica = VllmReplica("r0", serving.url, ServedModel("m", 320, 256), sleep_mode=True)
         yield stand_in, replica
         stand_in.is_stuck = False
         await replica.close()
@@ -84,3 +90,26 @@ async def test_a_server_that_does_not_answer_what_it_is_told_is_down(served, mon
     stand_in.is_stuck = True
     with pytest.raises(ReplicaDown, match=r"^r0: POST /pause: no answer within 0\.1 s$"):
         await asyncio.wait_for(replica.pause(), 5)
+
+
+async def test_a_server_is_sent_to_sleep_once(served):
+    stand_in, replica = served
+    await replica.sleep()
+    await replica.sleep()
+    assert stand_in.calls.count(("sleep", 1)) == 1
+
+
+async def test_a_server_that_may_have_given_its_memory_back_or_not_is_never_well_again(
+    served, monkeypatch
+):
+    stand_in, replica = served
+    await replica.health()
+    monkeypatch.setattr(server, "CONTROL_S", 0.1)
+    stand_in.sleep_s = 0.3
+    with pytest.raises(ReplicaDown, match=r"^r0: POST /sleep: no answer within 0\.1 s$"):
+        await asyncio.wait_for(replica.sleep(), 5)
+    with pytest.raises(ReplicaDown, match="POST /sleep: no answer"):
+        await replica.health()
+    await replica.resume()
+    with pytest.raises(ReplicaDown, match="POST /sleep: no answer"):
+        await replica.health()
