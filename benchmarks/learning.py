@@ -131,11 +131,13 @@ def has_learnt(run: dict[str, Any]) -> bool:
 
 def write(runs: list[dict[str, Any]], out: Path) -> None:
     runs.sort(key=lambda run: (list(ARMS).index(run["arm"]), run["seed"]))
-    report = {
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "verdict": verdict(runs),
-        "runs": runs,
-    }
+    write_report(out, verdict(runs), runs)
+
+
+def write_report(out: Path, verdict: Any, runs: list[dict[str, Any]]) -> None:
+    """What the runs come to, and the runs."""
+    machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+    report = {"machine": machine, "verdict": verdict, "runs": runs}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(report, indent=2) + "\n")
 

@@ -20,7 +20,6 @@ Results of other games and arms in the file are kept.
 import argparse
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from learning import KEPT, interval
+from learning import KEPT, interval, write_report
 
 from ajet.core.environment.games.guess_number import GuessNumber
 
@@ -122,13 +121,7 @@ def kept_runs(out: Path, begun: list[tuple[str, str, int]]) -> list[dict[str, An
 def write(runs: list[dict[str, Any]], out: Path) -> None:
     order = (list(GAMES), list(ARMS))
     runs.sort(key=lambda r: (order[0].index(r["game"]), order[1].index(r["arm"]), r["seed"]))
-    report = {
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "verdict": verdict(runs),
-        "runs": runs,
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(report, indent=2) + "\n")
+    write_report(out, verdict(runs), runs)
 
 
 def main() -> None:
@@ -136,11 +129,13 @@ def main() -> None:
     parser.add_argument("--games", nargs="*", choices=list(GAMES), default=list(GAMES))
     parser.add_argument("--only", nargs="*", choices=ARMS, default=list(ARMS), help="arms")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0, help="those before it are kept")
     parser.add_argument("--workers", type=int, default=1, help="runs at a time")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/learning_games.json")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="ajet-games-"))
-    wanted = [(g, a, s) for g in args.games for a in args.only for s in range(args.seeds)]
+    seeds = range(args.first_seed, args.seeds)
+    wanted = [(g, a, s) for g in args.games for a in args.only for s in seeds]
     runs = kept_runs(args.out, wanted)
     with ThreadPoolExecutor(args.workers) as pool:
         begun = [pool.submit(run, *each, folder) for each in wanted]

@@ -12,8 +12,6 @@ updates. What the file has of other backbones and seeds is kept.
 
 import argparse
 import json
-import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -22,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from learning import DEMO, ROOT, interval
+from learning import DEMO, ROOT, interval, write_report
 
 BACKBONES = ("verl", "trinity")
 KEPT = ("success_before", "success_after", "num_held_out", "wall_seconds", "episodes", "steps")
@@ -71,13 +69,7 @@ def has_learnt(run: dict[str, Any]) -> bool:
 
 def write(runs: list[dict[str, Any]], out: Path) -> None:
     runs.sort(key=lambda run: (BACKBONES.index(run["backbone"]), run["seed"]))
-    report = {
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "verdict": verdict(runs),
-        "runs": runs,
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(report, indent=2) + "\n")
+    write_report(out, verdict(runs), runs)
 
 
 def main() -> None:

@@ -108,8 +108,8 @@ def _check_files(config: AjetConfig) -> None:
         )
     resume = config.ajet.trainer_common.resume
     if resume == "auto":
-        saved = sorted((config.run_folder / "checkpoints").glob("step_*"))
-        _check_model(config, saved[-1:])
+        for newest in sorted((config.run_folder / "checkpoints").glob("step_*"))[-1:]:
+            _check_model(config, newest)
     if resume in ("auto", "disable"):
         return
     where = f"ajet.trainer_common.resume: {resume}"
@@ -120,25 +120,24 @@ def _check_files(config: AjetConfig) -> None:
         )
     if not (Path(resume) / "manifest.json").is_file():
         raise ConfigError(f"{where}: no checkpoint is in this folder (it has no manifest.json)")
-    _check_model(config, [Path(resume)])
+    _check_model(config, Path(resume))
 
 
-def _check_model(config: AjetConfig, checkpoints: Iterable[Path]) -> None:
+def _check_model(config: AjetConfig, checkpoint: Path) -> None:
     """ConfigError where a checkpoint is of a model of other sizes, as far as both say theirs: that
     each weight fits is seen when they are loaded."""
-    for checkpoint in checkpoints:
-        try:
-            model = sizes(find_config(config.ajet.model.path or "", download=False))
-            saved = sizes(checkpoint / "config.json")
-        except ModelError:
-            return
-        for name in sorted(model.keys() & saved.keys()):
-            if model[name] != saved[name]:
-                raise ConfigError(
-                    f"checkpoint {checkpoint} is of another model: its {name} is {saved[name]}, "
-                    f"that of ajet.model.path ({config.ajet.model.path}) is {model[name]}; give "
-                    "the model of the run that wrote it, or another experiment_name"
-                )
+    try:
+        model = sizes(find_config(config.ajet.model.path or "", download=False))
+        saved = sizes(checkpoint / "config.json")
+    except ModelError:
+        return
+    for name in sorted(model.keys() & saved.keys()):
+        if model[name] != saved[name]:
+            raise ConfigError(
+                f"checkpoint {checkpoint} is of another model: its {name} is {saved[name]}, "
+                f"that of ajet.model.path ({config.ajet.model.path}) is {model[name]}; give "
+                "the model of the run that wrote it, or another experiment_name"
+            )
 
 
 def _check_loggers(names: Iterable[str]) -> None:

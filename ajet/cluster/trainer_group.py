@@ -35,11 +35,10 @@ from ajet.core.weight_sync.manifest import WeightsError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ajet.core.model.load import LoadedModel
     from ajet.core.trajectory.sample import TrainingSample
     from ajet.core.trajectory.samples import TokenAdvantages
     from ajet.core.weight_sync.broadcast import BroadcastSeat
-    from ajet.core.weight_sync.folder import FolderSource, WeightFolder
+    from ajet.core.weight_sync.folder import FolderSource
 
 ActorOptions = dict[str, Any]
 LOOK_EVERY_S = 0.5
@@ -95,7 +94,8 @@ class TrainerRank:
         template = assembly.make_template(loaded)
         self._folder = self._sender = None
         if self._rank == 0 and weights_root is not None:
-            self._folder = _weight_folder(weights_root, loaded)  # before the model is sharded
+            # Before the model is sharded.
+            self._folder = assembly.make_weight_folder(weights_root, loaded)
         elif self._rank == 0:
             backend = "nccl" if assembly.device_of(config).type == "cuda" else "gloo"
             self._sender = BroadcastSender(host, backend=backend)
@@ -239,20 +239,6 @@ class TrainerGroup:
     async def _all(self, method: str, *arguments: Any) -> list[Any]:
         calls = [getattr(rank, method).remote(*arguments) for rank in self.ranks]
         return await answers(calls, self._names)
-
-
-def _weight_folder(root: Path, loaded: LoadedModel) -> WeightFolder:
-    """Each version in it is a model that a server can start from."""
-    from ajet.core.model.save import model_files
-    from ajet.core.weight_sync.folder import WeightFolder
-
-    (root / "model").mkdir(parents=True)
-    beside = []
-    for name, content in model_files(loaded).items():
-        if "/" not in name:  # further chat templates: no server asks for one
-            beside.append(root / "model" / name)
-            beside[-1].write_bytes(content)
-    return WeightFolder(root, beside=beside, keep=1)
 
 
 def _learnable(group: Group) -> Group:

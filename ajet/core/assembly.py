@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         ShardingSettings,
         UpdateSettings,
     )
+    from ajet.core.weight_sync.folder import WeightFolder
     from ajet.core.workflow.gateway.gateway import Gateway
 
 
@@ -452,6 +453,20 @@ def make_learner(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = 
         critic_warmup_steps=trainer.critic.warmup_steps,
     )
     return Learner(policy, critic, kl_control(config), settings)
+
+
+def make_weight_folder(root: Path, loaded: LoadedModel) -> WeightFolder:
+    """Where a trainer leaves its weights: each version is a model that a server can start from."""
+    from ajet.core.model.save import model_files
+    from ajet.core.weight_sync.folder import WeightFolder
+
+    (root / "model").mkdir(parents=True, exist_ok=True)
+    beside = []
+    for name, content in model_files(loaded).items():
+        if "/" not in name:  # further chat templates: no server asks for one
+            beside.append(root / "model" / name)
+            beside[-1].write_bytes(content)
+    return WeightFolder(root, beside=beside, keep=1)
 
 
 def device_of(config: AjetConfig) -> torch.device:

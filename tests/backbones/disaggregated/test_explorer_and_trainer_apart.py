@@ -10,6 +10,7 @@ import time
 
 import pytest
 from rich.console import Console
+from transformers import AutoModelForCausalLM
 
 from ajet.backbones.debug.backbone import DebugBackbone
 from ajet.backbones.disaggregated.backbone import DisaggregatedBackbone
@@ -87,6 +88,8 @@ def test_in_turns_two_processes_make_the_run_of_one(toy):
     two = toy("two")
     both(two, "trinity.max_staleness=0")
     assert len(played(two)) == 3 * EPISODES * 2 and played(two) == played(one)
+    last = two.path / "weights" / "v00000003"
+    assert AutoModelForCausalLM.from_pretrained(last)  # a server may begin with them
 
 
 def test_ahead_each_may_be_killed_and_the_run_ends_within_its_bound(toy):
