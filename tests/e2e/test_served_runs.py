@@ -55,7 +55,11 @@ class ServedRun(ToyRun):
 
     def group(self):
         """The process group of the server of engine 0."""
-        return int((self.path / "logs" / "engine_0.pid").read_text())
+        return int(self.pid_file.read_text())
+
+    @property
+    def pid_file(self):
+        return self.path / "logs" / "engine_0.pid"
 
 
 def served_run(folder, engine, python):
@@ -112,7 +116,7 @@ def test_an_explorer_of_its_own_has_a_server(tmp_path, engine):
         halves.append(half)
     train, explore = halves
     with ended(train.start()) as trainer, ended(explore.start()) as explorer:
-        assert wait_until(train.has_trained, trainer, START_S, 0.1), train.stderr()
+        assert wait_until(explore.pid_file.exists, explorer, START_S, 0.1), explore.stderr()
         group = explore.group()
         assert trainer.wait(START_S) == 0, train.stderr()
         assert explorer.wait(START_S) == 0, explore.stderr()
