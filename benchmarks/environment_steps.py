@@ -30,7 +30,7 @@ from typing import Any
 from ajet.core.config.tree import AjetConfig
 from ajet.core.rollout.garbage import collected_seldom
 from ajet.core.task.task import Task
-from ajet.core.workflow.agents.environment_play import LARGEST_SEED, SPLITS, Play
+from ajet.core.workflow.agents.environment_play import LARGEST_SEED, Play
 from ajet.core.workflow.agents.environment_setting import Setting, setting_of
 from ajet.core.workflow.agents.traj_env_agent import TrajEnvAgent
 from ajet.core.workflow.workflow import WorkflowTask
@@ -54,7 +54,7 @@ def episodes_of(setting: Setting, num: int) -> list[Episode]:
     for number in range(num):
         task = task_of(setting.tag, number)
         environment, rng = setting.maker(), random.Random(number)
-        environment.reset(task.seed % LARGEST_SEED, {"split": SPLITS["train"]})
+        environment.reset(task.seed % LARGEST_SEED, {"split": "train"})
         actions: list[str] = []
         is_over = False
         while not is_over and len(actions) < MAX_STEPS:
@@ -74,7 +74,7 @@ def task_of(tag: str, number: int) -> WorkflowTask:
 async def bare(setting: Setting, episodes: list[Episode]) -> None:
     for task, actions in episodes:
         environment = setting.maker()
-        environment.reset(task.seed % LARGEST_SEED, {"split": SPLITS["train"]})
+        environment.reset(task.seed % LARGEST_SEED, {"split": "train"})
         for action in actions:
             environment.step(action)
         environment.close()
@@ -83,7 +83,7 @@ async def bare(setting: Setting, episodes: list[Episode]) -> None:
 async def live(setting: Setting, episodes: list[Episode]) -> None:
     for task, actions in episodes:
         async with setting.open() as environment:
-            await environment.reset(task.seed % LARGEST_SEED, {"split": SPLITS["train"]})
+            await environment.reset(task.seed % LARGEST_SEED, {"split": "train"})
             for action in actions:
                 await environment.step(action)
 
@@ -146,7 +146,7 @@ def _ratio(bare_s: list[float], other_s: list[float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--episodes", type=int, default=2000)
     default = Path(__file__).parent / "results/environment_steps.json"
     parser.add_argument("--out", type=Path, default=default)

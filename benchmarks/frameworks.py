@@ -83,7 +83,7 @@ def _standard_error(run: dict[str, Any]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="*", choices=list(AGENTS), default=list(AGENTS))
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/frameworks.json")
@@ -91,6 +91,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="ajet-frameworks-"))
     kept = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
     runs = [run for run in kept if run["agent"] not in args.only]
+    verdict: dict[str, Any] = {}
     for agent in args.only:
         runs.append(run(agent, args.steps, folder))
         print(json.dumps(runs[-1]), flush=True)
@@ -104,7 +105,7 @@ def main() -> None:
         }
         args.out.write_text(json.dumps(report, indent=2) + "\n")
     shutil.rmtree(folder)
-    print(json.dumps(report["against_agentscope"], indent=2))
+    print(json.dumps(verdict, indent=2))
 
 
 if __name__ == "__main__":

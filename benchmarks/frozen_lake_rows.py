@@ -111,7 +111,7 @@ def shape(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
         "--out", type=Path, default=ROOT / "benchmarks/results/frozen_lake_rows.json"

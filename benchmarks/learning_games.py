@@ -125,7 +125,7 @@ def write(runs: list[dict[str, Any]], out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--games", nargs="*", choices=list(GAMES), default=list(GAMES))
     parser.add_argument("--only", nargs="*", choices=ARMS, default=list(ARMS), help="arms")
     parser.add_argument("--seeds", type=int, default=5)

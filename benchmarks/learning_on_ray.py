@@ -73,7 +73,7 @@ def write(runs: list[dict[str, Any]], out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--backbones", nargs="*", choices=BACKBONES, default=list(BACKBONES))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument(

@@ -111,7 +111,7 @@ def main() -> None:
     """Run it where there is a GPU; say so where there is none."""
     import torch
 
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--dtype", choices=sorted(TOLERANCE), default="bfloat16")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/sglang_real.json"))

@@ -21,7 +21,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.policy import Policy
-from ajet.core.update.settings import UpdateSettings
+from ajet.core.update.settings import BatchLayout, UpdateSettings
 
 LIMIT = 2.5
 VOCAB = 1024
@@ -73,7 +73,7 @@ def make_samples(shape: Shape, rng: np.random.Generator) -> list[TrainingSample]
     return samples
 
 
-def make_policy(layout: str, micro_batch: int) -> Policy:
+def make_policy(layout: BatchLayout, micro_batch: int) -> Policy:
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=VOCAB,
@@ -89,7 +89,7 @@ def make_policy(layout: str, micro_batch: int) -> Policy:
     return Policy(Qwen2ForCausalLM(config), settings)
 
 
-def measure(shape: Shape, layouts: tuple[str, ...], rounds: int) -> dict[str, object]:
+def measure(shape: Shape, layouts: tuple[BatchLayout, ...], rounds: int) -> dict[str, object]:
     samples = make_samples(shape, np.random.default_rng(0))
     policies = {name: make_policy(name, shape.micro_batch) for name in layouts}
     metrics = {name: policy.update(samples) for name, policy in policies.items()}  # warm-up
@@ -118,7 +118,7 @@ def measure(shape: Shape, layouts: tuple[str, ...], rounds: int) -> dict[str, ob
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/update_layouts.json"))
