@@ -220,8 +220,7 @@ def _local_ray(env: dict[str, str], say: Say, because: str) -> Iterator[RaySessi
     is_whole = False
     try:
         address = _start_local(folder, env)
-        if TAGS_VARIABLE in env:
-            say(f"breakpoints: `ray debug --address {address}` in another terminal")
+        _say_debugger(address, env, say)
         yield RaySession(address, _nodes(), True, env)
         is_whole = True
     except (KeyboardInterrupt, SystemExit):
@@ -289,9 +288,18 @@ def _joined(
     try:
         found = ray.get_runtime_context().gcs_address
         say(f"joined the Ray of {found}")
+        _say_debugger(found, env, say)
         yield RaySession(found, _await_nodes(nnodes, say), False, env)
     finally:
         ray.shutdown()
+
+
+def _say_debugger(address: str, env: dict[str, str], say: Say) -> None:
+    """The command as it can be copied: a Ray that asks for a token is offered none by itself."""
+    if TAGS_VARIABLE in env:
+        mode = os.environ.get("RAY_AUTH_MODE") or ("token" if _has_token() else "disabled")
+        offered = "RAY_AUTH_MODE=token " if mode == "token" else ""
+        say(f"breakpoints: `{offered}ray debug --address {address}` in another terminal")
 
 
 def _offer_token() -> None:

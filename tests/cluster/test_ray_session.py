@@ -124,6 +124,21 @@ def test_actors_find_the_users_modules_and_the_debug_tags(holder):
         assert process["AJET_DEBUG_TAGS"] == "T"
 
 
+def test_the_debuggers_command_that_it_says_reaches_it(holder):
+    [said] = [line for line in holder.told["said"] if line.startswith("breakpoints: ")]
+    command = said.split("`")[1]
+    done = subprocess.run(
+        command,
+        shell=True,
+        input="",
+        capture_output=True,
+        text=True,
+        timeout=READY_WITHIN_S,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+    )
+    assert "Active breakpoints:" in done.stdout, done.stderr
+
+
 def test_another_run_joins_it_by_its_address_and_leaves_it_running(holder, conf):
     done = python(JOIN, str(conf), address=holder.told["address"])
     assert done.returncode == 0, done.stderr
