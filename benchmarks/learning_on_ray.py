@@ -76,11 +76,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--backbones", nargs="*", choices=BACKBONES, default=list(BACKBONES))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0, help="those before it are kept")
     parser.add_argument(
         "--out", type=Path, default=ROOT / "benchmarks/results/learning_on_ray.json"
     )
     args = parser.parse_args()
-    wanted = [(backbone, seed) for seed in range(args.seeds) for backbone in args.backbones]
+    seeds = range(args.first_seed, args.seeds)
+    wanted = [(backbone, seed) for seed in seeds for backbone in args.backbones]
     runs = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
     runs = [run for run in runs if (run["backbone"], run["seed"]) not in wanted]
     folder = Path(tempfile.mkdtemp(prefix="ajet-on-ray-"))
