@@ -86,6 +86,10 @@ def assert_sampled_with_the_weights_of_the_day(run):
     assert sampled == {step["step"]: step["update/trained_tokens"] for step in steps}
 
 
+def assert_weights_are_counted(run):
+    assert all(step["sync/bytes"] > 1e6 for step in run.metrics())
+
+
 @pytest.mark.parametrize("backbone", [pytest.param(each, marks=NEEDS_VLLM) for each in BACKBONES])
 def test_vllm_samples_what_is_trained(tmp_path, backbone):
     run = served_run(tmp_path, "vllm", VLLM)
@@ -97,7 +101,7 @@ def test_vllm_samples_what_is_trained(tmp_path, backbone):
         group = run.group()
         assert process.wait(START_S) == 0, run.stderr()
     assert_sampled_with_the_weights_of_the_day(run)
-    assert all(step["sync/bytes"] > 1e6 for step in run.metrics())
+    assert_weights_are_counted(run)
     assert not until_gone(in_group(group))
     said = (run.path / "logs" / "run.log").read_text()
     told = said.count("vLLM on the CPU has no sleep mode: it keeps its memory")
@@ -143,6 +147,7 @@ def test_a_run_loses_its_server_and_is_killed_and_goes_on(tmp_path):
     run.hold(None)
     assert run.finish(timeout=START_S) == 0, run.stderr()
     assert_sampled_with_the_weights_of_the_day(run)
+    assert_weights_are_counted(run)
     said = (run.path / "logs" / "run.log").read_text()
     assert said.count("inference replica lost: engine 0: inference server engine 0 ended") == 1
     log = (run.path / "logs" / "engine_0.log").read_text()

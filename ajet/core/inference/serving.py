@@ -44,7 +44,7 @@ class ServerStart:
 
 
 def engine_name(config: AjetConfig, *, on_gpu: bool) -> EngineName:
-    """Who samples; servers know no float64 (`contradictions` refuses one that is asked for)."""
+    """Who samples; servers know no float64 (the config refuses one that is asked for)."""
     name = config.ajet.rollout.name
     if name != "auto":
         return name

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ajet.core.model.precision import wide_dtype, widened
 from ajet.core.update.settings import OptimizerSettings
 from ajet.core.update.shards import full, put
 
@@ -153,6 +154,5 @@ def _empty_state(master: Tensor) -> dict[str, Tensor]:
 
 
 def _master(weight: nn.Parameter) -> Tensor:
-    if weight.dtype in (torch.float32, torch.float64):
-        return weight
-    return weight.detach().float().clone()
+    is_wide = weight.dtype == wide_dtype(weight.dtype)
+    return weight if is_wide else widened(weight.detach())
