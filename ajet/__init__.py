@@ -9,18 +9,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ajet.agents.interaction import BaseInteraction
+    from ajet.agents.react import ReactAgent
+    from ajet.agents.tools.tool import BaseTool, ToolResponse
     from ajet.core.breakpoint import bp
     from ajet.core.inference.chat_client import ChatClient
     from ajet.core.judge.judge import BaseJudge, GroupJudge
     from ajet.core.task.reader import BaseTaskReader
     from ajet.core.task.task import Task
-    from ajet.core.workflow.agents.interaction import BaseInteraction
-    from ajet.core.workflow.agents.react import ReactAgent
+    from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
     from ajet.core.workflow.graph import AgentGraphOutput, BaseAgentGraph, CustomChatModel
     from ajet.core.workflow.registry import register
-    from ajet.core.workflow.tools.tool import BaseTool, ToolResponse
     from ajet.core.workflow.tuner import AjetTuner, ModelTuner
-    from ajet.core.workflow.workflow import Workflow, WorkflowOutput, WorkflowTask
+    from ajet.core.workflow.workflow import Workflow
 
 __version__ = "0.1.0"
 
@@ -50,20 +51,20 @@ _HOMES = {
     "AgentGraphOutput": "ajet.core.workflow.graph",
     "AjetTuner": "ajet.core.workflow.tuner",
     "BaseAgentGraph": "ajet.core.workflow.graph",
-    "BaseInteraction": "ajet.core.workflow.agents.interaction",
+    "BaseInteraction": "ajet.agents.interaction",
     "BaseJudge": "ajet.core.judge.judge",
     "BaseTaskReader": "ajet.core.task.reader",
-    "BaseTool": "ajet.core.workflow.tools.tool",
+    "BaseTool": "ajet.agents.tools.tool",
     "ChatClient": "ajet.core.inference.chat_client",
     "CustomChatModel": "ajet.core.workflow.graph",
     "GroupJudge": "ajet.core.judge.judge",
     "ModelTuner": "ajet.core.workflow.tuner",
-    "ReactAgent": "ajet.core.workflow.agents.react",
+    "ReactAgent": "ajet.agents.react",
     "Task": "ajet.core.task.task",
-    "ToolResponse": "ajet.core.workflow.tools.tool",
+    "ToolResponse": "ajet.agents.tools.tool",
     "Workflow": "ajet.core.workflow.workflow",
-    "WorkflowOutput": "ajet.core.workflow.workflow",
-    "WorkflowTask": "ajet.core.workflow.workflow",
+    "WorkflowOutput": "ajet.core.task.workflow_task",
+    "WorkflowTask": "ajet.core.task.workflow_task",
     "bp": "ajet.core.breakpoint",
     "register": "ajet.core.workflow.registry",
 }

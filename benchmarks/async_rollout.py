@@ -36,19 +36,24 @@ from typing import Any
 import numpy as np
 
 from ajet.backbones.disaggregated.explorer import Explorer, ExplorerSettings
-from ajet.backbones.disaggregated.place import Place
 from ajet.backbones.disaggregated.trainer import Trainer
+from ajet.backbones.disaggregated.version_state import VersionState
 from ajet.core.buffer.buffer import Buffer
-from ajet.core.buffer.staleness import StalenessBound, versions
-from ajet.core.inference.endpoint import Completion
+from ajet.core.buffer.staleness import StalenessBound
+from ajet.core.buffer.staleness import versions as versions_of
+from ajet.core.inference.endpoint import Completion, SamplingParams
+from ajet.core.rollout.admission import Admission, Slot
 from ajet.core.rollout.batch import BatchRollout, BatchSettings, StepGroups
-from ajet.core.rollout.plans import plans_of
+from ajet.core.rollout.episode import JudgeInGroup
+from ajet.core.rollout.group import GroupRunner
+from ajet.core.rollout.limits import RolloutLimits
+from ajet.core.rollout.request import RolloutRequest
 from ajet.core.seeding import derive
 from ajet.core.task.cursor import DataCursor
 from ajet.core.task.task import Task
+from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 from ajet.core.trajectory.turn import Turn
-from ajet.core.workflow.workflow import WorkflowOutput, WorkflowTask
 
 GROUPS, MEMBERS, TURNS, STEPS = 8, 4, 5, 40
 CALL, UPDATE = 0.2, 14.0
@@ -98,35 +103,31 @@ def reward(draw: int, plan: WorkflowTask) -> float:
 
 
 @dataclass
-class SimulatedRunner:
-    """A `GroupRunner` whose episodes sleep; turns are stamped with the weights of their moment."""
+class SimulatedEpisodes:
+    """Episodes that sleep; turns are stamped with the weights of their moment."""
 
-    place: Place
+    versions: VersionState
     draw: int
     num_running: int = 0
     most_running: int = 0
 
-    async def rollout(
-        self, tasks: Sequence[Task], *, step: int, num_repeat: int, **options: Any
-    ) -> list[Group]:
-        numbers = options["numbers"]
-        plans = plans_of(tasks, numbers, 0, step=step, mode="train", size=num_repeat)
-        episodes = await asyncio.gather(*map(self.episode, plans))
-        return [
-            Group(plans[at].group_id, tuple(episodes[at : at + num_repeat]), plans[at].task)
-            for at in range(0, len(plans), num_repeat)
-        ]
-
-    async def episode(self, plan: WorkflowTask) -> Trajectory:
+    async def run(
+        self,
+        plan: WorkflowTask,
+        slot: Slot,
+        sampling: SamplingParams | None = None,
+        judge_in_group: JudgeInGroup | None = None,
+    ) -> Trajectory:
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)
         turns = []
         for latency in latencies(self.draw, plan):
-            version = self.place.published
+            version = self.versions.published
             assert version is not None
             turns.append(_turn(version))
             await asyncio.sleep(CALL + latency)
         self.num_running -= 1
+        slot.workflow_ended(EpisodeStatus.OK)
         earned = reward(self.draw, plan)
         return Trajectory(plan, tuple(turns), EpisodeStatus.OK, WorkflowOutput(earned), earned)
 
@@ -136,10 +137,10 @@ def _turn(version: int) -> Turn:
     return Turn(completion, [], None, {"role": "assistant", "content": ""})
 
 
-class SimulatedSeat:
+class SimulatedTrainer:
     """An update takes its time; publishing none."""
 
-    async def learn(self, step: int, groups: Sequence[Group]) -> tuple[Any, dict[str, float]]:
+    async def train(self, step: int, groups: Sequence[Group]) -> tuple[Any, dict[str, float]]:
         await asyncio.sleep(UPDATE)
         return None, {}
 
@@ -149,7 +150,7 @@ class SimulatedSeat:
 
 @dataclass
 class Tally:
-    """Stands for the books: counts what was trained."""
+    """In the place of a `TrainingRun`: counts what was trained."""
 
     total_steps: int
     state: Any = field(default_factory=lambda: SimpleNamespace(step=0, staleness={}))
@@ -159,10 +160,12 @@ class Tally:
         while self.state.step < self.total_steps:
             yield self.state.step + 1
 
-    def rolled_out(self, step: int, rollout: StepGroups) -> None:
+    def rollout_done(self, step: int, rollout: StepGroups) -> None:
         self.groups += [(step, group) for group in rollout.groups]
 
-    def record(self, step: int, rollout: StepGroups, lesson: Any, learnt: dict[str, float]) -> None:
+    def record_step(
+        self, step: int, rollout: StepGroups, update: Any, metrics: dict[str, float]
+    ) -> None:
         self.state.step = step
 
     async def save_if_due(self) -> None: ...
@@ -170,43 +173,39 @@ class Tally:
     async def save_if_new(self) -> None: ...
 
 
-class NoValidation:
-    async def if_due(self) -> None: ...
-
-
-def settings(steps: int, max_groups: int) -> ExplorerSettings:
-    return ExplorerSettings(BatchSettings(GROUPS, MEMBERS), steps, max_groups, 0.5)
+async def no_validation() -> None: ...
 
 
 async def simulate(bound: StalenessBound, draw: int) -> dict[str, Any]:
     """One run, in simulated seconds."""
-    place, buffer, tally = Place(0), Buffer("sqlite://", bound), Tally(STEPS)
-    runner = SimulatedRunner(place, draw)
+    versions, buffer, tally = VersionState(0), Buffer("sqlite://", bound), Tally(STEPS)
+    episodes = SimulatedEpisodes(versions, draw)
+    runner = GroupRunner(episodes, Admission(10_000), limits=RolloutLimits(), run_seed=0)
     tasks = [Task(f"t{n}", "?") for n in range(1000)]
     cursor = DataCursor(len(tasks), GROUPS, seed=0, shuffle=False)
-    options = ExplorerSettings(BatchSettings(GROUPS, MEMBERS), STEPS, 10_000, 0.5)
+    options = ExplorerSettings(BatchSettings(GROUPS, MEMBERS), STEPS, 0.5)
     batch = BatchRollout(runner, tasks, cursor, options.batch)
-    explorer = Explorer(batch, cursor, buffer, place, options)
-    stand_ins: Any = (SimulatedSeat(), buffer, place, tally, NoValidation(), explorer)
+    explorer = Explorer(batch, runner, cursor, buffer, versions, options)
+    stand_ins: Any = (SimulatedTrainer(), buffer, versions, tally, no_validation, explorer)
     trainer = Trainer(*stand_ins)
     loop, cpu_s = asyncio.get_running_loop(), time.process_time()
     exploring = asyncio.create_task(explorer.run())
     await trainer.run()
     seconds = loop.time()
-    place.end()
+    versions.end()
     await exploring
     buffer.close()
     cpu_s = time.process_time() - cpu_s
     trained = [(step, group) for step, group in tally.groups if group.valid]
     rewards = [t.reward for _, group in trained for t in group.valid if t.reward is not None]
-    oldest = [step - 1 - found[0] for step, group in trained if (found := versions(group))]
+    oldest = [step - 1 - found[0] for step, group in trained if (found := versions_of(group))]
     return {
         "seconds": round(seconds, 2),
         "samples": len(rewards),
         "reward_per_sample": round(float(np.mean(rewards)), 4),
         "oldest": max(oldest),
         "expired": len(tally.groups) - len(trained),
-        "episodes_at_once": runner.most_running,
+        "episodes_at_once": episodes.most_running,
         "cpu_ms_per_group": round(1000 * cpu_s / len(tally.groups), 2),
         "histogram": dict(sorted(tally.state.staleness.items())),
         "groups": sorted(group.group_id for _, group in trained),
@@ -218,7 +217,7 @@ def slowest_of_batches(draw: int) -> list[float]:
     found = []
     for step in range(1, STEPS + 1):
         tasks = [Task("t", "?")] * GROUPS
-        plans = plans_of(tasks, range(GROUPS), 0, step=step, mode="train", size=MEMBERS)
+        plans = RolloutRequest(tasks, step, "train", MEMBERS).plans(run_seed=0)
         found.append(max(float((latencies(draw, p) + CALL).sum()) for p in plans))
     return found
 

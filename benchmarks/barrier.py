@@ -27,10 +27,12 @@ from ajet import ModelTuner, Task, Workflow, WorkflowOutput, WorkflowTask
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.scripted import ScriptedEngine
-from ajet.core.inference.tool_parsers import parser_for
+from ajet.core.rollout.episode import EpisodeRunner
+from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
-from ajet.core.rollout.runner import EpisodeRunner
+from ajet.core.rollout.request import RolloutRequest
 from ajet.core.seeding import derive
+from ajet.tool_parsers import parser_for
 
 GROUP = 8
 EPISODES, TURNS, DRAWS = (64, 256), (5, 10), 3
@@ -55,17 +57,19 @@ class Waits(Workflow):
         return WorkflowOutput(reward=1.0)
 
 
-def runner(workflow: Callable[[], Workflow], template: ChatTemplate, at_once: int) -> EpisodeRunner:
+def runner(workflow: Callable[[], Workflow], template: ChatTemplate, at_once: int) -> GroupRunner:
     script = [*range(40, 44), template.stop_token_ids[0]]
-    return EpisodeRunner(
-        endpoint=ScriptedEngine(lambda prompt_ids, sampling, request_id: script),
-        template=template,
-        parser=parser_for(template),
-        workflow=lambda task: workflow(),
-        judge=None,
-        limits=RolloutLimits(max_env_worker=at_once),
-        sampling=SamplingParams(),
-        run_seed=0,
+    return GroupRunner.of(
+        EpisodeRunner(
+            endpoint=ScriptedEngine(lambda prompt_ids, sampling, request_id: script),
+            template=template,
+            parser=parser_for(template),
+            workflow=lambda task: workflow(),
+            judge=None,
+            limits=RolloutLimits(max_env_worker=at_once),
+            sampling=SamplingParams(),
+            run_seed=0,
+        )
     )
 
 
@@ -77,7 +81,7 @@ async def timed(latencies_ET: Seconds, template: ChatTemplate, *, with_barrier: 
     tasks = [Task(f"t{i}", "wait") for i in range(num // GROUP)]
     started = time.perf_counter()
     groups = await runner(kind, template, num).rollout(
-        tasks, step=0, mode="train", num_repeat=GROUP
+        RolloutRequest(tasks, step=0, mode="train", num_repeat=GROUP)
     )
     seconds = time.perf_counter() - started
     assert all(len(group.valid) == GROUP for group in groups)

@@ -27,13 +27,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ajet.agents.environment_play import LARGEST_SEED, Play
+from ajet.agents.environment_setting import Setting, setting_of
+from ajet.agents.traj_env_agent import TrajEnvAgent
 from ajet.core.config.tree import AjetConfig
 from ajet.core.rollout.garbage import collected_seldom
 from ajet.core.task.task import Task
-from ajet.core.workflow.agents.environment_play import LARGEST_SEED, Play
-from ajet.core.workflow.agents.environment_setting import Setting, setting_of
-from ajet.core.workflow.agents.traj_env_agent import TrajEnvAgent
-from ajet.core.workflow.workflow import WorkflowTask
+from ajet.core.task.workflow_task import WorkflowTask
 
 GAMES = {"frozen_lake": {}, "sokoban": {}, "guess_number": {}}
 GOAL, ROUNDS, TURN, MAX_STEPS = 0.8, 7, 20, 20

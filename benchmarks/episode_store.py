@@ -18,10 +18,10 @@ from ajet.core.inference.endpoint import Completion
 from ajet.core.record.episode_reader import EpisodeFilter, EpisodeReader
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.task.task import Task
+from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.sample import TrainingSample, TurnSpan
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 from ajet.core.trajectory.turn import Turn
-from ajet.core.workflow.workflow import WorkflowOutput, WorkflowTask
 
 EPISODES_A_STEP, MEMBERS = 256, 8
 LIMIT_WRITE_MS, LIMIT_LIST_MS = 0.3, 100.0

@@ -26,15 +26,17 @@ from typing import Any
 import torch
 from timeline_merging import rows
 
-from ajet.core import assembly
+from ajet import assembly
 from ajet.core.advantage.credit import AdvantageOptions, credit_of
 from ajet.core.advantage.grpo import grpo
 from ajet.core.config import AjetConfig, load_config
+from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.reader import make_reader
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.trajectory.samples import to_samples
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.update.policy import Policy
+from ajet.core.update.settings import UpdateSettings
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "tutorial/example_frozen_lake/demo.yaml"
@@ -64,7 +66,9 @@ async def episodes(config: AjetConfig) -> list[Group]:
     tasks = make_reader(config).get_training_tasks()
     try:
         num_repeat = config.ajet.rollout.num_repeat
-        return await runner.rollout(tasks, step=1, mode="train", num_repeat=num_repeat)
+        return await runner.rollout(
+            RolloutRequest(tasks, step=1, mode="train", num_repeat=num_repeat)
+        )
     finally:
         gateway.close()
         await engine.close()
@@ -72,7 +76,7 @@ async def episodes(config: AjetConfig) -> list[Group]:
 
 def make_policy(layout: str) -> Policy:
     config = config_of(layout)
-    return Policy(assembly.load_policy_model(config).model, assembly.update_settings(config))
+    return Policy(assembly.load_policy_model(config).model, UpdateSettings.from_config(config))
 
 
 def updates(arms: dict[str, list[TrainingSample]], rounds: int) -> dict[str, dict[str, Any]]:

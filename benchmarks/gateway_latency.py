@@ -27,11 +27,11 @@ import numpy as np
 
 from ajet import ModelTuner
 from ajet.core.inference.chat_template import ChatTemplate
-from ajet.core.inference.endpoint import Completion, SamplingParams
-from ajet.core.inference.tool_parsers import parser_for
+from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
 from ajet.core.trajectory.limits import EpisodeLimits
 from ajet.core.trajectory.recorder import EpisodeRecorder
 from ajet.core.workflow.gateway.gateway import Gateway
+from ajet.tool_parsers import parser_for
 
 CALLS = 10
 THINKS_S = (0.4, 0.6)
@@ -48,7 +48,7 @@ TOOL = {
 Ask = Callable[[], Awaitable[str]]
 
 
-class ThinkingEndpoint:
+class ThinkingEndpoint(ModelEndpoint):
     """Answers with the milliseconds that it took."""
 
     policy_version = 0

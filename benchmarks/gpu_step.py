@@ -45,21 +45,21 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the step is another benchmark's
 
+from ajet.cluster.model_shape import ModelShape, shape_of
 from ajet.cluster.plan import GPUS
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.replica import Replica
 from ajet.core.inference.replicas.in_process import InProcessReplica
-from ajet.core.inference.servers.process import free_port
-from ajet.core.inference.servers.settings import server_dtype
-from ajet.core.inference.servers.sglang import SglangServerArgs, start_sglang
-from ajet.core.inference.servers.vllm import VllmServerArgs, start_vllm
 from ajet.core.model.load import load_model
-from ajet.core.model.shape import ModelShape, shape_of
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
 from ajet.core.weight_sync.folder import WeightFolder, shared_memory_root
 from ajet.core.weight_sync.live import LiveSource
+from ajet.servers.process import free_port
+from ajet.servers.settings import server_dtype
+from ajet.servers.sglang import SglangServerArgs, start_sglang
+from ajet.servers.vllm import VllmServerArgs, start_vllm
 from benchmarks import grpo_step_vs_trl
 
 MEMBERS = 8

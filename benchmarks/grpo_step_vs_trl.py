@@ -40,15 +40,16 @@ from typing import Any
 
 import torch
 
-from ajet import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
-from ajet.core import assembly
+from ajet import ModelTuner, Workflow, WorkflowOutput, WorkflowTask, assembly
 from ajet.core.config import AjetConfig, load_config
 from ajet.core.inference.chat_template import ChatTemplate
-from ajet.core.judge.math import is_equal_answer
+from ajet.core.judge import make_judge
 from ajet.core.model.load import load_model
+from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
 from ajet.core.trajectory.trajectory import Group, Trajectory
+from ajet.judges.math import is_equal_answer
 from tutorial.example_math_agent.workflow import SYSTEM_PROMPT
 
 ROOT = Path(__file__).parents[1]
@@ -158,16 +159,18 @@ def with_ajet(config: AjetConfig, batches: Sequence[Sequence[Task]]) -> Timed:
     template = ChatTemplate(loaded.tokenizer)
     learner = assembly.make_learner(config, loaded)
     engine = assembly.make_engine(config, loaded, template)
-    judge = assembly.make_judge(config)
+    judge = make_judge(config)
     runner = assembly.make_runner(config, engine, template, judge=judge, mode="train")
     timed = Timed()
 
     async def steps() -> None:
         for step, tasks in enumerate(batches, start=1):
             clock = Clock()
-            groups = await runner.rollout(tasks, step=step, mode="train", num_repeat=GROUP)
+            groups = await runner.rollout(
+                RolloutRequest(tasks, step=step, mode="train", num_repeat=GROUP)
+            )
             timed.rollout_s.append(time.perf_counter() - clock.wall)
-            learner.update(step, learner.estimate(learner.credit(groups)))
+            learner.update(step, learner.make_batch(learner.score(groups)))
             engine.publish(step)
             clock.stop(timed)
             timed.rewards.append(_rewards(groups))

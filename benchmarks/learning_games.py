@@ -31,7 +31,7 @@ from typing import Any
 
 from learning import KEPT, interval, write_report
 
-from ajet.core.environment.games.guess_number import GuessNumber
+from ajet.envs.guess_number import GuessNumber
 
 ROOT = Path(__file__).parents[1]
 SHUFFLED_AGENTS = Path(__file__).with_name("shuffled_agents.py")

@@ -24,9 +24,11 @@ from ajet import BaseJudge, ModelTuner, Task, Workflow, WorkflowOutput, Workflow
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.scripted import ScriptedEngine
-from ajet.core.inference.tool_parsers import parser_for
+from ajet.core.rollout.episode import EpisodeRunner
+from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
-from ajet.core.rollout.runner import EpisodeRunner
+from ajet.core.rollout.request import RolloutRequest
+from ajet.tool_parsers import parser_for
 
 A_ROLLOUT, MEMBERS = 1000, 8
 LIMIT_MS, LIMIT_GROWTH_BYTES = 1.0, 8 << 20
@@ -53,27 +55,31 @@ class Right(BaseJudge):
         return 1.0, True
 
 
-def runner(workflow: Callable[[], Workflow], template: ChatTemplate) -> EpisodeRunner:
+def runner(workflow: Callable[[], Workflow], template: ChatTemplate) -> GroupRunner:
     script = [*range(40, 72), template.stop_token_ids[0]]
-    return EpisodeRunner(
-        endpoint=ScriptedEngine(lambda prompt_ids, sampling, request_id: script),
-        template=template,
-        parser=parser_for(template),
-        workflow=lambda task: workflow(),
-        judge=Right(),
-        limits=RolloutLimits(),
-        sampling=SamplingParams(),
-        run_seed=0,
+    return GroupRunner.of(
+        EpisodeRunner(
+            endpoint=ScriptedEngine(lambda prompt_ids, sampling, request_id: script),
+            template=template,
+            parser=parser_for(template),
+            workflow=lambda task: workflow(),
+            judge=Right(),
+            limits=RolloutLimits(),
+            sampling=SamplingParams(),
+            run_seed=0,
+        )
     )
 
 
-async def measure(run: EpisodeRunner, num_episodes: int) -> dict[str, float]:
+async def measure(run: GroupRunner, num_episodes: int) -> dict[str, float]:
     """Milliseconds an episode (the best and the mean rollout) and memory after each rollout."""
     tasks = [Task(f"t{i}", "What is 2+3?") for i in range(A_ROLLOUT // MEMBERS)]
     seconds, resident = [], []
     for step in range(num_episodes // A_ROLLOUT):
         started = time.perf_counter()
-        groups = await run.rollout(tasks, step=step, mode="train", num_repeat=MEMBERS)
+        groups = await run.rollout(
+            RolloutRequest(tasks, step=step, mode="train", num_repeat=MEMBERS)
+        )
         seconds.append(time.perf_counter() - started)
         assert sum(len(group.valid) for group in groups) == A_ROLLOUT
         del groups

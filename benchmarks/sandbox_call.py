@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from ajet.tools.sandbox.pool import SandboxPool
+from ajet.sandbox.pool import SandboxPool
 
 PROGRAM, EXPECTED = "print(1+2)", "3\n"
 LIMIT_MEDIAN_MS = 5.0

@@ -24,10 +24,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the claims are the tests' own
 
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.servers.process import free_port
-from ajet.core.inference.servers.sglang import SglangServerArgs, start_sglang
 from ajet.core.weight_sync.folder import WeightFolder, shared_memory_root
 from ajet.core.weight_sync.live import LiveSource
+from ajet.servers.process import free_port
+from ajet.servers.sglang import SglangServerArgs, start_sglang
 from tests.replica_contract import CONTRACT, MAX_LEN, PROMPT, Bench, save, tiny_model
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.15}

@@ -40,12 +40,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ajet.core.inference.servers.process import free_port
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.policy import Policy
 from ajet.core.update.ranks import ONE_RANK, Ranks, TorchRanks, connect, disconnect
 from ajet.core.update.settings import ShardingSettings, UpdateSettings
 from ajet.core.update.shards import is_sharded
+from ajet.servers.process import free_port
 
 VOCAB, LAYERS, HIDDEN, INNER = 8192, 8, 512, 1536
 GROUPS, MEMBERS, PROMPT, REPLY, BUDGET = 2, 4, 64, 48, 128

@@ -16,9 +16,9 @@ from dataclasses import replace
 from typing import ClassVar
 
 from ajet import ModelTuner, WorkflowOutput, WorkflowTask, register
-from ajet.core.workflow.agents.environment_play import EnvironmentAgent
-from ajet.core.workflow.agents.step_env_agent import StepEnvAgent
-from ajet.core.workflow.agents.traj_env_agent import TrajEnvAgent
+from ajet.agents.environment_play import EnvironmentAgent
+from ajet.agents.step_env_agent import StepEnvAgent
+from ajet.agents.traj_env_agent import TrajEnvAgent
 
 NUM_KEPT = 1024
 

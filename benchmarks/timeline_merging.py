@@ -37,15 +37,17 @@ from ajet.core.advantage import EstimatorSettings, credit_of, estimate
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.scripted import ScriptedEngine
-from ajet.core.inference.tool_parsers import parser_for
 from ajet.core.record.timeline_counts import TimelineCounts
+from ajet.core.rollout.episode import EpisodeRunner
+from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
-from ajet.core.rollout.runner import EpisodeRunner
+from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.trajectory.samples import to_samples
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
+from ajet.tool_parsers import parser_for
 
 CLAIM = 0.99
 VOCAB = 1024
@@ -110,22 +112,26 @@ def workflow(words: Words, shape: Shape) -> type[Workflow]:
 async def episodes(template: ChatTemplate, shape: Shape) -> list[Group]:
     words = Words(template, shape)
     kind = workflow(words, shape)
-    runner = EpisodeRunner(
-        endpoint=ScriptedEngine(lambda prompt_ids, sampling, request_id: words.reply),
-        template=template,
-        parser=parser_for(template),
-        workflow=lambda task: kind(),
-        judge=None,
-        limits=RolloutLimits(
-            max_response_length=20_000,
-            max_model_len=20_000,
-            max_steps=shape.calls,
-            check_drift="all",
-        ),
-        sampling=SamplingParams(),
-        run_seed=0,
+    runner = GroupRunner.of(
+        EpisodeRunner(
+            endpoint=ScriptedEngine(lambda prompt_ids, sampling, request_id: words.reply),
+            template=template,
+            parser=parser_for(template),
+            workflow=lambda task: kind(),
+            judge=None,
+            limits=RolloutLimits(
+                max_response_length=20_000,
+                max_model_len=20_000,
+                max_steps=shape.calls,
+                check_drift="all",
+            ),
+            sampling=SamplingParams(),
+            run_seed=0,
+        )
     )
-    return await runner.rollout([Task("t", "q")], step=0, mode="train", num_repeat=shape.episodes)
+    return await runner.rollout(
+        RolloutRequest([Task("t", "q")], step=0, mode="train", num_repeat=shape.episodes)
+    )
 
 
 def rows(samples: Sequence[TrainingSample]) -> list[TrainingSample]:

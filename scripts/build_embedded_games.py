@@ -35,10 +35,10 @@ from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from ajet.core.environment.environment import Environment
-from ajet.core.environment.games.countdown import Countdown
-from ajet.core.environment.games.frozen_lake import ACTIONS, FrozenLake
-from ajet.core.environment.games.guess_number import GuessNumber
 from ajet.core.seeding import derive
+from ajet.envs.countdown import Countdown
+from ajet.envs.frozen_lake import ACTIONS, FrozenLake
+from ajet.envs.guess_number import GuessNumber
 
 ROOT = Path(__file__).parents[1]
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"

@@ -34,7 +34,7 @@ from torch import Tensor
 from transformers import AddedToken, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from ajet.core.model.decoder import Decoder
-from ajet.core.task import arithmetic
+from ajet.sources import arithmetic
 
 
 @dataclass(frozen=True)

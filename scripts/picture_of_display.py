@@ -18,7 +18,7 @@ from rich.console import Console
 from ajet.core.record.progress import TrainingProgress
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
-from ajet.core.record.summary_table import print_summary
+from ajet.reports.summary_table import print_summary
 
 WIDTH = 96
 

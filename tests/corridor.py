@@ -4,6 +4,7 @@ import json
 
 from ajet.core.config import load_config
 from ajet.core.environment.environment import Environment
+from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.environment import EnvironmentReader
 from ajet.core.workflow.registry import registered
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
@@ -93,5 +94,5 @@ async def play(config, endpoint, mode="train", num=1, **limits):
     agent.check_config(config)
     limits = {"max_failure_rate": 1.0, **limits}
     runner = episode_runner(agent, endpoint, TOKENIZER, config=config, **limits)
-    [group] = await runner.rollout([task], step=1, mode=mode, num_repeat=num)
+    [group] = await runner.rollout(RolloutRequest([task], step=1, mode=mode, num_repeat=num))
     return group.trajectories

@@ -1,5 +1,6 @@
 """Hand-written stand-ins at the project's seams, shared by all tests."""
 
+from ajet.core.inference.endpoint import ModelEndpoint
 
 # --- a tokenizer with the real chat templates ----------------------------------------------------
 
@@ -17,7 +18,7 @@ QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-DEEPSEEK_TOKENS = (  # as in the real tokenizer only the first two are called special
+DEEPSEEK_TOKENS = (
     "<｜begin▁of▁sentence｜>",
     "<｜end▁of▁sentence｜>",
     "<｜User｜>",
@@ -37,6 +38,21 @@ MISTRAL_TOKENS += ("[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", 
 HARMONY_TOKENS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>")
 HARMONY_TOKENS += ("<|call|>", "<|return|>")
 GLM_TOKENS = ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
+GLM_TAGS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+KIMI_TOKENS = ("<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>")
+KIMI_TAGS = (
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_call_argument_begin|>",
+)
+MINIMAX_TOKENS = ("]~!b[", "]~b]", "[e~[")
+MINIMAX_TAGS = ("<minimax:tool_call>", "</minimax:tool_call>")
+GEMMA_TOKENS = ("<bos>", "<eos>", "<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|think|>")
+GEMMA_TOKENS += ("<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>", '<|"|>')
+GEMMA_TOKENS += ("<|tool_response>", "<tool_response|>")
+NOT_CALLED_SPECIAL = {*DEEPSEEK_TOKENS[2:], *GLM_TAGS, *KIMI_TAGS, *MINIMAX_TAGS}
 FAMILY_TOKENS = {
     "llama3_1": ("<|python_tag|>", "<|eom_id|>"),
     "llama3_2": ("<|python_tag|>", "<|eom_id|>"),
@@ -45,9 +61,13 @@ FAMILY_TOKENS = {
     "deepseekv3": DEEPSEEK_TOKENS,
     "deepseek_v3_1": DEEPSEEK_TOKENS,
     "gptoss": HARMONY_TOKENS,
-    "glm4moe": GLM_TOKENS,
+    "glm4moe": GLM_TOKENS + GLM_TAGS,
+    "kimi_k2": KIMI_TOKENS + KIMI_TAGS,
+    "minimax_m2": MINIMAX_TOKENS + MINIMAX_TAGS,
+    "gemma4_v5": GEMMA_TOKENS,
 }
-LLAMA_BOS = dict.fromkeys(("llama3", "llama3_1", "llama3_2"), "<|begin_of_text|>")
+LLAMAS = ("llama3", "llama3_1", "llama3_2", "nemotron_json")
+BOS = dict.fromkeys(LLAMAS, "<|begin_of_text|>") | {"gemma4_v5": "<bos>"}
 FAMILY_EOS = {
     "qwen2_5": "<|im_end|>",
     "qwen3": "<|im_end|>",
@@ -65,6 +85,12 @@ FAMILY_EOS = {
     "deepseek_v3_1": "<｜end▁of▁sentence｜>",
     "gptoss": "<|return|>",
     "glm4moe": "<|endoftext|>",
+    "kimi_k2": "<|im_end|>",
+    "minimax_m2": "[e~[",
+    "nemotron_json": "<|eot_id|>",
+    "nemotron_3_nano": "<|im_end|>",
+    "gemma4_v5": "<eos>",
+    "lfm2_v2": "<|im_end|>",  # the one whose calls are not read
 }
 QWEN_CODER_CALL = (
     "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
@@ -89,6 +115,15 @@ FAMILY_CALL = {  # add(a=1), as the family's models write it
     "deepseek_v3_1": DEEPSEEK_CALL.format('add<｜tool▁sep｜>{"a": 1}'),
     "gptoss": "<|channel|>analysis<|message|>So I add.<|end|><|start|>assistant<|channel|>"
     'commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>',
+    "glm4moe": "<think>So I add.</think>\n<tool_call>add\n<arg_key>a</arg_key>\n"
+    "<arg_value>1</arg_value>\n</tool_call><|observation|>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0"
+    '<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|><|tool_calls_section_end|>',
+    "minimax_m2": 'So I add.\n</think>\n\n<minimax:tool_call>\n<invoke name="add">\n'
+    '<parameter name="a">1</parameter>\n</invoke>\n</minimax:tool_call>',
+    "nemotron_json": '<TOOLCALL>[{"name": "add", "arguments": {"a": 1}}]</TOOLCALL>',
+    "nemotron_3_nano": f"So I add.\n</think>\n\n{QWEN_CODER_CALL}",
+    "gemma4_v5": "<|tool_call>call:add{a:1}<tool_call|><|tool_response>",
 }
 
 ONE_CALL = ("llama3_1", "llama3_2", "gptoss")  # a reply: more are refused or lost by the template
@@ -126,14 +161,14 @@ def chat_tokenizer(family, merges=True):
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
     backend.add_tokens([AddedToken(token, special=False) for token in TAG_TOKENS])
-    special = own[:2] if own is DEEPSEEK_TOKENS else own
+    special = [token for token in own if token not in NOT_CALLED_SPECIAL]
     backend.add_special_tokens([AddedToken(token, special=True) for token in special])
-    backend.add_tokens([AddedToken(t, special=False) for t in own if t not in special])
+    backend.add_tokens([AddedToken(t, special=False) for t in own if t in NOT_CALLED_SPECIAL])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         eos_token=FAMILY_EOS[family],
         pad_token="<|endoftext|>",
-        bos_token=own[0] if own in (DEEPSEEK_TOKENS, MISTRAL_TOKENS) else LLAMA_BOS.get(family),
+        bos_token=own[0] if own in (DEEPSEEK_TOKENS, MISTRAL_TOKENS) else BOS.get(family),
         chat_template=chat_template(family),
     )
 
@@ -164,7 +199,7 @@ def reply_ids(template, messages, tools, reply, *new):
 # --- a model that says what a test tells it ------------------------------------------------------
 
 
-class ScriptedEndpoint:
+class ScriptedEndpoint(ModelEndpoint):
     """Answers with `reply(prompt_text, request_id)`, encoded, at log-probability -0.5 a token.
 
     `prompts` keeps what was asked by request id; `events` the order of enter, leave and generate.
@@ -211,15 +246,16 @@ def episode_runner(
     config=None,
     **limits,
 ):
-    """An EpisodeRunner over fakes; `workflow` is a Workflow class."""
+    """A GroupRunner over fakes; `workflow` is a Workflow class."""
     from ajet.core.inference.chat_template import ChatTemplate
     from ajet.core.inference.endpoint import SamplingParams
-    from ajet.core.inference.tool_parsers import parser_for
+    from ajet.core.rollout.episode import EpisodeRunner
+    from ajet.core.rollout.group import GroupRunner
     from ajet.core.rollout.limits import RolloutLimits
-    from ajet.core.rollout.runner import EpisodeRunner
+    from ajet.tool_parsers import parser_for
 
     template = ChatTemplate(tokenizer)
-    return EpisodeRunner(
+    episodes = EpisodeRunner(
         endpoint=endpoint,
         template=template,
         parser=parser_for(template),
@@ -233,3 +269,4 @@ def episode_runner(
         debug=debug,
         environments=environments,
     )
+    return GroupRunner.of(episodes)

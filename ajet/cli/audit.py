@@ -32,9 +32,9 @@ def audit(
     from rich.progress import track
 
     from ajet.cli.screen_log import begin_screen_log
-    from ajet.core.record.audit_report import AuditReport
     from ajet.core.record.episode_reader import EpisodeFilter
     from ajet.core.record.recorded_run import RecordedRun
+    from ajet.reports.audit_report import AuditReport
 
     begin_screen_log(verbose)
     recorded = RecordedRun(run)

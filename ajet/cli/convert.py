@@ -8,7 +8,7 @@ import typer
 from ajet.cli.options import Verbose
 
 if TYPE_CHECKING:
-    from ajet.core.config.convert import Conversion
+    from ajet.convert import Conversion
 
 
 def convert(
@@ -41,8 +41,8 @@ def convert(
 
     Every key of it becomes one of ours, or stands in the head of the YAML with the reason why not.
     """
-    from ajet.core.config.convert import convert as converted
-    from ajet.core.config.convert import yaml_text
+    from ajet.convert import convert as converted
+    from ajet.convert import yaml_text
     from ajet.core.errors import ConfigError
 
     if out is not None and out.suffix not in (".yaml", ".yml"):

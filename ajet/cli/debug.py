@@ -53,6 +53,6 @@ def debug(
 
 
 def _shown(error: Exception) -> str:
-    from ajet.core.rollout.user_traceback import user_traceback
+    from ajet.core.error_text import user_traceback
 
     return user_traceback(error) or f"error: {type(error).__name__}: {error} (--verbose: where)\n"

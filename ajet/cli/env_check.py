@@ -12,8 +12,8 @@ from ajet.cli.options import Verbose
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ajet.core.environment.check import AgentFigures, EnvironmentReport
     from ajet.core.environment.registry import EnvironmentMaker
+    from ajet.envs.check import AgentFigures, EnvironmentReport
 
 
 def env_check(
@@ -52,7 +52,7 @@ def env_check(
     from rich.console import Console
 
     from ajet.cli.screen_log import begin_screen_log
-    from ajet.core.environment.check import Check
+    from ajet.envs.check import Check
 
     begin_screen_log(verbose)
     if conf is None:

@@ -60,11 +60,11 @@ def evaluate(
     from rich.progress import Progress
 
     from ajet.backbones import make_debug_backbone
+    from ajet.backbones.evaluating import Subject
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_classes
     from ajet.cli.screen_log import begin_screen_log
     from ajet.core.config import load_config
-    from ajet.core.evaluating import Subject
 
     begin_screen_log(verbose)
     needs_model = endpoint is None and model is None

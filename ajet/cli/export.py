@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from ajet.cli.options import Verbose
+from ajet.core.update.settings import UpdateSettings
 
 
 def export(
@@ -32,8 +33,8 @@ def export(
     """
     import os
 
+    from ajet import assembly
     from ajet.cli.screen_log import begin_screen_log
-    from ajet.core import assembly
     from ajet.core.record.recorded_run import RecordedRun
     from ajet.core.update.export import export_model
     from ajet.core.update.weights import find_checkpoint
@@ -44,6 +45,6 @@ def export(
     run = RecordedRun(checkpoint.parent.parent)
     os.chdir(run.current_folder)  # the model's path may be relative
     loaded = assembly.load_policy_model(run.config, dtype=None if dtype == "auto" else dtype)
-    lora = assembly.update_settings(run.config).lora
+    lora = UpdateSettings.from_config(run.config).lora
     export_model(loaded, checkpoint, target, lora=lora, adapter=adapter)
     typer.echo(f"written: {target}, from {checkpoint}")

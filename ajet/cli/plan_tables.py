@@ -10,7 +10,7 @@ from dataclasses import replace
 from rich.markup import escape
 from rich.table import Table
 
-from ajet.cluster.fit import local_node
+from ajet.cluster.capacity import local_node
 from ajet.cluster.placement import Node, configured_nodes
 from ajet.cluster.plan import GPUS, ClusterPlan, Gpu
 from ajet.core.config import AjetConfig

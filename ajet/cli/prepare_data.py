@@ -43,7 +43,7 @@ def prepare_data(
         raise typer.BadParameter("arithmetic is made here: leave --from out")
     if name != "arithmetic" and seed is not None:
         raise typer.BadParameter(f"nothing is drawn for {name}: leave --seed out")
-    from ajet.core.task.prepare import DataRecipe, write_splits
+    from ajet.sources.prepare import DataRecipe, write_splits
 
     sizes = {"train": num_train, "test": num_test}
     wanted = {"agent_name": agent_name, "agent_cfg_path": agent_cfg_path}

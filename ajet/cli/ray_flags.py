@@ -64,7 +64,7 @@ def session_settings(flags: RayFlags, debug: str | None) -> "SessionSettings":
 
 def serve_or_check(config: "AjetConfig", session: "SessionSettings") -> bool:
     """True after this machine has served another's run; else what Ray would stop at is said now."""
-    from ajet.cluster.fit import check_local
+    from ajet.cluster.capacity import check_local
     from ajet.cluster.session import ray_access, serve_as_node
 
     access = ray_access(session, os.environ)

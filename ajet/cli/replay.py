@@ -80,7 +80,7 @@ def replay(
 
 def _show(error: BaseException) -> None:
     """Where the workflow or the judge raised, as the user wrote it."""
-    from ajet.core.rollout.user_traceback import user_traceback
+    from ajet.core.error_text import user_traceback
 
     typer.echo(
         user_traceback(error) or f"error: {type(error).__name__}: {error}\n", nl=False, err=True

@@ -53,7 +53,7 @@ def train(
     from ajet.cli.ray_flags import RayFlags, serve_or_check, session_settings
     from ajet.cli.screen_log import begin_screen_log
     from ajet.core.config import load_config
-    from ajet.core.record.summary_table import print_summary
+    from ajet.reports.summary_table import print_summary
 
     begin_screen_log(verbose)
     resumes = [] if resume is None else [f"ajet.trainer_common.resume={_resume(resume)}"]

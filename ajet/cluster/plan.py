@@ -13,11 +13,11 @@ rank needs for a moment while it loads.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ajet.cluster.model_shape import ModelShape
 from ajet.cluster.placement import Needs, Placement
-from ajet.core.assembly import tokens_per_pass
-from ajet.core.batch_plan import BatchPlan
 from ajet.core.config import AjetConfig
-from ajet.core.model.shape import ModelShape
+from ajet.core.run.batch_plan import BatchPlan
+from ajet.core.update.settings import tokens_per_pass
 
 GIB = 2.0**30
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}

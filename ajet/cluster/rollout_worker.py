@@ -1,12 +1,15 @@
 """One process that runs episodes: an `EpisodeRunner` on an event loop of its own.
 
-    order (a group, its members that are finished)  ->  each trajectory as it ends  ->  GroupEnd
+    begin(plan)     ->  the episode runs here
+    take_events()   ->  [WorkflowEnded(…), EpisodeEnded(…), …]   waits for the first of them
 
-Ray calls in from its own threads, so the process answers (`beat`) even while a workflow blocks the
-loop, and says how long the loop has stood still. What a workflow left in its output's metadata
-travels in the form that the episode store keeps: objects of the user's stay where they are.
+Ray calls in from threads of its own, so the process answers (`heartbeat`) even while a workflow
+blocks the loop, and says for how long the loop has not turned. What a workflow left in its output's
+metadata travels in the form that the episode store keeps: objects of the user's stay where they
+are. A judge of groups is asked in the driver, so there the output travels as it is where it can be
+pickled.
 
-Not covered: who gets which group, and what becomes of a lost worker (rollout_workers.py).
+Not covered: which worker runs which episode, and what becomes of a lost one (rollout_workers.py).
 """
 
 from __future__ import annotations
@@ -19,82 +22,65 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from loguru import logger
 from ray.cloudpickle import cloudpickle
 
-from ajet.cluster.user_code import Surroundings
+from ajet.cluster.import_env import ImportEnv
 from ajet.core.bounded_loop import MAX_THREADS
 from ajet.core.config import AjetConfig
+from ajet.core.error_text import user_line
 from ajet.core.inference.endpoint import ModelEndpoint, SamplingParams
 from ajet.core.record.episode_store import plain
-from ajet.core.rollout.failure import user_line
-from ajet.core.task.task import Task
-from ajet.core.trajectory.trajectory import Group, Trajectory
-from ajet.core.workflow.workflow import Mode, WorkflowTask
+from ajet.core.rollout.admission import Slot
+from ajet.core.task.workflow_task import Mode, WorkflowTask
+from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ajet.core.rollout.runner import EpisodeRunner
+    from ajet.core.rollout.episode import EpisodeExecutor
 
 TICK_S = 0.2
-MAX_CALLS = 1000
-"""Ray's threads: one for each group that runs here, and for a heartbeat."""
+MAX_CALLS = 8
+"""Ray's threads: one waits for events, the others begin episodes and answer heartbeats."""
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """One group of the rollout of number `rollout`. At most `limit` of its episodes run at once."""
+class WorkflowEnded:
+    """The workflow of this episode is over, with this status so far; it may still be judged."""
 
-    rollout: int
-    task: Task
-    number: int
-    step: int
-    mode: Mode
-    num_repeat: int
-    redundancy: int
-    failure_rate_of: int
-    limit: int
-    sampling: SamplingParams | None = None
-    finished: Mapping[str, Trajectory] = field(default_factory=dict)
+    episode_id: str
+    status: EpisodeStatus
 
 
 @dataclass(frozen=True, slots=True)
-class GroupEnd:
-    """The members as the failure policy left them. What was sent before is not sent again: neither
-    turns nor output of a member that ran."""
+class EpisodeEnded:
+    """The episode is over; its trajectory is pickled."""
 
-    members: tuple[Trajectory, ...]
-
-    @classmethod
-    def of(cls, group: Group) -> GroupEnd:
-        return cls(tuple(map(_light, group.trajectories)))
-
-    def whole(self, ran: Mapping[int, Trajectory]) -> tuple[Trajectory, ...]:
-        """The members with what was sent before; `ran` are those that did, by their place."""
-        return tuple(
-            replace(
-                light,
-                workflow_task=ran[place].workflow_task,
-                turns=ran[place].turns,
-                output=ran[place].output,
-                earlier_attempts=ran[place].earlier_attempts,
-            )
-            if place in ran
-            else light
-            for place, light in enumerate(self.members)
-        )
+    episode_id: str
+    trajectory: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
-    """What a chat template is made of."""
+class EpisodeRaised:
+    """The episode has no trajectory: this error ends the run."""
+
+    episode_id: str
+    error: BaseException
+
+
+Event = WorkflowEnded | EpisodeEnded | EpisodeRaised
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSpec:
+    """What a chat template is made of: tokenizer, the model's end tokens, the run's first day."""
 
     tokenizer: PreTrainedTokenizerBase
     end_token_ids: tuple[int, ...]
@@ -102,47 +88,45 @@ class Words:
 
 
 class RolloutWorker:
-    """Lives in an actor. Without a coroutine among its methods: Ray would run all of them on one
-    loop, where a rollout that waits holds up the answer to `beat`."""
+    """Lives in an actor. It has no coroutine among its methods: Ray would run all of them on one
+    loop, where an episode that blocks holds up the answer to `heartbeat`."""
 
-    def __init__(self, number: int, surroundings: Surroundings) -> None:
+    def __init__(self, number: int, import_env: ImportEnv) -> None:
         self._number = number
-        self._surroundings = surroundings
+        self._import_env = import_env
 
     def check(self, config: AjetConfig) -> None:
-        """Imports the user's code; nothing heavy. Is called first."""
-        self._surroundings.enter()
-        from ajet.core import assembly
+        """Imports the user's code, and nothing heavy. Is called first."""
+        self._import_env.enter()
         from ajet.core.judge import judge_class, judge_spec
+        from ajet.core.workflow.registry import WorkflowChooser
 
-        assembly.make_workflow(config)
+        WorkflowChooser.from_config(config)
         judge_class(judge_spec(config.ajet.task_judge), config.base_dirs)
 
     def start(
-        self, config: AjetConfig, make_endpoint: Callable[[], ModelEndpoint], words: Words
+        self, config: AjetConfig, make_endpoint: Callable[[], ModelEndpoint], spec: TokenizerSpec
     ) -> int:
-        """Begins the loop; returns the process's id."""
-        self._episodes = EpisodeLoop(config, make_endpoint, words, self._number)
+        """Begins the event loop; returns the process's id."""
+        self._episodes = EpisodeLoop(config, make_endpoint, spec, self._number)
         return os.getpid()
 
-    def rollout(self, order: Order) -> Iterator[bytes | GroupEnd]:
-        """Yields each trajectory as it ends, pickled, then the group's end; a rollout that is
-        stopped has none."""
-        told: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        running = self._episodes.begin(order, told.put)
-        running.add_done_callback(lambda _: told.put(None))
-        while (trajectory := told.get()) is not None:
-            yield packed(trajectory)
-        if not running.cancelled():
-            yield GroupEnd.of(running.result())
+    def begin(self, plan: WorkflowTask, sampling: SamplingParams | None) -> None:
+        """Starts an episode; `take_events` tells of its end."""
+        run = self._episodes.run(plan, sampling)
+        asyncio.run_coroutine_threadsafe(run, self._episodes.loop)
 
-    def beat(self) -> tuple[float, str]:
-        """Seconds since the loop last turned, and the line of the user's code where it stands."""
-        return self._episodes.stood()
+    def take_events(self) -> list[Event]:
+        """What has happened since the last call; waits until something has."""
+        return self._episodes.take_events()
 
-    def stop(self, rollout: int) -> None:
-        """End the groups of that rollout; the others go on."""
-        self._episodes.stop(rollout)
+    def heartbeat(self) -> tuple[float, str]:
+        """Seconds since the loop last turned, and the line of the user's code where it is."""
+        return self._episodes.stall()
+
+    def cancel(self, episode_ids: Sequence[str]) -> None:
+        """End these episodes; their trajectories come as events."""
+        self._episodes.cancel(episode_ids)
 
 
 class EpisodeLoop:
@@ -152,131 +136,138 @@ class EpisodeLoop:
         self,
         config: AjetConfig,
         make_endpoint: Callable[[], ModelEndpoint],
-        words: Words,
+        spec: TokenizerSpec,
         number: int,
     ) -> None:
-        from ajet.core import assembly
+        from ajet import assembly
         from ajet.core.inference.chat_template import ChatTemplate
+        from ajet.core.judge import make_judge
+        from ajet.core.rollout.episode import compares_groups
 
         self._config = config
-        self._judge = assembly.make_judge(config)
-        self._template = ChatTemplate(words.tokenizer, words.end_token_ids)
-        self._template.today = words.today
+        self._judge = make_judge(config)
+        self._is_judged_in_groups = compares_groups(self._judge)
+        self._template = ChatTemplate(spec.tokenizer, spec.end_token_ids)
+        self._template.today = spec.today
         self._endpoint = make_endpoint()
         self._gateway = assembly.make_gateway(config, offset=number)
-        self._runners: dict[tuple[Mode, int], EpisodeRunner] = {}
-        self._groups: dict[asyncio.Task[Group], int] = {}  # with their rollouts
-        self._stopped: set[int] = set()
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_default_executor(ThreadPoolExecutor(MAX_THREADS, "ajet"))
-        self._ticked_s = time.monotonic()
+        self._runners: dict[Mode, EpisodeExecutor] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_default_executor(ThreadPoolExecutor(MAX_THREADS, "ajet"))
+        self._turned_s = time.monotonic()
         self._thread = threading.Thread(target=self._live, name="ajet-episodes", daemon=True)
         self._thread.start()
 
-    def begin(self, order: Order, tell: Callable[[Trajectory], None]) -> Future[Group]:
-        """One group's rollout; `tell` is called in the loop's thread as each episode ends."""
-        return asyncio.run_coroutine_threadsafe(self._run(order, tell), self._loop)
+    async def run(self, plan: WorkflowTask, sampling: SamplingParams | None) -> None:
+        """Runs an episode on this loop and puts what happens to it among the events."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._running[plan.episode_id] = task
+        slot = Slot(plan.episode_id, self._endpoint)
+        slot.tell_workflow_end(
+            lambda status: self._events.put(WorkflowEnded(plan.episode_id, status))
+        )
+        judged_later = _as_it_is if self._is_judged_in_groups else None
+        try:
+            runner = self._runner(plan.mode)
+            trajectory = await runner.run(plan, slot, sampling, judged_later)
+            packed = pack(trajectory, keeps_output=self._is_judged_in_groups)
+            ended: Event = EpisodeEnded(plan.episode_id, packed)
+        except Exception as error:  # noqa: BLE001  # raised again in the driver
+            ended = EpisodeRaised(plan.episode_id, _sendable(error))
+        finally:
+            del self._running[plan.episode_id]
+            slot.free()
+        self._events.put(ended)
 
-    def stood(self) -> tuple[float, str]:
-        """Since when, in seconds, and where in the user's code."""
-        stood_s = time.monotonic() - self._ticked_s
-        return stood_s, self._place() if stood_s > 10 * TICK_S else ""
+    def take_events(self) -> list[Event]:
+        """All events that are there; waits for the first."""
+        events = [self._events.get()]
+        while True:
+            try:
+                events.append(self._events.get_nowait())
+            except queue.Empty:
+                return events
 
-    def stop(self, rollout: int) -> None:
-        """Cancels its groups, those too that are yet to come."""
-        self._loop.call_soon_threadsafe(self._stop, rollout)
+    def stall(self) -> tuple[float, str]:
+        """For how many seconds the loop has not turned, and where it is in the user's code."""
+        stall_s = time.monotonic() - self._turned_s
+        return stall_s, self._user_line() if stall_s > 10 * TICK_S else ""
 
-    def _stop(self, rollout: int) -> None:
-        self._stopped.add(rollout)
-        for group, of_rollout in self._groups.items():
-            if of_rollout == rollout:
-                group.cancel()
+    def cancel(self, episode_ids: Sequence[str]) -> None:
+        """End these episodes, from another thread."""
+        self.loop.call_soon_threadsafe(self._cancel, list(episode_ids))
+
+    def _cancel(self, episode_ids: Sequence[str]) -> None:
+        for episode_id in episode_ids:
+            if (task := self._running.get(episode_id)) is not None:
+                task.cancel()
 
     def _live(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.create_task(self._tick())
-        self._loop.run_forever()
+        from ajet.core.rollout.garbage import collected_seldom
+
+        asyncio.set_event_loop(self.loop)
+        self.loop.create_task(self._tick())
+        with collected_seldom():
+            self.loop.run_forever()
 
     async def _tick(self) -> None:
         while True:
-            self._ticked_s = time.monotonic()
+            self._turned_s = time.monotonic()
             await asyncio.sleep(TICK_S)
 
-    async def _run(self, order: Order, tell: Callable[[Trajectory], None]) -> Group:
-        if order.rollout in self._stopped:
-            raise asyncio.CancelledError
-        group = asyncio.current_task()
-        assert group is not None
-        self._groups[group] = order.rollout
-        try:
-            return await self._played(order, tell)
-        finally:
-            del self._groups[group]
+    def _runner(self, mode: Mode) -> EpisodeExecutor:
+        if mode not in self._runners:
+            from ajet import assembly
 
-    async def _played(self, order: Order, tell: Callable[[Trajectory], None]) -> Group:
-        runner = self._runner(order.mode, order.limit)
-        groups = await runner.rollout(
-            [order.task],
-            step=order.step,
-            mode=order.mode,
-            num_repeat=order.num_repeat,
-            redundancy=order.redundancy,
-            numbers=[order.number],
-            failure_rate_of=order.failure_rate_of,
-            on_episode=tell,
-            sampling=order.sampling,
-            finished=order.finished,
-        )
-        return groups[0]
+            self._runners[mode] = assembly.make_runner(
+                self._config,
+                self._endpoint,
+                self._template,
+                judge=self._judge,
+                mode=mode,
+                gateway=self._gateway,
+            ).executor
+        return self._runners[mode]
 
-    def _runner(self, mode: Mode, limit: int) -> EpisodeRunner:
-        if (mode, limit) not in self._runners:
-            self._runners[mode, limit] = self._make_runner(mode, limit)
-        return self._runners[mode, limit]
-
-    def _make_runner(self, mode: Mode, limit: int) -> EpisodeRunner:
-        from ajet.core import assembly
-
-        limits = replace(assembly.rollout_limits(self._config), max_env_worker=limit)
-        return assembly.make_runner(
-            self._config,
-            self._endpoint,
-            self._template,
-            judge=self._judge,
-            mode=mode,
-            gateway=self._gateway,
-            limits=limits,
-            is_part=True,
-        )
-
-    def _place(self) -> str:
+    def _user_line(self) -> str:
         """The innermost line of the user's own on the loop's stack."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         return user_line(traceback.extract_stack(frame)) if frame else ""
 
 
-def packed(trajectory: Trajectory) -> bytes:
-    """Pickled; where the messages hold what cannot be, they go as a reader of the store finds them,
-    like the output's metadata."""
-    light = _with_plain_output(trajectory)
+async def _as_it_is(trajectory: Trajectory) -> Trajectory:
+    """The verdict on a whole group is the driver's to ask for."""
+    return trajectory
+
+
+def _sendable(error: BaseException) -> BaseException:
+    """The error, or one with its text where it cannot be pickled."""
+    try:
+        cloudpickle.loads(cloudpickle.dumps(error))
+    except Exception:  # noqa: BLE001  # the user's exceptions may do anything
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def pack(trajectory: Trajectory, *, keeps_output: bool = False) -> bytes:
+    """The trajectory, pickled. Where its messages hold what cannot be pickled they travel as the
+    episode store keeps them, as the output's metadata always do, unless `keeps_output`."""
+    light = trajectory if keeps_output else _with_plain_output(trajectory)
     try:
         return cloudpickle.dumps(light)
     except Exception:  # noqa: BLE001  # the user's objects may refuse as they like
         logger.warning(f"{trajectory.episode_id}: its messages hold objects: they are kept as text")
-        return cloudpickle.dumps(_with_plain_turns(light))
+        return cloudpickle.dumps(_with_plain_turns(_with_plain_output(light)))
 
 
-def _light(trajectory: Trajectory) -> Trajectory:
-    who = _with_plain_task(trajectory.workflow_task)
-    return replace(trajectory, workflow_task=who, turns=(), output=None, earlier_attempts=())
-
-
-def _with_plain_task(who: WorkflowTask) -> WorkflowTask:
+def _with_plain_task(workflow_task: WorkflowTask) -> WorkflowTask:
     """A workflow may have put anything into its copy of the task."""
-    task = replace(
-        who.task, init_messages=plain(who.task.init_messages), metadata=plain(who.task.metadata)
-    )
-    return replace(who, task=task)
+    task = workflow_task.task
+    task = replace(task, init_messages=plain(task.init_messages), metadata=plain(task.metadata))
+    return replace(workflow_task, task=task)
 
 
 def _with_plain_output(trajectory: Trajectory) -> Trajectory:

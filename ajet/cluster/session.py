@@ -32,14 +32,14 @@ from typing import Any, Literal
 
 from loguru import logger
 
-from ajet.cluster.fit import gpus_taken
+from ajet.cluster.capacity import gpus_taken
 from ajet.cluster.gpus import require_free_gpus
 from ajet.cluster.placement import Node
 from ajet.cluster.probe import reason
-from ajet.core import leash
 from ajet.core.breakpoint import TAGS_VARIABLE
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
+from ajet.servers import process_guard
 
 HEAD_PORT = 6379
 LOOPBACK = "127.0.0.2"
@@ -486,15 +486,15 @@ class _RayNode:
 
 @contextmanager
 def _ray_start(*options: str) -> Iterator[_RayNode]:
-    """`ray start … --block` on a leash, in a group of its own: gone when the block ends, or this
-    process does, however it goes."""
+    """Runs `ray start … --block` under a process guard, in a process group of its own. It ends with
+    the block, or with this process, however that ends."""
     line = [sys.executable, "-m", "ray.scripts.scripts", "start", *options, "--block"]
     with tempfile.TemporaryDirectory() as folder:
         output, pid_file = Path(folder) / "output", Path(folder) / "pid"
-        leashed = [sys.executable, "-S", leash.__file__, str(STOP_WITHIN_S), str(pid_file)]
+        guarded = [sys.executable, "-S", process_guard.__file__, str(STOP_WITHIN_S), str(pid_file)]
         with output.open("w") as file:
             child = subprocess.Popen(
-                [*leashed, *line, "--disable-usage-stats"],
+                [*guarded, *line, "--disable-usage-stats"],
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayActorError
 
-from ajet.cluster.lost import answer, answers
-from ajet.cluster.user_code import Surroundings
-from ajet.cluster.weights_place import give_back
+from ajet.cluster.actor_errors import answer, answers
+from ajet.cluster.import_env import ImportEnv
+from ajet.cluster.weight_store import remove_weight_store
 from ajet.core.config import AjetConfig
 from ajet.core.trajectory.trajectory import Group, Trajectory
 from ajet.core.trajectory.turn import Turn
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
 
     from ajet.core.trajectory.sample import TrainingSample
     from ajet.core.trajectory.samples import TokenAdvantages
-    from ajet.core.weight_sync.broadcast import BroadcastSeat
+    from ajet.core.weight_sync.broadcast import BroadcastReceiver
     from ajet.core.weight_sync.folder import FolderSource
 
 ActorOptions = dict[str, Any]
 LOOK_EVERY_S = 0.5
-ASIDE = "aside"
-"""Ray's name for the thread that answers while a rank learns."""
+PROGRESS_GROUP = "progress"
+"""Ray's name for the thread that answers while a rank trains."""
 
 
 @dataclass(frozen=True, slots=True)
-class Taught:
-    """What the books keep of a lesson."""
+class RankUpdate:
+    """What is recorded of an update (`UpdateRecord`), as rank 0 sends it to the driver."""
 
     advantages: TokenAdvantages
     samples: Sequence[TrainingSample]
@@ -66,10 +66,10 @@ class TrainedModel:
 class TrainerRank:
     """Lives in an actor."""
 
-    def __init__(self, rank: int, size: int, surroundings: Surroundings) -> None:
+    def __init__(self, rank: int, size: int, import_env: ImportEnv) -> None:
         self._rank, self._size = rank, size
         self._step, self._done = 0, 0.0
-        self._surroundings = surroundings
+        self._import_env = import_env
 
     def address(self) -> tuple[str, int]:
         """Where the others find this rank: a port that is free now."""
@@ -83,21 +83,25 @@ class TrainerRank:
     ) -> tuple[TrainedModel, int]:
         """Loads the model; also returns the process's id. Without `weights_root` weights are
         broadcast."""
-        self._surroundings.enter()
-        from ajet.core import assembly
+        self._import_env.enter()
+        from ajet import assembly
         from ajet.core.learning.checkpoints import LearnerCheckpoints
+        from ajet.core.model.load import device_named
+        from ajet.core.model.save import model_files
+        from ajet.core.update.ranks import join_ranks
         from ajet.core.weight_sync.broadcast import BroadcastSender
+        from ajet.core.weight_sync.folder import WeightFolder
 
         assembly.set_threads(config)
-        ranks = assembly.join_ranks(config, self._rank, self._size, host=host, port=port)
+        ranks = join_ranks(config, self._rank, self._size, host=host, port=port)
         loaded = assembly.load_learning_model(config, ranks)
         template = assembly.make_template(loaded)
         self._folder = self._sender = None
         if self._rank == 0 and weights_root is not None:
             # Before the model is sharded.
-            self._folder = assembly.make_weight_folder(weights_root, loaded)
+            self._folder = WeightFolder.of_model(weights_root, model_files(loaded))
         elif self._rank == 0:
-            backend = "nccl" if assembly.device_of(config).type == "cuda" else "gloo"
+            backend = "nccl" if device_named(config.ajet.model.device).type == "cuda" else "gloo"
             self._sender = BroadcastSender(host, backend=backend)
         self._learner = assembly.make_learner(config, loaded, ranks)
         keep = config.ajet.trainer_common.max_checkpoints_to_keep
@@ -108,15 +112,16 @@ class TrainerRank:
         """Goes on from there."""
         self._checkpoints.load(checkpoint)
 
-    def learn(self, step: int, groups: Sequence[Group]) -> tuple[Taught, dict[str, float]] | None:
-        """One step of the algorithm; rank 0 tells of it."""
+    def train(
+        self, step: int, groups: Sequence[Group]
+    ) -> tuple[RankUpdate, dict[str, float]] | None:
+        """One step of the algorithm; rank 0 returns what is recorded of it, and its metrics."""
         self._step, self._done = step, 0.0
-        credited = self._learner.credit(groups)
-        lesson = self._learner.estimate(credited)
-        learnt = self._learner.update(step, lesson, on_progress=self._note)
-        return (Taught(lesson.advantages, lesson.samples), learnt) if self._rank == 0 else None
+        batch = self._learner.make_batch(self._learner.score(groups))
+        metrics = self._learner.update(step, batch, on_progress=self._note)
+        return (RankUpdate(batch.advantages, batch.samples), metrics) if self._rank == 0 else None
 
-    @ray.method(concurrency_group=ASIDE)
+    @ray.method(concurrency_group=PROGRESS_GROUP)
     def progress(self, step: int) -> float:
         """The share of this step's update that is done."""
         return self._done if self._step == step else 0.0
@@ -135,10 +140,10 @@ class TrainerRank:
             pass
         return None
 
-    def seats(self, version: int, number: int) -> list[BroadcastSeat]:
-        """For so many engines that are to get the copy; rank 0's."""
+    def receivers(self, version: int, number: int) -> list[BroadcastReceiver]:
+        """What so many engines receive the copy with; rank 0's."""
         assert self._sender is not None
-        return self._sender.seats(version, number)
+        return self._sender.receivers(version, number)
 
     def send(self) -> None:
         """Ends when they have it. What goes wrong is said by those that wait for it."""
@@ -158,10 +163,11 @@ class Broadcast:
     rank: Any
     version: int
 
-    async def begin(self, number: int) -> list[BroadcastSeat]:
-        seats = await answer(self.rank.seats.remote(self.version, number), "trainer rank 0")
+    async def begin(self, number: int) -> list[BroadcastReceiver]:
+        asked = self.rank.receivers.remote(self.version, number)
+        receivers = await answer(asked, "trainer rank 0")
         self.rank.send.remote()
-        return seats
+        return receivers
 
 
 class TrainerGroup:
@@ -173,11 +179,11 @@ class TrainerGroup:
         """Without `weights_root` weights are broadcast."""
         self._config = config
         self._weights_root = weights_root
-        surroundings = Surroundings.of_this_process()
+        import_env = ImportEnv.of_this_process()
         untyped: Any = ray.remote
-        kind = untyped(concurrency_groups={ASIDE: 1})(TrainerRank)
+        kind = untyped(concurrency_groups={PROGRESS_GROUP: 1})(TrainerRank)
         self.ranks: list[Any] = [
-            kind.options(**{"num_cpus": 0} | each).remote(rank, len(options), surroundings)
+            kind.options(**{"num_cpus": 0} | each).remote(rank, len(options), import_env)
             for rank, each in enumerate(options)
         ]
         self._names = [f"trainer rank {rank}" for rank in range(len(options))]
@@ -194,12 +200,14 @@ class TrainerGroup:
     async def load(self, checkpoint: Path) -> None:
         await self._all("load", checkpoint)
 
-    async def learn(self, step: int, groups: Sequence[Group]) -> tuple[Taught, dict[str, float]]:
-        """Credit, estimate, update: what was learnt from, and the metrics."""
-        shared = ray.put([_learnable(group) for group in groups])
+    async def train(
+        self, step: int, groups: Sequence[Group]
+    ) -> tuple[RankUpdate, dict[str, float]]:
+        """Trains one step: what is recorded of it, and its metrics."""
+        shared = ray.put([_trainable(group) for group in groups])
         watch = asyncio.create_task(self._watch(step))
         try:
-            return (await self._all("learn", step, shared))[0]
+            return (await self._all("train", step, shared))[0]
         finally:
             watch.cancel()
 
@@ -234,14 +242,14 @@ class TrainerGroup:
         for rank in self.ranks:
             ray.kill(rank)
         if self._weights_root is not None:
-            give_back(self._weights_root)
+            remove_weight_store(self._weights_root)
 
     async def _all(self, method: str, *arguments: Any) -> list[Any]:
         calls = [getattr(rank, method).remote(*arguments) for rank in self.ranks]
         return await answers(calls, self._names)
 
 
-def _learnable(group: Group) -> Group:
+def _trainable(group: Group) -> Group:
     """The valid members, without text and without what the workflow left in its output."""
     return replace(group, task=None, trajectories=tuple(map(_light, group.valid)))
 

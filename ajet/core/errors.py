@@ -9,7 +9,7 @@
     └── RunFailed             too many failed episodes: says which status and how many
 
 A message says what, where and what to do. An episode's own failure is not in this tree: it is an
-`EpisodeStatus` (see trajectory/trajectory.py).
+`EpisodeStatus` (see trajectory/trajectory.py); `EnvironmentFault` decides which one.
 """
 
 
@@ -39,3 +39,7 @@ class ChatError(AjetError):
 
 class RunFailed(AjetError):
     """The run stopped itself: too many episodes failed."""
+
+
+class EnvironmentFault(Exception):
+    """Raised by a workflow or a tool: the environment failed, the agent did nothing wrong."""

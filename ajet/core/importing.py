@@ -27,13 +27,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-import ajet
 from ajet.core.errors import AjetError, ConfigError
 
 ARROW = "->"
 INSTALLED = tuple(
     f"{folder}/"
-    for folder in (*map(sysconfig.get_path, ("stdlib", "purelib")), Path(ajet.__file__).parent)
+    for folder in (*map(sysconfig.get_path, ("stdlib", "purelib")), Path(__file__).parents[1])
 )
 
 T = TypeVar("T")
@@ -331,7 +330,8 @@ def _class(module: ModuleType, name: str, kind: type[T], prefix: str) -> type[T]
     if not inspect.isclass(found):
         raise ConfigError(f"{prefix}: {name!r} in {file} is a {type(found).__name__}, no class")
     if not issubclass(found, kind):
-        base = f"{'ajet' if hasattr(ajet, kind.__name__) else kind.__module__}.{kind.__name__}"
+        is_public = hasattr(sys.modules["ajet"], kind.__name__)
+        base = f"{'ajet' if is_public else kind.__module__}.{kind.__name__}"
         raise ConfigError(
             f"{prefix}: {line_of(found)}: {name} is not a {kind.__name__}; derive it from {base}"
         )

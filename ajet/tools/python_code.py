@@ -14,7 +14,7 @@ sandbox/program.py says what is NOT covered by that (os.urandom, addresses, time
 import math
 from typing import Any
 
-from ajet.tools.sandbox import pool
+from ajet.sandbox import pool
 
 _has_reported = False
 

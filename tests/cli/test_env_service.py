@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
-from ajet.core.environment.games.guess_number import GuessNumber
+from ajet.envs.guess_number import GuessNumber
 from ajet.tools.env_service.server import make_app
 from tests.env_server import serve
 

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
-from ajet.core.environment.games.frozen_lake import FrozenLake
 from ajet.core.environment.registry import BUILT_IN
 from ajet.core.record.evaluation import wilson
+from ajet.envs.frozen_lake import FrozenLake
 from tests.cli.chat_server import ChatServer, message
 
 # Whether an episode succeeds hangs on every character that was sampled.

@@ -93,13 +93,13 @@ def test_ray_that_is_not_installed_is_one_line(conf, monkeypatch):
 
 def test_a_local_run_is_refused_before_ray_starts(conf, monkeypatch):
     from ajet.cli.ray_flags import serve_or_check
-    from ajet.cluster import fit
+    from ajet.cluster import capacity
     from ajet.cluster.placement import Node
     from ajet.cluster.session import SessionSettings
     from ajet.core.config import load_config
     from ajet.core.errors import ConfigError
 
-    monkeypatch.setattr(fit, "local_node", lambda: Node("this machine", 2, 0))
+    monkeypatch.setattr(capacity, "local_node", lambda: Node("this machine", 2, 0))
     config = load_config(conf, ["ajet.trainer_common.n_gpus_per_node=8"])
     with pytest.raises(ConfigError, match="n_gpus_per_node=8: this machine has 0 GPUs"):
         serve_or_check(config, SessionSettings())

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ajet.cluster.fit import memory_problems
+from ajet.cluster.capacity import memory_problems
+from ajet.cluster.model_shape import ModelShape
 from ajet.cluster.placement import Needs, Node, place
 from ajet.cluster.plan import (
     GIB,
@@ -23,7 +24,6 @@ from ajet.cluster.plan import (
     training_of,
 )
 from ajet.core.config import load_config
-from ajet.core.model.shape import ModelShape
 
 QWEN_0_5B = ModelShape(896, 24, 14, 2, 64, 4864, 151936, tied=True, qkv_bias=True)
 QWEN_7B = ModelShape(3584, 28, 28, 4, 128, 18944, 152064, tied=False, qkv_bias=True)

@@ -19,16 +19,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ajet.cluster.engine_replica import EngineProcess
-from ajet.cluster.user_code import Surroundings
+from ajet.cluster.engine_process import EngineProcess
+from ajet.cluster.import_env import ImportEnv
 from ajet.core.config import load_config
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.replicas.in_process import InProcessReplica
+from ajet.core.inference.routed_endpoint import RoutedEndpoint
 from ajet.core.inference.router import Router, RouterSettings
-from ajet.core.inference.serving import ServerStart
 from ajet.core.model.load import EMBEDDED_DIR
 from ajet.core.weight_sync.folder import WeightFolder
+from ajet.servers.serving import ServerStart
 from tests.processes import in_group, until_gone
 from tests.sglang_server import sglang_python
 
@@ -47,11 +48,16 @@ ajet:
 class InThisProcess:
     """An `EngineProcess` as the `Replica` that its actor makes of it."""
 
+    version = None  # as of an actor: nobody here knows
+
     def __init__(self, name, engine):
         self.name, self.engine = name, engine
 
     def __getattr__(self, method):
         return getattr(self.engine, method)
+
+    async def generate(self, prompt_ids, sampling, request_id):
+        return await self.engine._replica.generate(prompt_ids, sampling, request_id)
 
     async def pause(self, abort=False):
         await self.engine.pause(abort)
@@ -79,13 +85,13 @@ class Project:
         return source
 
     async def engine(self, name, weights, ends=()):
-        engine = EngineProcess(Surroundings.of_this_process())
+        engine = EngineProcess(ImportEnv.of_this_process())
         start = ServerStart("sglang", False, weights, ends)
         await engine.start(self.config, name, start)
         return InThisProcess(name, engine)
 
     def group_of(self, name):
-        """The process group of an engine's server, whose leader is its leash."""
+        """The process group of an engine's server, whose leader is its guard."""
         return int((self.path / f"logs/{name.replace(' ', '_')}.pid").read_text())
 
     def sampled_by(self, which, reply):
@@ -184,20 +190,21 @@ async def test_a_server_that_is_killed_is_replaced_and_its_requests_go_on(projec
     dead = dict(zip(names, engines, strict=True))
     settings = RouterSettings(health_interval_s=0.1, max_failed_checks=2)
     router = Router(engines, settings, spawn=spawn)
+    endpoint = RoutedEndpoint(router)
     latest = project.write(1)
     await router.load_weights(latest, 1)
     try:
-        asked = [router.generate(PROMPT, LONG, f"e{number}/0000") for number in range(8)]
+        asked = [endpoint.generate(PROMPT, LONG, f"e{number}/0000") for number in range(8)]
         replies = asyncio.gather(*asked)
         await asyncio.sleep(0.2)
         os.killpg(project.group_of("engine 0"), signal.SIGKILL)
         for reply in await replies:
             assert reply.policy_version == 1 and project.sampled_by(1, reply)
-        assert router.stats.num_retries >= 1
+        assert endpoint.stats.num_retries >= 1
         while len(router.names) < 2:
             await asyncio.sleep(0.05)
         assert spawned == ["engine 0"] and router.stats.num_replaced == 1
-        again = [router.generate(PROMPT, SHORT, f"f{number}/0000") for number in range(8)]
+        again = [endpoint.generate(PROMPT, SHORT, f"f{number}/0000") for number in range(8)]
         assert all(project.sampled_by(1, reply) for reply in await asyncio.gather(*again))
     finally:
         await router.close()
@@ -214,7 +221,7 @@ def test_a_server_is_gone_when_the_process_of_its_engine_is_killed(project):
         )
         weights = FolderSource(Path({str(project.folder.root / "v00000000")!r}), 0)
         start = ServerStart("sglang", False, weights, ())
-        engine = EngineProcess(Surroundings.of_this_process())
+        engine = EngineProcess(ImportEnv.of_this_process())
         asyncio.run(engine.start(config, "engine 0", start))
         print("up", flush=True)
         time.sleep(600)

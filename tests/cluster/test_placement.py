@@ -13,7 +13,7 @@ from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
 
 pytest.importorskip("ray")
-from ajet.cluster.sittings import placed
+from ajet.cluster.run_attempts import placed
 
 VERL, TRINITY = Needs(colocated=True), Needs(colocated=False)
 

@@ -4,6 +4,7 @@ The model is one that draws tokens from each request's seed, so that equal seeds
 """
 
 import asyncio
+import re
 import sys
 from datetime import datetime
 from functools import partial
@@ -13,6 +14,8 @@ import pytest
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError, RunFailed
 from ajet.core.inference.engines.random import RandomEngine
+from ajet.core.judge import make_judge
+from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.task import Task
 from tests.e2e.toy_run import ToyRun
 
@@ -25,7 +28,7 @@ import signal
 import time
 from pathlib import Path
 
-from ajet import Workflow, WorkflowOutput
+from ajet import GroupJudge, Workflow, WorkflowOutput
 
 
 def first_time(name):
@@ -94,6 +97,40 @@ class Fails(Told):
         raise ValueError("no such move")
 
 
+class OneWaitsForAll(Told):
+    """The first member of the first group ends when all others have."""
+
+    async def execute(self, workflow_task, model_tuner):
+        if (workflow_task.task_batch_index, workflow_task.rollout_index) == (0, 0):
+            while not Path("ran.log").exists() or Path("ran.log").read_text().count("\\n") < 23:
+                await asyncio.sleep(0.05)
+        return await super().execute(workflow_task, model_tuner)
+
+
+class Unrewarded(Told):
+    async def execute(self, workflow_task, model_tuner):
+        await super().execute(workflow_task, model_tuner)
+        return WorkflowOutput(metadata={"number": complex(workflow_task.rollout_index)})
+
+
+class Ranks(GroupJudge):
+    def compute_group_rewards(self, workflow_tasks, workflow_outputs):
+        return [(output.metadata["number"].real, True) for output in workflow_outputs]
+
+
+class LateMembersWait(Told):
+    """The last two members call the model once, and then wait without end."""
+
+    async def execute(self, workflow_task, model_tuner):
+        if workflow_task.rollout_index < 2:
+            while len(list(Path().glob(f"waits-{workflow_task.group_id}-*"))) < 2:
+                await asyncio.sleep(0.05)
+            return await super().execute(workflow_task, model_tuner)
+        await model_tuner.chat([{"role": "user", "content": "hi"}])
+        Path(f"waits-{workflow_task.group_id}-{workflow_task.rollout_index}").touch()
+        await asyncio.sleep(3600)
+
+
 class Untrained(Told):
     trainable_targets = ["somebody else"]
 '''
@@ -115,39 +152,40 @@ def config_of(workflow, *overrides):
 
 
 @pytest.fixture(scope="module")
-def words():
+def spec():
     from transformers import AutoTokenizer
 
-    from ajet.cluster.rollout_worker import Words
+    from ajet.cluster.rollout_worker import TokenizerSpec
     from ajet.core.model.load import EMBEDDED_DIR
 
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_DIR / "math")
-    return Words(tokenizer, (), datetime(2026, 1, 1))
+    return TokenizerSpec(tokenizer, (), datetime(2026, 1, 1))
 
 
-async def run(config, words, *, num_workers=2, blocked_after_s=None, told=None, **options):
+async def run(config, spec, *, num_workers=2, blocked_after_s=None, told=None, **options):
     from ajet.cluster.rollout_workers import RolloutWorkers
 
-    make_endpoint = partial(RandomEngine, len(words.tokenizer))
+    make_endpoint = partial(RandomEngine, len(spec.tokenizer))
     workers = RolloutWorkers(config, [{}] * num_workers, blocked_after_s=blocked_after_s)
     options = {"step": 3, "mode": "train", "num_repeat": 3} | options
     try:
         await workers.check()
-        await workers.start(make_endpoint, words)
-        return await workers.rollout(TASKS, on_episode=told, **options)
+        runner = await workers.start(make_endpoint, spec)
+        return await runner.rollout(RolloutRequest(TASKS, **options), on_episode=told)
     finally:
         workers.close()
 
 
-async def in_one_process(config, words, **options):
-    from ajet.core import assembly
+async def in_one_process(config, spec, **options):
+    from ajet import assembly
     from ajet.core.inference.chat_template import ChatTemplate
 
-    engine = RandomEngine(len(words.tokenizer))
-    template = ChatTemplate(words.tokenizer)
-    runner = assembly.make_runner(config, engine, template, judge=None, mode="train")
+    engine = RandomEngine(len(spec.tokenizer))
+    template = ChatTemplate(spec.tokenizer)
+    judge = make_judge(config)
+    runner = assembly.make_runner(config, engine, template, judge=judge, mode="train")
     options = {"step": 3, "mode": "train", "num_repeat": 3} | options
-    return await runner.rollout(TASKS, **options)
+    return await runner.rollout(RolloutRequest(TASKS, **options))
 
 
 def facts(groups):
@@ -175,58 +213,58 @@ def processes(project):
 
 
 async def test_groups_are_those_of_one_process_in_the_order_of_the_tasks(
-    ray_session, project, words
+    ray_session, project, spec
 ):
     config = config_of("Told")
     told = []
-    groups = await run(config, words, told=told.append)
+    groups = await run(config, spec, told=told.append)
     ran = processes(project)
-    assert facts(groups) == facts(await in_one_process(config, words))
+    assert facts(groups) == facts(await in_one_process(config, spec))
     assert len({pid for pids in ran.values() for pid in pids}) == 2
-    assert all(len({ran[t.episode_id][0] for t in g.trajectories}) == 1 for g in groups)
     assert sorted(t.episode_id for t in told) == sorted(ran)
     assert groups[0].trajectories[0].output.metadata["lock"].startswith("<_io.TextIOWrapper")
 
 
 async def test_a_killed_worker_loses_its_unfinished_episodes_only(
-    ray_session, project, words, warnings
+    ray_session, project, spec, warnings
 ):
     config = config_of("Killed")
     told = []
-    groups = await run(config, words, told=told.append)
+    groups = await run(config, spec, told=told.append)
     ran = processes(project)
-    assert facts(groups) == facts(await in_one_process(config_of("Told"), words))
+    assert facts(groups) == facts(await in_one_process(config_of("Told"), spec))
     assert len(told) == len({t.episode_id for t in told}) == 18
     assert {len(pids) for pids in ran.values()} == {1}  # the one that was killed had not ended
     (line,) = [line for line in warnings if "rollout worker" in line]
-    assert line.startswith(
-        "rollout worker 1 is lost because its process ended: another takes its place, "
-        "unfinished episodes begin again ("
+    assert re.match(
+        r"rollout worker [01] is lost because its process ended: another takes its place, "
+        r"unfinished episodes begin again \(\d+\)$",
+        line,
     )
 
 
-async def test_a_group_that_no_worker_survives_fails_alone(ray_session, project, words):
-    groups = await run(config_of("AlwaysKilled"), words)
+async def test_an_episode_that_no_worker_survives_fails_alone(ray_session, project, spec):
+    groups = await run(config_of("AlwaysKilled"), spec)
     statuses = [[str(t.status) for t in g.trajectories] for g in groups]
     assert [row for n, row in enumerate(statuses) if n != 1] == [["ok"] * 3] * 5
-    assert "env_error" in statuses[1]
-    failed = next(t for t in groups[1].trajectories if t.status == "env_error")
+    assert statuses[1] == ["ok", "env_error", "ok"]
+    failed = groups[1].trajectories[1]
     assert failed.error == (
         "its rollout worker was lost 3 times, at last because its process ended"
     )
 
 
 async def test_a_blocked_worker_is_replaced_and_the_line_is_named(
-    ray_session, project, words, warnings
+    ray_session, project, spec, warnings
 ):
-    groups = await run(config_of("Blocks"), words, blocked_after_s=3.0)
+    groups = await run(config_of("Blocks"), spec, blocked_after_s=3.0)
     assert all(t.status == "ok" for g in groups for t in g.trajectories)
     (line,) = [line for line in warnings if "rollout worker" in line]
     number = 1 + UNRULY.splitlines().index("            time.sleep(3600)")
     assert "its event loop stood still for" in line and f"at unruly.py:{number}" in line
 
 
-async def test_a_cancelled_rollout_ends_its_own_episodes_and_no_others(ray_session, project, words):
+async def test_a_cancelled_rollout_ends_its_own_episodes_and_no_others(ray_session, project, spec):
     from ajet.cluster.rollout_workers import RolloutWorkers
 
     async def named(prefix, count):
@@ -238,9 +276,9 @@ async def test_a_cancelled_rollout_ends_its_own_episodes_and_no_others(ray_sessi
     workers = RolloutWorkers(config, [{}] * 2)
     options = {"mode": "train", "num_repeat": 3}
     try:
-        await workers.start(partial(RandomEngine, len(words.tokenizer)), words)
-        given_up = asyncio.create_task(workers.rollout(TASKS[:2], step=3, **options))
-        other = asyncio.create_task(workers.rollout(TASKS[2:4], step=4, **options))
+        runner = await workers.start(partial(RandomEngine, len(spec.tokenizer)), spec)
+        given_up = asyncio.create_task(runner.rollout(RolloutRequest(TASKS[:2], step=3, **options)))
+        other = asyncio.create_task(runner.rollout(RolloutRequest(TASKS[2:4], step=4, **options)))
         async with asyncio.timeout(120):
             assert await named("began", 12) == {"000003", "000004"}
             given_up.cancel()
@@ -253,23 +291,59 @@ async def test_a_cancelled_rollout_ends_its_own_episodes_and_no_others(ray_sessi
     assert [[str(t.status) for t in g.trajectories] for g in groups] == [["ok"] * 3] * 2
 
 
-async def test_the_failure_rate_is_that_of_all_workers_together(ray_session, project, words):
+async def test_the_failure_rate_is_that_of_all_workers_together(ray_session, project, spec):
     with pytest.raises(RunFailed) as error:
-        await run(config_of("Fails", "ajet.rollout.max_failure_rate=0.4"), words)
+        await run(config_of("Fails", "ajet.rollout.max_failure_rate=0.4"), spec)
     assert str(error.value).startswith("8 of 18 episodes failed (8 agent_error)")
 
 
+async def test_a_slow_episode_takes_one_slot_and_no_worker(ray_session, project, spec):
+    """Two slots each for two workers: while one episode waits for all others, the three slots that
+    are left run them, also those of its own group and worker."""
+    config = config_of("OneWaitsForAll", "ajet.rollout.max_env_worker=4")
+    groups = await run(config, spec, num_repeat=4)
+    ran = processes(project)
+    assert all(t.status == "ok" for g in groups for t in g.trajectories)
+    slow = groups[0].trajectories[0].episode_id
+    assert list(ran)[-1] == slow
+    beside = [episode for episode, pids in ran.items() if pids == ran[slow]]
+    assert len(beside) > 1  # its worker went on
+
+
+async def test_a_group_judge_sees_the_members_of_all_workers_with_their_own_objects(
+    ray_session, project, spec
+):
+    named = "ajet.task_judge.judge_protocol=unruly.py->Ranks"
+    config = config_of("Unrewarded", named)
+    groups = await run(config, spec, num_repeat=4)
+    assert len({pid for pids in processes(project).values() for pid in pids}) == 2
+    assert facts(groups) == facts(await in_one_process(config, spec, num_repeat=4))
+    for group in groups:
+        assert sorted(t.reward for t in group.trajectories) == [0.0, 1.0, 2.0, 3.0]
+
+
+async def test_members_that_a_group_does_not_need_are_stopped_in_their_workers(
+    ray_session, project, spec
+):
+    config = config_of("LateMembersWait")
+    groups = await run(config, spec, num_repeat=2, redundancy=2)
+    for group in groups:
+        assert [t.is_valid for t in group.trajectories] == [True, True, False, False]
+        assert {t.left_out for t in group.trajectories[2:]} == {"redundancy"}
+        assert [len(t.turns) for t in group.trajectories[2:]] == [1, 1]
+
+
 async def test_a_workflow_that_trains_nobody_is_refused_over_all_workers(
-    ray_session, project, words
+    ray_session, project, spec
 ):
     with pytest.raises(ConfigError, match="trainable_targets match none of its agents"):
-        await run(config_of("Untrained"), words)
+        await run(config_of("Untrained"), spec)
 
 
-async def test_a_workflow_that_cannot_be_imported_there_is_one_line(ray_session, project, words):
+async def test_a_workflow_that_cannot_be_imported_there_is_one_line(ray_session, project, spec):
     config = config_of("Told")
     (project.folder / "unruly.py").write_text("import nothing_of_that_name\n")
     with pytest.raises(ConfigError) as error:
-        await run(config, words)
+        await run(config, spec)
     assert "\n" not in str(error.value)
     assert "unruly.py" in str(error.value) and "nothing_of_that_name" in str(error.value)

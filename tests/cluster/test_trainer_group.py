@@ -6,6 +6,7 @@ import pytest
 
 from ajet.core.config import load_config
 from ajet.core.inference.engines.random import RandomEngine
+from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.task import Task
 from tests.e2e.toy_run import ToyRun
 
@@ -22,19 +23,19 @@ class Played(Workflow):
 
 
 async def groups_of(config, loaded):
-    from ajet.core import assembly
+    from ajet import assembly
 
     engine, template = RandomEngine(len(loaded.tokenizer)), assembly.make_template(loaded)
     runner = assembly.make_runner(config, engine, template, judge=None, mode="train")
     tasks = [Task(f"t{n}", f"What is {n} + {n}?") for n in range(8)]
-    return await runner.rollout(tasks, step=1, mode="train", num_repeat=4)
+    return await runner.rollout(RolloutRequest(tasks, step=1, mode="train", num_repeat=4))
 
 
 async def test_the_share_of_an_update_that_is_done_is_told_meanwhile(
     ray_session, tmp_path, monkeypatch
 ):
+    from ajet import assembly
     from ajet.cluster import trainer_group
-    from ajet.core import assembly
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))

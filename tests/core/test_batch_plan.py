@@ -2,8 +2,8 @@
 
 import pytest
 
-from ajet.core.batch_plan import BatchPlan
 from ajet.core.config import load_config
+from ajet.core.run.batch_plan import BatchPlan
 
 ALGORITHM = "ajet.trainer_common.algorithm"
 

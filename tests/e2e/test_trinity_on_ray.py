@@ -72,7 +72,7 @@ def test_on_the_same_devices_the_halves_take_turns(toy):
 def test_weights_travel_as_asked_and_an_engine_that_is_replaced_gets_those_of_the_day(
     toy, method, monkeypatch
 ):
-    from ajet.cluster.engine_replica import Engines
+    from ajet.cluster.engine_process import Engines
     from ajet.cluster.trainer_group import TrainerGroup
 
     publish, load, sources, killed = TrainerGroup.publish, Engines.load, [], []

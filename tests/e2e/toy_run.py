@@ -130,7 +130,7 @@ class Sandboxed(Plain):
     """Its tool is a program in the sandbox, each of another length, so that results race."""
 
     async def tool(self, question):
-        from ajet.tools.sandbox.pool import default_pool
+        from ajet.sandbox.pool import default_pool
 
         naps = f"import time; time.sleep({sum(question.encode()) % 7 / 1000}); "
         outcome = await default_pool().run(f"{naps}print({len(question)} * 7)", timeout=10)
@@ -186,8 +186,8 @@ class Slow(Sandboxed):
     """Leaves time to interrupt a step; its programs and the judge's process are there then."""
 
     async def tool(self, question):
-        from ajet.core.judge.math_process import MathProcess
-        from ajet.tools.sandbox.pool import default_pool
+        from ajet.judges.math_process import MathProcess
+        from ajet.sandbox.pool import default_pool
 
         await asyncio.to_thread(MathProcess.shared().is_equal, "1/2", "0.5")
         await default_pool().run("import time; time.sleep(2)", timeout=60)

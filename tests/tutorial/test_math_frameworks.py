@@ -9,9 +9,11 @@ import sys
 
 import pytest
 
-from ajet.core import assembly
+from ajet import assembly
 from ajet.core.config import load_config
 from ajet.core.inference.chat_template import ChatTemplate
+from ajet.core.judge import make_judge
+from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.reader import make_reader
 from ajet.core.trajectory.trie import timelines
 from ajet.tools import PYTHON_TOOL, execute_python_code, python_tool, run_python
@@ -50,13 +52,15 @@ def tokenizer():
 def episodes(tutorial, replies, tokenizer, num_tasks=1, num_repeat=1):
     config = load_config(f"tutorial/example_{tutorial}/demo.yaml")
     endpoint = ScriptedEndpoint(tokenizer, lambda _, name: replies[int(name[-4:])])
-    judge, gateway = assembly.make_judge(config), assembly.make_gateway(config)
+    judge, gateway = make_judge(config), assembly.make_gateway(config)
     template = ChatTemplate(tokenizer)
     runner = assembly.make_runner(
         config, endpoint, template, judge=judge, mode="train", gateway=gateway
     )
     tasks = make_reader(config).get_training_tasks()[:num_tasks]
-    groups = asyncio.run(runner.rollout(tasks, step=1, mode="train", num_repeat=num_repeat))
+    groups = asyncio.run(
+        runner.rollout(RolloutRequest(tasks, step=1, mode="train", num_repeat=num_repeat))
+    )
     gateway.close()
     return [trajectory for group in groups for trajectory in group.trajectories]
 

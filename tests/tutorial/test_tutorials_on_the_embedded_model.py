@@ -10,14 +10,16 @@ import pytest
 from typer.testing import CliRunner
 
 import tutorial
+from ajet import assembly
+from ajet.agents.tools import mcp_session
 from ajet.cli.launcher import app
-from ajet.core import assembly
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import load_config
+from ajet.core.judge import make_judge
+from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.reader import make_reader
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.trajectory.trie import timelines
-from ajet.core.workflow.tools import mcp_session
 
 FOLDER = Path(tutorial.__file__).parent
 FRAMEWORKS = [f"example_math_{name}" for name in ("langgraph", "langchain", "openai", "http")]
@@ -50,7 +52,7 @@ def _episodes(conf):
     loaded = assembly.load_policy_model(config)
     template = assembly.make_template(loaded)
     engine = assembly.make_engine(config, loaded, template)
-    judge = assembly.make_judge(config)
+    judge = make_judge(config)
     gateway = assembly.make_gateway(config)
     runner = assembly.make_runner(
         config, engine, template, judge=judge, mode="train", gateway=gateway
@@ -58,7 +60,9 @@ def _episodes(conf):
     tasks = make_reader(config).get_training_tasks()[:TASKS]
 
     async def rollout():
-        groups = await runner.rollout(tasks, step=0, mode="train", num_repeat=REPEAT)
+        groups = await runner.rollout(
+            RolloutRequest(tasks, step=0, mode="train", num_repeat=REPEAT)
+        )
         await engine.close()
         gateway.close()
         return groups

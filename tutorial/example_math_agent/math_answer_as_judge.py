@@ -1,7 +1,7 @@
 """The math agent's judge: is the number in the agent's last ``\\boxed{…}`` the dataset's answer?"""
 
 from ajet import BaseJudge, WorkflowOutput, WorkflowTask
-from ajet.core.judge.math import MathJudge
+from ajet.judges.math import MathJudge
 
 
 class MathAnswerAsJudge(BaseJudge):

@@ -3,8 +3,8 @@
 from rich.console import Console
 
 from ajet.backbones.colocated.training import Training
+from ajet.cluster.run_attempts import run_on_ray
 from ajet.cluster.session import SessionSettings
-from ajet.cluster.sittings import run_on_ray
 from ajet.core.config import AjetConfig
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.run_log import run_log

@@ -6,14 +6,14 @@ from rich.console import Console
 
 from ajet.backbones.debug.debugging import debug_episodes
 from ajet.backbones.debug.training import Training
+from ajet.backbones.evaluating import Subject, evaluate_subject
 from ajet.core.config import AjetConfig
-from ajet.core.evaluating import Subject, evaluate_subject
 from ajet.core.interrupt import catch_interrupts
-from ajet.core.record.evaluation_report import EvaluationReport
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.run_log import run_log
 from ajet.core.record.summary import RunSummary
 from ajet.core.trajectory.trajectory import Trajectory
+from ajet.reports.evaluation_report import EvaluationReport
 
 
 class DebugBackbone:
@@ -30,7 +30,7 @@ class DebugBackbone:
             run_log(folder.logs / "run.log"),
             catch_interrupts() as interrupt,
         ):
-            return Training(self.config, folder, interrupt, self.console).run()
+            return Training(self.config, folder, interrupt, self.console).fit()
 
     def evaluate(self, subject: Subject, **options: Any) -> EvaluationReport:
         """Success of `subject` on a split; see `evaluate_subject`."""

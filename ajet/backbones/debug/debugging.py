@@ -11,14 +11,18 @@ from dataclasses import replace
 from rich.console import Console
 from rich.text import Text
 
-from ajet.core import assembly
+from ajet import assembly
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
+from ajet.core.judge import make_judge
 from ajet.core.judge.judge import BaseJudge
-from ajet.core.record.transcript import transcript
+from ajet.core.rollout.limits import RolloutLimits
+from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
+from ajet.core.workflow.registry import WorkflowChooser
+from ajet.reports.transcript import transcript
 
 
 def debug_episodes(
@@ -32,9 +36,9 @@ def debug_episodes(
     None means `ajet.debug`'s number. Each is shown as it ends."""
     section = config.ajet.debug
     tasks = make_reader(config).get_training_tasks()[: num_tasks or section.debug_first_n_tasks]
-    for agent in assembly.make_workflow(config).classes_for(tasks):
+    for agent in WorkflowChooser.from_config(config).classes_for(tasks):
         agent.check_config(config)
-    judge = assembly.make_judge(config)  # a mistake in it comes before a model is loaded
+    judge = make_judge(config)  # a mistake in it comes before a model is loaded
     parallel = parallel or section.debug_max_parallel
     trajectories = run_bounded(_run(config, console, judge, tasks, parallel))
     console.print(_summary(trajectories))
@@ -52,7 +56,7 @@ async def _run(
     loaded = assembly.load_policy_model(config)
     template = assembly.make_template(loaded)
     engine = assembly.make_engine(config, loaded, template)
-    limits = replace(assembly.rollout_limits(config), max_env_worker=parallel)
+    limits = replace(RolloutLimits.from_config(config), max_env_worker=parallel)
     gateway = assembly.make_gateway(config)
     runner = assembly.make_runner(
         config,
@@ -71,11 +75,7 @@ async def _run(
 
     try:
         groups = await runner.rollout(
-            tasks,
-            step=0,
-            mode="train",
-            num_repeat=1,
-            on_episode=show,
+            RolloutRequest(tasks, step=0, mode="train", num_repeat=1), on_episode=show
         )
     finally:
         gateway.close()

@@ -19,23 +19,26 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import get_args
 
-from ajet.core import assembly
+from ajet import assembly
+from ajet.agents.frame_recorder import drawing_in
 from ajet.core.bounded_loop import GRACE_S, run_bounded
 from ajet.core.config import AjetConfig
 from ajet.core.errors import DataError
 from ajet.core.inference.engines.replay import RecordedCall, ReplayEngine
+from ajet.core.judge import make_judge
 from ajet.core.judge.judge import GroupJudge
 from ajet.core.record.episode_reader import EpisodeRecord
 from ajet.core.record.recorded_run import RecordedRun
-from ajet.core.record.replay_report import ReplayReport
+from ajet.core.rollout.episode import OnError
+from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
-from ajet.core.rollout.runner import EpisodeRunner, OnError
 from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
+from ajet.core.task.workflow_task import Mode, WorkflowTask
 from ajet.core.trajectory.limits import is_own_limit
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
-from ajet.core.workflow.agents.album import drawing_in
-from ajet.core.workflow.workflow import Mode, WorkflowTask
+from ajet.core.workflow.registry import WorkflowChooser
+from ajet.reports.replay_report import ReplayReport
 
 TIMED = (EpisodeStatus.TIMEOUT, EpisodeStatus.JUDGE_ERROR)
 """A deadline may have ended these."""
@@ -59,7 +62,7 @@ def replay_episode(
         stops_at_departure=stop_at_departure,
         overflow=_overflow(record),
     )
-    judge = assembly.make_judge(config)
+    judge = make_judge(config)
     gateway = assembly.make_gateway(config)
     runner = assembly.make_runner(
         config,
@@ -72,7 +75,7 @@ def replay_episode(
         on_error=lambda error: None if engine.stopped or on_error is None else on_error(error),
     )
     if before is not None:
-        before(assembly.make_workflow(config).class_for(plan.task))
+        before(WorkflowChooser.from_config(config).class_for(plan.task))
     try:
         trajectory = run_bounded(_run(runner, plan, engine))
     finally:
@@ -80,7 +83,7 @@ def replay_episode(
     return ReplayReport(record, trajectory, engine, run.template, isinstance(judge, GroupJudge))
 
 
-async def _run(runner: EpisodeRunner, plan: WorkflowTask, engine: ReplayEngine) -> Trajectory:
+async def _run(runner: GroupRunner, plan: WorkflowTask, engine: ReplayEngine) -> Trajectory:
     """The episode. Once the replay is over its workflow has GRACE_S to end: one that tries again
     whatever is raised never would."""
     episode = asyncio.create_task(runner.run_again(plan))
@@ -133,5 +136,5 @@ def _read_again(task_id: str, mode: str, config: AjetConfig) -> Task:
 
 
 def _limits(config: AjetConfig, record: EpisodeRecord) -> RolloutLimits:
-    limits = assembly.rollout_limits(config)
+    limits = replace(RolloutLimits.from_config(config), failure_policy="mask")  # no retries
     return limits if record.ended_as in TIMED else replace(limits, episode_timeout_s=None)

@@ -1,6 +1,7 @@
 """One run in one process: the engine shares the policy's weights.
 
-    each step: tasks -> episodes -> judge -> credit -> advantages -> update -> publish -> record
+    each step: tasks -> episodes -> judge -> rewards, KL, values -> advantages -> update -> publish
+               -> record
 
 Nothing here depends on timing (the engine works in waves, seeds are paths), so a run that is killed
 at any moment and resumed from its last checkpoint ends with the weights of an uninterrupted one,
@@ -14,73 +15,73 @@ from typing import Any
 
 from rich.console import Console
 
-from ajet.core import assembly
+from ajet import assembly
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
 from ajet.core.errors import RunFailed
 from ajet.core.interrupt import Interrupt
+from ajet.core.judge import make_judge
 from ajet.core.learning.checkpoints import LearnerCheckpoints
-from ajet.core.record.books import Books, find_start
+from ajet.core.record.origin import RunOrigin
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
-from ajet.core.record.validation import Validation
-from ajet.core.task.run_tasks import RunTasks
+from ajet.core.run.resume_point import find_resume_point
+from ajet.core.run.training_run import TrainingRun
 
 
 class Training:
-    """One sitting of one run: everything that is alive between its first step and its last."""
+    """One attempt of one run: everything that is alive between its first step and its last."""
 
     def __init__(
         self, config: AjetConfig, folder: RunFolder, interrupt: Interrupt, console: Console
     ) -> None:
-        self.config, self.folder, self.interrupt = config, folder, interrupt
-        tasks = RunTasks.read(config)
+        self.folder = folder
+        tasks = assembly.read_tasks(config)
         assembly.set_threads(config)
         loaded = assembly.load_policy_model(config)
         template = assembly.make_template(loaded)
         self.learner = assembly.make_learner(config, loaded)
         self.engine = assembly.make_engine(config, loaded, template)
-        judge = assembly.make_judge(config)
         self.gateway = assembly.make_gateway(config)
-        shared = {"judge": judge, "gateway": self.gateway}
-        self.runner = assembly.make_runner(config, self.engine, template, mode="train", **shared)
-        validator = assembly.make_runner(config, self.engine, template, mode="eval", **shared)
+        shared = {"judge": make_judge(config), "gateway": self.gateway}
+        runner = assembly.make_runner(config, self.engine, template, mode="train", **shared)
+        self.validator = assembly.make_runner(config, self.engine, template, mode="eval", **shared)
         keep = config.ajet.trainer_common.max_checkpoints_to_keep
         self.checkpoints = LearnerCheckpoints(self.learner, loaded, keep=keep)
-        start = find_start(folder, config.ajet.trainer_common.resume)
-        if start is not None:
-            self.checkpoints.load(start.path)
-            self.engine.publish(start.step)
-        self.books = Books(
+        resume_point = find_resume_point(folder, config.ajet.trainer_common.resume)
+        if resume_point is not None:
+            self.checkpoints.load(resume_point.path)
+            self.engine.publish(resume_point.step)
+        self.run = TrainingRun(
             config,
             folder,
             tasks,
             save=self._save,
             interrupt=interrupt,
             console=console,
-            start=start,
+            resume_point=resume_point,
         )
-        template.today = datetime.fromisoformat(self.books.state.begun)
-        self.books.keep_inputs(loaded.tokenizer, template)
-        self.validation = Validation(validator, self.books)
-        self.batch = self.books.batch_rollout(self.runner)
+        template.today = datetime.fromisoformat(self.run.state.begun)
+        origin = RunOrigin.of(config, template.stop_token_ids, self.run.state.begun)
+        self.run.recorder.keep_inputs(loaded.tokenizer, origin, assembly.user_files(config))
+        self.batches = self.run.batches(runner)
 
-    def run(self) -> RunSummary:
-        """All steps that are left; the summary is written last."""
-        with self.books:
+    def fit(self) -> RunSummary:
+        """Trains all steps that are left, and writes the summary last."""
+        with self.run:
             run_bounded(self._train())
-        return self.books.finish()
+        return self.run.finish()
 
     async def _train(self) -> None:
         try:
-            await self.validation.if_due()
-            for step in self.books.steps_left():
+            await self.run.validate_if_due(self.validator)
+            for step in self.run.steps_left():
                 await self._train_step(step)
-                await self.validation.if_due()
-                await self.books.save_if_due()
-            await self.books.save_if_new()
+                await self.run.validate_if_due(self.validator)
+                await self.run.save_if_due()
+            await self.run.save_if_new()
         except RunFailed:  # raised by a rollout: the policy is still that of the last whole step
-            await self.books.save_if_new()
+            await self.run.save_if_new()
             raise
         finally:
             self.gateway.close()
@@ -88,13 +89,13 @@ class Training:
 
     async def _train_step(self, step: int) -> None:
         """The algorithm."""
-        rollout = await self.batch.groups_of(step)
-        self.books.rolled_out(step, rollout)
-        credited = self.learner.credit(rollout.groups)
-        lesson = self.learner.estimate(credited)
-        learnt = self.learner.update(step, lesson, on_progress=self.books.progress.fraction)
+        rollout = await self.batches.groups_of(step)
+        self.run.rollout_done(step, rollout)
+        scored = self.learner.score(rollout.groups)
+        batch = self.learner.make_batch(scored)
+        metrics = self.learner.update(step, batch, on_progress=self.run.progress.fraction)
         self.engine.publish(step)
-        self.books.record(step, rollout, lesson, learnt)
+        self.run.record_step(step, rollout, batch, metrics)
 
     async def _save(self, step: int, run: dict[str, Any]) -> None:
         self.checkpoints.save(self.folder.checkpoints, step, run)

@@ -25,7 +25,7 @@ from ajet.core.record.summary import RunSummary
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ajet.cluster.sittings import MakeSitting
+    from ajet.cluster.run_attempts import MakeRunAttempt
 
 EXPLORER_LOCK = ".lock-explore"
 
@@ -59,9 +59,9 @@ class DisaggregatedBackbone:
                 return serve_model(self.config, interrupt, self.console)
         with self._folder() as folder:
             if self.session is not None:
-                from ajet.cluster.sittings import run_on_ray
+                from ajet.cluster.run_attempts import run_on_ray
 
-                make = _sitting_of(self.mode)
+                make = _attempt_of(self.mode)
                 return run_on_ray(make, self.session, self.config, folder, self.console)
             with catch_interrupts() as interrupt:
                 return self._here(folder, interrupt)()
@@ -75,17 +75,17 @@ class DisaggregatedBackbone:
             yield folder
 
     def _here(self, folder: RunFolder, interrupt: Interrupt) -> Callable[[], RunSummary | None]:
-        from ajet.backbones.disaggregated.alone import ExploreHere, TrainHere
         from ajet.backbones.disaggregated.one_process import OneProcessTraining
+        from ajet.backbones.disaggregated.separate_process import ExplorerProcess, TrainerProcess
 
         if self.mode == "explore":
-            return ExploreHere(self.config, folder, interrupt).run
-        kind = TrainHere if self.mode == "train" else OneProcessTraining
-        return kind(self.config, folder, interrupt, self.console).run
+            return ExplorerProcess(self.config, folder, interrupt).fit
+        kind = TrainerProcess if self.mode == "train" else OneProcessTraining
+        return kind(self.config, folder, interrupt, self.console).fit
 
 
-def _sitting_of(mode: str) -> "MakeSitting":
-    from ajet.backbones.disaggregated.alone_on_ray import ExploreOnRay, TrainOnRay
+def _attempt_of(mode: str) -> "MakeRunAttempt":
+    from ajet.backbones.disaggregated.separate_process_on_ray import ExplorerOnRay, TrainerOnRay
     from ajet.backbones.disaggregated.training import Training
 
-    return {"explore": ExploreOnRay, "train": TrainOnRay}.get(mode, Training)
+    return {"explore": ExplorerOnRay, "train": TrainerOnRay}.get(mode, Training)

@@ -1,5 +1,5 @@
-"""The half of a run that plays: begins groups as far ahead as the bound allows, and puts them into
-the buffer as they end.
+"""The explorer of an asynchronous run: begins groups as far ahead as the staleness bound allows,
+and puts them into the buffer as they end.
 
     plan 0  1  2 │ 3  4  5 │ …       a task each, in the order of the data; step and number name it
          └─ runs ─> judged ─> buffer
@@ -13,13 +13,14 @@ waited for (`finish`), or begin anew (`recompute`; counted). A group without sig
 (`dynamic_sampling`) is put into the buffer for the record, and another begins in its place, at most
 `max_rounds - 1` steps' worth of them for each step.
 
-Not covered: who runs the episodes (a `GroupRunner`), and when weights change (trainer.py).
+Not covered: who runs the episodes (a `RolloutRunner`), and when weights change (trainer.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,15 +28,15 @@ from typing import Any
 
 from loguru import logger
 
-from ajet.backbones.disaggregated.place import Place
+from ajet.backbones.disaggregated.version_state import VersionState
 from ajet.core.buffer.buffer import Begun, Buffer, Item, batch_note, place_of, planned_at
 from ajet.core.buffer.staleness import PartialRollout
 from ajet.core.rollout.batch import BatchRollout, BatchSettings, StepGroups
 from ajet.core.rollout.failure import check_failure_rate, has_failed
-from ajet.core.rollout.plans import group_id_of, step_of_group
+from ajet.core.rollout.request import RolloutRunner, group_id_of, step_of_group
 from ajet.core.task.cursor import DataCursor
+from ajet.core.task.workflow_task import Mode
 from ajet.core.trajectory.trajectory import Trajectory
-from ajet.core.workflow.workflow import Mode
 
 PLAN = "plan"
 """What the buffer is told with all that begins: the place in the plan, from which another explorer
@@ -44,11 +45,10 @@ could go on."""
 
 @dataclass(frozen=True, slots=True)
 class ExplorerSettings:
-    """`max_groups` run at the same time; `max_failure_rate` is of the episodes of one step."""
+    """`max_failure_rate` is of the episodes of one step."""
 
     batch: BatchSettings
     total_steps: int
-    max_groups: int
     max_failure_rate: float
     partial_rollout: PartialRollout = "continue"
 
@@ -64,22 +64,26 @@ class Explorer:
     def __init__(
         self,
         batch: BatchRollout,
+        runner: RolloutRunner,
         cursor: DataCursor,
         buffer: Buffer,
-        place: Place,
+        versions: VersionState,
         settings: ExplorerSettings,
     ) -> None:
-        self._batch, self._cursor, self._buffer = batch, cursor, buffer
-        self._place, self.settings = place, settings
+        """`runner` runs the episodes of `batch`; a group begins when it has a free slot."""
+        self._batch, self._runner, self._cursor, self._buffer = batch, runner, cursor, buffer
+        self._versions, self.settings = versions, settings
         self._is_whole = buffer.bound.max_staleness == 0
         self._next = 0  # plan, or step of a whole batch
-        self._known: set[int] = set()  # places that an earlier sitting has finished or begun
+        self._known: set[int] = set()  # places that an earlier attempt has finished or begun
         self._left: list[Begun] = []  # are to begin again
         self._running: dict[int, asyncio.Task[StepGroups]] = {}
         self._tasks: dict[int, int] = {}
         self._groups: set[asyncio.Task[None]] = set()
         self._renewed: set[int] = set()
         self._is_held = False
+        self._slot_freed = asyncio.Event()
+        runner.tell_free_slots(self._slot_freed.set)
         self._ended_then = 0
         self._failed: defaultdict[int, list[Trajectory]] = defaultdict(list)
         self._before_batch: dict[str, Any] | None = None
@@ -106,7 +110,7 @@ class Explorer:
         self._known = self._buffer.places()
         for place, task in state["in_flight"] if state is not None else ():
             if place not in self._known:
-                self._left.append(Begun(place, task, self._place.trained))
+                self._left.append(Begun(place, task, self._versions.trained))
         self._left.sort(key=lambda each: each.place)
         self._known |= {each.place for each in self._left}
 
@@ -134,16 +138,16 @@ class Explorer:
             await self._stop()
 
     async def _run_batches(self) -> None:
-        while not self._place.is_over:
-            bell = self._place.bell
-            version = self._place.published
+        while not self._versions.is_over:
+            changed = self._versions.changed
+            version = self._versions.published
             if version is None or version >= self.settings.total_steps or self._has_batch(version):
-                await bell.wait()
+                await changed.wait()
                 continue
-            await self._batch_of(version + 1, version)
+            await self._explore_step(version + 1, version)
 
     def _has_batch(self, version: int) -> bool:
-        """Whether the batch for this version is in the buffer, or was; one that an earlier sitting
+        """Whether the batch for this version is in the buffer, or was; one that an earlier attempt
         finished moves the cursor."""
         if self._next > version:
             return True
@@ -154,7 +158,7 @@ class Explorer:
         self._next = version + 1
         return True
 
-    async def _batch_of(self, step: int, version: int) -> None:
+    async def _explore_step(self, step: int, version: int) -> None:
         self._before_batch = self._cursor.state_dict()
         rollout = await self._batch.groups_of(step)
         self._before_batch = None
@@ -162,29 +166,30 @@ class Explorer:
         told = behind | self._plan(next=step)
         await asyncio.to_thread(self._buffer.put, _items(rollout), version, **told)
         self._next = step
-        self._place.ring()
+        self._versions.notify()
 
     async def _run_groups(self) -> None:
-        while not self._place.is_over:
-            bell = self._place.bell
+        while not self._versions.is_over:
+            changed = self._versions.changed
             self._raise_failures()
-            if self._place.published is not None and not self._is_held:
+            if self._versions.published is not None and not self._is_held:
                 self._begin(self._room())
-            await _either(bell, self._groups)
+            self._slot_freed.clear()
+            await _any_of({changed, self._slot_freed}, self._groups)
 
     def _room(self) -> int:
-        """How many groups may begin; those of an earlier sitting have their place already. Asked on
-        the event loop, where no step of the trainer can come in between."""
-        place = self._place
-        assert place.published is not None
-        free = self.settings.max_groups - len(self._groups)
+        """How many groups may begin: enough to fill the free slots, the last of them perhaps in
+        part. Those of an earlier attempt have their place in the plan already. Asked on the event
+        loop, where no step of the trainer can come in between."""
+        published = self._versions.published
+        assert published is not None
+        free = math.ceil(max(0, self._runner.free_slots) / self.settings.batch.group_size)
         if self._left:
             return min(free, len(self._left))
-        last = self.settings.total_steps
-        return min(free, self._buffer.room(place.published, last))
+        return min(free, self._buffer.room(published, self.settings.total_steps))
 
     def _begin(self, number: int) -> None:
-        version = self._place.published
+        version = self._versions.published
         assert version is not None
         if not number:
             return
@@ -231,13 +236,13 @@ class Explorer:
         await asyncio.to_thread(self._buffer.put, [self._counted(item)], version)
         del self._tasks[place]
         self.counts["ended"] += 1
-        self._place.ring()
+        self._versions.notify()
 
     async def _renewal(self, place: int, task: int) -> int:
         """Waits for the new weights."""
         while self._is_held:
-            await self._place.bell.wait()
-        version = self._place.published
+            await self._versions.changed.wait()
+        version = self._versions.published
         assert version is not None
         self._buffer.begin([Begun(place, task, version)])
         self.counts["restarted"] += 1
@@ -247,7 +252,7 @@ class Explorer:
         """With another group to come in its place, where it says nothing."""
         aside = self._was_left_out(item)
         rounds = self.settings.batch.max_rounds
-        allowed = (rounds - 1) * self.settings.groups_per_step * (self._place.trained + 1)
+        allowed = (rounds - 1) * self.settings.groups_per_step * (self._versions.trained + 1)
         if not aside or self.counts["aside"] >= allowed:
             return item
         self.counts["aside"] += 1
@@ -259,7 +264,7 @@ class Explorer:
 
     def _check_failures(self, step: int, rollout: StepGroups) -> None:
         """A run stops when too many episodes of one step fail."""
-        for over in [each for each in self._failed if each <= self._place.trained]:
+        for over in [each for each in self._failed if each <= self._versions.trained]:
             del self._failed[over]
         failed = self._failed[step]
         failed += [t for group in rollout.all for t in group.trajectories if has_failed(t)]
@@ -323,8 +328,9 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-async def _either(bell: asyncio.Event, groups: set[asyncio.Task[None]]) -> None:
-    """Until it rings, or a group is over."""
-    ring = asyncio.create_task(bell.wait())
-    await asyncio.wait({ring, *groups}, return_when=asyncio.FIRST_COMPLETED)
-    ring.cancel()
+async def _any_of(events: set[asyncio.Event], groups: set[asyncio.Task[None]]) -> None:
+    """Until one of the events is set, or a group is over."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait({*waiting, *groups}, return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting:
+        task.cancel()

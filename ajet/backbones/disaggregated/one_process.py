@@ -1,7 +1,7 @@
-"""Both halves in this process: for a laptop, and to see the whole of it at once.
+"""Explorer and trainer in this process: for a laptop, and to see the whole of it at once.
 
-With a bound of 0 they take turns, and the run is that of backbone debug, bit for bit: the same
-episodes, losses and weights. Not covered: a cluster (training.py).
+With a staleness bound of 0 they take turns, and the run is that of backbone debug, bit for bit: the
+same episodes, losses and weights. Not covered: a cluster (training.py).
 """
 
 from __future__ import annotations
@@ -11,70 +11,73 @@ from typing import Any
 
 from rich.console import Console
 
-from ajet.backbones.disaggregated.halves import Halves
-from ajet.backbones.disaggregated.parts import make_seat
-from ajet.core import assembly
+from ajet import assembly
+from ajet.backbones.disaggregated.async_run import AsyncRun
+from ajet.backbones.disaggregated.trainer_clients import make_trainer_client
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
 from ajet.core.interrupt import Interrupt
+from ajet.core.judge import make_judge
 from ajet.core.learning.checkpoints import LearnerCheckpoints
-from ajet.core.record.books import Books, find_start
+from ajet.core.record.origin import RunOrigin
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
-from ajet.core.task.run_tasks import RunTasks
+from ajet.core.run.resume_point import find_resume_point
+from ajet.core.run.training_run import TrainingRun
 
 
 class OneProcessTraining:
-    """One sitting of one run: everything that is alive between its first step and its last."""
+    """One attempt of one run: everything that is alive between its first step and its last."""
 
     def __init__(
         self, config: AjetConfig, folder: RunFolder, interrupt: Interrupt, console: Console
     ) -> None:
-        self.config, self.folder = config, folder
-        tasks = RunTasks.read(config)
+        self.folder = folder
+        tasks = assembly.read_tasks(config)
         assembly.set_threads(config)
         loaded = assembly.load_policy_model(config)
         template = assembly.make_template(loaded)
-        bound = assembly.staleness_bound(config)
-        self.seat = make_seat(config, loaded, template, bound.max_staleness)
-        judge = assembly.make_judge(config)
+        self.client = make_trainer_client(config, loaded, template)
         self.gateway = assembly.make_gateway(config)
-        shared = {"judge": judge, "gateway": self.gateway}
-        endpoint = self.seat.endpoint
+        shared = {"judge": make_judge(config), "gateway": self.gateway}
+        endpoint = self.client.endpoint
         runner = assembly.make_runner(config, endpoint, template, mode="train", **shared)
         validator = assembly.make_runner(config, endpoint, template, mode="eval", **shared)
         keep = config.ajet.trainer_common.max_checkpoints_to_keep
-        self.checkpoints = LearnerCheckpoints(self.seat.learner, loaded, keep=keep)
-        start = find_start(folder, config.ajet.trainer_common.resume)
-        if start is not None:
-            self.checkpoints.load(start.path)
-        self.books = Books(
+        self.checkpoints = LearnerCheckpoints(self.client.learner, loaded, keep=keep)
+        resume_point = find_resume_point(folder, config.ajet.trainer_common.resume)
+        if resume_point is not None:
+            self.checkpoints.load(resume_point.path)
+        self.run = TrainingRun(
             config,
             folder,
             tasks,
             save=self._save,
             interrupt=interrupt,
             console=console,
-            start=start,
+            resume_point=resume_point,
         )
-        self.seat.on_progress = self.books.progress.fraction
-        template.today = datetime.fromisoformat(self.books.state.begun)
-        self.books.keep_inputs(loaded.tokenizer, template)
-        self.halves = Halves(self.books, self.seat, runner=runner, validator=validator, start=start)
+        self.client.on_progress = self.run.progress.fraction
+        template.today = datetime.fromisoformat(self.run.state.begun)
+        origin = RunOrigin.of(config, template.stop_token_ids, self.run.state.begun)
+        self.run.recorder.keep_inputs(loaded.tokenizer, origin, assembly.user_files(config))
+        self.async_run = AsyncRun(
+            self.run, self.client, runner=runner, validator=validator, resume_point=resume_point
+        )
 
-    def run(self) -> RunSummary:
-        """All steps that are left; the summary is written last."""
-        with self.books:
-            run_bounded(self._run())
-        return self.books.finish()
+    def fit(self) -> RunSummary:
+        """Trains all steps that are left, and writes the summary last."""
+        with self.run:
+            run_bounded(self._train())
+        return self.run.finish()
 
-    async def _run(self) -> None:
+    async def _train(self) -> None:
         try:
-            await self.halves.run()
+            await self.async_run.train()
         finally:
             self.gateway.close()
-            await self.seat.close()
+            await self.client.close()
 
     async def _save(self, step: int, run: dict[str, Any]) -> None:
-        self.checkpoints.save(self.folder.checkpoints, step, self.halves.with_own_state(run))
-        self.halves.saved()
+        self.checkpoints.save(self.folder.checkpoints, step, self.async_run.with_own_state(run))
+        self.async_run.saved()

@@ -19,19 +19,20 @@ from typing import Any
 from loguru import logger
 from rich.console import Console
 
-from ajet.core import assembly
+from ajet.backbones.evaluating import Served, Subject, serve
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
-from ajet.core.evaluating import Served, Subject, serve
+from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.in_process import InProcessEngine
-from ajet.core.inference.tool_parsers import parser_for
 from ajet.core.interrupt import Interrupt
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.redaction import PREFIX
+from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.trajectory.recorder import EpisodeRecorder
 from ajet.core.update.checkpoint import newest_checkpoint
 from ajet.core.workflow.gateway.gateway import Gateway
 from ajet.core.workflow.gateway.keys import Grant
+from ajet.tool_parsers import parser_for
 
 KEY_VARIABLE = "AJET_SERVE_API_KEY"
 POLL_S = 0.2
@@ -46,8 +47,8 @@ class OpenGateway(Gateway):
         assert isinstance(served.engine, InProcessEngine) and served.template is not None
         self._engine, self._template = served.engine, served.template
         self._parser = parser_for(served.template, config.ajet.rollout.tool_parser)
-        self._limits = assembly.rollout_limits(config)
-        self._sampling = assembly.sampling_params(config, "eval")
+        self._limits = RolloutLimits.from_config(config)
+        self._sampling = SamplingParams.from_config(config, "eval")
         self._seed = config.ajet.seed
         self._key = key
         self._numbers = itertools.count()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from ajet.core.advantage.rloo import rloo
 from ajet.core.advantage.shaping import RewardShaping, shape_rewards
 from ajet.core.advantage.step_reinforce import step_reinforce
 from ajet.core.advantage.whiten import whiten
+from ajet.core.config import AjetConfig
 
 
 class Estimator(Protocol):
@@ -67,6 +68,32 @@ class EstimatorSettings:
     shaping: RewardShaping = field(default_factory=RewardShaping)
     whiten: bool | None = None  # None: where the estimator is defined so
     clip: float | None = None
+
+    @classmethod
+    def from_config(cls, config: AjetConfig) -> Self:
+        """How the config has rewards become advantages."""
+        algorithm = config.ajet.trainer_common.algorithm
+        return cls(
+            name=algorithm.adv_estimator,
+            options=AdvantageOptions(
+                normalize_std=algorithm.normalize_std,
+                gamma=algorithm.gamma,
+                lam=algorithm.lam,
+                step_reward_gamma=algorithm.step_reward_gamma,
+                episode_reward_weight=algorithm.episode_reward_weight,
+                step_reward_weight=algorithm.step_reward_weight,
+            ),
+            shaping=RewardShaping(
+                overlong_buffer=algorithm.overlong.buffer_len,
+                overlong_factor=algorithm.overlong.penalty_factor,
+                max_response_length=config.ajet.data.max_response_length,
+                grouping=algorithm.reward_normalization.grouping,
+                normalize_std=algorithm.reward_normalization.method == "mean_std",
+                clip=algorithm.reward_clip,
+            ),
+            whiten=algorithm.whiten_advantages,
+            clip=algorithm.advantage_clip,
+        )
 
     @property
     def whitens(self) -> bool:

@@ -9,7 +9,9 @@ the target, the coefficient has moved by a fifth. It is part of a checkpoint.
 Not covered: the coefficient of the KL in the loss.
 """
 
-from typing import Literal, Protocol
+from typing import Protocol
+
+from ajet.core.config import AjetConfig
 
 MAX_ERROR = 0.2
 
@@ -60,8 +62,9 @@ class AdaptiveKL:
         self.coef = state["coef"]
 
 
-def make_kl_control(
-    kind: Literal["fixed", "adaptive"], coef: float, target: float, horizon: int
-) -> KLControl:
-    """As `algorithm.kl_ctrl` names it."""
-    return FixedKL(coef) if kind == "fixed" else AdaptiveKL(coef, target, horizon)
+def kl_control_of(config: AjetConfig) -> KLControl:
+    """The coefficient that ``algorithm.kl_ctrl`` names; its state belongs to the run's."""
+    section = config.ajet.trainer_common.algorithm.kl_ctrl
+    if section.type == "fixed":
+        return FixedKL(section.kl_coef)
+    return AdaptiveKL(section.kl_coef, section.target_kl, section.horizon)

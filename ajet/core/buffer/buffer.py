@@ -10,12 +10,12 @@ timing changes: first what was never trained, then by priority, then as planned.
 
 Killed at any moment, nothing that was finished is lost. A run that goes on from the checkpoint of
 step s calls `reopen(s)`: what later steps took or left out waits again, and `in_flight()` are the
-groups that had begun. Tokens of the updates that were lost with the sitting count as older than
+groups that had begun. Tokens of the updates that were lost with the attempt count as older than
 they were: by as many updates as they are away from the checkpoint.
 
 Explorer and trainer may be two processes, which tell each other in notes what they must know
-(backbones/disaggregated/apart.py). A trainer that begins anew begins a sitting: what an explorer of
-the one before has to say is refused with `SittingOver`.
+(backbones/disaggregated/split_run.py). A trainer that begins anew begins an attempt: what an
+explorer of the one before has to say is refused with `AttemptOver`.
 
 `max_reuse`: a group waits again after its step, and is taken where nothing fresh is left. Not
 covered: who waits for whom (backbones/disaggregated), and which groups may begin (staleness.py).
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
 MEMORY = "sqlite://"
-SITTING, SITTINGS, TRAINED = "sitting", "sittings", "trained"
-"""Notes: which sitting of the trainer it is, those of one run so far, and the trainer's version."""
+ATTEMPT, ATTEMPTS, TRAINED = "sitting", "sittings", "trained"
+"""Notes: which attempt of the trainer it is, those of one run so far, and the trainer's version."""
 _PLACES = 1_000_000
 
 
@@ -67,8 +67,8 @@ def planned_at(place: int) -> tuple[int, int]:
     return divmod(place, _PLACES)
 
 
-class SittingOver(Exception):
-    """The trainer has begun another sitting, from a checkpoint: this explorer's is over."""
+class AttemptOver(Exception):
+    """The trainer has begun another attempt, from a checkpoint: this explorer's is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Buffer:
         self._engine = open_engine(url)
         self._shown = shown(url)
         self.num_expired = 0  # since it was opened
-        self.sitting: str | None = None  # the only one whose groups are taken
+        self.attempt: str | None = None  # the only one whose groups are taken
         self._one_at_a_time = threading.Lock()  # one connection, where it is in memory
 
     @property
@@ -168,7 +168,7 @@ class Buffer:
     def begin(self, begun: Sequence[Begun], **told: str) -> None:
         """These run now, or run anew with newer weights; with what is `told` of them."""
         with self._transaction() as db:
-            self._check_sitting(db)
+            self._check_attempt(db)
             self._remove(db, [each.place for each in begun])
             rows = [
                 {"state": "begun", "newest": b.version, "counts": True, "priority": 0.0, "uses": 0}
@@ -184,7 +184,7 @@ class Buffer:
         as old as `version`, that of the weights it began with."""
         rows = [self._row(item, version) for item in items]
         with self._transaction() as db:
-            self._check_sitting(db)
+            self._check_attempt(db)
             self._remove(db, [item.place for item in items])
             if rows:
                 db.execute(insert(table), rows)
@@ -315,14 +315,14 @@ class Buffer:
             db.execute(delete(notes).where((notes.c.run == self._run) & (notes.c.name == name)))
             db.execute(insert(notes), [{"run": self._run, "name": name, "value": value}])
 
-    def _check_sitting(self, db: Connection) -> None:
-        """The note is held until the transaction ends: no other sitting begins meanwhile."""
-        if self.sitting is None:
+    def _check_attempt(self, db: Connection) -> None:
+        """The note is held until the transaction ends: no other attempt begins meanwhile."""
+        if self.attempt is None:
             return
-        mine = (notes.c.run == self._run) & (notes.c.name == SITTING)
+        mine = (notes.c.run == self._run) & (notes.c.name == ATTEMPT)
         query = select(notes.c.value).where(mine).with_for_update(read=True)
-        if db.execute(query).scalar() != self.sitting:
-            raise SittingOver
+        if db.execute(query).scalar() != self.attempt:
+            raise AttemptOver
 
     def _row(self, item: Item, version: int) -> dict[str, Any]:
         oldest_token, newest_token = versions(item.group) or (version, version)

@@ -28,9 +28,9 @@ import numpy as np
 from ajet.core.errors import DataError
 from ajet.core.inference.endpoint import Completion
 from ajet.core.task.task import Task
+from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 from ajet.core.trajectory.turn import Turn
-from ajet.core.workflow.workflow import WorkflowOutput, WorkflowTask
 
 MAGIC = b"ajet-groups-1\n"
 _LENGTH = struct.Struct("<Q")

@@ -1,14 +1,14 @@
 """Episodes that have ended while their group, or their step, is not safe in a checkpoint yet: a run
 that goes on has them, and plays only the others again.
 
-    KeptEpisodes.rollout ─> runner ── each episode as it ends ──> Journal (finished.sqlite)
+    GroupRunner ── each episode as it ends ──> Journal (finished.sqlite)
             ^                                                        │
-            └── those of the same plan, in the next sitting <────────┘ reopen(steps)
+            └── those of the same plan, in the next attempt <────────┘ reopen(steps)
 
 What counts is what the checkpoint's own weights, or older ones, have sampled, under the same config
 and code: the rest is dropped by `reopen`. An episode that failed is not kept: it is played again.
 
-A sitting of the trainer has a name where the explorer outlives it, or the other way round.
+An attempt of the trainer has a name where the explorer outlives it, or the other way round.
 
 Not covered: whole groups of an asynchronous run (buffer.py); backbone debug, whose bits depend on
 which episodes are played together.
@@ -19,21 +19,17 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ajet.core.buffer.codec import decode, encode
 from ajet.core.buffer.staleness import versions
+from ajet.core.config import AjetConfig
 from ajet.core.errors import CheckpointError
-from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.rollout.batch import GroupRunner
-from ajet.core.rollout.plans import episode_id_of, group_id_of
-from ajet.core.rollout.runner import OnEpisode
-from ajet.core.task.task import Task
+from ajet.core.rollout.request import episode_id_of
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
-from ajet.core.workflow.workflow import Mode
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS played (fingerprint TEXT NOT NULL);
@@ -43,6 +39,10 @@ CREATE TABLE IF NOT EXISTS finished (
 );
 CREATE INDEX IF NOT EXISTS finished_of_group ON finished (group_id);
 """
+
+
+DECIDES_EPISODES = ("model", "seed", "data", "task_reader", "task_judge", "environment", "rollout")
+"""Sections of the config: an episode that was run under others is not that of this run."""
 
 
 def fingerprint(sections: dict[str, Any], files: Iterable[Path]) -> str:
@@ -59,7 +59,7 @@ class Journal:
     def __init__(self, path: Path, fingerprint: str) -> None:
         self._path = path
         self._left: dict[str, dict[str, Trajectory]] = {}
-        self._sitting = ""
+        self._attempt = ""
         with self._usable():
             self._db = sqlite3.connect(path, isolation_level=None)
             self._db.execute("PRAGMA journal_mode=WAL")
@@ -67,11 +67,18 @@ class Journal:
             self._db.executescript(_TABLES)
             self._play_under(fingerprint)
 
-    def reopen(self, newest_of: Mapping[str, int], sitting: str = "") -> int:
-        """`sitting` begins, or goes on; says how many episodes there are. `newest_of` has, for each
-        sitting that may have left some, the last of its versions that the run still goes on from:
+    @classmethod
+    def open(cls, path: Path, config: AjetConfig, files: Iterable[Path]) -> Self:
+        """The journal of episodes that were run under this config and these files of the user's
+        code; it forgets those of others."""
+        ajet = config.to_dict()["ajet"]
+        return cls(path, fingerprint({name: ajet[name] for name in DECIDES_EPISODES}, files))
+
+    def reopen(self, newest_of: Mapping[str, int], attempt: str = "") -> int:
+        """`attempt` begins, or goes on; says how many episodes there are. `newest_of` has, for each
+        attempt that may have left some, the last of its versions that the run still goes on from:
         those of weights that were lost are dropped."""
-        self._sitting, self._left = sitting, {}
+        self._attempt, self._left = attempt, {}
         with self._usable():
             for (name,) in self._db.execute("SELECT DISTINCT sitting FROM finished").fetchall():
                 kept = (name, newest_of.get(name, -1))
@@ -90,13 +97,13 @@ class Journal:
         group_id = trajectory.group_id
         alone = Group(group_id, (trajectory,), None)
         newest = (versions(alone) or (None, None))[1]
-        row = (_planned_as(trajectory), group_id, newest, self._sitting, encode([alone]))
+        row = (_planned_as(trajectory), group_id, newest, self._attempt, encode([alone]))
         with self._usable():
             self._db.execute("INSERT OR REPLACE INTO finished VALUES (?, ?, ?, ?, ?)", row)
 
     def take(self, group_id: str) -> dict[str, Trajectory]:
-        """What the last sitting has left of this group, by the ids that its members were planned
-        with. Asked again, nothing: a group that begins anew in one sitting is played anew."""
+        """What the last attempt has left of this group, by the ids that its members were planned
+        with. Asked again, nothing: a group that begins anew in one attempt is played anew."""
         if group_id not in self._left:
             with self._usable():
                 self._db.execute("DELETE FROM finished WHERE group_id = ?", (group_id,))
@@ -132,50 +139,3 @@ class Journal:
 
 def _planned_as(trajectory: Trajectory) -> str:
     return episode_id_of(trajectory.group_id, trajectory.workflow_task.rollout_index)
-
-
-class KeptEpisodes:
-    """A `GroupRunner` whose episodes are in a journal."""
-
-    def __init__(self, runner: GroupRunner, journal: Journal) -> None:
-        self._runner, self._journal = runner, journal
-
-    async def rollout(
-        self,
-        tasks: Sequence[Task],
-        *,
-        step: int,
-        mode: Mode,
-        num_repeat: int,
-        redundancy: int = 0,
-        numbers: Sequence[int] | None = None,
-        failure_rate_of: int | None = None,
-        on_episode: OnEpisode | None = None,
-        sampling: SamplingParams | None = None,
-        finished: Mapping[str, Trajectory] | None = None,
-    ) -> list[Group]:
-        """See `EpisodeRunner.rollout`. What the journal has is reported at once."""
-        left: dict[str, Trajectory] = {}
-        for number in numbers or range(len(tasks)):
-            left |= self._journal.take(group_id_of(step, mode, number))
-
-        def ended(trajectory: Trajectory) -> None:
-            self._journal.put(trajectory)
-            if on_episode is not None:
-                on_episode(trajectory)
-
-        if on_episode is not None:
-            for trajectory in left.values():
-                on_episode(trajectory)
-        return await self._runner.rollout(
-            tasks,
-            step=step,
-            mode=mode,
-            num_repeat=num_repeat,
-            redundancy=redundancy,
-            numbers=numbers,
-            failure_rate_of=failure_rate_of,
-            on_episode=ended,
-            sampling=sampling,
-            finished={**left, **(finished or {})},
-        )

@@ -34,9 +34,11 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
+from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
+from ajet.core.rollout.batch import BatchSettings
 from ajet.core.trajectory.trajectory import Group
 
 PartialRollout = Literal["continue", "recompute", "finish"]
@@ -59,6 +61,23 @@ class StalenessBound:
                 f"trinity.max_staleness={self.max_staleness}: weights every {self.sync_interval} "
                 f"steps and {self.groups_ahead} groups ahead need {lead}; raise it or lower those"
             )
+
+    @classmethod
+    def from_config(cls, config: AjetConfig) -> Self:
+        """The bound of backbone trinity, and how far ahead it lets the explorer be.
+
+        A step of `fixed` or `explorer_driven` waits for a group that would else be too old; the
+        other styles never wait: a slow group is left out. `fully_async` sends weights after every
+        step."""
+        trinity, size = config.trinity, BatchSettings.from_config(config).first_round
+        sync = trinity.synchronizer
+        if trinity.mode == "colocate":
+            return cls(0, size)
+        interval, ahead = sync.sync_interval, trinity.steps_ahead
+        if sync.sync_style == "fully_async":
+            interval, ahead = 1, trinity.staleness if sync.sync_offset is None else ahead
+        waits = sync.sync_style in ("fixed", "explorer_driven")
+        return cls(trinity.staleness, size, interval, ahead * size, waits)
 
     def room(self, version: int, published: int, outstanding: int, last: int | None = None) -> int:
         """How many groups may begin while the trainer is at `version` and the explorer has the
@@ -104,7 +123,7 @@ def versions(group: Group) -> tuple[int, int] | None:
 
 def histogram(groups: Iterable[Group], version: int) -> Counter[int]:
     """How many trained tokens were how many updates away from `version`: older, or of updates that
-    were lost with an earlier sitting."""
+    were lost with an earlier attempt."""
     counts: Counter[int] = Counter()
     for group in groups:
         for trajectory in group.valid:

@@ -10,7 +10,16 @@ from ajet.core.config.section import NoEffect, NotBuilt, Section
 
 IN_PROCESS = ("debug",)
 Check = Literal["nonsense", "wrong_toolcall", "format_type_1", "non_ascii"]
-PARSER_ALIASES = {"llama3_json": "llama3", "deepseek_v3": "deepseek", "qwen3_xml": "qwen3_coder"}
+PARSER_ALIASES = {
+    "llama3_json": "llama3",
+    "deepseek_v3": "deepseek",
+    "qwen3_xml": "qwen3_coder",
+    "glm45": "glm",
+    "glm47": "glm",
+    "gemma4": "gemma",
+    "functiongemma": "gemma",
+    "nemotron_json": "nemotron",
+}
 
 
 def _parser_name(name: object) -> object:
@@ -195,7 +204,20 @@ class RolloutConfig(Section):
         description="What is computed never depends on timing; false is a little faster.",
     )
     tool_parser: Annotated[
-        Literal["auto", "hermes", "qwen3_coder", "llama3", "mistral", "deepseek", "gpt_oss"],
+        Literal[
+            "auto",
+            "hermes",
+            "qwen3_coder",
+            "llama3",
+            "mistral",
+            "deepseek",
+            "gpt_oss",
+            "glm",
+            "kimi_k2",
+            "minimax_m2",
+            "nemotron",
+            "gemma",
+        ],
         BeforeValidator(_parser_name),
     ] = Field(
         default="auto",

@@ -182,6 +182,13 @@ class AjetConfig(BaseModel):
         own = self.trinity if self.ajet.backbone == "trinity" else self.verl
         return own.rollout.gpu_memory_utilization
 
+    @property
+    def max_staleness(self) -> int:
+        """How many updates old a trained token may be; 0 where every token is sampled by the policy
+        that it trains."""
+        is_async = self.ajet.backbone == "trinity" and self.trinity.mode != "colocate"
+        return self.trinity.staleness if is_async else 0
+
     def user_sections(self) -> dict[str, Any]:
         """The user's own top-level sections."""
         return dict(self.__pydantic_extra__ or {})

@@ -31,7 +31,7 @@ from ajet.core.environment.environment import Frame
 from ajet.core.environment.frames import problem_of
 from ajet.core.environment.registry import EnvironmentMaker
 from ajet.core.environment.returns import Shown, Step
-from ajet.core.rollout.failure import EnvironmentFault
+from ajet.core.errors import EnvironmentFault
 
 LONGEST_LINE = 2**27
 """Bytes of one message: a large picture fits."""

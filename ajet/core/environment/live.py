@@ -28,7 +28,8 @@ from ajet.core.environment.environment import Environment, Frame
 from ajet.core.environment.isolated import InProcess
 from ajet.core.environment.registry import EnvironmentMaker
 from ajet.core.environment.returns import Shown, Step, checked_reset, checked_step
-from ajet.core.rollout.failure import EnvironmentFault, one_line
+from ajet.core.error_text import one_line
+from ajet.core.errors import EnvironmentFault
 
 Isolation = Literal["auto", "inline", "thread", "process"]
 Result = TypeVar("Result")

@@ -1,6 +1,6 @@
 """Environments by `env_type`.
 
-    frozen_lake                     one of ours (games/), imported when it is asked for
+    frozen_lake                     one of ajet/envs, imported when it is asked for
     FrozenLake-v1, gymnasium:ID     anything registered with Gymnasium whose observations are text,
                                     or can be written as text
     textarena:ID, reasoning_gym:ID  a game or a task family of that package
@@ -23,20 +23,19 @@ from ajet.core.environment.environment import Environment
 from ajet.core.errors import ConfigError
 from ajet.core.importing import load_object
 
-GAMES = "ajet.core.environment.games"
-ADAPTERS = "ajet.core.environment.adapters"
-BUILT_IN = {
-    "frozen_lake": f"{GAMES}.frozen_lake->FrozenLake",
-    "sokoban": f"{GAMES}.sokoban->Sokoban",
-    "webshop": f"{GAMES}.webshop->WebShop",
-    "countdown": f"{GAMES}.countdown->Countdown",
-    "guess_number": f"{GAMES}.guess_number->GuessNumber",
-    "env_service": f"{ADAPTERS}.env_service->ServedEnvironment",
+ENVS = "ajet.envs"
+GAMES = {
+    "frozen_lake": f"{ENVS}.frozen_lake->FrozenLake",
+    "sokoban": f"{ENVS}.sokoban->Sokoban",
+    "webshop": f"{ENVS}.webshop->WebShop",
+    "countdown": f"{ENVS}.countdown->Countdown",
+    "guess_number": f"{ENVS}.guess_number->GuessNumber",
 }
+BUILT_IN = GAMES | {"env_service": "ajet.tools.env_service.environment->ServedEnvironment"}
 PREFIXED = {
-    "gymnasium": f"{ADAPTERS}.gymnasium->GymnasiumEnvironment",
-    "textarena": f"{ADAPTERS}.textarena->TextArenaEnvironment",
-    "reasoning_gym": f"{ADAPTERS}.reasoning_gym->ReasoningGymEnvironment",
+    "gymnasium": f"{ENVS}.gymnasium->GymnasiumEnvironment",
+    "textarena": f"{ENVS}.textarena->TextArenaEnvironment",
+    "reasoning_gym": f"{ENVS}.reasoning_gym->ReasoningGymEnvironment",
 }
 """Adapters whose first argument is what follows the colon."""
 

@@ -14,7 +14,7 @@ import numbers
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
-from ajet.core.rollout.failure import EnvironmentFault
+from ajet.core.errors import EnvironmentFault
 
 AGGREGATIONS = ("mean", "sum", "last", "min", "max")
 NOTHING: Mapping[str, Any] = {}

@@ -24,8 +24,7 @@ from typing import Any
 from ajet.core.environment.isolated import LONGEST_LINE, packed_frame
 from ajet.core.environment.live import InThread
 from ajet.core.environment.registry import environment_maker
-from ajet.core.errors import AjetError
-from ajet.core.rollout.failure import EnvironmentFault
+from ajet.core.errors import AjetError, EnvironmentFault
 
 
 class Held:

@@ -16,7 +16,7 @@ in ordinary tokens is broken by a mark.
 
 Families differ in what their templates take: arguments as an object or as JSON text (found out by
 rendering both), `reasoning_content` or `thinking`, a description of every tool, ids of calls of
-nine letters and digits (Mistral).
+nine letters and digits (Mistral) or that hold the call's name and number (Kimi).
 
 Not covered: images and other content that is not text (an error); templates that glue a special
 token together from two strings of a message, or that write calls only where the content is None
@@ -60,10 +60,22 @@ CALL_ENDS = (
     "<｜tool▁calls▁end｜>",
     "<|tool_call_end|>",
     "<|tool_calls_section_end|>",
+    "</minimax:tool_call>",
+    "</arg_value>",
+    '<|"|>',
+    "<tool_call|>",
+    "<escape>",
+    "<end_function_call>",
 )
-"""Special tokens that close a call, not the reply."""
+"""Special tokens that close a call or a value in it, not the reply."""
 
-HANDOVERS = ("<|call|>", "<|eom_id|>", "<|observation|>")
+HANDOVERS = (
+    "<|call|>",
+    "<|eom_id|>",
+    "<|observation|>",
+    "<|tool_response>",
+    "<start_function_response>",
+)
 """Special tokens that end a reply with a call, besides the one that ends any other."""
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
@@ -76,6 +88,7 @@ _SURROGATES = re.compile(
 _LIKE_SPECIAL = re.compile("<[|｜][^<>]*[|｜]>")  # what DeepSeek's tokenizer does not call special
 _PROBE = "PROBE"
 _QUESTION = {"role": "user", "content": "a"}
+_NAMED_ID = re.compile(r"functions\.[^\s:]+:\d+")
 _DATE = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
 
 
@@ -118,6 +131,11 @@ class ChatTemplate:
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return self._tokenizer
+
+    @property
+    def writes_content_last(self) -> bool:
+        """Whether a reply's content comes after its calls and their results (Gemma 4)."""
+        return self._shape.content_last
 
     @property
     def text(self) -> str:
@@ -183,8 +201,11 @@ class ChatTemplate:
             self._is_noticed = True
             logger.warning("the chat template has no place for tools: the model does not see them")
         try:
+            plain = [normalised(message) for message in messages]
+            if self._shape.named_ids:
+                plain = _with_named_ids(plain)
             text = self._tokenizer.apply_chat_template(
-                [self._mark(self._shaped(normalised(message))) for message in messages],
+                [self._mark(self._shaped(message)) for message in plain],
                 tools=self._mark(list(map(self._shaped_tool, tools))) if tools else None,
                 add_generation_prompt=add_generation_prompt,
                 tokenize=False,
@@ -283,6 +304,8 @@ class ChatTemplate:
             one_text="Cannot pass both content and thinking" in source,
             needs_descriptions="+ tool.description" in source,
             short_ids=re.search(r"length\s*!=\s*9", source) is not None,
+            named_ids="<|tool_call_argument_begin|>" in source,
+            content_last="<|tool_call>" in source,
         )
         if "tool_calls" not in source:
             return of_source
@@ -342,6 +365,8 @@ class _Shape:
     one_text: bool = False  # content or thinking beside a call: the first joins the second
     needs_descriptions: bool = False  # of tools
     short_ids: bool = False
+    named_ids: bool = False  # a call's name is written in its id alone
+    content_last: bool = False  # of a reply with calls, after these and their results
 
 
 def clean_text(text: str) -> str:
@@ -361,6 +386,29 @@ def _short_id(call_id: Any) -> str:
     if isinstance(call_id, str) and re.fullmatch("[a-zA-Z0-9]{9}", call_id):
         return call_id
     return hashlib.sha256(str(call_id).encode()).hexdigest()[:9]
+
+
+def _with_named_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with ids like `functions.NAME:NUMBER`, numbered through the conversation; an id
+    of that form stays. A result has the id of the call that it answers."""
+    named: dict[str, str] = {}
+    number = 0
+    result: list[dict[str, Any]] = []
+    for message in messages:
+        calls: list[dict[str, Any]] = []
+        for call in message.get("tool_calls", ()):
+            old = str(call.get("id"))
+            named_now = f"functions.{call['function']['name']}:{number}"
+            new = old if _NAMED_ID.fullmatch(old) else named_now
+            number += 1
+            named[old] = new
+            calls.append({**call, "id": new})
+        changed: dict[str, Any] = {"tool_calls": calls} if calls else {}
+        if "tool_call_id" in message:
+            answered = message["tool_call_id"]
+            changed["tool_call_id"] = named.get(str(answered), answered)
+        result.append({**message, **changed})
+    return result
 
 
 def normalised(message: Message) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The one seam between agents and models: token ids in, token ids with log-probabilities out.
 
     ModelEndpoint    token ids          every model that is trained
+    WaveEndpoint     the same, for an engine that computes the requests of all live episodes at once
     ChatEndpoint     chat messages      somebody else's model behind an API: evaluation only
 
 Not covered: who an episode belongs to, its limits and its record (the recorders in trajectory/).
@@ -8,8 +9,12 @@ Not covered: who an episode belongs to, its limits and its record (the recorders
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
+
+if TYPE_CHECKING:
+    from ajet.core.config import AjetConfig
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -31,6 +36,29 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     seed: int = 0
+
+    @classmethod
+    def from_config(cls, config: AjetConfig, mode: Literal["train", "eval", "baseline"]) -> Self:
+        """How the config has tokens drawn in training, or in validation (null there means: as in
+        training). A baseline is greedy."""
+        rollout = config.ajet.rollout
+        drawn = {"temperature": rollout.temperature, "top_p": rollout.top_p, "top_k": rollout.top_k}
+        if mode == "eval":
+            validation = rollout.val_kwargs
+            asked = {
+                "temperature": validation.temperature,
+                "top_p": validation.top_p,
+                "top_k": validation.top_k,
+            }
+            drawn |= {name: value for name, value in asked.items() if value is not None}
+        if mode == "baseline":
+            drawn = {"temperature": 0.0, "top_p": 1.0, "top_k": -1}
+        return cls(
+            temperature=float(drawn["temperature"]),
+            top_p=float(drawn["top_p"]),
+            top_k=int(drawn["top_k"]),
+            max_tokens=rollout.max_response_length_in_one_turn,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +83,42 @@ class Completion:
 
 
 class ModelEndpoint(Protocol):
-    """Anything that continues a list of token ids."""
+    """Anything that continues a list of token ids. A class that derives from this has to write
+    `generate` only: it serves each request as it comes, and forgets it when it is answered."""
 
     async def generate(
         self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
         """Sample a continuation. `request_id` is ``episode_id/turn``: the order of a batch and the
         stickiness of a router come from it."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """End a request: `generate` returns what it has sampled so far, with `finish_reason`
+        ``abort``. Nothing happens where the request is not known."""
+        return
+
+    def enter(self, episode_id: str) -> None:
+        """The episode is live: requests of it may come until `leave`."""
+        return
+
+    def leave(self, episode_id: str) -> None:
+        """The episode makes no more requests: what is cached for it may go."""
+        return
+
+    @property
+    def waves(self) -> WaveEndpoint | None:
+        """The endpoint itself where it computes in waves, else None."""
+        return None
+
+
+class WaveEndpoint(ModelEndpoint, Protocol):
+    """An endpoint that begins a batch (a wave) when every live episode waits for it, so that what
+    is computed together does not depend on timing. An episode is live from `enter` to `leave`."""
+
+    def ask_before_waves(self, ask: Callable[[], bool] | None) -> None:
+        """Call `ask` on the event loop before each wave, which begins if that is true; if not, it
+        waits for the next request or `leave`. None asks nobody."""
         ...
 
 

@@ -24,12 +24,22 @@ class ReplicaDown(Exception):
 
 
 class Replica(Protocol):
-    """An engine with weights of its own. It may have three more: `abort(request_id)` ends a request
-    with what it has, `leave(episode_id)` says that an episode is over (neither waits), `version` is
-    that of its weights."""
+    """An engine with weights of its own."""
 
     @property
     def name(self) -> str: ...
+    @property
+    def version(self) -> int | None:
+        """The version of its weights; None where it is not known."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """End a request with what it has sampled so far; does not wait."""
+        ...
+
+    def leave(self, episode_id: str) -> None:
+        """The episode is over: its prefix may go; does not wait."""
+        ...
 
     async def generate(
         self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
@@ -65,5 +75,5 @@ class Replica(Protocol):
         ...
 
     async def close(self) -> None:
-        """Stop; requests under way fail."""
+        """Stop; requests under way fail with `ReplicaDown`."""
         ...

@@ -1,18 +1,19 @@
-"""Many replicas as one `ModelEndpoint`: chooses, retries, watches, replaces, holds.
+"""Many replicas as one endpoint: which of them takes a request, which are well, which weights they
+hold. Prompts and replies do not pass through here (routed_endpoint.py).
 
-    generate ─> gate ─> routing ─> replica ──ReplicaDown──> another one (at most `max_tries`)
-                 │                    ^
-        pause holds here              └── a watcher for each: health, out, back in or replaced
+    RoutedEndpoint ──assign──> gate ─> routing ─> "r1"
+                   ──done───>    ^        ^
+                                 │        └── a watcher for each: health, out, back in or replaced
+                        pause holds here
 
 A replica that failed a request is taken out at once and asked for its health: well again, it comes
-back in with the weights of the day; after `max_failed_checks` failed checks in a row it is dead:
-its requests go elsewhere and `spawn` makes another in its place, once the engines are awake: while
-they sleep their memory is somebody else's, and `sleep` waits for one that is being made. A check
-that fails once and passes again changes nothing, nor does one while the replica loads weights.
-While none is left but one is coming, requests wait; else they fail with one line.
+back in with the present weights; after `max_failed_checks` failed checks in a row it is dead: it is
+closed, which ends its requests, and `spawn` makes another in its place, once the engines are awake:
+while they sleep their memory belongs to the trainer, and `sleep` waits for one that is being made.
+A check that fails once and passes again changes nothing, nor does one while the replica loads
+weights. While none is left but one is coming, requests wait; else they fail with one line.
 
-`pause(abort=True)` ends what runs, and the router goes on with it after `resume`: from the tokens
-that it had (`continue_aborted`), stamped with the oldest version among them, or from its start.
+`pause(abort=True)` ends what runs; the endpoint goes on with it after `resume`.
 
 Not covered: placing replicas on machines, starting processes (`spawn` does); several event loops.
 """
@@ -20,22 +21,18 @@ Not covered: placing replicas on machines, starting processes (`spawn` does); se
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Self
 
 from loguru import logger
 
+from ajet.core.config import AjetConfig
 from ajet.core.errors import ModelError
-from ajet.core.inference.endpoint import Completion, SamplingParams
 from ajet.core.inference.gate import Gate
 from ajet.core.inference.replica import Replica, ReplicaDown
 from ajet.core.inference.routing import NoReplica, Routing
-from ajet.core.seeding import derive
 from ajet.core.weight_sync.manifest import Delivery, SyncReport, WeightsError, WeightSource
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Spawn = Callable[[str], Awaitable[Replica]]
 """Makes a replica in the place of the dead one of this name; ReplicaDown or ModelError if that
@@ -44,10 +41,9 @@ fails. It is given today's weights, unless its `version` says that it has them."
 
 @dataclass(frozen=True, slots=True)
 class RouterSettings:
-    """How patient the router is."""
+    """How long the router waits, and how often it tries."""
 
     skew: int = 32
-    max_tries: int = 3
     health_interval_s: float = 5.0
     """Between checks, and between tries to replace a replica."""
     health_timeout_s: float = 10.0
@@ -55,45 +51,37 @@ class RouterSettings:
     max_spawns: int = 3
     wait_for_replica_s: float = 900.0
     """For requests, while no replica is left and one is coming."""
-    continue_aborted: bool = True
+
+    @classmethod
+    def from_config(cls, config: AjetConfig) -> Self:
+        """How the config has a router over its engines behave."""
+        router = config.ajet.rollout.router
+        return cls(
+            skew=router.skew,
+            health_interval_s=router.health_interval_s,
+            max_failed_checks=router.max_failed_checks,
+        )
 
 
 @dataclass(slots=True)
 class RouterStats:
     """Counts since the router was made."""
 
-    num_requests: int = 0
-    num_retries: int = 0
-    num_continued: int = 0
     num_lost: int = 0
     num_replaced: int = 0
 
 
-class Places(Protocol):
-    """Who has room: a `Routing` in this process, or one that many processes share."""
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The replica that takes a request. `incarnation` counts those that had this name before: one
+    that is made in the place of a dead one is another replica."""
 
-    async def assign(self, request_id: str) -> str:
-        """A replica's name, or NoReplica."""
-        ...
-
-    def done(self, request_id: str) -> None: ...
-    def leave(self, episode_id: str) -> str | None: ...
-    def lost(self, name: str) -> object: ...
-    def joined(self, name: str) -> None: ...
+    name: str
+    incarnation: int
 
 
-class OwnPlaces:
-    """`Places` in this process."""
-
-    def __init__(self, routing: Routing) -> None:
-        self.routing = routing
-        self.done = routing.done
-        self.leave = routing.leave
-        self.lost = routing.lost
-        self.joined = routing.joined
-
-    async def assign(self, request_id: str) -> str:
-        return self.routing.assign(request_id)
+class RequestGivenUp(Exception):
+    """The request was given up while it waited for a replica."""
 
 
 @dataclass(eq=False, slots=True)
@@ -109,8 +97,8 @@ class _Member:
     report: SyncReport | None = None  # of its last load
     failed_checks: int = 0
     num_spawns: int = 0
+    incarnation: int = 0
     reason: str = ""
-    calls: set[asyncio.Task[Completion]] = field(default_factory=set)
     suspected: asyncio.Event = field(default_factory=asyncio.Event)
     watcher: asyncio.Task[None] | None = None
 
@@ -128,21 +116,18 @@ class Router:
         settings: RouterSettings | None = None,
         *,
         spawn: Spawn | None = None,
-        places: Places | None = None,
     ) -> None:
         self._settings = settings or RouterSettings()
         self._spawn = spawn
-        self._places = places or OwnPlaces(Routing(skew=self._settings.skew))
+        self._routing = Routing(skew=self._settings.skew)
         self._gate = Gate()
         self._members: dict[str, _Member] = {}
-        self._under_way: set[str] = set()
         self._given_up: set[str] = set()
         self._weights: tuple[WeightSource | Delivery, int] | None = None
         self._awake = asyncio.Event()
         self._awake.set()
         self._changing = asyncio.Lock()
         self._news = asyncio.Event()
-        self._at: dict[str, _Member] = {}
         self._watching = False
         self.stats = RouterStats()
         for one in replicas:
@@ -158,50 +143,51 @@ class Router:
         """Of the weights that were loaded last."""
         return self._weights[1] if self._weights else 0
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
-    ) -> Completion:
-        """Sample a continuation; see `ModelEndpoint`."""
+    async def assign(self, request_id: str) -> Assignment:
+        """The replica for this request, which counts there until `done`. Waits while requests are
+        held, and while no replica is left but one is coming; `RequestGivenUp` where the request is
+        given up meanwhile, ModelError where there is nothing to wait for."""
         self._watch_all()
-        if request_id in self._under_way:
-            raise ValueError(f"request {request_id!r} is already under way")
-        self._under_way.add(request_id)
-        self.stats.num_requests += 1
-        so_far: Completion | None = None
+        if not await self._gate.enter(request_id):
+            raise RequestGivenUp
         try:
-            while True:
-                asked, drawn = _rest(prompt_ids, sampling, so_far)
-                piece = await self._through_gate(asked, drawn, request_id)
-                if piece.finish_reason != "abort" or request_id in self._given_up:
-                    return _joined(so_far, piece)
-                self.stats.num_continued += 1
-                if self._settings.continue_aborted:
-                    so_far = _joined(so_far, piece)
-                if self._gate.is_open:  # somebody else ended it: not in a tight loop
-                    await asyncio.sleep(0.01)
-        finally:
-            self._under_way.discard(request_id)
-            self._given_up.discard(request_id)
+            name = await self._routed(request_id)
+        except BaseException:
+            self._gate.leave(request_id)
+            raise
+        return Assignment(name, self._members[name].incarnation)
+
+    def replica(self, assignment: Assignment) -> Replica:
+        """The replica to ask; another one may have its name by now, which is as good."""
+        return self._members[assignment.name].replica
+
+    def done(self, request_id: str) -> None:
+        """The request is answered, has failed or was given up: it counts at no replica."""
+        self._routing.done(request_id)
+        self._gate.leave(request_id)
+
+    def report_down(self, assignment: Assignment, reason: str) -> None:
+        """A replica gave no answer: it gets no requests until a check says that it is well."""
+        member = self._members[assignment.name]
+        if member.incarnation == assignment.incarnation:
+            self._take_out(member, reason)
+
+    def give_up(self, request_id: str) -> None:
+        """A request that waits for a replica is not wanted any more."""
+        if not self._gate.give_up(request_id):
+            self._given_up.add(request_id)
+            self._tell_news()
 
     def leave(self, episode_id: str) -> None:
         """The episode is over: its replica may forget its prefix."""
-        name = self._places.leave(episode_id)
-        member = self._members.get(name) if name else None
-        tell = getattr(member.replica, "leave", None) if member else None
-        if tell is not None:
-            tell(episode_id)
+        name = self._routing.leave(episode_id)
+        if name in self._members:
+            self._members[name].replica.leave(episode_id)
 
-    def abort(self, request_id: str) -> None:
-        """End a request with what it has sampled so far, wherever it is."""
-        if request_id not in self._under_way:
-            return
-        self._given_up.add(request_id)
-        if self._gate.give_up(request_id):
-            return
-        member = self._at.get(request_id)
-        tell = getattr(member.replica, "abort", None) if member else None
-        if tell is not None:
-            tell(request_id)
+    def forget(self, mark: str) -> None:
+        """Requests whose ids end so are done: the process that made them is gone."""
+        for request_id in [each for each in self._gate.inside if each.endswith(mark)]:
+            self.done(request_id)
 
     async def pause(self, abort: bool = False) -> None:
         """Hold new requests; returns when no replica works. With `abort` those that run end now,
@@ -253,7 +239,7 @@ class Router:
         member = self._members.setdefault(name, _Member(replica))
         member.replica, member.is_in = replica, True
         member.failed_checks, member.reason = 0, ""
-        self._places.joined(name)
+        self._routing.joined(name)
         if self._watching:
             self._watch(member)
 
@@ -265,75 +251,28 @@ class Router:
         for member in self._members.values():
             await member.replica.close()
 
-    # --- one request -----------------------------------------------------------------------------
-
-    async def _through_gate(
-        self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
-    ) -> Completion:
-        if not await self._gate.enter(request_id):
-            self._given_up.add(request_id)
-            return Completion(tuple(prompt_ids), (), (), "abort", self.policy_version)
-        try:
-            return await self._sample(prompt_ids, sampling, request_id)
-        finally:
-            self._gate.leave(request_id)
-
-    async def _sample(
-        self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
-    ) -> Completion:
-        down: ReplicaDown | None = None
-        for _ in range(self._settings.max_tries):
-            member = await self._place(request_id)
-            try:
-                if request_id in self._given_up:  # before, or while it waited for a place
-                    return Completion(tuple(prompt_ids), (), (), "abort", self.policy_version)
-                return await self._ask(member, prompt_ids, sampling, request_id)
-            except ReplicaDown as failed:
-                down = failed
-                self.stats.num_retries += 1
-                self._take_out(member, str(failed))
-            finally:
-                self._places.done(request_id)
-        raise ModelError(
-            f"request {request_id}: {self._settings.max_tries} tries failed, the last one: {down}"
-        )
-
-    async def _place(self, request_id: str) -> _Member:
-        """A replica with room, waiting for one that is on its way."""
+    async def _routed(self, request_id: str) -> str:
+        """The name of a replica with room, waiting for one that is on its way."""
         try:
             async with asyncio.timeout(self._settings.wait_for_replica_s):
                 while True:
                     news = self._news  # taken first: none may be missed
+                    if request_id in self._given_up:
+                        raise RequestGivenUp
                     try:
-                        return self._members[await self._places.assign(request_id)]
+                        return self._routing.assign(request_id)
                     except NoReplica:
                         if not any(member.watcher for member in self._members.values()):
                             raise ModelError(self._none_left()) from None
                         await news.wait()
         except TimeoutError:
             raise ModelError(self._none_left()) from None
+        finally:
+            self._given_up.discard(request_id)
 
     def _none_left(self) -> str:
         why = "; ".join(member.reason for member in self._members.values() if member.reason)
         return f"no inference replica is left ({why or 'none was there'})"
-
-    async def _ask(
-        self, member: _Member, prompt_ids: list[int], sampling: SamplingParams, request_id: str
-    ) -> Completion:
-        """Ask the replica, and stop waiting for it when it is found dead."""
-        call = asyncio.ensure_future(member.replica.generate(prompt_ids, sampling, request_id))
-        member.calls.add(call)
-        self._at[request_id] = member
-        try:
-            return await call
-        except asyncio.CancelledError:
-            this = asyncio.current_task()
-            if this is not None and this.cancelling():
-                raise
-            raise ReplicaDown(member.reason or f"{member.name}: closed") from None
-        finally:
-            member.calls.discard(call)
-            self._at.pop(request_id, None)
 
     # --- replicas come and go --------------------------------------------------------------------
 
@@ -341,7 +280,7 @@ class Router:
         """No further requests for it until a check says that it is well."""
         if member.is_in:
             member.is_in, member.reason = False, reason
-            self._places.lost(member.name)
+            self._routing.lost(member.name)
             self.stats.num_lost += 1
             logger.warning(f"an inference replica gets no more requests: {reason}")
         member.suspected.set()
@@ -370,7 +309,7 @@ class Router:
         interval_s = self._settings.health_interval_s
         try:
             if member.failed_checks >= self._settings.max_failed_checks:
-                self._drop(member)
+                await self._drop(member)
                 return await self._respawn(member)
             if not member.suspected.is_set():
                 await _wait(member.suspected, interval_s)
@@ -417,7 +356,7 @@ class Router:
                 except (ReplicaDown, ModelError) as failed:
                     return self._failed(member, str(failed))
                 member.is_in, member.is_new = True, False
-                self._places.joined(member.name)
+                self._routing.joined(member.name)
         member.failed_checks = member.num_spawns = 0
         member.suspected.clear()
         self._tell_news()
@@ -438,12 +377,11 @@ class Router:
         else:
             await member.replica.pause()
 
-    def _drop(self, member: _Member) -> None:
-        """It is dead: whoever waits for it asks another one."""
+    async def _drop(self, member: _Member) -> None:
+        """It is dead: it is closed, so that whoever waits for it asks another one."""
         self._take_out(member, member.reason)
         logger.warning(f"inference replica lost: {member.reason}")
-        for call in member.calls:
-            call.cancel()
+        await member.replica.close()
 
     async def _respawn(self, member: _Member) -> bool:
         """Another in its place; False where there is nobody to make one, or it fails too often."""
@@ -465,8 +403,9 @@ class Router:
 
     async def _make(self, spawn: Spawn, member: _Member) -> None:
         member.replica = await spawn(member.name)
+        member.incarnation += 1
         member.is_new, member.failed_checks = True, 0
-        member.version = getattr(member.replica, "version", None)
+        member.version = member.replica.version
 
     async def _made(self) -> None:
         """Returns when no replacement is being made."""
@@ -550,34 +489,3 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
             await event.wait()
     except TimeoutError:
         return
-
-
-def _rest(
-    prompt_ids: Sequence[int], sampling: SamplingParams, so_far: Completion | None
-) -> tuple[list[int], SamplingParams]:
-    """What is still to be sampled. With the same seed the same numbers would be drawn again, for
-    other places."""
-    if so_far is None or not so_far.token_ids:
-        return list(prompt_ids), sampling
-    num_sampled = len(so_far.token_ids)
-    rest = replace(
-        sampling,
-        max_tokens=sampling.max_tokens - num_sampled,
-        seed=derive(sampling.seed, "continued", num_sampled),
-    )
-    return [*prompt_ids, *so_far.token_ids], rest
-
-
-def _joined(first: Completion | None, rest: Completion) -> Completion:
-    """One completion of two pieces, of the older version among those that have tokens: one that
-    was ended in a queue was sampled with no weights at all."""
-    if first is None:
-        return rest
-    versions = [piece.policy_version for piece in (first, rest) if piece.token_ids]
-    return Completion(
-        prompt_ids=first.prompt_ids,
-        token_ids=first.token_ids + rest.token_ids,
-        logprobs=first.logprobs + rest.logprobs,
-        finish_reason=rest.finish_reason,
-        policy_version=min(versions, default=rest.policy_version),
-    )

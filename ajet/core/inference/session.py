@@ -244,6 +244,8 @@ class TokenSession:
         elif _thinking(reply):
             stand_in["reasoning_content"] = self._thought
         if reply.get("tool_calls"):
+            if self._template.writes_content_last and not str(reply["content"]).strip():
+                stand_in["content"] = ""  # else something would stand after the tools' results
             arguments = {self._reply: self._reply}
             stand_in["tool_calls"] = [
                 {**call, "function": {**call["function"], "arguments": arguments}}

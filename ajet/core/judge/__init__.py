@@ -1,6 +1,7 @@
 """In: a task and a workflow's output. Out: ``(reward, is_success)``.
 
-Judges by name here, the user's own as "module->Class". Ignores tokens and turns."""
+What a judge is, which one the config names, and the checks of what it returns. The judges that come
+with ajet are in ajet/judges. Ignores tokens and turns."""
 
 from __future__ import annotations
 
@@ -9,19 +10,21 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ajet.core.importing import construct, load_object
 from ajet.core.judge.judge import BaseJudge
 
 if TYPE_CHECKING:
+    from ajet.core.config import AjetConfig
     from ajet.core.config.task_judge import TaskJudgeConfig
 
 JUDGES = {
-    "exact_match": "ajet.core.judge.exact_match:ExactMatchJudge",
-    "env_service": "ajet.core.judge.env_service:EnvServiceJudge",
-    "llm": "ajet.core.judge.llm:LlmJudge",
-    "llm_listwise": "ajet.core.judge.llm:LlmListwiseJudge",
-    "math": "ajet.core.judge.math:MathJudge",
-    "rubrics_auto_grader (pointwise)": "ajet.core.judge.rubrics_judge:RubricsJudge",
-    "rubrics_auto_grader (listwise)": "ajet.core.judge.rubrics_judge:RubricsListwiseJudge",
+    "exact_match": "ajet.judges.exact_match:ExactMatchJudge",
+    "env_service": "ajet.tools.env_service.judge:EnvServiceJudge",
+    "llm": "ajet.judges.llm:LlmJudge",
+    "llm_listwise": "ajet.judges.llm:LlmListwiseJudge",
+    "math": "ajet.judges.math:MathJudge",
+    "rubrics_auto_grader (pointwise)": "ajet.judges.rubrics_judge:RubricsJudge",
+    "rubrics_auto_grader (listwise)": "ajet.judges.rubrics_judge:RubricsListwiseJudge",
 }
 
 
@@ -39,7 +42,16 @@ def judge_class(spec: str | None, base_dirs: Sequence[Path] = ()) -> type[BaseJu
     if spec in JUDGES:
         module, _, name = JUDGES[spec].partition(":")
         return getattr(import_module(module), name)
-    from ajet.core.importing import load_object
-
     where = "ajet.task_judge.judge_protocol"
     return load_object(spec, base_dirs=base_dirs, kind=BaseJudge, where=where)
+
+
+def make_judge(config: AjetConfig) -> BaseJudge | None:
+    """The config's judge; None for the workflow's own reward. A run makes one, for every runner."""
+    spec = judge_spec(config.ajet.task_judge)
+    kind = judge_class(spec, config.base_dirs)
+    if kind is None:
+        return None
+    if spec in JUDGES:
+        return kind(config)
+    return construct(kind, config, f"ajet.task_judge.judge_protocol: {spec!r}")

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ajet.core.workflow.workflow import WorkflowOutput, WorkflowTask
+from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 
 if TYPE_CHECKING:
     from ajet.core.inference.chat_client import ChatClient

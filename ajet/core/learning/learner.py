@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from ajet.core.advantage import estimate as estimated
 from ajet.core.advantage.credit import Advantages, GroupCredit, credit_of
 from ajet.core.advantage.kl_control import KLControl
 from ajet.core.advantage.kl_in_reward import penalise_kl
+from ajet.core.config import AjetConfig
 from ajet.core.errors import CheckpointError
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.trajectory.samples import by_turn, to_samples
@@ -46,10 +47,21 @@ class LearnerSettings:
     kl_in_reward: bool = False
     critic_warmup_steps: int = 0
 
+    @classmethod
+    def from_config(cls, config: AjetConfig) -> Self:
+        """What the config says of a step between its rollout and its update."""
+        trainer = config.ajet.trainer_common
+        return cls(
+            estimator=EstimatorSettings.from_config(config),
+            kl_in_reward=trainer.algorithm.use_kl_in_reward,
+            critic_warmup_steps=trainer.critic.warmup_steps,
+        )
+
 
 @dataclass(frozen=True, slots=True)
-class Credited:
-    """The groups of a step as numbers, and what the models said of them."""
+class ScoredGroups:
+    """The groups of a step as rewards, and what the models computed for them: `values` are the
+    critic's."""
 
     groups: Sequence[Group]
     credits: list[GroupCredit]
@@ -58,8 +70,8 @@ class Credited:
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
-    """What a step's groups teach: the update's samples, and what the critic shall learn."""
+class TrainBatch:
+    """What one step trains on: the policy's samples, and the returns that the critic learns."""
 
     advantages: Advantages
     samples: list[TrainingSample]
@@ -83,46 +95,46 @@ class Learner:
         self.kl = kl
         self.settings = settings
 
-    def credit(self, groups: Sequence[Group]) -> Credited:
+    def score(self, groups: Sequence[Group]) -> ScoredGroups:
         """Rewards of the valid episodes, less the KL, with the critic's values."""
         credits = [credit_of(group) for group in groups]
         if self.critic is None and not self.settings.kl_in_reward:
-            return Credited(groups, credits, None, {})
+            return ScoredGroups(groups, credits, None, {})
         samples = to_samples(groups, _zeros(credits))
         credits, metrics = self._less_kl(groups, samples, credits)
         if self.critic is None:
-            return Credited(groups, credits, None, metrics)
+            return ScoredGroups(groups, credits, None, metrics)
         values = self.critic.values(samples)
         per_turn = by_turn(samples, values, groups)
         valued = [tuple(replace(e, values=per_turn[e.episode_id]) for e in g) for g in credits]
-        return Credited(groups, valued, values, metrics)
+        return ScoredGroups(groups, valued, values, metrics)
 
-    def estimate(self, credited: Credited) -> Lesson:
+    def make_batch(self, scored: ScoredGroups) -> TrainBatch:
         """Advantages and what the update reads."""
-        found = estimated(credited.credits, self.settings.estimator)
-        samples = to_samples(credited.groups, found.advantages)
+        found = estimated(scored.credits, self.settings.estimator)
+        samples = to_samples(scored.groups, found.advantages)
         returns = None
         if found.returns is not None:
-            returns = [each.advantages for each in to_samples(credited.groups, found.returns)]
-        metrics = credited.metrics | found.metrics
-        return Lesson(found.advantages, samples, returns, credited.values, metrics)
+            returns = [each.advantages for each in to_samples(scored.groups, found.returns)]
+        metrics = scored.metrics | found.metrics
+        return TrainBatch(found.advantages, samples, returns, scored.values, metrics)
 
     def update(
         self,
         step: int,
-        lesson: Lesson,
+        batch: TrainBatch,
         *,
         on_progress: Callable[[float], None] | None = None,
     ) -> dict[str, float]:
         """The critic's optimizer steps, then the policy's; both with the lesson's own metrics."""
-        metrics = dict(lesson.metrics)
+        metrics = dict(batch.metrics)
         if self.critic is not None:
-            assert lesson.returns is not None and lesson.values is not None
-            learnt = self.critic.update(lesson.samples, lesson.returns, lesson.values)
-            metrics |= {f"critic/{name}": value for name, value in learnt.items()}
+            assert batch.returns is not None and batch.values is not None
+            found = self.critic.update(batch.samples, batch.returns, batch.values)
+            metrics |= {f"critic/{name}": value for name, value in found.items()}
         if self.critic is None or step > self.settings.critic_warmup_steps:
-            learnt = self.policy.update(lesson.samples, on_progress=on_progress)
-            metrics |= {f"update/{name}": value for name, value in learnt.items()}
+            found = self.policy.update(batch.samples, on_progress=on_progress)
+            metrics |= {f"update/{name}": value for name, value in found.items()}
         return metrics
 
     def state_dict(self) -> PolicyState:

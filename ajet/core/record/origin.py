@@ -11,9 +11,11 @@ variables and the versions of packages.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ajet.core.config import AjetConfig
 from ajet.core.errors import CheckpointError
 from ajet.core.record.atomic_file import write_text_atomically
 
@@ -27,6 +29,17 @@ class RunOrigin:
     current_folder: str
     begun: str
     stop_token_ids: list[int]
+
+    @classmethod
+    def of(cls, config: AjetConfig, stop_token_ids: Sequence[int], begun: str) -> RunOrigin:
+        """That of a run of this config, started in the current folder."""
+        return cls(
+            yaml=str(config.yaml_path) if config.yaml_path else None,
+            project_dir=str(config.project_dir) if config.project_dir else None,
+            current_folder=str(Path.cwd()),
+            begun=begun,
+            stop_token_ids=list(stop_token_ids),
+        )
 
     def write(self, file: Path) -> None:
         write_text_atomically(file, json.dumps(asdict(self), indent=1) + "\n")

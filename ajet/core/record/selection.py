@@ -18,7 +18,21 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import get_args
 
+from ajet.core.config import AjetConfig
 from ajet.core.trajectory.trajectory import Group, LeftOut, Trajectory
+
+
+def selections(config: AjetConfig) -> list[LeftOut]:
+    """The selections that the config asks for: their metrics are there in every step."""
+    rollout, algorithm = config.ajet.rollout, config.ajet.trainer_common.algorithm
+    asked: dict[LeftOut, bool] = {
+        "redundancy": rollout.group_size_redundancy > 0,
+        "drop_group": rollout.failure_policy == "drop_group",
+        "dynamic_sampling": algorithm.dynamic_sampling.enable,
+        "oversampling": rollout.enable_oversample,
+        "overlong": algorithm.overlong.mask_truncated,
+    }
+    return [name for name, is_asked in asked.items() if is_asked]
 
 
 def selection_metrics(groups: Sequence[Group], selections: Sequence[LeftOut]) -> dict[str, float]:

@@ -15,48 +15,27 @@ on over the rounds and stay in that order, so seeds, ids and the batch depend on
 `baselines` (ReMax): a greedy episode for each group that is kept, in the group's own world;
 where it failed, the group has no baseline.
 
-Not covered: how a group's own members are chosen (early_stop.py, failure.py).
+Not covered: how a group's own members are chosen (group.py, failure.py).
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import pvariance
-from typing import Protocol
+from typing import Self
 
+from ajet.core.config import AjetConfig
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.rollout.runner import OnEpisode
+from ajet.core.rollout.request import RolloutRequest, RolloutRunner
 from ajet.core.task.cursor import DataCursor
 from ajet.core.task.task import Task
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
-from ajet.core.workflow.workflow import Mode
 
 OnRound = Callable[[str, int], None]
 """Is told what is rolled out, and how many episodes."""
-
-
-class GroupRunner(Protocol):
-    """What runs the episodes: an `EpisodeRunner`, or many of them in other processes."""
-
-    async def rollout(
-        self,
-        tasks: Sequence[Task],
-        *,
-        step: int,
-        mode: Mode,
-        num_repeat: int,
-        redundancy: int = 0,
-        numbers: Sequence[int] | None = None,
-        failure_rate_of: int | None = None,
-        on_episode: OnEpisode | None = None,
-        sampling: SamplingParams | None = None,
-        finished: Mapping[str, Trajectory] | None = None,
-    ) -> list[Group]:
-        """See `EpisodeRunner.rollout`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +49,22 @@ class BatchSettings:
     oversampling: float = 1.0
     mask_truncated: bool = False
     greedy: SamplingParams | None = None  # of ReMax's baselines; None is without
+
+    @classmethod
+    def from_config(cls, config: AjetConfig) -> Self:
+        """Which groups the config wants in the batch of a step."""
+        rollout, algorithm = config.ajet.rollout, config.ajet.trainer_common.algorithm
+        sampling = algorithm.dynamic_sampling
+        compares_greedy = algorithm.adv_estimator == "remax"
+        return cls(
+            train_batch_size=config.ajet.data.train_batch_size,
+            num_repeat=rollout.num_repeat,
+            redundancy=rollout.group_size_redundancy,
+            max_rounds=sampling.max_rounds if sampling.enable else 0,
+            oversampling=rollout.submit_oversample_multiplier if rollout.enable_oversample else 1.0,
+            mask_truncated=algorithm.overlong.mask_truncated,
+            greedy=SamplingParams.from_config(config, "baseline") if compares_greedy else None,
+        )
 
     @property
     def first_round(self) -> int:
@@ -105,7 +100,7 @@ class BatchRollout:
 
     def __init__(
         self,
-        runner: GroupRunner,
+        runner: RolloutRunner,
         tasks: Sequence[Task],
         cursor: DataCursor,
         settings: BatchSettings,
@@ -125,83 +120,72 @@ class BatchRollout:
         settings, started_s = self._settings, time.monotonic()
         groups: list[Group] = []
         for _ in range(max(settings.max_rounds, 1)):
-            groups += await self._round(step, len(groups), self._num_missing(groups))
+            num_tasks = self._num_missing(groups)
+            tasks = [self._tasks[index] for index in self._cursor.next_batch(num_tasks)]
+            self._on_round("rollout", num_tasks * settings.group_size)
+            request = self._request(step, tasks, range(len(groups), len(groups) + num_tasks))
+            found = await self._runner.rollout(request, self._on_episode)
+            groups += self._selected(found)
             if not self._num_missing(groups):
                 break
-        groups = most_telling(groups, settings.train_batch_size)
-        return await self._compared(step, groups, started_s)
+        groups = top_by_variance(groups, settings.train_batch_size)
+        return await self._with_baselines(step, groups, started_s)
 
     async def group_of(self, step: int, number: int, task: int) -> StepGroups:
-        """One group alone, of the task at that place in the data: where a step takes groups as
-        they end. Which of several a step keeps, and how many rounds it makes, is its own affair."""
+        """One group alone, of the task at that index in the data: where a step takes groups as they
+        end. Which of several a step keeps, and how many rounds it makes, is its own affair."""
         started_s = time.monotonic()
-        groups = await self._rolled_out(step, [self._tasks[task]], [number])
-        return await self._compared(step, groups, started_s)
-
-    async def _compared(self, step: int, groups: list[Group], started_s: float) -> StepGroups:
-        baselines: list[Group] = []
-        if self._settings.greedy is not None:
-            groups, baselines = await self._with_baselines(step, groups, self._settings.greedy)
-        return StepGroups(groups, baselines, time.monotonic() - started_s)
+        request = self._request(step, [self._tasks[task]], [number])
+        groups = self._selected(await self._runner.rollout(request, self._on_episode))
+        return await self._with_baselines(step, groups, started_s)
 
     def _num_missing(self, groups: Sequence[Group]) -> int:
         if not groups:
             return self._settings.first_round
         if not self._settings.max_rounds:
             return 0
-        telling = sum(group.has_signal for group in groups)
-        return max(self._settings.train_batch_size - telling, 0)
+        with_signal = sum(group.has_signal for group in groups)
+        return max(self._settings.train_batch_size - with_signal, 0)
 
-    async def _round(self, step: int, first: int, num_tasks: int) -> list[Group]:
-        """The groups of the next `num_tasks` tasks, numbered from `first`."""
-        tasks = [self._tasks[index] for index in self._cursor.next_batch(num_tasks)]
-        self._on_round("rollout", num_tasks * self._settings.group_size)
-        return await self._rolled_out(step, tasks, range(first, first + num_tasks))
-
-    async def _rolled_out(
-        self, step: int, tasks: Sequence[Task], numbers: Sequence[int]
-    ) -> list[Group]:
-        settings = self._settings
-        groups = await self._runner.rollout(
+    def _request(self, step: int, tasks: Sequence[Task], numbers: Sequence[int]) -> RolloutRequest:
+        return RolloutRequest(
             tasks,
             step=step,
             mode="train",
-            num_repeat=settings.num_repeat,
-            redundancy=settings.redundancy,
+            num_repeat=self._settings.num_repeat,
+            redundancy=self._settings.redundancy,
             numbers=numbers,
-            failure_rate_of=settings.num_episodes,
-            on_episode=self._on_episode,
-        )
-        if settings.mask_truncated:
-            groups = [without_truncated(group) for group in groups]
-        return [without_signal(group) for group in groups] if settings.max_rounds else groups
-
-    async def _with_baselines(
-        self, step: int, groups: list[Group], greedy: SamplingParams
-    ) -> tuple[list[Group], list[Group]]:
-        kept = [group for group in groups if group.valid]
-        self._on_round("greedy", len(kept))
-        baselines = await self._runner.rollout(
-            [self._task_of(group) for group in kept],
-            step=step,
-            mode="baseline",
-            num_repeat=1,
-            numbers=[group.number for group in kept],
             failure_rate_of=self._settings.num_episodes,
-            on_episode=self._on_episode,
-            sampling=greedy,
         )
-        rewards = {
-            group.group_id: baseline.trajectories[0].reward
-            for group, baseline in zip(kept, baselines, strict=True)
-        }
-        compared = [replace(group, baseline=rewards.get(group.group_id)) for group in groups]
-        return compared, baselines
 
-    @staticmethod
-    def _task_of(group: Group) -> Task:
-        assert group.task is not None
-        return group.task
+    def _selected(self, groups: list[Group]) -> list[Group]:
+        """The groups with those left out that the settings leave out."""
+        if self._settings.mask_truncated:
+            groups = [without_truncated(group) for group in groups]
+        return [without_signal(group) for group in groups] if self._settings.max_rounds else groups
+
+    async def _with_baselines(self, step: int, groups: list[Group], started_s: float) -> StepGroups:
+        """The groups, each with the reward of its greedy episode where the settings want one."""
+        baselines: list[Group] = []
+        if self._settings.greedy is not None:
+            kept = [group for group in groups if group.valid]
+            self._on_round("greedy", len(kept))
+            request = RolloutRequest(
+                [group.task for group in kept if group.task is not None],
+                step=step,
+                mode="baseline",
+                num_repeat=1,
+                numbers=[group.number for group in kept],
+                failure_rate_of=self._settings.num_episodes,
+                sampling=self._settings.greedy,
+            )
+            baselines = await self._runner.rollout(request, self._on_episode)
+            rewards = {
+                group.group_id: baseline.trajectories[0].reward
+                for group, baseline in zip(kept, baselines, strict=True)
+            }
+            groups = [replace(group, baseline=rewards.get(group.group_id)) for group in groups]
+        return StepGroups(groups, baselines, time.monotonic() - started_s)
 
 
 def without_signal(group: Group) -> Group:
@@ -225,7 +209,7 @@ def _is_cut(t: Trajectory) -> bool:
     return t.is_valid and t.ended_as is EpisodeStatus.TRUNCATED and not t.is_malformed
 
 
-def most_telling(groups: Sequence[Group], num: int) -> list[Group]:
+def top_by_variance(groups: Sequence[Group], num: int) -> list[Group]:
     """The `num` groups whose rewards vary most stay, earlier ones where they vary alike."""
     counted = [(_variance(g), g.group_id) for g in groups if g.valid]
     ranked = sorted(counted, key=lambda pair: (-pair[0], pair[1]))

@@ -10,26 +10,17 @@ zero        it counts with reward 0, as a truncated episode
 
 from __future__ import annotations
 
-import traceback
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from ajet.core.errors import ChatError, RunFailed
+from ajet.core.errors import ChatError, EnvironmentFault, RunFailed
 from ajet.core.rollout.limits import FailurePolicy
 from ajet.core.trajectory.limits import EndpointFault, EpisodeClosed, EpisodeTruncated
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 
 RETRIED = (EpisodeStatus.TIMEOUT, EpisodeStatus.ENV_ERROR, EpisodeStatus.AGENT_ERROR)
 _SOUND = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED, EpisodeStatus.ABORTED)
-LONGEST_LINE = 500
-"""Characters of an exception's message that are recorded: one may hold a whole page."""
-_OWN_CODE = str(Path(__file__).parents[2])
-
-
-class EnvironmentFault(Exception):
-    """Raised by a workflow or a tool: the environment failed, the agent did nothing wrong."""
 
 
 def status_of(error: BaseException) -> EpisodeStatus:
@@ -42,41 +33,6 @@ def status_of(error: BaseException) -> EpisodeStatus:
         case EnvironmentFault() | EndpointFault() | ChatError() | ConnectionError():
             return EpisodeStatus.ENV_ERROR
     return EpisodeStatus.AGENT_ERROR
-
-
-def one_line(error: BaseException) -> str:
-    """``ValueError: bad move (workflow.py:31)``: the class, the message's first line and the last
-    line of the user's own code that it passed through, if any."""
-    message = next(iter(message_of(error).lstrip()[:LONGEST_LINE].splitlines()), "").rstrip()
-    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    place = _place(error)
-    return f"{text} ({place})" if place else text
-
-
-def message_of(error: BaseException) -> str:
-    """What an exception says; nothing where the user's `__str__` itself fails."""
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001  # the user's code
-        return ""
-
-
-def _place(error: BaseException) -> str | None:
-    return user_line(traceback.extract_tb(error.__traceback__)) or None
-
-
-def user_line(frames: Sequence[traceback.FrameSummary]) -> str:
-    """``workflow.py:31``: the innermost of these lines that is the user's own; "" if none is."""
-    own = [f for f in frames if not _is_library(f.filename)]
-    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
-
-
-def _is_library(filename: str) -> bool:
-    return (
-        "site-packages" in filename
-        or filename.startswith((_OWN_CODE, "<"))
-        or "/lib/python" in filename
-    )
 
 
 def has_failed(trajectory: Trajectory) -> bool:

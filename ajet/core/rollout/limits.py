@@ -1,9 +1,11 @@
 """How many episodes run at once, how long each may take, and what becomes of those that fail."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
+from ajet.core.config import AjetConfig
 from ajet.core.trajectory.limits import EpisodeLimits
+from ajet.core.trajectory.malformed import MalformedPolicy
 
 FailurePolicy = Literal["mask", "retry", "drop_group", "zero"]
 DriftCheck = Literal["none", "first", "all"]
@@ -14,7 +16,7 @@ class RolloutLimits(EpisodeLimits):
     """The limits of one episode, and those of the whole rollout.
 
     `episode_timeout_s` counts from the start of the workflow, without the time in which the
-    in-process engine has it wait (see attempt.py); a workflow that is still there
+    in-process engine has it wait (see episode.py); a workflow that is still there
     `cancel_grace_s` after being cancelled is left behind. `failure_policy` (see failure.py) says
     what becomes of a failed episode; `max_retries` belongs to ``retry``. The run fails when more
     than `max_failure_rate` of a rollout's episodes failed. `check_drift` says in which members of a
@@ -28,6 +30,30 @@ class RolloutLimits(EpisodeLimits):
     max_retries: int = 2
     max_failure_rate: float = 0.5
     check_drift: DriftCheck = "none"
+
+    @classmethod
+    def from_config(cls, config: AjetConfig) -> Self:
+        """The limits that the config sets."""
+        data, rollout = config.ajet.data, config.ajet.rollout
+        return cls(
+            max_prompt_length=data.max_prompt_length,
+            max_response_length=data.max_response_length,
+            max_model_len=rollout.max_model_len,
+            max_response_length_in_one_turn=rollout.max_response_length_in_one_turn,
+            max_steps=rollout.multi_turn.max_steps,
+            force_disable_toolcalls=rollout.force_disable_toolcalls,
+            max_env_worker=rollout.max_env_worker,
+            episode_timeout_s=rollout.episode_timeout_s,
+            failure_policy=rollout.failure_policy,
+            max_retries=rollout.max_retries,
+            max_failure_rate=rollout.max_failure_rate,
+            check_drift=config.ajet.context_tracker.check_drift,
+            malformed=MalformedPolicy(
+                checks=tuple(rollout.compute_madness_checklist),
+                ends_episode=rollout.agent_madness_termination,
+                reward=rollout.agent_madness_reward,
+            ),
+        )
 
     def checks_drift(self, rollout_index: int) -> bool:
         """Whether this member of its group is compared."""

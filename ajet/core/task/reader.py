@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ajet.core.errors import DataError
@@ -18,6 +19,16 @@ from ajet.core.task.task import Task
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
 
+READERS = {
+    "jsonl_dataset_file": "ajet.core.task.jsonl->JsonlReader",
+    "huggingface_dat_repo": "ajet.core.task.huggingface->HuggingFaceReader",
+    "random_dummy": "ajet.core.task.random_dummy->RandomDummyReader",
+    "environment": "ajet.core.task.environment->EnvironmentReader",
+    "env_service": "ajet.tools.env_service.reader->EnvServiceReader",
+    "data_generation": "ajet.sources.generation.reader->DataGenerationReader",
+    "tracing": "ajet.sources.tracing.reader->TracingReader",
+}
+"""By the name in `ajet.task_reader.type`; imported when it is chosen."""
 QUERY_FIELDS = ("question", "main_query", "query", "prompt", "problem")
 
 
@@ -39,27 +50,13 @@ class BaseTaskReader:
 def make_reader(config: AjetConfig) -> BaseTaskReader:
     """The reader that `ajet.task_reader.type` names."""
     from ajet.core.importing import load_object
-    from ajet.core.task.env_service import EnvServiceReader
-    from ajet.core.task.environment import EnvironmentReader
-    from ajet.core.task.generation.reader import DataGenerationReader
-    from ajet.core.task.huggingface import HuggingFaceReader
-    from ajet.core.task.jsonl import JsonlReader
-    from ajet.core.task.random_dummy import RandomDummyReader
-    from ajet.core.task.tracing.reader import TracingReader
+
+    name = config.ajet.task_reader.type
+    if name in READERS:
+        module, _, kind = READERS[name].partition("->")
+        return getattr(import_module(module), kind)(config)
     from ajet.core.task.user_reader import UserReader
 
-    built_in: dict[str, type[BaseTaskReader]] = {
-        "jsonl_dataset_file": JsonlReader,
-        "huggingface_dat_repo": HuggingFaceReader,
-        "random_dummy": RandomDummyReader,
-        "env_service": EnvServiceReader,
-        "environment": EnvironmentReader,
-        "data_generation": DataGenerationReader,
-        "tracing": TracingReader,
-    }
-    name = config.ajet.task_reader.type
-    if name in built_in:
-        return built_in[name](config)
     where = "ajet.task_reader.type"
     found = load_object(name, base_dirs=config.base_dirs, kind=BaseTaskReader, where=where)
     return UserReader(found, config)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ajet.core.inference.tool_parsers.parser import ParsedReply, ToolCall
+from ajet.core.inference.tool_parser import ParsedReply, ToolCall
 
 
 def assistant_message(parsed: ParsedReply, turn: int, *, parallel: bool = True) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from ajet.core import seeding
 from ajet.core.inference.endpoint import ContextOverflow, SamplingParams
@@ -29,8 +30,6 @@ from ajet.core.trajectory.turn import Turn
 
 if TYPE_CHECKING:
     from ajet.core.inference.chat_template import ChatTemplate
-
-Answer = TypeVar("Answer")
 
 
 @dataclass(slots=True)
@@ -101,7 +100,7 @@ class BaseRecorder:
         self._num_calls = 0
         self._closed = False
         self._born_s = time.perf_counter()
-        self._holds_back = False
+        self._computes_in_waves = False
         self._num_asked, self._asked_s, self._held_s = 0, 0.0, 0.0
 
     async def chat(
@@ -141,10 +140,10 @@ class BaseRecorder:
 
     @property
     def held_s(self) -> float:
-        """Seconds of waiting for an endpoint that holds episodes back for one another (it forms
-        waves). They are not the episode's own: one that hangs must not cost the others theirs."""
+        """Seconds of waiting for an endpoint that computes in waves. They are not counted as the
+        episode's own: one episode that hangs must not use up the others' time."""
         asking_s = self._clock() - self._asked_s if self._num_asked else 0.0
-        return self._held_s + asking_s if self._holds_back else 0.0
+        return self._held_s + asking_s if self._computes_in_waves else 0.0
 
     @property
     def sampling(self) -> SamplingParams:
@@ -230,15 +229,16 @@ class BaseRecorder:
         self.truncation = self.truncation or reason
         return EpisodeTruncated(reason)
 
-    async def _answer(self, asked: Awaitable[Answer]) -> Answer:
-        """What the endpoint answers; its failure becomes the episode's."""
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Around a call of the endpoint: its failure becomes the episode's, and its seconds are
+        counted."""
         if not self._num_asked:
             self._asked_s = self._clock()
         self._num_asked += 1
         try:
-            answer = await asked
+            yield
             self.endpoint_fault = None  # an agent that caught an earlier one goes on
-            return answer
         except ContextOverflow as error:
             raise self._truncate(str(error) or "the prompt fills the model's context") from error
         except Exception as error:

@@ -47,8 +47,9 @@ class ChatRecorder(BaseRecorder):
         offered = None if self._limits.force_disable_toolcalls or not tools else list(tools)
         started_s = self._clock()
         sampling = self._sampling_of(index, overrides or Overrides())
-        asked = self._endpoint.chat(sent, offered, sampling, tool_choice if offered else None)
-        answer = await self._answer(asked)
+        choice = tool_choice if offered else None
+        with self._asking():
+            answer = await self._endpoint.chat(sent, offered, sampling, choice)
         if self._closed:
             raise EpisodeClosed(f"episode {self.episode_id} is over")
         reply, malformed = _checked_reply(index, answer)

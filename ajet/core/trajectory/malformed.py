@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ajet.core.inference.endpoint import FinishReason
-from ajet.core.inference.tool_parsers.parser import ParsedReply, ToolCall
+from ajet.core.inference.tool_parser import ParsedReply, ToolCall
 from ajet.core.inference.tool_schema import first_misfit
 
 Check = Literal["nonsense", "wrong_toolcall", "format_type_1", "non_ascii"]

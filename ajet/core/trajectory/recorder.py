@@ -13,8 +13,9 @@ agent cancelled is dropped with it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
@@ -27,7 +28,20 @@ from ajet.core.trajectory.turn import Turn
 
 if TYPE_CHECKING:
     from ajet.core.inference.chat_template import ChatTemplate
-    from ajet.core.inference.tool_parsers.parser import ToolParser
+    from ajet.core.inference.tool_parser import ToolParser
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What one call asks of the endpoint. `room` is the number of tokens that the limits leave for
+    the reply, `notes` what the turn records of the sampling that was asked for."""
+
+    index: int
+    id: str
+    prompt_ids: list[int]
+    sampling: SamplingParams
+    room: int
+    notes: dict[str, Any]
 
 
 class EpisodeRecorder(BaseRecorder):
@@ -54,7 +68,7 @@ class EpisodeRecorder(BaseRecorder):
             trainable_targets=trainable_targets,
         )
         self._endpoint = endpoint
-        self._holds_back = getattr(endpoint, "holds_back", False)
+        self._computes_in_waves = endpoint.waves is not None
         self._template = template
         self._parser = parser
         self._reader = ReplyReader(template, parser)
@@ -86,8 +100,13 @@ class EpisodeRecorder(BaseRecorder):
         prompt = self._session.prompt_for(sent, offered, forced)
         started_s = self._clock()
         trainable = self.is_trainable(agent_name, target_tag)
-        completion, sampling = await self._sample(index, list(prompt.ids), overrides, trainable)
-        notes = sampling | present(
+        request = self._request(index, list(prompt.ids), overrides, trainable)
+        with self._requesting(request.id):
+            completion = await self._endpoint.generate(
+                request.prompt_ids, request.sampling, request.id
+            )
+        completion, notes = self._received(request, completion)
+        notes |= present(
             opening=prompt.opening or None,
             calls_are_text=tool_choice == "none" or None,
             one_call=not parallel_tool_calls or None,
@@ -129,8 +148,13 @@ class EpisodeRecorder(BaseRecorder):
         index = await self._begin()
         started_s = self._clock()
         trainable = self.is_trainable(agent_name, target_tag)
-        completion, sampling = await self._sample(index, list(prompt_ids), overrides, trainable)
-        text = self._reader.plain_text(completion, sampling.get("stopped_at"))
+        request = self._request(index, list(prompt_ids), overrides, trainable)
+        with self._requesting(request.id):
+            completion = await self._endpoint.generate(
+                request.prompt_ids, request.sampling, request.id
+            )
+        completion, notes = self._received(request, completion)
+        text = self._reader.plain_text(completion, notes.get("stopped_at"))
         reply = {"role": "assistant", "content": text}
         turn = Turn(
             completion=completion,
@@ -142,7 +166,7 @@ class EpisodeRecorder(BaseRecorder):
             trainable=trainable,
             started_s=started_s,
             ended_s=self._clock(),
-            notes=sampling,
+            notes=notes,
         )
         return self._keep(index, turn, CheckedReply(text, completion.finish_reason))
 
@@ -150,10 +174,11 @@ class EpisodeRecorder(BaseRecorder):
     def words(self) -> ChatTemplate:
         return self._template
 
-    async def _sample(
+    def _request(
         self, index: int, prompt_ids: list[int], overrides: Overrides | None, trainable: bool
-    ) -> tuple[Completion, dict[str, Any]]:
-        """The completion, and the turn's notes on what was asked of the sampling."""
+    ) -> _Request:
+        """What the endpoint is asked in the call of this number; `EpisodeTruncated` where the
+        limits leave no room for a reply."""
         taken, not_taken = (overrides or Overrides()).split(trainable)
         room = self._room(index, len(prompt_ids))
         asked = taken.given | {
@@ -161,15 +186,34 @@ class EpisodeRecorder(BaseRecorder):
             "seed": self._seed(index, taken),
             "stop_token_ids": self._sampling.stop_token_ids or self._template.stop_token_ids,
         }
+        notes = present(sampling=taken.given or None, sampling_not_taken=not_taken or None)
+        request_id = f"{self.episode_id}/{index:04d}"
         sampling = replace(self._sampling, **asked)
-        completion = await self._ask(prompt_ids, sampling, f"{self.episode_id}/{index:04d}")
+        return _Request(index, request_id, prompt_ids, sampling, room, notes)
+
+    @contextmanager
+    def _requesting(self, request_id: str) -> Iterator[None]:
+        """Around a request: it is aborted where its caller is cancelled or the episode ends."""
+        self._in_flight.add(request_id)
+        try:
+            with self._asking():
+                yield
+        except asyncio.CancelledError:
+            self._endpoint.abort(request_id)
+            raise
+        finally:
+            self._in_flight.discard(request_id)
+
+    def _received(
+        self, request: _Request, completion: Completion
+    ) -> tuple[Completion, dict[str, Any]]:
+        """The completion up to its stop string, and the turn's notes on the sampling."""
         if self._closed or completion.finish_reason == "abort":
             raise EpisodeClosed(f"episode {self.episode_id} is over")
-        completion, stopped_at = self._reader.until_stop(completion, sampling.stop)
-        if completion.finish_reason == "length" and sampling.max_tokens == room:
-            self._cut_by_length(index, room)
-        asked_for = {"sampling": taken.given or None, "sampling_not_taken": not_taken or None}
-        return completion, present(**asked_for, stopped_at=stopped_at)
+        completion, stopped_at = self._reader.until_stop(completion, request.sampling.stop)
+        if completion.finish_reason == "length" and request.sampling.max_tokens == request.room:
+            self._cut_by_length(request.index, request.room)
+        return completion, request.notes | present(stopped_at=stopped_at)
 
     def _cut_by_length(self, index: int, room: int) -> None:
         """The reply was cut by the run's own limit. The agent may go on, if the episode's tokens
@@ -185,18 +229,6 @@ class EpisodeRecorder(BaseRecorder):
         except EpisodeTruncated as cut:
             raise self._truncate(str(cut)) from None
 
-    async def _ask(
-        self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
-    ) -> Completion:
-        self._in_flight.add(request_id)
-        try:
-            return await self._answer(self._endpoint.generate(prompt_ids, sampling, request_id))
-        except asyncio.CancelledError:
-            self._abort(request_id)
-            raise
-        finally:
-            self._in_flight.discard(request_id)
-
     @property
     def shows_tokens(self) -> bool:
         return True
@@ -209,12 +241,7 @@ class EpisodeRecorder(BaseRecorder):
         """As in `BaseRecorder`; a call that the workflow did not wait for ends now."""
         super().close()
         for request_id in sorted(self._in_flight):
-            self._abort(request_id)
-
-    def _abort(self, request_id: str) -> None:
-        abort = getattr(self._endpoint, "abort", None)
-        if abort is not None:
-            abort(request_id)
+            self._endpoint.abort(request_id)
 
     def _opening(self, offered: Sequence[dict[str, Any]], tool_choice: str | None) -> str:
         if not offered or tool_choice in (None, "auto", "none"):

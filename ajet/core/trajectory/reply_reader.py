@@ -16,7 +16,7 @@ from typing import Any
 from ajet.core.inference.chat_template import MARK, ChatTemplate, clean_text
 from ajet.core.inference.endpoint import Completion
 from ajet.core.inference.stop_strings import cut_at_stop
-from ajet.core.inference.tool_parsers.parser import ParsedReply, ToolParser
+from ajet.core.inference.tool_parser import ParsedReply, ToolParser
 from ajet.core.trajectory.assistant_message import assistant_message
 
 NOTES = ("opening", "stopped_at", "calls_are_text", "one_call")

@@ -5,8 +5,8 @@ from enum import StrEnum
 from typing import Literal
 
 from ajet.core.task.task import Task
+from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.turn import Turn
-from ajet.core.workflow.workflow import WorkflowOutput, WorkflowTask
 
 
 class EpisodeStatus(StrEnum):

@@ -21,10 +21,12 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
+from ajet.core.model.load import device_named
 from ajet.core.rendezvous import join, listen
 from ajet.core.update.sequence import SequenceGroup
-from ajet.core.update.settings import ShardingSettings
+from ajet.core.update.settings import ShardingSettings, compute_dtype
 
 CONNECT_TIMEOUT_S = 600.0
 
@@ -122,6 +124,17 @@ class TorchRanks:
         total = torch.from_numpy(np.ascontiguousarray(values).copy())
         dist.all_reduce(total)
         return total.numpy()
+
+
+def join_ranks(config: AjetConfig, rank: int, size: int, *, host: str, port: int) -> Ranks:
+    """The `size` processes that learn together, of which this is one; returns when all are there.
+    One rank alone is a plain process, unless `fsdp_config` asks for what only ranks have."""
+    device, settings = device_named(config.ajet.model.device), ShardingSettings.from_config(config)
+    plain = device.type == "cpu" and settings.param_dtype == compute_dtype(config)
+    if size == 1 and plain and not settings.activation_checkpointing:
+        return ONE_RANK
+    connect(rank, size, host=host, port=port, device=device.type)
+    return TorchRanks(settings, device)
 
 
 def connect(

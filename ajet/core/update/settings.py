@@ -5,8 +5,9 @@ checkpoints are written: those belong to the rollout and to the backbone.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
+from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
 
 KLType = Literal["low_var_kl", "k1", "k2"]
@@ -47,6 +48,20 @@ class LoraSettings:
     targets: tuple[str, ...] | str = "all-linear"
     seed: int = 0  # of the adapters' first weights
 
+    @classmethod
+    def from_config(cls, config: AjetConfig) -> Self | None:
+        """The adapters that the config asks for; None trains all weights."""
+        lora = config.ajet.trainer_common.lora
+        if not lora.rank:
+            return None
+        targets = lora.target_modules
+        return cls(
+            rank=lora.rank,
+            alpha=lora.alpha,
+            targets=targets if isinstance(targets, str) else tuple(targets),
+            seed=config.ajet.seed,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ShardingSettings:
@@ -57,6 +72,20 @@ class ShardingSettings:
     cpu_offload: bool = False  # shards and the optimizer's state in CPU memory
     activation_checkpointing: bool = False
     ulysses_sequence_parallel_size: int = 1  # neighbouring ranks that share their sequences
+
+    @classmethod
+    def from_config(cls, config: AjetConfig) -> Self:
+        """How the config has trainer ranks hold and compute the policy and the critic."""
+        trainer = config.ajet.trainer_common
+        fsdp = trainer.fsdp_config
+        recomputes = fsdp.activation_checkpointing
+        return cls(
+            param_dtype=compute_dtype(config) if fsdp.param_dtype == "auto" else fsdp.param_dtype,
+            reshard_after_forward=fsdp.reshard_after_forward,
+            cpu_offload=fsdp.param_offload,
+            activation_checkpointing=trains_on_gpu(config) if recomputes == "auto" else recomputes,
+            ulysses_sequence_parallel_size=trainer.ulysses_sequence_parallel_size,
+        )
 
     def __post_init__(self) -> None:
         _check_choices(self)
@@ -71,6 +100,21 @@ class CorrectionSettings:
     mode: CorrectionMode = "truncate"
     upper: float = 2.0
     lower: float = 0.0  # of reject
+
+    @classmethod
+    def from_config(cls, config: AjetConfig) -> Self:
+        """The correction that the config asks for.
+
+        Where it gives no level and tokens may be stale, each token is weighted by the trainer's
+        probability of it over the sampler's: a clip is then around the policy before the update, as
+        it is without staleness, and not around one of some updates ago."""
+        correction = config.ajet.trainer_common.algorithm.rollout_correction
+        return cls(
+            level=correction.level or ("token" if config.max_staleness else "none"),
+            mode=correction.mode,
+            upper=correction.upper,
+            lower=correction.lower,
+        )
 
     def __post_init__(self) -> None:
         _check_choices(self)
@@ -131,6 +175,41 @@ class UpdateSettings(OptimizerSettings):
     batch_layout: BatchLayout = "auto"  # tree where the model family has a flat forward
     lora: LoraSettings | None = None
 
+    @classmethod
+    def from_config(cls, config: AjetConfig) -> Self:
+        """What the config says of one update; the sampler's temperature is the policy's."""
+        trainer = config.ajet.trainer_common
+        algorithm, optim = trainer.algorithm, trainer.optim
+        return cls(
+            lr=optim.lr,
+            betas=(optim.betas[0], optim.betas[1]),
+            weight_decay=optim.weight_decay,
+            grad_clip=optim.grad_clip,
+            warmup_steps=optim.warmup_steps,
+            lr_schedule=optim.lr_schedule,
+            total_steps=optimizer_steps(config),
+            min_lr_ratio=optim.min_lr_ratio,
+            policy_loss=algorithm.policy_loss,
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+            dual_clip=algorithm.dual_clip,
+            sapo_tau_pos=algorithm.sapo_tau_pos,
+            sapo_tau_neg=algorithm.sapo_tau_neg,
+            temperature=config.ajet.rollout.temperature,
+            kl_loss_coef=trainer.kl_loss_coef if trainer.use_kl_loss else 0.0,
+            keep_reference=algorithm.use_kl_in_reward,
+            kl_loss_type=trainer.kl_loss_type,
+            entropy_coef=algorithm.entropy_coef,
+            loss_agg_mode=algorithm.loss_agg_mode,
+            loss_scale_factor=float(config.ajet.data.max_response_length),
+            correction=CorrectionSettings.from_config(config),
+            ppo_epochs=trainer.ppo_epochs,
+            mini_batch_num=trainer.mini_batch_num,
+            max_tokens_per_micro_batch=tokens_per_pass(config),
+            batch_layout=trainer.batch_layout,
+            lora=LoraSettings.from_config(config),
+        )
+
     def __post_init__(self) -> None:
         OptimizerSettings.__post_init__(self)
         _check_at_least_one(self, "ppo_epochs", "mini_batch_num", "max_tokens_per_micro_batch")
@@ -153,11 +232,63 @@ class CriticSettings(OptimizerSettings):
     max_tokens_per_micro_batch: int = 4096
     batch_layout: BatchLayout = "auto"
 
+    @classmethod
+    def from_config(cls, config: AjetConfig) -> Self:
+        """What the config says of one update of the critic. `critic.warmup_steps` is not an
+        optimizer's warm-up: the policy waits in these steps (core/learning)."""
+        trainer = config.ajet.trainer_common
+        critic, optim = trainer.critic, trainer.optim
+        return cls(
+            lr=critic.lr,
+            betas=(optim.betas[0], optim.betas[1]),
+            weight_decay=critic.weight_decay,
+            grad_clip=critic.grad_clip,
+            cliprange_value=critic.cliprange_value,
+            ppo_epochs=critic.ppo_epochs,
+            mini_batch_num=critic.mini_batch_num,
+            max_tokens_per_micro_batch=tokens_per_pass(config),
+            batch_layout=trainer.batch_layout,
+        )
+
     def __post_init__(self) -> None:
         OptimizerSettings.__post_init__(self)
         _check_at_least_one(self, "ppo_epochs", "mini_batch_num", "max_tokens_per_micro_batch")
         if not self.cliprange_value > 0:
             raise ConfigError(f"cliprange_value={self.cliprange_value}: must be above 0")
+
+
+def optimizer_steps(config: AjetConfig) -> int:
+    """The optimizer steps of the whole run, where its steps are given; 0 where its epochs are."""
+    trainer = config.ajet.trainer_common
+    mini_batches = min(trainer.mini_batch_num, config.ajet.data.train_batch_size)
+    return (trainer.total_training_steps or 0) * mini_batches * trainer.ppo_epochs
+
+
+def tokens_per_pass(config: AjetConfig) -> int:
+    """The tokens of one forward pass over all ranks that share a sequence: for each of them the
+    backbone's own `max_token_len_per_gpu`, if it has one."""
+    own = {
+        "verl": config.verl.trainer.max_token_len_per_gpu,
+        "trinity": config.trinity.trainer.max_token_len_per_gpu,
+    }.get(config.ajet.backbone)
+    trainer = config.ajet.trainer_common
+    if own is None:
+        return trainer.max_tokens_per_micro_batch
+    return own * trainer.ulysses_sequence_parallel_size
+
+
+def compute_dtype(config: AjetConfig) -> ParamDtype:
+    """What a plain process computes in: the type that a model on this machine is loaded in."""
+    if config.ajet.model.dtype == "float64":
+        return "float64"
+    return "bfloat16" if trains_on_gpu(config) else "float32"
+
+
+def trains_on_gpu(config: AjetConfig) -> bool:
+    """Whether this process trains on a GPU."""
+    import torch
+
+    return config.ajet.model.device != "cpu" and torch.cuda.is_available()
 
 
 def _check_choices(settings: object) -> None:

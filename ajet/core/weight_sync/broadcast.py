@@ -1,9 +1,9 @@
 """Weights by a broadcast of torch.distributed: rank 0 sends, every other rank receives.
 
     trainer    sender.keep(version, tensors)          a copy in the CPU's memory
-               seats = sender.seats(version, 3)       one for each receiver, sent to it
+               receivers = sender.receivers(version, 3)   one for each engine, sent to it
                sender.send()                          header, tensor, header, tensor, … end
-    replica    load_weights(model, seat)              joins, receives, leaves
+    replica    load_weights(model, receiver)              joins, receives, leaves
 
 The copy can be sent as often as somebody needs it: to all engines, and later to one that took the
 place of a dead one. Each time is a group of its own, apart from the trainer's (a process has one
@@ -135,7 +135,7 @@ class BroadcastGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class BroadcastSeat:
+class BroadcastReceiver:
     """One receiver's place in a broadcast of one version, cheap to send to another process."""
 
     address: str
@@ -184,7 +184,7 @@ class BroadcastSender:
         self._copy = {name: t.detach().to("cpu", copy=True) for name, t in tensors}
         self._version = version
 
-    def seats(self, version: int, number: int) -> list[BroadcastSeat]:
+    def receivers(self, version: int, number: int) -> list[BroadcastReceiver]:
         """For `number` receivers, who may take them before `send` is called."""
         if version != self._version:
             raise WeightsError(
@@ -195,12 +195,12 @@ class BroadcastSender:
         self._begun = store, size
         where = (self._address, store.port)
         return [
-            BroadcastSeat(*where, rank, size, version, self._backend, self._timeout_s)
+            BroadcastReceiver(*where, rank, size, version, self._backend, self._timeout_s)
             for rank in range(1, size)
         ]
 
     def send(self) -> SyncReport:
-        """To those whose seats were given out last."""
+        """Sends to those for whom receivers were made last."""
         assert self._begun is not None and self._version is not None
         (store, size), self._begun = self._begun, None
         group = BroadcastGroup(

@@ -20,11 +20,11 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from ajet.core.weight_sync.manifest import Manifest, TensorInfo, WeightsError
 
@@ -129,6 +129,18 @@ class WeightFolder:
         root.mkdir(parents=True, exist_ok=True)
         for left in root.glob(f".{PREFIX}*"):  # of a writer that was killed
             shutil.rmtree(left, ignore_errors=True)
+
+    @classmethod
+    def of_model(cls, root: Path, files: Mapping[str, bytes]) -> Self:
+        """A folder in which each version is a model that a server can start from: `files` are those
+        of the model beside its weights (`model_files`)."""
+        (root / "model").mkdir(parents=True, exist_ok=True)
+        beside = []
+        for name, content in files.items():
+            if "/" not in name:  # further chat templates: no server asks for one
+                beside.append(root / "model" / name)
+                beside[-1].write_bytes(content)
+        return cls(root, beside=beside, keep=1)
 
     def write(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> FolderSource:
         """Write a version from an iterator, holding one shard at a time, and remove old ones."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from ajet.core.trajectory.base_recorder import running_loop
@@ -63,13 +63,14 @@ def wait_for(loop: asyncio.AbstractEventLoop | None, call: Coroutine[Any, Any, R
                 raise EpisodeClosed("the event loop of the episode has ended") from None
 
 
-async def on_loop(
+def on_loop(
     loop: asyncio.AbstractEventLoop | None, call: Coroutine[Any, Any, Result]
-) -> Result:
-    """What `call` gives, run on `loop`, which may be this one. Cancelling this cancels `call`."""
+) -> Awaitable[Result]:
+    """`call` as something to await here, run on `loop`, which may be this one. Cancelling the
+    awaiting task cancels `call`."""
     if loop is None or loop is running_loop():
-        return await call
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, loop))
+        return call
+    return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, loop))
 
 
 def _post(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:

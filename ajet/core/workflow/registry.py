@@ -3,13 +3,12 @@
     @register("math_agent")
     class MathAgent(Workflow): ...      # or a class with build_graph() and run(): see graph.py
 
-    agent_name: react_agent             # one of ajet's own (agents/), imported when asked for
 
     agent_name: math_agent     the registered class
     agent_name: tool_agent     one of ajet's own agents (agents/), imported when it is asked for
     no agent_name              the config's `ajet.rollout.user_workflow`, else `single_turn_agent`
 
-Not covered: who imports the user's module (`ajet.rollout.agent_modules`, assembly.py).
+The user's modules are those of `ajet.rollout.agent_modules`. Not covered: the agents themselves.
 """
 
 from __future__ import annotations
@@ -17,23 +16,25 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import TYPE_CHECKING, TypeVar
+from types import ModuleType
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from ajet.core.errors import ConfigError
-from ajet.core.importing import line_of
+from ajet.core.importing import line_of, load_module, load_object
 from ajet.core.workflow.graph import as_workflow, is_graph
 from ajet.core.workflow.workflow import Workflow
 
 if TYPE_CHECKING:
+    from ajet.core.config import AjetConfig
     from ajet.core.task.task import Task
 
 DEFAULT_AGENT = "single_turn_agent"
 BUILT_IN = {
-    DEFAULT_AGENT: "ajet.core.workflow.agents.single_turn->SingleTurnAgent",
-    "tool_agent": "ajet.core.workflow.agents.tool_agent->ToolAgent",
-    "react_agent": "ajet.core.workflow.agents.react->ReactAgent",
-    "traj_env_agent": "ajet.core.workflow.agents.traj_env_agent->TrajEnvAgent",
-    "step_env_agent": "ajet.core.workflow.agents.step_env_agent->StepEnvAgent",
+    DEFAULT_AGENT: "ajet.agents.single_turn->SingleTurnAgent",
+    "tool_agent": "ajet.agents.tool_agent->ToolAgent",
+    "react_agent": "ajet.agents.react->ReactAgent",
+    "traj_env_agent": "ajet.agents.traj_env_agent->TrajEnvAgent",
+    "step_env_agent": "ajet.agents.step_env_agent->StepEnvAgent",
 }
 
 T = TypeVar("T")
@@ -84,11 +85,34 @@ def registered(agent_name: str) -> type[Workflow] | None:
     return getattr(import_module(module), name)
 
 
+def agent_modules(config: AjetConfig) -> list[ModuleType]:
+    """The modules that register the user's agents, imported."""
+    where = "ajet.rollout.agent_modules"
+    specs = config.ajet.rollout.agent_modules
+    return [load_module(spec, base_dirs=config.base_dirs, where=where) for spec in specs]
+
+
 class WorkflowChooser:
     """Makes one workflow object for each episode of a task."""
 
     def __init__(self, default: type[Workflow]) -> None:
         self.default = default
+
+    @classmethod
+    def from_config(cls, config: AjetConfig) -> Self:
+        """The user's workflow, imported now: a mistake in it is found before a model is loaded."""
+        agent_modules(config)
+        where = "ajet.rollout.user_workflow"
+        spec = config.ajet.rollout.user_workflow or DEFAULT_AGENT
+        if (found := registered(spec)) is not None:
+            return cls(found)
+        if "->" not in spec:
+            raise ConfigError(
+                f"{where}: nothing is registered as {spec!r}; name a class as path/file.py->Class, "
+                f"or an agent: {unknown_agent(spec)}"
+            )
+        kind = load_object(spec, base_dirs=config.base_dirs, kind=object, where=where)
+        return cls(workflow_for(kind, f"{where}: {spec!r}"))
 
     def __call__(self, task: Task) -> Workflow:
         return self.class_for(task)()

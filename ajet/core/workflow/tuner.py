@@ -19,8 +19,8 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ajet.core.task.workflow_task import LARGEST_REWARD
 from ajet.core.workflow.bridge import on_loop
-from ajet.core.workflow.workflow import LARGEST_REWARD
 
 if TYPE_CHECKING:
     from agentscope.model import ChatModelBase

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from ajet.core.rollout.failure import EnvironmentFault
+from ajet.core.errors import EnvironmentFault
 from ajet.tools.env_service.instance import Instance, Maker
 
 if TYPE_CHECKING:

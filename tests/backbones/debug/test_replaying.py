@@ -18,6 +18,7 @@ from ajet.backbones.debug.replaying import planned, replay_episode
 from ajet.core.config import load_config
 from ajet.core.inference.endpoint import ContextOverflow
 from ajet.core.record.recorded_run import RecordedRun
+from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.task import Task
 from ajet.core.trajectory.limits import is_own_limit
 from ajet.core.trajectory.malformed import MalformedPolicy
@@ -284,7 +285,9 @@ async def test_what_the_recorder_refuses_by_itself_is_known_by_its_line(limits, 
     tokenizer = chat_tokenizer("qwen2_5")
     endpoint = ScriptedEndpoint(tokenizer, lambda *_: "é" * 10)
     runner = episode_runner(Cut, endpoint, tokenizer, **limits)
-    [group] = await runner.rollout([Task("t", "hi")], step=1, mode="train", num_repeat=1)
+    [group] = await runner.rollout(
+        RolloutRequest([Task("t", "hi")], step=1, mode="train", num_repeat=1)
+    )
     [trajectory] = group.trajectories
     assert trajectory.status == "truncated" and said in trajectory.error
     assert is_own_limit(trajectory.error)
@@ -293,7 +296,9 @@ async def test_what_the_recorder_refuses_by_itself_is_known_by_its_line(limits, 
 async def test_what_the_engine_refuses_is_no_limit_of_the_recorder():
     tokenizer = chat_tokenizer("qwen2_5")
     runner = episode_runner(Cut, TooLong(tokenizer, None), tokenizer)
-    [group] = await runner.rollout([Task("t", "hi")], step=1, mode="train", num_repeat=1)
+    [group] = await runner.rollout(
+        RolloutRequest([Task("t", "hi")], step=1, mode="train", num_repeat=1)
+    )
     [trajectory] = group.trajectories
     assert trajectory.status == "truncated" and not is_own_limit(trajectory.error)
 

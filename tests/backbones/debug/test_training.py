@@ -30,7 +30,7 @@ class StopsAfter(Training):
     last_step = 0
 
     async def _train_step(self, step):
-        self.interrupt.requested = step == self.last_step
+        self.run.interrupt.requested = step == self.last_step
         await super()._train_step(step)
 
 
@@ -53,7 +53,7 @@ def train(*overrides, stop_after=None):
     with RunFolder.open(settings.run_folder) as folder:
         training = StopsAfter(settings, folder, Interrupt(), console)
         training.last_step = stop_after
-        return training.run()
+        return training.fit()
 
 
 def logged(project, name):
@@ -111,8 +111,8 @@ def test_a_chat_template_writes_the_day_on_which_the_run_began(project):
     settings = config("ajet.trainer_common.total_training_steps=1")
     with RunFolder.open(settings.run_folder) as folder:
         first = Training(settings, folder, Interrupt(), Console(file=io.StringIO()))
-        begun = first.books.state.begun
-        first.run()
+        begun = first.run.state.begun
+        first.fit()
         again = Training(settings, folder, Interrupt(), Console(file=io.StringIO()))
-        assert again.books.state.begun == begun
-        again.run()
+        assert again.run.state.begun == begun
+        again.fit()

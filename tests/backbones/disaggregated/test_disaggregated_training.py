@@ -60,12 +60,12 @@ def console():
     return Console(file=io.StringIO())
 
 
-def sitting(*overrides, prepare=lambda training: None, steps=STEPS):
+def one_attempt(*overrides, prepare=lambda training: None, steps=STEPS):
     settings = config(*overrides, steps=steps)
     with RunFolder.open(settings.run_folder) as folder:
         training = OneProcessTraining(settings, folder, Interrupt(), console())
         prepare(training)
-        return training.run()
+        return training.fit()
 
 
 class Killed(Exception):
@@ -73,14 +73,14 @@ class Killed(Exception):
 
 
 def die_in_step_three(training):
-    learn = training.seat.learn
+    learn = training.client.train
 
     async def learn_or_die(step, groups):
         if step == 3:
             raise Killed
         return await learn(step, groups)
 
-    training.seat.learn = learn_or_die
+    training.client.train = learn_or_die
 
 
 def policy_versions(run):
@@ -146,8 +146,8 @@ def test_episodes_that_run_while_weights_change(project, how):
     (run.folder / "awaited").write_text("published" if how == "continue" else "changing")
 
     def leave_files(training):
-        explorer = training.halves.explorer
-        hold, publish = explorer.hold, training.seat.publish
+        explorer = training.async_run.explorer
+        hold, publish = explorer.hold, training.client.publish
 
         async def telling_hold():
             (run.folder / "changing").touch()
@@ -159,9 +159,9 @@ def test_episodes_that_run_while_weights_change(project, how):
                 (run.folder / "published").touch()
             return found
 
-        explorer.hold, training.seat.publish = telling_hold, telling_publish
+        explorer.hold, training.client.publish = telling_hold, telling_publish
 
-    sitting(
+    one_attempt(
         f"trinity.partial_rollout={how}",
         "trinity.max_staleness=1",
         "ajet.rollout.user_workflow=workflow.py->Awaits",
@@ -207,7 +207,7 @@ def test_a_run_that_was_killed_plays_no_finished_group_again(project):
     overrides = ("trinity.max_staleness=1",)
 
     with pytest.raises(Killed):
-        sitting(*overrides, prepare=die_in_step_three, steps=4)
+        one_attempt(*overrides, prepare=die_in_step_three, steps=4)
     assert run.steps_saved() == [1, 2]
     with sqlite3.connect(run.path / "buffer.sqlite") as connection:
         finished = connection.execute(
@@ -215,7 +215,7 @@ def test_a_run_that_was_killed_plays_no_finished_group_again(project):
         ).fetchall()
     assert len(finished) >= 2  # those that step 3 had
     begun = Counter(line for line in run.told() if line.startswith("begin"))
-    assert sitting(*overrides, steps=4).steps == 4
+    assert one_attempt(*overrides, steps=4).steps == 4
     again = Counter(line for line in run.told() if line.startswith("begin")) - begun
     # Two steps of two groups each were left; what was finished of them did not begin again.
     assert sum(again.values()) == 2 * (4 - len(finished))
@@ -239,9 +239,9 @@ def test_in_turns_a_run_killed_two_batches_after_its_checkpoint_ends_with_the_sa
     cut = project("cut")
 
     with pytest.raises(Killed):
-        sitting(*rare, prepare=die_in_step_three, steps=4)
+        one_attempt(*rare, prepare=die_in_step_three, steps=4)
     assert cut.steps_saved() == []
-    sitting(*rare, steps=4)
+    one_attempt(*rare, steps=4)
     assert cut.final_tensors(4) == whole.final_tensors(4)
     assert episodes(cut) == episodes(whole)
 

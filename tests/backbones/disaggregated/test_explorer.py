@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from ajet.backbones.disaggregated.explorer import Explorer, ExplorerSettings
-from ajet.backbones.disaggregated.place import Place
+from ajet.backbones.disaggregated.version_state import VersionState
 from ajet.core.bounded_loop import first_of
 from ajet.core.buffer.buffer import MEMORY, Begun, Buffer, place_of
 from ajet.core.buffer.staleness import StalenessBound
@@ -14,7 +14,12 @@ from ajet.core.task.cursor import DataCursor
 
 
 class Endless:
-    """Groups that do not end by themselves, and take a moment to end when they are told to."""
+    """Groups that do not end by themselves, and take a moment to end when they are told to; a
+    runner with room for eight episodes."""
+
+    free_slots = 8
+
+    def tell_free_slots(self, notify): ...
 
     async def group_of(self, step, number, task):
         try:
@@ -24,12 +29,13 @@ class Endless:
 
 
 def explorer_over(buffer, place, how="continue"):
-    settings = ExplorerSettings(BatchSettings(2, 2), 9, 4, 0.5, how)
-    return Explorer(Endless(), DataCursor(100, 2, seed=1), buffer, place, settings)
+    settings = ExplorerSettings(BatchSettings(2, 2), 9, 0.5, how)
+    endless = Endless()
+    return Explorer(endless, endless, DataCursor(100, 2, seed=1), buffer, place, settings)
 
 
 async def test_a_run_that_is_ended_while_groups_are_held_ends():
-    buffer, place = Buffer(MEMORY, StalenessBound(1, 2, 1, 2)), Place(0)
+    buffer, place = Buffer(MEMORY, StalenessBound(1, 2, 1, 2)), VersionState(0)
     buffer.reopen(0)
     explorer = explorer_over(buffer, place, "recompute")
 
@@ -48,7 +54,7 @@ async def test_a_run_that_is_ended_while_groups_are_held_ends():
 
 async def test_a_group_that_begins_again_counts_as_begun_when_it_was():
     """Members that had ended may be of the weights of then: a trainer waits for it in time."""
-    buffer, place = Buffer(MEMORY, StalenessBound(1, 2, 1, 2)), Place(0)
+    buffer, place = Buffer(MEMORY, StalenessBound(1, 2, 1, 2)), VersionState(0)
     buffer.reopen(0)
     buffer.begin([Begun(place_of(1, 0), 7, 0), Begun(place_of(1, 1), 8, 3)])
     explorer = explorer_over(buffer, place)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from ajet.core import assembly
 from ajet.core.advantage import ESTIMATORS, EstimatorSettings, RewardShaping, estimate
 from ajet.core.advantage.credit import AdvantageOptions
+from ajet.core.advantage.kl_control import kl_control_of
 from ajet.core.advantage.whiten import whiten
 from ajet.core.config import load_config
 from tests.core.advantage.advantage_fixtures import credited, per_token, per_turn, random_groups
@@ -119,12 +119,12 @@ ajet:
 """
     )
     config = load_config(path, required=())
-    assert assembly.estimator_settings(config) == EstimatorSettings(
+    assert EstimatorSettings.from_config(config) == EstimatorSettings(
         "gigpo",
         AdvantageOptions(False, 0.9, 0.8, 0.7, 0.6, 0.5),
         RewardShaping(11, 0.4, 77, "tag", True, 4.0),
         whiten=True,
         clip=3.0,
     )
-    control = assembly.kl_control(config)
+    control = kl_control_of(config)
     assert vars(control) == {"coef": 0.2, "target": 0.3, "horizon": 12}

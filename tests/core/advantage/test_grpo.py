@@ -6,9 +6,9 @@ from ajet.core.advantage.credit import credit_of
 from ajet.core.advantage.grpo import grpo
 from ajet.core.inference.endpoint import Completion
 from ajet.core.task.task import Task
+from ajet.core.task.workflow_task import WorkflowTask
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 from ajet.core.trajectory.turn import Turn
-from ajet.core.workflow.workflow import WorkflowTask
 
 
 def turn(num_tokens, trainable=True):

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
-from ajet.core.advantage.kl_control import AdaptiveKL, FixedKL, make_kl_control
+from ajet.core.advantage.kl_control import AdaptiveKL, FixedKL, kl_control_of
 from ajet.core.advantage.kl_in_reward import penalise_kl
+from ajet.core.config import load_config
 from tests.core.advantage.advantage_fixtures import credited
 
 
@@ -35,14 +36,21 @@ def test_log_probabilities_of_another_number_of_tokens_are_refused():
         penalise_kl([(credited("a", [1], [2]),)], {"a": (array(1),)}, {"a": (array(1),)}, 0.1)
 
 
+def control_of(kind, coef):
+    section = "ajet.trainer_common.algorithm.kl_ctrl"
+    settings = f"{{type: {kind}, kl_coef: {coef}, target_kl: 0.1, horizon: 100}}"
+    config = load_config("tutorial/example_math_agent/demo.yaml", [f"{section}={settings}"])
+    return kl_control_of(config)
+
+
 def test_the_fixed_coefficient_stays():
-    control = make_kl_control("fixed", 0.3, 0.1, 100)
+    control = control_of("fixed", 0.3)
     control.update(kl=50.0, num_episodes=1000)
     assert isinstance(control, FixedKL) and control.coef == 0.3
 
 
 def test_the_adaptive_coefficient_moves_towards_the_target():
-    control = make_kl_control("adaptive", 1.0, 0.1, 100)
+    control = control_of("adaptive", 1.0)
     control.update(kl=0.11, num_episodes=50)  # error .1, half a horizon
     assert control.coef == pytest.approx(1.05)
     control.update(kl=9.0, num_episodes=100)  # the error is cut to .2

@@ -4,9 +4,9 @@ from hypothesis import strategies as st
 
 from ajet.core.inference.endpoint import Completion
 from ajet.core.task.task import Task
+from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 from ajet.core.trajectory.turn import Turn
-from ajet.core.workflow.workflow import WorkflowOutput, WorkflowTask
 
 
 def turn(prompt, sampled, version=0, **more):

@@ -7,10 +7,10 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from ajet.core.buffer.buffer import (
     MEMORY,
+    AttemptOver,
     Begun,
     Buffer,
     Item,
-    SittingOver,
     batch_note,
     place_of,
 )
@@ -294,11 +294,11 @@ def test_a_database_that_breaks_is_one_line(tmp_path):
 def test_an_explorer_of_an_earlier_sitting_has_nothing_to_say(tmp_path):
     trainer, explorer = file_buffer(tmp_path), file_buffer(tmp_path)
     trainer.reopen(0, sitting="first")
-    explorer.sitting = "first"
+    explorer.attempt = "first"
     explorer.begin([Begun(place_of(1, 0), 5, 0)], plan="1")
     trainer.reopen(0, sitting="second", plan="0")
     for say in (lambda: explorer.begin([], plan="2"), lambda: explorer.put([item(0)], 0)):
-        with pytest.raises(SittingOver):
+        with pytest.raises(AttemptOver):
             say()
     told = {"sitting": "second", "plan": "0", "trained": "0"}
     assert (trainer.all_told(), trainer.counts()) == (told, {"begun": 1})

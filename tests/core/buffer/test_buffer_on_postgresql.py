@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from ajet.core.buffer.buffer import SITTING, Begun, Buffer, SittingOver, place_of
+from ajet.core.buffer.buffer import ATTEMPT, AttemptOver, Begun, Buffer, place_of
 from tests.core.buffer import test_buffer as claims
 
 URL = os.environ.get("AJET_TEST_POSTGRESQL")
@@ -48,8 +48,8 @@ def test_what_holds_on_sqlite_holds_on_postgresql(claim, monkeypatch, tmp_path):
 def test_no_sitting_begins_while_an_explorer_of_the_one_before_puts_something():
     """The note is locked from the check to the end of the transaction."""
     trainer, explorer = (Buffer(URL, claims.ONE_AHEAD) for _ in range(2))
-    trainer.reopen(0, **{SITTING: "first"})
-    explorer.sitting = "first"
+    trainer.reopen(0, **{ATTEMPT: "first"})
+    explorer.attempt = "first"
     checked, told = threading.Event(), threading.Event()
     check = explorer._check_sitting
 
@@ -63,10 +63,10 @@ def test_no_sitting_begins_while_an_explorer_of_the_one_before_puts_something():
     putting = threading.Thread(target=lambda: explorer.begin(begun))
     putting.start()
     checked.wait(5)
-    trainer.reopen(0, **{SITTING: "second"})
+    trainer.reopen(0, **{ATTEMPT: "second"})
     told.set()
     putting.join(5)
     assert len(trainer.in_flight()) == 1
     explorer._check_sitting = check
-    with pytest.raises(SittingOver):
+    with pytest.raises(AttemptOver):
         explorer.begin(begun)

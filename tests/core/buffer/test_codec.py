@@ -59,6 +59,19 @@ def test_keys_that_json_does_not_know_and_cycles_are_kept_as_text():
     assert notes["(1, 2)"] == 3 and isinstance(notes["c"]["self"], str)
 
 
+@pytest.mark.parametrize(
+    ("value", "back"),
+    [(10**30, 10**30), ("\ud800", "\ud800"), ({1}, "{1}"), (b"a", "b'a'"), ({1: 2}, {"1": 2})],
+)
+def test_values_that_msgpack_writes_otherwise_come_back_as_json_has_them(value, back):
+    from dataclasses import replace
+
+    odd = turn([1], [2], notes={"value": value})
+    member = replace(group(0).trajectories[0], turns=(odd,), error="\udc80")
+    ((came_back,),) = (each.trajectories for each in decode(encode([Group("g-0", (member,))])))
+    assert (came_back.turns[0].notes, came_back.error) == ({"value": back}, "\udc80")
+
+
 @pytest.mark.parametrize("content", [b"", b"other", MAGIC, MAGIC + b"12345678rest"])
 def test_damaged_bytes_are_a_data_error_and_nothing_is_executed(content):
     with pytest.raises(DataError):

@@ -1,15 +1,18 @@
-"""What has ended is there in the next sitting, if it is still an episode of this run."""
+"""What has ended is there in the next attempt, if it is still an episode of this run."""
 
 import pytest
 
-from ajet.core.buffer.journal import Journal, KeptEpisodes, fingerprint
+from ajet.core.buffer.journal import Journal, fingerprint
 from ajet.core.errors import CheckpointError
 from ajet.core.inference.endpoint import Completion
-from ajet.core.rollout.plans import group_id_of, plans_of
+from ajet.core.rollout.admission import Admission
+from ajet.core.rollout.group import GroupRunner
+from ajet.core.rollout.limits import RolloutLimits
+from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.task import Task
-from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
+from ajet.core.task.workflow_task import WorkflowOutput
+from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 from ajet.core.trajectory.turn import Turn
-from ajet.core.workflow.workflow import WorkflowOutput
 
 TASKS = [Task(f"t{n}", f"question {n}") for n in range(3)]
 
@@ -23,50 +26,45 @@ def episode(plan, version, status=EpisodeStatus.OK):
     return Trajectory(plan, (turn(version),), status, WorkflowOutput(reward=1.0), 1.0)
 
 
+class Killed(Exception):
+    """In the place of the end of the process."""
+
+
 class Runner:
-    """Plays each planned member that is not finished, with the weights of `version`; ends at once
-    after `cut` episodes, as a run that is killed does."""
+    """Runs each planned episode at once, with the weights of `version`; ends after `cut` episodes,
+    as a run that is killed does."""
 
     def __init__(self, version, cut=None, status=EpisodeStatus.OK):
         self.version, self.cut, self.status = version, cut, status
         self.played = []
 
-    async def rollout(self, tasks, *, step, mode, num_repeat, numbers, on_episode, finished, **_):
-        plans = plans_of(tasks, numbers, 0, step=step, mode=mode, size=num_repeat)
-        members = {}
-        for plan in plans:
-            if plan.episode_id in finished:
-                members[plan.episode_id] = finished[plan.episode_id]
-                continue
-            if len(self.played) == self.cut:
-                raise KeyboardInterrupt
-            self.played.append(plan.episode_id)
-            members[plan.episode_id] = episode(plan, self.version, self.status)
-            on_episode(members[plan.episode_id])
-        ids = [group_id_of(step, mode, number) for number in numbers]
-        return [
-            Group(id_, tuple(t for key, t in members.items() if key.startswith(id_)), task)
-            for id_, task in zip(ids, tasks, strict=True)
-        ]
+    async def run(self, plan, slot, sampling=None, judge_in_group=None):
+        if len(self.played) == self.cut:
+            raise Killed
+        self.played.append(plan.episode_id)
+        slot.workflow_ended(self.status)
+        return episode(plan, self.version, self.status)
 
 
 async def play(journal, runner, step=4, told=None):
-    kept = KeptEpisodes(runner, journal)
-    return await kept.rollout(
-        TASKS, step=step, mode="train", num_repeat=2, numbers=range(3), on_episode=told
+    limits = RolloutLimits(max_failure_rate=1.0)
+    groups = GroupRunner(runner, Admission(64), limits=limits, run_seed=0, journal=journal)
+    return await groups.rollout(
+        RolloutRequest(TASKS, step=step, mode="train", num_repeat=2, numbers=range(3)),
+        on_episode=told,
     )
 
 
 async def cut_run(path, *, version=3, cut=4, status=EpisodeStatus.OK, step=4):
-    """A sitting that is killed after `cut` of six episodes."""
+    """An attempt that is killed after `cut` of six episodes."""
     journal = Journal(path, "same")
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Killed):
         await play(journal, Runner(version, cut, status), step)
     return path  # not closed: a killed process does not close anything
 
 
 async def going_on(path, *, step, fingerprint="same", plan_step=None):
-    """What the next sitting plays, from the checkpoint of `step`."""
+    """What the next attempt plays, from the checkpoint of `step`."""
     journal, runner, told = Journal(path, fingerprint), Runner(step), []
     journal.reopen({"": step})
     groups = await play(journal, runner, plan_step or step + 1, told.append)
@@ -93,13 +91,13 @@ async def test_episodes_of_weights_that_were_lost_are_played_again(tmp_path):
     ("newest_of", "left"),
     [({"one": 9}, 4), ({"one": 4, "two": 9}, 4), ({"one": 3, "two": 9}, 0), ({"two": 9}, 0)],
 )
-async def test_episodes_of_a_sitting_are_kept_up_to_what_the_run_goes_on_from(
+async def test_episodes_of_an_attempt_are_kept_up_to_what_the_run_goes_on_from(
     newest_of, left, tmp_path
 ):
     path = tmp_path / "finished.sqlite"
     journal = Journal(path, "same")
     journal.reopen({"one": 3}, "one")
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Killed):
         await play(journal, Runner(version=4, cut=4), step=5)
     assert Journal(path, "same").reopen(newest_of, "two") == left
 
@@ -107,9 +105,9 @@ async def test_episodes_of_a_sitting_are_kept_up_to_what_the_run_goes_on_from(
 async def test_a_group_that_began_anew_leaves_nothing_of_its_first_try(tmp_path):
     path = tmp_path / "finished.sqlite"
     journal = Journal(path, "same")
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Killed):
         await play(journal, Runner(version=3, cut=4))
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Killed):
         await play(journal, Runner(version=4, cut=1))
     assert Journal(path, "same").reopen({"": 9}) == 1
 
@@ -134,7 +132,7 @@ async def test_an_episode_that_failed_is_played_again(status, tmp_path):
     assert len(played) == 6
 
 
-async def test_a_group_that_begins_anew_in_one_sitting_is_played_anew(tmp_path):
+async def test_a_group_that_begins_anew_in_one_attempt_is_played_anew(tmp_path):
     path = await cut_run(tmp_path / "finished.sqlite")
     journal, runner = Journal(path, "same"), Runner(3)
     journal.reopen({"": 3})

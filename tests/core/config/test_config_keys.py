@@ -14,7 +14,7 @@ from ajet.core.config.rollout import RolloutConfig
 from ajet.core.config.section import Section
 from ajet.core.config.task_reader import BUILT
 from ajet.core.errors import ConfigError
-from ajet.core.inference.tool_parsers import PARSERS
+from ajet.tool_parsers import PARSERS
 
 HONOURED = {
     "project_name": "p", "experiment_name": "e", "experiment_dir": "d", "backbone": "verl",
@@ -315,7 +315,14 @@ def test_a_log_of_tool_calls_that_are_checked_is_honoured(yaml_path):
 
 @pytest.mark.parametrize(
     ("name", "parser"),
-    [("qwen3-coder", "qwen3_coder"), ("gpt-oss", "gpt_oss"), ("llama3_json", "llama3")],
+    [
+        ("qwen3-coder", "qwen3_coder"),
+        ("gpt-oss", "gpt_oss"),
+        ("llama3_json", "llama3"),
+        ("glm45", "glm"),
+        ("minimax-m2", "minimax_m2"),
+        ("gemma4", "gemma"),
+    ],
 )
 def test_other_spellings_of_a_tool_parser_are_taken(name, parser, yaml_path):
     config = load_config(yaml_path, [f"ajet.rollout.tool_parser={name}"])

@@ -294,7 +294,8 @@ MISTAKES = [
     (
         "ajet:\n  rollout: {tool_parser: qwen}\n",
         "run.yaml:2: ajet.rollout.tool_parser: 'auto', 'hermes', 'qwen3_coder', 'llama3', "
-        "'mistral', 'deepseek' or 'gpt_oss' is expected, got 'qwen'",
+        "'mistral', 'deepseek', 'gpt_oss', 'glm', 'kimi_k2', 'minimax_m2', 'nemotron' or 'gemma' "
+        "is expected, got 'qwen'",
     ),
     ("defaults: 3\n", "run.yaml: defaults: a list is expected, got 3"),
     ("defaults: base\n", "run.yaml: defaults: a list is expected, got 'base'"),

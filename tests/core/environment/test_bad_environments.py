@@ -9,7 +9,7 @@ import pytest
 from ajet.core.environment import isolated
 from ajet.core.environment.live import open_live
 from ajet.core.environment.registry import environment_maker
-from ajet.core.rollout.failure import EnvironmentFault
+from ajet.core.errors import EnvironmentFault
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from tests.core.environment import unruly
 from tests.corridor import answers, corridor_config, play

@@ -184,6 +184,9 @@ def test_a_special_token_that_is_kept_is_told_from_its_spelling():
         ("gptoss", ["<|return|>", "<|call|>"]),  # <|end|> ends a message of a reply, not the reply
         ("llama3_1", ["<|eot_id|>", "<|eom_id|>"]),
         ("glm4moe", ["<|endoftext|>", "<|user|>", "<|observation|>"]),
+        ("kimi_k2", ["<|im_end|>"]),
+        ("minimax_m2", ["[e~["]),
+        ("gemma4_v5", ["<eos>", "<turn|>", "<|tool_response>"]),
         ("deepseekv3", ["<｜end▁of▁sentence｜>"]),  # and not the end of a call
         ("mistral", ["</s>"]),
     ],
@@ -212,6 +215,16 @@ def test_mistrals_templates_get_ids_of_nine_letters_and_digits():
     assert asked == answered
     nine = {**ANSWERS, "tool_call_id": "abcDEF123"}
     assert "abcDEF123" in template.render([QUESTION, ASKS, nine])
+
+
+def test_kimis_template_gets_ids_that_hold_the_calls_name_and_number():
+    template = ChatTemplate(chat_tokenizer("kimi_k2"))
+    calls = [call({"a": 1}, "x"), call({"a": 2}, "functions.add:7"), call({"a": 3}, None)]
+    asks = {"role": "assistant", "content": "", "tool_calls": calls}
+    answers = [{**ANSWERS, "tool_call_id": key} for key in ("functions.add:7", "x", "z")]
+    text = template.render([QUESTION, asks, *answers])
+    assert re.findall(r"call_begin\|>([^<]+)<", text) == [f"functions.add:{n}" for n in (0, 7, 2)]
+    assert re.findall("Return of (.*)\n", text) == ["functions.add:7", "functions.add:0", "z"]
 
 
 def test_harmonys_template_gets_thinking_under_its_name_with_the_content_beside_a_call():

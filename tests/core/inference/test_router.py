@@ -12,6 +12,7 @@ from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion, ContextOverflow, SamplingParams
 from ajet.core.inference.gate import Gate
 from ajet.core.inference.replica import ReplicaDown
+from ajet.core.inference.routed_endpoint import RoutedEndpoint
 from ajet.core.inference.router import Router, RouterSettings
 from ajet.core.weight_sync.manifest import SyncReport, WeightsError
 
@@ -56,9 +57,9 @@ class FakeReplica:
         version = self.version or 0
         while len(tokens) < sampling.max_tokens and reason != "abort":
             await asyncio.sleep(self.step_s)
-            while self.hangs:
+            while self.hangs and not self.closed:
                 await asyncio.sleep(0.001)
-            if self.is_down:
+            if self.is_down or self.closed:
                 raise ReplicaDown(f"{self.name}: connection refused")
             tokens.append(len(prompt_ids) + len(tokens))
             reason = "abort" if request_id in self.aborted else "length"
@@ -114,22 +115,23 @@ def _replicas(count, **options):
     return [FakeReplica(f"r{number}", **options) for number in range(count)]
 
 
-async def _episode(router, episode_id, turns, pause=0.0):
+async def _episode(endpoint, episode_id, turns, pause=0.0):
     ids, replies = [1, 2], []
     for turn in range(turns):
-        reply = await router.generate(ids, SAMPLING, f"{episode_id}/{turn:04d}")
+        reply = await endpoint.generate(ids, SAMPLING, f"{episode_id}/{turn:04d}")
         assert reply.prompt_ids == tuple(ids)
         replies.append(reply)
         ids = [*ids, *reply.token_ids, 0]
         await asyncio.sleep(pause)
-    router.leave(episode_id)
+    endpoint.leave(episode_id)
     return replies
 
 
 async def test_an_episode_stays_with_its_replica_which_hears_that_it_left():
     replicas = _replicas(3)
     router = Router(replicas, FAST)
-    await asyncio.gather(*(_episode(router, f"e{n}", 4) for n in range(9)))
+    endpoint = RoutedEndpoint(router)
+    await asyncio.gather(*(_episode(endpoint, f"e{n}", 4) for n in range(9)))
     for replica in replicas:
         episodes = Counter(request.split("/")[0] for request in replica.asked)
         assert len(episodes) == 3 and set(episodes.values()) == {4}
@@ -141,22 +143,24 @@ async def test_an_episode_stays_with_its_replica_which_hears_that_it_left():
 async def test_a_death_in_the_middle_of_requests_is_not_seen_by_any_episode():
     replicas = _replicas(3, step_s=0.002)
     router = Router(replicas, FAST)
-    episodes = [asyncio.create_task(_episode(router, f"e{n}", 5)) for n in range(12)]
+    endpoint = RoutedEndpoint(router)
+    episodes = [asyncio.create_task(_episode(endpoint, f"e{n}", 5)) for n in range(12)]
     await asyncio.sleep(0.02)
     replicas[1].is_down = True
     done = await asyncio.gather(*episodes)
     assert all(len(replies) == 5 for replies in done)
     assert all(len(reply.token_ids) == 6 for replies in done for reply in replies)
-    assert router.names == ["r0", "r2"] and router.stats.num_retries >= 1
+    assert router.names == ["r0", "r2"] and endpoint.stats.num_retries >= 1
     await router.close()
 
 
 async def test_a_replica_that_hangs_is_found_by_its_health_and_its_requests_go_elsewhere():
     replicas = _replicas(2, step_s=0.001)
     router = Router(replicas, FAST)
+    endpoint = RoutedEndpoint(router)
     replicas[0].hangs = True
     done = await asyncio.wait_for(
-        asyncio.gather(*(_episode(router, f"e{n}", 1) for n in range(4))), 5
+        asyncio.gather(*(_episode(endpoint, f"e{n}", 1) for n in range(4))), 5
     )
     assert len(done) == 4 and router.names == ["r1"]
     await router.close()
@@ -171,13 +175,14 @@ async def test_a_dead_replica_is_replaced_with_the_weights_of_the_day():
         return fresh
 
     router = Router(replicas, FAST, spawn=spawn)
+    endpoint = RoutedEndpoint(router)
     await router.load_weights(Weights(), 7)
     replicas[0].is_down = True
-    await asyncio.gather(*(_episode(router, f"e{n}", 2) for n in range(6)))
+    await asyncio.gather(*(_episode(endpoint, f"e{n}", 2) for n in range(6)))
     while "r0" not in router.names:
         await asyncio.sleep(0.01)
     assert events[:2] == [("wake", "r0"), ("load", "r0", 7)] and router.stats.num_replaced == 1
-    replies = await asyncio.gather(*(_episode(router, f"f{n}", 1) for n in range(4)))
+    replies = await asyncio.gather(*(_episode(endpoint, f"f{n}", 1) for n in range(4)))
     assert fresh.asked and {reply.policy_version for (reply,) in replies} == {7}
     await router.close()
 
@@ -192,7 +197,8 @@ async def test_requests_wait_for_a_replacement_and_fail_in_one_line_when_there_i
 
     only.is_down = True
     router = Router([only], FAST, spawn=spawn)
-    waiting = asyncio.create_task(_episode(router, "e", 1))
+    endpoint = RoutedEndpoint(router)
+    waiting = asyncio.create_task(_episode(endpoint, "e", 1))
     await asyncio.sleep(0.1)
     assert not waiting.done()
     ready.set()
@@ -203,18 +209,20 @@ async def test_requests_wait_for_a_replacement_and_fail_in_one_line_when_there_i
         raise ModelError("r0: no GPU is free")
 
     router = Router([only], FAST, spawn=nobody)
+    endpoint = RoutedEndpoint(router)
     with pytest.raises(ModelError) as caught:
-        await router.generate([1], SAMPLING, "e/0")
+        await endpoint.generate([1], SAMPLING, "e/0")
     assert str(caught.value) == "no inference replica is left (r0: no GPU is free)"
     with pytest.raises(ModelError, match=r"^no inference replica is left"):
-        await Router([], FAST).generate([1], SAMPLING, "e/0")
+        await RoutedEndpoint(Router([], FAST)).generate([1], SAMPLING, "e/0")
     await router.close()
 
 
 async def test_a_check_that_fails_once_changes_nothing():
     replicas = _replicas(2)
     router = Router(replicas, FAST)
-    await _episode(router, "e0", 1)
+    endpoint = RoutedEndpoint(router)
+    await _episode(endpoint, "e0", 1)
     for replica in replicas:
         replica.checks = [False, False, True] * 4
     for _ in range(60):
@@ -227,8 +235,9 @@ async def test_a_check_that_fails_once_changes_nothing():
 async def test_a_replica_that_stumbled_comes_back():
     replicas = _replicas(2)
     router = Router(replicas, FAST)
+    endpoint = RoutedEndpoint(router)
     replicas[0].is_down, replicas[0].checks = True, [False, True, True, True]
-    assert len((await _episode(router, "e0", 1))[0].token_ids) == 6
+    assert len((await _episode(endpoint, "e0", 1))[0].token_ids) == 6
     assert router.names == ["r1"]
     replicas[0].is_down = False
     while len(router.names) < 2:
@@ -246,11 +255,12 @@ async def test_a_request_that_breaks_every_replica_fails_alone():
 
     replicas = [Brittle(f"r{n}") for n in range(4)]
     router = Router(replicas, FAST)
+    endpoint = RoutedEndpoint(router)
     with pytest.raises(ModelError, match=r"^request bad/0: 3 tries failed, the last one: r\d: 500"):
-        await router.generate([666], SAMPLING, "bad/0")
+        await endpoint.generate([666], SAMPLING, "bad/0")
     while len(router.names) < 4:
         await asyncio.sleep(0.01)
-    await _episode(router, "good", 3)
+    await _episode(endpoint, "good", 3)
     await router.close()
 
 
@@ -260,40 +270,43 @@ async def test_an_overlong_prompt_is_nobodys_fault():
             raise ContextOverflow("too long")
 
     router = Router([Short("r0")], FAST)
+    endpoint = RoutedEndpoint(router)
     with pytest.raises(ContextOverflow):
-        await router.generate([1], SAMPLING, "e/0")
-    assert router.names == ["r0"] and router.stats.num_retries == 0
+        await endpoint.generate([1], SAMPLING, "e/0")
+    assert router.names == ["r0"] and endpoint.stats.num_retries == 0
     await router.close()
 
 
 async def test_an_episode_moves_when_its_replica_is_too_busy():
     replicas = _replicas(2, step_s=0.002)
     router = Router(replicas, RouterSettings(skew=3))
-    await _episode_turn(router, "home/0000")
+    endpoint = RoutedEndpoint(router)
+    await _episode_turn(endpoint, "home/0000")
     home = next(replica for replica in replicas if replica.asked)
-    others = [asyncio.create_task(_episode_turn(router, f"x{n}/0000")) for n in range(20)]
+    others = [asyncio.create_task(_episode_turn(endpoint, f"x{n}/0000")) for n in range(20)]
     await asyncio.sleep(0.005)
     other = replicas[1 - replicas.index(home)]
     other.step_s = 0
     while other.gate.inside:
         await asyncio.sleep(0.001)
-    await _episode_turn(router, "home/0001")
+    await _episode_turn(endpoint, "home/0001")
     assert "home/0001" in other.asked
     await asyncio.gather(*others)
-    await _episode_turn(router, "home/0002")
+    await _episode_turn(endpoint, "home/0002")
     assert "home/0002" in other.asked
     await router.close()
 
 
-def _episode_turn(router, request_id):
-    return router.generate([1, 2], SAMPLING, request_id)
+def _episode_turn(endpoint, request_id):
+    return endpoint.generate([1, 2], SAMPLING, request_id)
 
 
 async def test_requests_are_held_while_weights_change():
     events = []
     replicas = _replicas(2, events=events, step_s=0.002)
     router = Router(replicas, FAST)
-    episodes = [asyncio.create_task(_episode(router, f"e{n}", 6)) for n in range(10)]
+    endpoint = RoutedEndpoint(router)
+    episodes = [asyncio.create_task(_episode(endpoint, f"e{n}", 6)) for n in range(10)]
     await asyncio.sleep(0.02)
     await router.pause()
     assert not any(replica.gate.inside for replica in replicas)
@@ -321,15 +334,16 @@ async def test_a_request_that_was_ended_in_a_queue_has_the_version_of_its_tokens
 
     replica = Queued("r0")
     replica.version = 2
-    reply = await Router([replica]).generate([5], SAMPLING, "e/0")
+    reply = await RoutedEndpoint(Router([replica])).generate([5], SAMPLING, "e/0")
     assert len(reply.token_ids) == 6 and reply.policy_version == 2
 
 
 @pytest.mark.parametrize("continued", [True, False], ids=["continued", "from the start"])
 async def test_an_aborted_request_goes_on_after_the_change(continued):
     replica = FakeReplica("r0", step_s=0.005)
-    router = Router([replica], RouterSettings(continue_aborted=continued))
-    request = asyncio.create_task(router.generate([1, 2], SAMPLING, "e/0"))
+    router = Router([replica])
+    endpoint = RoutedEndpoint(router, continue_aborted=continued)
+    request = asyncio.create_task(endpoint.generate([1, 2], SAMPLING, "e/0"))
     await asyncio.sleep(0.013)
     await router.pause(abort=True)
     await router.load_weights(Weights(), 7)
@@ -351,23 +365,24 @@ async def test_an_aborted_request_goes_on_after_the_change(continued):
 async def test_a_caller_ends_its_request_wherever_it_is():
     replica = FakeReplica("r0", step_s=0.002)
     router = Router([replica], FAST)
-    running = asyncio.create_task(router.generate([1], SAMPLING, "e/0"))
+    endpoint = RoutedEndpoint(router)
+    running = asyncio.create_task(endpoint.generate([1], SAMPLING, "e/0"))
     await asyncio.sleep(0.005)
-    router.abort("e/0")
+    endpoint.abort("e/0")
     reply = await running
     assert reply.finish_reason == "abort" and 0 < len(reply.token_ids) < 6
     await router.pause()
-    held = asyncio.create_task(router.generate([1], SAMPLING, "e/1"))
+    held = asyncio.create_task(endpoint.generate([1], SAMPLING, "e/1"))
     await asyncio.sleep(0.005)
-    router.abort("e/1")
+    endpoint.abort("e/1")
     assert (await held).token_ids == ()
-    router.abort("unknown/0")
-    cancelled = asyncio.create_task(router.generate([1], SAMPLING, "e/2"))
+    endpoint.abort("unknown/0")
+    cancelled = asyncio.create_task(endpoint.generate([1], SAMPLING, "e/2"))
     await asyncio.sleep(0)
     cancelled.cancel()
     await asyncio.gather(cancelled, return_exceptions=True)
     await router.resume()
-    assert len((await router.generate([1], SAMPLING, "e/2")).token_ids) == 6
+    assert len((await endpoint.generate([1], SAMPLING, "e/2")).token_ids) == 6
     await router.close()
 
 
@@ -409,10 +424,11 @@ async def test_weights_that_are_sent_go_to_all_and_again_to_one_that_comes_later
         return fresh
 
     router = Router(replicas, FAST, spawn=spawn)
+    endpoint = RoutedEndpoint(router)
     await router.load_weights(weights, 7)
     assert weights.begun == [2]
     replicas[0].is_down = True
-    await asyncio.gather(*(_episode(router, f"e{n}", 2) for n in range(6)))
+    await asyncio.gather(*(_episode(endpoint, f"e{n}", 2) for n in range(6)))
     while "r0" not in router.names:
         await asyncio.sleep(0.01)
     assert weights.begun == [2, 1] and fresh.version == 7
@@ -437,8 +453,9 @@ async def test_weights_for_an_engine_that_is_being_replaced_wait_for_the_other_o
         return fresh
 
     router = Router([only], FAST, spawn=spawn)
+    endpoint = RoutedEndpoint(router)
     only.is_down = True
-    waiting = asyncio.create_task(_episode(router, "e", 1))
+    waiting = asyncio.create_task(_episode(endpoint, "e", 1))
     loading = asyncio.create_task(router.load_weights(Weights(), 3))
     await asyncio.sleep(0.1)
     assert not loading.done()
@@ -466,9 +483,10 @@ async def test_weights_that_differ_between_replicas_are_an_error():
 async def test_a_replica_that_was_away_gets_the_weights_and_the_sleep_that_it_missed():
     replicas = _replicas(2)
     router = Router(replicas, FAST)
+    endpoint = RoutedEndpoint(router)
     await router.load_weights(Weights(), 6)
     replicas[0].is_down = True
-    await _episode(router, "e", 1)
+    await _episode(endpoint, "e", 1)
     await router.sleep()
     await router.load_weights(Weights(), 7)
     replicas[0].is_down = False
@@ -491,7 +509,8 @@ async def test_nothing_is_put_in_a_dead_ones_place_while_the_engines_sleep():
         return FakeReplica(name)
 
     router = Router(replicas, FAST, spawn=spawn)
-    await _episode(router, "e", 1)
+    endpoint = RoutedEndpoint(router)
+    await _episode(endpoint, "e", 1)
     await router.pause()
     await router.sleep()
     replicas[0].is_down = True
@@ -516,7 +535,8 @@ async def test_sleep_waits_for_what_is_put_in_a_dead_ones_place_and_it_sleeps_to
         return new
 
     router = Router(replicas, FAST, spawn=spawn)
-    await _episode(router, "e", 1)
+    endpoint = RoutedEndpoint(router)
+    await _episode(endpoint, "e", 1)
     replicas[0].is_down = True
     while router.stats.num_lost == 0:
         await asyncio.sleep(0.01)
@@ -547,7 +567,8 @@ async def test_a_replica_that_missed_the_wake_is_woken_before_anything_else():
 
     replicas = [Sleepy("r0"), FakeReplica("r1")]
     router = Router(replicas, FAST)
-    await _episode(router, "e", 1)
+    endpoint = RoutedEndpoint(router)
+    await _episode(endpoint, "e", 1)
     await router.sleep()
     await router.wake()
     while len(router.names) < 2:
@@ -576,7 +597,8 @@ async def test_a_watcher_outlives_what_it_meets(error):
     sink = logger.add(lambda message: said.append(message.record["message"]))
     replicas = [Odd("r0"), FakeReplica("r1")]
     router = Router(replicas, FAST, spawn=spawn)
-    await _episode(router, "e", 1)
+    endpoint = RoutedEndpoint(router)
+    await _episode(endpoint, "e", 1)
     async with asyncio.timeout(5):
         while not router.stats.num_replaced or len(router.names) < 2:
             await asyncio.sleep(0.01)
@@ -594,7 +616,8 @@ async def test_a_replica_is_not_lost_while_it_loads():
             return await super().load_weights(source, version)
 
     router = Router([Busy("r0")], FAST)
-    await _episode(router, "e", 1)
+    endpoint = RoutedEndpoint(router)
+    await _episode(endpoint, "e", 1)
     await router.load_weights(Weights(), 7)
     assert router.names == ["r0"] and router.stats.num_lost == 0
     await asyncio.sleep(0.05)
@@ -611,14 +634,15 @@ async def test_a_request_given_up_while_it_waits_for_a_place_is_not_sent():
 
     only.is_down = True
     router = Router([only], FAST, spawn=spawn)
-    waiting = asyncio.create_task(router.generate([1], SAMPLING, "e/0"))
+    endpoint = RoutedEndpoint(router)
+    waiting = asyncio.create_task(endpoint.generate([1], SAMPLING, "e/0"))
     while router.names:
         await asyncio.sleep(0.01)
-    router.abort("e/0")
+    endpoint.abort("e/0")
     ready.set()
     reply = await waiting
     assert (reply.finish_reason, reply.token_ids, fresh.asked) == ("abort", (), [])
-    assert len((await router.generate([1], SAMPLING, "e/1")).token_ids) == 6
+    assert len((await endpoint.generate([1], SAMPLING, "e/1")).token_ids) == 6
     await router.close()
 
 
@@ -630,8 +654,9 @@ async def test_a_thousand_episodes_in_flight_survive_deaths_and_pauses():
         return FakeReplica(name, step_s=0.001)
 
     router = Router(replicas, FAST, spawn=spawn)
+    endpoint = RoutedEndpoint(router)
     episodes = [
-        asyncio.create_task(_episode(router, f"e{n:04d}", 3, luck.random() * 0.01))
+        asyncio.create_task(_episode(endpoint, f"e{n:04d}", 3, luck.random() * 0.01))
         for n in range(1000)
     ]
     await asyncio.sleep(0.05)
@@ -642,5 +667,5 @@ async def test_a_thousand_episodes_in_flight_survive_deaths_and_pauses():
     await router.resume()
     done = await asyncio.gather(*episodes)
     assert all(len(reply.token_ids) == 6 for replies in done for reply in replies)
-    assert router.stats.num_requests == 3000
+    assert endpoint.stats.num_requests == 3000
     await router.close()

@@ -409,6 +409,42 @@ def test_a_call_that_the_session_did_not_ask_for_can_be_recorded():
     assert after.ids[:5] == [1, 2, 3, 4, IM_END]
 
 
+@pytest.mark.parametrize(("content", "continues"), [("", True), ("So.", False)])
+def test_gemmas_turn_goes_on_after_a_call_but_not_after_content_beside_it(content, continues):
+    """Its template writes the content after the tools' results."""
+    template = TEMPLATES["gemma4_v5"]
+    session = TokenSession(template)
+    reply = assistant(content, tool_calls=[call({"a": 1})])
+    handover = TOKENIZERS["gemma4_v5"].convert_tokens_to_ids("<|tool_response>")
+    sampled = [*template.encode(f"{content}<|tool_call>call:add{{a:1}}<tool_call|>"), handover]
+    prompt = say(session, [user("q")], reply, sampled, TOOLS)
+    messages = [user("q"), reply, {**tool("5"), "tool_call_id": "call_0"}]
+    after = session.prompt_for(messages, TOOLS)
+    assert after.continues is continues
+    if continues:
+        new = template.encode('response:add{value:<|"|>5<|"|>}<tool_response|>')
+        assert after.ids == [*prompt.ids, *sampled, *new]
+    else:
+        assert after.ids == template.prompt_ids(messages, TOOLS)
+        assert after.reason.startswith("the model ended its reply with <|tool_response>")
+
+
+def test_kimis_results_are_named_after_the_calls_that_they_answer():
+    template = TEMPLATES["kimi_k2"]
+    session = TokenSession(template, check_drift=True)
+    messages = [user("q")]
+    for number in range(2):
+        reply = assistant("", tool_calls=[call({"a": 1}, f"call_{number}")])
+        ids = reply_ids(template, messages, TOOLS, reply, tool("x"))
+        prompt = say(session, messages, reply, ids, TOOLS)
+        assert prompt.continues == (number > 0) and prompt.drift is None
+        messages += [reply, {**tool("5"), "tool_call_id": f"call_{number}"}]
+    text = template.text_of(session.prompt_for(messages, TOOLS).ids)
+    for number in range(2):
+        assert f"functions.add:{number}<|tool_call_argument_begin|>" in text
+        assert f"## Return of functions.add:{number}\n5<|im_end|>" in text
+
+
 WORDS = st.text(
     st.characters(codec="utf-8", exclude_characters="\ufdd0\ufdd1") | st.sampled_from("\n the12<|"),
     min_size=1,
@@ -472,3 +508,5 @@ def test_every_familys_conversation_goes_on_from_its_recorded_ids_or_says_why_no
 
 
 GOES_ON = set(FAMILY_EOS) - {"llama3", "deepseekv3"}  # as long as only tools answer
+GOES_ON -= {"minimax_m2", "nemotron_3_nano"}  # which do where replies think
+GOES_ON -= {"gemma4_v5"}  # which does where a reply is a call alone

@@ -36,7 +36,7 @@ def learner(name="grpo", kl=None, kl_in_reward=False, warmup=0, **update):
 
 
 def learn(one, groups, step=1):
-    lesson = one.estimate(one.credit(groups))
+    lesson = one.make_batch(one.score(groups))
     return lesson, one.update(step, lesson)
 
 
@@ -96,7 +96,7 @@ def test_a_batch_that_says_nothing_leaves_finite_weights_with_every_estimator(na
 def test_a_group_that_lost_members_renormalises_over_those_that_are_left():
     whole = group_of(member(0, 1.0), member(1, 0.0))
     lost = group_of(member(0, 1.0), member(1, 0.0), member(2, **FAILED))
-    found, expected = (learner().estimate(learner().credit([g])) for g in (lost, whole))
+    found, expected = (learner().make_batch(learner().score([g])) for g in (lost, whole))
     assert found.advantages.keys() == expected.advantages.keys()
     for name, turns in expected.advantages.items():
         for one, other in zip(turns, found.advantages[name], strict=True):
@@ -106,9 +106,9 @@ def test_a_group_that_lost_members_renormalises_over_those_that_are_left():
 def test_the_kl_is_taken_off_the_rewards_and_steers_its_coefficient():
     one = learner("reinforce", AdaptiveKL(0.5, 0.1, 10), kl_in_reward=True)
     group = group_of(member(0, 1.0), member(1, 0.0))
-    credited = one.credit([group])
+    credited = one.score([group])
     [[first, _]] = credited.credits
-    reference = one.policy.reference_scores(learner().estimate(learner().credit([group])).samples)
+    reference = one.policy.reference_scores(learner().make_batch(learner().score([group])).samples)
     sampled = np.array([-0.5, -0.25, -2.0, -0.125, 0.0])
     expected = 0.5 * (sampled - reference[0][[10, 11, 12, 16, 17]])
     np.testing.assert_allclose(np.concatenate(first.penalties), expected, rtol=1e-5)

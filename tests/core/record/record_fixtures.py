@@ -4,10 +4,10 @@ import numpy as np
 
 from ajet.core.inference.endpoint import Completion
 from ajet.core.task.task import Task
+from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.sample import TrainingSample, TurnSpan
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 from ajet.core.trajectory.turn import Turn
-from ajet.core.workflow.workflow import WorkflowOutput, WorkflowTask
 
 TOOLS = [{"type": "function", "function": {"name": "execute_python_code", "parameters": {}}}]
 SYSTEM = {"role": "system", "content": "You are an agent."}

@@ -7,8 +7,8 @@ import pytest
 from ajet.core.record.evaluation import evaluate, mean_over_tasks, pass_at_k, wilson
 from ajet.core.record.step_metrics import held_out_metrics
 from ajet.core.task.task import Task
+from ajet.core.task.workflow_task import WorkflowTask
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
-from ajet.core.workflow.workflow import WorkflowTask
 
 
 def group(name: str, successes: list[bool], **metadata: str) -> Group:

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 
 from ajet.core.inference.endpoint import Completion
-from ajet.core.record.run_state import RunState
 from ajet.core.record.timeline_counts import (
     ANOTHER_AGENT,
     NOT_RECORDED,
@@ -14,6 +13,7 @@ from ajet.core.record.timeline_counts import (
     WENT_BACK,
     TimelineCounts,
 )
+from ajet.core.run.run_state import RunState
 from ajet.core.trajectory.samples import to_samples
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.trajectory.turn import Turn

@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from ajet import Task, Workflow, WorkflowOutput
+from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.workflow.gateway.gateway import Gateway
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
@@ -86,7 +87,9 @@ async def test_a_bad_agent_ends_as_a_status_and_the_other_goes_on(bad, status, n
         cancel_grace_s=0.05,
     )
     try:
-        [group] = await runner.rollout([Task("t", "q")], step=1, mode="train", num_repeat=2)
+        [group] = await runner.rollout(
+            RolloutRequest([Task("t", "q")], step=1, mode="train", num_repeat=2)
+        )
     finally:
         gateway.close()
     good, ended = group.trajectories

@@ -7,7 +7,7 @@ import pytest
 from ajet import Task, Workflow, WorkflowOutput
 from ajet.core.errors import RunFailed
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.rollout.batch import BatchRollout, BatchSettings, most_telling
+from ajet.core.rollout.batch import BatchRollout, BatchSettings, top_by_variance
 from ajet.core.task.cursor import DataCursor
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 
@@ -83,7 +83,7 @@ async def test_oversampling_keeps_the_groups_whose_rewards_vary_most():
     assert tasks_of(group for group in found.groups if group.valid) == ["t0", "t2"]
     assert found.groups[4].trajectories[0].left_out == "oversampling"
     assert cursor.state_dict()["taken"] == 5
-    assert most_telling(found.groups, 2) == found.groups  # what is set aside stays so
+    assert top_by_variance(found.groups, 2) == found.groups  # what is set aside stays so
 
 
 async def test_an_episode_that_a_limit_cut_leaves_the_baseline_of_its_group_too():

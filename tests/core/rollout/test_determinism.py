@@ -8,6 +8,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ajet import BaseJudge, Task, Workflow, WorkflowOutput
 from ajet.core.inference.engines.in_process import InProcessEngine
+from ajet.core.rollout.request import RolloutRequest
 from tests.fakes import chat_tokenizer, episode_runner
 
 TOKENIZER = chat_tokenizer("qwen2_5")
@@ -61,7 +62,7 @@ async def sampled(model):
         max_response_length_in_one_turn=12,
         failure_policy="retry",
     )
-    groups = await runner.rollout(TASKS, step=0, mode="train", num_repeat=3)
+    groups = await runner.rollout(RolloutRequest(TASKS, step=0, mode="train", num_repeat=3))
     stats = engine.stats
     await engine.close()
     turns = {t.episode_id: [x.completion for x in t.turns] for g in groups for t in g.trajectories}

@@ -9,6 +9,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from ajet import Task, Workflow, WorkflowOutput
 from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.judge.judge import GroupJudge
+from ajet.core.rollout.request import RolloutRequest
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 
 TOKENIZER = chat_tokenizer("qwen2_5")
@@ -48,7 +49,7 @@ async def rollout(workflow, endpoint, judge=None, num_repeat=2, redundancy=3, **
     limits = {"max_response_length_in_one_turn": 6, **limits}
     runner = episode_runner(workflow, endpoint, TOKENIZER, judge, **limits)
     return await runner.rollout(
-        TASKS, step=0, mode="train", num_repeat=num_repeat, redundancy=redundancy
+        RolloutRequest(TASKS, step=0, mode="train", num_repeat=num_repeat, redundancy=redundancy)
     )
 
 

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from ajet import GroupJudge, Task, Workflow, WorkflowOutput
+from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 
@@ -49,7 +50,7 @@ def runner_of(judge, workflow=Numbered, **options):
 async def groups_of(judge, workflow=Numbered, num_tasks=1, num_repeat=3, mode="train", **options):
     tasks = [Task(f"t{n}", "q") for n in range(num_tasks)]
     runner = runner_of(judge, workflow, **options)
-    rollout = runner.rollout(tasks, step=0, mode=mode, num_repeat=num_repeat)
+    rollout = runner.rollout(RolloutRequest(tasks, step=0, mode=mode, num_repeat=num_repeat))
     return await asyncio.wait_for(rollout, 20)  # a member that nobody counts is waited for ever
 
 
@@ -161,7 +162,7 @@ async def test_a_rollout_that_is_stopped_stops_the_judge():
 
     runner = runner_of(Waits())
     rollout = asyncio.ensure_future(
-        runner.rollout([Task("t", "q")], step=0, mode="train", num_repeat=3)
+        runner.rollout(RolloutRequest([Task("t", "q")], step=0, mode="train", num_repeat=3))
     )
     await asyncio.sleep(0.2)
     runner.stop()

@@ -7,6 +7,7 @@ import pytest
 from ajet import GroupJudge, Task, Workflow, WorkflowOutput
 from ajet.core.errors import RunFailed
 from ajet.core.judge.judge import BaseJudge
+from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.malformed import MalformedPolicy
 from ajet.core.trajectory.samples import to_samples
 from ajet.core.trajectory.trajectory import EpisodeStatus
@@ -48,7 +49,9 @@ def said(*replies):
 
 async def episode(*replies, workflow=ThreeCalls, policy=CHECKED, judge=None, mode="train"):
     runner = episode_runner(workflow, said(*replies), TOKENIZER, judge or Right(), malformed=policy)
-    [group] = await runner.rollout([Task("t", "2+2?")], step=0, mode=mode, num_repeat=1)
+    [group] = await runner.rollout(
+        RolloutRequest([Task("t", "2+2?")], step=0, mode=mode, num_repeat=1)
+    )
     return group.trajectories[0]
 
 
@@ -75,7 +78,9 @@ async def test_the_ids_of_a_malformed_reply_are_trained_as_they_were_sampled():
     runner = episode_runner(
         ThreeCalls, said("fine", BAD_CALL), TOKENIZER, Right(), malformed=CHECKED
     )
-    [group] = await runner.rollout([Task("t", "2+2?")], step=0, mode="train", num_repeat=2)
+    [group] = await runner.rollout(
+        RolloutRequest([Task("t", "2+2?")], step=0, mode="train", num_repeat=2)
+    )
     [one, _] = to_samples([group], estimate([credit_of(group)], EstimatorSettings()).advantages)
     last = group.trajectories[0].turns[1].completion
     assert last.token_ids == (*TOKENIZER.encode(BAD_CALL, add_special_tokens=False), 257)
@@ -149,7 +154,9 @@ async def test_a_failed_episode_stays_a_failure():
     runner = episode_runner(
         Breaks, said("\x00"), TOKENIZER, Right(), malformed=policy, max_failure_rate=1.0
     )
-    [group] = await runner.rollout([Task("t", "2+2?")], step=0, mode="train", num_repeat=1)
+    [group] = await runner.rollout(
+        RolloutRequest([Task("t", "2+2?")], step=0, mode="train", num_repeat=1)
+    )
     [t] = group.trajectories
     assert (t.status, t.reward) == (EpisodeStatus.AGENT_ERROR, None)
 
@@ -164,7 +171,9 @@ async def test_a_tool_whose_schema_is_none_is_said_in_one_line():
     runner = episode_runner(
         BadSchema, said(BAD_CALL), TOKENIZER, Right(), malformed=CHECKED, max_failure_rate=1.0
     )
-    [group] = await runner.rollout([Task("t", "2+2?")], step=0, mode="train", num_repeat=1)
+    [group] = await runner.rollout(
+        RolloutRequest([Task("t", "2+2?")], step=0, mode="train", num_repeat=1)
+    )
     assert group.trajectories[0].error.startswith(
         "ConfigError: tool 'add': its parameters are no JSON schema: 'dict' is not valid"
     )
@@ -180,7 +189,7 @@ async def test_a_judge_of_groups_does_not_wait_for_a_member_that_was_malformed()
     endpoint = ScriptedEndpoint(TOKENIZER, lambda prompt, name: replies[int(name[-6])])
     runner = episode_runner(ThreeCalls, endpoint, TOKENIZER, RightInEveryGroup(), malformed=CHECKED)
     [group] = await asyncio.wait_for(
-        runner.rollout([Task("t", "2+2?")], step=0, mode="train", num_repeat=2), 20
+        runner.rollout(RolloutRequest([Task("t", "2+2?")], step=0, mode="train", num_repeat=2)), 20
     )
     assert [t.reward for t in group.trajectories] == [1.0, -0.5]
 

@@ -4,10 +4,10 @@ import io
 
 import pytest
 
+from ajet import assembly
 from ajet.backbones.debug.debugging import debug_episodes
-from ajet.core import assembly
+from ajet.backbones.evaluating import Subject, evaluate_subject
 from ajet.core.config import load_config
-from ajet.core.evaluating import Subject, evaluate_subject
 from ajet.core.importing import load_object
 from ajet.core.judge.judge import BaseJudge
 
@@ -72,9 +72,8 @@ def test_training_and_validation_share_the_judge(config, tmp_path):
 
     console = Console(file=io.StringIO())
     training = Training(config, RunFolder.open(tmp_path / "run"), Interrupt(), console)
-    judge = training.runner._judge
-    assert training.validation.runner._judge is judge
-    training.run()
+    judge = training.validator.executor.judge
+    training.fit()
     assert judge_kind(config).num_made == 1
     assert set(judge.modes) == {"train", "eval"}
 

@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from ajet import Task, Workflow, WorkflowOutput
+from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.workflow.gateway.gateway import Gateway
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
@@ -29,7 +30,9 @@ async def episodes(workflow, gateway, num=1, **limits):
     runner = episode_runner(
         workflow, endpoint, TOKENIZER, gateway=gateway, max_env_worker=num, **limits
     )
-    [group] = await runner.rollout([Task("t", "q")], step=1, mode="train", num_repeat=num)
+    [group] = await runner.rollout(
+        RolloutRequest([Task("t", "q")], step=1, mode="train", num_repeat=num)
+    )
     return group.trajectories
 
 
@@ -148,7 +151,9 @@ async def test_a_workflow_with_a_loop_of_its_own_calls_the_model_on_the_episodes
 
     endpoint = Endpoint(TOKENIZER, lambda prompt, request_id: request_id)
     runner = episode_runner(OwnLoop, endpoint, TOKENIZER, gateway=gateway)
-    [group] = await runner.rollout([Task("t", "q")], step=1, mode="train", num_repeat=2)
+    [group] = await runner.rollout(
+        RolloutRequest([Task("t", "q")], step=1, mode="train", num_repeat=2)
+    )
     for trajectory in group.trajectories:
         name = trajectory.episode_id
         assert trajectory.output.metadata["said"] == [f"{name}/0000", f"{name}/0002"]

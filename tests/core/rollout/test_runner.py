@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from ajet import BaseJudge, Task, Workflow, WorkflowOutput
-from ajet.core.errors import ConfigError, RunFailed
-from ajet.core.rollout.failure import EnvironmentFault
+from ajet.core.errors import ConfigError, EnvironmentFault, RunFailed
+from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.limits import EpisodeClosed
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
@@ -45,7 +45,9 @@ async def one(execute, judge=None, tasks=TASKS[:1], num_repeat=1, max_failure_ra
         max_failure_rate=max_failure_rate,
         **limits,
     )
-    groups = await runner.rollout(tasks, step=0, mode="train", num_repeat=num_repeat)
+    groups = await runner.rollout(
+        RolloutRequest(tasks, step=0, mode="train", num_repeat=num_repeat)
+    )
     return groups[0].trajectories[0]
 
 
@@ -58,7 +60,8 @@ async def test_groups_and_members_come_in_the_order_of_the_tasks_whichever_ends_
     ended = []
     runner = episode_runner(Slow, endpoint(), TOKENIZER, Fixed())
     groups = await runner.rollout(
-        TASKS, step=3, mode="train", num_repeat=2, on_episode=lambda t: ended.append(t.episode_id)
+        RolloutRequest(TASKS, step=3, mode="train", num_repeat=2),
+        on_episode=lambda t: ended.append(t.episode_id),
     )
     ids = [t.episode_id for g in groups for t in g.trajectories]
     assert ids == [f"000003-train-{g:04d}-{m:02d}" for g in range(3) for m in range(2)]
@@ -77,7 +80,7 @@ async def test_groups_and_members_come_in_the_order_of_the_tasks_whichever_ends_
 async def test_the_next_episode_enters_before_the_one_that_made_room_leaves():
     scripted = endpoint()
     runner = episode_runner(OneCall, scripted, TOKENIZER, Fixed(), max_env_worker=2)
-    await runner.rollout(TASKS, step=0, mode="train", num_repeat=1)
+    await runner.rollout(RolloutRequest(TASKS, step=0, mode="train", num_repeat=1))
     first, second, third = (f"000000-train-{group:04d}-00" for group in range(3))
     assert scripted.events[:2] == [("enter", first), ("enter", second)]
     leaves = [event for event in scripted.events if event[0] == "leave"]
@@ -97,7 +100,7 @@ async def test_each_episode_has_its_own_copy_of_the_task():
             return WorkflowOutput(reward=1.0)
 
     runner = episode_runner(Appends, ScriptedEndpoint(TOKENIZER, lambda *_: "yes"), TOKENIZER)
-    [group] = await runner.rollout(TASKS[:1], step=0, mode="train", num_repeat=3)
+    [group] = await runner.rollout(RolloutRequest(TASKS[:1], step=0, mode="train", num_repeat=3))
     assert [len(t.turns[0].messages) for t in group.trajectories] == [1, 1, 1]
 
 
@@ -105,7 +108,7 @@ async def test_every_call_has_its_own_seed_and_an_evaluation_repeats_its_seeds_a
     async def seeds(mode, step):
         scripted = endpoint()
         runner = episode_runner(OneCall, scripted, TOKENIZER, Fixed())
-        await runner.rollout(TASKS, step=step, mode=mode, num_repeat=2)
+        await runner.rollout(RolloutRequest(TASKS, step=step, mode=mode, num_repeat=2))
         return [scripted.sampling[name].seed for name in sorted(scripted.sampling)]
 
     assert len(set(await seeds("train", 0))) == 6
@@ -144,7 +147,7 @@ async def test_a_broken_endpoint_is_not_the_agents_fault():
         raise RuntimeError("engine out of memory")
 
     runner = episode_runner(OneCall, endpoint(reply), TOKENIZER, Fixed(), max_failure_rate=1.0)
-    [group] = await runner.rollout(TASKS[:1], step=0, mode="train", num_repeat=1)
+    [group] = await runner.rollout(RolloutRequest(TASKS[:1], step=0, mode="train", num_repeat=1))
     [t] = group.trajectories
     assert t.status is EpisodeStatus.ENV_ERROR
     assert t.error == "the endpoint failed: RuntimeError: engine out of memory"
@@ -241,7 +244,7 @@ async def test_retry_runs_a_failed_episode_again_with_other_seeds():
     runner = episode_runner(
         Flaky, scripted, TOKENIZER, Fixed(), failure_policy="retry", max_retries=2
     )
-    [group] = await runner.rollout(TASKS[:1], step=0, mode="train", num_repeat=1)
+    [group] = await runner.rollout(RolloutRequest(TASKS[:1], step=0, mode="train", num_repeat=1))
     [t] = group.trajectories
     assert tries == ["000000-train-0000-00", "000000-train-0000-00-r1", "000000-train-0000-00-r2"]
     assert (t.status, len(t.earlier_attempts), t.reward) == (EpisodeStatus.OK, 2, 1.0)
@@ -271,7 +274,7 @@ class FailsOnce(OneCall):
 )
 async def test_the_failure_policy_says_what_becomes_of_the_group(policy, statuses, valid):
     runner = episode_runner(FailsOnce, endpoint(), TOKENIZER, Fixed(), failure_policy=policy)
-    [group] = await runner.rollout(TASKS[:1], step=0, mode="train", num_repeat=3)
+    [group] = await runner.rollout(RolloutRequest(TASKS[:1], step=0, mode="train", num_repeat=3))
     assert [t.status for t in group.trajectories] == statuses
     assert len(group.valid) == valid
     if policy == "zero":
@@ -282,7 +285,7 @@ async def test_the_failure_policy_says_what_becomes_of_the_group(policy, statuse
 async def test_too_many_failures_end_the_run_and_say_which():
     runner = episode_runner(FailsOnce, endpoint(), TOKENIZER, Fixed(), max_failure_rate=0.25)
     with pytest.raises(RunFailed, match=r"of 6 episodes failed \(2 agent_error\), more than") as e:
-        await runner.rollout(TASKS, step=0, mode="train", num_repeat=2)
+        await runner.rollout(RolloutRequest(TASKS, step=0, mode="train", num_repeat=2))
     assert "first: ValueError: unlucky (test_runner.py:" in str(e.value)
     assert "\n" not in str(e.value)
 
@@ -290,7 +293,7 @@ async def test_too_many_failures_end_the_run_and_say_which():
 async def test_debug_lets_the_workflows_own_exception_through():
     runner = episode_runner(FailsOnce, endpoint(), TOKENIZER, Fixed(), debug=True)
     with pytest.raises(ValueError, match="unlucky") as e:
-        await runner.rollout(TASKS[:1], step=0, mode="train", num_repeat=2)
+        await runner.rollout(RolloutRequest(TASKS[:1], step=0, mode="train", num_repeat=2))
     assert e.traceback[-1].path.name == "test_runner.py"
 
 
@@ -303,7 +306,9 @@ async def test_stop_gives_aborted_episodes_and_cancelling_reports_them_too():
             return output
 
     runner = episode_runner(Forever, endpoint(), TOKENIZER, Fixed(), max_env_worker=2)
-    rollout = asyncio.ensure_future(runner.rollout(TASKS, step=0, mode="train", num_repeat=1))
+    rollout = asyncio.ensure_future(
+        runner.rollout(RolloutRequest(TASKS, step=0, mode="train", num_repeat=1))
+    )
     await asyncio.sleep(0.05)
     runner.stop()
     groups = await rollout
@@ -311,7 +316,9 @@ async def test_stop_gives_aborted_episodes_and_cancelling_reports_them_too():
 
     reported = []
     rollout = asyncio.ensure_future(
-        runner.rollout(TASKS, step=0, mode="train", num_repeat=1, on_episode=reported.append)
+        runner.rollout(
+            RolloutRequest(TASKS, step=0, mode="train", num_repeat=1), on_episode=reported.append
+        )
     )
     await asyncio.sleep(0.05)
     rollout.cancel()
@@ -330,8 +337,8 @@ async def test_targets_that_match_no_agent_end_the_run_and_name_the_agents():
 
     runner = episode_runner(Misspelt, endpoint(), TOKENIZER)
     with pytest.raises(ConfigError, match=r"match none of its agents: .* are default, solver"):
-        await runner.rollout(TASKS, step=0, mode="train", num_repeat=1)
-    groups = await runner.rollout(TASKS, step=0, mode="eval", num_repeat=1)
+        await runner.rollout(RolloutRequest(TASKS, step=0, mode="train", num_repeat=1))
+    groups = await runner.rollout(RolloutRequest(TASKS, step=0, mode="eval", num_repeat=1))
     assert all(group.valid for group in groups)
 
 
@@ -345,9 +352,9 @@ async def test_a_task_without_a_workflow_ends_the_run_and_a_broken_constructor_i
 
     runner = episode_runner(no_workflow, endpoint(), TOKENIZER)
     with pytest.raises(ConfigError, match="registered as 'x'"):
-        await runner.rollout(TASKS, step=0, mode="train", num_repeat=1)
+        await runner.rollout(RolloutRequest(TASKS, step=0, mode="train", num_repeat=1))
     runner = episode_runner(Broken, endpoint(), TOKENIZER, max_failure_rate=1.0)
-    [group, *_] = await runner.rollout(TASKS, step=0, mode="train", num_repeat=1)
+    [group, *_] = await runner.rollout(RolloutRequest(TASKS, step=0, mode="train", num_repeat=1))
     assert group.trajectories[0].status is EpisodeStatus.AGENT_ERROR
 
 
@@ -413,7 +420,7 @@ async def test_the_workflows_own_reward_stands_and_without_judge_none_is_an_erro
     t = await one(rewards)
     assert (t.reward, t.is_success, t.reward_breakdown) == (0.25, False, {"workflow": 0.25})
     runner = episode_runner(OneCall, endpoint(), TOKENIZER, None, max_failure_rate=1.0)
-    [group] = await runner.rollout(TASKS[:1], step=0, mode="train", num_repeat=1)
+    [group] = await runner.rollout(RolloutRequest(TASKS[:1], step=0, mode="train", num_repeat=1))
     assert group.trajectories[0].status is EpisodeStatus.JUDGE_ERROR
 
 
@@ -421,7 +428,12 @@ async def test_the_deadline_leaves_out_what_an_episode_waits_for_the_others():
     """The endpoint answers nobody until the one that hangs is gone, as a wave does."""
 
     class Wave(ScriptedEndpoint):
-        holds_back = True
+        @property
+        def waves(self):
+            return self
+
+        def ask_before_waves(self, ask):
+            pass
 
         async def generate(self, prompt_ids, sampling, request_id):
             while ("leave", "000000-train-0000-01") not in self.events:
@@ -438,5 +450,5 @@ async def test_the_deadline_leaves_out_what_an_episode_waits_for_the_others():
     runner = episode_runner(
         OneHangs, Wave(TOKENIZER, lambda prompt, request: "yes"), TOKENIZER, episode_timeout_s=0.1
     )
-    [group] = await runner.rollout(TASKS[:1], step=0, mode="train", num_repeat=4)
+    [group] = await runner.rollout(RolloutRequest(TASKS[:1], step=0, mode="train", num_repeat=4))
     assert [str(t.status) for t in group.trajectories] == ["ok", "timeout", "ok", "ok"]

@@ -10,6 +10,7 @@ import pytest
 from ajet import BaseJudge, Task, Workflow, WorkflowOutput
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.evaluation import evaluate
+from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 
@@ -32,7 +33,7 @@ def runner_of(output, judge=None, **options):
 
 async def groups_of(output, judge=None, mode="train", **options):
     runner = runner_of(output, judge, **options)
-    return await runner.rollout([Task("t", "q")], step=0, mode=mode, num_repeat=2)
+    return await runner.rollout(RolloutRequest([Task("t", "q")], step=0, mode=mode, num_repeat=2))
 
 
 async def one(output, judge=None, **options):
@@ -185,7 +186,7 @@ async def test_sys_exit_in_a_judge_ends_its_episode_only():
     )
     runner = runner_of(WorkflowOutput(), judge_that(lambda output: sys.exit(3)), debug=True)
     with pytest.raises(RuntimeError, match=r"it called sys\.exit\(3\)"):
-        await runner.rollout([Task("t", "q")], step=0, mode="train", num_repeat=1)
+        await runner.rollout(RolloutRequest([Task("t", "q")], step=0, mode="train", num_repeat=1))
 
 
 async def test_an_exception_outside_exception_in_a_judge_ends_its_episode_only():
@@ -205,7 +206,7 @@ async def test_a_timeout_that_the_judge_raises_is_reported_as_its_own():
     assert t.error.startswith("judge 'MyJudge' raised TimeoutError: http 3s (test_scoring.py:")
     runner = runner_of(WorkflowOutput(), raises(TimeoutError("http 3s")), debug=True)
     with pytest.raises(TimeoutError, match="http 3s"):
-        await runner.rollout([Task("t", "q")], step=0, mode="train", num_repeat=1)
+        await runner.rollout(RolloutRequest([Task("t", "q")], step=0, mode="train", num_repeat=1))
 
 
 async def test_a_judge_past_its_deadline_gave_no_verdict_whatever_it_makes_of_that():
@@ -234,7 +235,7 @@ async def test_a_judge_that_cancels_itself_is_a_judge_error_and_a_stopped_run_ab
 
     runner = runner_of(WorkflowOutput(), Waits())
     rollout = asyncio.ensure_future(
-        runner.rollout([Task("t", "q")], step=0, mode="train", num_repeat=1)
+        runner.rollout(RolloutRequest([Task("t", "q")], step=0, mode="train", num_repeat=1))
     )
     await asyncio.sleep(0.05)
     runner.stop()

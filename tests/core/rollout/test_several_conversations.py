@@ -15,6 +15,7 @@ from ajet.core.record.timeline_counts import (
     WENT_BACK,
     TimelineCounts,
 )
+from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.samples import to_samples
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 
@@ -34,7 +35,9 @@ async def trained(workflow, *, num_repeat=1, said=lambda *_: "ok", **limits):
     """The group of one task, its samples, and what was counted."""
     endpoint = ScriptedEndpoint(TOKENIZER, said)
     runner = episode_runner(workflow, endpoint, TOKENIZER, **limits)
-    [group] = await runner.rollout([Task("t", "q")], step=0, mode="train", num_repeat=num_repeat)
+    [group] = await runner.rollout(
+        RolloutRequest([Task("t", "q")], step=0, mode="train", num_repeat=num_repeat)
+    )
     samples = to_samples([group], advantages(group))
     return group, samples, TimelineCounts.of([group], samples)
 
@@ -199,7 +202,9 @@ async def test_drift_is_looked_for_in_the_members_that_the_config_names(which, m
     """Each member makes three calls; the second and the third go on from recorded ids."""
     endpoint = Bytes(TOKENIZER, None)
     runner = episode_runner(Talks, endpoint, TOKENIZER, check_drift=which)
-    [group] = await runner.rollout([Task("t", "q")], step=0, mode="train", num_repeat=3)
+    [group] = await runner.rollout(
+        RolloutRequest([Task("t", "q")], step=0, mode="train", num_repeat=3)
+    )
     found = [[turn.notes.get("drift") for turn in t.turns] for t in group.trajectories]
     first = len(group.trajectories[0].turns[0].completion.prompt_ids)
     assert found == [
@@ -217,5 +222,7 @@ async def test_a_conversation_without_drift_is_checked_and_found_whole():
 
 async def test_a_validation_is_not_checked_for_drift():
     runner = episode_runner(Talks, Bytes(TOKENIZER, None), TOKENIZER, check_drift="all")
-    [group] = await runner.rollout([Task("t", "q")], step=0, mode="eval", num_repeat=1)
+    [group] = await runner.rollout(
+        RolloutRequest([Task("t", "q")], step=0, mode="eval", num_repeat=1)
+    )
     assert "drift_checked" not in group.trajectories[0].turns[1].notes

@@ -7,8 +7,8 @@ import pytest
 
 from ajet.core.config import load_config
 from ajet.core.errors import AjetError
-from ajet.core.task.prepare import DataRecipe, write_splits
 from ajet.core.task.reader import make_reader, task_from_row
+from ajet.sources.prepare import DataRecipe, write_splits
 
 ROWS = [{"question": f"q{i}", "answer": f"#### {i}"} for i in range(3)]
 

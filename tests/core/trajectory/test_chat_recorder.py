@@ -5,9 +5,12 @@ import pytest
 from ajet.core import seeding
 from ajet.core.errors import ConfigError
 from ajet.core.inference.endpoint import ChatReply, ContextOverflow, SamplingParams
+from ajet.core.rollout.episode import EpisodeRunner
+from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
-from ajet.core.rollout.runner import EpisodeRunner
+from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.task import Task
+from ajet.core.task.workflow_task import WorkflowOutput
 from ajet.core.trajectory.base_recorder import Overrides
 from ajet.core.trajectory.chat_recorder import ChatRecorder
 from ajet.core.trajectory.limits import (
@@ -18,7 +21,7 @@ from ajet.core.trajectory.limits import (
 )
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.workflow.tuner import ModelTuner
-from ajet.core.workflow.workflow import Workflow, WorkflowOutput
+from ajet.core.workflow.workflow import Workflow
 
 HI = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -142,19 +145,21 @@ class Says(Workflow):
 
 
 async def test_an_episode_is_evaluated_and_refused_in_training():
-    runner = EpisodeRunner(
-        endpoint=ChatEndpointFake({"content": "a"}),
-        workflow=lambda task: Says(),
-        judge=None,
-        limits=RolloutLimits(),
-        sampling=SamplingParams(),
-        run_seed=0,
+    runner = GroupRunner.of(
+        EpisodeRunner(
+            endpoint=ChatEndpointFake({"content": "a"}),
+            workflow=lambda task: Says(),
+            judge=None,
+            limits=RolloutLimits(),
+            sampling=SamplingParams(),
+            run_seed=0,
+        )
     )
     tasks = [Task("t", "?")]
-    (group,) = await runner.rollout(tasks, step=0, mode="eval", num_repeat=2)
+    (group,) = await runner.rollout(RolloutRequest(tasks, step=0, mode="eval", num_repeat=2))
     assert [t.status for t in group.trajectories] == [EpisodeStatus.OK] * 2
     with pytest.raises(ConfigError, match="cannot train"):
-        await runner.rollout(tasks, step=0, mode="train", num_repeat=2)
+        await runner.rollout(RolloutRequest(tasks, step=0, mode="train", num_repeat=2))
 
 
 async def test_a_call_that_is_no_json_is_named_to_the_agent_and_not_sent_back():

@@ -11,9 +11,9 @@ from ajet.core.errors import ModelError
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import Completion
 from ajet.core.inference.session import TokenSession
-from ajet.core.inference.tool_parsers import parser_for
 from ajet.core.trajectory.trie import timelines
 from ajet.core.trajectory.turn import Turn
+from ajet.tool_parsers import parser_for
 from tests.fakes import FAMILY_CALL, FAMILY_EOS, chat_tokenizer
 
 TOKENIZERS = {family: chat_tokenizer(family) for family in FAMILY_EOS}

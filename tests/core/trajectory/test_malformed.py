@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet.core.errors import ConfigError
-from ajet.core.inference.tool_parsers import HermesParser
 from ajet.core.trajectory.malformed import CHECKS, CheckedReply, malformed
+from ajet.tool_parsers import HermesParser
 
 ORDINARY = {
     "mathematics": "π ≤ 4, √2 ≈ 1.414, ∑ᵢ xᵢ² ∈ ℝ, ∀ε>0 ∃δ: |x−y|<δ ⇒ |f(x)−f(y)|<ε, 𝔼[X], ½",

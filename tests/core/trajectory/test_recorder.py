@@ -10,7 +10,6 @@ import pytest
 from ajet.core import seeding
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import Completion, ContextOverflow, SamplingParams
-from ajet.core.inference.tool_parsers import parser_for
 from ajet.core.trajectory.limits import (
     EndpointFault,
     EpisodeClosed,
@@ -18,6 +17,7 @@ from ajet.core.trajectory.limits import (
     EpisodeTruncated,
 )
 from ajet.core.trajectory.recorder import EpisodeRecorder, Overrides
+from ajet.tool_parsers import parser_for
 from tests.fakes import FAMILY_CALL, ScriptedEndpoint, chat_tokenizer
 
 TOKENIZER = chat_tokenizer("qwen2_5")
@@ -153,7 +153,11 @@ async def test_a_forced_call_is_opened_by_the_prompt_and_what_is_sampled_goes_on
     assert second.notes["continues"] is True
 
 
-@pytest.mark.parametrize("family", ["qwen2_5", "qwen3_6", "mistral_args", "llama3_2", "gptoss"])
+FAMILIES = ("qwen2_5", "qwen3_6", "mistral_args", "llama3_2", "gptoss", "glm4moe", "kimi_k2")
+FAMILIES += ("minimax_m2", "nemotron_json", "nemotron_3_nano", "gemma4_v5")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 async def test_every_familys_calls_come_back_and_the_conversation_goes_on(family):
     tokenizer = chat_tokenizer(family)
     call = FAMILY_CALL[family]
@@ -171,7 +175,7 @@ async def test_every_familys_calls_come_back_and_the_conversation_goes_on(family
     offered = [{**ADD, "function": {**ADD["function"], "parameters": A_IS_TEXT}}]
     first = await episode.chat(HI, offered)
     [asked] = first.reply["tool_calls"]
-    a = "1" if family == "qwen3_6" else 1  # the one family whose values have the schema's type
+    a = "1" if family in TYPED else 1
     assert json.loads(asked["function"]["arguments"]) == {"a": a}
     result = {"role": "tool", "content": "1", "tool_call_id": asked["id"]}
     second = await episode.chat([*HI, first.reply, result], offered)
@@ -179,6 +183,7 @@ async def test_every_familys_calls_come_back_and_the_conversation_goes_on(family
     assert second.completion.prompt_ids[: len(before)] == before
 
 
+TYPED = ("qwen3_6", "glm4moe", "minimax_m2", "nemotron_3_nano")  # values have the schema's type
 A_IS_TEXT = {"type": "object", "properties": {"a": {"type": "string"}}}
 
 
@@ -198,7 +203,7 @@ async def test_special_tokens_that_are_only_spelled_make_no_call_and_leave_no_ma
 
 
 async def test_a_call_cannot_be_forced_on_a_template_whose_calls_are_not_read():
-    tokenizer = chat_tokenizer("glm4moe")
+    tokenizer = chat_tokenizer("lfm2_v2")
     endpoint = ScriptedEndpoint(tokenizer, lambda *_: "ok")
     episode = recorder(endpoint=endpoint, tokenizer=tokenizer)
     with pytest.raises(ValueError, match="no call can be forced"):

@@ -4,8 +4,8 @@ import pytest
 
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import Completion
-from ajet.core.inference.tool_parsers import parser_for
 from ajet.core.trajectory.reply_reader import ReplyReader
+from ajet.tool_parsers import parser_for
 from tests.fakes import FAMILY_CALL, chat_tokenizer
 
 ADD = {

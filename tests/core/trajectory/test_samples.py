@@ -3,11 +3,11 @@ import pytest
 
 from ajet.core.inference.endpoint import Completion
 from ajet.core.task.task import Task
+from ajet.core.task.workflow_task import WorkflowTask
 from ajet.core.trajectory.sample import TurnSpan
 from ajet.core.trajectory.samples import by_turn, to_samples
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 from ajet.core.trajectory.turn import Turn
-from ajet.core.workflow.workflow import WorkflowTask
 
 
 def turn(prompt, sampled, version=0, trainable=True):

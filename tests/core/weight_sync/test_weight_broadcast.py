@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ajet.core.weight_sync.broadcast import BroadcastSeat, BroadcastSender, open_store
+from ajet.core.weight_sync.broadcast import BroadcastReceiver, BroadcastSender, open_store
 from ajet.core.weight_sync.load import load_tensors
 from ajet.core.weight_sync.manifest import WeightsError
 
@@ -24,7 +24,7 @@ def _send(told, version, number, times, names):
     sender = BroadcastSender("127.0.0.1", timeout_s=30)
     sender.keep(version, {n: t for n, t in _tensors().items() if n in names}.items())
     for _ in range(times):
-        told.put(sender.seats(version, number))
+        told.put(sender.receivers(version, number))
         sender.send()
 
 
@@ -85,14 +85,14 @@ def test_a_version_that_the_trainer_has_left_behind_is_one_line():
     sender = BroadcastSender("127.0.0.1")
     sender.keep(2, _tensors().items())
     with pytest.raises(WeightsError, match=r"^weights of version 1 cannot be had again"):
-        sender.seats(1, 1)
+        sender.receivers(1, 1)
 
 
 def test_a_copy_is_not_changed_by_a_trainer_that_goes_on():
     weight, sender = torch.ones(3), BroadcastSender("127.0.0.1", timeout_s=30)
     sender.keep(1, [("w", weight)])
     weight.zero_()
-    (seat,) = sender.seats(1, 1)
+    (seat,) = sender.receivers(1, 1)
     with ThreadPoolExecutor(1) as pool:
         sent = pool.submit(sender.send)
         ((_, arrived),) = seat.tensors()
@@ -101,7 +101,7 @@ def test_a_copy_is_not_changed_by_a_trainer_that_goes_on():
 
 def test_a_sender_that_never_comes_is_one_line():
     store = open_store("127.0.0.1", 2, 0.5)
-    seat = BroadcastSeat("127.0.0.1", store.port, 1, 2, 1, timeout_s=0.5)
+    seat = BroadcastReceiver("127.0.0.1", store.port, 1, 2, 1, timeout_s=0.5)
     with pytest.raises(WeightsError, match=r"^weights by gloo over 127\.0\.0\.1") as caught:
         list(seat.tensors())
     assert "\n" not in str(caught.value)

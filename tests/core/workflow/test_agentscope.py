@@ -6,6 +6,7 @@ import pytest
 from pydantic import BaseModel
 
 from ajet import AjetTuner, ModelTuner, Task, Workflow, WorkflowOutput, WorkflowTask
+from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 
@@ -20,7 +21,7 @@ def scripted(*replies):
 
 async def run(workflow, endpoint, judge=None, **limits):
     runner = episode_runner(workflow, endpoint, TOKENIZER, judge, debug=True, **limits)
-    [group] = await runner.rollout([TASK], step=0, mode="train", num_repeat=1)
+    [group] = await runner.rollout(RolloutRequest([TASK], step=0, mode="train", num_repeat=1))
     return group.trajectories[0]
 
 
@@ -72,8 +73,8 @@ class React(Workflow):
 
 
 async def test_a_react_agent_calls_its_tool_and_only_sampled_tokens_are_trained():
-    from ajet.core.judge.math import MathJudge
     from ajet.core.trajectory.trie import timelines
+    from ajet.judges.math import MathJudge
 
     endpoint = scripted(CALL, r"It is \boxed{5}.")
     t = await run(React, endpoint, MathJudge())
@@ -238,7 +239,7 @@ async def test_a_debug_model_answers_for_agents_that_are_not_trained():
 
 
 async def test_turns_beyond_the_limit_truncate_and_the_last_words_are_judged():
-    from ajet.core.judge.math import MathJudge
+    from ajet.judges.math import MathJudge
 
     endpoint = scripted(f"\\boxed{{5}} {CALL}", "never said")
     t = await run(React, endpoint, MathJudge(), max_steps=1)

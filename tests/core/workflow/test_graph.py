@@ -17,6 +17,7 @@ from ajet import (
 from ajet.cli.preflight import check_agents, check_classes
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
+from ajet.core.rollout.request import RolloutRequest
 from ajet.core.workflow import registry
 from ajet.core.workflow.agent_cfg import read_agent_cfg
 from ajet.core.workflow.graph import as_workflow, check_graph
@@ -54,7 +55,7 @@ async def run(kind, *replies, row=ROW, agent_name="math_eval", **limits):
     workflow = as_workflow(kind, agent_name)
     runner = episode_runner(workflow, endpoint, TOKENIZER, One(), debug=True, **limits)
     task = Task("t", "2+3?", metadata=dict(row))
-    [group] = await runner.rollout([task], step=0, mode="eval", num_repeat=1)
+    [group] = await runner.rollout(RolloutRequest([task], step=0, mode="eval", num_repeat=1))
     return group.trajectories[0]
 
 
@@ -288,7 +289,7 @@ async def test_each_episode_has_a_graph_of_its_own():
 
     workflow = as_workflow(Counts, "counts")
     runner = episode_runner(workflow, ScriptedEndpoint(TOKENIZER, None), TOKENIZER, One())
-    await runner.rollout([Task("t", "q")], step=0, mode="eval", num_repeat=3)
+    await runner.rollout(RolloutRequest([Task("t", "q")], step=0, mode="eval", num_repeat=3))
     assert len({id(graph) for graph in made}) == 3
 
 
@@ -376,11 +377,12 @@ def config_of(tmp_path):
 
 
 def test_the_config_may_name_a_graph_class(config_of):
-    from ajet.core.assembly import make_workflow, user_files
+    from ajet.assembly import user_files
+    from ajet.core.workflow.registry import WorkflowChooser
 
     config = config_of("FromFile")
     check_classes(config)
-    workflow = make_workflow(config).default
+    workflow = WorkflowChooser.from_config(config).default
     assert (workflow.__name__, workflow.agent_name) == ("FromFile", "from_file")
     assert [file.name for file in user_files(config)] == ["graphs.py"]
 

@@ -19,11 +19,12 @@ from pydantic import BaseModel
 from ajet import ModelTuner, Task, Workflow, WorkflowOutput
 from ajet.core.errors import ConfigError
 from ajet.core.inference.chat_template import ChatTemplate
-from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.tool_parsers import parser_for
+from ajet.core.inference.endpoint import ModelEndpoint, SamplingParams
+from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.limits import EpisodeClosed, EpisodeLimits
 from ajet.core.trajectory.recorder import EpisodeRecorder
 from ajet.core.trajectory.trie import timelines
+from ajet.tool_parsers import parser_for
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 
 QWEN2_5, QWEN3 = chat_tokenizer("qwen2_5"), chat_tokenizer("qwen3")
@@ -404,7 +405,7 @@ def test_a_synchronous_call_without_a_loop_says_so():
 async def test_a_thread_that_waits_is_released_when_the_episode_closes():
     started = asyncio.Event()
 
-    class Hangs:
+    class Hangs(ModelEndpoint):
         async def generate(self, prompt_ids, sampling, request_id):
             started.set()
             await gone.wait()
@@ -467,7 +468,9 @@ async def test_a_limit_ends_the_agent_as_truncated_with_its_last_words():
 
     endpoint = ScriptedEndpoint(QWEN2_5, lambda *_: CALL)
     runner = episode_runner(Adder, endpoint, QWEN2_5, max_steps=2)
-    [group] = await runner.rollout([Task("t", "2+3?")], step=0, mode="eval", num_repeat=1)
+    [group] = await runner.rollout(
+        RolloutRequest([Task("t", "2+3?")], step=0, mode="eval", num_repeat=1)
+    )
     [trajectory] = group.trajectories
     assert (trajectory.status, len(trajectory.turns)) == ("truncated", 2)
     assert trajectory.output.metadata["final_answer"] == "I add."

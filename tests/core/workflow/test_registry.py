@@ -38,7 +38,7 @@ def test_the_column_picks_the_registered_class_and_each_episode_gets_its_own_obj
 
 
 def test_ajets_own_agents_are_there_by_name_and_their_names_are_taken():
-    from ajet.core.workflow.agents.tool_agent import ToolAgent
+    from ajet.agents.tool_agent import ToolAgent
 
     assert type(WorkflowChooser(Default)(task(agent_name="tool_agent"))) is ToolAgent
     for name, place in BUILT_IN.items():

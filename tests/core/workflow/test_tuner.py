@@ -10,10 +10,10 @@ import pytest
 from ajet import ModelTuner
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.tool_parsers import parser_for
 from ajet.core.trajectory.limits import EpisodeLimits
 from ajet.core.trajectory.recorder import EpisodeRecorder
 from ajet.core.trajectory.trie import timelines
+from ajet.tool_parsers import parser_for
 from tests.fakes import ScriptedEndpoint, chat_tokenizer
 
 TOKENIZER = chat_tokenizer("qwen2_5")

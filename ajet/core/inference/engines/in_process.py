@@ -27,7 +27,12 @@ from typing import Any
 import torch
 
 from ajet.core.errors import AjetError, ModelError
-from ajet.core.inference.endpoint import Completion, ContextOverflow, SamplingParams
+from ajet.core.inference.endpoint import (
+    Completion,
+    ContextOverflow,
+    SamplingParams,
+    WaveEndpoint,
+)
 from ajet.core.inference.engines.batch import Batch
 from ajet.core.inference.engines.flat_forward import FlatForward
 from ajet.core.inference.engines.forward import Forward, Row
@@ -81,7 +86,6 @@ class InProcessEngine:
         self._stop_token_ids = frozenset(stop_token_ids)
         self._max_model_len = max_model_len
         self._deterministic = deterministic
-        self.holds_back = deterministic  # a wave has an episode wait for the others
         self._max_kv_tokens = max_kv_tokens or max(
             max_model_len, KV_BYTES // _kv_bytes_per_token(model)
         )
@@ -153,12 +157,15 @@ class InProcessEngine:
             self._arrivals += 1
             self._consider_wave()
 
-    def ask_before_waves(self, ask: Callable[[], bool] | None) -> bool:
-        """Call `ask` on the event loop before each wave, which starts if that is true; if not, it
-        waits for the next request or leave. False where there are no waves: `ask` is not called."""
+    @property
+    def waves(self) -> WaveEndpoint | None:
+        """This engine where it is deterministic; else requests join a running batch."""
+        return self if self._deterministic else None
+
+    def ask_before_waves(self, ask: Callable[[], bool] | None) -> None:
+        """See `WaveEndpoint`."""
         with self._changed:
             self._ask = ask
-        return self._deterministic
 
     def publish(self, version: int) -> None:
         """The weights have changed in place: forget what was computed with the old ones."""

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ajet.core.inference.endpoint import Completion, SamplingParams
+from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
 from ajet.core.inference.engines.uniform import uniforms
 
 
-class RandomEngine:
+class RandomEngine(ModelEndpoint):
     """Draws every token evenly from the vocabulary, from the request's seed alone."""
 
     policy_version = 0

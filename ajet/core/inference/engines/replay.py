@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ajet.core.inference.endpoint import Completion, ContextOverflow, SamplingParams
+from ajet.core.inference.endpoint import Completion, ContextOverflow, ModelEndpoint, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class ReplayStopped(Exception):
     """The replay ends here: the record does, or it was to stop where it departs."""
 
 
-class ReplayEngine:
+class ReplayEngine(ModelEndpoint):
     """See the module's docstring. `overflow` is what cut an episode whose last prompt was too long
     for the engine: the call after the last recorded one meets it again. `over` is set where the
     replay has ended, whatever the workflow still does."""

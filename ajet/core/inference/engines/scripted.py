@@ -8,12 +8,12 @@ It serves tests and replays.
 import asyncio
 from collections.abc import Callable, Sequence
 
-from ajet.core.inference.endpoint import Completion, FinishReason, SamplingParams
+from ajet.core.inference.endpoint import Completion, FinishReason, ModelEndpoint, SamplingParams
 
 Script = Callable[[Sequence[int], SamplingParams, str], Sequence[int]]
 
 
-class ScriptedEngine:
+class ScriptedEngine(ModelEndpoint):
     """Completes each request with what `script` returns, every token at probability one."""
 
     policy_version = 0

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ajet.core.errors import ModelError
-from ajet.core.inference.endpoint import Completion, SamplingParams
+from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
 from ajet.core.inference.engines.in_process import EngineStats, InProcessEngine
 from ajet.core.inference.gate import Gate
 from ajet.core.inference.replica import ReplicaDown
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class InProcessReplica:
+class InProcessReplica(ModelEndpoint):
     """A `Replica` over an engine in this process; the model is the replica's alone."""
 
     def __init__(

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.replica import ReplicaDown
 from ajet.core.inference.replicas.in_process import InProcessReplica
+from ajet.core.inference.routed_endpoint import RoutedEndpoint
 from ajet.core.inference.router import Router
 from ajet.core.weight_sync.folder import WeightFolder
 from ajet.core.weight_sync.manifest import WeightsError
@@ -149,10 +150,11 @@ async def test_two_replicas_behind_the_router_sample_what_one_does_across_a_chan
         InProcessReplica(f"r{n}", _model(0), stop_token_ids=(), max_model_len=512) for n in (0, 1)
     ]
     router = Router(replicas)
-    both = await asyncio.gather(*(router.generate(PROMPT, SHORT, f"e{n}/0000") for n in range(4)))
+    endpoint = RoutedEndpoint(router)
+    both = await asyncio.gather(*(endpoint.generate(PROMPT, SHORT, f"e{n}/0000") for n in range(4)))
     assert len({reply.token_ids for reply in both}) == 1
     assert all(replica.stats.sampled_tokens for replica in replicas)
-    running = asyncio.create_task(router.generate(PROMPT, LONG, "e9/0000"))
+    running = asyncio.create_task(endpoint.generate(PROMPT, LONG, "e9/0000"))
     while sum(replica.stats.sampled_tokens for replica in replicas) < 4 * 12 + 5:
         await asyncio.sleep(0.001)
     await router.pause(abort=True)

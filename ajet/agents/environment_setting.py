@@ -1,0 +1,180 @@
+"""All that the config says of one tag's episodes, read once.
+
+    ajet.environment.custom_envs.FrozenLake4  +  train_env_manager  ->  Setting
+
+Not covered: reading the YAML (core/config/environment.py), and playing (environment_play.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from ajet.agents.environment_words import (
+    OF_THE_EPISODE,
+    OF_THE_STEP,
+    ActionReader,
+    checked_template,
+)
+from ajet.core.config import AjetConfig
+from ajet.core.config.environment import CustomEnv, EnvManager
+from ajet.core.environment.live import OpenEnvironment, close_quietly, open_live
+from ajet.core.environment.registry import GAMES, EnvironmentMaker, environment_maker
+from ajet.core.error_text import one_line
+from ajet.core.errors import ConfigError
+from ajet.core.task.environment import played_tags
+from ajet.core.task.workflow_task import WorkflowTask
+
+SECTION = "ajet.environment"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One tag in one split."""
+
+    tag: str
+    custom: CustomEnv
+    manager: EnvManager
+    maker: EnvironmentMaker
+    reader: ActionReader
+    system_template: str
+    template: str
+
+    def open(self) -> OpenEnvironment:
+        """An environment of the episode's own."""
+        custom, limit = self.custom, self.manager.max_env_num_per_worker
+        return open_live(self.maker, custom.isolation, custom.step_timeout_s, limit)
+
+    @property
+    def format_penalty(self) -> float:
+        """The environment's own, or its manager's."""
+        own = self.custom.format_penalty
+        return self.manager.format_penalty if own is None else own
+
+    def words(self, instruction: str) -> dict[str, Any]:
+        """What fills the placeholders that are the same at each step."""
+        custom = self.custom
+        return {
+            "env_instruction": instruction,
+            "max_steps": custom.max_steps,
+            "response_length": custom.max_tokens_per_step,
+            "max_response_length": custom.max_tokens_per_step,
+            "answer_form": self.reader.answer_form,
+        }
+
+
+def setting_of(config: AjetConfig, workflow_task: WorkflowTask, template: str) -> Setting:
+    """The setting of an episode. `template` is the agent's own, where the config has none."""
+    tag = str(workflow_task.task.metadata.get("tag", ""))
+    return _setting(_Same(config), tag, split_of(workflow_task), template)
+
+
+def split_of(workflow_task: WorkflowTask) -> str:
+    """Whose instances an episode plays: the task's, whatever it is played for (a baseline and
+    `ajet eval --split training` play those of training)."""
+    named = workflow_task.task.metadata.get("split")
+    return str(named or ("validation" if workflow_task.mode == "eval" else "train"))
+
+
+def check_settings(config: AjetConfig, template: str) -> None:
+    """ConfigError for what would fail in every episode. Makes each environment; our games begin
+    an episode, too: there may be no instance with these settings."""
+    for tag, split in _played(config):
+        setting = _read(config, tag, split, template)
+        _check_limits(config, setting)
+        with _said_of(f"{SECTION}.custom_envs.{tag}", setting.custom.env_type):
+            environment = setting.maker()
+            try:
+                if setting.custom.env_type in GAMES:
+                    environment.reset(0, {"split": split})
+            finally:
+                close_quietly(environment)
+
+
+@contextmanager
+def _said_of(where: str, env_type: str) -> Iterator[None]:
+    """A ConfigError says all itself; with what else is raised come the type and its place."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    except (Exception, SystemExit) as error:  # the environment may raise anything
+        raise ConfigError(f"{where}: {env_type}: {one_line(error)}") from error
+
+
+class _Same:
+    """A config as a key: equal where it is the same object."""
+
+    def __init__(self, config: AjetConfig) -> None:
+        self.config = config
+
+    def __hash__(self) -> int:
+        return id(self.config)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.config is self.config
+
+
+@lru_cache(maxsize=64)
+def _setting(config: _Same, tag: str, split: str, template: str) -> Setting:
+    return _read(config.config, tag, split, template)
+
+
+def _read(config: AjetConfig, tag: str, split: str, template: str) -> Setting:
+    section = config.ajet.environment
+    if tag not in section.custom_envs:
+        known = ", ".join(section.custom_envs) or "none"
+        raise ConfigError(
+            f"{SECTION}.custom_envs has no {tag!r} ({known}): the agents of environments play "
+            "tasks of task_reader.type: environment"
+        )
+    custom, where = section.custom_envs[tag], f"{SECTION}.custom_envs.{tag}"
+    system, own = custom.agent_system_template, custom.agent_template
+    return Setting(
+        tag=tag,
+        custom=custom,
+        manager=section.train_env_manager if split == "train" else section.val_env_manager,
+        maker=environment_maker(
+            custom.env_type, custom.env_config, config.base_dirs, f"{where}.env_type"
+        ),
+        reader=ActionReader(custom.action_pattern, f"{where}.action_pattern"),
+        system_template=checked_template(system, OF_THE_EPISODE, f"{where}.agent_system_template"),
+        template=checked_template(
+            template if own is None else own, OF_THE_STEP, f"{where}.agent_template"
+        ),
+    )
+
+
+def _played(config: AjetConfig) -> Iterator[tuple[str, str]]:
+    """Every tag once for training and once for validation, where it is played there."""
+    section = config.ajet.environment
+    for tag in played_tags(section, section.train_env_manager):
+        yield tag, "train"
+    if section.val_env_manager.num_env_groups:
+        for tag in played_tags(section, section.val_env_manager):
+            yield tag, "validation"
+
+
+def _check_limits(config: AjetConfig, setting: Setting) -> None:
+    """What an episode may use must not be less than what its environment is said to get."""
+    rollout, custom = config.ajet.rollout, setting.custom
+    where = f"{SECTION}.custom_envs.{setting.tag}"
+    if custom.isolation == "inline" and custom.env_type == "env_service":
+        raise ConfigError(
+            f"{where}.isolation is inline, but a service is waited for: write auto, thread or "
+            "process"
+        )
+    if custom.max_steps > rollout.multi_turn.max_steps:
+        raise ConfigError(
+            f"{where}.max_steps is {custom.max_steps}, more than the model calls of an episode: "
+            f"raise ajet.rollout.multi_turn.max_steps ({rollout.multi_turn.max_steps})"
+        )
+    if custom.max_tokens_per_step > rollout.max_response_length_in_one_turn:
+        raise ConfigError(
+            f"{where}.max_tokens_per_step is {custom.max_tokens_per_step}, more than "
+            "ajet.rollout.max_response_length_in_one_turn "
+            f"({rollout.max_response_length_in_one_turn}): raise that, or lower this"
+        )

@@ -1,0 +1,92 @@
+"""The pictures of one validation episode, where `ajet.environment.render_save_dir` asks for them.
+
+    album = album_for(config, workflow_task)      # None: this episode is not drawn
+    await album.add(environment, observation)     # after the reset, and after each step
+    await album.save()                            # drawn and written in a thread
+
+An environment that cannot draw itself, or fails at it, is shown as what it told the model; that is
+said once. Nothing here costs an episode its reward. Not covered: drawing (environment/frames.py).
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+
+from loguru import logger
+
+from ajet.core.config import AjetConfig
+from ajet.core.environment.environment import Frame
+from ajet.core.environment.frames import problem_of, save_frames
+from ajet.core.environment.live import LiveEnvironment
+from ajet.core.errors import EnvironmentFault
+from ajet.core.task.workflow_task import WorkflowTask
+from ajet.core.workflow.bridge import in_thread
+
+_told: set[str] = set()
+
+
+class Album:
+    """One episode's frames, and where they go."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder = folder
+        self._name = name
+        self._frames: list[Frame] = []
+        self._draws = True
+
+    async def add(self, environment: LiveEnvironment, observation: str) -> None:
+        """What is to be seen now."""
+        frame: Frame = observation
+        if self._draws:
+            try:
+                frame = await environment.render()
+                problem = problem_of(frame)
+            except EnvironmentFault as fault:
+                problem = str(fault)
+            if problem is not None:
+                _tell_once(f"render() {problem}: observations are drawn instead")
+                self._draws, frame = False, observation
+        self._frames.append(frame)
+
+    async def save(self) -> None:
+        """Writes the files."""
+        try:
+            await in_thread(partial(save_frames, self._frames, self._folder, self._name))
+        except (OSError, ValueError) as error:
+            _tell_once(f"no pictures in {self._folder}: {error}")
+
+
+def album_for(config: AjetConfig, workflow_task: WorkflowTask) -> Album | None:
+    """An album for the first episode of each of the first held-out tasks."""
+    section = config.ajet.environment
+    is_drawn = (
+        section.render_save_dir is not None
+        and workflow_task.mode == "eval"
+        and workflow_task.rollout_index == 0
+        and workflow_task.task_batch_index < section.max_rendered_episodes
+    )
+    if not is_drawn:
+        return None
+    assert section.render_save_dir is not None
+    root = config.run_folder / Path(section.render_save_dir).expanduser()
+    name = re.sub(r"[^\w.-]", "_", workflow_task.task_id)
+    return Album(root / f"step_{workflow_task.step:06d}", name)
+
+
+def drawing_in(config: AjetConfig, folder: Path | None) -> AjetConfig:
+    """The config with its pictures in another folder, where it has any; None draws none."""
+    section = config.ajet.environment
+    if section.render_save_dir is None:
+        return config
+    to = None if folder is None else str(folder)
+    environment = section.model_copy(update={"render_save_dir": to})
+    ajet = config.ajet.model_copy(update={"environment": environment})
+    return config.model_copy(update={"ajet": ajet})
+
+
+def _tell_once(line: str) -> None:
+    if line not in _told:
+        _told.add(line)
+        logger.warning("{}", line)

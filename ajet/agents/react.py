@@ -1,0 +1,65 @@
+"""`react_agent`: reason, call tools, answer, as a LangGraph graph.
+
+    class Adder(ReactAgent):
+        tools = [add]                        # functions or LangChain tools
+        system_prompt = "You add numbers."
+        max_turns = 5
+
+LangChain's `create_agent` makes the graph; override `build_graph(model)` for another one. A tool
+that raises answers with its error, and the agent goes on. The calls of one reply run at once.
+
+Not covered: tools named in the config (see `tool_agent`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.trajectory.limits import EndpointFault, EpisodeClosed, EpisodeTruncated
+from ajet.core.workflow.graph import conversation, last_words
+from ajet.core.workflow.workflow import Workflow
+
+if TYPE_CHECKING:
+    from langchain_core.language_models import BaseChatModel
+
+    from ajet.core.workflow.tuner import ModelTuner
+
+OF_THE_MODEL = (EpisodeTruncated, EpisodeClosed, EndpointFault)
+"""What a tool that asks the model itself must not swallow."""
+
+
+class ReactAgent(Workflow):
+    """`max_turns` limits the calls of the model: the episode is then truncated, with its last words
+    as the answer. `ajet.rollout.multi_turn.max_steps` holds besides."""
+
+    name: ClassVar[str] = "react_agent"
+    tools: ClassVar[Sequence[Any]] = ()
+    system_prompt: ClassVar[str | None] = None
+    max_turns: ClassVar[int | None] = None
+
+    def build_graph(self, model: BaseChatModel) -> Any:
+        """A compiled graph over `messages`."""
+        from langchain.agents import create_agent
+        from langchain.agents.middleware import ToolErrorMiddleware
+
+        return create_agent(
+            model,
+            list(self.tools),
+            system_prompt=self.system_prompt,
+            middleware=[ToolErrorMiddleware(tool_error)],
+        )
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        model_tuner.tighten_limits(max_steps=self.max_turns)
+        graph = self.build_graph(model_tuner.as_langchain_model())
+        state = await graph.ainvoke({"messages": conversation(workflow_task)})
+        return WorkflowOutput(metadata={"final_answer": last_words(state["messages"])})
+
+
+def tool_error(error: Exception, _request: Any) -> str | None:
+    """The tool's answer when it raised; None where the error is not the tool's."""
+    if isinstance(error, OF_THE_MODEL):
+        return None
+    return f"Error: {type(error).__name__}: {error}"

@@ -1,0 +1,158 @@
+"""The simulated users of a run, from the file that `interaction_config_path` names.
+
+    interaction:
+      - name: examiner                                  # a row's interaction_kwargs.name chooses
+        class_name: examiner.py->Examiner               # a BaseInteraction (interaction.py)
+        config: {strict: true}
+
+Not covered: the agent that it talks to (tool_agent.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from ajet.agents.interaction import BaseInteraction
+from ajet.agents.tools.call import cleaned_up, invoke, within
+from ajet.agents.tools.listing import find_file, read_listing, with_arrow
+from ajet.agents.tools.toolbox import extra_info
+from ajet.core.config import AjetConfig
+from ajet.core.config.section import Section
+from ajet.core.errors import ConfigError
+from ajet.core.importing import load_object, require_method, run_user_code
+from ajet.core.task.workflow_task import WorkflowTask
+
+KEY = "ajet.rollout.multi_turn.interaction_config_path"
+
+
+class InteractionEntry(Section):
+    """One simulated user."""
+
+    class_name: str
+    name: str | None = None
+    config: dict[str, Any] = Field(default={})
+
+
+class SimulatedUser:
+    """One episode's simulated user. `rewards` are those of its turns; each of its methods has
+    `timeout_s`."""
+
+    def __init__(
+        self,
+        interaction: BaseInteraction,
+        instance_id: str,
+        kwargs: dict[str, Any],
+        timeout_s: float,
+    ) -> None:
+        self._interaction = interaction
+        self._instance_id = instance_id
+        self._kwargs = kwargs
+        self._timeout_s = timeout_s
+        self.end_failed = False
+        self.rewards: list[float] = []
+        self.notes: list[dict[str, Any]] = []
+
+    async def answer(self, messages: list[dict[str, Any]]) -> str | None:
+        """What the user says; None when the conversation is over."""
+        said = await self._asked("generate_response", messages, **self._kwargs)
+        is_over, text, reward, metadata = _checked(said, type(self._interaction).__name__)
+        if reward is not None:
+            self.rewards.append(reward)
+        if metadata:
+            self.notes.append(metadata)
+        return None if is_over else text
+
+    async def score(self) -> float | None:
+        """What the episode earns by the conversation."""
+        score = await self._asked("calculate_score")
+        return None if score is None else float(score)
+
+    async def begin(self) -> None:
+        """The conversation's first call, which may name the instance otherwise."""
+        begun = await self._asked("start_interaction", **self._kwargs)
+        self._instance_id = begun if isinstance(begun, str) else self._instance_id
+
+    async def end(self) -> None:
+        """The last call; one that fails takes nothing from the episode."""
+        work = invoke(self._interaction.finalize_interaction, self._instance_id)
+        who = f"{type(self._interaction).__name__}.finalize_interaction()"
+        self.end_failed = not await cleaned_up(self._timeout_s, work, who)
+
+    async def _asked(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        work = invoke(getattr(self._interaction, method), self._instance_id, *args, **kwargs)
+        return await within(self._timeout_s, work, f"{type(self._interaction).__name__}.{method}()")
+
+
+@asynccontextmanager
+async def open_user(
+    config: AjetConfig, workflow_task: WorkflowTask
+) -> AsyncGenerator[SimulatedUser | None, None]:
+    """The simulated user of one episode; None where the config names none."""
+    interactions = load_interactions(config)
+    if not interactions:
+        yield None
+        return
+    kwargs = dict(extra_info(workflow_task).get("interaction_kwargs") or {})
+    interaction = _chosen(interactions, kwargs.get("name"), workflow_task.task_id)
+    timeout_s = config.ajet.rollout.multi_turn.tool_timeout_s
+    user = SimulatedUser(interaction, workflow_task.episode_id, kwargs, timeout_s)
+    await user.begin()
+    try:
+        yield user
+    finally:
+        await user.end()
+
+
+def load_interactions(config: AjetConfig) -> dict[str, BaseInteraction]:
+    """The simulated users of the config's file by name; the same objects for the same file."""
+    path = config.ajet.rollout.multi_turn.interaction_config_path
+    if path is None:
+        return {}
+    file = find_file(path, config.base_dirs, KEY)
+    return _loaded(file, file.stat().st_mtime_ns, (file.parent, *config.base_dirs))
+
+
+@lru_cache(maxsize=16)
+def _loaded(
+    file: Path, _changed_ns: int, base_dirs: tuple[Path, ...]
+) -> dict[str, BaseInteraction]:
+    found: dict[str, BaseInteraction] = {}
+    for entry in read_listing(file, "interaction"):
+        form = entry.as_form(InteractionEntry)
+        where, spec = f"{entry.where}.class_name", with_arrow(form.class_name)
+        kind = load_object(spec, base_dirs=base_dirs, kind=BaseInteraction, where=where)
+        where = f"{where}: {form.class_name!r}"
+        arguments = ("instance_id", "messages")
+        require_method(kind, "generate_response", BaseInteraction, arguments, where)
+        name = form.name or kind.__name__
+        if name in found:
+            raise ConfigError(f"{entry.where}: two simulated users are called {name!r}")
+        found[name] = run_user_code(partial(kind, {"name": name} | form.config), where)
+    return found
+
+
+def _chosen(interactions: dict[str, BaseInteraction], name: Any, task_id: str) -> BaseInteraction:
+    if name is None and len(interactions) == 1:
+        return next(iter(interactions.values()))
+    if name not in interactions:
+        known = ", ".join(interactions)
+        raise ConfigError(
+            f"task {task_id}: extra_info.interaction_kwargs.name is {name!r}; {KEY} has {known}"
+        )
+    return interactions[name]
+
+
+def _checked(said: Any, kind: str) -> tuple[bool, str, float | None, dict[str, Any]]:
+    if not isinstance(said, tuple | list) or len(said) != 4 or not isinstance(said[1], str):
+        raise TypeError(
+            f"{kind}.generate_response() returned {type(said).__name__}: return "
+            "(should_terminate, text, reward, metadata)"
+        )
+    is_over, text, reward, metadata = said
+    return bool(is_over), text, None if reward is None else float(reward), dict(metadata or {})

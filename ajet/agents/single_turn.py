@@ -1,0 +1,35 @@
+"""`single_turn_agent`: the task's messages, one reply. What runs when nothing else is named.
+
+    system prompt, init_messages, main_query  ->  model  ->  metadata["final_answer"]
+
+Not covered: tools (tool_agent.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ajet.core.task.task import Task
+from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.workflow.tuner import ModelTuner
+from ajet.core.workflow.workflow import Workflow
+
+
+class SingleTurnAgent(Workflow):
+    """Asks the model once; the judge finds the reply in `metadata["final_answer"]`."""
+
+    name = "single_turn_agent"
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        system_prompt = model_tuner.config.ajet.rollout.multi_turn.system_prompt
+        reply = await model_tuner.chat(first_messages(workflow_task.task, system_prompt))
+        return WorkflowOutput(metadata={"final_answer": reply["content"]})
+
+
+def first_messages(task: Task, system_prompt: str | None) -> list[dict[str, Any]]:
+    """The conversation that the model is first asked with. A system message of the row's own
+    stands; the config's prompt is for rows without one."""
+    messages = [dict(message) for message in task.init_messages]
+    if system_prompt is not None and not any(each.get("role") == "system" for each in messages):
+        messages.insert(0, {"role": "system", "content": system_prompt})
+    return [*messages, {"role": "user", "content": task.main_query}]

@@ -1,0 +1,231 @@
+"""`tool_agent`: the model calls tools until it answers, or a limit is reached.
+
+    messages ─► model ─► reply with calls ─► all of them run at the same time ─► answers, in order
+       ▲                 reply without ────► final answer (the simulated user replies, if there is
+       └──────────────────────────────────── one, and the conversation goes on)
+
+`metadata["ended_by"]` says why it stopped:
+
+    answer                 a reply without calls, and nobody to answer it
+    interaction            the simulated user has heard enough
+    max_assistant_turns    the last reply allowed asked for tools, or for the user
+    max_user_turns         the simulated user has no answer left
+    max_consecutive_invalid_calls    so many replies in a row had no call that could be run
+    truncated              a limit of the run's (tokens, `max_steps`): so is the episode's status
+
+A call of an unknown tool or with arguments against the schema, one beyond `max_parallel_calls` in a
+reply or beyond `max_tool_calls`, is not run: an error is its answer. One that cannot be read at all
+is answered by a user's message. verl drops the calls beyond `max_parallel_calls` and says nothing.
+
+The reward is the judge's. Where none is configured it is what the tools give (`calc_reward`) and
+the simulated user (`calculate_score`), added up; None when nobody gives anything. A `release` or a
+`finalize_interaction` that fails is counted (`failed_ends`) and takes nothing from the episode.
+
+Not covered: `tool_choice`; answers of tools that are not text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from ajet.agents.simulated_user import SimulatedUser, load_interactions, open_user
+from ajet.agents.single_turn import first_messages
+from ajet.agents.tools.call import together
+from ajet.agents.tools.cut import cut
+from ajet.agents.tools.toolbox import EpisodeTools, load_toolbox
+from ajet.core.config import AjetConfig
+from ajet.core.config.rollout import MultiTurnConfig
+from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.trajectory.limits import EpisodeTruncated
+from ajet.core.workflow.tuner import ModelTuner
+from ajet.core.workflow.workflow import Workflow
+
+UNREADABLE = (
+    "Error: a tool call in your reply could not be read. Write the name of one tool and its "
+    "arguments as a JSON object, in the form that you were shown."
+)
+COUNTED = (
+    "tool_calls",
+    "tool_errors",
+    "tool_timeouts",
+    "tool_answers_cut",
+    "tool_characters_cut",
+    "invalid_tool_calls",
+)
+Call = dict[str, Any]
+
+
+class ToolAgent(Workflow):
+    """Tools, limits and the simulated user are those of `ajet.rollout.multi_turn`."""
+
+    name = "tool_agent"
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        config: AjetConfig = model_tuner.config
+        settings = config.ajet.rollout.multi_turn
+        async with (
+            load_toolbox(config).open(workflow_task, settings.tool_timeout_s) as tools,
+            open_user(config, workflow_task) as user,
+        ):
+            loop = ToolLoop(model_tuner, tools, user, settings)
+            ended_by = await loop.run(first_messages(workflow_task.task, settings.system_prompt))
+            is_judged = config.ajet.task_judge.judge_protocol is not None
+            output = await loop.output(ended_by, is_judged)
+        num_failed = len(tools.failed_ends) + (user is not None and user.end_failed)
+        output.log_metrics["failed_ends"] = float(num_failed)
+        return output
+
+    @classmethod
+    def check_config(cls, config: AjetConfig) -> None:
+        load_interactions(config)
+        load_toolbox(config).check()
+
+
+class ToolLoop:
+    """One conversation."""
+
+    def __init__(
+        self,
+        model: ModelTuner,
+        tools: EpisodeTools,
+        user: SimulatedUser | None,
+        settings: MultiTurnConfig,
+    ) -> None:
+        self._model = model
+        self._tools = tools
+        self._user = user
+        self._settings = settings
+        self._counts: Counter[str] = Counter()
+        self._num_replies = 0
+        self._num_user_turns = 0
+        self._num_invalid_in_a_row = 0
+        self._tool_steps: list[dict[str, Any]] = []
+        self._final_answer = ""
+
+    async def run(self, messages: list[dict[str, Any]]) -> str:
+        """Talk until it is over; says why it is. `messages` grows."""
+        while True:
+            try:
+                reply = await self._model.chat(messages, self._tools.schemas or None)
+            except EpisodeTruncated:  # the status stays: no later call can succeed
+                return "truncated"
+            num_unreadable = len(reply.pop("malformed_tool_calls", ()))
+            messages.append(reply)
+            self._num_replies += 1
+            self._final_answer = reply["content"]
+            calls = reply.get("tool_calls") or []
+            wants_tools = bool(calls or num_unreadable)
+            if ended_by := self._end_after_reply(wants_tools):
+                return ended_by
+            if wants_tools:
+                messages += await self._tool_messages(calls, num_unreadable)
+                if self._num_invalid_in_a_row >= self._settings.max_consecutive_invalid_calls:
+                    return "max_consecutive_invalid_calls"
+            elif (said := await self._user_message(messages)) is None:
+                return "interaction"
+            else:
+                messages.append(said)
+
+    async def output(self, ended_by: str, is_judged: bool) -> WorkflowOutput:
+        """The end of the conversation, with the tools' and the user's rewards."""
+        tool_rewards = await self._tools.rewards()
+        metadata: dict[str, Any] = {
+            "final_answer": self._final_answer,
+            "ended_by": ended_by,
+            "tool_rewards": tool_rewards,
+        }
+        if self._tool_steps:
+            metadata["tool_steps"] = self._tool_steps
+        given = list(tool_rewards.values())
+        if self._user is not None:
+            score = await self._user.score()
+            given += [] if score is None else [score]
+            metadata["interaction"] = {
+                "score": score,
+                "rewards": self._user.rewards,
+                "notes": self._user.notes,
+            }
+        log_metrics = {name: float(self._counts[name]) for name in COUNTED}
+        log_metrics["assistant_turns"] = float(self._num_replies)
+        log_metrics["user_turns"] = float(self._num_user_turns)
+        log_metrics["ended_by_limit"] = float(ended_by not in ("answer", "interaction"))
+        reward = None if is_judged or not given else sum(given)
+        return WorkflowOutput(reward=reward, metadata=metadata, log_metrics=log_metrics)
+
+    def _end_after_reply(self, wants_tools: bool) -> str | None:
+        settings = self._settings
+        if not wants_tools and self._user is None:
+            return "answer"
+        if not wants_tools and self._num_user_turns == settings.max_user_turns:
+            return "max_user_turns"
+        if self._num_replies == settings.max_assistant_turns:
+            return "max_assistant_turns"
+        return None
+
+    async def _user_message(self, messages: list[dict[str, Any]]) -> dict[str, Any] | None:
+        assert self._user is not None
+        text = await self._user.answer(messages)
+        if text is None:
+            return None
+        self._num_user_turns += 1
+        return {"role": "user", "content": text}
+
+    async def _tool_messages(
+        self, calls: Sequence[Call], num_unreadable: int
+    ) -> list[dict[str, Any]]:
+        """The answers to a reply's calls, in the order of the calls."""
+        problems = [self._problem(order, call) for order, call in enumerate(calls)]
+        num_invalid = num_unreadable + sum(problem is not None for problem in problems)
+        self._counts["invalid_tool_calls"] += num_invalid
+        has_valid = None in problems
+        self._num_invalid_in_a_row = 0 if has_valid else self._num_invalid_in_a_row + 1
+        texts = await together(map(self._answer, calls, problems))
+        answers = [
+            {
+                "role": "tool",
+                "tool_call_id": call["id"],
+                "name": call["function"]["name"],
+                "content": text,
+            }
+            for call, text in zip(calls, texts, strict=True)
+        ]
+        return answers + ([{"role": "user", "content": UNREADABLE}] if num_unreadable else [])
+
+    def _problem(self, order: int, call: Call) -> str | None:
+        """Why a call is not run. The first that may be run take what is left of the budget."""
+        settings = self._settings
+        if order >= settings.max_parallel_calls:
+            return f"not run: at most {settings.max_parallel_calls} calls in one reply are"
+        function = call["function"]
+        problem = self._tools.problem(function["name"], json.loads(function["arguments"]))
+        if problem is not None:
+            return problem
+        if self._counts["tool_calls"] == settings.max_tool_calls:
+            return f"not run: the {settings.max_tool_calls} calls that you had are used up"
+        self._counts["tool_calls"] += 1
+        return None
+
+    async def _answer(self, call: Call, problem: str | None) -> str:
+        """What the model is told of a call."""
+        if problem is not None:
+            return self._shown(f"Error: {problem}")
+        function = call["function"]
+        answer = await self._tools.call(function["name"], json.loads(function["arguments"]))
+        self._counts["tool_errors"] += answer.failed
+        self._counts["tool_timeouts"] += answer.timed_out
+        if answer.reward is not None or answer.metrics:
+            step = {"tool": function["name"], "reward": answer.reward, "metrics": answer.metrics}
+            self._tool_steps.append(step)
+        return self._shown(answer.text)
+
+    def _shown(self, text: str) -> str:
+        """A tool's answer within its limit of tokens."""
+        settings = self._settings
+        limit, side = settings.max_tool_response_length, settings.tool_response_truncate_side
+        shown, num_cut = cut(text, limit, side, self._model)
+        self._counts["tool_answers_cut"] += bool(num_cut)
+        self._counts["tool_characters_cut"] += num_cut
+        return shown

@@ -1,0 +1,199 @@
+"""One call of a user's tool: awaited or in a thread, with a deadline, and its answer as text.
+
+    "42", 42, {"n": 42}, ToolResponse("42")   ->  Answer("42"), …
+    yields 1, then 2                          ->  Answer("[1, 2]")
+    object()                                  ->  Answer("… an object … has no text", failed)
+    raises                                    ->  Answer("ValueError: no such city", failed)
+    is there past its deadline                ->  Answer("… within 60 s", failed, timed_out)
+
+A tool that ignores its cancellation, or a thread that blocks, is left behind. What ends the episode
+itself (a limit of the model's tokens, `EnvironmentFault`) passes through.
+
+Not covered: answers that are not text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import re
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from loguru import logger
+
+from ajet.agents.tools.tool import ToolResponse
+from ajet.core.error_text import message_of, one_line
+from ajet.core.errors import EnvironmentFault
+from ajet.core.trajectory.limits import EndpointFault, EpisodeClosed, EpisodeTruncated
+from ajet.core.workflow.bridge import in_thread
+
+ENDS_THE_EPISODE = (EnvironmentFault, EndpointFault, EpisodeClosed, EpisodeTruncated)
+Result = TypeVar("Result")
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
+_told_once: set[str] = set()
+_left_behind: set[asyncio.Task[Any]] = set()
+"""Tools that ignore cancellation; kept here so that they are not collected while they run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the model is told. `reward` and `metrics` are what the tool said of this one call."""
+
+    text: str
+    failed: bool = False
+    timed_out: bool = False
+    reward: float | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+class ToolFault(Exception):
+    """A tool failed; the message is what the model is told."""
+
+
+async def answer(work: Coroutine[Any, Any, Any], timeout_s: float) -> Answer:
+    """What a tool's call comes to."""
+    task = await _settled(timeout_s, _told(work))
+    if not task.done():
+        return Answer(f"Error: {_too_long(timeout_s)}", failed=True, timed_out=True)
+    error = _error_of(task)
+    if error is None:
+        return task.result()
+    if isinstance(error, ENDS_THE_EPISODE):
+        raise error
+    if isinstance(error, ToolFault):
+        return Answer(str(error), failed=True)
+    logger.debug(f"a tool raised {one_line(error)}")
+    message = " ".join(message_of(error).split())
+    return Answer(f"Error: {type(error).__name__}: {message}".removesuffix(": "), failed=True)
+
+
+async def within(timeout_s: float, work: Coroutine[Any, Any, Any], who: str = "the tool") -> Any:
+    """What `work` gives; `TimeoutError` when it does not do so in time."""
+    task = await _settled(timeout_s, work)
+    if not task.done():
+        raise TimeoutError(_too_long(timeout_s, who))
+    if (error := _error_of(task)) is not None:
+        raise error
+    return task.result()
+
+
+async def cleaned_up(timeout_s: float, work: Coroutine[Any, Any, Any], who: str) -> bool:
+    """Whether the end of something of the user's went well. What the episode came to stands, so a
+    failure is counted by the caller, and said once."""
+    try:
+        await within(timeout_s, work, who)
+    except Exception as error:  # noqa: BLE001  # the user's code, after the episode's end
+        if who not in _told_once:
+            _told_once.add(who)
+            logger.warning(f"{who} failed (later failures are counted): {one_line(error)}")
+        return False
+    return True
+
+
+async def together(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """What they give, in order. When one raises, the others are cancelled first."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def invoke(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The user's function: awaited if it is a coroutine's, else run in a thread of its own."""
+    call = partial(function, *args, **kwargs)
+    if inspect.iscoroutinefunction(function):
+        return await call()
+    result = await in_thread(_read_out, call)
+    if inspect.isasyncgen(result):
+        return [each async for each in result]
+    return await result if inspect.isawaitable(result) else result
+
+
+def _read_out(call: Callable[[], Any]) -> Any:
+    result = call()
+    return list(result) if inspect.isgenerator(result) else result
+
+
+def as_step(value: Any) -> Answer:
+    """The answer of a tool class: verl's are `(answer, step_reward, metrics)`."""
+    if isinstance(value, tuple) and len(value) == 3 and isinstance(value[2], dict | None):
+        told, reward, metrics = value
+        return Answer(
+            as_text(told),
+            reward=None if reward is None else float(reward),
+            metrics=dict(metrics or {}),
+        )
+    return Answer(as_text(value))
+
+
+def as_text(value: Any) -> str:
+    """A tool's answer as the model reads it."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, dict) and value.keys() == {"text"}:
+        return as_text(value["text"])
+    if isinstance(value, ToolResponse):
+        return as_text(value.text)
+    if isinstance(blocks := getattr(value, "content", None), list):  # AgentScope's ToolResponse
+        return "".join(as_text(block.get("text")) for block in blocks)
+    return json.dumps(value, ensure_ascii=False, default=_described)
+
+
+def _described(value: Any) -> str:
+    """An object's own text. An address in memory is another one in each process."""
+    text = str(value)
+    if _ADDRESS.search(text):
+        kind = type(value).__name__
+        raise ToolFault(f"Error: the tool returned an object ({kind}) that has no text of its own")
+    return text
+
+
+async def _told(work: Coroutine[Any, Any, Any]) -> Answer:
+    value = await work
+    return value if isinstance(value, Answer) else Answer(as_text(value))
+
+
+async def _settled(timeout_s: float, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """`work` as a task that is done, or that was told to end and is left behind."""
+    task = asyncio.create_task(_contained(work))
+    try:
+        await asyncio.wait({task}, timeout=timeout_s)
+    finally:
+        if not task.done():
+            task.cancel()
+            _left_behind.add(task)
+            task.add_done_callback(_bury)
+    return task
+
+
+async def _contained(work: Coroutine[Any, Any, Any]) -> Any:
+    """A tool that calls sys.exit ends its call, not the run."""
+    try:
+        return await work
+    except SystemExit as error:
+        raise RuntimeError(f"the tool called sys.exit({error.code!r})") from error
+
+
+def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
+    return RuntimeError("the tool cancelled itself") if task.cancelled() else task.exception()
+
+
+def _too_long(timeout_s: float, who: str = "the tool") -> str:
+    return f"{who} did not answer within {timeout_s:g} s"
+
+
+def _bury(task: asyncio.Task[Any]) -> None:
+    _left_behind.discard(task)
+    if not task.cancelled():
+        task.exception()  # whatever it still raises belongs to a call that is over

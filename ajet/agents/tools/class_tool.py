@@ -1,0 +1,96 @@
+"""A `BaseTool` of the user's: one object a run, one instance of its state an episode.
+
+    episode begins   create(instance_id, **create_kwargs)
+    a call           execute(instance_id, parameters, **execute_kwargs)
+    it has ended     calc_reward(instance_id)      then, always, release(instance_id)
+
+`instance_id` is the episode's id, or what `create` returns in its place. A `release` that fails, or
+takes longer than a call may, is counted and takes nothing from the episode. Not covered: a `create`
+that fails on its way; what it took by then is its own to give back.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from ajet.agents.tools.call import as_step, cleaned_up, invoke, within
+from ajet.agents.tools.source import Episode, OpenTool
+from ajet.agents.tools.tool import BaseTool
+from ajet.core.errors import ConfigError
+from ajet.core.importing import run_user_code
+
+
+class ClassTool:
+    """A source of one tool."""
+
+    def __init__(
+        self,
+        kind: type[BaseTool],
+        config: dict[str, Any],
+        tool_schema: dict[str, Any] | None,
+        where: str,
+    ) -> None:
+        self._tool = run_user_code(partial(kind, config, tool_schema), where)
+        self._schema: dict[str, Any] = self._tool.tool_schema
+        function = self._schema.get("function") if isinstance(self._schema, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(function, dict) or not isinstance(name, str) or not name:
+            raise ConfigError(
+                f"{where}: tool_schema has no name that is text: write "
+                "{type: function, function: {name: …, description: …, parameters: {…}}}"
+            )
+        function.setdefault("parameters", {"type": "object", "properties": {}})
+
+    def check(self) -> list[dict[str, Any]]:
+        return [self._schema]
+
+    @asynccontextmanager
+    async def open(self, episode: Episode) -> AsyncGenerator[list[OpenTool], None]:
+        given = _of_tool(episode.tools_kwargs, self._schema["function"]["name"])
+        instance = episode.episode_id
+
+        async def method(name: str, *args: Any) -> Any:
+            function = getattr(self._tool, name)
+            return await invoke(function, instance, *args, **_accepted(function, name, given))
+
+        async def call(arguments: dict[str, Any]) -> Any:
+            return as_step(await method("execute", arguments))
+
+        async def reward() -> float | None:
+            return await within(episode.timeout_s, method("calc_reward"))
+
+        created = await within(episode.timeout_s, method("create"))
+        instance = _instance_id(created) or instance
+        try:
+            yield [OpenTool(self._schema, call, reward)]
+        finally:
+            who = f"{type(self._tool).__name__}.release()"
+            if not await cleaned_up(episode.timeout_s, method("release"), who):
+                episode.failed_ends.append(who)
+
+
+def _accepted(function: Callable[..., Any], name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The row's arguments of a method; those of `create` under verl's two conventions."""
+    own = dict(given.get(f"{name}_kwargs") or {})
+    parameters = inspect.signature(function).parameters.values()
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    if name == "create" and (takes_any or "create_kwargs" in {each.name for each in parameters}):
+        own.setdefault("create_kwargs", dict(own))
+    return own
+
+
+def _of_tool(tools_kwargs: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    given = tools_kwargs.get(name) or {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"extra_info.tools_kwargs.{name} of the row is no object: {given!r}")
+    return given
+
+
+def _instance_id(created: Any) -> str | None:
+    """verl's `create` returns an id, or an id and a first answer."""
+    first = created[0] if isinstance(created, tuple) and created else created
+    return first if isinstance(first, str) else None

@@ -1,0 +1,116 @@
+"""A Python function as a tool: what the model is shown of it, and what it is called with.
+
+    def weather(city: str, days: int = 1) -> str:
+        '''The weather of a city.
+
+        Args:
+            city: its name
+            days: how many days ahead
+        '''
+
+    {"type": "function", "function": {"name": "weather", "parameters": {…}, "description": …}}
+
+The schema comes from signature, annotations and docstring (Google's, NumPy's and Sphinx's styles),
+in AgentScope's form: one function gives one prompt, whichever of the two offers it. Arguments get
+the types of their annotations, so a parameter may be a pydantic model, an enum or a date.
+
+Not covered: `*args`; what `**kwargs` take is not shown.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any, get_type_hints
+
+from docstring_parser import parse
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from ajet.agents.tools.call import invoke
+from ajet.core.importing import run_user_code
+
+
+class FunctionTool:
+    """`schema` for the model; `call(arguments)` for its calls."""
+
+    def __init__(self, function: Callable[..., Any], name: str | None, where: str) -> None:
+        self._function = function
+        self._arguments = run_user_code(partial(_arguments_model, function), where)
+        self.schema = run_user_code(
+            partial(_schema, function, name or function.__name__, self._arguments), where
+        )
+
+    def problem(self, arguments: dict[str, Any]) -> str | None:
+        """Why the function cannot be called so; None when it can."""
+        try:
+            self._arguments.model_validate(arguments)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            return f"{place}: {first['msg']}" if place else first["msg"]
+        return None
+
+    async def call(self, arguments: dict[str, Any]) -> Any:
+        given = self._arguments.model_validate(arguments)
+        named = {name: getattr(given, name) for name in given.model_fields_set}
+        return await invoke(self._function, **named)
+
+
+def tool_schema(name: str, parameters: dict[str, Any], description: str | None) -> dict[str, Any]:
+    """OpenAI's form, with the keys in AgentScope's order: templates write them as they stand."""
+    function: dict[str, Any] = {"name": name, "parameters": parameters}
+    if description:
+        function["description"] = description
+    return {"type": "function", "function": function}
+
+
+def _schema(function: Callable[..., Any], name: str, arguments: type[BaseModel]) -> dict[str, Any]:
+    parameters = _without_titles(arguments.model_json_schema())
+    parameters.pop("additionalProperties", None)
+    told = parse(inspect.getdoc(function) or "")
+    description = "\n".join(filter(None, [told.short_description, told.long_description]))
+    return tool_schema(name, parameters, description)
+
+
+def _arguments_model(function: Callable[..., Any]) -> type[BaseModel]:
+    """A pydantic model with a field for each parameter."""
+    told = {
+        each.arg_name: each.description for each in parse(inspect.getdoc(function) or "").params
+    }
+    hints = get_type_hints(function, include_extras=True)
+    parameters = inspect.signature(function).parameters.values()
+    fields: dict[str, Any] = {
+        each.name: (
+            hints.get(each.name, Any),
+            Field(
+                ... if each.default is each.empty else each.default, description=told.get(each.name)
+            ),
+        )
+        for each in parameters
+        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    }
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    extra = "allow" if takes_any else "forbid"
+    return create_model(
+        "Arguments",
+        __config__=ConfigDict(arbitrary_types_allowed=True, extra=extra, protected_namespaces=()),
+        **fields,
+    )
+
+
+def _without_titles(schema: Any) -> Any:
+    """pydantic's titles repeat the names; a parameter that is called "title" stays."""
+    if isinstance(schema, list):
+        return [_without_titles(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: _properties(value) if key in ("properties", "$defs") else _without_titles(value)
+        for key, value in schema.items()
+        if key != "title"
+    }
+
+
+def _properties(named: dict[str, Any]) -> dict[str, Any]:
+    return {name: _without_titles(schema) for name, schema in named.items()}

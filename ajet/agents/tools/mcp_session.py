@@ -1,0 +1,272 @@
+"""One connection to an MCP server, started and stopped without leaving a process behind.
+
+    episode's loop                           background loop, one thread for the whole process
+    session = await open_session(…)   ──►    a task of its own: start, initialize, list the tools
+    await session.call("add", {…})    ──►    a call, until it is answered or the server is gone
+    await session.close()             ──►    the same task leaves what it entered
+
+The `mcp` package wants a connection to be left by the task that entered it, and an episode's task
+may be cancelled at any time: so connections live elsewhere, each in its own task. A server over
+stdio is a process group of its own; its standard input is closed, then it is asked to end, then
+killed, it and its children alone. Whatever is open when the process ends is closed then.
+
+Not covered: sampling, elicitation and notifications, which servers may ask of a client; a server
+that is not told when a call is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar
+from urllib.parse import urlsplit
+
+from ajet.core.errors import EnvironmentFault
+
+if TYPE_CHECKING:
+    from anyio.streams.memory import MemoryObjectReceiveStream
+    from mcp import ClientSession
+    from mcp.types import CallToolResult, Tool
+
+START_S = 30.0
+CLOSE_S = 8.0
+"""The mcp package gives a server 2 s to end by itself and 2 s after SIGTERM."""
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class McpAddress:
+    """How a server is reached: `command` starts one, `url` is there already."""
+
+    command: str | None = None
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    cwd: Path | None = None
+    url: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    transport: Literal["http", "sse"] = "http"
+
+    def __str__(self) -> str:
+        """Without what may be a secret: this is told to the model, and recorded."""
+        if self.url is not None:
+            try:
+                parts = urlsplit(self.url)
+            except ValueError:
+                return "(an address that cannot be read)"
+            return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+        scripts = (arg for arg in self.args[:1] if arg.endswith((".py", ".js")))
+        return " ".join(Path(each).name for each in (self.command or "", *scripts))
+
+
+class McpGone(Exception):
+    """The server does not answer any more."""
+
+
+class McpSession:
+    """A connection that is open. `tools` are the server's."""
+
+    def __init__(self, address: McpAddress) -> None:
+        self.address = address
+        self.tools: list[Tool] = []
+        self._session: ClientSession | None = None
+        self._ready, self._closing = asyncio.Event(), asyncio.Event()
+        self._owner: asyncio.Task[None] | None = None
+        self._incoming: MemoryObjectReceiveStream[Any] | None = None
+        self._is_gone = False
+
+    @property
+    def is_alive(self) -> bool:
+        if self._owner is None or self._owner.done() or self._is_gone:
+            return False
+        return self._incoming is not None and self._incoming.statistics().open_send_streams > 0
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
+        """The server's answer; `McpGone` when there is none to be had."""
+        return await _in_background(self._call(name, arguments))
+
+    async def close(self) -> None:
+        """The connection's end, and the server's if it was started for it."""
+        await _in_background(self._close())
+
+    async def _start(self) -> None:
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+            self._owner = asyncio.create_task(self._own(said))
+            ready = asyncio.create_task(self._ready.wait())
+            both = {self._owner, ready}
+            try:
+                await asyncio.wait(both, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                ready.cancel()
+            if self._ready.is_set():
+                _open_sessions.add(self)
+                return
+            why = _reason(self._owner) if self._owner.done() else f"no answer in {START_S:g} s"
+            await self._close()
+            last = _last_line(said)
+        detail = f"{why}; its last words: {last}" if last else why
+        if self.address.url is not None:  # httpx names it
+            detail = detail.replace(self.address.url, str(self.address))
+        raise EnvironmentFault(f"MCP server {str(self.address)!r} does not start: {detail}")
+
+    async def _own(self, said: TextIO) -> None:
+        """The connection's life, in one task."""
+        from mcp import ClientSession
+
+        async with (
+            _streams(self.address, said) as (read, write),
+            ClientSession(read, write) as session,
+        ):
+            self._incoming = read
+            await session.initialize()
+            self.tools = await _all_tools(session)
+            self._session = session
+            self._ready.set()
+            await self._closing.wait()
+
+    async def _call(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
+        from anyio import BrokenResourceError, ClosedResourceError
+        from mcp import McpError
+        from mcp.types import CONNECTION_CLOSED
+
+        assert self._session is not None and self._owner is not None
+        call = asyncio.create_task(self._session.call_tool(name, arguments))
+        try:
+            await asyncio.wait({call, self._owner}, return_when=asyncio.FIRST_COMPLETED)
+            if call.done():
+                return call.result()
+        except (BrokenResourceError, ClosedResourceError):
+            pass
+        except McpError as error:
+            if error.error.code != CONNECTION_CLOSED or self.is_alive:  # a server may use it too
+                raise
+        finally:
+            call.cancel()
+        self._is_gone = True
+        raise McpGone(f"MCP server {str(self.address)!r} is gone")
+
+    async def _close(self) -> None:
+        if self._owner is None:
+            return
+        _open_sessions.discard(self)
+        self._closing.set()
+        if not self._ready.is_set():
+            self._owner.cancel()
+        done, _ = await asyncio.wait({self._owner}, timeout=CLOSE_S)
+        for owner in done:
+            if not owner.cancelled():
+                owner.exception()  # of a connection that is over
+
+
+async def open_session(address: McpAddress) -> McpSession:
+    """A connection, started; `EnvironmentFault` with the server's last words if it does not."""
+    session = McpSession(address)
+    try:
+        await _in_background(session._start())
+    except asyncio.CancelledError:
+        await session.close()
+        raise
+    return session
+
+
+@asynccontextmanager
+async def _streams(address: McpAddress, said: TextIO) -> AsyncGenerator[tuple[Any, Any], None]:
+    """The two ends of the connection."""
+    if address.command is not None:
+        from mcp.client.stdio import StdioServerParameters, stdio_client
+
+        server = StdioServerParameters(
+            command=sys.executable if address.command == "python" else address.command,
+            args=list(address.args),
+            env=_python_path() | address.env,
+            cwd=address.cwd,
+        )
+        async with stdio_client(server, errlog=said) as streams:
+            yield streams
+    elif address.transport == "sse":
+        from mcp.client.sse import sse_client
+
+        async with sse_client(address.url or "", headers=address.headers) as streams:
+            yield streams
+    else:
+        from mcp.client.streamable_http import streamable_http_client
+        from mcp.shared._httpx_utils import create_mcp_http_client
+
+        async with (
+            create_mcp_http_client(headers=address.headers) as client,
+            streamable_http_client(address.url or "", http_client=client) as (read, write, _),
+        ):
+            yield read, write
+
+
+def _python_path() -> dict[str, str]:
+    """The folders that this process was told to import from: a server starts elsewhere."""
+    given = os.environ.get("PYTHONPATH", "")
+    folders = [str(Path(folder).resolve()) for folder in given.split(os.pathsep) if folder]
+    return {"PYTHONPATH": os.pathsep.join(folders)} if folders else {}
+
+
+async def _all_tools(session: ClientSession) -> list[Tool]:
+    """The server's tools, page by page."""
+    page = await session.list_tools()
+    tools = list(page.tools)
+    while page.nextCursor:
+        page = await session.list_tools(page.nextCursor)
+        tools += page.tools
+    return tools
+
+
+def _reason(owner: asyncio.Task[None]) -> str:
+    error = None if owner.cancelled() else owner.exception()
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}" if error else "it ended"
+
+
+def _last_line(said: TextIO) -> str:
+    said.seek(0)
+    return next((line.strip() for line in reversed(said.readlines()) if line.strip()), "")
+
+
+# --- the background loop ------------------------------------------------------------------------
+
+_open_sessions: set[McpSession] = set()
+_starting = threading.Lock()
+_loop: asyncio.AbstractEventLoop | None = None
+_process_id = 0  # whose thread runs the loop: a forked child has none
+
+
+async def _in_background(work: Coroutine[Any, Any, Result]) -> Result:
+    """What `work` gives, run in the background loop; cancelled there if it is cancelled here."""
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, _background()))
+
+
+def _background() -> asyncio.AbstractEventLoop:
+    global _loop, _process_id
+    with _starting:
+        if _loop is None or _process_id != os.getpid():
+            _loop, _process_id = asyncio.new_event_loop(), os.getpid()
+            threading.Thread(target=_loop.run_forever, name="ajet-mcp", daemon=True).start()
+            atexit.register(close_all)
+            # What goes wrong is told in our own words; without a handler it would be on the screen.
+            logging.getLogger("mcp").addHandler(logging.NullHandler())
+    return _loop
+
+
+def close_all() -> None:
+    """End every connection that is open, and the servers that were started for them."""
+    if _loop is None or _process_id != os.getpid() or not _open_sessions:
+        return
+
+    async def close() -> None:
+        await asyncio.gather(*(session._close() for session in list(_open_sessions)))
+
+    asyncio.run_coroutine_threadsafe(close(), _loop).result(CLOSE_S + 1)

@@ -1,0 +1,134 @@
+"""The tools of an MCP server, over stdio or HTTP.
+
+    - mcp: {command: python, args: [server.py], env: {KEY: value}}    # a process, in this folder
+      tools: [search]                                                 # all of them if left out
+      scope: run
+    - mcp: {url: "http://127.0.0.1:8000/mcp", headers: {…}, transport: http}     # or sse
+
+`scope: episode`, the default, gives each episode a connection of its own (over stdio: a server
+process of its own), so that nothing that a server remembers reaches another episode. `scope: run`
+shares one connection among all: right for a server without a memory, and a process that takes half
+a second to start is then started once. A shared server that died is started again for the next
+episode; one that dies in an episode is an error in the answers to that episode's calls.
+
+Not covered: answers that are not text (they are named, and left out).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from ajet.agents.tools.call import ToolFault
+from ajet.agents.tools.function import tool_schema
+from ajet.agents.tools.mcp_session import McpAddress, McpGone, McpSession, open_session
+from ajet.agents.tools.source import Episode, OpenTool
+from ajet.core.bounded_loop import run_bounded
+from ajet.core.errors import ConfigError, EnvironmentFault
+
+if TYPE_CHECKING:
+    from mcp.types import CallToolResult
+
+Scope = Literal["episode", "run"]
+
+
+class McpTools:
+    """A source of a server's tools."""
+
+    def __init__(
+        self, address: McpAddress, names: Sequence[str] | None, scope: Scope, where: str
+    ) -> None:
+        self._address = address
+        self._names = names
+        self._scope = scope
+        self._where = where
+        self._shared: asyncio.Future[McpSession] | None = None
+        self._session: McpSession | None = None
+
+    def check(self) -> list[dict[str, Any]]:
+        """Starts the server once and looks for the tools."""
+
+        async def look() -> list[dict[str, Any]]:
+            async with self._connected() as session:
+                return [tool.schema for tool in self._tools(session)]
+
+        try:
+            return run_bounded(look())
+        except EnvironmentFault as error:
+            raise ConfigError(f"{self._where}: {error}") from error
+
+    @asynccontextmanager
+    async def open(self, episode: Episode) -> AsyncGenerator[list[OpenTool], None]:
+        async with self._connected() as session:
+            yield self._tools(session)
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncGenerator[McpSession, None]:
+        if self._scope == "run":
+            yield await self._of_the_run()
+            return
+        session = await open_session(self._address)
+        try:
+            yield session
+        finally:
+            await session.close()
+
+    async def _of_the_run(self) -> McpSession:
+        """The session that all episodes share, started by the first that asks."""
+        if self._session is not None and self._session.is_alive:
+            return self._session
+        if self._shared is None or self._shared.done():
+            self._shared = asyncio.ensure_future(self._renewed())
+        return await asyncio.shield(self._shared)
+
+    async def _renewed(self) -> McpSession:
+        """A new session; one that died before is closed, as its process may still be there."""
+        dead, self._session = self._session, None
+        if dead is not None:
+            await dead.close()
+        self._session = await open_session(self._address)
+        return self._session
+
+    def _tools(self, session: McpSession) -> list[OpenTool]:
+        there = {tool.name: tool for tool in session.tools}
+        if len(there) < len(session.tools):
+            raise ConfigError(
+                f"{self._where}: MCP server {str(self._address)!r} has several tools of one name"
+            )
+        if missing := [name for name in self._names or () if name not in there]:
+            raise ConfigError(
+                f"{self._where}: MCP server {str(self._address)!r} has no tool {missing[0]!r}; "
+                f"it has {', '.join(there) or 'none'}"
+            )
+        chosen = there if self._names is None else {name: there[name] for name in self._names}
+        return [
+            OpenTool(
+                tool_schema(name, tool.inputSchema, tool.description), partial(_call, session, name)
+            )
+            for name, tool in chosen.items()
+        ]
+
+
+async def _call(session: McpSession, name: str, arguments: dict[str, Any]) -> str:
+    from mcp import McpError
+
+    try:
+        result = await session.call(name, arguments)
+    except (McpGone, McpError) as error:
+        raise ToolFault(f"Error: {error}") from error
+    text = _text(result)
+    if result.isError:
+        raise ToolFault(text or "Error: the tool failed and said nothing")
+    return text
+
+
+def _text(result: CallToolResult) -> str:
+    """The text parts of an answer, and the names of the others."""
+    parts = (
+        part.text if part.type == "text" else f"({part.type} left out: only text can be read)"
+        for part in result.content
+    )
+    return "\n".join(parts)

@@ -1,0 +1,236 @@
+"""The tools of a run, from the file that `ajet.rollout.multi_turn.tool_config_path` names.
+
+    tools:
+      - function: weather.py->weather               # name: …, if the model shall see another one
+      - class_name: search.py->Search               # a BaseTool
+        config: {index: wiki}
+        tool_schema: {type: function, function: {name: search, parameters: {…}}}
+      - mcp: {command: python, args: [server.py]}   # mcp_tools.py
+        scope: run
+
+    toolbox = load_toolbox(config)                  # once a run: the same object for each episode
+    async with toolbox.open(workflow_task, timeout_s) as tools:
+        tools.schemas;  tools.problem(name, arguments);  await tools.call(name, arguments)
+
+Classes and functions are found from the file's folder, then where the config's are; verl's
+`package.module.Class` is read too. `${oc.env:NAME}` is an environment variable.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from ajet.agents.tools.call import Answer, answer, together
+from ajet.agents.tools.class_tool import ClassTool
+from ajet.agents.tools.function import FunctionTool
+from ajet.agents.tools.listing import Entry, find_file, read_listing, with_arrow
+from ajet.agents.tools.mcp_session import McpAddress
+from ajet.agents.tools.mcp_tools import McpTools, Scope
+from ajet.agents.tools.source import Episode, OpenTool, ToolSource
+from ajet.agents.tools.tool import BaseTool
+from ajet.core.config import AjetConfig
+from ajet.core.config.section import Section
+from ajet.core.errors import ConfigError
+from ajet.core.importing import load_function, load_object, require_method
+from ajet.core.inference.tool_schema import check_parameters, first_misfit
+from ajet.core.task.workflow_task import WorkflowTask
+
+KEY = "ajet.rollout.multi_turn.tool_config_path"
+
+
+class FunctionEntry(Section):
+    """`- function: file.py->name`"""
+
+    function: str
+    name: str | None = None
+
+
+class ClassEntry(Section):
+    """`- class_name: file.py->Class`"""
+
+    class_name: str
+    config: dict[str, Any] = Field(default={})
+    tool_schema: dict[str, Any] | None = None
+
+
+class McpServer(Section):
+    """A server that is started, or one that is there."""
+
+    command: str | None = None
+    args: list[str] = Field(default=[])
+    env: dict[str, str] = Field(default={})
+    url: str | None = None
+    headers: dict[str, str] = Field(default={})
+    transport: Literal["http", "sse"] = "http"
+
+
+class McpEntry(Section):
+    """`- mcp: {…}`"""
+
+    mcp: McpServer
+    tools: list[str] | None = None
+    scope: Scope = "episode"
+
+
+class Toolbox:
+    """The tools of a run; `open` gives those of one episode."""
+
+    def __init__(self, sources: Sequence[ToolSource]) -> None:
+        self._sources = sources
+
+    def check(self) -> None:
+        """Raise a `ConfigError` for what would fail in every episode."""
+        _checked([schema for source in self._sources for schema in source.check()])
+
+    @asynccontextmanager
+    async def open(
+        self, workflow_task: WorkflowTask, timeout_s: float
+    ) -> AsyncGenerator[EpisodeTools, None]:
+        """`timeout_s` bounds each call, and each call of a class's own methods."""
+        tools_kwargs = extra_info(workflow_task).get("tools_kwargs") or {}
+        if not isinstance(tools_kwargs, Mapping):
+            raise ConfigError(f"task {workflow_task.task_id}: extra_info.tools_kwargs is no object")
+        episode = Episode(workflow_task.episode_id, tools_kwargs, timeout_s)
+        async with AsyncExitStack() as stack:
+            opened = [await stack.enter_async_context(each.open(episode)) for each in self._sources]
+            tools = [tool for tools in opened for tool in tools]
+            yield EpisodeTools(tools, timeout_s, episode.failed_ends)
+
+
+class EpisodeTools:
+    """The tools of one episode. `failed_ends` is filled when they are let go of."""
+
+    def __init__(
+        self, tools: Sequence[OpenTool], timeout_s: float, failed_ends: Sequence[str]
+    ) -> None:
+        _checked([tool.schema for tool in tools])  # a server may offer others than before
+        self._tools = {tool.name: tool for tool in tools}
+        self._timeout_s = timeout_s
+        self.failed_ends = failed_ends
+
+    @property
+    def schemas(self) -> list[dict[str, Any]]:
+        """What the model is shown."""
+        return [tool.schema for tool in self._tools.values()]
+
+    def problem(self, name: str, arguments: dict[str, Any]) -> str | None:
+        """Why a call cannot be made; None when it can."""
+        if name not in self._tools:
+            close = difflib.get_close_matches(name, self._tools, 1)
+            known = ", ".join(self._tools) or "none"
+            hint = f"did you mean {close[0]!r}?" if close else f"the tools are: {known}"
+            return f"there is no tool {name!r}; {hint}"
+        wrong = self._against_schema(name, arguments) or self._tools[name].problem(arguments)
+        return f"the arguments of {name} are wrong: {wrong}" if wrong else None
+
+    def _against_schema(self, name: str, arguments: dict[str, Any]) -> str | None:
+        parameters = self._tools[name].schema["function"]["parameters"]
+        first = first_misfit(name, parameters, arguments)
+        if first is None:
+            return None
+        place = ".".join(map(str, first.absolute_path))
+        return f"{place}: {first.message}" if place else first.message
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> Answer:
+        """The tool's answer, or what went wrong, as text; it comes within the deadline."""
+        tool = self._tools[name]
+
+        async def work() -> Any:
+            return await tool.call(arguments)
+
+        return await answer(work(), self._timeout_s)
+
+    async def rewards(self) -> dict[str, float]:
+        """What each tool gives the episode, of those that give something."""
+        asked = {name: tool.reward for name, tool in self._tools.items() if tool.reward}
+        given = await together(reward() for reward in asked.values())
+        pairs = zip(asked, given, strict=True)
+        return {name: float(reward) for name, reward in pairs if reward is not None}
+
+
+class _FunctionSource:
+    """A source of one function; it has no state."""
+
+    def __init__(self, tool: FunctionTool) -> None:
+        self._tool = tool
+
+    def check(self) -> list[dict[str, Any]]:
+        return [self._tool.schema]
+
+    @asynccontextmanager
+    async def open(self, episode: Episode) -> AsyncGenerator[list[OpenTool], None]:
+        yield [OpenTool(self._tool.schema, self._tool.call, problem=self._tool.problem)]
+
+
+def load_toolbox(config: AjetConfig) -> Toolbox:
+    """The tools of the config's file, none without one; the same toolbox for the same file."""
+    path = config.ajet.rollout.multi_turn.tool_config_path
+    if path is None:
+        return Toolbox([])
+    file = find_file(path, config.base_dirs, KEY)
+    return _loaded(file, file.stat().st_mtime_ns, (file.parent, *config.base_dirs))
+
+
+def extra_info(workflow_task: WorkflowTask) -> Mapping[str, Any]:
+    """The row's `extra_info`, where verl's data sets keep what tools and users are given."""
+    found = workflow_task.task.metadata.get("extra_info")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _checked(schemas: Sequence[dict[str, Any]]) -> None:
+    """Raise a `ConfigError` for tools that no model could call."""
+    names: set[str] = set()
+    for function in (schema["function"] for schema in schemas):
+        if function["name"] in names:
+            raise ConfigError(f"{KEY}: two tools are called {function['name']!r}")
+        names.add(function["name"])
+        check_parameters(function["name"], function["parameters"])
+
+
+@lru_cache(maxsize=16)
+def _loaded(file: Path, _changed_ns: int, base_dirs: tuple[Path, ...]) -> Toolbox:
+    return Toolbox([_source(entry, file, base_dirs) for entry in read_listing(file, "tools")])
+
+
+def _source(entry: Entry, file: Path, base_dirs: tuple[Path, ...]) -> ToolSource:
+    if "function" in entry.values:
+        form = entry.as_form(FunctionEntry)
+        where = f"{entry.where}.function"
+        function = load_function(form.function, base_dirs=base_dirs, where=where)
+        return _FunctionSource(FunctionTool(function, form.name, f"{where}: {form.function!r}"))
+    if "class_name" in entry.values:
+        return _class_source(entry.as_form(ClassEntry), entry.where, base_dirs)
+    if "mcp" in entry.values:
+        return _mcp_source(entry.as_form(McpEntry), entry.where, file.parent)
+    raise ConfigError(f"{entry.where}: a tool is one of function, class_name, mcp")
+
+
+def _class_source(form: ClassEntry, where: str, base_dirs: tuple[Path, ...]) -> ClassTool:
+    where, spec = f"{where}.class_name", with_arrow(form.class_name)
+    kind = load_object(spec, base_dirs=base_dirs, kind=BaseTool, where=where)
+    where = f"{where}: {form.class_name!r}"
+    require_method(kind, "execute", BaseTool, ("instance_id", "parameters"), where)
+    return ClassTool(kind, form.config, form.tool_schema, where)
+
+
+def _mcp_source(form: McpEntry, where: str, folder: Path) -> McpTools:
+    server = form.mcp
+    if (server.command is None) == (server.url is None):
+        raise ConfigError(f"{where}.mcp: give a command (a server to start) or a url, one of them")
+    address = McpAddress(
+        command=server.command,
+        args=tuple(server.args),
+        env=server.env,
+        cwd=folder,
+        url=server.url,
+        headers=server.headers,
+        transport=server.transport,
+    )
+    return McpTools(address, form.tools, form.scope, where)

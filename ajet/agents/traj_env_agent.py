@@ -1,0 +1,36 @@
+"""`traj_env_agent`: plays an environment with the whole conversation in its prompt (StarPO).
+
+    system, user 1, reply 1, user 2, reply 2, …        only ever longer: one timeline an episode
+
+Not covered: prompts that would outgrow the context (see step_env_agent.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ajet.agents.environment_play import EnvironmentAgent, Messages, Play
+
+TEMPLATE = """\
+{observation}
+
+Step {turn_idx} of {max_steps}. Reply with your next action as {answer_form}."""
+
+
+class TrajEnvAgent(EnvironmentAgent):
+    """One object plays one episode."""
+
+    name = "traj_env_agent"
+    template = TEMPLATE
+
+    def __init__(self) -> None:
+        self._messages: Messages = []
+
+    def prompt(self, play: Play) -> Messages:
+        if not self._messages:
+            self._messages += play.system()
+        self._messages.append(play.user())
+        return self._messages
+
+    def heard(self, reply: dict[str, Any]) -> None:
+        self._messages.append(reply)

@@ -1,0 +1,237 @@
+"""From a config to the parts of a run. This module only wires: each setting is translated beside
+the class that it is for (`UpdateSettings.from_config`, `RolloutLimits.from_config`, …).
+
+    config.ajet.model              -> LoadedModel, ChatTemplate, InProcessEngine
+    config.ajet.trainer_common     -> Learner: policy, critic, reference
+    config.ajet.rollout, .judge    -> GroupRunner
+
+Every backbone calls these functions, so that a setting means the same on all of them. It is the
+only module that knows both core and the packages beside it. Not covered: where the parts run (the
+backbones' own affair), and reading YAML (core/config).
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loguru import logger
+
+from ajet.agents.tools.listing import find_file
+from ajet.core.config import AjetConfig
+from ajet.core.errors import ConfigError
+from ajet.core.inference.endpoint import ChatEndpoint, ModelEndpoint, SamplingParams
+from ajet.core.judge import judge_class, judge_spec
+from ajet.core.judge.judge import BaseJudge
+from ajet.core.rollout.episode import EpisodeRunner, OnError
+from ajet.core.rollout.group import GroupRunner
+from ajet.core.rollout.limits import RolloutLimits
+from ajet.core.run.run_tasks import RunTasks
+from ajet.core.task.workflow_task import Mode
+from ajet.core.workflow.registry import WorkflowChooser, agent_modules
+from ajet.tools.env_service.host import environment_host
+
+if TYPE_CHECKING:
+    from ajet.core.inference.chat_template import ChatTemplate
+    from ajet.core.inference.engines.in_process import InProcessEngine
+    from ajet.core.inference.replicas.in_process import InProcessReplica
+    from ajet.core.learning.learner import Learner
+    from ajet.core.model.load import LoadedModel
+    from ajet.core.update.critic import Critic
+    from ajet.core.update.ranks import Ranks
+    from ajet.core.workflow.gateway.gateway import Gateway
+
+
+def load_policy_model(
+    config: AjetConfig,
+    path: str | None = None,
+    *,
+    dtype: str | None = None,
+    device: str | None = None,
+) -> LoadedModel:
+    """Loads the model that the config names, or the one at `path`, with the config's other
+    settings. `dtype` and `device` replace the config's."""
+    from ajet.core.model.load import load_model
+
+    section = config.ajet.model
+    return load_model(
+        path or section.path or "",
+        dtype=dtype or section.dtype,
+        device=device or section.device,
+        chat_template=section.chat_template,
+    )
+
+
+def load_learning_model(
+    config: AjetConfig, ranks: Ranks | None = None, path: str | None = None
+) -> LoadedModel:
+    """The same for a learner over `ranks`. What is going to be sharded is loaded in CPU memory, in
+    the type that it would have on the GPU, so that no GPU ever holds it whole."""
+    from ajet.core.update.settings import trains_on_gpu
+
+    if ranks is None or ranks.compute_dtype is None:
+        return load_policy_model(config, path)
+    asked = config.ajet.model.dtype
+    dtype = "bfloat16" if asked == "auto" and trains_on_gpu(config) else asked
+    return load_policy_model(config, path, dtype=dtype, device="cpu")
+
+
+def make_template(loaded: LoadedModel) -> ChatTemplate:
+    """The tokenizer's chat template, which also knows the model's own end tokens."""
+    from ajet.core.inference.chat_template import ChatTemplate
+    from ajet.tool_parsers import family_of
+
+    end = getattr(loaded.model.generation_config, "eos_token_id", None)
+    ends = [end] if isinstance(end, int) else list(end or ())
+    template = ChatTemplate(loaded.tokenizer, ends)
+    if "tools" in template.text and family_of(template) is None:
+        logger.warning(
+            "no parser is known for the chat template's form of tool calls: they stay text, unless "
+            "ajet.rollout.tool_parser names one"
+        )
+    return template
+
+
+def make_engine(
+    config: AjetConfig,
+    loaded: LoadedModel,
+    template: ChatTemplate,
+    *,
+    deterministic: bool | None = None,
+) -> InProcessEngine:
+    """The in-process engine over a loaded model; `deterministic` replaces the config's."""
+    from ajet.core.inference.engines.in_process import InProcessEngine
+
+    return InProcessEngine(
+        loaded.model,
+        stop_token_ids=template.stop_token_ids,
+        max_num_seqs=config.ajet.rollout.max_env_worker,
+        max_model_len=config.ajet.rollout.max_model_len,
+        deterministic=config.ajet.rollout.deterministic if deterministic is None else deterministic,
+        decode=template.text_of,
+    )
+
+
+def make_replica(config: AjetConfig, name: str) -> InProcessReplica:
+    """An inference server of this process: the in-process engine over a model of its own."""
+    from ajet.core.inference.replicas.in_process import InProcessReplica
+
+    loaded = load_policy_model(config)
+    template = make_template(loaded)
+    return InProcessReplica(
+        name,
+        loaded.model,
+        stop_token_ids=template.stop_token_ids,
+        max_num_seqs=config.ajet.rollout.max_env_worker,
+        max_model_len=config.ajet.rollout.max_model_len,
+        decode=template.text_of,
+    )
+
+
+def set_threads(config: AjetConfig) -> None:
+    """Sets torch's CPU threads; a run that is resumed with another number is not bit-identical."""
+    import torch
+
+    if config.ajet.trainer_common.torch_threads is not None:
+        torch.set_num_threads(config.ajet.trainer_common.torch_threads)
+
+
+def user_files(config: AjetConfig) -> list[Path]:
+    """The files of the user's workflow, agents, judge and tools, as far as the config names them.
+    The files that list tools may hold keys: the run keeps the tools' code, and not the lists."""
+    judge = judge_class(judge_spec(config.ajet.task_judge), config.base_dirs)
+    workflow = WorkflowChooser.from_config(config).default
+    kinds = [kind for kind in (workflow, judge) if kind is not None]
+    own = [each for each in kinds if not each.__module__.startswith("ajet.")]
+    turns = config.ajet.rollout.multi_turn
+    listings = [path for path in (turns.tool_config_path, turns.interaction_config_path) if path]
+    return [
+        *(Path(inspect.getfile(each)) for each in [*own, *agent_modules(config)]),
+        *(find_file(path, config.base_dirs, "ajet.rollout.multi_turn") for path in listings),
+    ]
+
+
+def read_tasks(config: AjetConfig) -> RunTasks:
+    """The tasks of a run. An agent that would refuse the config in every episode does it now."""
+    tasks = RunTasks.read(config)
+    workflow = WorkflowChooser.from_config(config)
+    for agent in workflow.classes_for([*tasks.training, *tasks.held_out]):
+        agent.check_config(config)
+    return tasks
+
+
+def make_critic(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = None) -> Critic:
+    """The critic beside the policy that was made of `loaded`. Its model is read again, so it starts
+    from the weights on disk, whatever the policy's are by now."""
+    from ajet.core.update.critic import Critic
+    from ajet.core.update.ranks import ONE_RANK
+    from ajet.core.update.settings import CriticSettings
+
+    path = config.ajet.trainer_common.critic.path
+    own = load_learning_model(config, ranks, path)
+    if own.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
+        raise ConfigError(
+            f"ajet.trainer_common.critic.path: the tokenizer of {path!r} has other tokens than the "
+            "policy's; take a model with the same one, or null"
+        )
+    return Critic(own.model, CriticSettings.from_config(config), ranks or ONE_RANK)
+
+
+def make_learner(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = None) -> Learner:
+    """The policy and what learns beside it, over `ranks` if there are several. Made before a
+    checkpoint is loaded: the reference is the policy as it is now."""
+    from ajet.core.advantage.kl_control import kl_control_of
+    from ajet.core.learning.learner import Learner, LearnerSettings
+    from ajet.core.update.policy import Policy
+    from ajet.core.update.ranks import ONE_RANK
+    from ajet.core.update.settings import UpdateSettings
+
+    policy = Policy(loaded.model, UpdateSettings.from_config(config), ranks or ONE_RANK)
+    needs_critic = config.ajet.trainer_common.algorithm.adv_estimator == "gae"
+    critic = make_critic(config, loaded, ranks) if needs_critic else None
+    return Learner(policy, critic, kl_control_of(config), LearnerSettings.from_config(config))
+
+
+def make_gateway(config: AjetConfig, offset: int = 0) -> Gateway:
+    """The model's HTTP address for agents that ask for one. Each process that runs agents makes
+    one, and closes it. A port that the config sets is that of the first; others count up from
+    it."""
+    from ajet.core.workflow.gateway.gateway import Gateway
+
+    port = config.ajet.interchange_server.interchange_server_port
+    return Gateway(None if port == "auto" else port + offset)
+
+
+def make_runner(
+    config: AjetConfig,
+    endpoint: ModelEndpoint | ChatEndpoint,
+    template: ChatTemplate | None,
+    *,
+    judge: BaseJudge | None,
+    mode: Mode,
+    gateway: Gateway | None = None,
+    debug: bool = False,
+    limits: RolloutLimits | None = None,
+    on_error: OnError | None = None,
+) -> GroupRunner:
+    """Runs the config's workflow against any endpoint; a chat endpoint has no template. A run makes
+    one judge and one gateway for all its runners. `limits` replaces the config's."""
+    from ajet.tool_parsers import parser_for
+
+    episodes = EpisodeRunner(
+        endpoint=endpoint,
+        template=template,
+        parser=parser_for(template, config.ajet.rollout.tool_parser) if template else None,
+        workflow=WorkflowChooser.from_config(config),
+        judge=judge,
+        limits=limits or RolloutLimits.from_config(config),
+        sampling=SamplingParams.from_config(config, mode),
+        run_seed=config.ajet.seed,
+        gateway=gateway,
+        config=config,
+        debug=debug,
+        environments=environment_host(config),
+        on_error=on_error,
+    )
+    return GroupRunner.of(episodes)

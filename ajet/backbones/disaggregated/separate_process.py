@@ -1,0 +1,133 @@
+"""Modes train and explore as one process each: a learner without an engine, an engine without a
+learner.
+
+    train     learner ── safetensors ──> run folder/weights ──> engine     explore
+                 └──────────< buffer.sqlite <── groups ─────────────┘
+
+Not covered: what they tell each other (split_run.py), a cluster (separate_process_on_ray.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console
+
+from ajet import assembly
+from ajet.backbones.disaggregated.split_run import ExplorerCommand, TrainerCommand
+from ajet.core.bounded_loop import run_bounded
+from ajet.core.config import AjetConfig
+from ajet.core.interrupt import Interrupt
+from ajet.core.judge import make_judge
+from ajet.core.learning.checkpoints import LearnerCheckpoints
+from ajet.core.learning.learner import Learner, TrainBatch
+from ajet.core.model.save import model_files
+from ajet.core.record.origin import RunOrigin
+from ajet.core.record.recorded_run import template_of
+from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.summary import RunSummary
+from ajet.core.rollout.group import GroupRunner
+from ajet.core.run.resume_point import find_resume_point
+from ajet.core.run.training_run import TrainingRun
+from ajet.core.trajectory.trajectory import Group
+from ajet.core.weight_sync.folder import FolderSource, WeightFolder
+
+
+class FolderTrainerClient:
+    """A learner that leaves its weights in a folder."""
+
+    def __init__(self, learner: Learner, folder: WeightFolder) -> None:
+        self.learner, self._folder = learner, folder
+        self.source: FolderSource
+
+    async def train(
+        self, step: int, groups: Sequence[Group]
+    ) -> tuple[TrainBatch, dict[str, float]]:
+        batch = self.learner.make_batch(self.learner.score(groups))
+        return batch, self.learner.update(step, batch)
+
+    async def publish(self, version: int) -> Mapping[str, float]:
+        self.source = self._folder.write(version, self.learner.policy.weights())
+        return {}
+
+
+class TrainerProcess:
+    """One attempt of the trainer."""
+
+    def __init__(
+        self, config: AjetConfig, folder: RunFolder, interrupt: Interrupt, console: Console
+    ) -> None:
+        self.folder = folder
+        tasks = assembly.read_tasks(config)
+        assembly.set_threads(config)
+        loaded = assembly.load_policy_model(config)
+        template = assembly.make_template(loaded)
+        weights = WeightFolder.of_model(folder.weights, model_files(loaded))
+        self.client = FolderTrainerClient(assembly.make_learner(config, loaded), weights)
+        keep = config.ajet.trainer_common.max_checkpoints_to_keep
+        self.checkpoints = LearnerCheckpoints(self.client.learner, loaded, keep=keep)
+        resume_point = find_resume_point(folder, config.ajet.trainer_common.resume)
+        if resume_point is not None:
+            self.checkpoints.load(resume_point.path)
+        self.run = TrainingRun(
+            config,
+            folder,
+            tasks,
+            save=self._save,
+            interrupt=interrupt,
+            console=console,
+            resume_point=resume_point,
+        )
+        template.today = datetime.fromisoformat(self.run.state.begun)
+        origin = RunOrigin.of(config, template.stop_token_ids, self.run.state.begun)
+        self.run.recorder.keep_inputs(loaded.tokenizer, origin, assembly.user_files(config))
+        self.command = TrainerCommand(self.run, self.client, resume_point)
+
+    def fit(self) -> RunSummary:
+        """Trains all steps that are left, and writes the summary last."""
+        with self.run:
+            run_bounded(self.command.train())
+        return self.run.finish()
+
+    async def _save(self, step: int, run: dict[str, Any]) -> None:
+        self.checkpoints.save(self.folder.checkpoints, step, self.command.with_own_state(run))
+        self.command.saved()
+
+
+class ExplorerProcess:
+    """The explorer, over an engine of its own."""
+
+    def __init__(self, config: AjetConfig, folder: RunFolder, interrupt: Interrupt) -> None:
+        self.config, self.folder = config, folder
+        assembly.set_threads(config)
+        self.replica = assembly.make_replica(config, "engine")
+        self.gateway = assembly.make_gateway(config)
+        self.command = ExplorerCommand(
+            config, folder, interrupt, make_runner=self._runner, load=self._load
+        )
+
+    def fit(self) -> None:
+        """Explores until the run needs no more groups."""
+        run_bounded(self._explore())
+
+    async def _explore(self) -> None:
+        try:
+            await self.command.explore()
+        finally:
+            self.gateway.close()
+            await self.replica.close()
+
+    async def _runner(self) -> GroupRunner:
+        return assembly.make_runner(
+            self.config,
+            self.replica,
+            template_of(self.folder),
+            judge=make_judge(self.config),
+            mode="train",
+            gateway=self.gateway,
+        )
+
+    async def _load(self, source: FolderSource) -> object:
+        return await self.replica.load_weights(source, source.version)

@@ -1,0 +1,162 @@
+"""Modes train and explore on a cluster: ranks without engines, engines and workers without ranks.
+
+Not covered: what the two tell each other (split_run.py), one process (separate_process.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Protocol
+
+from rich.console import Console
+
+from ajet.backbones.disaggregated.split_run import ExplorerCommand, TrainerCommand
+from ajet.cluster.engines import Engines
+from ajet.cluster.placement import Placement
+from ajet.cluster.rollout_worker import TokenizerSpec
+from ajet.cluster.rollout_workers import RolloutWorkers
+from ajet.cluster.run_attempts import ProcessOptions
+from ajet.cluster.run_processes import keep_inputs
+from ajet.cluster.trainer_group import RankUpdate, TrainerGroup
+from ajet.cluster.training_attempt import TrainingAttempt
+from ajet.cluster.weight_store import make_weight_store, sync_method
+from ajet.core.bounded_loop import run_bounded
+from ajet.core.config import AjetConfig
+from ajet.core.interrupt import Interrupt
+from ajet.core.record.origin import RunOrigin
+from ajet.core.record.recorded_run import template_of
+from ajet.core.record.run_folder import RunFolder
+from ajet.core.rollout.group import GroupRunner
+from ajet.core.run.resume_point import find_resume_point
+from ajet.core.trajectory.trajectory import Group
+from ajet.core.weight_sync.folder import FolderSource
+from ajet.servers.serving import EngineName, ServerStart, engine_name
+
+
+class RanksTrainerClient:
+    """Ranks that leave their weights in the run folder."""
+
+    def __init__(self, trainer: TrainerGroup) -> None:
+        self._trainer = trainer
+        self.source: FolderSource
+
+    async def train(
+        self, step: int, groups: Sequence[Group]
+    ) -> tuple[RankUpdate, dict[str, float]]:
+        return await self._trainer.train(step, groups)
+
+    async def publish(self, version: int) -> Mapping[str, float]:
+        source = await self._trainer.publish(version)
+        assert isinstance(source, FolderSource)
+        self.source = source
+        return {}
+
+
+class TrainerOnRay(TrainingAttempt):
+    """One attempt of the trainer."""
+
+    def place(self, placement: Placement, options: ProcessOptions) -> None:
+        _, notice = sync_method(self.config, placement)
+        root = make_weight_store(self.folder.path, in_memory=False, notice=notice)
+        ranks = [options(each) for each in placement.trainer]
+        self.trainer = TrainerGroup(self.config, ranks, root)
+
+    async def start(self) -> None:
+        model = await self.trainer.start()
+        resume_point = find_resume_point(self.folder, self.config.ajet.trainer_common.resume)
+        if resume_point is not None:
+            await self.trainer.load(resume_point.path)
+        self.begin_run(self._save, resume_point)
+        self.trainer.on_progress = self.run.progress.fraction
+        keep_inputs(model, self.run)
+        self.command = TrainerCommand(self.run, RanksTrainerClient(self.trainer), resume_point)
+
+    async def train(self) -> None:
+        await self.command.train()
+
+    def close(self) -> None:
+        self.trainer.close()
+
+    async def _save(self, step: int, run: dict[str, Any]) -> None:
+        await self.trainer.save(self.folder.checkpoints, step, self.command.with_own_state(run))
+        self.command.saved()
+
+
+class LoadingEngines(Protocol):
+    """What is asked of `Engines` here."""
+
+    async def start(self, server: ServerStart | None = None) -> None: ...
+    async def load(self, source: FolderSource) -> object: ...
+
+
+class ExplorerEngines:
+    """In-process engines are there at once; servers begin with what the trainer publishes first,
+    which nobody asks before."""
+
+    def __init__(
+        self, engines: LoadingEngines, config: AjetConfig, folder: RunFolder, *, on_gpu: bool
+    ) -> None:
+        self._engines, self._folder, self._on_gpu = engines, folder, on_gpu
+        self._engine: EngineName = engine_name(config, on_gpu=on_gpu)
+        self._is_up = False
+
+    async def start(self) -> None:
+        """Starts what can start without weights."""
+        if self._engine == "in_process":
+            await self._engines.start()
+            self._is_up = True
+
+    async def load(self, source: FolderSource) -> object:
+        """Has the engines take these weights; starts them first if there are none."""
+        engine = self._engine
+        if engine != "in_process" and not self._is_up:
+            ends = tuple(RunOrigin.read(self._folder.origin_json).stop_token_ids)
+            await self._engines.start(ServerStart(engine, self._on_gpu, source, ends))
+            self._is_up = True
+        return await self._engines.load(source)
+
+
+class ExplorerOnRay:
+    """The explorer: engines behind a router, and workers."""
+
+    def __init__(
+        self,
+        config: AjetConfig,
+        folder: RunFolder,
+        interrupt: Interrupt,
+        console: Console,
+        placement: Placement,
+        options: ProcessOptions,
+    ) -> None:
+        self.folder = folder
+        self.engines = Engines(config, [options(each) for each in placement.engines])
+        self.workers = RolloutWorkers(
+            config, [options(each) for each in placement.workers], on_lost=self.engines.forget
+        )
+        self.serving = ExplorerEngines(self.engines, config, folder, on_gpu=placement.on_gpus)
+        self.command = ExplorerCommand(
+            config, folder, interrupt, make_runner=self._runner, load=self.serving.load
+        )
+
+    def fit(self) -> None:
+        """Explores until the run needs no more groups."""
+        run_bounded(self._explore())
+
+    async def _explore(self) -> None:
+        try:
+            await self.workers.check()
+            await self.serving.start()
+            await self.engines.supervised(self.command.explore())
+        finally:
+            self.workers.close()
+            self.engines.close()
+
+    async def _runner(self) -> GroupRunner:
+        origin = RunOrigin.read(self.folder.origin_json)
+        spec = TokenizerSpec(
+            template_of(self.folder).tokenizer,
+            tuple(origin.stop_token_ids),
+            datetime.fromisoformat(origin.begun),
+        )
+        return await self.workers.start(self.engines.endpoint_maker(), spec)

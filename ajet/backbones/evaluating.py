@@ -1,0 +1,158 @@
+"""Success on a split in this process, under the seeds of the run's own validation.
+
+    config's model | a model | a checkpoint  ──> in-process engine ──┐
+    an OpenAI-compatible address             ──> chat endpoint ──────┴─> episodes ─> report
+
+With the split, the number of tasks and of repeats of a run's validation, a checkpoint's figures are
+those that the run recorded. Not covered: several processes or devices.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from loguru import logger
+
+from ajet import assembly
+from ajet.agents.frame_recorder import drawing_in
+from ajet.core.bounded_loop import run_bounded
+from ajet.core.config import AjetConfig
+from ajet.core.errors import DataError
+from ajet.core.inference.chat_template import ChatTemplate
+from ajet.core.inference.endpoint import SamplingParams
+from ajet.core.inference.engines.in_process import InProcessEngine
+from ajet.core.inference.engines.openai import OpenAIEngine, api_key
+from ajet.core.judge import make_judge
+from ajet.core.judge.judge import BaseJudge
+from ajet.core.record.step_warnings import UNUSED_MODEL
+from ajet.core.rollout.request import RolloutRequest
+from ajet.core.task.reader import make_reader
+from ajet.core.task.task import Task
+from ajet.core.update.settings import UpdateSettings
+from ajet.core.workflow.registry import WorkflowChooser
+from ajet.reports.evaluation_report import EvaluationReport
+
+Split = Literal["validation", "training"]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is evaluated: the config's model where nothing is set."""
+
+    model: str | None = None
+    checkpoint: Path | None = None
+    endpoint: str | None = None
+    endpoint_model: str | None = None
+
+
+@dataclass
+class Served:
+    """The subject, ready to answer. A chat endpoint has no template."""
+
+    name: str
+    engine: InProcessEngine | OpenAIEngine
+    template: ChatTemplate | None
+
+
+def evaluate_subject(
+    config: AjetConfig,
+    subject: Subject,
+    *,
+    split: Split = "validation",
+    num_tasks: int | None = None,
+    k: int | None = None,
+    on_start: Callable[[int], None] = lambda num_episodes: None,
+    on_episode: Callable[[], None] = lambda: None,
+) -> EvaluationReport:
+    """`k` episodes of each of the first `num_tasks` tasks; None means as the run validates."""
+    drawn = config.ajet.environment.render_save_dir
+    if drawn is not None:  # beside those of the run's own validations
+        config = drawing_in(config, Path(drawn) / "eval")
+    reader = make_reader(config)
+    is_held_out = split == "validation"
+    tasks = reader.get_validation_tasks() if is_held_out else reader.get_training_tasks()
+    if not tasks:
+        raise _no_validation_task(config)
+    tasks = tasks[: num_tasks or config.ajet.data.val_max_tasks]
+    k = k or config.ajet.trainer_common.val_pass_n
+    for agent in WorkflowChooser.from_config(config).classes_for(tasks):
+        agent.check_config(config)
+    judge = make_judge(config)  # a mistake in it comes before a model is loaded
+    served = serve(config, subject)
+    on_start(len(tasks) * k)
+    return run_bounded(_run(config, served, judge, tasks, k, split, on_episode))
+
+
+def _no_validation_task(config: AjetConfig) -> DataError:
+    """Figures of no episode would be a table of nan. (No reader gives an empty training split.)"""
+    keys = {
+        "huggingface_dat_repo": "huggingface_dat_repo.validation_split",
+        "jsonl_dataset_file": "jsonl_dataset_file.validation.file_path",
+        "random_dummy": "random_dummy.num_validation",
+        "env_service": "env_service.validation_split",
+        "data_generation": "data_generation.query_reader",
+        "tracing": "tracing.validation_fraction",
+    }
+    kind = config.ajet.task_reader.type
+    mend = f"set ajet.task_reader.{keys[kind]}" if kind in keys else f"give some in {kind}"
+    return DataError(f"there is no validation task; {mend} or pass --split training")
+
+
+async def _run(
+    config: AjetConfig,
+    served: Served,
+    judge: BaseJudge | None,
+    tasks: list[Task],
+    k: int,
+    split: Split,
+    on_episode: Callable[[], None],
+) -> EvaluationReport:
+    gateway = assembly.make_gateway(config)
+    runner = assembly.make_runner(
+        config, served.engine, served.template, judge=judge, mode="eval", gateway=gateway
+    )
+    started_s = time.monotonic()
+    try:
+        groups = await runner.rollout(
+            RolloutRequest(tasks, step=0, mode="eval", num_repeat=k),
+            on_episode=lambda _: on_episode(),
+        )
+    finally:
+        gateway.close()
+        await served.engine.close()
+    if not any(t.turns for group in groups for t in group.trajectories):
+        logger.warning(UNUSED_MODEL)
+    return EvaluationReport.of(
+        groups,
+        subject=served.name,
+        split=split,
+        sampling=SamplingParams.from_config(config, "eval"),
+        seed=config.ajet.seed,
+        seconds=time.monotonic() - started_s,
+    )
+
+
+def serve(config: AjetConfig, subject: Subject, *, deterministic: bool | None = None) -> Served:
+    """Load or reach what is evaluated; `deterministic` replaces the config's."""
+    if subject.endpoint is not None:
+        return _reach(config, subject.endpoint, subject.endpoint_model or "default")
+    from ajet.core.update.weights import find_checkpoint, overlay_checkpoint
+
+    path = None if subject.checkpoint is None else find_checkpoint(subject.checkpoint)
+    assembly.set_threads(config)
+    loaded = assembly.load_policy_model(config, subject.model)
+    if path is not None:
+        overlay_checkpoint(loaded.model, path, UpdateSettings.from_config(config).lora)
+    template = assembly.make_template(loaded)
+    name = f"model {loaded.name}" if path is None else f"checkpoint {path}"
+    engine = assembly.make_engine(config, loaded, template, deterministic=deterministic)
+    return Served(name, engine, template)
+
+
+def _reach(config: AjetConfig, address: str, model: str) -> Served:
+    engine = OpenAIEngine(
+        address, model=model, api_key=api_key(), timeout_s=config.ajet.rollout.episode_timeout_s
+    )
+    return Served(f"{model} at {address}", engine, None)

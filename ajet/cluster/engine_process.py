@@ -1,0 +1,207 @@
+"""One engine in a process of its own, and how other processes reach it.
+
+    EngineProcess   in the actor: an in-process engine, or the client of a vLLM or SGLang server
+    ActorReplica    anywhere else: a `Replica` whose calls go to that actor
+
+A server is on the machine and the GPUs of its engine's process, and ends with it; its log is in the
+run folder. Not covered: which request goes to which engine (router_process.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from ajet.cluster.import_env import ImportEnv
+from ajet.core.config import AjetConfig
+from ajet.core.inference.endpoint import Completion, SamplingParams
+from ajet.core.inference.replica import ReplicaDown
+from ajet.core.record.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from ajet.core.inference.replica import Replica
+    from ajet.core.weight_sync.manifest import SyncReport, WeightSource
+    from ajet.servers.serving import ServerStart
+
+MAX_CALLS = 10_000
+"""Calls that one engine or router answers at the same time."""
+COALESCE_S = 0.002
+"""What comes within this time travels in one call: a call of a Ray actor costs each side most of a
+millisecond of processor time, and hundreds of episodes make theirs together."""
+Request = tuple[list[int], SamplingParams, str]
+Outcome = tuple[str, Completion | BaseException]
+"""A request's id, and its completion or its error."""
+
+
+class EngineProcess:
+    """Lives in an actor: an in-process replica behind Ray, or the client of a server of its own."""
+
+    def __init__(self, import_env: ImportEnv) -> None:
+        self._import_env = import_env
+        self._outcomes: defaultdict[str, asyncio.Queue[Outcome]] = defaultdict(asyncio.Queue)
+
+    async def start(self, config: AjetConfig, name: str, server: ServerStart | None) -> int:
+        """Loads the model, here or in a server; returns this process's id."""
+        self._import_env.enter()
+        from ajet import assembly
+        from ajet.servers.serving import start_server
+
+        if server is None:
+            assembly.set_threads(config)
+            self._replica: Replica = assembly.make_replica(config, name)
+        else:
+            log = RunFolder(config.run_folder).logs / f"{name.replace(' ', '_')}.log"
+            self._replica = await start_server(config, server, name=name, log_path=log)
+        return os.getpid()
+
+    async def submit(self, client: str, requests: Sequence[Request]) -> None:
+        """Starts these requests; `take` has what becomes of them."""
+        for request in requests:
+            prompt_ids, sampling, request_id = request
+            task = asyncio.create_task(self._replica.generate(prompt_ids, sampling, request_id))
+            task.add_done_callback(partial(self._finished, client, request_id))
+
+    async def take(self, client: str) -> list[Outcome]:
+        """The outcomes of this client's requests since it asked last; waits for the first."""
+        outcomes = self._outcomes[client]
+        found = [await outcomes.get()]
+        await asyncio.sleep(COALESCE_S)  # others of the same decoding step
+        while not outcomes.empty():
+            found.append(outcomes.get_nowait())
+        return found
+
+    def _finished(self, client: str, request_id: str, task: asyncio.Task[Completion]) -> None:
+        if task.cancelled():
+            return
+        error = task.exception()
+        # The client has the prompt: it is not sent back.
+        outcome = error if error is not None else replace(task.result(), prompt_ids=())
+        self._outcomes[client].put_nowait((request_id, outcome))
+
+    async def health(self) -> None:
+        await self._replica.health()
+
+    async def pause(self, abort: bool) -> None:
+        await self._replica.pause(abort)
+
+    async def resume(self) -> None:
+        await self._replica.resume()
+
+    async def sleep(self) -> None:
+        await self._replica.sleep()
+
+    async def wake(self) -> None:
+        await self._replica.wake()
+
+    async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
+        return await self._replica.load_weights(source, version)
+
+    async def abort(self, request_id: str) -> None:
+        self._replica.abort(request_id)
+
+    async def leave(self, episode_id: str) -> None:
+        self._replica.leave(episode_id)
+
+    async def close(self) -> None:
+        await self._replica.close()
+
+
+class ActorReplica:
+    """A `Replica` whose engine lives in an actor."""
+
+    version: int | None = None  # nobody here knows: the router loads what it may have already
+
+    def __init__(self, name: str, actor: Any) -> None:
+        self.name = name
+        self._actor = actor
+        self._client = secrets.token_hex(8)
+        self._pending: list[Request] = []
+        self._waiting: dict[str, asyncio.Future[Completion]] = {}
+        self._sending: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[None] | None = None
+
+    async def generate(
+        self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
+    ) -> Completion:
+        """As `ModelEndpoint.generate`. Requests of one moment are sent together."""
+        future = self._waiting[request_id] = asyncio.get_running_loop().create_future()
+        self._pending.append((prompt_ids, sampling, request_id))
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send())
+        try:
+            return replace(await future, prompt_ids=tuple(prompt_ids))
+        finally:
+            del self._waiting[request_id]
+
+    async def _send(self) -> None:
+        await asyncio.sleep(COALESCE_S)
+        requests, self._pending, self._sending = self._pending, [], None
+        self._actor.submit.remote(self._client, requests)
+        if self._listening is None:
+            self._listening = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        """Takes outcomes for as long as somebody waits for one; all fail with the engine."""
+        try:
+            while self._waiting:
+                for request_id, outcome in await self.answer(self._actor.take.remote(self._client)):
+                    self._resolve(request_id, outcome)
+        except ReplicaDown as down:
+            for request_id in self._waiting:
+                self._resolve(request_id, down)
+        finally:
+            self._listening = None
+
+    def _resolve(self, request_id: str, outcome: Completion | BaseException) -> None:
+        future = self._waiting.get(request_id)
+        if future is None or future.done():  # its caller has gone
+            return
+        if isinstance(outcome, BaseException):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+
+    async def health(self) -> None:
+        await self.answer(self._actor.health.remote())
+
+    async def pause(self, abort: bool = False) -> None:
+        await self.answer(self._actor.pause.remote(abort))
+
+    async def resume(self) -> None:
+        await self.answer(self._actor.resume.remote())
+
+    async def sleep(self) -> None:
+        await self.answer(self._actor.sleep.remote())
+
+    async def wake(self) -> None:
+        await self.answer(self._actor.wake.remote())
+
+    async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
+        return await self.answer(self._actor.load_weights.remote(source, version))
+
+    def abort(self, request_id: str) -> None:
+        self._actor.abort.remote(request_id)
+
+    def leave(self, episode_id: str) -> None:
+        self._actor.leave.remote(episode_id)
+
+    async def close(self) -> None:
+        ray.kill(self._actor)
+
+    async def answer(self, call: Any) -> Any:
+        """What its process says; ReplicaDown where that is gone."""
+        try:
+            return await call
+        except RayActorError as error:
+            raise ReplicaDown(f"{self.name}: its process ended") from error
+        except RayTaskError as error:
+            raise error.cause from None

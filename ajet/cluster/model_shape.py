@@ -1,0 +1,154 @@
+"""The shape of a model, read from its config.json alone: no weights, no torch.
+
+    {"hidden_size": 896, "num_hidden_layers": 24, …}   ->   494,032,768 parameters
+
+Dense decoders with grouped-query attention and a gated MLP: Llama, Mistral, Qwen2, Qwen3. Others
+(mixtures of experts, multi-modal models) are refused: their weights would be counted wrongly.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ajet.core.errors import ModelError
+
+QKV_BIAS = ("qwen2",)
+QK_NORM = ("qwen3",)
+EMBEDDED = Path(__file__).parents[1] / "embedded"
+DENSE = ("llama", "mistral", "qwen2", "qwen3")
+SIZES = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder's sizes, and what follows from them."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    tied: bool
+    qkv_bias: bool = False
+    qk_norm: bool = False
+
+    @property
+    def attention_width(self) -> int:
+        """Width of the queries, and of what the heads give."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Width of the keys, which is that of the values."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def layer_parameters(self) -> int:
+        """q, k, v, o; gate, up, down; two norms; the family's biases or head norms."""
+        q, kv = self.attention_width, self.kv_width
+        attention = self.hidden * (q + 2 * kv) + q * self.hidden
+        biases = (q + 2 * kv) if self.qkv_bias else 0
+        norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
+        return attention + biases + 3 * self.hidden * self.intermediate + norms
+
+    @property
+    def embedding_parameters(self) -> int:
+        """The table, and the head where that is another one."""
+        return self.vocab * self.hidden * (1 if self.tied else 2)
+
+    @property
+    def parameters(self) -> int:
+        return self.layers * self.layer_parameters + self.embedding_parameters + self.hidden
+
+    def lora_parameters(self, rank: int) -> int:
+        """Adapters on all linear layers: rank x (in + out) each."""
+        h, q, kv, mlp = self.hidden, self.attention_width, self.kv_width, self.intermediate
+        widths = 2 * (h + q) + 2 * (h + kv) + 3 * (h + mlp)
+        return rank * widths * self.layers
+
+    @property
+    def kv_values_per_token(self) -> int:
+        """Keys and values that a cache keeps of one token."""
+        return 2 * self.layers * self.kv_width
+
+
+def read_shape(file: Path) -> ModelShape:
+    """The shape in a config.json; ModelError, in one line, where it has none that is known."""
+    return shape_of(_written(file), str(file))
+
+
+def sizes(file: Path) -> dict[str, Any]:
+    """What of a config.json all checkpoints of one model share, of any family."""
+    written = _written(file)
+    inner = written.get("text_config")
+    found = written | inner if isinstance(inner, dict) else written
+    return {name: found[name] for name in SIZES if name in found}
+
+
+def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
+    """The shape in a config.json's mapping."""
+    family = config.get("model_type")
+    if family not in DENSE:
+        raise ModelError(
+            f"{where}: model_type {family!r}: memory is estimated for {', '.join(DENSE)} alone"
+        )
+    try:
+        heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+        return ModelShape(
+            hidden=hidden,
+            layers=int(config["num_hidden_layers"]),
+            heads=heads,
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or hidden // heads),
+            intermediate=int(config["intermediate_size"]),
+            vocab=int(config["vocab_size"]),
+            tied=bool(config.get("tie_word_embeddings", False)),
+            qkv_bias=family in QKV_BIAS or bool(config.get("attention_bias", False)),
+            qk_norm=family in QK_NORM,
+        )
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise ModelError(f"{where}: not the config.json of a {family} model: {error}") from error
+
+
+def find_config(path: str, *, download: bool) -> Path:
+    """The config.json of `model.path`; of a hub's name, the cached one, or one small file of it."""
+    if path.startswith("embedded:"):
+        return EMBEDDED / path.removeprefix("embedded:") / "config.json"
+    place = Path(path).expanduser()
+    if place.is_dir():
+        return place / "config.json"
+    if place.is_file() or path.endswith(".gguf"):
+        raise ModelError(f"model '{path}': a GGUF file has no config.json to estimate memory from")
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        cached = try_to_load_from_cache(path, "config.json")
+        if isinstance(cached, str):
+            return Path(cached)
+        if download:
+            from huggingface_hub import hf_hub_download
+
+            return Path(hf_hub_download(path, "config.json"))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelError(f"model '{path}': no config.json: {_first_line(error)}") from error
+    raise ModelError(f"model '{path}': its config.json is not on this machine")
+
+
+def _written(file: Path) -> dict[str, Any]:
+    """A config.json as it is."""
+    try:
+        written = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file}: no model's config.json can be read there: {error}") from error
+    if not isinstance(written, dict):
+        raise ModelError(f"{file}: a model's config.json is a mapping")
+    return written
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,0 +1,123 @@
+"""The processes of one attempt of a run: workers run episodes, engines sample, ranks train.
+
+    await processes.start()          imports the user's code, loads models and the checkpoint to
+                                     resume from; inference servers begin with the weights that the
+                                     trainer publishes then
+    await processes.begin(run)       tells workers when the run began and whom to ask
+    processes.runner, .validator     run groups; what an earlier attempt finished is not run again
+    processes.save
+    processes.close()
+
+Not covered: what they are told to do (the backbones' loops), what is done when one is lost
+(run_attempts.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from loguru import logger
+
+from ajet import assembly
+from ajet.cluster.engines import Engines
+from ajet.cluster.placement import Placement
+from ajet.cluster.rollout_worker import TokenizerSpec
+from ajet.cluster.rollout_workers import RolloutWorkers
+from ajet.cluster.run_attempts import ProcessOptions
+from ajet.cluster.trainer_group import TrainedModel, TrainerGroup
+from ajet.cluster.weight_store import make_weight_store, sync_method
+from ajet.core.buffer.journal import Journal
+from ajet.core.config import AjetConfig
+from ajet.core.inference.chat_template import ChatTemplate
+from ajet.core.record.origin import RunOrigin
+from ajet.core.record.run_folder import RunFolder
+from ajet.core.rollout.request import step_of_group
+from ajet.core.run.resume_point import ResumePoint, find_resume_point
+from ajet.core.run.training_run import TrainingRun
+from ajet.core.weight_sync.folder import FolderSource
+from ajet.servers.serving import ServerName, ServerStart, engine_name
+
+
+class RunProcesses:
+    """Made at once, gone with `close`."""
+
+    def __init__(
+        self,
+        config: AjetConfig,
+        folder: RunFolder,
+        placement: Placement,
+        options: ProcessOptions,
+    ) -> None:
+        self._config, self._folder = config, folder
+        self._journal: Journal | None = None
+        method, notice = sync_method(config, placement)
+        root = None
+        if method != "nccl":
+            root = make_weight_store(folder.path, in_memory=method == "memory", notice=notice)
+        self.engines = Engines(config, [options(each) for each in placement.engines])
+        self.workers = RolloutWorkers(
+            config, [options(each) for each in placement.workers], on_lost=self.engines.forget
+        )
+        self.trainer = TrainerGroup(config, [options(each) for each in placement.trainer], root)
+        self._on_gpu = placement.on_gpus
+
+    async def start(self) -> ResumePoint | None:
+        """Starts the processes, the user's code first: a mistake in it is found before a model is
+        loaded. Returns the checkpoint that the run resumes from, which the ranks have loaded."""
+        await self.workers.check()
+        engine = engine_name(self._config, on_gpu=self._on_gpu)
+        if engine == "in_process":
+            self._model, _ = await asyncio.gather(self.trainer.start(), self.engines.start())
+        else:
+            self._model = await self.trainer.start()
+        point = find_resume_point(self._folder, self._config.ajet.trainer_common.resume)
+        if point is not None:
+            await self.trainer.load(point.path)
+        if engine != "in_process":
+            await self._start_servers(engine, 0 if point is None else point.step)
+        return point
+
+    async def _start_servers(self, engine: ServerName, version: int) -> None:
+        weights = await self.trainer.publish(version)
+        assert isinstance(weights, FolderSource)  # sync_method gives servers files
+        ends = self._model.end_token_ids
+        await self.engines.start(ServerStart(engine, self._on_gpu, weights, ends))
+
+    async def begin(self, run: TrainingRun) -> None:
+        """The run's inputs are recorded, and the workers get what their agents need of them."""
+        spec = keep_inputs(self._model, run)
+        self.validator = await self.workers.start(self.engines.endpoint_maker(), spec)
+        files = assembly.user_files(self._config)
+        journal = self._journal = Journal.open(self._folder.finished_db, self._config, files)
+        if num := journal.reopen({"": run.state.step}):
+            logger.info(f"{num} episodes that an earlier attempt finished are not run again")
+        self.runner = self.validator.with_journal(journal)
+
+    async def save(
+        self, step: int, run: dict[str, Any], is_open: Callable[[str], bool] | None = None
+    ) -> None:
+        """Writes a checkpoint, with the run's own state. `is_open` says of a group's id whether the
+        group was begun and is not in the checkpoint; by default those of later steps."""
+        await self.trainer.save(self._folder.checkpoints, step, run)
+        if self._journal is not None:
+            self._journal.keep_only(is_open or (lambda group_id: step_of_group(group_id) > step))
+
+    def close(self) -> None:
+        """End all processes."""
+        if self._journal is not None:
+            self._journal.close()
+        self.workers.close()
+        self.engines.close()
+        self.trainer.close()
+
+
+def keep_inputs(model: TrainedModel, run: TrainingRun) -> TokenizerSpec:
+    """Records the run's inputs; returns what chat templates are made of in other processes."""
+    template = ChatTemplate(model.tokenizer, model.end_token_ids)
+    origin = RunOrigin.of(run.config, template.stop_token_ids, run.state.begun)
+    run.recorder.keep_inputs(model.tokenizer, origin, assembly.user_files(run.config))
+    begun = datetime.fromisoformat(run.state.begun)
+    return TokenizerSpec(model.tokenizer, model.end_token_ids, begun)

@@ -1,0 +1,84 @@
+"""What every attempt of a run that trains does around its loop: processes, records, the loop, the
+end.
+
+    place ─> start ─> with the run's records: train ─> close ─> summary
+
+A backbone says what each of them is. Not covered: what is done when a process is lost
+(run_attempts.py).
+"""
+
+from abc import ABC, abstractmethod
+
+from rich.console import Console
+
+from ajet import assembly
+from ajet.cluster.placement import Placement
+from ajet.cluster.run_attempts import ProcessOptions
+from ajet.core.bounded_loop import run_bounded
+from ajet.core.config import AjetConfig
+from ajet.core.interrupt import Interrupt
+from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.summary import RunSummary
+from ajet.core.run.resume_point import ResumePoint
+from ajet.core.run.training_run import Save, TrainingRun
+
+
+class TrainingAttempt(ABC):
+    """Its processes are gone when `fit` returns."""
+
+    run: TrainingRun
+
+    def __init__(
+        self,
+        config: AjetConfig,
+        folder: RunFolder,
+        interrupt: Interrupt,
+        console: Console,
+        placement: Placement,
+        options: ProcessOptions,
+    ) -> None:
+        self.config, self.folder, self.interrupt = config, folder, interrupt
+        self.console = console
+        self.tasks = assembly.read_tasks(config)
+        self.place(placement, options)
+
+    @abstractmethod
+    def place(self, placement: Placement, options: ProcessOptions) -> None:
+        """Makes the processes."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Makes the processes ready, and begins the run (`begin_run`)."""
+
+    @abstractmethod
+    async def train(self) -> None:
+        """Trains all steps that are left."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends the processes."""
+
+    def fit(self) -> RunSummary:
+        """Trains all steps that are left, and writes the summary last."""
+        return run_bounded(self._fit())
+
+    def begin_run(self, save: Save, resume_point: ResumePoint | None) -> None:
+        """The run goes on from `resume_point`, which the trainer has loaded."""
+        self.run = TrainingRun(
+            self.config,
+            self.folder,
+            self.tasks,
+            save=save,
+            interrupt=self.interrupt,
+            console=self.console,
+            resume_point=resume_point,
+        )
+
+    async def _fit(self) -> RunSummary:
+        try:
+            await self.start()
+            with self.run:
+                await self.train()
+        finally:
+            self.close()
+        return self.run.finish()

@@ -1,0 +1,17 @@
+"""`ajet convert`: another system's config becomes one of ours, and every key of it is answered for.
+
+In: a YAML, or the shell script that starts the other system. Out: a `Conversion`, whose text is an
+ajet YAML that loads, headed by what was left out and why. Ignored: whether the models, data and
+classes that are named exist (`ajet check`).
+
+    source.py, command_line.py   the file and its overrides, interpolations resolved
+    draft.py                     one key after the other: taken, left out with a reason, or unknown
+    roll.py, verl.py, …          one file a system: tables of keys, functions where values change
+    fit.py, yaml_text.py         what our tree refuses is left out too; the text
+"""
+
+from ajet.convert.conversion import SYSTEMS, convert
+from ajet.convert.draft import Conversion, LeftOut
+from ajet.convert.yaml_text import yaml_text
+
+__all__ = ["SYSTEMS", "Conversion", "LeftOut", "convert", "yaml_text"]

@@ -1,0 +1,230 @@
+"""ChatLearn's GRPO: the YAML of `--config-file` and the overrides of its command line.
+
+    runtime_args.sample_per_episode: 512     32 answers a prompt: 16 tasks a step, num_repeat 32
+    runtime_args.num_episode: 200            trainer_common.total_training_steps
+    models.policy_trainer.*                  trainer_common
+    models.policy.*                          rollout
+
+An episode of ChatLearn's is a step of ours. Its rows name their agent and graph, which ajet runs.
+Not covered: Megatron's own settings.
+"""
+
+from typing import Any
+
+from ajet.convert.data_files import take_files
+from ajet.convert.draft import Absent, Draft, keys_of
+
+TRAINER = "ajet.trainer_common"
+ALGORITHM = f"{TRAINER}.algorithm"
+RUN, POLICY, TRAIN = "runtime_args", "models.policy", "models.policy_trainer"
+
+DEFAULTS: dict[str, Any] = {
+    f"{RUN}.num_training_epoch": 1,
+    f"{RUN}.eval_episode_interval": 0,
+    f"{TRAIN}.optimizer.lr": 2e-6,
+    f"{TRAIN}.optimizer.weight_decay": 0.01,
+    f"{TRAIN}.optimizer.adam_beta1": 0.9,
+    f"{TRAIN}.optimizer.adam_beta2": 0.95,
+    f"{TRAIN}.optimizer.clip_grad": 1.0,
+    f"{TRAIN}.pos_clip_ratio": 0.2,
+    f"{TRAIN}.neg_clip_ratio": 0.2,
+    f"{TRAIN}.final_clip_ratio": 3.0,
+    f"{TRAIN}.kl_coef": 0.0,
+    f"{POLICY}.num_inference_per_prompt": 32,
+    f"{POLICY}.temperature": 1.0,
+    f"{POLICY}.eval_temperature": 0.6,
+    f"{POLICY}.eval_top_p": 0.95,
+    f"{POLICY}.eval_top_k": 20,
+}
+
+SAME = {
+    f"{RUN}.exp_name": "ajet.experiment_name",
+    f"{RUN}.output_dir": "ajet.experiment_dir",
+    f"{RUN}.num_episode": f"{TRAINER}.total_training_steps",
+    f"{RUN}.num_training_epoch": f"{TRAINER}.ppo_epochs",
+    f"{RUN}.save_episode_interval": f"{TRAINER}.save_freq",
+    f"{RUN}.eval_episode_interval": f"{TRAINER}.test_freq",
+    f"{RUN}.enable_eval_before_training": f"{TRAINER}.val_before_train",
+    f"{RUN}.data_shuffle": "ajet.data.shuffle",
+    f"{RUN}.log_args_dict.wandb_project": "ajet.project_name",
+    f"{TRAIN}.load": "ajet.model.path",
+    f"{TRAIN}.seed": "ajet.seed",
+    f"{TRAIN}.max_token_in_packing": "verl.trainer.max_token_len_per_gpu",
+    f"{TRAIN}.ulysses_sequence_parallel_size": f"{TRAINER}.ulysses_sequence_parallel_size",
+    f"{TRAIN}.free_gpu_memory.offload_weights": f"{TRAINER}.fsdp_config.param_offload",
+    f"{TRAIN}.free_gpu_memory.offload_optimizer_states": (
+        f"{TRAINER}.fsdp_config.optimizer_offload"
+    ),
+    f"{POLICY}.top_k": "ajet.rollout.top_k",
+    f"{POLICY}.eval_top_k": "ajet.rollout.val_kwargs.top_k",
+    f"{POLICY}.tensor_model_parallel_size": "ajet.rollout.tensor_model_parallel_size",
+    f"{POLICY}.num_inference_per_prompt": "ajet.rollout.num_repeat",
+    f"{POLICY}.gpu_memory_utilization": "verl.rollout.gpu_memory_utilization",
+}
+AS_FLOAT = {
+    f"{TRAIN}.optimizer.lr": f"{TRAINER}.optim.lr",
+    f"{TRAIN}.optimizer.weight_decay": f"{TRAINER}.optim.weight_decay",
+    f"{TRAIN}.optimizer.clip_grad": f"{TRAINER}.optim.grad_clip",
+    f"{TRAIN}.neg_clip_ratio": f"{ALGORITHM}.clip_low",
+    f"{TRAIN}.pos_clip_ratio": f"{ALGORITHM}.clip_high",
+    f"{TRAIN}.entropy_coef": f"{ALGORITHM}.entropy_coef",
+    f"{POLICY}.temperature": "ajet.rollout.temperature",
+    f"{POLICY}.top_p": "ajet.rollout.top_p",
+    f"{POLICY}.eval_temperature": "ajet.rollout.val_kwargs.temperature",
+    f"{POLICY}.eval_top_p": "ajet.rollout.val_kwargs.top_p",
+}
+ENGINES = {"vllm": "vllm", "sglang": "sglang"}
+
+GPUS = Absent("the backbone shares out processes and GPUs")
+MODEL = (
+    "num_gpu num_cpu gpu_per_process cpu_per_process trainable packing max_token_in_packing "
+    "generation_batch_size sync_frequency free_gpu_memory.* replica_dp_size num_replica"
+)
+"""Keys that each of ChatLearn's models has."""
+PENALTY = Absent("tokens are sampled as the model has them", algorithm=True)
+ABSENT: dict[str, Absent] = {
+    f"{RUN}.task_type": Absent("a row's agent_name says who plays", off=("agent", "chat", None)),
+    f"{RUN}.use_rollout_manager": Absent("every episode runs on its own", off=(True, False, None)),
+    f"{RUN}.use_partial_rollout": Absent("an episode is rolled out to its end", algorithm=True),
+    f"{RUN}.raw_chat": Absent("agents get messages", off=(True, False, None)),
+    f"{RUN}.data_rerank": Absent("a group is trained together"),
+    f"{RUN}.data_ratio": Absent("rows of several files are not mixed", algorithm=True),
+    f"{RUN}.max_replay_episode": Absent("a step trains on its own episodes, as GRPO does there"),
+    f"{RUN}.replay_episode_offset": Absent("a step trains on its own episodes", algorithm=True),
+    f"{RUN}.train_micro_batch_size": Absent(
+        "the gradient does not depend on it: max_tokens_per_micro_batch"
+    ),
+    f"{RUN}.data_checkpoint_path": Absent("checkpoints are in the run folder"),
+    f"{RUN}.load_data_checkpoint_iteration": Absent("trainer_common.resume takes a checkpoint"),
+    f"{RUN}.log_args_dict.*": Absent("a logger has no settings of its own here"),
+    **keys_of(
+        RUN,
+        "train_backend colocation concurrent_setup debug nsys profiler_dir consumed_samples "
+        "max_data_ckpt_nums stream_data_loader_type bucket_size_mb_in_memory_manager "
+        "cpu_schedule_strategy policy_to_regroup_queue",
+        GPUS,
+    ),
+    "runtime_env*": GPUS,
+    f"{TRAIN}.diff_clip_ratio": Absent(
+        "a ratio is not cut before it is clipped", off=(10, None), algorithm=True
+    ),
+    f"{TRAIN}.optimizer.min_lr": Absent("the learning rate stays constant", algorithm=True),
+    f"{TRAIN}.optimizer.*": Absent("the learning rate stays constant after its warm-up"),
+    f"{TRAIN}.train_micro_batch_size": Absent("the gradient does not depend on it"),
+    f"{TRAIN}.save_hf": Absent("`ajet` saves what transformers loads", off=(True, None)),
+    **keys_of(
+        TRAIN,
+        f"{MODEL} fsdp_size meta_init groupgemm use_expandable_segments gradient_checkpointing",
+        GPUS,
+    ),
+    "models.ref_policy.load": Absent("the reference is the model that training starts from"),
+    "models.ref_policy.*": Absent("the reference is where training is"),
+    f"{POLICY}.*presence_penalty": PENALTY,
+    f"{POLICY}.*frequency_penalty": PENALTY,
+    f"{POLICY}.*repetition_penalty": Absent(PENALTY.reason, off=(1, None), algorithm=True),
+    f"{POLICY}.enable_thinking": Absent(
+        "the template is rendered as it is: Qwen3's with thinking", off=(True, None), algorithm=True
+    ),
+    f"{POLICY}.vllm_*": Absent("a row's field is ajet.task_reader.query_field"),
+    f"{POLICY}.load": Absent("the policy is the model in training"),
+    f"{POLICY}.seq_length": Absent("max_prompt_tokens_length and max_response_tokens_length"),
+    f"{POLICY}.max_seq_len_to_capture": GPUS,
+    **keys_of(
+        POLICY,
+        f"{MODEL} is_sync_mode enforce_eager enable_stage_resume max_num_batched_tokens "
+        "pipeline_model_parallel_size expert_model_parallel_size seed",
+        GPUS,
+    ),
+    "models.reward.*": GPUS,
+    "models.agent.*": GPUS,
+    "models.rollout_manager.*": GPUS,
+    "models.partial_rollout_manager.*": Absent("an episode is rolled out to its end"),
+    "hydra*": Absent("settings of Hydra's own"),
+}
+
+
+def take(draft: Draft) -> None:
+    """Every key that has a counterpart."""
+    for key, target in SAME.items():
+        draft.copy(key, target)
+    for key, target in AS_FLOAT.items():
+        draft.copy(key, target, float)
+    take_files(draft, f"{RUN}.data_path", f"{RUN}.eval_data_path")
+    _batches(draft)
+    _loss(draft)
+    _lengths(draft)
+    _run(draft)
+
+
+def _batches(draft: Draft) -> None:
+    """ChatLearn counts answers, we count tasks."""
+    keys = (f"{RUN}.sample_per_episode", f"{POLICY}.num_inference_per_prompt")
+    samples, answers = (draft.number(key) for key in keys)
+    if not samples:
+        return
+    draft.set("ajet.data.train_batch_size", max(1, samples // max(1, answers)), *keys)
+    key = f"{RUN}.train_global_batch_size"
+    update = draft.number(key) or samples
+    draft.set(f"{TRAINER}.mini_batch_num", max(1, -(-samples // update)), key)
+
+
+def _loss(draft: Draft) -> None:
+    draft.set(f"{ALGORITHM}.adv_estimator", "grpo", "models")
+    betas = [f"{TRAIN}.optimizer.adam_beta{number}" for number in (1, 2)]
+    draft.set(f"{TRAINER}.optim.betas", [float(draft.number(key)) for key in betas], *betas)
+    sequence = f"{TRAIN}.use_group_sequence_policy"
+    if draft.take(sequence):
+        draft.set(f"{ALGORITHM}.policy_loss", "gspo", sequence)
+        draft.ignore(f"{TRAIN}.final_clip_ratio")
+    else:
+        draft.copy(f"{TRAIN}.final_clip_ratio", f"{ALGORITHM}.dual_clip", float)
+    kl = f"{TRAIN}.kl_coef"
+    coefficient = float(draft.number(kl))
+    draft.set(f"{TRAINER}.use_kl_loss", coefficient > 0, kl)
+    if coefficient > 0:
+        draft.set(f"{TRAINER}.kl_loss_coef", coefficient, kl)
+
+
+def _lengths(draft: Draft) -> None:
+    """Two limits in newer files, one for both in older ones."""
+    prompt = draft.number(f"{POLICY}.max_prompt_tokens_length")
+    key = f"{POLICY}.max_response_tokens_length"
+    response = draft.number(key) or draft.number(f"{POLICY}.max_new_tokens")
+    whole = draft.number(f"{POLICY}.seq_length")
+    if prompt:
+        draft.set("ajet.data.max_prompt_length", prompt, f"{POLICY}.max_prompt_tokens_length")
+    elif whole:
+        draft.set("ajet.data.max_prompt_length", whole, f"{POLICY}.seq_length")
+    if response or whole:
+        keys = (key, f"{POLICY}.max_new_tokens", f"{POLICY}.seq_length")
+        length = response or whole
+        draft.set("ajet.data.max_response_length", length, *keys)
+        draft.set("ajet.rollout.max_response_length_in_one_turn", length, *keys)
+    if prompt and response:
+        draft.set("ajet.rollout.max_model_len", prompt + response, key)
+    elif whole:
+        draft.set("ajet.rollout.max_model_len", whole, f"{POLICY}.seq_length")
+
+
+def _run(draft: Draft) -> None:
+    resume = draft.take(f"{RUN}.enable_resume_training")
+    if resume is not None:
+        value = "auto" if resume else "disable"
+        draft.set(f"{TRAINER}.resume", value, f"{RUN}.enable_resume_training")
+    draft.choose(f"{RUN}.rollout_backend", "ajet.rollout.name", ENGINES, "no such engine")
+    gpus = draft.number(f"{TRAIN}.num_gpu")
+    if gpus:
+        draft.set(f"{TRAINER}.n_gpus_per_node", min(8, gpus), f"{TRAIN}.num_gpu")
+        draft.set(f"{TRAINER}.nnodes", -(-gpus // 8), f"{TRAIN}.num_gpu")
+    logs = {"tensorboard": "enable_tensorboard", "wandb": "enable_wandb"}
+    keys = [f"{RUN}.log_args_dict.{key}" for key in logs.values()]
+    names = [name for name, key in zip(logs, keys, strict=True) if draft.take(key)]
+    if names:
+        draft.set(f"{TRAINER}.logger", names, *keys)
+    judge = "ajet.task_judge.judge_protocol"
+    draft.result.values[judge] = "math"
+    draft.result.origins[judge] = "models.reward: by data_source in ChatLearn"
+    draft.to_do(
+        "ChatLearn scores a row by the rule of its data_source: judge_protocol: math is for GSM8K "
+        f"and MATH; for other data choose a judge at {judge}"
+    )

@@ -1,0 +1,117 @@
+"""`convert`: from a file of another system to a `Conversion`.
+
+    read (YAML, or the script's command)  ->  resolve  ->  the system's own file  ->  fit
+
+Not covered: writing the result (yaml_text.py).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ajet.convert import agentjet, chatlearn, roll, verl
+from ajet.convert.command_line import CommandLine, read_script, with_overrides
+from ajet.convert.draft import Absent, Conversion, Draft
+from ajet.convert.fit import fit
+from ajet.convert.source import Read, read_file, resolve
+from ajet.core.errors import ConfigError
+
+YAML = (".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class System:
+    """What is particular to one system's configs."""
+
+    name: str
+    take: Callable[[Draft], None]
+    absent: Mapping[str, Absent]
+    defaults: Mapping[str, Any]
+    known_defaults: tuple[str, ...] = ()  # files that `defaults:` may name: its own
+    entry: tuple[str, ...] = ()  # words of the command that starts it
+
+
+SYSTEMS = {
+    "roll": System(
+        "ROLL",
+        roll.take,
+        roll.ABSENT,
+        roll.DEFAULTS,
+        ("deepspeed_*",),
+        ("start_agentic_pipeline",),
+    ),
+    "verl": System("verl", verl.take, verl.ABSENT, verl.DEFAULTS, ("ppo_*trainer",), ("verl.",)),
+    "chatlearn": System(
+        "ChatLearn",
+        chatlearn.take,
+        chatlearn.ABSENT,
+        chatlearn.DEFAULTS,
+        entry=("entrypoint.py", "chatlearn.entrypoint"),
+    ),
+    "agentjet": System(
+        "AgentJet",
+        agentjet.take,
+        agentjet.ABSENT,
+        agentjet.DEFAULTS,
+        ("verl_default", "trinity_default", "ajet_default"),
+    ),
+}
+
+
+def convert(system: str, path: Path | str, overrides: Sequence[str] = ()) -> Conversion:
+    """Every key of the file is in the result, as a value or as something left out."""
+    kind, path = SYSTEMS[system], Path(path)
+    result = Conversion(kind.name, path.name)
+    read, listed = _read(kind, path)
+    from_shell = with_overrides(read, [*listed, *overrides])
+    resolved = resolve(read)
+    resolved.unresolved |= from_shell
+    draft = Draft(resolved, result, kind.defaults)
+    try:
+        kind.take(draft)
+    except (TypeError, ValueError, AttributeError) as error:  # a text, say, where a list belongs
+        problem = f"a value is not of the kind that {kind.name} takes: {error}"
+        raise ConfigError(f"{path}: {problem}") from error
+    draft.answer_for_the_rest(kind.absent)
+    fit(result)
+    if "ajet.model.path" not in result.values:
+        draft.to_do("name the model: ajet.model.path")
+    return result
+
+
+def _read(kind: System, path: Path) -> tuple[Read, list[str]]:
+    """The YAML, or what the script's command reads, and the command's overrides."""
+    if path.suffix in YAML:
+        return read_file(path, kind.known_defaults), []
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file (the current folder is {Path.cwd()})")
+    if not kind.entry:
+        raise ConfigError(f"{path}: a config of {kind.name} ends in .yaml")
+    command = read_script(path, kind.entry)
+    name = _config_name(command)
+    if not name:
+        return Read(), command.overrides
+    file = _found(name, path)
+    if file is None:
+        known = Path(name).stem in ("ppo_trainer", "ppo_megatron_trainer")
+        return Read(missing=[] if known else [name]), command.overrides
+    return read_file(file, kind.known_defaults), command.overrides
+
+
+def _config_name(command: CommandLine) -> str:
+    options = command.options
+    if "--config-file" in options:
+        return options["--config-file"]
+    name = options.get("--config-name", "")
+    if not name:
+        return ""
+    folder = options.get("--config-path", "")
+    return str(Path(folder) / (name if name.endswith(YAML) else f"{name}.yaml"))
+
+
+def _found(name: str, script: Path) -> Path | None:
+    """Scripts name files from where they are run: one of the folders above, mostly."""
+    folders = [Path.cwd(), *script.resolve().parents]
+    places = [folder / place for folder in folders for place in (name, Path(name).name)]
+    return next((place for place in places if place.is_file()), None)

@@ -1,0 +1,216 @@
+"""One source config on its way: each of its keys is taken, left out with a reason, or unknown.
+
+    draft.copy("pg_clip", "ajet.trainer_common.algorithm.clip_low")      pg_clip is taken
+    draft.leave_out("async_generation_ratio", "…", algorithm=True)       said in the new YAML's head
+    draft.answer_for_the_rest(ABSENT)                                    patterns, then: unknown
+
+A system's own default is written where ours differs. Not covered: whether our tree takes a value
+(fit.py).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import Any, Literal
+
+from ajet.convert.source import Resolved, flat
+from ajet.core.config.tree import AjetConfig
+from ajet.core.errors import ConfigError
+
+Why = Literal["algorithm", "machine", "unknown"]
+SECRETS = ("api_key", "apikey", "token", "secret", "password")
+NOT_SECRET = ("tokens", "tokenizer", "token_", "_token")
+UNRESOLVED = "the value is not in the file: write it out, or give it as an override"
+DEFAULT = "'s default"
+NOTHING = (None, False, 0, "", [], {})
+
+
+@dataclass(frozen=True)
+class Absent:
+    """Keys that have no counterpart here. A value in `off` means that it is not used."""
+
+    reason: str
+    off: tuple[Any, ...] = NOTHING
+    algorithm: bool = False
+
+
+def keys_of(section: str, names: str, absent: Absent) -> dict[str, Absent]:
+    """Keys of one section, named one by one: what is not among them is unknown, a typo perhaps."""
+    return {f"{section}.{name}": absent for name in names.split()}
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A key of the source that is not in the result."""
+
+    key: str
+    value: Any
+    reason: str
+    why: Why
+
+    @property
+    def shown(self) -> str:
+        """``key = value``, in one line and without secrets."""
+        name = self.key.rpartition(".")[2].lower()
+        is_secret = any(word in name for word in SECRETS) and not any(
+            word in name for word in NOT_SECRET
+        )
+        text = "***" if is_secret else " ".join(str(self.value).split())
+        return f"{self.key} = {text if len(text) <= 60 else f'{text[:57]}…'}"
+
+
+@dataclass
+class Conversion:
+    """What becomes of one source config."""
+
+    system: str
+    source: str
+    values: dict[str, Any] = field(default_factory=dict)  # our dotted key -> value
+    origins: dict[str, str] = field(default_factory=dict)  # our dotted key -> theirs
+    sections: dict[str, Any] = field(default_factory=dict)  # the user's own, as they are
+    left_out: list[LeftOut] = field(default_factory=list)
+    to_do: list[str] = field(default_factory=list)  # what only the user can do
+
+    def of(self, why: Why) -> list[LeftOut]:
+        """What was left out for this reason."""
+        return [each for each in self.left_out if each.why == why]
+
+    def summary(self) -> list[tuple[int, str]]:
+        """How many keys went where."""
+        return [
+            (len(self.values) + len(self.sections), "written"),
+            (len(self.of("algorithm")), "left out, and that changes the algorithm"),
+            (len(self.of("unknown")), "left out, not known to ajet"),
+            (len(self.of("machine")), "left out, no counterpart or no effect here"),
+        ]
+
+    @property
+    def changes_the_algorithm(self) -> bool:
+        """Whether something was left out that does, or may: an unknown key."""
+        return any(each.why != "machine" for each in self.left_out)
+
+
+class Draft:
+    """The source's keys and the result, side by side."""
+
+    def __init__(self, read: Resolved, result: Conversion, defaults: Mapping[str, Any]) -> None:
+        self.read = read
+        self.result = result
+        self._written = flat(read.values)
+        self._defaults = defaults
+        self._taken: set[str] = set()
+
+    def wrote(self, key: str) -> bool:
+        """Whether the source has this key, or keys below it."""
+        return any(name == key or name.startswith(f"{key}.") for name in self._written)
+
+    def take(self, key: str) -> Any:
+        """The key's value, or the system's default, or None; the key is answered for."""
+        self._taken.add(key)
+        if key in self._written:
+            return self._written[key]
+        if self.wrote(key):
+            value: Any = self.read.values
+            for name in key.split("."):
+                value = value[name]
+            return value
+        return self._defaults.get(key)
+
+    def number(self, key: str) -> Any:
+        """The same for a key that is a number; 0 where there is none."""
+        value = self.take(key)
+        if value is None:
+            return 0
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{self.result.source}: {key}: a number is expected, got {value!r}")
+        return value
+
+    def section(self, key: str) -> Mapping[str, Any]:
+        """The same for a section; empty where there is none."""
+        value = self.take(key)
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{self.result.source}: {key}: a section is expected, got {value!r}")
+        return value
+
+    def set(self, target: str, value: Any, *keys: str) -> None:
+        """Our key's value, which comes from these keys of theirs."""
+        written = [key for key in keys if self.wrote(key)]
+        if not written and value == ajet_defaults().get(target):
+            return
+        self.result.values[target] = value
+        origin = ", ".join(written) or f"{keys[0]}: {self.result.system}{DEFAULT}"
+        self.result.origins[target] = origin
+
+    def copy(self, key: str, target: str, change: Callable[[Any], Any] | None = None) -> None:
+        """The value under our name, changed by `change`; null is not written."""
+        value = self.take(key)
+        if value is not None:
+            self.set(target, change(value) if change else value, key)
+
+    def choose(self, key: str, target: str, choices: Mapping[Any, Any], reason: str) -> None:
+        """One value out of several; one that we do not have is left out."""
+        value = self.take(key)
+        if isinstance(value, str | int | float | bool) and value in choices:
+            self.set(target, choices[value], key)
+        elif value is not None:
+            known = ", ".join(map(str, choices))
+            self.leave_out(key, f"{reason}; there are {known}", algorithm=True)
+
+    def leave_out(self, key: str, reason: str, *, algorithm: bool = False) -> None:
+        """The key is answered for: it is not in the result."""
+        why: Why = "algorithm" if algorithm else "machine"
+        self.result.left_out.append(LeftOut(key, self.take(key), reason, why))
+
+    def ignore(self, *keys: str) -> None:
+        """Keys whose meaning another key carries."""
+        self._taken |= set(keys)
+
+    def to_do(self, text: str) -> None:
+        """Something that the user has to see to."""
+        self.result.to_do.append(text)
+
+    def answer_for_the_rest(self, absent: Mapping[str, Absent]) -> None:
+        """Every key that was not taken: known and absent here, or unknown."""
+        for key, text in self.read.unresolved.items():
+            if self._is_taken(key):
+                self.result.left_out.append(LeftOut(key, text, UNRESOLVED, "unknown"))
+            else:
+                self._answer(key, text, absent, unresolved=True)
+        for key, value in self._written.items():
+            if not self._is_taken(key):
+                self._answer(key, value, absent)
+        for name in self.read.missing:
+            reason = "there is no such file beside this one: what it says is not known"
+            self.result.left_out.append(LeftOut("defaults", name, reason, "unknown"))
+
+    def _is_taken(self, key: str) -> bool:
+        return any(key == name or key.startswith(f"{name}.") for name in self._taken)
+
+    def _answer(
+        self, key: str, value: Any, absent: Mapping[str, Absent], *, unresolved: bool = False
+    ) -> None:
+        rule = next((rule for pattern, rule in absent.items() if fnmatchcase(key, pattern)), None)
+        if rule is not None:
+            is_library = key not in self.read.own or self._is_variable(key)
+            if value in rule.off or (is_library and not rule.algorithm and not unresolved):
+                return
+            why: Why = "algorithm" if rule.algorithm else "machine"
+            self.result.left_out.append(LeftOut(key, value, rule.reason, why))
+        elif unresolved:
+            self.result.left_out.append(LeftOut(key, value, UNRESOLVED, "unknown"))
+        elif key in self.read.own and not self._is_variable(key):
+            reason = f"no key of {self.result.system} that ajet knows"
+            self.result.left_out.append(LeftOut(key, value, reason, "unknown"))
+
+    def _is_variable(self, key: str) -> bool:
+        """Whether another key refers to it: its value is there, under that key."""
+        return any(key == name or key.startswith(f"{name}.") for name in self.read.referenced)
+
+
+@cache
+def ajet_defaults() -> dict[str, Any]:
+    """Our dotted keys with their defaults."""
+    return flat(AjetConfig().model_dump())

@@ -1,0 +1,89 @@
+"""What our tree does not take is left out as well, with the tree's own words.
+
+    draft values  ->  pydantic, refused keys  ->  the ones that cannot stand are left out  ->  again
+
+So a converted config loads. Not covered: a missing ajet.model.path, which the user is told of.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from ajet.convert.draft import DEFAULT, Conversion, LeftOut, Why
+from ajet.convert.source import nested
+from ajet.core.config.support import refusals_and_notices, unread_keys
+from ajet.core.config.tree import AjetConfig
+
+ALGORITHM = (
+    "ajet.trainer_common.algorithm",
+    "ajet.trainer_common.critic",
+    "ajet.trainer_common.optim",
+    "ajet.trainer_common.lora",
+    "ajet.trainer_common.use_kl",
+    "ajet.trainer_common.kl_",
+    "ajet.trainer_common.ppo_epochs",
+    "ajet.trainer_common.mini_batch_num",
+    "ajet.rollout.temperature",
+    "ajet.rollout.top_",
+    "ajet.rollout.num_repeat",
+    "ajet.rollout.agent_madness",
+    "ajet.rollout.compute_madness",
+    "ajet.rollout.enable_oversample",
+    "ajet.data.train_batch_size",
+    "ajet.environment.custom_envs",
+    "ajet.environment.train_env_manager",
+    "ajet.task_judge",
+)
+"""Keys that decide what is trained, and how."""
+
+
+def fit(result: Conversion) -> None:
+    """Takes what our tree refuses out of the result; asks again until nothing is."""
+    while True:
+        try:
+            config = AjetConfig.model_validate(nested(result.values))
+        except ValidationError as error:
+            for details in error.errors(include_url=False):
+                _drop(result, _key(details), _words(details))
+            continue
+        refused, _ = refusals_and_notices(config)
+        for key, reason in refused:
+            _drop(result, key, reason)
+        if not refused:
+            _drop_unread_defaults(result, unread_keys(config.ajet))
+            return
+
+
+def _drop_unread_defaults(result: Conversion, unread: Iterable[str]) -> None:
+    """A default of the other system's needs no line where nothing reads the key."""
+    for key in unread:
+        for name in [name for name in result.values if f"{name}.".startswith(f"{key}.")]:
+            if result.origins[name].endswith(DEFAULT):
+                del result.values[name], result.origins[name]
+
+
+def _drop(result: Conversion, key: str, reason: str) -> None:
+    """The value at this key, or all of them below it."""
+    while not (keys := [name for name in result.values if _touches(name, key)]) and "." in key:
+        key = key.rpartition(".")[0]
+    for name in keys:
+        why: Why = "algorithm" if name.startswith(ALGORITHM) else "machine"
+        value, origin = result.values.pop(name), result.origins.pop(name)
+        result.left_out.append(LeftOut(origin, value, f"{name}: {reason}", why))
+
+
+def _touches(name: str, key: str) -> bool:
+    return name == key or name.startswith(f"{key}.") or key.startswith(f"{name}.")
+
+
+def _key(details: ErrorDetails) -> str:
+    return ".".join(part for part in details["loc"] if isinstance(part, str))
+
+
+def _words(details: ErrorDetails) -> str:
+    if details["type"] == "extra_forbidden":
+        return "no such key here"
+    text: Any = details["msg"]
+    return text.removeprefix("Value error, ")

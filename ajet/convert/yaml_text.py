@@ -1,0 +1,141 @@
+"""A conversion as the YAML that the user gets: what was left out, then our keys with theirs beside.
+
+# Left out, and it changes the algorithm:
+#   pg_variant = kimi15: not built
+ajet:
+  seed: 42  # seed
+"""
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from ajet.convert.draft import Conversion, LeftOut
+from ajet.convert.source import nested
+from ajet.core.config.tree import AjetConfig
+
+WIDTH = 100
+HEADINGS = {
+    "algorithm": "Left out, and it changes the algorithm:",
+    "unknown": "Not known to ajet, left out:",
+    "machine": "Left out, has no counterpart or no effect here:",
+}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Texts of several lines as blocks."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+    style = "|" if "\n" in value else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def yaml_text(result: Conversion) -> str:
+    """The whole file."""
+    tree = _ordered(nested(result.values), AjetConfig().model_dump()) | result.sections
+    return "\n".join([*_head(result), "", *_section(tree, "", 0, result.origins), ""])
+
+
+def _head(result: Conversion) -> Iterator[str]:
+    yield f"# Converted from {result.system}'s {result.source} by `ajet convert`."
+    if result.to_do:
+        yield from ["#", "# To do:"]
+        for text in result.to_do:
+            yield from _wrapped(text)
+    for why, heading in HEADINGS.items():
+        entries = [each for each in result.left_out if each.why == why]
+        if entries:
+            yield from ["#", f"# {heading}"]
+            for text in grouped(entries):
+                yield from _wrapped(text)
+
+
+def grouped(entries: list[LeftOut]) -> Iterator[str]:
+    """One text for each reason, with its keys."""
+    by_reason: dict[str, list[str]] = {}
+    for each in entries:
+        by_reason.setdefault(each.reason, []).append(each.shown)
+    for reason, shown in by_reason.items():
+        yield f"{'; '.join(shown)}: {reason}"
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(
+        " ".join(text.split()),
+        WIDTH,
+        initial_indent="#   ",
+        subsequent_indent="#     ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _section(
+    values: Mapping[str, Any], prefix: str, depth: int, origins: Mapping[str, str]
+) -> Iterator[str]:
+    indent = "  " * depth
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        is_leaf = name in origins or not any(each.startswith(f"{name}.") for each in origins)
+        if is_leaf:
+            origin = origins.get(name)
+            yield from _leaf(str(key), value, indent, None if origin == name else origin)
+        else:
+            yield f"{indent}{key}:"
+            yield from _section(value, f"{name}.", depth + 1, origins)
+
+
+def _leaf(key: str, value: Any, indent: str, origin: str | None) -> Iterator[str]:
+    dumped = yaml.dump(
+        {key: _escaped(value)},
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=None if isinstance(value, list | dict) and value else False,
+        width=WIDTH,
+    )
+    lines = [f"{indent}{line}".rstrip() for line in dumped.rstrip("\n").split("\n")]
+    if origin is None:
+        yield from lines
+    elif len(lines) == 1 and len(lines[0]) + len(origin) < WIDTH:
+        yield f"{lines[0]}  # {origin}"
+    else:
+        yield from textwrap.wrap(
+            origin,
+            WIDTH,
+            initial_indent=f"{indent}# ",
+            subsequent_indent=f"{indent}# ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        yield from lines
+
+
+def _ordered(values: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:
+    """In the order of our tree; what has no place in it comes last."""
+    names = [name for name in tree if name in values]
+    result: dict[str, Any] = {}
+    for name in [*names, *(name for name in values if name not in tree)]:
+        value, below = values[name], tree.get(name)
+        if isinstance(value, Mapping) and isinstance(below, Mapping):
+            value = _ordered(value, below)
+        result[name] = value
+    return result
+
+
+def _escaped(value: Any) -> Any:
+    """A text that looks like an interpolation is text."""
+    if isinstance(value, str):
+        return value.replace("${", "\\${")
+    if isinstance(value, Mapping):
+        return {key: _escaped(inner) for key, inner in value.items()}
+    return [_escaped(inner) for inner in value] if isinstance(value, list) else value

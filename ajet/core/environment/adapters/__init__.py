@@ -1,1 +1,0 @@
-"""Environments of other packages and processes, as ours."""

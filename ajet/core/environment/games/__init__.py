@@ -1,1 +1,0 @@
-"""Environments of our own: one file each, quick, seeded, with an oracle."""

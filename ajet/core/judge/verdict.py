@@ -1,0 +1,216 @@
+"""One episode's reward: the workflow's own, or the judge's. What either returns is made plain:
+
+    WorkflowOutput(reward=np.float32(1), is_success=1, log_metrics=None)  ->  1.0, True, {}
+    WorkflowOutput(reward=10**400), is_success="False", (nan, True)       ->  one line that says so
+
+Nothing odd goes further than here, so that what comes later (advantages, metrics, the record) may
+calculate with it. Not covered: the values in `metadata`, which are the user's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import math
+import numbers
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from ajet.core.error_text import one_line
+from ajet.core.judge.judge import BaseJudge, GroupJudge
+from ajet.core.task.workflow_task import LARGEST_REWARD, WorkflowOutput, WorkflowTask
+
+Result = TypeVar("Result")
+
+
+class JudgeFault(Exception):
+    """The judge gave no usable verdict; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`output` is the workflow's, with what the judge added to it."""
+
+    reward: float
+    is_success: bool | None
+    output: WorkflowOutput
+
+
+def checked_output(output: Any, workflow_name: str) -> WorkflowOutput:
+    """A copy of the workflow's return value with plain fields, or a `TypeError` or `ValueError` of
+    one line."""
+    if not isinstance(output, WorkflowOutput):
+        raise TypeError(
+            f"{workflow_name}.execute() returned {_kind(output)}: return a WorkflowOutput"
+        )
+    name = f"{workflow_name}: WorkflowOutput"
+    checked = copy.copy(output)
+    if output.reward is not None:
+        advice = "give one number, or None to ask the judge"
+        checked.reward = _reward(output.reward, f"{name}.reward", advice)
+    checked.is_success = _success(output.is_success, f"{name}.is_success", "give a bool or None")
+    checked.metadata = _dict(output.metadata, f"{name}.metadata")
+    checked.log_metrics = {
+        key: _finite(value, f"{name}.log_metrics[{key!r}]", "give a number")
+        for key, value in _dict(output.log_metrics, f"{name}.log_metrics").items()
+    }
+    return checked
+
+
+async def verdict(
+    judge: BaseJudge | None,
+    workflow_task: WorkflowTask,
+    output: WorkflowOutput,
+    timeout_s: float | None,
+) -> Verdict:
+    """What the episode earns. A workflow's own reward stands; the judge is not asked then."""
+    if output.reward is not None:
+        return Verdict(output.reward, output.is_success, output)
+    if judge is None:
+        raise JudgeFault(
+            "no reward: the workflow left it to the judge, "
+            "and ajet.task_judge.judge_protocol is null"
+        )
+    name = _name(judge)
+    output = _own_copy(output)
+    answer = await _answer(partial(judge.compute_reward, workflow_task, output), name, timeout_s)
+    return _read(partial(_checked_verdict, answer, output, name))
+
+
+async def group_verdicts(
+    judge: GroupJudge,
+    workflow_tasks: Sequence[WorkflowTask],
+    outputs: Sequence[WorkflowOutput],
+    timeout_s: float | None,
+) -> list[Verdict]:
+    """What each member of a group earns, seen together."""
+    name = _name(judge)
+    copies = [_own_copy(output) for output in outputs]
+    ask = partial(judge.compute_group_rewards, list(workflow_tasks), list(copies))
+    answer = await _answer(ask, name, timeout_s)
+    return _read(partial(_checked_verdicts, answer, copies, name))
+
+
+def _name(judge: BaseJudge) -> str:
+    return f"judge {type(judge).__name__!r}"
+
+
+def _own_copy(output: WorkflowOutput) -> WorkflowOutput:
+    """A judge that fails on the way leaves the trajectory's as it was."""
+    output = copy.copy(output)
+    output.log_metrics = dict(output.log_metrics)
+    return output
+
+
+async def _answer(ask: Callable[[], Any], name: str, timeout_s: float | None) -> Any:
+    """What the judge returns, within its deadline; whatever else it does is a `JudgeFault`."""
+    deadline = asyncio.timeout(timeout_s)
+    try:
+        async with deadline:
+            return await _asked(ask)
+    except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
+        raise  # the run's own end
+    except BaseException as error:  # libraries in Rust panic outside Exception
+        if deadline.expired():
+            raise JudgeFault(f"{name} gave no verdict within {timeout_s:g} s") from None
+        raise JudgeFault(f"{name} raised {one_line(error)}") from error
+
+
+async def _asked(ask: Callable[[], Any]) -> Any:
+    """The judge's answer; if it wants to end more than itself, that is an error of its own."""
+    try:
+        answer: Any = ask()
+        return await answer if inspect.isawaitable(answer) else answer
+    except SystemExit as error:
+        wish = f"it called sys.exit({error.code!r})"
+        raise RuntimeError(wish).with_traceback(error.__traceback__) from error
+    except asyncio.CancelledError as error:
+        if _is_being_cancelled():
+            raise
+        raise RuntimeError("it cancelled itself").with_traceback(error.__traceback__) from error
+
+
+def _is_being_cancelled() -> bool:
+    """Whether somebody else asked this task to end: the run or the deadline."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _read(check: Callable[[], Result]) -> Result:
+    try:
+        return check()
+    except Exception as error:
+        raise JudgeFault(str(error)) from error
+
+
+def _checked_verdicts(answer: Any, outputs: Sequence[WorkflowOutput], name: str) -> list[Verdict]:
+    if not isinstance(answer, tuple | list) or len(answer) != len(outputs):
+        raise TypeError(
+            f"{name} returned {_kind(answer)}: return a list of {len(outputs)}, "
+            "one (reward, is_success) for each member"
+        )
+    return [_checked_verdict(a, o, name) for a, o in zip(answer, outputs, strict=True)]
+
+
+def _checked_verdict(answer: Any, output: WorkflowOutput, name: str) -> Verdict:
+    if not isinstance(answer, tuple | list) or len(answer) != 2:
+        raise TypeError(f"{name} returned {_kind(answer)}: return (reward, is_success)")
+    reward = _reward(answer[0], f"{name}: the reward", "return a number")
+    is_success = _success(answer[1], f"{name}: is_success", "return a bool")
+    return Verdict(reward, is_success, checked_output(output, name))
+
+
+def _reward(value: Any, name: str, advice: str) -> float:
+    number = _finite(value, name, advice)
+    if abs(number) > LARGEST_REWARD:
+        raise ValueError(f"{name} is {number:g}: give one of at most {LARGEST_REWARD:g} in size")
+    return number
+
+
+def _finite(value: Any, name: str, advice: str) -> float:
+    """Python's and numpy's numbers. A bool is none: ``(is_success, reward)`` is a common slip."""
+    if not isinstance(value, numbers.Real) or _is_bool(value):
+        raise TypeError(f"{name} is {_kind(value)}: {advice}")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ValueError(f"{name} is too large for a float") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{name} is {number}: return a finite number")
+    return number
+
+
+def _success(value: Any, name: str, advice: str) -> bool | None:
+    """A bool of Python's or numpy's, 0, 1 or None. What else is true or false is a slip."""
+    if value is None:
+        return None
+    if _is_bool(value) or (isinstance(value, numbers.Integral) and value in (0, 1)):
+        return bool(value)
+    raise TypeError(f"{name} is {_kind(value)}: {advice}")
+
+
+def _dict(value: Any, name: str) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise TypeError(f"{name} is {_kind(value)}: give a dict")
+    return value
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")
+
+
+def _kind(value: Any) -> str:
+    """The type, and the value where it is short to show: the user's objects may show anything."""
+    if value is None:
+        return "None"
+    kind = type(value).__name__
+    if isinstance(value, tuple | list | dict | set):
+        return f"a {kind} of {len(value)}"
+    if isinstance(value, str | float) or (isinstance(value, int) and value.bit_length() < 100):
+        return f"{kind} {str(value)[:40]!r}"
+    return f"a value of type {kind}"

@@ -1,0 +1,132 @@
+"""Writes down what a run does, whatever its backbone: episodes, metrics, warnings, the display.
+
+    recorder.step(step, rollout, update, metrics)     episodes.sqlite, metrics.jsonl, the display
+    recorder.validation(step, groups)                 the same for held-out tasks
+
+What an earlier attempt of the run wrote beyond its last checkpoint is cut off first. Not covered:
+when any of this happens (core/run/training_run.py), and checkpoints (core/update/checkpoint.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+from loguru import logger
+from rich.console import Console
+
+from ajet.core.config import AjetConfig
+from ajet.core.record.episode_store import EpisodeStore
+from ajet.core.record.evaluation import evaluate
+from ajet.core.record.metrics import MetricsLogger
+from ajet.core.record.origin import RunOrigin
+from ajet.core.record.progress import TrainingProgress
+from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.selection import selections
+from ajet.core.record.step_metrics import held_out_metrics, step_metrics
+from ajet.core.record.step_warnings import StepWarnings
+from ajet.core.record.timeline_counts import TimelineCounts
+from ajet.core.rollout.batch import StepGroups
+from ajet.core.trajectory.sample import TrainingSample
+from ajet.core.trajectory.samples import TokenAdvantages
+from ajet.core.trajectory.trajectory import Group
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class UpdateRecord(Protocol):
+    """What is recorded of an update: the advantages of each episode's tokens, and the samples."""
+
+    @property
+    def advantages(self) -> TokenAdvantages: ...
+    @property
+    def samples(self) -> Sequence[TrainingSample]: ...
+
+
+class RunRecorder:
+    """The records of one attempt of a run, which begins at `first_step`."""
+
+    def __init__(
+        self,
+        config: AjetConfig,
+        folder: RunFolder,
+        console: Console,
+        *,
+        first_step: int,
+        total_steps: int,
+        is_resumed: bool,
+    ) -> None:
+        self._config, self._folder = config, folder
+        trainer = config.ajet.trainer_common
+        first_recorded = first_step if is_resumed else 0  # step 0 is the first validation's
+        self._store = EpisodeStore(folder.episodes_db)
+        self._store.truncate_from(first_recorded)
+        self._metrics = MetricsLogger(
+            list(trainer.logger),
+            folder,
+            experiment=config.experiment_name,
+            project=config.ajet.project_name,
+            config=config.to_dict(),
+            start_step=first_recorded,
+        )
+        self.progress = TrainingProgress(
+            total_steps, console, title=config.experiment_name, first_step=first_step
+        )
+        self._selections = selections(config)
+        self._estimator = trainer.algorithm.adv_estimator
+        self._warnings = StepWarnings(config.ajet.context_tracker)
+
+    def keep_inputs(
+        self, tokenizer: PreTrainedTokenizerBase, origin: RunOrigin, user_files: Iterable[Path]
+    ) -> None:
+        """Writes the config, the user's code and the tokenizer, so that the folder can be read
+        without anything else."""
+        self._folder.save_config(self._config.to_dict())
+        origin.write(self._folder.origin_json)
+        for left_out in self._folder.save_code(list(user_files)):
+            logger.warning(f"not copied to the run folder's code/: {left_out}")
+        tokenizer.save_pretrained(self._folder.tokenizer)
+
+    def __enter__(self) -> RunRecorder:
+        self.progress.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.progress.__exit__(kind, error, trace)
+        self._metrics.close()
+        self._store.close()
+
+    def say_failures(self, when: str, groups: Sequence[Group]) -> None:
+        """Warns of episodes that failed, if any."""
+        self._warnings.of_failures(when, groups)
+
+    def step(
+        self, step: int, rollout: StepGroups, update: UpdateRecord, metrics: dict[str, float]
+    ) -> TimelineCounts:
+        """Records a step of training; returns the counts of its timelines."""
+        groups, samples = rollout.groups, update.samples
+        metrics = step_metrics(rollout, samples, metrics, selections=self._selections)
+        self._store.write(step, rollout.all, update.advantages, samples)
+        self._metrics.log(step, metrics)
+        counts = TimelineCounts.of(groups, samples)
+        self._warnings.of_metrics(metrics)
+        self._warnings.of_credit(self._estimator, groups)
+        self._warnings.of_timelines(f"step {step}", groups, counts)
+        self.progress.step_done(step, metrics)
+        return counts
+
+    def validation(self, step: int, groups: Sequence[Group]) -> None:
+        """Records the episodes of the held-out tasks after `step` steps."""
+        self.say_failures(f"held-out tasks after step {step}", groups)
+        report = evaluate(groups)
+        self._store.write(step, groups)
+        self._metrics.log(step, held_out_metrics(report))
+        self.progress.held_out(step, report.success.value)

@@ -1,0 +1,195 @@
+"""Starts episodes in their order, at most `num_slots` at once, whichever ends first.
+
+    waiting   e5 e6 e7 …          the next one starts when a slot comes free
+    running   e1 e2 e3 e4         each holds a Slot from its start to the end of its workflow
+
+The slots are those of one runner: rollouts that run at the same time share them, and their episodes
+start in the order in which they were submitted.
+
+The endpoint is told which episodes are live. The next episode enters before the one that made room
+leaves, so there is no moment at which an endpoint that computes in waves could begin one without
+it: which requests are computed together does not depend on timing (docs/adr/0001-waves.md).
+
+Not covered: what an episode is (episode.py), and which of them stop early (group.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from ajet.core.inference.endpoint import ModelEndpoint, WaveEndpoint
+from ajet.core.task.workflow_task import WorkflowTask
+from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
+
+RunEpisode = Callable[[WorkflowTask, "Slot"], Coroutine[Any, Any, Trajectory]]
+
+
+class Slot:
+    """The right of one episode to run. It is given back when the episode's workflow is over; the
+    episode may then still be judged."""
+
+    def __init__(
+        self,
+        episode_id: str,
+        endpoint: ModelEndpoint | None = None,
+        on_free: Callable[[], None] | None = None,
+    ) -> None:
+        self.episode_id = episode_id
+        self._endpoint = endpoint
+        self._on_free = on_free
+        self._on_workflow_end: Callable[[EpisodeStatus], None] | None = None
+        self.is_free = False
+
+    def tell_workflow_end(self, listener: Callable[[EpisodeStatus], None]) -> None:
+        """`listener` is called once, when the workflow has come to its end and before the slot is
+        given back."""
+        self._on_workflow_end = listener
+
+    def renew(self, episode_id: str) -> None:
+        """The same slot for another attempt at the episode."""
+        if self._endpoint is not None:
+            self._endpoint.enter(episode_id)
+            self._endpoint.leave(self.episode_id)
+        self.episode_id = episode_id
+
+    def workflow_ended(self, status: EpisodeStatus) -> None:
+        """The workflow has come to its end, with this status so far: the slot is given back."""
+        if self._on_workflow_end is not None:
+            self._on_workflow_end(status)
+        self.free()
+
+    def free(self) -> None:
+        """Give the slot back; once is enough."""
+        if self.is_free:
+            return
+        self.is_free = True
+        if self._on_free is not None:
+            self._on_free()  # the next episode enters
+        if self._endpoint is not None:
+            self._endpoint.leave(self.episode_id)
+
+
+class Admission:
+    """The slots of one runner, and the episodes that wait for them."""
+
+    def __init__(self, num_slots: int, endpoint: ModelEndpoint | None = None) -> None:
+        self.endpoint = endpoint
+        self.on_free_slot: Callable[[], None] | None = None
+        self._num_free = num_slots
+        self._waiting: deque[AdmittedEpisodes] = deque()
+
+    @property
+    def free_slots(self) -> int:
+        """Slots without an episode, less the episodes that wait."""
+        return self._num_free - sum(episodes.num_waiting for episodes in self._waiting)
+
+    @property
+    def waves(self) -> WaveEndpoint | None:
+        """The endpoint, if it computes in waves."""
+        return None if self.endpoint is None else self.endpoint.waves
+
+    def admit(self, episodes: AdmittedEpisodes | None = None) -> None:
+        """Appends `episodes` to those that wait, and starts as many as there are free slots. All
+        that start enter before the first of them runs."""
+        if episodes is not None:
+            self._waiting.append(episodes)
+        starting: list[tuple[AdmittedEpisodes, int]] = []
+        while self._waiting and len(starting) < self._num_free:
+            if (index := self._waiting[0].next_waiting()) is None:
+                self._waiting.popleft()
+            else:
+                starting.append((self._waiting[0], index))
+        self._num_free -= len(starting)
+        for of, index in starting:
+            of.slots[index] = Slot(of.plans[index].episode_id, self.endpoint, self._freed)
+            if self.endpoint is not None:
+                self.endpoint.enter(of.plans[index].episode_id)
+        for of, index in starting:
+            of.tasks[index] = asyncio.create_task(of.run(of.plans[index], of.slots[index]))
+            of.tasks[index].add_done_callback(partial(of.ended, index))
+
+    def _freed(self) -> None:
+        self._num_free += 1
+        self.admit()
+        if self.on_free_slot is not None:
+            self.on_free_slot()
+
+
+class AdmittedEpisodes:
+    """The episodes of one rollout: each plan is run once, unless it is stopped or dropped first."""
+
+    def __init__(self, plans: Sequence[WorkflowTask], run: RunEpisode) -> None:
+        self.plans = plans
+        self.run = run
+        self.slots: dict[int, Slot] = {}
+        self.tasks: dict[int, asyncio.Task[Trajectory]] = {}
+        self._results: dict[int, Trajectory] = {}
+        self._waiting = dict.fromkeys(range(len(plans)))  # in their order
+        self._dropped: set[int] = set()
+        self._failure: BaseException | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def num_waiting(self) -> int:
+        """Plans that are still to be started."""
+        return len(self._waiting)
+
+    def next_waiting(self) -> int | None:
+        """The next plan to be started, which waits no longer; None when there is none."""
+        index = next(iter(self._waiting), None)
+        if index is not None:
+            del self._waiting[index]
+        return index
+
+    @property
+    def is_dropping(self) -> bool:
+        """Whether a dropped episode has not left its slot yet."""
+        return any(not self.slots[index].is_free for index in self._dropped & self.slots.keys())
+
+    def drop(self, indices: Iterable[int]) -> None:
+        """Cancel these episodes, or do not start them. Those whose workflow is over go on being
+        judged."""
+        for index in set(indices) - self._dropped:
+            self._dropped.add(index)
+            self._waiting.pop(index, None)
+            if index in self.tasks and not self.slots[index].is_free:
+                self.tasks[index].cancel()
+        self._changed.set()
+
+    def stop(self) -> None:
+        """Start no more episodes, and cancel those that run."""
+        self._waiting.clear()
+        for task in self.tasks.values():
+            task.cancel()
+        self._changed.set()
+
+    async def results(self) -> list[Trajectory | None]:
+        """Returns when no episode runs or waits, in the order of the plans; None for one that did
+        not start. What an episode raises ends the others and is raised here."""
+        try:
+            while self._failure is None and (self.tasks or self._waiting):
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            self.stop()
+            while self.tasks:
+                await asyncio.wait(set(self.tasks.values()))
+        if self._failure is not None:
+            raise self._failure
+        return [self._results.get(index) for index in range(len(self.plans))]
+
+    def ended(self, index: int, task: asyncio.Task[Trajectory]) -> None:
+        """The task of one episode is done: keep its result, give its slot back."""
+        del self.tasks[index]
+        if task.cancelled():
+            pass  # it was cancelled before its first line
+        elif (error := task.exception()) is not None:
+            self._failure = self._failure or error
+        else:
+            self._results[index] = task.result()
+        self.slots[index].free()
+        self._changed.set()

@@ -1,0 +1,433 @@
+"""One episode, from its plan to a judged trajectory.
+
+    plan -> workflow.execute(task, model) -> WorkflowOutput -> judge -> Trajectory
+                       |  ^
+                    recorder -> endpoint
+
+How an attempt at it ends:
+
+    returns a WorkflowOutput     -> ok (truncated, if a limit refused a call on the way)
+    raises                       -> truncated, env_error or agent_error (failure.py)
+    is there past its deadline   -> timeout; it is cancelled, and left behind if it does not end
+
+The deadline counts the workflow's own seconds. Waiting for an endpoint that computes in waves does
+not count: there it waits for other episodes, and one that hangs would time out all of them.
+
+The workflow runs as a task of its own, so neither swallowing a cancellation (AgentScope's agents
+do) nor calling `sys.exit` reaches the rollout. A plain `def execute` runs in a thread, where it may
+block; a thread cannot be cancelled, so after its deadline it is left behind.
+
+Not covered: an `async def execute` that blocks the event loop (``time.sleep``, ``requests.get``)
+holds up all episodes and cannot be interrupted; which episodes run, and when (group.py,
+admission.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ajet.core.error_text import one_line
+from ajet.core.errors import AjetError, ConfigError, EnvironmentFault
+from ajet.core.inference.endpoint import ChatEndpoint, ModelEndpoint, SamplingParams
+from ajet.core.judge.judge import BaseJudge, GroupJudge
+from ajet.core.judge.verdict import JudgeFault, Verdict, checked_output, verdict
+from ajet.core.rollout.admission import Slot
+from ajet.core.rollout.failure import RETRIED, status_of
+from ajet.core.rollout.limits import RolloutLimits
+from ajet.core.rollout.request import seed_path_of_step
+from ajet.core.task.task import Task
+from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.trajectory.base_recorder import BaseRecorder
+from ajet.core.trajectory.chat_recorder import ChatRecorder
+from ajet.core.trajectory.recorder import EpisodeRecorder
+from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
+from ajet.core.workflow.bridge import in_thread
+from ajet.core.workflow.tuner import ModelTuner
+from ajet.core.workflow.workflow import Workflow
+
+if TYPE_CHECKING:
+    from ajet.core.inference.chat_template import ChatTemplate
+    from ajet.core.inference.tool_parser import ToolParser
+    from ajet.core.workflow.gateway.gateway import Gateway
+
+SHORTEST_WAIT_S = 0.01
+STOPPED = "the run was stopped"
+OnError = Callable[[BaseException], None]
+JudgeInGroup = Callable[[Trajectory], Awaitable[Trajectory]]
+"""Returns the trajectory with its verdict once the other members of its group have ended."""
+_left_behind: set[asyncio.Task[Any]] = set()
+"""Workflows that ignore cancellation; kept here so that they are not collected while they run."""
+
+
+class EpisodeExecutor(Protocol):
+    """Runs single episodes: in this process (`EpisodeRunner`), or in others (ajet/cluster)."""
+
+    async def run(
+        self,
+        plan: WorkflowTask,
+        slot: Slot,
+        sampling: SamplingParams | None = None,
+        judge_in_group: JudgeInGroup | None = None,
+    ) -> Trajectory:
+        """Runs the episode to its end and judges it. Whatever the user's code does becomes the
+        trajectory's status. `slot` is told when the workflow is over. `sampling` replaces the
+        executor's. `judge_in_group` is asked in place of a judge that compares whole groups."""
+        ...
+
+
+class TaskEnvironment(Protocol):
+    """The environment of one episode; the end of the ``async with`` releases it."""
+
+    async def begin(self, workflow_task: WorkflowTask) -> WorkflowTask:
+        """Makes it; returns the task with what the environment showed first."""
+        ...
+
+    async def __aenter__(self) -> Any: ...
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+class EnvironmentHost(Protocol):
+    """Has an environment for each episode of its kind of task (tools/env_service/host.py)."""
+
+    def episode(self, workflow_task: WorkflowTask) -> TaskEnvironment | None:
+        """The environment of an episode that has not begun; None for another kind of task."""
+        ...
+
+
+class EpisodeRunner:
+    """Runs episodes in this process, against one endpoint.
+
+    `workflow` makes a fresh object for each episode. A chat endpoint needs neither template nor
+    parser, and can only be evaluated."""
+
+    def __init__(
+        self,
+        *,
+        endpoint: ModelEndpoint | ChatEndpoint,
+        template: ChatTemplate | None = None,
+        parser: ToolParser | None = None,
+        workflow: Callable[[Task], Workflow],
+        judge: BaseJudge | None,
+        limits: RolloutLimits,
+        sampling: SamplingParams,
+        run_seed: int,
+        gateway: Gateway | None = None,
+        config: Any = None,
+        debug: bool = False,
+        environments: EnvironmentHost | None = None,
+        on_error: OnError | None = None,
+    ) -> None:
+        """`debug` lets exceptions of the workflow and the judge through unchanged, and drops the
+        deadline: a person may be standing at a breakpoint. `environments` gives each task of its
+        kind an environment, until the episode is judged. `on_error` is told of exceptions where
+        they become a status."""
+        self.endpoint = None if isinstance(endpoint, ChatEndpoint) else endpoint
+        self._chat_endpoint = endpoint if isinstance(endpoint, ChatEndpoint) else None
+        self._template = template
+        self._parser = parser
+        self._workflow = workflow
+        self.judge = judge
+        self.limits = replace(limits, episode_timeout_s=None) if debug else limits
+        self._sampling = sampling
+        self.run_seed = run_seed
+        self._gateway = gateway
+        self._config = config
+        self.debug = debug
+        self._environments = environments
+        self.on_error = on_error or _ignore
+        self._judge_slots = asyncio.Semaphore(limits.max_env_worker)
+
+    async def run(
+        self,
+        plan: WorkflowTask,
+        slot: Slot,
+        sampling: SamplingParams | None = None,
+        judge_in_group: JudgeInGroup | None = None,
+    ) -> Trajectory:
+        """See `EpisodeExecutor`. With the failure policy ``retry`` an episode that fails is run
+        again, with seeds of its own; the failed attempts are kept in the trajectory."""
+        if plan.mode == "train" and self._chat_endpoint is not None:
+            raise ConfigError("a chat endpoint shows no token ids: evaluate it, it cannot train")
+        retries = self.limits.max_retries if self.limits.failure_policy == "retry" else 0
+        failed: list[Trajectory] = []
+        async with AsyncExitStack() as resources:
+            while True:
+                attempt = self._attempt(plan, sampling or self._sampling, len(failed), resources)
+                trajectory = attempt if isinstance(attempt, Trajectory) else await attempt.run()
+                if trajectory.status not in RETRIED or len(failed) == retries:
+                    break
+                failed.append(trajectory)
+                await resources.aclose()
+                first = failed[0].episode_id
+                plan = replace(plan, episode_id=f"{first}-r{len(failed)}")
+                slot.renew(plan.episode_id)
+            slot.workflow_ended(trajectory.ended_as)
+            trajectory = replace(trajectory, earlier_attempts=tuple(failed))
+            return await self._judged(trajectory, judge_in_group)
+
+    def _attempt(
+        self, plan: WorkflowTask, sampling: SamplingParams, number: int, resources: AsyncExitStack
+    ) -> Attempt | Trajectory:
+        """The attempt of this number, ready to run; the trajectory of one whose workflow cannot be
+        made. `resources` releases its environment."""
+        try:
+            workflow = self._workflow(plan.task)
+        except AjetError:
+            raise  # no workflow for this task: the config's mistake, not the episode's
+        except Exception as error:
+            if self.debug:
+                raise
+            self.on_error(error)
+            return Trajectory(plan, (), EpisodeStatus.AGENT_ERROR, error=one_line(error))
+        recorder = self._recorder(plan, sampling, number, workflow)
+        environment = self._environments.episode(plan) if self._environments else None
+        if environment is not None:
+            resources.push_async_exit(environment)
+        return Attempt(
+            workflow,
+            plan,
+            recorder,
+            ModelTuner(recorder, config=self._config, gateway=self._gateway),
+            limits=self.limits,
+            debug=self.debug,
+            environment=environment,
+            on_error=self.on_error,
+        )
+
+    def _recorder(
+        self, plan: WorkflowTask, sampling: SamplingParams, number: int, workflow: Workflow
+    ) -> BaseRecorder:
+        path = (*seed_path_of_step(plan.mode, plan.step), plan.task_batch_index)
+        episode: dict[str, Any] = {
+            "limits": self.limits,
+            "sampling": sampling,
+            "episode_id": plan.episode_id,
+            "seed_path": (self.run_seed, "rollout", *path, plan.rollout_index, number),
+            "trainable_targets": workflow.trainable_targets,
+        }
+        if self._chat_endpoint is not None:
+            return ChatRecorder(self._chat_endpoint, **episode)
+        assert self.endpoint is not None and self._template is not None and self._parser is not None
+        return EpisodeRecorder(
+            endpoint=self.endpoint,
+            template=self._template,
+            parser=self._parser,
+            check_drift=plan.mode == "train" and self.limits.checks_drift(plan.rollout_index),
+            **episode,
+        )
+
+    async def _judged(
+        self, trajectory: Trajectory, judge_in_group: JudgeInGroup | None
+    ) -> Trajectory:
+        """The trajectory with its reward; as it is where there is no output to judge."""
+        output = trajectory.output
+        if output is None:
+            return trajectory
+        if trajectory.is_malformed:
+            reward = self.limits.malformed.reward
+            breakdown = {"malformed": reward}
+            return replace(trajectory, reward=reward, is_success=False, reward_breakdown=breakdown)
+        if self.judge is None and trajectory.status is EpisodeStatus.TRUNCATED:
+            output = _nothing_if_unrewarded(output)
+            trajectory = replace(trajectory, output=output)
+        if output.reward is None and judge_in_group is not None:
+            return await judge_in_group(trajectory)
+        return await with_verdict(trajectory, self._verdict(trajectory.workflow_task, output), self)
+
+    async def _verdict(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> Verdict:
+        async with self._judge_slots:
+            return await verdict(self.judge, workflow_task, output, self.limits.episode_timeout_s)
+
+
+class JudgeErrors(Protocol):
+    """What becomes of a judge's exception: it is raised (`debug`), or told and made a status."""
+
+    @property
+    def debug(self) -> bool: ...
+    @property
+    def on_error(self) -> OnError: ...
+
+
+async def with_verdict(
+    trajectory: Trajectory, asked: Awaitable[Verdict], errors: JudgeErrors
+) -> Trajectory:
+    """The trajectory with the verdict that `asked` returns, or with the status of its failure."""
+    assert trajectory.output is not None
+    source = "judge" if trajectory.output.reward is None else "workflow"
+    started_s = time.perf_counter()
+    try:
+        judged = await asked
+    except JudgeFault as fault:
+        if errors.debug:
+            raise fault.__cause__ or fault from None
+        errors.on_error(fault.__cause__ or fault)
+        is_environments = isinstance(fault.__cause__, EnvironmentFault)
+        status = EpisodeStatus.ENV_ERROR if is_environments else EpisodeStatus.JUDGE_ERROR
+        return replace(trajectory, status=status, error=str(fault))
+    except asyncio.CancelledError:
+        return replace(trajectory, status=EpisodeStatus.ABORTED, error=STOPPED)
+    return replace(
+        trajectory,
+        output=judged.output,
+        reward=judged.reward,
+        is_success=judged.is_success,
+        reward_breakdown={source: judged.reward},
+        timings=trajectory.timings | {"judge_s": time.perf_counter() - started_s},
+    )
+
+
+class Attempt:
+    """One run of one workflow, from its first line to its end or its deadline. `run` returns a
+    trajectory that is not judged yet."""
+
+    def __init__(
+        self,
+        workflow: Workflow,
+        workflow_task: WorkflowTask,
+        recorder: BaseRecorder,
+        tuner: ModelTuner,
+        *,
+        limits: RolloutLimits,
+        debug: bool,
+        environment: TaskEnvironment | None,
+        on_error: OnError,
+    ) -> None:
+        self._workflow = workflow
+        self._workflow_task = workflow_task
+        self._recorder = recorder
+        self._tuner = tuner
+        self._limits = limits
+        self._debug = debug
+        self._environment = environment
+        self._on_error = on_error
+        self._started_s = time.perf_counter()
+
+    async def run(self) -> Trajectory:
+        """Runs the workflow in a task of its own and waits for it, or for its deadline."""
+        task = asyncio.create_task(self._execute())
+        timeout_s = self._limits.episode_timeout_s
+        try:
+            await self._wait(task)
+        except asyncio.CancelledError:
+            await self._cancel(task)
+            return self._ended(EpisodeStatus.ABORTED, STOPPED)
+        if not task.done():
+            await self._cancel(task)
+            where = "ajet.rollout.episode_timeout_s"
+            return self._ended(
+                EpisodeStatus.TIMEOUT, f"not finished within {timeout_s:g} s ({where})"
+            )
+        error = _error_of(task)
+        return self._returned(task.result()) if error is None else self._raised(error)
+
+    async def _wait(self, task: asyncio.Task[Any]) -> None:
+        """Returns when the workflow is over or has used up its own time."""
+        timeout_s = self._limits.episode_timeout_s
+        if timeout_s is None:
+            await asyncio.wait({task})
+            return
+        while not task.done():
+            used_s = time.perf_counter() - self._started_s - self._recorder.held_s
+            if used_s >= timeout_s:
+                return
+            await asyncio.wait({task}, timeout=max(timeout_s - used_s, SHORTEST_WAIT_S))
+
+    async def _execute(self) -> Any:
+        try:
+            if self._environment is not None:
+                self._workflow_task = await self._environment.begin(self._workflow_task)
+            execute, given = self._workflow.execute, (self._workflow_task, self._tuner)
+            is_async = inspect.iscoroutinefunction(execute)
+            result: Any = execute(*given) if is_async else await in_thread(execute, *given)
+            return await result if inspect.isawaitable(result) else result
+        except SystemExit as error:
+            raise RuntimeError(f"the workflow called sys.exit({error.code!r})") from error
+
+    def _returned(self, result: Any) -> Trajectory:
+        try:
+            output = checked_output(result, type(self._workflow).__name__)
+        except Exception as error:  # a subclass of WorkflowOutput may do anything
+            if self._debug:
+                raise
+            return self._ended(EpisodeStatus.AGENT_ERROR, str(error))
+        cut = self._recorder.truncation
+        return self._ended(EpisodeStatus.TRUNCATED if cut else EpisodeStatus.OK, cut, output)
+
+    def _raised(self, error: BaseException) -> Trajectory:
+        if self._recorder.truncation is not None:
+            output = _output_so_far(self._recorder)
+            return self._ended(EpisodeStatus.TRUNCATED, self._recorder.truncation, output)
+        if self._debug:
+            raise error
+        self._on_error(error)
+        if self._recorder.endpoint_fault is not None:
+            fault = f"the endpoint failed: {self._recorder.endpoint_fault}"
+            return self._ended(EpisodeStatus.ENV_ERROR, fault)
+        return self._ended(status_of(error), one_line(error))
+
+    async def _cancel(self, task: asyncio.Task[Any]) -> None:
+        self._recorder.close()
+        task.cancel()
+        _left_behind.add(task)
+        task.add_done_callback(_consume_exception)
+        await asyncio.wait({task}, timeout=self._limits.cancel_grace_s)
+
+    def _ended(
+        self, status: EpisodeStatus, error: str | None, output: WorkflowOutput | None = None
+    ) -> Trajectory:
+        self._recorder.close()
+        self._tuner.close()
+        turns = self._recorder.turns
+        timings = {
+            "workflow_s": time.perf_counter() - self._started_s,
+            "model_s": sum(turn.ended_s - turn.started_s for turn in turns),
+        }
+        return Trajectory(
+            self._workflow_task, turns, status, output=output, error=error, timings=timings
+        )
+
+
+def awaits_group_verdict(trajectory: Trajectory) -> bool:
+    """Whether a judge of groups is still to give the reward."""
+    output = trajectory.output
+    return output is not None and output.reward is None and trajectory.reward is None
+
+
+def compares_groups(judge: BaseJudge | None) -> bool:
+    """Whether the judge compares the members of a group."""
+    return isinstance(judge, GroupJudge)
+
+
+def _output_so_far(recorder: BaseRecorder) -> WorkflowOutput:
+    """For a workflow that a limit stopped before it returned: the judge gets its last reply."""
+    reply = recorder.turns[-1].reply["content"] if recorder.turns else ""
+    return WorkflowOutput(metadata={"final_answer": reply, "truncated": True})
+
+
+def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
+    return RuntimeError("the workflow cancelled itself") if task.cancelled() else task.exception()
+
+
+def _consume_exception(task: asyncio.Task[Any]) -> None:
+    _left_behind.discard(task)
+    if not task.cancelled():
+        task.exception()  # whatever it still raises belongs to an episode that is over
+
+
+def _nothing_if_unrewarded(output: WorkflowOutput) -> WorkflowOutput:
+    """A workflow that rewards itself but was cut before it could has earned nothing."""
+    if output.reward is None:
+        output = copy.copy(output)
+        output.reward, output.is_success = 0.0, False
+    return output
+
+
+def _ignore(_error: BaseException) -> None:
+    """Its status says enough."""

@@ -1,0 +1,413 @@
+"""Runs the groups of a request: episodes in, groups of judged trajectories out.
+
+    request -> plans -> admission -> one episode each -> judged -> groups -> failure policy
+
+Groups and their members come back in the order of the tasks, whichever ended first. Only the run's
+own limits (`max_failure_rate`), a mistake in the config, or ``debug=True`` let an error out.
+
+A group with `redundancy` begins more members than it needs and ends with the first that are done:
+
+    num_repeat 2, redundancy 2       wave 1   wave 2   wave 3
+    member 0                         ──────── ──────── end          surplus: ended too late
+    member 1                         ──────── end                   kept
+    member 2                         ──────── ──────── (stopped)    aborted
+    member 3                         end                            kept
+
+Members are stopped before a wave, when every episode waits or has left: which of them have ended by
+then does not depend on how long a tool or a judge took. Members that end in the same wave count by
+their index in the group. Where the endpoint has no waves, they are stopped at once. "Ended" means
+that the workflow is over, judged or not: a wave does not wait for a judge.
+
+A judge that compares groups is asked once for each group, when its last member has ended.
+
+Not covered: one episode (episode.py); what the selection does to the batch (record/selection.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from ajet.core.errors import ConfigError
+from ajet.core.judge.judge import BaseJudge, GroupJudge
+from ajet.core.judge.verdict import Verdict, group_verdicts
+from ajet.core.rollout.admission import Admission, AdmittedEpisodes, Slot
+from ajet.core.rollout.episode import (
+    STOPPED,
+    EpisodeExecutor,
+    EpisodeRunner,
+    JudgeErrors,
+    OnError,
+    with_verdict,
+)
+from ajet.core.rollout.failure import apply_policy, check_failure_rate, has_failed
+from ajet.core.rollout.garbage import collected_seldom
+from ajet.core.rollout.limits import FailurePolicy, RolloutLimits
+from ajet.core.rollout.request import EpisodeJournal, OnEpisode, RolloutRequest
+from ajet.core.shared_call import SharedCall
+from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
+
+KEY = "ajet.rollout.group_size_redundancy"
+ENOUGH_MEMBERS = f"the group had enough members ({KEY})"
+SURPLUS = f"ended after enough members of its group ({KEY})"
+
+
+class GroupRunner:
+    """Runs requests, each episode by `executor`, at most `limits.max_env_worker` at a time."""
+
+    def __init__(
+        self,
+        executor: EpisodeExecutor,
+        admission: Admission,
+        *,
+        limits: RolloutLimits,
+        run_seed: int,
+        judge: BaseJudge | None = None,
+        debug: bool = False,
+        on_error: OnError | None = None,
+        journal: EpisodeJournal | None = None,
+    ) -> None:
+        """`judge` is asked here if it compares groups; others are the executor's. Episodes that
+        `journal` has are not run again."""
+        self.executor = executor
+        self.admission = admission
+        self.limits = limits
+        self.run_seed = run_seed
+        self.judge = judge if isinstance(judge, GroupJudge) else None
+        self.debug = debug
+        self.on_error: OnError = on_error or (lambda error: None)
+        self._journal = journal
+        self._has_trained = False
+        self._running: set[AdmittedEpisodes] = set()
+
+    @classmethod
+    def of(cls, runner: EpisodeRunner) -> GroupRunner:
+        """The groups of episodes that run in this process."""
+        return cls(
+            runner,
+            Admission(runner.limits.max_env_worker, runner.endpoint),
+            limits=runner.limits,
+            run_seed=runner.run_seed,
+            judge=runner.judge,
+            debug=runner.debug,
+            on_error=runner.on_error,
+        )
+
+    def with_journal(self, journal: EpisodeJournal) -> GroupRunner:
+        """A runner that shares this one's executor and slots, and keeps its episodes there."""
+        return GroupRunner(
+            self.executor,
+            self.admission,
+            limits=self.limits,
+            run_seed=self.run_seed,
+            judge=self.judge,
+            debug=self.debug,
+            on_error=self.on_error,
+            journal=journal,
+        )
+
+    @property
+    def free_slots(self) -> int:
+        """See `RolloutRunner`."""
+        return self.admission.free_slots
+
+    def tell_free_slots(self, notify: Callable[[], None]) -> None:
+        """See `RolloutRunner`."""
+        self.admission.on_free_slot = notify
+
+    async def rollout(
+        self, request: RolloutRequest, on_episode: OnEpisode | None = None
+    ) -> list[Group]:
+        """See `RolloutRunner`. The failure policy is applied to groups of training; an evaluation
+        shows what happened."""
+        running = GroupsInProgress(self, request, on_episode, self._journal)
+        episodes = AdmittedEpisodes(running.plans, running.run_member)
+        self._running.add(episodes)
+        try:
+            with collected_seldom(), running.early_stop.watching(episodes, self.admission):
+                self.admission.admit(episodes)
+                results = await episodes.results()
+        finally:
+            self._running.discard(episodes)
+        groups = running.groups(results)
+        if request.mode == "train" and not self._has_trained:
+            self._has_trained = somebody_is_trained(groups)
+        return groups
+
+    async def run_again(self, plan: WorkflowTask) -> Trajectory:
+        """Runs one episode as it was planned before. A judge of groups sees it alone."""
+        judging = GroupJudging(self.judge, self, self.limits, group_size=1)
+        return await self.executor.run(
+            plan, Slot(plan.episode_id), judge_in_group=judging.judged if self.judge else None
+        )
+
+    def stop(self) -> None:
+        """End the rollouts in progress: they return, with unfinished episodes as `aborted`."""
+        for episodes in self._running:
+            episodes.stop()
+
+
+class GroupsInProgress:
+    """The groups of one request while their episodes run."""
+
+    def __init__(
+        self,
+        runner: GroupRunner,
+        request: RolloutRequest,
+        on_episode: OnEpisode | None,
+        journal: EpisodeJournal | None,
+    ) -> None:
+        self._runner, self._request = runner, request
+        self._on_episode, self._journal = on_episode, journal
+        self._finished: dict[str, Trajectory] = {}
+        if journal is not None:
+            for group_id in request.group_ids:
+                self._finished |= journal.take(group_id)
+        self.plans = request.plans(runner.run_seed)
+        self._judging = GroupJudging(runner.judge, runner, runner.limits, request.group_size)
+        self.early_stop = EarlyStop(
+            self.plans, request.num_repeat, on_stopped=self._judging.leave_out
+        )
+        self._failed: list[Trajectory] = []
+
+    async def run_member(self, plan: WorkflowTask, slot: Slot) -> Trajectory:
+        """One episode: run, judged, reported, and counted where it failed."""
+        slot.tell_workflow_end(lambda status: self._workflow_ended(plan, status))
+        if (kept := self._finished.get(plan.episode_id)) is not None:
+            slot.workflow_ended(kept.ended_as)
+            self._judging.leave_out(plan)
+            self._report(kept)
+            return kept
+        try:
+            trajectory = await self._runner.executor.run(
+                plan,
+                slot,
+                sampling=self._request.sampling,
+                judge_in_group=self._judging.judged if self._runner.judge else None,
+            )
+        finally:
+            self._judging.leave_out(plan)
+        trajectory = self.early_stop.told(trajectory)
+        if self._journal is not None:
+            self._journal.put(trajectory)
+        self._report(trajectory)
+        if has_failed(trajectory):
+            self._failed.append(trajectory)
+            rate = self._runner.limits.max_failure_rate
+            check_failure_rate(self._failed, self._request.num_episodes, rate)
+        return trajectory
+
+    def _report(self, trajectory: Trajectory) -> None:
+        if self._on_episode is not None:
+            self._on_episode(trajectory)
+
+    def _workflow_ended(self, plan: WorkflowTask, status: EpisodeStatus) -> None:
+        if comes_to_count(status, self._runner.limits.failure_policy):
+            self.early_stop.ended(plan)
+
+    def groups(self, results: Sequence[Trajectory | None]) -> list[Group]:
+        """The groups of these results, which are in the order of the plans; None never started."""
+        members = [
+            self.early_stop.told(never_started(plan)) if trajectory is None else trajectory
+            for plan, trajectory in zip(self.plans, results, strict=True)
+        ]
+        size = self._request.group_size
+        groups = [
+            Group(group_id, tuple(members[at * size : (at + 1) * size]), task)
+            for at, (group_id, task) in enumerate(
+                zip(self._request.group_ids, self._request.tasks, strict=True)
+            )
+        ]
+        if self._request.mode != "train":
+            return groups
+        policy = self._runner.limits.failure_policy
+        return [self.early_stop.kept(apply_policy(group, policy)) for group in groups]
+
+
+class EarlyStop:
+    """Stops the members of a group that has `num_needed` members already."""
+
+    def __init__(
+        self,
+        plans: Sequence[WorkflowTask],
+        num_needed: int,
+        *,
+        on_stopped: Callable[[WorkflowTask], None],
+    ) -> None:
+        """`on_stopped` is told of members that are stopped, or never begin."""
+        self._plans = plans
+        self._num_needed = num_needed
+        self._on_stopped = on_stopped
+        self._members: defaultdict[str, list[int]] = defaultdict(list)
+        for index, plan in enumerate(plans):
+            self._members[plan.group_id].append(index)
+        self._ended: defaultdict[str, dict[int, int]] = defaultdict(dict)
+        self._to_stop: list[str] = []
+        self._stopped: set[tuple[str, int]] = set()
+        self._moment = 0
+        self._has_waves = False
+        self._episodes: AdmittedEpisodes | None = None
+
+    @contextmanager
+    def watching(self, episodes: AdmittedEpisodes, admission: Admission) -> Iterator[None]:
+        """Stops members of complete groups within the block: before each wave, or at once where
+        the endpoint has none."""
+        self._episodes = episodes
+        waves = admission.waves
+        self._has_waves = waves is not None
+        if waves is not None:
+            waves.ask_before_waves(self._before_wave)
+        try:
+            yield
+        finally:
+            if waves is not None:
+                waves.ask_before_waves(None)
+
+    def ended(self, plan: WorkflowTask) -> None:
+        """The workflow of this member came to its end; its slot is not free yet."""
+        ended = self._ended[plan.group_id]
+        ended[plan.rollout_index] = self._moment
+        if len(ended) == self._num_needed:
+            self._to_stop.append(plan.group_id)
+        if not self._has_waves:
+            self._moment += 1
+            self._stop_surplus()
+
+    def told(self, trajectory: Trajectory) -> Trajectory:
+        """The trajectory, with the reason where the member was told to stop or not to start."""
+        member = (trajectory.group_id, trajectory.workflow_task.rollout_index)
+        if trajectory.status is not EpisodeStatus.ABORTED or member not in self._stopped:
+            return trajectory
+        return trajectory.set_aside("redundancy", ENOUGH_MEMBERS)
+
+    def kept(self, group: Group) -> Group:
+        """The group with the first `num_needed` valid members; the others are left out."""
+        return first_members(group, self._ended[group.group_id], self._num_needed)
+
+    def _before_wave(self) -> bool:
+        """Whether the wave may start: no member is on its way out."""
+        assert self._episodes is not None
+        self._stop_surplus()
+        if self._episodes.is_dropping:
+            return False
+        self._moment += 1
+        return True
+
+    def _stop_surplus(self) -> None:
+        """Stops all members of complete groups that have not come to their end."""
+        assert self._episodes is not None
+        for group_id in self._to_stop:
+            members, ended = self._members[group_id], self._ended[group_id]
+            surplus = [index for place, index in enumerate(members) if place not in ended]
+            self._episodes.drop(surplus)
+            for plan in (self._plans[index] for index in surplus):
+                self._stopped.add((group_id, plan.rollout_index))
+                self._on_stopped(plan)
+        self._to_stop.clear()
+
+
+def first_members(group: Group, ended: Mapping[int, int], num_needed: int) -> Group:
+    """The group with its first `num_needed` valid members; `ended` has for each member's index the
+    moment of its end."""
+    index_of = {t.episode_id: t.workflow_task.rollout_index for t in group.valid}
+    order = sorted(index_of, key=lambda name: (ended[index_of[name]], index_of[name]))
+    surplus = set(order[num_needed:])
+    members = (
+        t.set_aside("redundancy", SURPLUS) if t.episode_id in surplus else t
+        for t in group.trajectories
+    )
+    return replace(group, trajectories=tuple(members))
+
+
+class GroupJudging:
+    """Asks a judge of groups once for each group of `group_size` members, when all have ended.
+
+    Members that wait for the verdict hold no slot. At most `max_env_worker` calls run at once."""
+
+    def __init__(
+        self,
+        judge: GroupJudge | None,
+        errors: JudgeErrors,
+        limits: RolloutLimits,
+        group_size: int,
+    ) -> None:
+        self._judge = judge
+        self._errors = errors
+        self._timeout_s = limits.episode_timeout_s
+        self._slots = asyncio.Semaphore(limits.max_env_worker)
+        self._groups: defaultdict[str, _JudgedGroup] = defaultdict(lambda: _JudgedGroup(group_size))
+
+    async def judged(self, trajectory: Trajectory) -> Trajectory:
+        """The trajectory with its verdict, once the group is complete."""
+        return await with_verdict(trajectory, self._verdict(trajectory), self._errors)
+
+    def leave_out(self, plan: WorkflowTask) -> None:
+        """The other members need not wait for this one any longer; saying so again has no
+        effect."""
+        if self._judge is not None:
+            self._groups[plan.group_id].expect_no_more(plan.rollout_index)
+
+    async def _verdict(self, trajectory: Trajectory) -> Verdict:
+        task, output = trajectory.workflow_task, trajectory.output
+        assert output is not None
+        group = self._groups[task.group_id]
+        group.members[task.rollout_index] = (task, output)
+        group.expect_no_more(task.rollout_index)
+        await group.is_complete.wait()
+        if group.call is None:
+            group.call = SharedCall(self._ask(group))
+        return (await group.call.result())[task.rollout_index]
+
+    async def _ask(self, group: _JudgedGroup) -> dict[int, Verdict]:
+        assert self._judge is not None
+        order = sorted(group.members)
+        tasks, outputs = zip(*(group.members[index] for index in order), strict=True)
+        async with self._slots:
+            verdicts = await group_verdicts(self._judge, tasks, outputs, self._timeout_s)
+        return dict(zip(order, verdicts, strict=True))
+
+
+@dataclass
+class _JudgedGroup:
+    """The members to be judged, by their index, and the one call that judges them."""
+
+    num_members: int
+    heard_of: set[int] = field(default_factory=set)
+    members: dict[int, tuple[WorkflowTask, WorkflowOutput]] = field(default_factory=dict)
+    is_complete: asyncio.Event = field(default_factory=asyncio.Event)
+    call: SharedCall[dict[int, Verdict]] | None = None
+
+    def expect_no_more(self, index: int) -> None:
+        """This member has ended, judged or not."""
+        self.heard_of.add(index)
+        if len(self.heard_of) == self.num_members:
+            self.is_complete.set()
+
+
+def comes_to_count(status: EpisodeStatus, policy: FailurePolicy) -> bool:
+    """Whether an episode whose workflow ended so will be valid, if the judge does not fail."""
+    if status is EpisodeStatus.ABORTED:
+        return False
+    return policy == "zero" or status in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
+
+
+def never_started(plan: WorkflowTask) -> Trajectory:
+    """An episode of a run that was stopped before."""
+    return Trajectory(plan, (), EpisodeStatus.ABORTED, error=STOPPED)
+
+
+def somebody_is_trained(groups: Sequence[Group]) -> bool:
+    """Whether a call of the model was made for training. A ConfigError where agents call the model
+    and none of them is trained; later steps may do by chance what is a mistake in the first."""
+    turns = [turn for group in groups for t in group.trajectories for turn in t.turns]
+    if turns and not any(turn.trainable for turn in turns):
+        names = sorted({turn.agent_name for turn in turns} | {turn.target_tag for turn in turns})
+        raise ConfigError(
+            "the workflow's trainable_targets match none of its agents: "
+            f"the agent names and target tags in use are {', '.join(names)}"
+        )
+    return bool(turns)

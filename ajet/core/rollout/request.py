@@ -1,0 +1,139 @@
+"""Which episodes a rollout runs: their ids, their order and their seeds, before any of them begins.
+
+    RolloutRequest(tasks, step=12, mode="train", num_repeat=8).plans(run_seed)
+
+    step 12, group 3, member 1 of training  ->  000012-train-0003-01
+
+Episode ids sort as the episodes are ordered. Not covered: running them (group.py).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ajet.core import seeding
+from ajet.core.inference.endpoint import SamplingParams
+from ajet.core.task.task import Task
+from ajet.core.task.workflow_task import Mode, WorkflowTask
+from ajet.core.trajectory.trajectory import Group, Trajectory
+
+OnEpisode = Callable[[Trajectory], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRequest:
+    """`num_repeat` episodes of each task, as part of one step of one mode.
+
+    With `redundancy` so many more begin in each group, which then ends with `num_repeat` of them
+    (group.py). `numbers` are the groups' indices in the step, where a step has several rollouts;
+    None counts from 0. `failure_rate_of` is the number of episodes that `max_failure_rate` is a
+    share of; None is this rollout's own. `sampling` replaces the runner's.
+    """
+
+    tasks: Sequence[Task]
+    step: int
+    mode: Mode
+    num_repeat: int
+    redundancy: int = 0
+    numbers: Sequence[int] | None = None
+    failure_rate_of: int | None = None
+    sampling: SamplingParams | None = None
+
+    @property
+    def group_size(self) -> int:
+        """The episodes that begin in each group."""
+        return self.num_repeat + self.redundancy
+
+    @property
+    def group_numbers(self) -> Sequence[int]:
+        """The index of each task's group in the step."""
+        return range(len(self.tasks)) if self.numbers is None else self.numbers
+
+    @property
+    def group_ids(self) -> list[str]:
+        """The id of each task's group."""
+        return [group_id_of(self.step, self.mode, number) for number in self.group_numbers]
+
+    @property
+    def num_episodes(self) -> int:
+        """The number of episodes that the failure rate is a share of."""
+        return self.failure_rate_of or self.group_size * len(self.tasks)
+
+    def plans(self, run_seed: int) -> list[WorkflowTask]:
+        """All episodes, group by group, each with a task of its own: a workflow may append to its
+        messages.
+
+        The seeds of evaluation leave out the step, so that two checkpoints are measured under the
+        same conditions. A baseline has the seeds of the group that it is compared with."""
+        world = seed_path_of_step("train" if self.mode == "baseline" else self.mode, self.step)
+        return [
+            WorkflowTask(
+                copy.deepcopy(task),
+                episode_id_of(group_id, member),
+                group_id,
+                member,
+                self.step,
+                self.mode,
+                seeding.derive(run_seed, "environment", *world, number),
+            )
+            for number, group_id, task in zip(
+                self.group_numbers, self.group_ids, self.tasks, strict=True
+            )
+            for member in range(self.group_size)
+        ]
+
+
+class RolloutRunner(Protocol):
+    """What runs the episodes of a request and returns them as groups."""
+
+    @property
+    def free_slots(self) -> int:
+        """Episodes that could begin now; negative by those that wait for a slot."""
+        ...
+
+    def tell_free_slots(self, notify: Callable[[], None]) -> None:
+        """`notify` is called whenever an episode gives its slot back."""
+        ...
+
+    async def rollout(
+        self, request: RolloutRequest, on_episode: OnEpisode | None = None
+    ) -> list[Group]:
+        """Runs the request. `on_episode` is called as each episode ends."""
+        ...
+
+
+class EpisodeJournal(Protocol):
+    """Keeps episodes that have ended while their group, or their step, is in no checkpoint yet: a
+    run that goes on has them, and runs only the others again (core/buffer/journal.py)."""
+
+    def take(self, group_id: str) -> Mapping[str, Trajectory]:
+        """The episodes of this group that an earlier attempt of the run has brought to their end,
+        by the ids that they were planned with."""
+        ...
+
+    def put(self, trajectory: Trajectory) -> None:
+        """Keeps an episode that has ended."""
+        ...
+
+
+def group_id_of(step: int, mode: Mode, number: int) -> str:
+    """The id of the group of this index in its step."""
+    return f"{step:06d}-{mode}-{number:04d}"
+
+
+def episode_id_of(group_id: str, member: int) -> str:
+    """The id with which an episode is planned; a retry of it gets another."""
+    return f"{group_id}-{member:02d}"
+
+
+def step_of_group(group_id: str) -> int:
+    """The step that a group is planned for."""
+    return int(group_id.partition("-")[0])
+
+
+def seed_path_of_step(mode: Mode, step: int) -> tuple[str, int]:
+    """The first part of the path from which seeds are derived."""
+    return (mode, 0) if mode == "eval" else (mode, step)

@@ -1,0 +1,43 @@
+"""The checkpoint that a run goes on from.
+
+    find_resume_point(folder, "auto")         the newest whole checkpoint, or None
+    find_resume_point(folder, "disable")      None; what the folder holds is set aside
+    find_resume_point(folder, "…/step_000040")
+
+Not covered: what is in a checkpoint, and loading it (learning/checkpoints.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ajet.core.record.run_folder import RunFolder
+from ajet.core.update.checkpoint import newest_checkpoint, read_state, step_of
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """A whole checkpoint: its folder, its step, and the state of the run that it holds."""
+
+    path: Path
+    step: int
+    state: dict[str, Any]
+
+
+def find_resume_point(folder: RunFolder, resume: str) -> ResumePoint | None:
+    """The checkpoint that `trainer_common.resume` means; None begins at step 0."""
+    if resume == "disable":
+        folder.set_aside()
+        return None
+    if resume == "auto":
+        path = newest_checkpoint(folder.checkpoints)
+        if path is None:
+            return None
+        return ResumePoint(path, step_of(path), read_state(path, is_checked=True))
+    path = Path(resume)
+    state = read_state(path)
+    point = ResumePoint(path, step_of(path), state)
+    folder.set_aside_checkpoints_after(point.step)
+    return point

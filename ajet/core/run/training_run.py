@@ -1,0 +1,208 @@
+"""The run as its training loop sees it: steps, validation, checkpoints, the end.
+
+    run = TrainingRun(config, folder, tasks, save=…, interrupt=…, console=…, resume_point=…)
+    with run:
+        await run.validate_if_due(validator)
+        for step in run.steps_left():
+            …                                          one step of the algorithm
+            run.record_step(step, rollout, update, metrics)
+            await run.validate_if_due(validator)
+            await run.save_if_due()
+        await run.save_if_new()
+    summary = run.finish()
+
+What an earlier attempt of the run wrote after its last checkpoint is cut off when the next attempt
+begins. Not covered: how a step is computed (ajet/backbones), what is written (core/record), and
+what a checkpoint holds beside `RunState` (the learner's part).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+
+from ajet.core.config import AjetConfig
+from ajet.core.interrupt import Interrupt
+from ajet.core.record.evaluation import success_by_task
+from ajet.core.record.progress import TrainingProgress
+from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_recorder import RunRecorder, UpdateRecord
+from ajet.core.record.summary import RunSummary, peak_rss_bytes
+from ajet.core.rollout.batch import BatchRollout, BatchSettings, StepGroups
+from ajet.core.rollout.request import RolloutRequest, RolloutRunner
+from ajet.core.run.resume_point import ResumePoint
+from ajet.core.run.run_state import RunState
+from ajet.core.run.run_tasks import RunTasks
+
+Save = Callable[[int, dict[str, Any]], Awaitable[None]]
+"""Is given the step and the run's own state, and writes a checkpoint with both."""
+
+
+class TrainingRun:
+    """One attempt of a run, from a checkpoint or the beginning to the last step."""
+
+    def __init__(
+        self,
+        config: AjetConfig,
+        folder: RunFolder,
+        tasks: RunTasks,
+        *,
+        save: Save,
+        interrupt: Interrupt,
+        console: Console,
+        resume_point: ResumePoint | None = None,
+    ) -> None:
+        """`save` writes a checkpoint. The learner has loaded `resume_point` already: a checkpoint
+        of another model must leave the records alone."""
+        self.config, self.folder, self.tasks, self.interrupt = config, folder, tasks, interrupt
+        self._trainer = config.ajet.trainer_common
+        self._save = save
+        self.state = RunState(cursor=tasks.cursor.state_dict())
+        self._is_saved = resume_point is not None
+        if resume_point is not None:
+            self.state = RunState.from_json(resume_point.state["run"])
+            tasks.cursor.load_state_dict(self.state.cursor)
+        self.recorder = RunRecorder(
+            config,
+            folder,
+            console,
+            first_step=self.state.step + 1,
+            total_steps=tasks.total_steps,
+            is_resumed=resume_point is not None,
+        )
+        self._seconds_before = self.state.seconds
+        self._started_s = time.monotonic()
+
+    def __enter__(self) -> TrainingRun:
+        self.interrupt.on_first = lambda: self.progress.note(
+            "stopping after this step; Ctrl-C again stops at once"
+        )
+        self.recorder.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.recorder.__exit__(kind, error, trace)
+
+    @property
+    def progress(self) -> TrainingProgress:
+        """The live display."""
+        return self.recorder.progress
+
+    def batches(self, runner: RolloutRunner) -> BatchRollout:
+        """The run's batches, rolled out by `runner`, with their progress on the display."""
+        return BatchRollout(
+            runner,
+            self.tasks.training,
+            self.tasks.cursor,
+            BatchSettings.from_config(self.config),
+            on_round=self.progress.phase,
+            on_episode=lambda _: self.progress.advance(),
+        )
+
+    def steps_left(self) -> Iterator[int]:
+        """The steps to come, until the last one is recorded or somebody asks to stop."""
+        while self.state.step < self.tasks.total_steps and not self.interrupt.requested:
+            yield self.state.step + 1
+
+    def rollout_done(self, step: int, rollout: StepGroups) -> None:
+        """The episodes of a step have ended: failures are said, and the update is next."""
+        self.recorder.say_failures(f"step {step}", rollout.all)
+        self.progress.phase("update")
+        self.progress.fraction(0.0)
+
+    def record_step(
+        self, step: int, rollout: StepGroups, update: UpdateRecord, metrics: dict[str, float]
+    ) -> None:
+        """The step is over: it is written down, and the run stands after it."""
+        self.state.timelines += self.recorder.step(step, rollout, update, metrics)
+        self.state.step = step
+        self.state.num_episodes += sum(len(group.trajectories) for group in rollout.all)
+        self.state.cursor = self.tasks.cursor.state_dict()
+        self._is_saved = False
+
+    async def validate_if_due(self, runner: RolloutRunner) -> None:
+        """Measures success on the held-out tasks if it is time, under the same seeds at every
+        step."""
+        moment = self._validation_due()
+        if moment is None:
+            return
+        step, num_repeat = self.state.step, self._trainer.val_pass_n
+        self.progress.phase("held-out", len(self.tasks.held_out) * num_repeat)
+        groups = await runner.rollout(
+            RolloutRequest(self.tasks.held_out, step=step, mode="eval", num_repeat=num_repeat),
+            on_episode=lambda _: self.progress.advance(),
+        )
+        self.recorder.validation(step, groups)
+        self.state.held_out[moment] = success_by_task(groups)
+        self.state.validated_step = step
+        self._is_saved = False
+
+    async def save_if_due(self) -> None:
+        """Writes a checkpoint every `save_freq` steps."""
+        if self._is_multiple(self._trainer.save_freq):
+            await self.save_if_new()
+
+    async def save_if_new(self) -> None:
+        """Writes a checkpoint, unless the last one is of this very state."""
+        if self._is_saved:
+            return
+        self.progress.phase("checkpoint")
+        self.state.seconds = self._seconds()
+        await self._save(self.state.step, self.state.as_json())
+        self._is_saved = True
+
+    def finish(self) -> RunSummary:
+        """Writes and returns the summary; called last."""
+        summary = self._summary()
+        summary.write(self.folder.summary_json)
+        if self.state.step < self.tasks.total_steps:
+            again = "the same command" if self._trainer.resume == "auto" else "--resume"
+            self.progress.note(
+                f"stopped after step {self.state.step} of {self.tasks.total_steps}: "
+                f"{again} goes on from there"
+            )
+        return summary
+
+    def _validation_due(self) -> str | None:
+        """The moment of a validation that is to come now: "before" the first step if asked,
+        "after" every `test_freq` steps and at the end of a run that was validated at its beginning.
+        One that an interrupt kept back comes on resuming."""
+        state = self.state
+        if self.interrupt.requested or state.validated_step == state.step:
+            return None
+        if not self.tasks.held_out:
+            return None
+        if state.step == 0:
+            return "before" if self._trainer.val_before_train else None
+        is_end = state.step == self.tasks.total_steps and "before" in state.held_out
+        return "after" if is_end or self._is_multiple(self._trainer.test_freq) else None
+
+    def _is_multiple(self, frequency: int) -> bool:
+        return frequency > 0 and self.state.step % frequency == 0
+
+    def _seconds(self) -> float:
+        return self._seconds_before + time.monotonic() - self._started_s
+
+    def _summary(self) -> RunSummary:
+        stale = {"staleness": self.state.staleness} if self.state.staleness else {}
+        return RunSummary(
+            steps=self.state.step,
+            episodes=self.state.num_episodes,
+            seed=self.config.ajet.seed,
+            wall_seconds=self._seconds(),
+            peak_rss_bytes=peak_rss_bytes(),
+            success_before=self.state.success("before"),
+            success_after=self.state.success("after"),
+            num_held_out=len(self.tasks.held_out),
+            timelines=self.state.timelines.report(),
+            extra={"held_out": self.state.held_out, **stale},
+        )

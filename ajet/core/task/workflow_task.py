@@ -1,0 +1,103 @@
+"""What a workflow is given and what it returns: plain data, so that both can be recorded and sent.
+
+    WorkflowTask(task, episode_id, …)  ->  workflow.execute(…)  ->  WorkflowOutput(reward, metadata)
+
+Not covered: the workflow itself (core/workflow), and what becomes of its output (core/rollout).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from ajet.core.task.task import Task
+
+Mode = Literal["train", "eval", "baseline"]
+"""A baseline is a greedy episode beside a group of training; it is not trained."""
+LARGEST_REWARD = 1e30
+"""The largest absolute value of a reward: sums of its square stay finite in float32's range."""
+
+
+class EpisodeEnvironment(Protocol):
+    """The environment of one live episode, as its workflow calls it (tools/env_service/gym_env.py).
+
+    On the event loop each call is awaited; in a thread it returns its result."""
+
+    @property
+    def state(self) -> list[dict[str, Any]]:
+        """The messages that it showed last."""
+        ...
+
+    def step(self, action: str | Mapping[str, Any], params: Mapping[str, Any] | None = None) -> Any:
+        """Acts; the result is ``(observation, reward, terminate, info)``."""
+        ...
+
+    def evaluate(
+        self, episode_uuid: str | None = None, params: Mapping[str, Any] | None = None
+    ) -> Any:
+        """The score so far."""
+        ...
+
+
+open_environments: dict[str, EpisodeEnvironment] = {}
+"""The live environment of an episode by its id, while the episode runs (`WorkflowTask.gym_env`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowTask:
+    """One run of one task: data only.
+
+    `group_id` names the task within its step; the members of a group (`rollout_index` 0, 1, …)
+    run the same task and share the environment's seed, `seed`.
+    """
+
+    task: Task
+    episode_id: str
+    group_id: str
+    rollout_index: int
+    step: int
+    mode: Mode
+    seed: int
+
+    @property
+    def task_id(self) -> str:
+        return self.task.task_id
+
+    @property
+    def env_type(self) -> str:
+        return self.task.env_type
+
+    # The names that workflows written for AgentJet use.
+
+    @property
+    def episode_uuid(self) -> str:
+        return self.episode_id
+
+    @property
+    def task_thread_index(self) -> int:
+        return self.rollout_index
+
+    @property
+    def task_batch_index(self) -> int:
+        """The task's index in its batch: the last part of `group_id`."""
+        return int(self.group_id.rpartition("-")[2])
+
+    @property
+    def task_tag(self) -> str:
+        return ""
+
+    @property
+    def gym_env(self) -> EpisodeEnvironment | None:
+        """The episode's environment while it lives; None where the tasks have none."""
+        return open_environments.get(self.episode_id)
+
+
+@dataclass(slots=True)
+class WorkflowOutput:
+    """What a workflow returns. `reward=None` asks the judge."""
+
+    reward: float | None = None
+    is_success: bool | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    log_metrics: dict[str, float] = field(default_factory=dict)

@@ -1,0 +1,301 @@
+"""What one environment is like before a model ever plays it: three agents, and what they found.
+
+    random     actions of `sample_action`, `group_size` episodes of each seed
+    scripted   the random agent's actions once more, in a new instance of the same seed
+    oracle     actions of `oracle_action`, one episode of each seed
+
+A *fault* must be mended (a reward that is not finite, two episodes of one seed that differ); a
+*note* is worth knowing (no state keys, groups without signal). Not covered: calls that hang.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, pstdev
+
+from ajet.core.environment.environment import Environment
+from ajet.core.environment.live import called, close_quietly
+from ajet.core.environment.registry import EnvironmentMaker
+from ajet.core.environment.returns import Shown, Step, checked_reset, checked_step
+from ajet.core.errors import EnvironmentFault
+from ajet.core.seeding import derive
+
+NO_ACTION = "?!"
+"""Hardly an action of any environment."""
+MOST_REPLAYED = 16
+Chooser = Callable[[Environment], str | None]
+
+
+@dataclass(slots=True)
+class Playthrough:
+    """One episode of the seed with this index, as it was seen."""
+
+    index: int
+    shown: Shown
+    actions: list[str] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def reward(self) -> float:
+        return sum(step.reward for step in self.steps)
+
+    @property
+    def is_success(self) -> bool:
+        """As the agents have it (workflow/agents/environment_play.py)."""
+        said = next(
+            (s.metrics["success"] for s in self.steps[::-1] if "success" in s.metrics), None
+        )
+        if said is not None:
+            return said > 0
+        return bool(self.steps) and self.steps[-1].terminated and self.reward > 0
+
+    @property
+    def states(self) -> list[tuple[str | None, str]]:
+        """The key and the observation of each state in which an action was taken."""
+        before = [self.shown, *self.steps[:-1]] if self.steps else []
+        return [(each.state_key, each.observation) for each in before]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFigures:
+    """What one agent reached."""
+
+    name: str
+    num_episodes: int
+    success: float
+    reward_min: float
+    reward_max: float
+    reward_mean: float
+    reward_std: float
+    num_steps: float
+
+    @classmethod
+    def of(cls, name: str, played: Sequence[Playthrough]) -> AgentFigures:
+        rewards = [each.reward for each in played]
+        return cls(
+            name,
+            len(played),
+            fmean(each.is_success for each in played),
+            min(rewards),
+            max(rewards),
+            fmean(rewards),
+            pstdev(rewards),
+            fmean(len(each.steps) for each in played),
+        )
+
+
+@dataclass(slots=True)
+class EnvironmentReport:
+    """`silent_groups` is the share of the random agent's groups whose rewards are all equal."""
+
+    name: str
+    agents: list[AgentFigures] = field(default_factory=list)
+    num_groups: int = 0
+    silent_groups: float | None = None
+    seconds_per_step: float | None = None
+    faults: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """How an environment is looked at."""
+
+    maker: EnvironmentMaker
+    num_seeds: int
+    group_size: int
+    seed: int
+    max_steps: int
+    split: str = "train"
+
+    def run(self) -> EnvironmentReport:
+        """All agents, until the first call that fails."""
+        report = EnvironmentReport(self.maker.env_type)
+        try:
+            groups = self._random_groups(report)
+            oracle = self._oracle_episodes(report)
+            first = [group[0] for group in groups] or oracle
+            self._replay(first, report)
+            self._say_no_action(report)
+            _look_at(groups, oracle, report)
+        except EnvironmentFault as fault:
+            report.faults.append(str(fault))
+        return report
+
+    def _seed_of(self, index: int) -> int:
+        return derive(self.seed, "env-check", index) % 2**31
+
+    def _random_groups(self, report: EnvironmentReport) -> list[list[Playthrough]]:
+        if self.maker.kind.sample_action is Environment.sample_action:
+            report.notes.append("no sample_action(): no random agent")
+            return []
+        groups = []
+        for index in range(self.num_seeds):
+            rngs = [
+                random.Random(derive(self.seed, "env-check", index, member))
+                for member in range(self.group_size)
+            ]
+            groups.append([self._played(index, _random_actions(rng)) for rng in rngs])
+        report.agents.append(AgentFigures.of("random", [p for group in groups for p in group]))
+        return groups
+
+    def _oracle_episodes(self, report: EnvironmentReport) -> list[Playthrough]:
+        if self.maker.kind.oracle_action is Environment.oracle_action:
+            report.notes.append("no oracle_action(): nobody knows how far a policy could get")
+            return []
+        played = [self._played(i, lambda e: e.oracle_action()) for i in range(self.num_seeds)]
+        report.agents.append(AgentFigures.of("oracle", played))
+        return played
+
+    def _replay(self, played: Sequence[Playthrough], report: EnvironmentReport) -> None:
+        """The same actions under the same seed must give the same episode."""
+        for index, before in enumerate(played[:MOST_REPLAYED]):
+            script = iter(before.actions)
+            again = self._played(index, lambda _, script=script: next(script, None))
+            if difference := _difference(before, again):
+                report.faults.append(
+                    f"not determined by its seed: {difference} (seed {self._seed_of(index)})"
+                )
+                return
+
+    def _say_no_action(self, report: EnvironmentReport) -> None:
+        """Text that is no action is answered, and changes nothing."""
+        done = self._played(0, _once(NO_ACTION))
+        if not done.steps:
+            return
+        step = done.steps[0]
+        if step.metrics.get("action_is_valid", 1.0):
+            report.notes.append(
+                f"{NO_ACTION!r} is not answered with metrics action_is_valid: False: "
+                "no format_penalty for it"
+            )
+        elif step.state_key != done.shown.state_key:
+            report.faults.append(f"{NO_ACTION!r} is no valid action and yet changed the state_key")
+
+    def _played(self, index: int, choose: Chooser) -> Playthrough:
+        """One episode, with an action of `choose` until it gives None or it is over."""
+        name = self.maker.kind.__name__
+        environment = called(self.maker, name)
+        try:
+            played = Playthrough(index, self._begun(environment, self._seed_of(index)))
+            while len(played.steps) < self.max_steps:
+                action = called(lambda: choose(environment), f"{name}: choosing an action")
+                if action is None:
+                    break
+                step = _stepped(environment, action, played)
+                if step.terminated or step.truncated:
+                    break
+            return played
+        finally:
+            close_quietly(environment)
+
+    def _begun(self, environment: Environment, seed: int) -> Shown:
+        who = f"{type(environment).__name__}.reset()"
+        options = {"split": self.split}
+        return checked_reset(called(lambda: environment.reset(seed, options), who), who)
+
+
+def _stepped(environment: Environment, action: str, played: Playthrough) -> Step:
+    who = f"{type(environment).__name__}.step()"
+    started_s = time.perf_counter()
+    returned = called(lambda: environment.step(action), who)
+    played.seconds += time.perf_counter() - started_s
+    step = checked_step(returned, who)
+    played.actions.append(action)
+    played.steps.append(step)
+    return step
+
+
+def _random_actions(rng: random.Random) -> Chooser:
+    return lambda environment: environment.sample_action(rng)
+
+
+def _once(action: str) -> Chooser:
+    actions = iter([action])
+    return lambda _: next(actions, None)
+
+
+def _difference(before: Playthrough, again: Playthrough) -> str | None:
+    """What is not the same, at the first step where something is not."""
+    if before.shown != again.shown:
+        return "two instances begin differently"
+    for number, (one, other) in enumerate(zip(before.steps, again.steps, strict=False), 1):
+        for name in ("observation", "reward", "terminated", "truncated", "state_key"):
+            if getattr(one, name) != getattr(other, name):
+                return f"step {number} gives another {name}"
+    return None if len(before.steps) == len(again.steps) else "one episode is longer"
+
+
+def _look_at(
+    groups: Sequence[Sequence[Playthrough]],
+    oracle: Sequence[Playthrough],
+    report: EnvironmentReport,
+) -> None:
+    """What the episodes show together."""
+    drawn = [played for group in groups for played in group]
+    everything = [*drawn, *oracle]
+    if not everything:
+        return
+    num_steps = sum(len(played.steps) for played in everything)
+    if num_steps:
+        report.seconds_per_step = sum(played.seconds for played in everything) / num_steps
+    if groups:
+        report.num_groups = len(groups)
+        silent = [len({played.reward for played in group}) == 1 for group in groups]
+        report.silent_groups = fmean(silent)
+        if all(silent):
+            report.notes.append("no group of the random agent carries a signal")
+    _look_at_oracle(drawn, oracle, report)
+    _look_at_texts(everything, report)
+    _look_at_actions(drawn, "sample_action", report)
+    _look_at_actions(oracle, "oracle_action", report)
+
+
+def _look_at_oracle(
+    drawn: Sequence[Playthrough], oracle: Sequence[Playthrough], report: EnvironmentReport
+) -> None:
+    if not oracle:
+        return
+    best = fmean(played.reward for played in oracle)
+    if drawn and best < fmean(played.reward for played in drawn):
+        report.faults.append("the oracle earns less than random actions do")
+    num_lost = sum(not played.is_success for played in oracle)
+    if num_lost:
+        report.notes.append(f"the oracle does not succeed in {num_lost} of {len(oracle)} episodes")
+
+
+def _look_at_texts(everything: Sequence[Playthrough], report: EnvironmentReport) -> None:
+    states = [(played.index, *state) for played in everything for state in played.states]
+    if any(not text.strip() for _, _, text in states):
+        report.faults.append("an observation is empty")
+    if any(key is None for _, key, _ in states):
+        report.notes.append("no info['state_key']: nothing for GiGPO's step groups")
+    elif _are_ambiguous(states):
+        report.notes.append("one state_key stands for several observations")
+    if not any("success" in step.metrics for played in everything for step in played.steps):
+        report.notes.append("no metrics success: an end with a positive reward counts as one")
+    if len(everything) > 1 and len({played.shown.observation for played in everything}) == 1:
+        report.notes.append("every seed begins with the same observation")
+
+
+def _are_ambiguous(states: Sequence[tuple[int, str | None, str]]) -> bool:
+    """Equal keys of one task are equal states, and look alike."""
+    seen: dict[tuple[int, str | None], str] = {}
+    return any(seen.setdefault((index, key), text) != text for index, key, text in states)
+
+
+def _look_at_actions(played: Sequence[Playthrough], of: str, report: EnvironmentReport) -> None:
+    """What the environment offers must be what it takes."""
+    for each in played:
+        for action, step in zip(each.actions, each.steps, strict=True):
+            if not _is_valid(step.metrics):
+                report.faults.append(f"{of}() gave {action!r}, which step() calls invalid")
+                return
+
+
+def _is_valid(metrics: Mapping[str, float]) -> bool:
+    return metrics.get("action_is_valid", 1.0) != 0.0

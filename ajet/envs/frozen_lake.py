@@ -1,0 +1,294 @@
+"""FrozenLake over Gymnasium's own: cross the ice to the goal, around the holes.
+
+    P___                                   the player is at P
+    _O_O                                   O is a hole, G the goal
+    ___O
+    O__G
+    Left wall Down ice Right ice Up wall   with show_neighbours
+
+What an action does is Gymnasium's `FrozenLakeEnv.step`, slips too, from the same seed. A generated
+map depends on the seed alone and can always be crossed. Training and validation never share a map:
+a hash of the map says to which of the two it belongs, and maps are drawn until one does.
+
+Not covered: `split` with a fixed map, which is the same in both; the limit of steps (the agent's).
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ajet.core.environment.environment import Environment, Frame, Info
+from ajet.core.errors import ConfigError
+from ajet.core.seeding import derive
+from ajet.envs.split import belongs_to
+from ajet.envs.tiles import Tile, draw_grid
+
+Rows = tuple[str, ...]
+View = Literal["grid", "letters", "none"]
+
+ACTIONS = ("Left", "Down", "Right", "Up")
+"""In the order of Gymnasium's numbers 0 to 3."""
+MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
+NUMBERS = {name.lower(): number for number, name in enumerate(ACTIONS)}
+NAMES = {"S": "ice", "F": "ice", "H": "hole", "G": "goal"}
+SYMBOLS = {"S": "_", "F": "_", "H": "O", "G": "G"}
+PLAYER_ON = {"S": "P", "F": "P", "H": "X", "G": "√"}
+FIXED_MAPS = ("4x4", "8x8")
+MAX_DRAWS = 10_000
+DISCOUNT = 0.999
+"""The oracle's: so near 1 that the chance to arrive counts; the shorter of two sure ways wins."""
+
+WHAT_AN_ACTION_IS = "That is no action. Answer with one of: Left, Down, Right, Up."
+LEGENDS: dict[View, str] = {
+    "grid": "In the grid P is you, _ is ice, O is a hole, G is the goal. ",
+    "letters": "In the grid P is you, S (the start) and F are ice, H is a hole, G is the goal. ",
+    "none": "",
+}
+ICE, WATER, AGENT, GOAL = (222, 238, 248), (30, 60, 110), (214, 70, 60), (70, 160, 90)
+TILES = {
+    "_": Tile(ICE),
+    "P": Tile(ICE, AGENT),
+    "O": Tile(ICE, WATER),
+    "G": Tile(ICE, GOAL, "square"),
+    "X": Tile(ICE, WATER, over=AGENT),
+    "√": Tile(ICE, GOAL, "square", over=AGENT),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What is known of the player's being on one tile; computed once for a map."""
+
+    text: str
+    state_key: str
+    letter: str
+
+
+class FrozenLake(Environment):
+    """`p` is the chance that a generated tile is ice; `map` is None, "4x4", "8x8" or rows such as
+    ``["SFF", "FHF", "FFG"]``; `view` draws the grid in symbols, in Gymnasium's letters or not."""
+
+    is_quick = True
+
+    def __init__(
+        self,
+        size: int = 4,
+        p: float = 0.8,
+        is_slippery: bool = False,
+        map: str | Sequence[str] | None = None,
+        show_neighbours: bool = True,
+        show_position: bool = False,
+        view: View = "grid",
+        hole_reward: float = 0.0,
+        step_reward: float = 0.0,
+    ) -> None:
+        _check(size, p, view, show_neighbours or show_position or view != "none")
+        self.instruction = _instruction(is_slippery, view, show_neighbours, show_position)
+        self._size, self._p, self._is_slippery = size, p, is_slippery
+        self._fixed_map = None if map is None else _fixed_map(map)
+        self._shows = (view, show_neighbours, show_position)
+        ice = float(step_reward)
+        self._rewards = {"S": ice, "F": ice, "H": float(hole_reward), "G": 1.0}
+
+    def reset(
+        self, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[str, Info]:
+        from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
+
+        seed = secrets.randbits(63) if seed is None else seed
+        split = (options or {}).get("split")
+        self.map = self._fixed_map or _generated_map(self._size, self._p, seed, split)
+        self._lake = FrozenLakeEnv(desc=list(self.map), is_slippery=self._is_slippery)
+        self._places: dict[int, _Place] = {}
+        self._policy: NDArray[np.intp] | None = None
+        self.position, _ = self._lake.reset(seed=seed)
+        place = self._place()
+        return place.text, {"state_key": place.state_key}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        before = self._place()
+        if before.letter in "GH":  # it is over; Gymnasium's lake stays as it is, too
+            return before.text, 0.0, True, False, _info(before, True, False)
+        number = NUMBERS.get(action.strip().lower())
+        if number is None:
+            text = f"{WHAT_AN_ACTION_IS}\n{before.text}"
+            return text, 0.0, False, False, _info(before, False, False)
+        self.position, _, terminated, _, _ = self._lake.step(number)
+        place = self._place()
+        info = _info(place, True, place is not before)
+        return place.text, self._rewards[place.letter], terminated, False, info
+
+    def render(self) -> Frame:
+        return draw_grid(_with_player(self.map, self.position, SYMBOLS, PLAYER_ON), TILES)
+
+    def sample_action(self, rng: random.Random) -> str:
+        return rng.choice(ACTIONS)
+
+    def oracle_action(self) -> str:
+        if self._policy is None:
+            self._policy = _best_actions(self._lake.P)
+        return ACTIONS[self._policy[self.position]]
+
+    def _place(self) -> _Place:
+        place = self._places.get(self.position)
+        if place is None:
+            place = self._places[self.position] = _Place(
+                text=_shown(self.map, self.position, *self._shows),
+                state_key=f"{'/'.join(self.map)}@{self.position}",
+                letter="".join(self.map)[self.position],
+            )
+        return place
+
+
+def _info(place: _Place, is_valid: bool, is_effective: bool) -> Info:
+    metrics = {
+        "success": place.letter == "G",
+        "action_is_valid": is_valid,
+        "action_is_effective": is_effective,
+    }
+    return {"metrics": metrics, "state_key": place.state_key}
+
+
+def _check(size: int, p: float, view: View, shows_something: bool) -> None:
+    if size < 2:
+        raise ConfigError(f"frozen_lake: size {size}: a map has at least 2 rows")
+    if not 0 < p <= 1:
+        raise ConfigError(f"frozen_lake: p {p}: the chance of ice is above 0 and at most 1")
+    if view not in get_args(View):
+        raise ConfigError(f"frozen_lake: view {view!r}: choose {', '.join(get_args(View))}")
+    if not shows_something:
+        raise ConfigError(
+            "frozen_lake: view none shows nothing; set show_neighbours or show_position"
+        )
+
+
+def _fixed_map(given: str | Sequence[str]) -> Rows:
+    """Gymnasium's map of that name, or the rows, checked."""
+    if isinstance(given, str):
+        from gymnasium.envs.toy_text.frozen_lake import MAPS
+
+        if given not in FIXED_MAPS:
+            raise ConfigError(f"frozen_lake: map {given!r}: write 4x4, 8x8 or a list of rows")
+        return tuple(MAPS[given])
+    rows = tuple(given)
+    if not rows or any(len(row) != len(rows[0]) for row in rows):
+        raise ConfigError("frozen_lake: map: the rows are not of one length")
+    odd = next((letter for row in rows for letter in row if letter not in NAMES), None)
+    if odd is not None:
+        raise ConfigError(f"frozen_lake: map: {odd!r} is none of S, F, H and G")
+    if not _can_be_crossed(rows):
+        raise ConfigError("frozen_lake: map: no way over the ice leads from S to G")
+    return rows
+
+
+def _generated_map(size: int, p: float, seed: int, split: str | None) -> Rows:
+    """The first map of the seed's draws that can be crossed and belongs to the split."""
+    rng = np.random.default_rng(derive(seed, "map"))
+    for _ in range(MAX_DRAWS):
+        letters = np.where(rng.random((size, size)) < p, "F", "H")
+        letters[0, 0], letters[-1, -1] = "S", "G"
+        rows = tuple("".join(row) for row in letters.tolist())
+        if belongs_to(split, "/".join(rows)) and _can_be_crossed(rows):
+            return rows
+    raise ConfigError(
+        f"frozen_lake: of {MAX_DRAWS} maps with size {size} and p {p} none can be crossed and is "
+        f"of split {split}; take a larger size or a p nearer to 0.8"
+    )
+
+
+def _can_be_crossed(rows: Rows) -> bool:
+    """Whether each start reaches a goal over ice."""
+    starts = [place for place, letter in _tiles_of(rows) if letter == "S"]
+    return bool(starts) and all(_reaches_goal(rows, start) for start in starts)
+
+
+def _reaches_goal(rows: Rows, start: tuple[int, int]) -> bool:
+    waiting, seen = [start], {start}
+    while waiting:
+        row, column = waiting.pop()
+        if rows[row][column] == "G":
+            return True
+        for down, right in MOVES:
+            place = (row + down, column + right)
+            if place not in seen and _letter(rows, *place) not in (None, "H"):
+                seen.add(place)
+                waiting.append(place)
+    return False
+
+
+def _tiles_of(rows: Rows) -> list[tuple[tuple[int, int], str]]:
+    return [((y, x), letter) for y, row in enumerate(rows) for x, letter in enumerate(row)]
+
+
+def _letter(rows: Rows, row: int, column: int) -> str | None:
+    """None outside the map."""
+    inside = 0 <= row < len(rows) and 0 <= column < len(rows[0])
+    return rows[row][column] if inside else None
+
+
+def _best_actions(transitions: Mapping[int, Mapping[int, Any]]) -> NDArray[np.intp]:
+    """Value iteration over Gymnasium's table of (chance, next state, reward, terminated)."""
+    num_states = len(transitions)
+    chances = np.zeros((num_states, len(ACTIONS), num_states))
+    rewards = np.zeros((num_states, len(ACTIONS)))
+    for state, actions in transitions.items():
+        for action, outcomes in actions.items():
+            for chance, following, reward, _ in outcomes:
+                chances[state, action, following] += chance
+                rewards[state, action] += chance * reward
+    values = np.zeros(num_states)
+    while True:
+        returns = rewards + DISCOUNT * (chances @ values)
+        better = returns.max(axis=1)
+        if np.abs(better - values).max() < 1e-9:
+            return returns.argmax(axis=1)
+        values = better
+
+
+def _shown(rows: Rows, position: int, view: View, neighbours: bool, place: bool) -> str:
+    """The observation: the parts that are asked for, one below the other."""
+    symbols = SYMBOLS if view == "grid" else {letter: letter for letter in NAMES}
+    parts = [] if view == "none" else list(_with_player(rows, position, symbols, PLAYER_ON))
+    row, column = divmod(position, len(rows[0]))
+    if place:
+        goal = next(place for place, letter in _tiles_of(rows) if letter == "G")
+        parts.append(f"You {row} {column} Goal {goal[0]} {goal[1]}")
+    if neighbours:
+        parts.append(_neighbours(rows, row, column))
+    return "\n".join(parts)
+
+
+def _neighbours(rows: Rows, row: int, column: int) -> str:
+    letters = [_letter(rows, row + down, column + right) for down, right in MOVES]
+    named = ["wall" if letter is None else NAMES[letter] for letter in letters]
+    return " ".join(f"{action} {name}" for action, name in zip(ACTIONS, named, strict=True))
+
+
+def _with_player(
+    rows: Rows, position: int, symbols: Mapping[str, str], player_on: Mapping[str, str]
+) -> Rows:
+    drawn = [symbols[letter] for _, letter in _tiles_of(rows)]
+    drawn[position] = player_on["".join(rows)[position]]
+    width = len(rows[0])
+    return tuple("".join(drawn[i : i + width]) for i in range(0, len(drawn), width))
+
+
+def _instruction(is_slippery: bool, view: View, neighbours: bool, position: bool) -> str:
+    slips = (
+        "The ice is slippery: two times in three you slide to the left or right of your direction. "
+    )
+    return (
+        "You are on a frozen lake. Walk over the ice to the goal and do not fall into a hole. "
+        + LEGENDS[view]
+        + ("You and Goal are given as row and column from the top left, from 0. " * position)
+        + ("A line names what is on each side of you. " * neighbours)
+        + (slips * is_slippery)
+        + "Answer with one action: Left, Down, Right or Up."
+    )

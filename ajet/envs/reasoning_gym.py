@@ -1,0 +1,106 @@
+"""A task family of reasoning-gym as an environment of one step.
+
+    env_type: reasoning_gym:spell_backward
+    env_config: {max_word_len: 6}            the family's own settings
+
+The question is the observation, the answer is the action, the family's own score is the reward; a
+score of 1 is a success. The seed picks the question; which split it belongs to is a hash of its
+text, so a question of validation is never one of training. What the package knows about a question
+(its answer, the way to it) stays here.
+
+Not covered: several tries, curricula, the family `composite`, which needs others' settings.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from ajet.core.environment.environment import Environment, Info
+from ajet.core.errors import ConfigError
+from ajet.core.importing import require_package
+from ajet.envs.global_random import OwnRandom
+from ajet.envs.split import belongs_to
+
+DRAWS_PER_DATASET = 40
+MOST_DATASETS = 10
+SEEDS = 2**31
+DRAW_GLOBALLY = ("list_functions", "pool_matrix")
+"""Families that use the process's own random generators, and not those of their seed."""
+
+
+class ReasoningGymEnvironment(Environment):
+    """`seed` and `size` are not among the settings: the episode's seed decides."""
+
+    def __init__(self, name: str, **settings: Any) -> None:
+        require_package("reasoning_gym", extra="reasoning-gym", wanted_by=f"reasoning_gym:{name}")
+        for taken in ("seed", "size"):
+            if taken in settings:
+                raise ConfigError(f"reasoning_gym:{name}: env_config.{taken}: the episode's seed")
+        self.name, self.settings = name, settings
+        self.instruction = "Answer the question. Write the answer and nothing else."
+        self._dataset: Any = self._new_dataset(0)
+        self._entry: dict[str, Any] = {}
+        self._drawn: OwnRandom | None = None
+
+    def reset(
+        self, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[str, Info]:
+        rng = random.Random(seed)
+        self._drawn = OwnRandom(rng.randrange(SEEDS)) if self.name in DRAW_GLOBALLY else None
+        with self._own_random():
+            self._entry = self._draw(rng, (options or {}).get("split"))
+        return self._entry["question"], {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        score, is_scored = self._score(action)
+        metrics = {"success": score >= 1, "action_is_valid": True, "answer_is_scored": is_scored}
+        return f"The score is {score:g}.", score, True, False, {"metrics": metrics}
+
+    def render(self) -> str:
+        return self._entry["question"]
+
+    def sample_action(self, rng: random.Random) -> str:
+        """The answer to another question."""
+        with self._own_random():
+            return str(self._dataset[rng.randrange(len(self._dataset))]["answer"])
+
+    def oracle_action(self) -> str | None:
+        """None in the families that name no answer."""
+        return self._entry["answer"]
+
+    def _own_random(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._drawn is None else self._drawn.in_use()
+
+    def _draw(self, rng: random.Random, split: str | None) -> dict[str, Any]:
+        for _ in range(MOST_DATASETS):
+            self._dataset = self._new_dataset(rng.randrange(SEEDS))
+            for _ in range(DRAWS_PER_DATASET):
+                entry = self._dataset[rng.randrange(len(self._dataset))]
+                if belongs_to(split, entry["question"]):
+                    return entry
+        raise ValueError(
+            f"reasoning_gym:{self.name}: no question of the split {split!r} in "
+            f"{MOST_DATASETS * DRAWS_PER_DATASET} draws: the family has too few questions"
+        )
+
+    def _new_dataset(self, seed: int) -> Any:
+        import reasoning_gym
+
+        try:
+            return reasoning_gym.create_dataset(self.name, seed=seed, **self.settings)
+        except (ValueError, TypeError, AssertionError) as error:
+            raise ConfigError(f"reasoning_gym:{self.name}: {_line(error)}") from error
+
+    def _score(self, action: str) -> tuple[float, bool]:
+        """An answer at which the family's scorer stumbles is worth nothing, and is counted."""
+        try:
+            return float(self._dataset.score_answer(action, self._entry)), True
+        except Exception:  # noqa: BLE001  # some scorers raise whatever their parsing raises
+            return 0.0, False
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

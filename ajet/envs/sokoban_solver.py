@@ -1,0 +1,97 @@
+"""The shortest solution of a Sokoban room, in moves: A* over pushes.
+
+    solve(room, max_states)   ->   ("Right", "Down", "Right", ...); None: there is none, or it is
+                                   too far to find
+
+A state is where the boxes and the player are just after a push; the way to the next push is the
+shortest walk. What is left costs at least the pushes that each box needs to its nearest target with
+no other box about; a tile from which no target can be reached so is a dead end.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping
+
+from ajet.envs.sokoban_rooms import Room, walks
+
+State = tuple[frozenset[int], int]
+Origins = dict[State, tuple[State, str, int]]
+"""How a state came about: the state before, the push, and the player's tile as it began."""
+
+
+def solve(room: Room, max_states: int) -> tuple[str, ...] | None:
+    """None after `max_states` states, too."""
+    needed = _pushes_needed(room)
+    start = (room.boxes, room.player)
+    if any(box not in needed for box in room.boxes):
+        return None
+    costs, origins, done = {start: 0}, Origins(), set[State]()
+    waiting = [(sum(needed[box] for box in room.boxes), 0, start)]
+    while waiting and len(done) < max_states:
+        _, _, state = heapq.heappop(waiting)
+        if state in done:
+            continue
+        done.add(state)
+        if state[0] == room.targets:
+            return _actions(room, state, origins)
+        for following, num_moves, action, pushed_from in _pushes(room, state, needed):
+            cost = costs[state] + num_moves
+            if cost < costs.get(following, cost + 1):
+                costs[following] = cost
+                origins[following] = (state, action, pushed_from)
+                left = sum(needed[box] for box in following[0])
+                heapq.heappush(waiting, (cost + left, len(costs), following))
+    return None
+
+
+def _pushes(
+    room: Room, state: State, needed: Mapping[int, int]
+) -> Iterator[tuple[State, int, str, int]]:
+    """Every push, with the moves it takes, its action and the tile that it is done from."""
+    boxes, player = state
+    free = room.floor - boxes
+    reach = walks(player, free, room.moves.values())
+    for box in boxes:
+        for action, offset in room.moves.items():
+            behind, ahead = box - offset, box + offset
+            if behind in reach and ahead in free and ahead in needed:
+                yield (boxes - {box} | {ahead}, box), reach[behind] + 1, action, behind
+
+
+def _pushes_needed(room: Room) -> dict[int, int]:
+    """Of one box alone in the room, from each tile to its nearest target; no dead ends."""
+    needed = dict.fromkeys(room.targets, 0)
+    waiting = sorted(needed)
+    for tile in waiting:
+        for offset in room.moves.values():
+            before, behind = tile - offset, tile - 2 * offset
+            if before in room.floor and behind in room.floor and before not in needed:
+                needed[before] = needed[tile] + 1
+                waiting.append(before)
+    return needed
+
+
+def _actions(room: Room, state: State, origins: Origins) -> tuple[str, ...]:
+    """From the first move to the last push, found from the end."""
+    backwards: list[str] = []
+    while state in origins:
+        state, action, behind = origins[state]
+        backwards += [action, *reversed(_walk(room, state, behind))]
+    return tuple(reversed(backwards))
+
+
+def _walk(room: Room, state: State, goal: int) -> list[str]:
+    """A shortest way of the player to a tile, found from its end."""
+    boxes, player = state
+    distances = walks(goal, room.floor - boxes, room.moves.values())
+    actions: list[str] = []
+    while player != goal:
+        action = next(
+            name
+            for name, offset in room.moves.items()
+            if distances.get(player + offset, distances[player]) < distances[player]
+        )
+        player += room.moves[action]
+        actions.append(action)
+    return actions

@@ -1,0 +1,211 @@
+"""A catalogue of products and the goals written for them.
+
+    Catalogue.made()                          288 products of our own making, 576 goals
+    Catalogue.read(products, attributes, goals, num_products)        WebShop's own files
+
+    items_shuffle.json     [{asin, name, query, product_category, pricing, small_description, …}]
+    items_ins_v2.json      {asin: {attributes, instruction, instruction_attributes}}
+    items_human_ins.json   {asin: [{instruction, instruction_attributes, instruction_options}]}
+
+Which goals are of validation is decided by the paper's order (a shuffle with seed 233): the first
+500, with training from 1,500 on; of fewer than 2,000 goals the first fifth, and the rest.
+
+What differs from the paper's code: a price between two is drawn by the product's own seed, a
+goal's price bound by the goal's own, so that neither depends on what else is read. Not covered:
+reviews and ratings (the shop shows none), goals' weights (each is as likely as another).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import islice, product
+from pathlib import Path
+from typing import Any
+
+from ajet.core.errors import ConfigError
+from ajet.core.seeding import derive
+from ajet.envs.webshop.made_products import made_goals, made_products
+from ajet.envs.webshop.product import Goal, Product
+from ajet.envs.webshop.search import SearchIndex
+
+ORDER_SEED = 233
+MANY_GOALS = 2000
+NUM_VALIDATION = 500
+FIRST_TRAINING = 1500
+NO_BOUND = 1_000_000.0
+DEFAULT_PRICE = 100.0
+_lock = threading.Lock()
+"""A catalogue is read once, however many environments ask for it at the same time."""
+
+
+class Catalogue:
+    """Products by asin, a search over them, and the goals of each split."""
+
+    def __init__(self, products: Sequence[Product], goals: Sequence[Goal]) -> None:
+        self.products = {each.asin: each for each in products}
+        self.index = SearchIndex(products)
+        self.goals = list(goals)
+        random.Random(ORDER_SEED).shuffle(self.goals)
+
+    def split(self, name: str | None) -> list[Goal]:
+        """All goals for None."""
+        is_large = len(self.goals) >= MANY_GOALS
+        num_validation = NUM_VALIDATION if is_large else len(self.goals) // 5
+        if name == "validation":
+            return self.goals[:num_validation]
+        first = FIRST_TRAINING if is_large else num_validation
+        return self.goals[first:] if name == "train" else self.goals
+
+
+def catalogue_of(
+    products: str | None, attributes: str | None, goals: str | None, num_products: int | None
+) -> Catalogue:
+    """The one of these files, read once a process; that of our own making without files."""
+    if products is None:
+        if attributes or goals:
+            raise ConfigError("webshop: env_config.attributes and goals need env_config.products")
+        with _lock:
+            return _made(num_products)
+    if attributes is None:
+        raise ConfigError("webshop: env_config.products needs attributes (items_ins_v2.json)")
+    with _lock:
+        return _read(products, attributes, goals, num_products)
+
+
+@cache
+def _made(num_products: int | None) -> Catalogue:
+    if num_products is not None and num_products < 1:
+        raise ConfigError(f"webshop: env_config.num_products is {num_products}; take at least 1")
+    products = made_products()[:num_products]
+    return Catalogue(products, with_price_bounds(made_goals(products), products))
+
+
+@cache
+def _read(products: str, attributes: str, goals: str | None, num_products: int | None) -> Catalogue:
+    known = _json(attributes, dict, "attributes")
+    rows = _json(products, list, "products")
+    try:
+        sold = list(islice(_products(rows, known), num_products))
+        human = None if goals is None else _json(goals, dict, "goals")
+        asked = _synthetic_goals(sold, known) if human is None else _human_goals(sold, human)
+        catalogue = Catalogue(sold, with_price_bounds(asked, sold))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"webshop: {products}: not in the form of items_shuffle.json and its companions "
+            f"({type(error).__name__}: {error})"
+        ) from error
+    if not catalogue.goals:
+        raise ConfigError(f"webshop: {goals or attributes}: no goal for a product of {products}")
+    return catalogue
+
+
+def with_price_bounds(goals: Iterator[Goal], products: Sequence[Product]) -> list[Goal]:
+    """Each goal once, with one of the next four tens above its product's price, but for the
+    first of them; a product dearer than all has none."""
+    prices = {each.asin: each.price for each in products}
+    bounded = {}
+    for goal in goals:
+        tens = [10.0 * i for i in range(1, 100) if 10.0 * i > prices[goal.asin]][:4]
+        place = (goal.asin, *goal.attributes, "with", *goal.options)
+        rng = random.Random(derive("webshop", "bound", *place))
+        if len(tens) >= 2:
+            bound = max(rng.sample(tens, 2))
+            told = f"{goal.instruction}, and price lower than {bound:.2f} dollars"
+        else:
+            bound, told = NO_BOUND, goal.instruction
+        bounded[place] = replace(goal, instruction=told, price_upper=bound)
+    return list(bounded.values())
+
+
+def _products(rows: list[dict[str, Any]], known: Mapping[str, Any]) -> Iterator[Product]:
+    """Those with an asin of ten characters at most, each once."""
+    seen = set()
+    for row in rows:
+        asin = row["asin"]
+        if asin == "nan" or len(asin) > 10 or asin in seen:
+            continue
+        seen.add(asin)
+        yield _product(row, tuple((known.get(asin) or {}).get("attributes") or ()))
+
+
+def _product(row: Mapping[str, Any], attributes: tuple[str, ...]) -> Product:
+    price, tag = _price(row["asin"], row.get("pricing"))
+    told = row.get("small_description") or []
+    features = told if isinstance(told, list) else [told]
+    return Product(
+        asin=row["asin"],
+        title=row["name"],
+        query=row["query"].lower().strip(),
+        product_category=row["product_category"],
+        price=price,
+        price_tag=tag,
+        attributes=attributes,
+        options=dict(_options(row.get("customization_options") or {})),
+        description=row.get("full_description") or "",
+        features=tuple(str(each) for each in features),
+    )
+
+
+def _options(given: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for name, contents in given.items():
+        if contents is not None:
+            values = (each["value"].strip().replace("/", " | ").lower() for each in contents)
+            yield name.lower(), tuple(values)
+
+
+def _price(asin: str, pricing: str | None) -> tuple[float, str]:
+    """The price and how the shop shows it: "$12.5", or "$10.0 to $20.0"."""
+    found = [re.sub(r"[^\d.]", "", part) for part in (pricing or "").split("$")[1:]]
+    prices = [float(part) for part in found if part.strip(".")]
+    if not prices:
+        return DEFAULT_PRICE, f"${DEFAULT_PRICE}"
+    if len(prices) == 1:
+        return prices[0], f"${prices[0]}"
+    rng = random.Random(derive("webshop", "price", asin))
+    return rng.uniform(*prices[:2]), f"${prices[0]} to ${prices[1]}"
+
+
+def _human_goals(sold: Sequence[Product], human: Mapping[str, Any]) -> Iterator[Goal]:
+    for each in sold:
+        for told in human.get(each.asin, ()):
+            attributes = tuple(told["instruction_attributes"])
+            if attributes:
+                options = told["instruction_options"]
+                asked = options.values() if isinstance(options, dict) else options
+                yield Goal(
+                    each.asin, told["instruction"].strip("."), attributes, tuple(asked), NO_BOUND
+                )
+
+
+def _synthetic_goals(sold: Sequence[Product], known: Mapping[str, Any]) -> Iterator[Goal]:
+    """One for each choice of all options."""
+    for each in sold:
+        told = known.get(each.asin) or {}
+        if not told.get("instruction"):
+            continue
+        names = sorted(each.options)
+        for values in product(*(each.options[name] for name in names)):
+            chosen = ", and ".join(f"{n}: {v}" for n, v in zip(names, values, strict=True))
+            instruction = told["instruction"] + (f" with {chosen}" if chosen else "")
+            attributes = tuple(told["instruction_attributes"])
+            yield Goal(each.asin, instruction, attributes, values, NO_BOUND)
+
+
+def _json(path: str, kind: type, key: str) -> Any:
+    where = f"webshop: env_config.{key}: {path}"
+    try:
+        with Path(path).expanduser().open(encoding="utf-8") as file:
+            content = json.load(file)
+    except OSError as error:
+        raise ConfigError(f"{where}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{where}: no JSON: {error}") from error
+    if not isinstance(content, kind):
+        raise ConfigError(f"{where}: its JSON is no {'object' if kind is dict else 'list'}")
+    return content

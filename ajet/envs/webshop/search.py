@@ -1,0 +1,75 @@
+"""The shop's search: BM25 over titles, descriptions, first features and options.
+
+    index = SearchIndex(products)
+    index.best("red wool scarf", 50)        products, the most alike first
+
+The weights are those of the paper's search engine (k1 0.9, b 0.4); equally good products come in
+the catalogue's order. Not covered: its stemmer (here a plural's s is dropped, no more); an index on
+disk: it is made when the catalogue is read and kept in memory. 20,000 products with descriptions of
+80 words take 6 s and 170 MB to index on one core, and 2 ms a search.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from ajet.envs.webshop.matching import FUNCTION_WORDS
+from ajet.envs.webshop.product import Product
+
+K1 = 0.9
+B = 0.4
+_TERM = re.compile(r"[a-z0-9]+")
+
+
+class SearchIndex:
+    """By term: which products have it, and how much that says for each of them."""
+
+    def __init__(self, products: Sequence[Product]) -> None:
+        self.products = products
+        counts = [Counter(terms_of(_document(product))) for product in products]
+        lengths = np.array([sum(each.values()) for each in counts], dtype=np.float64)
+        scale = K1 * (1 - B + B * lengths / max(1.0, lengths.mean())) if len(counts) else lengths
+        found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for place, each in enumerate(counts):
+            for term, count in each.items():
+                found[term].append((place, count))
+        self._postings = {
+            term: self._posting(pairs, scale, len(counts)) for term, pairs in found.items()
+        }
+
+    def best(self, query: str, num: int) -> list[Product]:
+        """At most `num` products that have a word of the query."""
+        scores = np.zeros(len(self.products))
+        for term in terms_of(query):
+            if term in self._postings:
+                places, weights = self._postings[term]
+                scores[places] += weights
+        order = np.argsort(-scores, kind="stable")[:num]
+        return [self.products[place] for place in order if scores[place] > 0]
+
+    @staticmethod
+    def _posting(
+        pairs: list[tuple[int, int]], scale: np.ndarray, num_products: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        places = np.array([place for place, _ in pairs], dtype=np.int32)
+        count = np.array([count for _, count in pairs], dtype=np.float64)
+        rarity = math.log(1 + (num_products - len(pairs) + 0.5) / (len(pairs) + 0.5))
+        return places, (rarity * count / (count + scale[places])).astype(np.float32)
+
+
+def terms_of(text: str) -> list[str]:
+    words = (word for word in _TERM.findall(text.lower()) if word not in FUNCTION_WORDS)
+    return [word[:-1] if len(word) > 3 and word[-1] == "s" != word[-2] else word for word in words]
+
+
+def _document(product: Product) -> str:
+    options = ", and ".join(
+        f"{name}: {', '.join(values)}" for name, values in product.options.items()
+    )
+    first = product.features[0] if product.features else ""
+    return " ".join((product.title, product.description, first, options))

@@ -1,0 +1,197 @@
+"""WebShop: buy what an instruction asks for.
+
+    "… Instruction: [SEP] i am looking for desk lamp that is cordless, with color: red, and price
+     lower than 60.00 dollars [SEP] Search"
+    search[cordless desk lamp]  ->  ten results        click[B0…]  ->  its page
+    click[red]  ->  the option is chosen               click[Buy Now]  ->  the reward, and the end
+
+The reward is the paper's (reward.py), between 0 and 1; 1 is a success. Without files the shop sells
+a small catalogue of our own making. Not covered: pictures, reviews, several purchases.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ajet.core.environment.environment import Environment, Info
+from ajet.core.errors import ConfigError
+from ajet.envs.webshop.catalogue import catalogue_of
+from ajet.envs.webshop.matching import token_set_ratio
+from ajet.envs.webshop.pages import (
+    BUY,
+    NEXT,
+    PER_PAGE,
+    PREVIOUS,
+    Piece,
+    Place,
+    after_click,
+    as_rich_text,
+    as_text,
+    clickable,
+    pieces,
+)
+from ajet.envs.webshop.product import Goal, Product
+from ajet.envs.webshop.reward import ALIKE, purchase
+from ajet.envs.webshop.search import terms_of
+
+MOST_RESULTS = 50
+FORMS = {"text": as_text, "text_rich": as_rich_text}
+FORM = "Write search[words] or click[name of a button]."
+_ACTION = re.compile(r"\s*(search|click)\s*\[(.+)\]\s*", re.IGNORECASE | re.DOTALL)
+
+
+class WebShop(Environment):
+    """`products`, `attributes` and `goals` are WebShop's files items_shuffle.json,
+    items_ins_v2.json and items_human_ins.json (without goals: those of items_ins_v2.json);
+    `num_products` takes the first so many. `show_actions` writes under each page what was chosen
+    and what can be done."""
+
+    instruction = (
+        "You are in a shop. Buy the product that the instruction describes. "
+        "Actions: search[words] and click[name of a button]. Choose the options that are asked "
+        "for, then click[Buy Now]."
+    )
+
+    def __init__(
+        self,
+        products: str | None = None,
+        attributes: str | None = None,
+        goals: str | None = None,
+        num_products: int | None = None,
+        observation_mode: str = "text",
+        show_actions: bool = True,
+    ) -> None:
+        if observation_mode not in FORMS:
+            raise ConfigError(
+                f"webshop: env_config.observation_mode: {observation_mode!r}: text or text_rich"
+            )
+        self._catalogue = catalogue_of(products, attributes, goals, num_products)
+        self._write = FORMS[observation_mode]
+        self.show_actions = show_actions
+        self.goal: Goal = self._catalogue.goals[0]
+        self._place, self._visited, self._is_over = Place(), frozenset[str](), False
+
+    def reset(
+        self, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[str, Info]:
+        split = (options or {}).get("split")
+        goals = self._catalogue.split(split)
+        if not goals:
+            raise ConfigError(
+                f"webshop: {len(self._catalogue.goals)} goals are too few for any to be of "
+                f"{split}; take a larger num_products"
+            )
+        self.goal = random.Random(seed).choice(goals)
+        self._place, self._visited, self._is_over = Place(), frozenset[str](), False
+        return self.render(), {"state_key": self._place.key}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        if self._is_over:
+            return "The purchase is made.", 0.0, True, False, self._info(is_valid=False)
+        verb, name = _parsed(action)
+        if verb == "search" and terms_of(name):
+            self._search(name)
+        elif verb == "click" and name in clickable(self._page()):
+            if name == BUY.lower():
+                return self._buy()
+            self._click(name)
+        else:
+            return f"{FORM}\n{self.render()}", 0.0, False, False, self._info(is_valid=False)
+        return self.render(), 0.0, False, False, self._info(is_valid=True)
+
+    def render(self) -> str:
+        text = self._write(self._page())
+        if not self.show_actions:
+            return text
+        chosen = ", ".join(f"{name}: {value}" for name, value in self._place.options.items())
+        told = f"\nChosen: {chosen}" if chosen else ""
+        return f"{text}{told}\nActions: {', '.join(self._actions())}"
+
+    def sample_action(self, rng: random.Random) -> str:
+        actions = self._actions()
+        if self._place.query is not None:
+            return rng.choice(actions)
+        words = terms_of(self.goal.instruction)
+        return f"search[{' '.join(rng.sample(words, min(3, len(words))))}]"
+
+    def oracle_action(self) -> str | None:
+        """Looks for the goal's product by its title, chooses the options and buys it; None where
+        the search does not find it."""
+        place, asked = self._place, self._asked
+        if place.product is None:
+            return self._way_to(asked)
+        if place.product is not asked or place.sub_page is not None:
+            return f"click[{PREVIOUS.lower()}]"
+        for name, values in asked.options.items():
+            wanted = _wanted(values, self.goal.options)
+            if wanted is not None and place.options.get(name) != wanted:
+                return f"click[{wanted}]"
+        return f"click[{BUY.lower()}]"
+
+    @property
+    def _asked(self) -> Product:
+        return self._catalogue.products[self.goal.asin]
+
+    def _way_to(self, asked: Product) -> str | None:
+        query = asked.title.lower()
+        if self._place.query != query:
+            return f"search[{query}]"
+        if asked not in self._place.results:
+            return None
+        page = 1 + self._place.results.index(asked) // PER_PAGE
+        if page == self._place.page:
+            return f"click[{asked.asin.lower()}]"
+        return f"click[{(NEXT if page > self._place.page else PREVIOUS).lower()}]"
+
+    def _page(self) -> list[Piece]:
+        return pieces(self._place, self.goal.instruction, self._visited)
+
+    def _actions(self) -> list[str]:
+        clicks = [f"click[{name}]" for name in clickable(self._page())]
+        return clicks or ["search[words]"]
+
+    def _search(self, query: str) -> None:
+        results = self._catalogue.index.best(query, MOST_RESULTS)
+        self._place = Place(query=query, results=tuple(results))
+
+    def _click(self, name: str) -> None:
+        self._place = after_click(self._place, name)
+        if self._place.product is not None:
+            self._visited |= {self._place.product.asin}
+
+    def _buy(self) -> tuple[str, float, bool, bool, Info]:
+        bought = self._place.product
+        assert bought is not None, "only an item page has the button"
+        made = purchase(bought, self._place.options, self.goal, self._asked)
+        self._is_over = True
+        info = self._info(
+            is_valid=True,
+            success=made.reward >= 1,
+            is_bought=True,
+            type_score=made.type_score,
+            attributes_met=made.attributes_met,
+            options_met=made.options_met,
+            price_is_met=made.price_is_met,
+        )
+        return f"You bought {bought.title}.", made.reward, True, False, info
+
+    def _info(self, *, is_valid: bool, **bought: float) -> Info:
+        metrics = {"success": False, "action_is_valid": is_valid, "is_bought": False} | bought
+        modes = {name: "last" for name in metrics if name not in ("success", "action_is_valid")}
+        return {"metrics": metrics, "metrics_agg_mode": modes, "state_key": self._place.key}
+
+
+def _parsed(action: str) -> tuple[str, str]:
+    """("", "") for text that is no action."""
+    found = _ACTION.fullmatch(action)
+    return (found[1].lower(), found[2].strip().lower()) if found else ("", "")
+
+
+def _wanted(values: tuple[str, ...], asked: tuple[str, ...]) -> str | None:
+    """The value of an option that the goal asks for; None where it asks for none of them."""
+    exact = next((value for value in values if value in asked), None)
+    alike = [value for value in values for each in asked if token_set_ratio(value, each) > ALIKE]
+    return exact if exact is not None else next(iter(alike), None)

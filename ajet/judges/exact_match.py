@@ -1,0 +1,24 @@
+r"""Is the agent's answer, as text, the reference answer?
+
+Both lose their case, surrounding space, repeated spaces and a final full stop. The agent's answer
+is the last ``\boxed{…}`` or ``#### …`` of ``metadata["final_answer"]``, or all of it.
+"""
+
+from ajet.core.judge.judge import BaseJudge
+from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.judges.answer import final_answer, final_part, reference_answer
+
+
+class ExactMatchJudge(BaseJudge):
+    """1 for the same text, else 0."""
+
+    def compute_reward(
+        self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
+    ) -> tuple[float, bool]:
+        given = normalised(final_part(final_answer(workflow_output.metadata)))
+        is_success = given == normalised(reference_answer(workflow_task.task))
+        return float(is_success), is_success
+
+
+def normalised(text: str) -> str:
+    return " ".join(text.split()).removesuffix(".").casefold()

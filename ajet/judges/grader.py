@@ -1,0 +1,156 @@
+"""A model that is asked for grades: prompt, reply, and again where the reply cannot be read.
+
+    prompt ──> model ──> reply ──> read ──> Grade(reward, is_success, scores, reason)
+                 ^                   │ Malformed: the reply and what is wrong with it are sent back
+                 └───────────────────┘ (max_corrections times; then a ChatError, never a score)
+
+Not covered: HTTP, cache and limits (core/inference/chat_client.py); when a judge is asked
+(core/rollout/judging.py).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ajet.core import seeding
+from ajet.core.config.task_judge import Criterion, Grading
+from ajet.core.errors import ChatError
+from ajet.core.judge.judge_client import judge_client
+from ajet.core.task.task import Task
+from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.judges.grading_prompt import RULE, fenced, fill, listed
+from ajet.judges.reply_form import Malformed, ReplyForm, Scores, ScoresForm
+
+if TYPE_CHECKING:
+    from ajet.core.config import AjetConfig
+
+SHOWN_REPLY = 2_000  # characters of a malformed reply that are sent back
+_FIELDS_OF_TASK = ("main_query", "task_id", "env_type")
+
+Read = TypeVar("Read")
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """`scores` holds one a criterion, where there are several."""
+
+    reward: float
+    is_success: bool
+    scores: tuple[float, ...]
+    reason: str
+
+
+class Grader:
+    """Grades answers by `section`'s scale, in the words of `template`."""
+
+    def __init__(self, config: AjetConfig, section: Grading, *, model: str, template: str) -> None:
+        self._seed = config.ajet.seed
+        self._section = section
+        self._template = template
+        self.client = judge_client(config, model)
+        self._sampling = {k: v for k, v in section.sampling.items() if v is not None}
+
+    async def ask(self, prompt: str, form: ReplyForm[Read]) -> Read:
+        """What the model says, read strictly; `ChatError` where it keeps to no form."""
+        instruction = form.instruction
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": f"{RULE}\n\n{prompt}\n\n{instruction}"}
+        ]
+        problem = ""
+        for _ in range(self._section.max_corrections + 1):
+            reply = await self.client.complete(messages, **self._sampling)
+            try:
+                return form.read(reply)
+            except Malformed as error:
+                problem = str(error)
+            again = f"This cannot be read: {problem}. {instruction}"
+            messages += [
+                {"role": "assistant", "content": reply[-SHOWN_REPLY:]},
+                {"role": "user", "content": again},
+            ]
+        raise ChatError(
+            f"model {self.client.model} gave no reply that can be read, asked "
+            f"{self._section.max_corrections + 1} times: {problem}"
+        )
+
+    async def grade(
+        self, task: Task, output: WorkflowOutput, criteria: Sequence[Criterion] = ()
+    ) -> Grade:
+        """One answer by itself: the weighted mean of its scores by each criterion."""
+        texts = {"answer": fenced("answer", self.answer(output))}
+        weights = [criterion.weight for criterion in criteria] or [1.0]
+        scores = await self._scores(task, texts, criteria, len(weights), "criterion")
+        weighed = zip(weights, scores.values, strict=True)
+        reward = sum(weight * score for weight, score in weighed) / sum(weights)
+        return self._grade(reward, scores.values, scores.reason)
+
+    async def grade_together(
+        self,
+        workflow_tasks: Sequence[WorkflowTask],
+        outputs: Sequence[WorkflowOutput],
+        criteria: Sequence[Criterion] = (),
+    ) -> list[Grade]:
+        """The answers to one task, compared. They are shown in an order drawn by the run's seed,
+        so that no rollout index has the better place."""
+        first = workflow_tasks[0]
+        order = list(range(len(outputs)))
+        random.Random(seeding.derive(self._seed, "judge", first.seed)).shuffle(order)
+        answers = [self.answer(outputs[place]) for place in order]
+        shown = [fenced(f"answer-{n}", answer) for n, answer in enumerate(answers, 1)]
+        texts = {"answers": "\n".join(shown)}
+        scores = await self._scores(first.task, texts, criteria, len(order), "answer")
+        by_place = dict(zip(order, scores.values, strict=True))
+        return [self._grade(by_place[n], (by_place[n],), scores.reason) for n in sorted(order)]
+
+    async def _scores(
+        self,
+        task: Task,
+        texts: dict[str, str],
+        criteria: Sequence[Criterion],
+        count: int,
+        of: str,
+    ) -> Scores:
+        section = self._section
+        texts |= {
+            "query": fenced("task", self.question(task)),
+            "reference": fenced("reference", self.reference(task)),
+            "rubrics": listed(criteria),
+            "min_score": f"{section.min_score:g}",
+            "max_score": f"{section.max_score:g}",
+        }
+        form = ScoresForm(count, section.min_score, section.max_score, of)
+        return await self.ask(fill(self._template, texts), form)
+
+    def _grade(self, reward: float, scores: tuple[float, ...], reason: str) -> Grade:
+        section = self._section
+        threshold = section.success_threshold
+        if threshold is None:
+            threshold = (section.min_score + section.max_score) / 2
+        return Grade(reward, reward >= threshold, scores, reason)
+
+    def question(self, task: Task) -> str:
+        """The task's field, or the row's."""
+        name = self._section.query_field
+        found = getattr(task, name) if name in _FIELDS_OF_TASK else task.metadata.get(name)
+        if found is None:
+            raise KeyError(f"task {task.task_id} has no {name!r} (its row has {[*task.metadata]})")
+        return str(found)
+
+    def reference(self, task: Task) -> str | None:
+        name = self._section.reference_field
+        found = None if name is None else task.metadata.get(name)
+        return None if found is None else str(found)
+
+    def answer(self, output: WorkflowOutput) -> str:
+        """What the workflow returned to be judged; the last words of one that a limit cut."""
+        name, metadata = self._section.answer_field, output.metadata
+        if name in metadata:
+            return str(metadata[name])
+        if metadata.get("truncated") and "final_answer" in metadata:
+            return str(metadata["final_answer"])
+        raise KeyError(
+            f"the workflow's output has no metadata[{name!r}] (it has {sorted(metadata)})"
+        )

@@ -1,0 +1,65 @@
+"""Somebody else's model gives the score: `llm` sees one answer, `llm_listwise` the group's.
+
+    judge_protocol: llm     llm: {model_name: qwen-max, min_score: 0, max_score: 10}
+                            client: {base_url: "http://127.0.0.1:8000/v1"}
+
+The score as it is given is the reward. The model's reason is kept as ``metadata["judge_reason"]``.
+Not covered: rubrics (rubrics_judge.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ajet.core.errors import ConfigError
+from ajet.core.judge.judge import BaseJudge, GroupJudge
+from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.judges.grader import Grade, Grader
+from ajet.judges.grading_prompt import LISTWISE, POINTWISE, checked_template
+
+if TYPE_CHECKING:
+    from ajet.core.config import AjetConfig
+
+
+class LlmJudge(BaseJudge):
+    """The model's score for one answer."""
+
+    def __init__(self, config: AjetConfig) -> None:
+        super().__init__(config)
+        self._grader = _grader(config, POINTWISE)
+
+    async def compute_reward(
+        self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
+    ) -> tuple[float, bool]:
+        grade = await self._grader.grade(workflow_task.task, workflow_output)
+        return told(grade, workflow_output)
+
+
+class LlmListwiseJudge(GroupJudge):
+    """The model's scores for all answers to a task, seen together."""
+
+    def __init__(self, config: AjetConfig) -> None:
+        super().__init__(config)
+        self._grader = _grader(config, LISTWISE)
+
+    async def compute_group_rewards(
+        self, workflow_tasks: Sequence[WorkflowTask], workflow_outputs: Sequence[WorkflowOutput]
+    ) -> list[tuple[float, bool]]:
+        grades = await self._grader.grade_together(workflow_tasks, workflow_outputs)
+        return [told(g, output) for g, output in zip(grades, workflow_outputs, strict=True)]
+
+
+def told(grade: Grade, output: WorkflowOutput) -> tuple[float, bool]:
+    """The verdict, with the model's reason kept beside the answer."""
+    if grade.reason:
+        output.metadata = {**output.metadata, "judge_reason": grade.reason}
+    return grade.reward, grade.is_success
+
+
+def _grader(config: AjetConfig, default: str) -> Grader:
+    section = config.ajet.task_judge.llm
+    if section.model_name is None:
+        raise ConfigError("ajet.task_judge.llm.model_name is missing. The judging model.")
+    template = checked_template(section.prompt, default, "ajet.task_judge.llm.prompt")
+    return Grader(config, section, model=section.model_name, template=template)

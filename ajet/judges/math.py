@@ -1,0 +1,67 @@
+r"""Is the number or expression in the agent's last ``\boxed{…}`` equal to the reference answer?
+
+    12  vs 12            two plain integers are compared as such, in microseconds
+    1,234 vs 1234, 12.0 vs 12, \frac{1}{2} vs 0.5, $12, 12\%, 2x+1 vs 1+2x      math-verify (sympy)
+
+Without a box the answer counts only if it is nothing but a number. math-verify's own time limit
+is a signal of the main thread and cannot stop a long computation of the interpreter, so it runs in
+a process of its own (math_process.py), which ends itself when an answer takes too long. The event
+loop goes on meanwhile; answers for which that process is needed wait for one another, and the wait
+counts in the judge's deadline.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ajet.core.judge.judge import BaseJudge
+from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.judges.answer import as_integer, boxed, final_answer, reference_answer
+from ajet.judges.math_process import MathProcess
+
+MAX_ANSWER_LENGTH = 500
+"""Longer answers that are no plain integers are wrong without being read: no reference is as
+long."""
+
+_BARE_NUMBER = re.compile(r"[-+]?\$?\s*\d[\d,./]*\s*(?:\\?%\s*)?\.?")
+
+
+class MathJudge(BaseJudge):
+    """1 for an equal answer, else 0."""
+
+    async def compute_reward(
+        self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
+    ) -> tuple[float, bool]:
+        reference = reference_answer(workflow_task.task)
+        answer = given_answer(final_answer(workflow_output.metadata))
+        is_success = equal_as_text(answer, reference)
+        if is_success is None:
+            is_success = await MathProcess.shared().is_equal_later(reference, answer)
+        return float(is_success), is_success
+
+
+def is_equal_answer(said: str, reference: str) -> bool:
+    """Whether the answer in `said` equals `reference`. Blocks while math-verify thinks."""
+    answer = given_answer(said)
+    is_equal = equal_as_text(answer, reference)
+    return MathProcess.shared().is_equal(reference, answer) if is_equal is None else is_equal
+
+
+def given_answer(said: str) -> str:
+    """What is in the last box, or all of `said` if it is nothing but a number; else nothing."""
+    answer = boxed(said)
+    if answer is not None:
+        return answer
+    said = said.strip()
+    is_number = len(said) <= MAX_ANSWER_LENGTH and _BARE_NUMBER.fullmatch(said)
+    return said.removesuffix(".") if is_number else ""
+
+
+def equal_as_text(answer: str, reference: str) -> bool | None:
+    """The comparisons that take microseconds; None where math-verify must be asked."""
+    integers = as_integer(answer), as_integer(reference)
+    if None not in integers:
+        return integers[0] == integers[1]
+    if not answer.strip() or len(answer) > MAX_ANSWER_LENGTH:
+        return False
+    return True if answer.strip() == reference else None

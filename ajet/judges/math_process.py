@@ -1,0 +1,121 @@
+r"""math-verify in a process of its own: one line of JSON in, one out.
+
+    parent  ["1234", "1,234"]\n  -->  child: parse both, compare  -->  true\n
+
+A child that computes for more than `timeout_s` on one question is ended by its own timer, which the
+kernel delivers even inside a long computation in C; the parent sees the pipe close, answers "not
+equal" and starts another child with the next question. The timer counts processor time, so a busy
+machine changes no verdict; the child is warm before its first question. A child whose parent dies
+reads end of file and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+MAX_MEMORY_BYTES = 4 << 30
+TIMEOUT_S = 2
+"""Honest answers take a tenth of a second, an integral half of one."""
+
+
+class MathProcess:
+    """A child that compares answers. Started with the first question."""
+
+    _shared: MathProcess | None = None
+
+    def __init__(self, timeout_s: int = TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
+        self._child: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+        # A thread of its own and not asyncio's: a question that waits here ends with its episode,
+        # and tools that block every other thread do not hold it up.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ajet-math")
+
+    @classmethod
+    def shared(cls) -> MathProcess:
+        """The one child of this process, ended at exit."""
+        if cls._shared is None:
+            cls._shared = cls()
+            atexit.register(cls._shared.close)
+        return cls._shared
+
+    def is_equal(self, reference: str, answer: str) -> bool:
+        with self._lock:
+            line = self._ask(json.dumps([reference, answer]))
+            if not line:
+                self._end()
+        return line.strip() == "true"
+
+    async def is_equal_later(self, reference: str, answer: str) -> bool:
+        """The same, while the event loop goes on. Questions are answered in their order."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self.is_equal, reference, answer)
+
+    def close(self) -> None:
+        with self._lock:
+            self._end()
+
+    def _ask(self, question: str) -> str:
+        child = self._child = self._child or _start(self._timeout_s)
+        assert child.stdin is not None and child.stdout is not None
+        try:
+            child.stdin.write(question + "\n")
+            child.stdin.flush()
+        except BrokenPipeError:
+            return ""
+        return child.stdout.readline()
+
+    def _end(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            child.communicate()
+
+
+def _start(timeout_s: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "ajet.judges.math_process", str(timeout_s)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for the run to handle
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
+    )
+
+
+def compare(reference: str, answer: str) -> bool:
+    """What the child does."""
+    from math_verify import parse, verify
+
+    gold = parse(f"${reference}$", parsing_timeout=None)  # type: ignore[arg-type]
+    said = parse(f"${answer}$", parsing_timeout=None)  # type: ignore[arg-type]
+    return bool(gold and said and verify(gold, said, timeout_seconds=None))
+
+
+def main(timeout_s: int) -> None:
+    import resource
+    import signal
+
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    compare("0.5", r"\frac{1}{2}")  # imports and caches, before the first timer
+
+    for line in sys.stdin:
+        signal.setitimer(signal.ITIMER_PROF, timeout_s)
+        try:
+            verdict = compare(*json.loads(line))
+        except Exception:  # noqa: BLE001  # sympy raises anything; what it can't read is not equal
+            verdict = False
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        print(json.dumps(verdict), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,307 @@
+"""Where the criteria of `rubrics_auto_grader` come from, and where they are kept.
+
+    rubrics: […] in the YAML          those, always
+    enable_categorization: true       made from examples, merged into at most categories_number
+    dataset_file given                made from those graded examples, all put together
+    else                              made for each question when it is first judged
+
+Examples are the rows of `dataset_file`, or training tasks (`num_examples` of them, drawn by the
+run's seed). What was made is kept in the run folder and taken from there ever after, so that a
+resumed run judges by the same criteria; both files may be read and mended by hand:
+
+    auto_grader.json               the settings, and criteria that hold for every question
+    auto_grader_questions.jsonl    one line a question
+
+On a cluster every rollout worker has a judge of its own. Who makes criteria holds a lock in the run
+folder meanwhile (.auto_grader.KEY.lock, one for each question; a process that dies lets go of it);
+who waited for it takes what was made. So all of them judge by the same criteria.
+
+Making them counts in the deadline of the judgement that waits for it (what was answered until then
+is in the client's cache). Not covered: a folder whose criteria were made with other settings: it is
+refused; a shared file system without `flock`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import json
+import os
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from ajet.core import seeding
+from ajet.core.config.task_judge import Criterion, RubricsAutoGrader
+from ajet.core.errors import CheckpointError, ConfigError, DataError
+from ajet.core.record.atomic_file import write_text_atomically
+from ajet.core.shared_call import SharedCalls
+from ajet.core.task.task import Task
+from ajet.judges.grader import Grader
+from ajet.judges.grading_prompt import fenced
+from ajet.judges.reply_form import CriteriaForm
+
+if TYPE_CHECKING:
+    from ajet.core.config import AjetConfig
+
+GRADER_JSON, QUESTIONS_JSONL = "auto_grader.json", "auto_grader_questions.jsonl"
+LOOK_AGAIN_S = 0.2
+LANGUAGES = {"en": "English", "zh": "Chinese"}
+SETTINGS = (
+    "model_name",
+    "grader_mode",
+    "language",
+    "query_specific_generate_number",
+    "enable_categorization",
+    "categories_number",
+    "num_examples",
+    "query_field",
+    "reference_field",
+)
+Criteria = tuple[Criterion, ...]
+
+
+class Rubrics:
+    """The criteria for each task."""
+
+    def __init__(self, config: AjetConfig, grader: Grader) -> None:
+        self._config = config
+        self._section: RubricsAutoGrader = config.ajet.task_judge.rubrics_auto_grader
+        self._grader = grader
+        self._shared: Criteria = tuple(self._section.rubrics)
+        self._by_question: dict[str, Criteria] = {}
+        self._calls = SharedCalls[Criteria]()
+        folder = config.run_folder
+        is_kept = folder.is_dir() and not self._section.rubrics
+        self._store = _Store(folder, self._made_with()) if is_kept else None
+        if self._store is not None:
+            self._shared, self._by_question = self._store.read()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether one rubric holds for every question."""
+        section = self._section
+        has_examples = section.dataset_file.training.file_path is not None
+        return bool(section.rubrics) or section.enable_categorization or has_examples
+
+    async def of(self, task: Task) -> Criteria:
+        """The task's criteria, made now if there are none; who comes meanwhile waits for them."""
+        if self.is_shared:
+            return self._shared or await self._calls.join("", self._shared_once)
+        key = self._key(task)
+        known = self._by_question.get(key)
+        return known or await self._calls.join(key, lambda: self._once_for(key, task))
+
+    async def _once_for(self, key: str, task: Task) -> Criteria:
+        """Made here, unless another process has meanwhile."""
+        if self._store is None:
+            made = await self._from_example(self._described(task))
+        else:
+            async with self._store.making(key):
+                self._by_question |= self._store.read()[1]
+                made = self._by_question.get(key, ())
+                if not made:
+                    made = await self._from_example(self._described(task))
+                    self._store.add(key, self._grader.question(task), made)
+        self._by_question[key] = made
+        return made
+
+    async def _shared_once(self) -> Criteria:
+        """The same for those that hold for every question."""
+        if self._store is None:
+            self._shared = await self._make_shared()
+        else:
+            async with self._store.making("shared"):
+                self._shared = self._store.read()[0]
+                if not self._shared:
+                    self._shared = await self._make_shared()
+                    self._store.write(self._shared)
+        return self._shared
+
+    async def _make_shared(self) -> Criteria:
+        """From every example, a few criteria; then all of them, merged if asked."""
+        examples = await asyncio.to_thread(self._examples)
+        found = await asyncio.gather(*map(self._from_example, examples))
+        texts = list(dict.fromkeys(criterion.text for made in found for criterion in made))
+        if self._section.enable_categorization:
+            texts = await self._merged(texts)
+        return tuple(Criterion(text=text) for text in texts)
+
+    async def _from_example(self, example: str) -> Criteria:
+        number = self._section.query_specific_generate_number
+        prompt = (
+            f"Write a rubric for judging answers to a task: {number} criteria, each one sentence "
+            "that says what a good answer does, that can be checked in the answer alone, and that "
+            f"tells good answers from bad ones. Write in {self._language}.\n\n{example}"
+        )
+        texts = await self._grader.ask(prompt, CriteriaForm(number, number))
+        return tuple(Criterion(text=text) for text in texts)
+
+    async def _merged(self, texts: Sequence[str]) -> list[str]:
+        most = self._section.categories_number
+        prompt = (
+            "These criteria were written for single tasks. Merge them into categories that hold "
+            f"for all such tasks: at most {most}, each one sentence that begins with the "
+            f"category's name. Write in {self._language}.\n\n"
+            + fenced("criteria", "\n".join(texts))
+        )
+        return list(await self._grader.ask(prompt, CriteriaForm(1, most)))
+
+    @property
+    def _language(self) -> str:
+        return LANGUAGES.get(self._section.language, self._section.language)
+
+    def _examples(self) -> list[str]:
+        """Graded examples, or training tasks; reads files."""
+        from ajet.core.task.reader import make_reader
+
+        file = self._section.dataset_file.training.file_path
+        tasks = self._graded(file) if file else make_reader(self._config).get_training_tasks()
+        number = min(self._section.num_examples, len(tasks))
+        draw = random.Random(seeding.derive(self._config.ajet.seed, "rubrics"))
+        chosen = sorted(draw.sample(range(len(tasks)), number))
+        return [self._described(tasks[n]) + (_grades(tasks[n]) if file else "") for n in chosen]
+
+    def _graded(self, file: str) -> list[Task]:
+        from ajet.core.task.jsonl import read_jsonl, resolve
+        from ajet.core.task.reader import tasks_from_rows
+
+        path = resolve(file, self._config.base_dirs)
+        field = self._config.ajet.task_reader.query_field
+        return tasks_from_rows(
+            read_jsonl(path), split="graded", source=str(path), query_field=field
+        )
+
+    def _described(self, task: Task) -> str:
+        question = fenced("task", self._grader.question(task))
+        graded = self._section.dataset_file.training.file_path is not None
+        reference = None if graded else self._grader.reference(task)
+        return "\n".join(filter(None, [question, fenced("reference", reference)]))
+
+    def _key(self, task: Task) -> str:
+        told = json.dumps([self._grader.question(task), self._grader.reference(task)])
+        return hashlib.sha256(told.encode()).hexdigest()[:32]
+
+    def _made_with(self) -> dict[str, Any]:
+        settings = {name: getattr(self._section, name) for name in SETTINGS}
+        return settings | {
+            "grader_name": self._section.grader_name,
+            "dataset_file": self._section.dataset_file.training.file_path,
+            "seed": self._config.ajet.seed,
+        }
+
+
+def _grades(task: Task) -> str:
+    """A graded example's answers with their scores or ranks."""
+    row = task.metadata
+    if "answer" in row and "score" in row:
+        return f"\nAn answer with score {row['score']}:\n{fenced('answer', str(row['answer']))}"
+    candidates = row.get("candidates")
+    if not isinstance(candidates, list) or not candidates:
+        raise DataError(
+            f"graded example {task.task_id}: give answer and score, or candidates (it has "
+            f"{sorted(row)})"
+        )
+    if not all(isinstance(each, dict) and {"answer", "rank"} <= set(each) for each in candidates):
+        raise DataError(f"graded example {task.task_id}: a candidate has an answer and a rank")
+    return "".join(
+        f"\nAn answer of rank {each['rank']}:\n{fenced('answer', str(each['answer']))}"
+        for each in candidates
+    )
+
+
+class _Store:
+    """The two files in a run's folder, which several processes read and write."""
+
+    def __init__(self, folder: Path, made_with: dict[str, Any]) -> None:
+        self._folder = folder
+        self._grader = folder / GRADER_JSON
+        self._questions = folder / QUESTIONS_JSONL
+        self._made_with = made_with
+
+    def read(self) -> tuple[Criteria, dict[str, Criteria]]:
+        """What an earlier sitting or another process made; `ConfigError` if it was made with other
+        settings."""
+        if not self._grader.exists():
+            return (), {}
+        try:
+            kept = json.loads(self._grader.read_text(encoding="utf-8"))
+            shared = _criteria(kept["criteria"])
+            made_with = dict(kept["made_with"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{self._grader} cannot be read: {error!r}; move it away"
+            ) from None
+        other = [k for k, v in self._made_with.items() if made_with.get(k) != v]
+        if other:
+            raise ConfigError(
+                f"{self._grader} was made with another {' and '.join(other)}: move it away with "
+                f"{QUESTIONS_JSONL} to make new rubrics, or choose another experiment_name"
+            )
+        return shared, self._read_questions()
+
+    @asynccontextmanager
+    async def making(self, key: str) -> AsyncIterator[None]:
+        """One process at a time. The lock's file goes once the criteria are there: who still waits
+        for it, and who makes another, finds them. It stays where none were made."""
+        path = self._folder / f".auto_grader.{key}.lock"
+        with path.open("w") as file:
+            while not _is_locked(file):
+                await asyncio.sleep(LOOK_AGAIN_S)
+            yield
+            path.unlink(missing_ok=True)
+
+    def _read_questions(self) -> dict[str, Criteria]:
+        """A last line without its end was cut by a kill, and is made again, or is being written."""
+        if not self._questions.exists():
+            return {}
+        whole = self._questions.read_text(encoding="utf-8").split("\n")[:-1]
+        try:
+            rows = [json.loads(line) for line in whole if line.strip()]
+            return {row["key"]: _criteria(row["criteria"]) for row in rows}
+        except (ValueError, KeyError, TypeError) as error:
+            raise _unreadable(self._questions, error) from error
+
+    def write(self, shared: Criteria) -> None:
+        kept = {"made_with": self._made_with, "criteria": [c.model_dump() for c in shared]}
+        write_text_atomically(self._grader, json.dumps(kept, ensure_ascii=False, indent=2) + "\n")
+
+    def add(self, key: str, question: str, made: Criteria) -> None:
+        if not self._grader.exists():
+            self.write(())
+        row = {"key": key, "question": question, "criteria": [c.model_dump() for c in made]}
+        with self._questions.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed: a line takes no time
+            _cut_torn_line(self._questions)
+            file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+
+
+def _is_locked(file: IO[str]) -> bool:
+    """By us, now; until the file is closed."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _criteria(rows: list[Any]) -> Criteria:
+    return tuple(Criterion.model_validate(row) for row in rows)
+
+
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    what = " ".join(str(error).split())[:100]
+    return CheckpointError(f"{path} cannot be read: {type(error).__name__}: {what}; move it away")
+
+
+def _cut_torn_line(path: Path) -> None:
+    """What a kill left without its end would else be a broken line in the middle."""
+    with path.open("rb+") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 1, 0))
+        if file.read(1) not in (b"", b"\n"):
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)

@@ -1,0 +1,291 @@
+"""Whether the record of a run is faithful: every call is rendered again and compared.
+
+    recorded prompt   …assistant⏎ [a1][b2]<|im_end|>⏎<|im_start|>tool…     what the model saw
+    rendered afresh   …assistant⏎ [ab12]<|im_end|>⏎<|im_start|>tool…       what re-tokenizing gives
+                                  ^ drift at this position, cause: re-tokenized
+
+Drift is what the token session avoids, and no fault. Faults are what must never be: a prompt that
+says it continues a recorded call and does not begin with it, or goes on otherwise than the template
+does; a trained token that was not sampled by a trained agent in a valid episode, or one of those
+that was not trained; a log-probability above 0 or not finite.
+
+Not covered: whether the log-probabilities are those of the model (that needs its weights).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ajet.core.errors import ModelError
+from ajet.core.inference.endpoint import Completion
+from ajet.core.inference.engines.replay import first_difference
+from ajet.core.record.episode_reader import EpisodeRecord, TurnRecord
+from ajet.core.trajectory.reply_reader import ReplyReader
+from ajet.core.trajectory.trajectory import EpisodeStatus
+from ajet.core.trajectory.trie import timelines
+from ajet.core.trajectory.turn import Turn
+
+if TYPE_CHECKING:
+    from ajet.core.inference.chat_template import ChatTemplate
+    from ajet.core.inference.tool_parser import ToolParser
+
+ROUNDING = 1e-5
+"""How far above 0 a log-probability in float32 may lie."""
+SHOWN_FAULTS = 100
+TRAINED_STATUSES = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
+
+
+@dataclass
+class AuditFigures:
+    """Sums over the episodes. Token counts are those that were sampled; `drift_at` has the first
+    differing position of each call that drifted."""
+
+    episodes: int = 0
+    calls: int = 0
+    calls_without_ids: int = 0  # of a chat endpoint
+    calls_with_ids_alone: int = 0  # of model_tuner.generate: there are no messages to render
+    continued: int = 0
+    timelines: int = 0
+    rendered: int = 0
+    same: int = 0
+    drift: Counter[str] = field(default_factory=Counter)
+    drift_at: list[int] = field(default_factory=list)
+    not_rendered: Counter[str] = field(default_factory=Counter)
+    branches: Counter[str] = field(default_factory=Counter)
+    sampled: Counter[str] = field(default_factory=Counter)  # of trainable agents, by status
+    trained: Counter[str] = field(default_factory=Counter)
+    untrained: Counter[str] = field(default_factory=Counter)
+    replies: int = 0
+    replies_read_otherwise: int = 0
+    num_faults: int = 0
+    faults: list[str] = field(default_factory=list)
+
+
+class Audit:
+    """Adds up episodes; `figures` is the result."""
+
+    def __init__(self, template: ChatTemplate, parser: ToolParser) -> None:
+        self.figures = AuditFigures()
+        self._template = template
+        self._reader = ReplyReader(template, parser)
+
+    def add(self, episode: EpisodeRecord) -> None:
+        figures, turns = self.figures, episode.turns
+        figures.episodes += 1
+        figures.calls += len(turns)
+        for turn in turns:
+            self._check_logprobs(episode, turn)
+            self._count_trained(episode, turn)
+            if not len(turn.prompt_ids):
+                figures.calls_without_ids += 1
+                continue
+            parent = _parent(turn, turns)
+            self._count_branch(episode, turn, parent)
+            self._read_again(turn)
+            if not turn.messages:
+                figures.calls_with_ids_alone += 1
+            else:
+                self._render_again(episode, turn, parent)
+        trained = [_turn(turn) for turn in turns if _why_not_trained(episode, turn) is None]
+        figures.timelines += len(timelines(trained))
+
+    def _fault(self, episode: EpisodeRecord, turn: TurnRecord, what: str) -> None:
+        self.figures.num_faults += 1
+        if len(self.figures.faults) < SHOWN_FAULTS:
+            place = f"episode {episode.row.episode_id}, turn {turn.turn_index}"
+            self.figures.faults.append(f"{place}: {what}")
+
+    def _check_logprobs(self, episode: EpisodeRecord, turn: TurnRecord) -> None:
+        num, logprobs = len(turn.token_ids), turn.logprobs
+        if len(logprobs) != num:
+            self._fault(episode, turn, f"{num} tokens have {len(logprobs)} log-probabilities")
+        wrong = int((~np.isfinite(logprobs) | (logprobs > ROUNDING)).sum())
+        if wrong:
+            self._fault(episode, turn, f"{wrong} log-probabilities are above 0 or not finite")
+
+    def _count_trained(self, episode: EpisodeRecord, turn: TurnRecord) -> None:
+        num, status = len(turn.token_ids), episode.ended_as
+        mask = np.zeros(num, np.uint8) if turn.loss_mask is None else turn.loss_mask
+        if len(mask) != num:
+            self._fault(episode, turn, f"{num} tokens have a loss mask of {len(mask)}")
+            return
+        num_trained = int(mask.sum())
+        self.figures.sampled[status] += num if turn.trainable else 0
+        self.figures.trained[status] += num_trained
+        reason = _why_not_trained(episode, turn)
+        if reason is None and num_trained < num:
+            self._fault(episode, turn, f"{num - num_trained} tokens should be trained and are not")
+            reason = "for no recorded reason"
+        elif reason is not None and num_trained:
+            self._fault(episode, turn, f"{num_trained} tokens are trained ({reason})")
+        if num > num_trained:
+            self.figures.untrained[str(reason)] += num - num_trained
+
+    def _count_branch(
+        self, episode: EpisodeRecord, turn: TurnRecord, parent: TurnRecord | None
+    ) -> None:
+        if turn.notes.get("continues"):
+            self.figures.continued += 1
+            if parent is None:
+                self._fault(episode, turn, "says that it continues a call, and begins with none")
+        elif turn.messages:
+            self.figures.branches[turn.notes.get("reason") or "a conversation begins"] += 1
+
+    def _read_again(self, turn: TurnRecord) -> None:
+        """Does the parser still make this reply of the sampled ids?"""
+        completion = _completion(turn)
+        if turn.messages:
+            read = self._reader.read(turn.turn_index, completion, turn.tools, turn.notes).message
+        else:
+            text = self._reader.plain_text(completion, turn.notes.get("stopped_at"))
+            read = {"role": "assistant", "content": text}
+        self.figures.replies += 1
+        self.figures.replies_read_otherwise += _without_ids(read) != _without_ids(turn.reply)
+
+    def _render_again(
+        self, episode: EpisodeRecord, turn: TurnRecord, parent: TurnRecord | None
+    ) -> None:
+        try:
+            fresh = self._template.prompt_ids(turn.messages, turn.tools)
+        except ModelError as error:
+            self.figures.not_rendered[str(error)] += 1
+            return
+        fresh += self._opening(turn)
+        self.figures.rendered += 1
+        new = _new_part(turn, parent)
+        if new and fresh[-len(new) :] != new:
+            self._fault(episode, turn, "goes on otherwise than the template writes its messages")
+        at = first_difference(turn.prompt_ids.tolist(), fresh)
+        if at is None:
+            self.figures.same += 1
+            return
+        self.figures.drift[self._cause(turn, episode.turns, at, fresh)] += 1
+        self.figures.drift_at.append(at)
+
+    def _opening(self, turn: TurnRecord) -> list[int]:
+        """What ends the prompt of a forced call: no message, so no fresh render has it."""
+        return self._template.encode(turn.notes.get("opening", ""))
+
+    def _cause(
+        self, turn: TurnRecord, turns: Sequence[TurnRecord], at: int, fresh: list[int]
+    ) -> str:
+        """Why the fresh render parts from the recorded prompt at this position."""
+        before = list(_calls_before(turn, turns)) if turn.notes.get("continues") else []
+        if any(self._is_in_opening(at, call) for call in before):
+            return "opening of a forced call"
+        said = next((call for call in before if self._is_in_reply(at, call)), None)
+        if said is None:
+            return "the template renders otherwise than in the run"
+        if at > len(said.prompt_ids) + len(said.token_ids):
+            return "other"
+        if said.finish_reason != "stop":
+            return "cut reply"
+        start, stops = min(at, len(said.prompt_ids)), self._template.stop_token_ids
+        ids = [*said.prompt_ids[start:].tolist(), *said.token_ids.tolist()]
+        text = self._template.text_of([i for i in ids if i not in stops])
+        return _cause_in(said, text, self._template.text_of(fresh[start:]))
+
+    def _is_in_reply(self, at: int, call: TurnRecord) -> bool:
+        """Whether this position lies in what the call sampled or after it. Afresh, white space that
+        ends its prompt may be one token with the first that was sampled."""
+        return not self._template.text_of(call.prompt_ids[at:].tolist()).strip()
+
+    def _is_in_opening(self, at: int, call: TurnRecord) -> bool:
+        """Whether this position lies in the opening that ends the call's prompt, or right before
+        it, in thinking that the template began and the opening ended."""
+        opening, end = self._opening(call), len(call.prompt_ids)
+        before = call.prompt_ids[at : end - len(opening)].tolist()
+        return bool(opening) and at < end and self._template.text_of(before).strip() in _NO_WORDS
+
+
+_NO_WORDS = ("", "<think>")
+
+
+def _cause_in(said: TurnRecord, text: str, fresh: str) -> str:
+    """`text` is what was sampled, `fresh` what the template writes from there on."""
+    if fresh.startswith(text):
+        return "reply re-tokenized"
+    thinking = str(said.reply.get("reasoning_content") or text.partition("</think>")[0])
+    if "</think>" in text and thinking.strip() not in fresh[: len(text) + len(thinking)]:
+        return "thinking stripped"
+    words = str(said.reply.get("content") or "").strip()
+    if said.reply.get("tool_calls") and _first_char_apart(text, fresh) >= len(words):
+        return "tool call re-serialised"
+    if "".join(fresh.split()).startswith("".join(text.split())):
+        return "white space trimmed"
+    return "other"
+
+
+def _first_char_apart(a: str, b: str) -> int:
+    """Where two texts part; the length of the shorter one where they do not."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((at for at, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+def _parent(turn: TurnRecord, turns: Sequence[TurnRecord]) -> TurnRecord | None:
+    """The earlier call whose prompt and reply this prompt begins with; the longest one."""
+    before = (other for other in turns[: turn.turn_index] if _begins_with(turn, other))
+    return max(before, key=lambda other: len(other.prompt_ids), default=None)
+
+
+def _begins_with(turn: TurnRecord, other: TurnRecord) -> bool:
+    start = len(other.prompt_ids)
+    stop = start + len(other.token_ids)
+    prompt = turn.prompt_ids
+    return (
+        len(prompt) >= stop > 0
+        and np.array_equal(prompt[start:stop], other.token_ids)
+        and np.array_equal(prompt[:start], other.prompt_ids)
+    )
+
+
+def _calls_before(turn: TurnRecord, turns: Sequence[TurnRecord]) -> Iterator[TurnRecord]:
+    """The calls that its prompt continues, the last one first."""
+    parent = _parent(turn, turns)
+    while parent is not None:
+        yield parent
+        parent = _parent(parent, turns)
+
+
+def _new_part(turn: TurnRecord, parent: TurnRecord | None) -> list[int]:
+    """The ids of a continued prompt that come after the recorded ones."""
+    if parent is None or not turn.notes.get("continues"):
+        return []
+    return turn.prompt_ids[len(parent.prompt_ids) + len(parent.token_ids) :].tolist()
+
+
+def _why_not_trained(episode: EpisodeRecord, turn: TurnRecord) -> str | None:
+    """Why its tokens are not to be trained; None where they are."""
+    row = episode.row
+    if row.mode != "train":
+        return "a greedy baseline" if row.mode == "baseline" else "evaluation"
+    if not turn.trainable:
+        return "an agent that is not trained"
+    if row.status == EpisodeStatus.ABORTED and episode.ended_as != row.status:
+        return "a selection left it out"
+    if row.status not in TRAINED_STATUSES:
+        return f"the episode ended as {row.status}"
+    return "the episode has no reward" if row.reward is None else None
+
+
+def _completion(turn: TurnRecord) -> Completion:
+    """Without the recorded log-probabilities: they are checked on their own."""
+    prompt_ids, token_ids = tuple(turn.prompt_ids.tolist()), tuple(turn.token_ids.tolist())
+    logprobs, reason = (0.0,) * len(token_ids), turn.finish_reason
+    return Completion(prompt_ids, token_ids, logprobs, reason, turn.policy_version)  # type: ignore[arg-type]
+
+
+def _turn(turn: TurnRecord) -> Turn:
+    given = _completion(turn), turn.messages, turn.tools, turn.reply
+    return Turn(*given, trainable=turn.trainable)
+
+
+def _without_ids(reply: dict[str, Any]) -> dict[str, Any]:
+    """Calls are numbered as they begin; the record has those that ended."""
+    calls = [{**call, "id": None} for call in reply.get("tool_calls") or ()]
+    return {**reply, "tool_calls": calls}

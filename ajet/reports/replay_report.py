@@ -1,0 +1,191 @@
+"""What a replay says: the transcript with marks where it departs from the record, and one line.
+
+    call 1: the prompt departs at position 57, in message 3 (tool)
+      recorded  …<tool_response>⏎⟦42⏎</tool_response>…
+      replayed  …<tool_response>⏎⟦43⏎</tool_response>…
+
+Calls and messages count from 0, as in the run folder; a difference is placed in the recorded
+prompt. Not covered: running the episode (backbones/debug/replaying.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from ajet.core.inference.endpoint import Completion
+from ajet.core.inference.engines.replay import ReplayedCall, ReplayEngine
+from ajet.core.record.episode_reader import EpisodeRecord, TurnRecord
+from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
+from ajet.core.trajectory.turn import Turn
+from ajet.reports.prompt_place import place_in_prompt
+from ajet.reports.transcript import transcript
+
+if TYPE_CHECKING:
+    from ajet.core.inference.chat_template import ChatTemplate
+
+UNFINISHED = (EpisodeStatus.TIMEOUT, EpisodeStatus.ABORTED, EpisodeStatus.ENV_ERROR)
+"""Such an episode may have ended within a call, which then left no record."""
+JUDGED = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
+ALONE = "not compared (the judge sees the whole group, and here one episode)"
+TOKENS_BEFORE, TOKENS_AFTER = 8, 16
+
+
+@dataclass(frozen=True)
+class Departure:
+    """One call that is not as recorded: `what` in one line, and the text on both sides.
+    `completion` is what it was given, if it was."""
+
+    call: int
+    what: str
+    completion: Completion | None = None
+    recorded: str = ""
+    replayed: str = ""
+
+    def shown(self) -> Text:
+        text = Text(f"call {self.call}: {self.what}", style="bold red")
+        if self.recorded or self.replayed:
+            sides = f"\n  recorded  {self.recorded}\n  replayed  {self.replayed}"
+            text.append(sides, "not bold")
+        return text
+
+
+@dataclass(frozen=True)
+class ReplayReport:
+    """A replayed episode beside its record."""
+
+    record: EpisodeRecord
+    trajectory: Trajectory
+    engine: ReplayEngine
+    template: ChatTemplate
+    judges_groups: bool = False
+    """The judge saw the whole group then, and this episode alone now."""
+
+    @cached_property
+    def departures(self) -> list[Departure]:
+        """Calls that differ, in their order, then those that were not made."""
+        found = [each for n, call in enumerate(self.engine.calls) for each in self._of(n, call)]
+        if not self.engine.stopped:
+            found += [Departure(n, "recorded, and not made") for n in self.engine.not_made]
+        return found
+
+    @cached_property
+    def other_outcome(self) -> list[str]:
+        """How it ended otherwise; a replay that was stopped has no end of its own."""
+        if self.engine.stopped:
+            return []
+        then, now = self.record, self.trajectory
+        if self.is_judged_alone and EpisodeStatus.JUDGE_ERROR in (then.ended_as, now.ended_as):
+            return []
+        pairs = [("status", str(now.ended_as), then.ended_as)]
+        if then.ended_as in JUDGED and not self.is_judged_alone:
+            pairs.append(("reward", _number(now.reward), _number(then.row.reward)))
+            pairs.append(("is_success", str(now.is_success), str(then.row.is_success)))
+        return [f"{name} {new} instead of {old}" for name, new, old in pairs if new != old]
+
+    @property
+    def is_judged_alone(self) -> bool:
+        """Whether a judge of groups gave both rewards: they cannot be compared."""
+        if self.engine.stopped or not self.judges_groups:
+            return False
+        return _is_by_judge(self.record) and _is_by_judge(self.trajectory)
+
+    @property
+    def is_same(self) -> bool:
+        return not self.departures and not self.other_outcome
+
+    def shown(self) -> RenderableType:
+        """The transcript, marked."""
+        return transcript(self.trajectory, self._marks())
+
+    def summary(self) -> Text:
+        """One line: the same, or where it departs."""
+        return Text(self._said(), style="bold green" if self.is_same else "bold red")
+
+    def _said(self) -> str:
+        if self.is_same:
+            return f"the same: {self._extent()}, {self._end()}"
+        parts = []
+        if self.departures:
+            first = self.departures[0]
+            parts.append(f"call {first.call}: {first.what}")
+            if others := len({each.call for each in self.departures}) - 1:
+                parts.append(f"{others} other call{'s' * (others > 1)}")
+        parts += self.other_outcome
+        if self.is_judged_alone:
+            parts.append(f"reward {ALONE}")
+        return f"departs: {'; '.join(parts)}"
+
+    def _marks(self) -> dict[int, Text]:
+        """By turn of the replay; a call that left no turn comes after all of them."""
+        turns = self.trajectory.turns
+        numbers = {id(turn.completion): number for number, turn in enumerate(turns)}
+        by_turn: dict[int, list[Text]] = {}
+        for departure in self.departures:
+            number = numbers.get(id(departure.completion), len(turns) + departure.call)
+            by_turn.setdefault(number, []).append(departure.shown())
+        return {number: Text("\n").join(texts) for number, texts in by_turn.items()}
+
+    def _of(self, number: int, call: ReplayedCall) -> Iterator[Departure]:
+        if call.recorded is None:
+            if self.engine.stopped and self.record.ended_as not in UNFINISHED:
+                yield Departure(number, f"one more than the {len(self.record.turns)} recorded")
+            return
+        turn = self.record.turns[call.recorded]
+        if call.departs_at is not None:
+            place = place_in_prompt(turn, call.departs_at, self.template)
+            yield Departure(
+                call.recorded,
+                f"the prompt departs at position {call.departs_at}, in {place}",
+                call.completion,
+                self._window(turn.prompt_ids.tolist(), call.departs_at),
+                self._window(call.prompt_ids, call.departs_at),
+            )
+        if call.is_cut_otherwise:
+            limit = f"asks for at most {call.max_tokens} tokens"
+            have = f"the recorded reply has {len(turn.token_ids)}"
+            yield Departure(call.recorded, f"{limit}; {have}", call.completion)
+        for now in self.trajectory.turns:
+            if now.completion is call.completion and _who(now) != _who(turn):
+                who = f"it is a call of {_who(now)}, and was one of {_who(turn)}"
+                yield Departure(call.recorded, who, call.completion)
+
+    def _window(self, ids: Sequence[int], at: int) -> str:
+        before = self.template.text_of(ids[max(0, at - TOKENS_BEFORE) : at])
+        after = self.template.text_of(ids[at : at + TOKENS_AFTER]) or "(it ends here)"
+        more = "…" if len(ids) > at + TOKENS_AFTER else ""
+        return f"…{before}⟦{after}{more}".replace("\n", "⏎")
+
+    def _extent(self) -> str:
+        calls = [call for call in self.engine.calls if call.completion is not None]
+        prompt = sum(len(call.prompt_ids) for call in calls)
+        num = len(calls)
+        return f"{num} call{'s' * (num != 1)}, {prompt} prompt ids"
+
+    def _end(self) -> str:
+        if self.engine.stopped:
+            return f"and there the record ends ({self.record.ended_as})"
+        reward = ALONE if self.is_judged_alone else _number(self.trajectory.reward)
+        return f"{self.trajectory.ended_as}, reward {reward}"
+
+
+def _is_by_judge(episode: EpisodeRecord | Trajectory) -> bool:
+    """Whether the judge was asked, and not the workflow's own reward or that of a malformed reply
+    taken."""
+    if episode.ended_as == EpisodeStatus.JUDGE_ERROR:
+        return True
+    return episode.ended_as in JUDGED and "judge" in episode.reward_breakdown
+
+
+def _who(turn: Turn | TurnRecord) -> str:
+    trained = "trained" if turn.trainable else "not trained"
+    return f"agent {turn.agent_name} ({turn.target_tag}, {trained})"
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else repr(float(value))

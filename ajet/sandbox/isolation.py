@@ -1,0 +1,196 @@
+"""What a program sees of the machine: a list of what is shown, never a list of what is hidden.
+
+    /usr /bin /lib …       read-only, as on the host
+    the interpreter        read-only: its bin and lib, and the packages of the virtual environment
+    /tmp                   a fresh tmpfs for each program: scratch folder, home and working folder
+    /proc                  fresh and read-only: the program's own processes
+    /dev                   null, zero, full, random, urandom
+    (nothing else)         no /home, /root, /run, /var, no project folder
+
+Built once by the zygote (`enter_view`) or by bubblewrap (`bubblewrap_command`). Each program then
+gets its own processes, mounts, network and IPC on top (`enter_fresh_namespaces`).
+NOT covered: where the kernel forbids namespaces, nothing here applies.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ajet.sandbox import kernel
+from ajet.sandbox.limits import Limits
+
+CAP_SETUID, CAP_SYS_ADMIN = 7, 21
+SCRATCH = "/tmp"
+# A second view of the host's /proc: an unprivileged mount of a new one is allowed only beside it.
+HOST_PROC = "/.hostproc"
+NOBODY = 65534
+
+_SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/alternatives")
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_LINKS = {
+    "/dev/fd": "/proc/self/fd",
+    "/dev/stdin": "/proc/self/fd/0",
+    "/dev/stdout": "/proc/self/fd/1",
+    "/dev/stderr": "/proc/self/fd/2",
+    "/dev/shm": SCRATCH,
+}
+_FRESH = ("/proc", SCRATCH)
+
+
+@dataclass(frozen=True)
+class View:
+    """`folders`: host path -> path inside; `links`: path inside -> what it points at."""
+
+    folders: dict[str, str]
+    links: dict[str, str]
+
+
+def path_inside(path: str) -> str:
+    """Where the sandbox shows a folder of the host: the same place unless something covers it."""
+    covered = any(path == fresh or path.startswith(fresh + "/") for fresh in (*_FRESH, "/dev"))
+    return "/opt/sandbox" + path if covered else path
+
+
+def view_of(python_folders: Sequence[str]) -> View:
+    """The system's folders, its devices and the interpreter's folders, where they exist."""
+    folders: dict[str, str] = {}
+    links = dict(_LINKS)
+    for path in _SYSTEM_FOLDERS:
+        if Path(path).is_symlink():
+            links[path] = str(Path(path).readlink())
+        elif Path(path).exists():
+            folders[path] = path
+    folders |= {path: path for path in (*_SYSTEM_FILES, *_DEVICES) if Path(path).exists()}
+    for path in python_folders:
+        if Path(path).exists() and not path.startswith("/usr/"):
+            folders[path] = path_inside(path)
+    return View(folders, links)
+
+
+def is_privileged() -> bool:
+    """May this process make namespaces and change its user without a user namespace?"""
+    return (
+        os.geteuid() == 0
+        and kernel.has_capability(CAP_SYS_ADMIN)
+        and kernel.has_capability(CAP_SETUID)
+    )
+
+
+def is_root_of_host() -> bool:
+    """Root of a user namespace that is an ordinary user outside does not count."""
+    uid_map = Path("/proc/self/uid_map")
+    if os.geteuid() != 0 or not uid_map.exists():
+        return os.geteuid() == 0
+    return any(line.split()[:2] == ["0", "0"] for line in uid_map.read_text().splitlines())
+
+
+def enter_user_namespace(inside: int) -> None:
+    """Become user `inside` of a new user namespace, with every capability there and none here."""
+    uid, gid = os.geteuid(), os.getegid()
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # else the maps below belong to root
+    kernel.unshare(kernel.CLONE_NEWUSER)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{inside} {uid} 1")
+    Path("/proc/self/gid_map").write_text(f"{inside} {gid} 1")
+
+
+def forbid_further_user_namespaces() -> None:
+    """A namespace of its own would give a program mounts, and with them unlimited scratch disk."""
+    Path("/proc/sys/user/max_user_namespaces").write_text("0")
+
+
+def enter_view(view: View) -> None:
+    """Leave the host's file tree for one that holds the view alone; everything is read-only."""
+    if not is_privileged():
+        enter_user_namespace(os.geteuid())
+    kernel.unshare(
+        kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+    )
+    kernel.set_hostname("sandbox")
+    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("tmpfs", SCRATCH, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=1m")
+    os.chdir(SCRATCH)
+    Path("old").mkdir()
+    Path("new").mkdir()
+    kernel.mount("new", "new", None, kernel.MS_BIND)
+    kernel.pivot_root(".", "old")
+    os.chdir("/")
+    _fill("/old", "/new", view)
+    os.chdir("/new")
+    kernel.pivot_root(".", ".")
+    kernel.unmount(".")
+    os.chdir("/")
+    _make_view_read_only(view)
+
+
+def _fill(old: str, new: str, view: View) -> None:
+    for folder in _FRESH:
+        Path(new + folder).mkdir(parents=True)
+    for source, inside in view.folders.items():
+        _show(old + source, new + inside)
+    for inside, target in view.links.items():
+        Path(new + inside).parent.mkdir(parents=True, exist_ok=True)
+        Path(new + inside).symlink_to(target)
+    _show(old + "/proc", new + HOST_PROC)
+
+
+def _show(source: str, target: str) -> None:
+    if Path(source).is_dir():
+        Path(target).mkdir(parents=True, exist_ok=True)
+    else:
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        Path(target).touch()
+    kernel.mount(source, target, None, kernel.MS_BIND | kernel.MS_REC)
+
+
+def _make_view_read_only(view: View) -> None:
+    """All but the host's /proc, which each program's namespace detaches."""
+    for inside in view.folders.values():
+        if not inside.startswith("/dev/"):
+            kernel.make_read_only(inside)
+    flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY
+    kernel.mount("none", "/", None, flags | kernel.MS_NOSUID | kernel.MS_NODEV)
+
+
+def enter_fresh_namespaces(limits: Limits) -> None:
+    """Called by the first process of a new PID namespace: its own /proc, /tmp, network and IPC."""
+    kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC)
+    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("proc", "/proc", "proc", flags | kernel.MS_NOEXEC)
+    kernel.unmount(HOST_PROC)
+    options = f"size={limits.scratch_bytes},nr_inodes=4096,mode=1777"
+    kernel.mount("tmpfs", SCRATCH, "tmpfs", flags, options)
+    os.chdir(SCRATCH)
+
+
+def make_proc_read_only() -> None:
+    """Called once the program's process has written its user map and its limits there.
+
+    Many files of /proc belong to root and change the whole machine (/proc/sys, sysrq-trigger).
+    """
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+    remount = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY
+    kernel.mount("none", "/proc", None, remount | flags)
+
+
+def bubblewrap_command(bubblewrap: str, view: View) -> list[str]:
+    """The same view, built by bubblewrap. The capabilities are for `enter_fresh_namespaces`;
+    a program itself has none."""
+    command = [bubblewrap, "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+    command += ["--hostname", "sandbox", "--cap-add", "ALL"]
+    if not is_privileged():
+        command += ["--unshare-user"]
+    for folder in _FRESH:
+        command += ["--dir", folder]
+    parents = {str(parent) for inside in view.folders.values() for parent in Path(inside).parents}
+    for parent in sorted(parents - {"/"}):  # else they are closed to everybody but root
+        command += ["--perms", "0755", "--dir", parent]
+    for source, inside in view.folders.items():
+        option = "--dev-bind" if inside.startswith("/dev/") else "--ro-bind"
+        command += [option, source, inside]
+    for inside, target in view.links.items():
+        command += ["--symlink", target, inside]
+    return [*command, "--bind", "/proc", HOST_PROC, "--remount-ro", "/", "--chdir", "/", "--"]

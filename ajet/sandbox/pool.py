@@ -1,0 +1,327 @@
+"""The parent's side: starts the zygote at the first call and sends it programs.
+
+    outcome = await default_pool().run("print(1 + 2)", timeout=5)      # Outcome(0, "3\\n", "")
+
+Nothing here belongs to an event loop or a thread: a call is a socket of its own, handed to the
+zygote in one message. A cancelled call closes its socket, which kills its program.
+NOT covered: a fork of this process starts a zygote of its own.
+"""
+
+import asyncio
+import atexit
+import contextlib
+import json
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ajet.sandbox import isolation, landlock, worker, zygote
+from ajet.sandbox.limits import Limits
+
+_START_TIMEOUT_S = 30
+_ATTEMPTS = 3
+# Stand-ins for the packages above this one, so that none of their imports happens in the zygote.
+_BOOT = """
+import sys, types
+for name, folder in (("ajet", {0!r}), ("ajet.tools", {1!r}), ("ajet.sandbox", {2!r})):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [folder]
+from ajet.sandbox import zygote
+zygote.main(sys.argv[1])
+"""
+_ENVIRONMENT = {
+    "HOME": isolation.SCRATCH,
+    "LANG": "C.UTF-8",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
+    "PYTHONIOENCODING": "utf-8",
+    "PYTHONUTF8": "1",
+    "TZ": "UTC",
+}
+# Isolated as by -I, which would also ignore PYTHONHASHSEED; the environment above is all there is.
+_FLAGS = ("-s", "-S", "-P", "-u")
+
+
+class SandboxError(RuntimeError):
+    """No worker could be started: the machine's fault, not the program's."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a program ended. A negative code is the signal that ended it; -1 is a timeout."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    timed_out: bool = False
+
+
+@dataclass
+class _Running:
+    """A zygote that has said that it is ready."""
+
+    process: subprocess.Popen[bytes]
+    inbox: socket.socket
+    mode: str
+    landlock: int  # the kernel's version of it, 0 for none
+    seccomp: bool
+
+
+class SandboxPool:
+    """Runs programs, each in a fresh process; starts by itself and ends with this process."""
+
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        *,
+        modes: Sequence[str] | None = None,
+        num_ready: int = 8,
+        num_running: int = 64,
+    ) -> None:
+        self.limits = limits or Limits()
+        self._modes = tuple(modes) if modes is not None else available_modes()
+        self._num_ready, self._num_running = num_ready, num_running
+        self._running: _Running | None = None
+        self._refusals: list[str] = []
+        self._lock = threading.Lock()
+        atexit.register(self.close)
+        os.register_at_fork(after_in_child=self._forget)
+
+    async def run(self, code: str, timeout: float) -> Outcome:
+        """Run one program. Raises `SandboxError` if no worker can be had."""
+        request = code.encode("utf-8", "surrogatepass") or b"\n"
+        frame = worker.HEADER.pack(len(request)) + struct.pack("<d", timeout) + request
+        for _ in range(_ATTEMPTS):
+            running = self._running or await asyncio.to_thread(self.start)
+            answer = await _call(running.inbox, frame)
+            if answer is not None:
+                return _outcome(answer, timeout)
+            self._discard(running)
+        raise SandboxError(f"the sandbox died {_ATTEMPTS} times before it took a program")
+
+    def start(self) -> _Running:
+        """Start the zygote in the strongest mode that works here; blocks for about 0.2 s."""
+        with self._lock:
+            if self._running is None:
+                self._running = self._start_in_first_mode_that_works()
+            return self._running
+
+    def report(self) -> str:
+        """One line: how programs are confined here, and why not better."""
+        running = self.start()
+        line = _CONFINEMENT[running.mode]
+        if running.mode == zygote.RLIMITS:
+            line += f", {landlock.describe(running.landlock)}" if running.landlock else _NO_LANDLOCK
+        if not running.seccomp:
+            line += _NO_SECCOMP
+        return f"{line} ({'; '.join(self._refusals)})" if self._refusals else line
+
+    @property
+    def is_weak(self) -> bool:
+        return self.start().mode == zygote.RLIMITS
+
+    def close(self) -> None:
+        """Stop the zygote and every program."""
+        running = self._running
+        if running is not None:
+            self._discard(running)
+
+    def _start_in_first_mode_that_works(self) -> _Running:
+        self._refusals = []
+        for mode in self._modes:
+            started = _start_zygote(mode, self.limits, self._num_ready, self._num_running)
+            if isinstance(started, _Running):
+                return started
+            self._refusals.append(f"{mode}: {started}")
+        raise SandboxError(f"no sandbox: {'; '.join(self._refusals)}")
+
+    def _discard(self, running: _Running) -> None:
+        with self._lock:
+            if self._running is running:
+                self._running = None
+        running.inbox.close()
+        _wait_for_end(running.process)
+
+    def _forget(self) -> None:
+        """In a forked child: the zygote is the parent's."""
+        if self._running is not None:
+            self._running.inbox.close()
+            self._running.process.returncode = 0  # not ours to wait for
+        self._running = None
+        self._lock = threading.Lock()
+
+
+_CONFINEMENT = {
+    zygote.BUBBLEWRAP: "sandbox: bubblewrap, namespaces, no network, own /tmp and /proc, rlimits",
+    zygote.NAMESPACES: "sandbox: namespaces, no network, own /tmp and /proc, rlimits",
+    zygote.RLIMITS: "sandbox: WEAK, rlimits only, no namespaces",
+}
+_NO_LANDLOCK = " and no Landlock: programs can read and write what this user can"
+_NO_SECCOMP = ", no seccomp: some system calls that should be refused (seccomp.py) are not"
+_default: SandboxPool | None = None
+_default_lock = threading.Lock()
+
+
+def default_pool() -> SandboxPool:
+    """The pool of this process, made at the first call."""
+    global _default
+    with _default_lock:
+        if _default is None:
+            _default = SandboxPool()
+        return _default
+
+
+def available_modes() -> tuple[str, ...]:
+    """In the order in which they are tried."""
+    bubblewrap = (zygote.BUBBLEWRAP,) if shutil.which("bwrap") else ()
+    return (*bubblewrap, zygote.NAMESPACES, zygote.RLIMITS)
+
+
+def _python_folders() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(folders of the interpreter that programs see, folders of packages for their sys.path)."""
+    base = Path(sys.base_prefix).resolve()
+    interpreter = [base / name for name in ("bin", "lib", "lib64") if (base / name).is_dir()]
+    interpreter.append(Path(sys.base_exec_prefix).resolve() / "lib")
+    # Without links, which would point out of the view: a .venv may be one.
+    found = (Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib"))
+    packages = dict.fromkeys(map(str, found))
+    shown = dict.fromkeys([*map(str, interpreter), *packages])
+    return tuple(shown), tuple(packages)
+
+
+def _start_zygote(mode: str, limits: Limits, num_ready: int, num_running: int) -> _Running | str:
+    """A running zygote, or why it could not start."""
+    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    with theirs, contextlib.ExitStack() as cleanup:
+        parent = _pidfd_of_self()
+        if parent >= 0:
+            cleanup.callback(os.close, parent)
+        shown, packages = _python_folders()
+        setup = zygote.Setup(
+            mode=mode,
+            limits=limits.to_json(),
+            num_ready=num_ready,
+            num_running=num_running,
+            python_folders=shown,
+            packages=packages,
+            inbox=theirs.fileno(),
+            parent=parent,
+            is_root=isolation.is_root_of_host(),
+        )
+        process = subprocess.Popen(
+            _command(mode, setup),
+            env=_ENVIRONMENT,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno(), *([parent] if parent >= 0 else [])],
+            start_new_session=True,  # Ctrl-C is for this process, which may finish its step
+        )
+    return _await_ready(mode, process, ours)
+
+
+def _await_ready(
+    mode: str, process: subprocess.Popen[bytes], inbox: socket.socket
+) -> _Running | str:
+    inbox.settimeout(_START_TIMEOUT_S)
+    try:
+        answer = inbox.recv(4096)
+    except OSError as error:
+        answer = json.dumps({"error": f"no answer ({error})"}).encode()
+    hello: dict[str, Any] = json.loads(answer) if answer else {"error": "it ended at once"}
+    if hello["error"]:
+        inbox.close()
+        _wait_for_end(process)
+        return hello["error"]
+    inbox.setblocking(False)
+    return _Running(process, inbox, mode, hello["landlock"], hello["seccomp"])
+
+
+def _command(mode: str, setup: zygote.Setup) -> list[str]:
+    here = Path(__file__).resolve().parent
+    boot = _BOOT.format(str(here.parent.parent), str(here.parent), str(here))
+    interpreter = str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
+    python = [interpreter, *_FLAGS, "-c", boot, json.dumps(asdict(setup))]
+    if mode != zygote.BUBBLEWRAP:
+        return python
+    # bubblewrap starts the interpreter inside the view, so these paths must lie outside /tmp.
+    view = isolation.view_of([*setup.python_folders, str(here)])
+    return [*isolation.bubblewrap_command(shutil.which("bwrap") or "bwrap", view), *python]
+
+
+def _pidfd_of_self() -> int:
+    try:
+        return os.pidfd_open(os.getpid())
+    except OSError:
+        return -1  # an old kernel: the zygote then notices the closed inbox alone
+
+
+def _wait_for_end(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(timeout=2)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+async def _call(inbox: socket.socket, frame: bytes) -> bytes | None:
+    """The worker's bytes, or None if no worker took the call (the zygote is gone)."""
+    loop = asyncio.get_running_loop()
+    ours, theirs = socket.socketpair()
+    try:
+        ours.setblocking(False)
+        with theirs:
+            if not await _hand_over(inbox, theirs):
+                return None
+        with contextlib.suppress(ConnectionError):  # nobody reads: the answer below says so
+            await loop.sock_sendall(ours, frame)
+        answer = bytearray()
+        with contextlib.suppress(ConnectionResetError):
+            while chunk := await loop.sock_recv(ours, 1 << 16):
+                answer += chunk
+        return bytes(answer[1:]) if answer[:1] == worker.STARTED else None
+    finally:
+        ours.close()
+
+
+async def _hand_over(inbox: socket.socket, call: socket.socket) -> bool:
+    while True:
+        try:
+            socket.send_fds(inbox, [b"call"], [call.fileno()])
+            return True
+        except BlockingIOError:
+            await asyncio.sleep(0.005)  # hundreds of calls are waiting already
+        except OSError:
+            return False
+
+
+def _outcome(answer: bytes, timeout: float) -> Outcome:
+    if not answer:
+        return Outcome(-9, "", "SandboxError: the program's supervisor was killed (out of memory?)")
+    parts = []
+    while answer:
+        (length,) = worker.HEADER.unpack_from(answer)
+        parts.append(answer[worker.HEADER.size : worker.HEADER.size + length])
+        answer = answer[worker.HEADER.size + length :]
+    head = json.loads(parts[0])
+    stdout, stderr = (part.decode("utf-8", "replace") for part in parts[1:])
+    if head["stopped_by"] == worker.TIMEOUT:
+        note = f"TimeoutError: The code execution exceeded the timeout of {timeout} seconds."
+        return Outcome(-1, stdout, f"{stderr}\n{note}" if stderr else note, timed_out=True)
+    if head["stopped_by"]:
+        note = head["stopped_by"]
+        return Outcome(-9, stdout, f"{stderr}\n{note}" if stderr else note)
+    return Outcome(head["returncode"], stdout, stderr)

@@ -1,0 +1,155 @@
+"""The process that runs one program. It is forked before the program is known and waits for it.
+
+    fork -> confine (namespaces, limits, no privileges) -> tell the supervisor "ready"
+         -> read the program -> run it as `__main__`, from a file /tmp/program.py -> exit
+
+Tracebacks look as if `python /tmp/program.py` had been called, whatever the scratch folder is.
+
+The same program prints the same again where that can be arranged: `random` is seeded with the
+program's text, and hashes (the order of sets of strings) are those of PYTHONHASHSEED=0.
+NOT covered: `os.urandom` and what takes its seed from there (`random.Random()`, `numpy.random`,
+`uuid4`, names of temporary files), `random` in processes that the program forks, addresses (`id`),
+the time, the order in which threads run.
+"""
+
+import atexit
+import linecache
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import traceback
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from ajet.sandbox import isolation, kernel, landlock, seccomp
+from ajet.sandbox.limits import Limits, apply_rlimits
+
+FILE_NAME = "/tmp/program.py"
+READY = b"ready"
+_INSIDE_ID = 1000
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How the zygote was started: decides how a program can be confined."""
+
+    namespaces: bool
+    limits: Limits
+    packages: tuple[str, ...]  # folders appended to sys.path
+    view: isolation.View  # what Landlock leaves readable without namespaces
+    is_nobody: bool  # root gives itself up for programs
+    reads_as_root: bool  # ... but keeps the right to read, for a standard library of root's own
+
+
+def confine(standing: Standing, num_other_tasks: int) -> None:
+    """Give up everything that a program has no use for. No way back from here."""
+    os.setsid()
+    Path("/proc/self/oom_score_adj").write_text("1000")  # the first to go when memory is short
+    if standing.is_nobody:
+        kernel.prctl(kernel.PR_SET_KEEPCAPS, int(standing.reads_as_root))
+        os.setgroups([])
+        os.setresgid(*[isolation.NOBODY] * 3)
+        os.setresuid(*[isolation.NOBODY] * 3)
+    if standing.namespaces:
+        isolation.enter_user_namespace(_INSIDE_ID)
+        isolation.forbid_further_user_namespaces()
+    apply_rlimits(standing.limits, num_other_tasks)
+    kernel.drop_capabilities(keep_reading=standing.reads_as_root)
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    kernel.prctl(
+        kernel.PR_SET_PDEATHSIG, signal.SIGKILL
+    )  # after the change of user, which clears it
+    if not standing.namespaces:
+        landlock.restrict(standing.view, os.getcwd())  # noqa: PTH109 - the scratch folder
+    seccomp.install(host_in_sight=not standing.namespaces)
+
+
+def wait_and_run(control: socket.socket, standing: Standing, num_other_tasks: int) -> NoReturn:
+    """The whole life of the process. `control` brings the program, or EOF at once."""
+    try:
+        confine(standing, num_other_tasks)
+    except OSError as error:
+        control.sendall(f"the program's process: {error}".encode())
+        os._exit(1)
+    control.sendall(READY)
+    text = _read_all(control)
+    control.close()
+    if not text:
+        os._exit(0)
+    os.closerange(3, 256)
+    random.seed(text)  # after the last fork, which seeds it from the system
+    os._exit(_finish(_run(text.decode("utf-8", "surrogatepass"), standing.packages)))
+
+
+def _read_all(control: socket.socket) -> bytes:
+    chunks = []
+    while chunk := control.recv(1 << 16):
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _run(code: str, packages: tuple[str, ...]) -> int:
+    """Execute as a script would be; returns the exit code."""
+    module = _fresh_main(packages)
+    try:
+        _write_source(code)
+        exec(compile(code, FILE_NAME, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
+    except SystemExit as stop:
+        return _exit_code(stop)
+    except BaseException as error:  # noqa: BLE001 - the program's own, shown as Python shows it
+        _show_error(error)
+        return 1
+    return 0
+
+
+def _fresh_main(packages: tuple[str, ...]) -> types.ModuleType:
+    atexit._clear()
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__file__=FILE_NAME, __builtins__=__builtins__)
+    for name in [name for name in sys.modules if name == "ajet" or name.startswith("ajet.")]:
+        del sys.modules[name]
+    sys.modules["__main__"] = module
+    sys.argv = [FILE_NAME]
+    sys.path[:] = [os.getcwd(), *sys.path, *packages]  # noqa: PTH109 - a str, as Python has it
+    return module
+
+
+def _write_source(code: str) -> None:
+    """In the scratch folder, and where tracebacks look for it under its constant name."""
+    with open("program.py", "w", encoding="utf-8") as file:  # noqa: PTH123 - half the time of Path
+        file.write(code)
+    lines = [line + "\n" for line in code.splitlines()]
+    linecache.cache[FILE_NAME] = (len(code), None, lines, FILE_NAME)
+
+
+def _exit_code(stop: SystemExit) -> int:
+    if stop.code is None or isinstance(stop.code, int):
+        return (stop.code or 0) & 0xFF
+    print(stop.code, file=sys.stderr)
+    return 1
+
+
+def _show_error(error: BaseException) -> None:
+    trace = error.__traceback__
+    error.__traceback__ = trace.tb_next if trace else None  # without this file's own frame
+    if sys.excepthook is sys.__excepthook__:
+        traceback.print_exception(error)
+    else:
+        sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _finish(exit_code: int) -> int:
+    """What the interpreter does at its end, without the cost of taking itself apart."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined] # waits for the program's threads
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:  # noqa: BLE001 - a closed stream or an exit inside an exit function
+        return exit_code or 120
+    return exit_code

@@ -1,0 +1,286 @@
+"""The supervisor of one program: a process of its own, the first of its PID namespace.
+
+    inbox --(a socket)--> worker --(the program's text)--> program --> pipes --> worker --> socket
+
+It takes one call, keeps the head and the tail of what the program prints, watches time and memory,
+kills everything that the program started, answers, and ends. It never runs the program's code.
+NOT covered: without namespaces a process may hide from `_kill_all` by racing it.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ajet.sandbox import isolation, kernel, program
+from ajet.sandbox.limits import Limits
+from ajet.sandbox.program import Standing
+
+STARTED = b"S"
+TIMEOUT, ABANDONED = "timeout", "abandoned"
+HEADER = struct.Struct("<I")  # the length of what follows
+_CHECK_EVERY_S = 0.1
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class ChildSignal:
+    """A file descriptor that becomes readable when a child ends."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+
+    def fileno(self) -> int:
+        return self._read
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._read, 4096)
+
+    @staticmethod
+    def forget() -> None:
+        """In a forked child: back to Python's defaults."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+@dataclass
+class Stream:
+    """What is kept of one output stream: its beginning, its end, and how much there was."""
+
+    fd: int
+    limit: int
+    num_bytes: int = 0
+    head: bytearray = field(default_factory=bytearray)
+    tail: bytearray = field(default_factory=bytearray)
+    open: bool = True
+
+    def read(self) -> bool:
+        """One chunk; False when nothing was there."""
+        try:
+            chunk = os.read(self.fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        self.open = bool(chunk)
+        self.num_bytes += len(chunk)
+        room = self.limit * 3 // 4 - len(self.head)
+        self.head += chunk[:room]
+        self.tail += chunk[room:]
+        del self.tail[: max(0, len(self.tail) - self.limit // 4)]
+        return bool(chunk)
+
+    def text(self) -> bytes:
+        num_left_out = self.num_bytes - len(self.head) - len(self.tail)
+        if not num_left_out:
+            return bytes(self.head + self.tail)
+        note = f"\n[... {num_left_out} bytes of output left out ...]\n"
+        return bytes(self.head + note.encode() + self.tail)
+
+
+@dataclass
+class Child:
+    """The program's process and the ends of its pipes that the supervisor holds."""
+
+    pid: int
+    control: socket.socket
+    stdout: int
+    stderr: int
+
+
+def fork_program(standing: Standing, num_other_tasks: int) -> Child:
+    """Fork the process that will run the program; raises OSError if it cannot be confined."""
+    control, control_inside = socket.socketpair()
+    stdout, stdout_inside = os.pipe2(os.O_CLOEXEC)
+    stderr, stderr_inside = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        _keep_only(control_inside.fileno(), stdout_inside, stderr_inside)
+        program.wait_and_run(control_inside, standing, num_other_tasks)
+    for fd in (stdout_inside, stderr_inside):
+        os.close(fd)
+    control_inside.close()
+    answer = control.recv(4096)
+    if answer != program.READY:
+        raise OSError(answer.decode() or "the program's process ended before it was ready")
+    if standing.namespaces:
+        isolation.make_proc_read_only()
+    os.set_blocking(stdout, False)
+    os.set_blocking(stderr, False)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # the program may not look into its supervisor
+    return Child(pid, control, stdout, stderr)
+
+
+def _keep_only(kept: int, stdout: int, stderr: int) -> None:
+    """In the program's process: its streams and one more descriptor, nothing of the worker's."""
+    ChildSignal.forget()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    os.closerange(3, kept)
+    os.closerange(kept + 1, 256)
+
+
+def serve_call(call: socket.socket, child: Child, limits: Limits) -> bytes:
+    """One call from its first byte to its end; returns the answer to send."""
+    call.sendall(STARTED)
+    request = _read_request(call)
+    if request is None:
+        return b""  # the caller gave up
+    timeout, code = request
+    deadline = time.monotonic() + timeout
+    with contextlib.suppress(BrokenPipeError):  # somebody killed it: supervise tells
+        child.control.sendall(code)
+    child.control.close()
+    answer = Supervision(call, child, limits, deadline).run()
+    return b"".join(HEADER.pack(len(part)) + part for part in answer)
+
+
+def send_answer(call: socket.socket, answer: bytes) -> None:
+    with contextlib.suppress(ConnectionError):  # the caller gave up
+        call.sendall(answer)
+
+
+def _read_request(call: socket.socket) -> tuple[float, bytes] | None:
+    header = _read_exactly(call, HEADER.size + 8)
+    if header is None:
+        return None
+    (length,) = HEADER.unpack(header[: HEADER.size])
+    (timeout,) = struct.unpack("<d", header[HEADER.size :])
+    code = _read_exactly(call, length)
+    return None if code is None else (timeout, code)
+
+
+def _read_exactly(call: socket.socket, length: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < length:
+        chunk = call.recv(min(1 << 16, length - len(data)))
+        if not chunk:
+            return None
+        data += chunk
+    return bytes(data)
+
+
+class Supervision:
+    """Watches one program until it ends, then makes sure that nothing of it is left."""
+
+    def __init__(self, call: socket.socket, child: Child, limits: Limits, deadline: float) -> None:
+        self.call, self.child, self.limits, self.deadline = call, child, limits, deadline
+        self.streams = [Stream(fd, limits.output_bytes) for fd in (child.stdout, child.stderr)]
+        self.returncode: int | None = None
+        self.stopped_by = ""  # TIMEOUT, ABANDONED or a line for the program's stderr
+        self.signal = ChildSignal()
+        self.next_memory_check = time.monotonic() + _CHECK_EVERY_S
+
+    def run(self) -> tuple[bytes, bytes, bytes]:
+        """The answer: a JSON head, standard output, standard error."""
+        self._reap()  # it may have ended before the signal was set up
+        while self.returncode is None and not self.stopped_by:
+            self._wait_for_something()
+        _kill_all(self.child.pid)
+        self._reap_everything()
+        for stream in self.streams:
+            while stream.open and stream.read():
+                pass
+        head = {"returncode": self.returncode, "stopped_by": self.stopped_by}
+        stdout, stderr = (stream.text() for stream in self.streams)
+        return json.dumps(head).encode(), stdout, stderr
+
+    def _wait_for_something(self) -> None:
+        poll = select.poll()
+        poll.register(self.signal, select.POLLIN)
+        poll.register(self.call, select.POLLRDHUP)
+        for stream in self.streams:
+            if stream.open:
+                poll.register(stream.fd, select.POLLIN)
+        wait_s = min(_CHECK_EVERY_S, max(0.0, self.deadline - time.monotonic()))
+        ready = dict(poll.poll(wait_s * 1000 + 1))
+        for stream in self.streams:
+            if stream.fd in ready:
+                stream.read()
+        if self.signal.fileno() in ready:
+            self.signal.clear()
+            self._reap()
+        if self.call.fileno() in ready:
+            self.stopped_by = ABANDONED
+        self._check_limits()
+
+    def _check_limits(self) -> None:
+        if self.returncode is not None:
+            return
+        if time.monotonic() >= self.deadline:
+            self.stopped_by = "timeout"
+        elif sum(stream.num_bytes for stream in self.streams) > self.limits.flood_bytes:
+            self.stopped_by = (
+                f"OutputLimit: the program printed over {self.limits.flood_bytes} bytes."
+            )
+        elif self._is_over_memory():
+            self.stopped_by = (
+                f"MemoryLimit: the program used over {self.limits.memory_bytes} bytes."
+            )
+
+    def _is_over_memory(self) -> bool:
+        """Looks when it is time to: a program that prints wakes the supervisor far more often."""
+        now = time.monotonic()
+        if now < self.next_memory_check:
+            return False
+        self.next_memory_check = now + _CHECK_EVERY_S
+        return resident_bytes(self.child.pid) > self.limits.memory_bytes
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid == self.child.pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+
+    def _reap_everything(self) -> None:
+        """Adopted orphans included. Outside a PID namespace each round may show new ones."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                if os.getpid() != 1:
+                    _kill_all(self.child.pid)
+                pid, status = os.waitpid(-1, 0)
+                if pid == self.child.pid and self.returncode is None:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+
+
+def _kill_all(program_pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        if os.getpid() == 1:
+            os.kill(-1, signal.SIGKILL)  # all of this PID namespace but its first process
+            return
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(program_pid, signal.SIGKILL)
+    for pid in descendants():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def descendants() -> list[int]:
+    """All processes below this one: orphans come back to it, it is a sub-reaper."""
+    found = [os.getpid()]
+    for pid in found:  # grows while it is read: breadth first
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - names, not paths
+                children = Path(f"/proc/{pid}/task/{thread}/children").read_text()
+                found += [int(child) for child in children.split()]
+    return found[1:]
+
+
+def resident_bytes(program_pid: int) -> int:
+    """Memory of all the program's processes together."""
+    pids = descendants() or [program_pid]
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+    return total

@@ -1,0 +1,304 @@
+"""The small process from which all programs are forked: no torch, no packages, one thread.
+
+    parent --Popen--> zygote --fork--> worker, worker, worker … (ready, all waiting at one inbox)
+                                          └─fork─> program
+
+A call is one message in the inbox, carrying a socket; the kernel gives it to one waiting worker.
+The worker says "busy", the zygote forks the next one. What comes while too many run waits in the
+inbox. The zygote ends when the inbox has no writer left or when the parent is gone, and the kernel
+then ends the workers (parent-death signal) and with them all of their programs.
+"""
+
+import contextlib
+import gc
+import importlib
+import json
+import math
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from ajet.sandbox import isolation, kernel, landlock, seccomp, worker
+from ajet.sandbox.limits import Limits
+from ajet.sandbox.program import Standing
+
+NAMESPACES, BUBBLEWRAP, RLIMITS = "namespaces", "bubblewrap", "rlimits"
+
+# Modules that small programs often import: loaded once, shared by all.
+# Few: every mapped page makes each fork slower.
+_PRELOADED = ("collections", "datetime", "itertools", "json", "math", "random", "re")
+_PAUSE_MS, _RETRY_MS = 3, 100
+_COUNT_EVERY_S = 5
+_MAX_FAILURES = 5  # workers in a row that end before they took a call
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the parent tells the zygote, as JSON."""
+
+    mode: str
+    limits: str
+    num_ready: int
+    num_running: int
+    python_folders: tuple[str, ...]  # shown to programs
+    packages: tuple[str, ...]  # of these, the ones on sys.path
+    inbox: int
+    parent: int  # a pidfd of the parent, or -1
+    is_root: bool  # of the host: programs must then become nobody
+
+
+def main(text: str) -> None:
+    """Entry point: `text` is a `Setup`. Answers on the inbox with one JSON line, then serves."""
+    setup = Setup(**json.loads(text))
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    inbox = socket.socket(fileno=setup.inbox)
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    try:
+        zygote = Zygote(inbox, setup)
+        zygote.start_first_worker()
+    except OSError as error:
+        inbox.send(json.dumps({"error": str(error)}).encode())
+        return
+    hello = {"error": "", "landlock": landlock.version(), "seccomp": seccomp.is_available()}
+    inbox.send(json.dumps(hello).encode())
+    zygote.serve()
+    zygote.end()
+
+
+class Zygote:
+    """Keeps `num_ready` workers waiting at the inbox."""
+
+    def __init__(self, inbox: socket.socket, setup: Setup) -> None:
+        self.inbox, self.setup = inbox, setup
+        self.namespaces = setup.mode != RLIMITS
+        if setup.mode == NAMESPACES:
+            isolation.enter_view(isolation.view_of(setup.python_folders))
+        if self.namespaces:
+            _follow_moved_folders()
+        else:
+            kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+        may_be_nobody, nobody_reads = _can_become_nobody()
+        if setup.is_root:
+            _refuse_root(may_be_nobody, nobody_reads or not self.namespaces)
+        packages = tuple(isolation.path_inside(path) for path in setup.packages)
+        self.standing = Standing(
+            namespaces=self.namespaces,
+            limits=Limits.from_json(setup.limits),
+            packages=packages if self.namespaces else setup.packages,
+            view=isolation.view_of(setup.python_folders),
+            is_nobody=may_be_nobody and (nobody_reads or not self.namespaces),
+            reads_as_root=may_be_nobody and not nobody_reads and not self.namespaces,
+        )
+        self.status, self.status_of_worker = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        self.ready: set[int] = set()
+        self.running: set[int] = set()
+        self.num_failures = 0
+        self.scratch = "" if self.namespaces else _make_scratch()
+        self.num_other_tasks, self.counted_at = 0, -math.inf
+        seccomp.filter_for_this_machine(host_in_sight=not self.namespaces)
+        gc.freeze()
+
+    def start_first_worker(self) -> None:
+        """Raises OSError with the reason if this machine cannot do what the mode needs."""
+        self.child_signal = worker.ChildSignal()
+        self._fork_worker()
+        message = self.status.recv(4096).decode()
+        if not message.startswith("ready"):
+            raise OSError(message)
+
+    def serve(self) -> None:
+        poll = select.poll()
+        poll.register(self.inbox, 0)  # a hang-up is always reported
+        poll.register(self.status, select.POLLIN)
+        poll.register(self.child_signal, select.POLLIN)
+        if self.setup.parent >= 0:
+            poll.register(self.setup.parent, select.POLLIN)
+        wait_ms: int | None = None
+        while self.num_failures < _MAX_FAILURES:
+            events = dict(poll.poll(wait_ms))
+            if self.inbox.fileno() in events or self.setup.parent in events:
+                break
+            self.child_signal.clear()
+            ended = self._reap()
+            self._note_messages()  # after the reaping: a worker's last words came before its end
+            self.num_failures += len(ended & self.ready)
+            self.ready -= ended
+            self.running -= ended
+            wait_ms = self._refill(quiet=not events)
+
+    def end(self) -> None:
+        """Nothing that was started here outlives it, scratch folders included."""
+        for pid in self.ready | self.running:
+            os.kill(pid, signal.SIGKILL)  # not yet reaped, so the id is still ours
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitpid(-1, 0)
+                for pid in worker.descendants() if not self.namespaces else []:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, signal.SIGKILL)
+        if self.scratch:
+            _remove(self.scratch)
+
+    def _note_messages(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while message := self.status.recv(4096, socket.MSG_DONTWAIT).decode():
+                kind, _, pid = message.partition(" ")
+                if kind == "busy" and int(pid) in self.ready:
+                    self.ready.remove(int(pid))
+                    self.running.add(int(pid))
+                    self.num_failures = 0
+
+    def _reap(self) -> set[int]:
+        ended = set()
+        with contextlib.suppress(ChildProcessError):
+            while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+                ended.add(pid)
+        return ended
+
+    def _refill(self, quiet: bool) -> int | None:
+        """Prepare the next worker in a pause rather than beside a program, unless few are left.
+
+        Returns the milliseconds after which to ask again, None if nothing is missing.
+        """
+        missing = len(self.ready) < self.setup.num_ready
+        if not missing or len(self.ready) + len(self.running) >= self.setup.num_running:
+            return None
+        if not quiet and len(self.ready) > self.setup.num_ready // 2:
+            return _PAUSE_MS
+        try:
+            self._fork_worker()
+        except OSError:
+            return _RETRY_MS  # no memory or no process left just now; running programs go on
+        return 0
+
+    def _fork_worker(self) -> None:
+        if not self.namespaces and time.monotonic() > self.counted_at + _COUNT_EVERY_S:
+            self.num_other_tasks = count_tasks_of_user(self.standing)
+            self.counted_at = time.monotonic()
+        name_read, name_write = os.pipe2(os.O_CLOEXEC)
+        pid = kernel.fork_into_pid_namespace() if self.namespaces else os.fork()
+        if pid == 0:
+            os.close(name_write)
+            _become_worker(self, name_read)
+        os.close(name_read)
+        os.write(name_write, str(pid).encode())  # inside, a worker only knows itself as 1
+        os.close(name_write)
+        self.ready.add(pid)
+
+
+def _become_worker(zygote: Zygote, name_pipe: int) -> NoReturn:
+    name = os.read(name_pipe, 32).decode()
+    os.close(name_pipe)
+    try:
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        worker.ChildSignal.forget()
+        zygote.status.close()
+        _live_as_worker(zygote, name)
+    except OSError as error:
+        zygote.status_of_worker.send(f"failed {name}: {error}".encode())
+    finally:
+        os._exit(0)
+
+
+def _live_as_worker(zygote: Zygote, name: str) -> None:
+    limits = zygote.standing.limits
+    if zygote.namespaces:
+        isolation.enter_fresh_namespaces(limits)
+        _take_one_call(zygote, name)  # /tmp goes with the namespace
+        return
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    scratch = Path(zygote.scratch, name)
+    scratch.mkdir()
+    scratch.chmod(0o777 if zygote.standing.is_nobody else 0o700)
+    os.chdir(scratch)
+    _take_one_call(zygote, name, scratch)
+
+
+def _take_one_call(zygote: Zygote, name: str, scratch: Path | None = None) -> None:
+    child = worker.fork_program(zygote.standing, zygote.num_other_tasks)
+    zygote.status_of_worker.send(f"ready {name}".encode())
+    _, fds, _, _ = socket.recv_fds(zygote.inbox, 16, 1)
+    if not fds:
+        child.control.close()  # no more calls: the program's process ends too
+        return
+    zygote.inbox.close()
+    zygote.status_of_worker.send(f"busy {name}".encode())
+    with socket.socket(fileno=fds[0]) as call:
+        answer = worker.serve_call(call, child, zygote.standing.limits)
+        if scratch is not None:
+            os.chdir("/")
+            _remove(str(scratch))
+        worker.send_answer(call, answer)
+
+
+def _make_scratch() -> str:
+    """Holds one folder a worker; others may pass through it and not list it."""
+    import tempfile  # large, and only needed here
+
+    folder = tempfile.mkdtemp(prefix="ajet-sandbox-")
+    Path(folder).chmod(0o711)
+    return folder
+
+
+def _remove(folder: str) -> None:
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _can_become_nobody() -> tuple[bool, bool]:
+    """(may this process become nobody, can nobody then still import the standard library)"""
+    if os.geteuid() != 0:
+        return False, False
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(*[isolation.NOBODY] * 3)
+            os.setresuid(*[isolation.NOBODY] * 3)
+            os._exit(0 if os.access(os.__file__, os.R_OK) else 1)
+        except OSError:
+            os._exit(2)
+    exit_code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return exit_code in (0, 1), exit_code == 0
+
+
+def _refuse_root(may_be_nobody: bool, can_read: bool) -> None:
+    """No namespace makes root harmless: a file that belongs to root is root's inside as well."""
+    if not may_be_nobody:
+        raise OSError(
+            "programs would run as root: this process may not become user nobody;"
+            " run it as an ordinary user, or with CAP_SETUID and CAP_SETGID"
+        )
+    if not can_read:
+        raise OSError(
+            f"programs would run as root: user nobody cannot read {os.__file__};"
+            " make the interpreter's files readable for all"
+        )
+
+
+def _follow_moved_folders() -> None:
+    """An interpreter under /tmp is shown elsewhere, because /tmp is the program's own."""
+    sys.path[:] = [isolation.path_inside(path) for path in sys.path]
+    sys.executable = isolation.path_inside(sys.executable)
+
+
+def count_tasks_of_user(standing: Standing) -> int:
+    """Those beside the program, threads included, as the kernel counts them for RLIMIT_NPROC."""
+    uid = isolation.NOBODY if standing.is_nobody else os.geteuid()
+    total = 0
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                if folder.stat().st_uid == uid:
+                    total += sum(1 for _ in (folder / "task").iterdir())
+            except OSError:
+                continue  # it ended meanwhile
+    return total

@@ -1,0 +1,120 @@
+"""Runs a command and ends it, with all that it started, when whoever started this is gone.
+
+    python process_guard.py GRACE_S PID_FILE COMMAND …   # standard input is a pipe of the parent
+
+    parent ──> handle ──> guard ──> command ──> …  one process group, whose id is in PID_FILE
+
+The kernel closes that pipe however the parent ends, a kill -9 included. The guard then sends
+SIGTERM to the group, and SIGKILL after GRACE_S seconds. When the command ends by itself, what is
+left of its group ends too, and the handle exits with the command's status, 128 and a signal's
+number as in a shell. The handle does nothing else: Ray kills the children of an actor that ends,
+and the guard, no child of the actor's, is left to do its work. A handle that is gone ends it too.
+
+Python's resource trackers are the last to be killed: they remove the shared memory of the others.
+
+Only the standard library: it runs before anything else is imported. Not covered: a child that
+leaves the process group.
+"""
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+POLL_S, SIGNALLED = 0.1, 128
+TRACKER_S = 1.0
+"""For a tracker to clean up once it is alone."""
+
+
+def main() -> int:
+    """See the module's docstring."""
+    grace_s, pid_file, command = float(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)  # both are the last to go
+    handle = os.getpid()
+    pid_file.write_text(f"{handle}\n")
+    if guard := os.fork():
+        sys.stdin.close()
+        status = os.waitstatus_to_exitcode(os.waitpid(guard, 0)[1])
+    else:
+        status = _hold(command, handle, grace_s)
+    _forget(pid_file, handle)
+    return status if status >= 0 else SIGNALLED - status
+
+
+def _hold(command: list[str], handle: int, grace_s: float) -> int:
+    """The guard: runs the command, waits for an end, ends the group."""
+    try:
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+        return 127
+    _wait_for_any(child, handle)
+    status = child.poll()
+    _end_group(child, handle, grace_s)
+    if status is None:
+        return 1
+    return status if status >= 0 else SIGNALLED - status
+
+
+def _wait_for_any(child: "subprocess.Popen[bytes]", handle: int) -> None:
+    """Until the command has ended, or the parent, or the handle."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(sys.stdin, selectors.EVENT_READ)
+        while child.poll() is None and os.getppid() == handle:
+            if selector.select(POLL_S) and not os.read(sys.stdin.fileno(), 1):
+                return
+
+
+def _end_group(child: "subprocess.Popen[bytes]", handle: int, grace_s: float) -> None:
+    os.killpg(0, signal.SIGTERM)
+    _wait_until_alone(child, handle, grace_s)
+    for pid in _others(handle):
+        if not _is_tracker(pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    _wait_until_alone(child, handle, TRACKER_S)
+    for pid in _others(handle):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _wait_until_alone(child: "subprocess.Popen[bytes]", handle: int, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while (child.poll() is None or any(_others(handle))) and time.monotonic() < end:
+        time.sleep(POLL_S)
+
+
+def _others(handle: int) -> Iterator[int]:
+    """The group without the guard and its handle; what has ended is nobody's any more."""
+    own = (os.getpid(), handle)
+    for name in os.listdir("/proc"):  # noqa: PTH208, pathlib takes as long as all the rest
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+            is_ours = name.isdigit() and int(name) not in own and os.getpgid(int(name)) == handle
+            if (
+                is_ours
+                and Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+            ):
+                yield int(name)
+
+
+def _forget(pid_file: Path, handle: int) -> None:
+    """Another server of this name may have begun meanwhile, and be in the file."""
+    with contextlib.suppress(FileNotFoundError):
+        if pid_file.read_text() == f"{handle}\n":
+            pid_file.unlink()
+
+
+def _is_tracker(pid: int) -> bool:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,281 @@
+"""What every replica over HTTP does: checks a request, holds it while paused, sorts its errors.
+
+    generate ─> checks ─> gate ─> sample() of the engine at hand ─> POST ─> Completion
+                                                                     ├─ no connection: ReplicaDown
+                                                                     ├─ 5xx: ReplicaDown
+                                                                     └─ 4xx: ModelError
+
+A prompt is checked here, before it is sent: an id beyond the vocabulary ends a vLLM server that has
+no tokenizer, and with it every other request.
+
+While it is paused and nothing runs, a server is quiet: it is told what to do (weights, memory),
+with deadlines, and not asked for its health, which may sample a token in between.
+
+Not covered: what is said to which engine (engines/vllm.py, engines/sglang.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from ajet.core.errors import ModelError
+from ajet.core.inference.endpoint import Completion, ContextOverflow, SamplingParams
+from ajet.core.inference.gate import Gate
+from ajet.core.inference.replica import ReplicaDown
+from ajet.core.weight_sync.folder import FolderSource
+from ajet.core.weight_sync.manifest import SyncReport, WeightsError, WeightSource
+from ajet.servers.process import ServerProcess
+
+CONNECT_S, HEALTH_S = 10.0, 10.0
+CONTROL_S, LOAD_S = 300.0, 3600.0
+"""For what a server is told besides requests: a large model moves to the CPU's memory, or is read
+from a slow disk."""
+ABORT_AGAIN_S = 0.5
+TOLD_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What a replica needs to know of the model that its server has loaded."""
+
+    path: str
+    vocab_size: int
+    max_model_len: int
+    stop_token_ids: tuple[int, ...] = ()
+    """A reply ends with one of these or of the request's own: the server's own are not used."""
+
+
+class ServerReplica:
+    """The base of the replicas over HTTP; `process` is the server where it is ours to watch."""
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        model: ServedModel,
+        *,
+        process: ServerProcess | None = None,
+        version: int = 0,
+    ) -> None:
+        self.name = name
+        self.url = url
+        self.version = version
+        self.process = process
+        self._model = model
+        self._gate = Gate()
+        self._probing = asyncio.Lock()  # held by a health check that is on its way
+        self._sending: set[asyncio.Task[Any]] = set()
+        self._lost = ""  # why nobody knows what memory it has
+        # A request takes as long as its tokens; health checks find a server that is stuck.
+        self._client = httpx.AsyncClient(
+            base_url=url,
+            timeout=httpx.Timeout(None, connect=CONNECT_S),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            trust_env=False,
+        )
+
+    async def sample(
+        self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
+    ) -> Completion:
+        """One request, checked and let in; `max_tokens` fits the context."""
+        raise NotImplementedError
+
+    async def send_abort(self, request_id: str) -> None:
+        """Tell the server to end a request."""
+        raise NotImplementedError
+
+    async def send_abort_all(self) -> None:
+        """Tell the server to end all that it has now."""
+        raise NotImplementedError
+
+    async def send_pause(self) -> None:
+        """Tell the server, which has no request, to stop."""
+        raise NotImplementedError
+
+    async def send_resume(self) -> None:
+        """Tell the server to go on."""
+        raise NotImplementedError
+
+    async def sleep(self) -> None:
+        """Give memory back; requests are held."""
+        raise NotImplementedError
+
+    async def wake(self) -> None:
+        """Take it again."""
+        raise NotImplementedError
+
+    async def send_weights(self, source: FolderSource) -> SyncReport:
+        """Have the server take weights, and empty its cache."""
+        raise NotImplementedError
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
+    ) -> Completion:
+        """As `ModelEndpoint.generate`; held while paused."""
+        room = self._room(prompt_ids, sampling, request_id)
+        if not await self._gate.enter(request_id):
+            return Completion(tuple(prompt_ids), (), (), "abort", self.version)
+        try:
+            fitting = sampling_within(sampling, room, self._model.stop_token_ids)
+            return await self.sample(list(prompt_ids), fitting, request_id)
+        finally:
+            self._gate.leave(request_id)
+
+    def abort(self, request_id: str) -> None:
+        """End a request with what it has sampled so far; does not wait."""
+        if not self._gate.give_up(request_id) and request_id in self._gate.inside:
+            sending = asyncio.ensure_future(self._quietly(self.send_abort(request_id)))
+            self._sending.add(sending)
+            sending.add_done_callback(self._sending.discard)
+
+    def leave(self, episode_id: str) -> None:
+        """The server drops prefixes by itself."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing runs, and nothing will before `resume`."""
+        return not self._gate.is_open and not self._gate.inside
+
+    async def health(self) -> None:
+        """`ReplicaDown` where the process has ended or the server does not say that it is well. A
+        quiet one is not asked: what it is told meanwhile has a deadline."""
+        self.check_process()
+        async with self._probing:
+            if not self.is_quiet:
+                await self.request("GET", "/health", timeout=HEALTH_S)
+
+    def check_process(self) -> None:
+        """`ReplicaDown` where the process is ours and has ended, or can be used no more."""
+        if self._lost:
+            raise ReplicaDown(self._lost)
+        if self.process is not None:
+            try:
+                self.process.check_running()
+            except ModelError as error:
+                raise ReplicaDown(str(error)) from error
+
+    async def pause(self, abort: bool = False) -> None:
+        """Hold new requests; returns when none runs, and no health check."""
+        self._gate.shut()
+        while abort and self._gate.inside:  # one that is on its way there is ended the next time
+            await self.send_abort_all()
+            await self._emptied_within(ABORT_AGAIN_S)
+        await self._gate.empty()
+        async with self._probing:  # the last one for now
+            pass
+        await self.send_pause()
+
+    async def resume(self) -> None:
+        """Let held requests run."""
+        await self.send_resume()
+        self._gate.open()
+
+    async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
+        """From a folder that the server can read. Requests that run are waited for."""
+        if not isinstance(source, FolderSource):
+            raise WeightsError(
+                f"{self.name}: a server takes weights from a folder; set synchronizer.sync_method "
+                "to checkpoint or memory"
+            )
+        was_open = self._gate.is_open
+        await self.pause()
+        try:
+            report = await self.send_weights(source)
+            sent = source.manifest().checksum
+            if report.checksum != sent:
+                raise WeightsError(
+                    f"{self.name}: weights of version {version} have checksum {report.checksum} "
+                    f"there, {sent} here"
+                )
+        finally:
+            if was_open:
+                await self.resume()
+        self.version = version
+        return SyncReport(version, report.seconds, report.num_bytes, report.checksum)
+
+    async def close(self) -> None:
+        """Requests under way fail; a server of ours is stopped."""
+        for sending in self._sending:
+            sending.cancel()
+        await self._client.aclose()
+        if self.process is not None:
+            await self.process.stop()
+
+    async def request(
+        self, method: str, path: str, *, timeout: float | None = None, **options: Any
+    ) -> Any:
+        """The answer's JSON, or None where it has none."""
+        within = httpx.Timeout(timeout, connect=CONNECT_S)
+        try:
+            response = await self._client.request(method, path, timeout=within, **options)
+        except httpx.ReadTimeout as error:
+            told = f"no answer within {timeout:g} s"
+            raise ReplicaDown(f"{self.name}: {method} {path}: {told}") from error
+        except httpx.HTTPError as error:
+            told = str(error) or type(error).__name__
+            raise ReplicaDown(f"{self.name}: {method} {path}: {told}") from error
+        if response.status_code != 200:
+            told = " ".join(response.text.split())[:TOLD_CHARACTERS]
+            line = f"{self.name}: {method} {path}: {response.status_code} {told}".strip()
+            raise ReplicaDown(line) if response.status_code >= 500 else ModelError(line)
+        is_json = "json" in response.headers.get("content-type", "")
+        return response.json() if is_json and response.content else None
+
+    async def tell(self, path: str, **options: Any) -> Any:
+        """What is no request for tokens; `ReplicaDown` where the server does not answer in time."""
+        return await self.request("POST", path, timeout=CONTROL_S, **options)
+
+    async def tell_of_memory(self, path: str, **options: Any) -> Any:
+        """To give it back or to take it. A server that does not answer may have done it or not: it
+        is never well again, and somebody has to put another in its place."""
+        try:
+            return await self.tell(path, **options)
+        except ReplicaDown as down:
+            self._lost = str(down)
+            raise
+
+    async def _emptied_within(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._gate.empty()
+        except TimeoutError:
+            return
+
+    def _room(self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str) -> int:
+        """New tokens that fit after the prompt, which is checked."""
+        vocab_size, max_model_len = self._model.vocab_size, self._model.max_model_len
+        if not prompt_ids or min(prompt_ids) < 0 or max(prompt_ids) >= vocab_size:
+            raise ValueError(
+                f"request {request_id!r}: the prompt must be token ids in 0 .. {vocab_size - 1}, "
+                "at least one"
+            )
+        if sampling.max_tokens < 1:
+            raise ValueError(f"request {request_id!r}: max_tokens is {sampling.max_tokens}")
+        if len(prompt_ids) >= max_model_len:
+            raise ContextOverflow(
+                f"request {request_id!r}: {len(prompt_ids)} prompt tokens; max_model_len is "
+                f"{max_model_len}"
+            )
+        return max_model_len - len(prompt_ids)
+
+    async def _quietly(self, asking: Coroutine[Any, Any, None]) -> None:
+        """An abort that does not arrive: the request ends by itself, or with its server."""
+        try:
+            await asking
+        except (ReplicaDown, ModelError):
+            return
+
+
+def sampling_within(
+    sampling: SamplingParams, room: int, stop_token_ids: tuple[int, ...]
+) -> SamplingParams:
+    """The same, within the context that is left, and with the model's own stop tokens."""
+    from dataclasses import replace
+
+    stops = tuple(sorted({*stop_token_ids, *sampling.stop_token_ids}))
+    return replace(sampling, max_tokens=min(sampling.max_tokens, room), stop_token_ids=stops)

@@ -1,0 +1,96 @@
+"""From the config to the parts that serve: which engine, which server.
+
+    engine_name(config, on_gpu)            "in_process", "vllm" or "sglang"
+    await start_server(config, start, …)   a vLLM or SGLang replica, healthy, on this machine
+
+Not covered: where they run and who calls this (the cluster's actors), in-process replicas (they
+need a loaded model).
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ajet.servers.process import free_port
+
+if TYPE_CHECKING:
+    from ajet.core.config import AjetConfig
+    from ajet.core.weight_sync.folder import FolderSource
+    from ajet.servers.replica import ServerReplica
+
+ServerName = Literal["vllm", "sglang"]
+EngineName = Literal["in_process", ServerName]
+CPU_ENVIRONMENT = Path(".venv-vllm/bin/python")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStart:
+    """What a server begins with. The folder of `weights` has the model's config beside them."""
+
+    engine: ServerName
+    on_gpu: bool
+    weights: FolderSource
+    stop_token_ids: tuple[int, ...]
+
+    @property
+    def can_sleep(self) -> bool:
+        """vLLM gives its memory back on GPUs alone."""
+        return self.on_gpu or self.engine == "sglang"
+
+
+def engine_name(config: AjetConfig, *, on_gpu: bool) -> EngineName:
+    """Who samples; servers know no float64 (the config refuses one that is asked for)."""
+    name = config.ajet.rollout.name
+    if name != "auto":
+        return name
+    return "sglang" if on_gpu and config.ajet.model.dtype != "float64" else "in_process"
+
+
+def server_python(config: AjetConfig, *, engine: EngineName, on_gpu: bool) -> str:
+    """The interpreter that runs the server."""
+    given = config.ajet.rollout.server.python
+    if given is not None:
+        return given
+    own = Path.cwd() / CPU_ENVIRONMENT
+    return str(own) if engine == "vllm" and not on_gpu and own.exists() else sys.executable
+
+
+async def start_server(
+    config: AjetConfig, start: ServerStart, *, name: str, log_path: Path
+) -> ServerReplica:
+    """The config's server over published weights, healthy. They are loaded once more, in place:
+    that compares checksums, and the names of what later versions must have."""
+    with start.weights.held():
+        replica = await _started(config, start, name=name, log_path=log_path)
+        try:
+            await replica.load_weights(start.weights, start.weights.version)
+        except BaseException:
+            await replica.close()
+            raise
+    return replica
+
+
+async def _started(
+    config: AjetConfig, start: ServerStart, *, name: str, log_path: Path
+) -> ServerReplica:
+    from ajet.servers import sglang, vllm
+
+    asked = {
+        "model_path": str(start.weights.path),
+        "device": "cuda" if start.on_gpu else "cpu",
+        "port": free_port(),
+        "python": server_python(config, engine=start.engine, on_gpu=start.on_gpu),
+    }
+    how = {
+        "name": name,
+        "log_path": log_path,
+        "stop_token_ids": start.stop_token_ids,
+        "deadline_s": config.ajet.rollout.server.start_timeout_s,
+        "version": start.weights.version,
+    }
+    if start.engine == "vllm":
+        return await vllm.start_vllm(vllm.VllmServerArgs.read(config, **asked), **how)
+    return await sglang.start_sglang(sglang.SglangServerArgs.read(config, **asked), **how)

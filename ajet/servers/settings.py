@@ -1,0 +1,73 @@
+"""What inference servers of every kind are told, from the config.
+
+    ServerSettings.read(config, model_path=…, device="cuda", port=8100, python=sys.executable)
+
+Not covered: how each says it on its command line (vllm.py, sglang.py).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ajet.servers.replica import ServedModel
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from ajet.core.config import AjetConfig
+
+START_S = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """`model_path` is a folder that the server can read; the server's own defaults hold for all
+    that is not here."""
+
+    model_path: str
+    port: int
+    python: str
+    device: str = "cpu"
+    dtype: str = "float32"
+    tensor_parallel_size: int = 1
+    max_model_len: int = 4096
+    max_num_seqs: int = 64
+    gpu_memory_utilization: float = 0.6
+    seed: int = 0
+    deterministic: bool = True
+
+    @classmethod
+    def read(
+        cls, config: AjetConfig, *, model_path: str, device: str, port: int, python: str
+    ) -> Self:
+        """From the config."""
+        rollout = config.ajet.rollout
+        return cls(
+            model_path=model_path,
+            port=port,
+            python=python,
+            device=device,
+            dtype=server_dtype(config.ajet.model.dtype, device),
+            tensor_parallel_size=rollout.tensor_model_parallel_size,
+            max_model_len=rollout.max_model_len,
+            max_num_seqs=rollout.max_num_seqs,
+            gpu_memory_utilization=config.gpu_memory_utilization,
+            seed=config.ajet.seed,
+            deterministic=rollout.deterministic,
+        )
+
+    def served_model(self, stop_token_ids: tuple[int, ...]) -> ServedModel:
+        """What a replica needs to know of the model's folder."""
+        told = json.loads((Path(self.model_path) / "config.json").read_text("utf-8"))
+        vocab_size = told.get("vocab_size") or told["text_config"]["vocab_size"]
+        return ServedModel(self.model_path, vocab_size, self.max_model_len, stop_token_ids)
+
+
+def server_dtype(dtype: str, device: str) -> str:
+    """`auto` means what it means for the policy."""
+    if dtype != "auto":
+        return dtype
+    return "float32" if device == "cpu" else "bfloat16"

@@ -1,0 +1,78 @@
+"""How an SGLang server is started: the config's settings as its arguments, and the replica over it.
+
+    arguments = SglangServerArgs.read(config, model_path=…, device="cuda", port=30000, python=…)
+    replica = await start_sglang(arguments, name="r0", log_path=…, stop_token_ids=…)
+
+Needs CUDA. Not covered: several machines for one engine, quantisation, LoRA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ajet.servers.process import OWN_MODULES, Command, ServerProcess
+from ajet.servers.settings import START_S, ServerSettings
+from ajet.servers.sglang_replica import SglangReplica
+
+
+@dataclass(frozen=True, slots=True)
+class SglangServerArgs(ServerSettings):
+    """On a GPU, always."""
+
+    device: str = "cuda"
+    dtype: str = "bfloat16"
+
+    def arguments(self) -> Sequence[str]:
+        """The command line."""
+        pairs = {
+            "--model-path": self.model_path,
+            "--host": "127.0.0.1",
+            "--port": self.port,
+            "--dtype": self.dtype,
+            "--tp-size": self.tensor_parallel_size,
+            "--context-length": self.max_model_len,
+            "--max-running-requests": self.max_num_seqs,
+            "--mem-fraction-static": self.gpu_memory_utilization,
+            "--random-seed": self.seed,
+        }
+        flags = ["--skip-tokenizer-init", "--enable-memory-saver"]
+        if self.deterministic:  # without it a request's seed is not honoured
+            flags.append("--enable-deterministic-inference")
+        texts = [text for key, value in pairs.items() for text in (key, str(value))]
+        return [self.python, "-m", "sglang.launch_server", *texts, *flags]
+
+
+async def start_sglang(
+    args: SglangServerArgs,
+    *,
+    name: str,
+    log_path: Path,
+    stop_token_ids: tuple[int, ...],
+    deadline_s: float = START_S,
+    version: int = 0,
+) -> SglangReplica:
+    """Start a server, wait until it has sampled a token, and refuse one that is too old."""
+    command = Command(args.arguments(), port=args.port, environment=OWN_MODULES)
+    process = ServerProcess(command, name=name, log_path=log_path)
+    replica = SglangReplica(
+        name,
+        command.url,
+        args.served_model(stop_token_ids),
+        process=process,
+        version=version,
+        num_workers=args.tensor_parallel_size,
+    )
+
+    async def healthy() -> None:
+        await replica.health()
+        await replica.warm_up()
+
+    try:
+        await process.start(healthy, deadline_s)
+        await replica.check_version()
+    except BaseException:
+        await replica.close()
+        raise
+    return replica

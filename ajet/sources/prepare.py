@@ -1,0 +1,116 @@
+"""Data sets in one form: `train` and `test` files that the readers take as they are.
+
+    {"task_id": "gsm8k-train-0", "question": …, "answer": "… #### 72", "data_source": "gsm8k"}
+
+GSM8K and MATH come from the Hub or from local files; `arithmetic` is made here from a seed.
+Not covered: data sets of other shapes (any JSON-lines file with a question works without this).
+"""
+
+import itertools
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ajet.core.errors import DataError
+from ajet.core.task.huggingface import read_split, splits_of
+from ajet.core.task.jsonl import write_jsonl
+from ajet.judges.answer import final_part
+from ajet.sources import arithmetic
+
+DataName = Literal["gsm8k", "math-lighteval", "arithmetic"]
+SPLITS = ("train", "test")
+HUB = {"gsm8k": "openai/gsm8k/main", "math-lighteval": "DigitalLearningGmbH/MATH-lighteval"}
+FIELDS = {"gsm8k": ("question", "answer"), "math-lighteval": ("problem", "solution")}
+ARITHMETIC_SIZES = {"train": 4096, "test": 512}
+
+
+@dataclass(frozen=True)
+class DataRecipe:
+    """Which data, how many rows of each split (None: all), and columns that every row gets."""
+
+    name: DataName
+    source: Path | None = None
+    sizes: dict[str, int | None] = field(default_factory=dict)
+    seed: int = 0
+    columns: dict[str, str] = field(default_factory=dict)
+
+    def rows(self, split: str) -> list[dict[str, Any]]:
+        """One split in the unified form."""
+        size = self.sizes.get(split)
+        if self.name == "arithmetic":
+            made = itertools.islice(
+                arithmetic.problems(split, self.seed),
+                ARITHMETIC_SIZES[split] if size is None else size,
+            )
+            pairs = [(problem.row["question"], problem.row["answer"]) for problem in made]
+        else:
+            pairs = self._read(split)[:size]
+        return [
+            {"task_id": f"{self.name}-{split}-{index}", "question": question, "answer": answer}
+            | {"data_source": self.name}
+            | self.columns
+            for index, (question, answer) in enumerate(pairs)
+        ]
+
+    def _read(self, split: str) -> list[tuple[str, str]]:
+        place = str(self.source.resolve()) if self.source else HUB[self.name]
+        if self.source and not self.source.exists():
+            raise DataError(f"--from {self.source}: no such folder or file")
+        if self.source and self.source.is_file():
+            raise DataError(
+                f"--from {self.source}: one file cannot be both splits; give the folder that has "
+                "train and test files"
+            )
+        question, answer = FIELDS[self.name]
+        pairs = []
+        for number, row in enumerate(read_split(place, split, []), 1):
+            if question not in row or answer not in row:
+                raise DataError(
+                    f"{place}: {split} row {number} lacks {question!r} or {answer!r}; "
+                    f"it has {', '.join(row)}"
+                )
+            text = row[answer]
+            if not isinstance(row[question], str) or not isinstance(text, str):
+                raise DataError(
+                    f"{place}: {split} row {number}: {question!r} and {answer!r} must be text"
+                )
+            pairs.append((row[question], final_part(text) if answer == "solution" else text))
+        return pairs
+
+
+def write_splits(
+    recipe: DataRecipe, out: Path, form: Literal["jsonl", "parquet"]
+) -> dict[Path, int]:
+    """Writes train and test, and gives each file with its number of rows."""
+    _refuse_second_file(out, form)
+    rows = {out / f"{split}.{form}": recipe.rows(split) for split in SPLITS}
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for path, split_rows in rows.items():
+            _write(path, split_rows)
+    except OSError as error:
+        raise DataError(f"{out}: cannot write the data: {error.strerror}") from error
+    return {path: len(split_rows) for path, split_rows in rows.items()}
+
+
+def _refuse_second_file(out: Path, form: str) -> None:
+    """A split that lies in `out` in another file would then be there twice."""
+    for split in SPLITS:
+        for file in splits_of(out).get(split, []):
+            if file != out / f"{split}.{form}":
+                raise DataError(
+                    f"{file}: it is the {split} split of --out {out} already; remove it or choose "
+                    "another --out"
+                )
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+    if path.suffix == ".jsonl":
+        write_jsonl(path, rows)
+        return
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ModuleNotFoundError as error:
+        raise DataError("Parquet needs pyarrow: pip install 'ajet[datasets]'") from error
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)

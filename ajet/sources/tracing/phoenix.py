@@ -1,0 +1,106 @@
+"""Spans from a Phoenix server, through its HTTP interface, with what was said of them.
+
+    GET /v1/projects                                   all pages, unless the config names one
+    GET /v1/projects/{project}/spans                   all pages
+    GET /v1/projects/{project}/span_annotations        scores and labels, by span ids
+
+The key is PHOENIX_API_KEY of the environment. Not covered: a window of time in the question (the
+filter `date` drops what is outside); annotations of sessions.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+from loguru import logger
+
+from ajet.core.errors import DataError
+from ajet.sources.tracing.spans import Span, add_annotation, spans_in
+
+KEY_VARIABLE = "PHOENIX_API_KEY"
+TIMEOUT_S = 60.0
+RETRIES = 3  # of connections that cannot be made
+PAGE = 500
+IDS_AT_ONCE = 100
+
+
+def read_phoenix(base_url: str, project: str | None) -> list[Span]:
+    """Every span of the project, or of all, with its annotations."""
+    import httpx
+
+    key = os.environ.get(KEY_VARIABLE)
+    with httpx.Client(
+        base_url=base_url.rstrip("/"),
+        timeout=TIMEOUT_S,
+        headers={"Authorization": f"Bearer {key}"} if key else {},
+        transport=httpx.HTTPTransport(retries=RETRIES),
+    ) as http:
+        server = PhoenixServer(http)
+        projects = [project] if project else server.projects()
+        return [span for name in projects for span in server.spans(name)]
+
+
+class PhoenixServer:
+    """What is asked of it; every failure is one line."""
+
+    def __init__(self, http: Any) -> None:
+        self._http = http
+
+    def projects(self) -> list[str]:
+        """Their names, sorted: an order of its own would change with every visit."""
+        return sorted(str(item["name"]) for item in self._pages("/v1/projects") if item.get("name"))
+
+    def spans(self, project: str) -> list[Span]:
+        path = f"/v1/projects/{quote(project, safe='')}"
+        spans = [span for item in self._pages(f"{path}/spans") for span in spans_in(item)]
+        by_id = {span.span_id: span for span in spans}
+        ids = list(by_id)
+        for start in range(0, len(ids), IDS_AT_ONCE):
+            asked = ids[start : start + IDS_AT_ONCE]
+            for note in self._pages(f"{path}/span_annotations", span_ids=asked, may_lack=True):
+                if (span := by_id.get(str(note.get("span_id")))) is not None:
+                    add_annotation(span, note)
+        return spans
+
+    def _pages(
+        self, path: str, *, may_lack: bool = False, **asked: Any
+    ) -> Iterator[dict[str, Any]]:
+        cursor: str | None = None
+        seen: set[str] = set()
+        while True:
+            query = {"limit": PAGE, **asked} | ({"cursor": cursor} if cursor else {})
+            reply = self._get(path, query, may_lack)
+            yield from (item for item in reply.get("data", []) if isinstance(item, dict))
+            cursor = reply.get("next_cursor")
+            if not cursor:
+                return
+            if str(cursor) in seen:
+                raise DataError(f"{self._where(path)}: the page {cursor!r} leads back to itself")
+            seen.add(str(cursor))
+
+    def _where(self, path: str) -> str:
+        return f"{self._http.base_url}{path.lstrip('/')}"
+
+    def _get(self, path: str, query: dict[str, Any], may_lack: bool) -> dict[str, Any]:
+        import httpx
+
+        where = self._where(path)
+        try:
+            response = self._http.get(path, params=query)
+            if may_lack and response.status_code == 404:
+                logger.warning("{}: HTTP 404: this Phoenix tells no annotations", where)
+                return {}
+            response.raise_for_status()
+            reply = response.json()
+        except httpx.HTTPStatusError as error:
+            told = " ".join(error.response.text.split())[:200]
+            hint = f"; is {KEY_VARIABLE} set?" if error.response.status_code in (401, 403) else ""
+            raise DataError(f"{where}: HTTP {error.response.status_code} {told}{hint}") from error
+        except (httpx.HTTPError, ValueError) as error:
+            raise DataError(f"{where}: {type(error).__name__}: {error}") from error
+        if not isinstance(reply, dict) or not isinstance(reply.get("data"), list):
+            raise DataError(f"{where}: the answer has no list `data`; is this a Phoenix server?")
+        return reply

@@ -1,0 +1,127 @@
+"""`tracing`: tasks from conversations that an agent had in production.
+
+    base_url: http://127.0.0.1:6006      a Phoenix server          (phoenix.py)
+    base_url: launcher_record/math       a run folder              (sqlite_source.py)
+    base_url: traces.sqlite              an SQLite file            (sqlite_source.py)
+    base_url: spans.jsonl                OpenTelemetry spans       (spans.py)
+
+    source -> conversations -> filters -> oldest first, each once -> held-out share -> tasks
+
+A task's `answer` is what the agent said last then: for judges that compare, and not the truth. Ids
+follow from the words, so the same conversation is the same task, and a source that grows keeps the
+tasks that it had; but the number of tasks changes, and a run is resumed with the same number alone:
+train from `train_output_path` where the source goes on growing. Not covered: grouping traces.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from functools import cached_property
+from pathlib import Path
+
+from loguru import logger
+
+from ajet.core.config.tracing import read_filter
+from ajet.core.errors import ConfigError, DataError
+from ajet.core.record.atomic_file import write_text_atomically
+from ajet.core.task.jsonl import read_jsonl, resolve
+from ajet.core.task.reader import BaseTaskReader, task_from_row
+from ajet.core.task.task import Task
+from ajet.sources.tracing.conversation import Conversation
+from ajet.sources.tracing.filters import apply_filters
+from ajet.sources.tracing.phoenix import read_phoenix
+from ajet.sources.tracing.spans import Span, conversations_in, spans_in
+from ajet.sources.tracing.sqlite_source import read_sqlite
+
+SECTION = "ajet.task_reader.tracing"
+SQLITE_HEAD = b"SQLite format 3\x00"
+
+
+class TracingReader(BaseTaskReader):
+    """Reads the source once; both splits are parts of what it gave."""
+
+    def get_training_tasks(self) -> list[Task]:
+        rows = [each.row() for each in self._split[0]]
+        if path := self.config.ajet.task_reader.tracing.train_output_path:
+            _write(Path(path).expanduser(), rows)
+        return self._tasks(rows)
+
+    def get_validation_tasks(self) -> list[Task]:
+        return self._tasks([each.row() for each in self._split[1]])
+
+    @cached_property
+    def _split(self) -> tuple[list[Conversation], list[Conversation]]:
+        """Training and validation; which is which follows from the ids."""
+        kept = self._kept()
+        by_draw = sorted(kept, key=lambda each: _draw(each.task_id))
+        num_held_out = int(len(kept) * self.config.ajet.task_reader.tracing.validation_fraction)
+        held_out = {each.task_id for each in by_draw[:num_held_out]}
+        training = [each for each in kept if each.task_id not in held_out]
+        return training, [each for each in kept if each.task_id in held_out]
+
+    def _kept(self) -> list[Conversation]:
+        section = self.config.ajet.task_reader.tracing
+        found, num_without = self._read()
+        found.sort(key=lambda each: (each.ended.timestamp() if each.ended else 0.0, each.source_id))
+        first_of = {each.task_id: each for each in reversed(found)}
+        once = [each for each in found if first_of[each.task_id] is each]
+        read = (read_filter(number, given) for number, given in enumerate(section.filters, 1))
+        kept, dropped = apply_filters(once, [each for each in read if each is not None])
+        lost = Counter({"no question and answer": num_without, "repeated": len(found) - len(once)})
+        told = _told(len(found) + num_without, len(kept), lost + dropped)
+        if not kept:
+            raise DataError(f"{section.base_url}: no task: {told}")
+        logger.info("tracing: {}: {}", section.base_url, told)
+        return kept
+
+    def _read(self) -> tuple[list[Conversation], int]:
+        section = self.config.ajet.task_reader.tracing
+        place = section.base_url
+        if place is None:
+            raise ConfigError(f"{SECTION}.base_url is missing")
+        if place.startswith(("http://", "https://")):
+            return conversations_in(read_phoenix(place, section.project))
+        path = resolve(place, self.config.base_dirs)
+        path = path / "episodes.sqlite" if path.is_dir() else path
+        if not path.is_file():
+            raise DataError(f"{SECTION}.base_url: {path}: no such file, and no http:// address")
+        with path.open("rb") as file:
+            is_sqlite = file.read(len(SQLITE_HEAD)) == SQLITE_HEAD
+        return read_sqlite(path) if is_sqlite else conversations_in(_spans_of_file(path))
+
+    def _tasks(self, rows: list[dict[str, object]]) -> list[Task]:
+        source = str(self.config.ajet.task_reader.tracing.base_url)
+        return [
+            task_from_row(row, index, split="trace", source=source, query_field="main_query")
+            for index, row in enumerate(rows)
+        ]
+
+
+def _spans_of_file(path: Path) -> list[Span]:
+    spans = []
+    for number, record in enumerate(read_jsonl(path), 1):
+        found = list(spans_in(record))
+        if not found and "resourceSpans" not in record:
+            raise DataError(
+                f"{path}: object {number} is no span: it has neither resourceSpans nor attributes"
+            )
+        spans += found
+    return spans
+
+
+def _draw(task_id: str) -> str:
+    """A fixed draw for each task, whichever others there are."""
+    return hashlib.sha256(f"held out/{task_id}".encode()).hexdigest()
+
+
+def _told(num_found: int, num_kept: int, dropped: Counter[str]) -> str:
+    reasons = ", ".join(f"{name} {count}" for name, count in dropped.items() if count)
+    return f"{num_found} recorded, {num_kept} kept" + (f" (dropped: {reasons})" if reasons else "")
+
+
+def _write(path: Path, rows: list[dict[str, object]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    write_text_atomically(path, "".join(lines))

@@ -1,0 +1,166 @@
+"""Spans, and the conversation that a trace of them recorded.
+
+    {"resourceSpans": [{"scopeSpans": [{"spans": […]}]}]}          OTLP JSON, a batch a line
+    {"name", "context": {"trace_id", "span_id"}, "attributes"}     Phoenix, a span a line
+    {"context.trace_id": …, "attributes.input.value": …}           the same, as a table's row
+
+One trace is one conversation: that of its call of a model with the most messages whose reply is
+text (the last such call, if several), or, where no call was recorded, the input and output of its
+outermost span. Not covered: several traces of one session.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from ajet.core.config.tracing import as_time
+from ajet.sources.tracing.conversation import Conversation, Message, conversation_of
+from ajet.sources.tracing.span_messages import call_messages, find, nest, value_messages
+
+MODEL_NAMES = ("llm.model_name", "gen_ai.response.model", "gen_ai.request.model")
+ANNOTATIONS = (
+    ("annotations", "annotation"),
+    ("evaluations", "evaluation"),
+    ("trace.annotations", "annotation"),
+    ("trace.evaluations", "evaluation"),
+)
+NANOSECONDS = 1e9
+
+
+@dataclass(slots=True)
+class Span:
+    """One step of a trace. `annotations` are (name, score, label) of people or judges."""
+
+    trace_id: str
+    span_id: str
+    parent_id: str
+    ended: datetime | None
+    attributes: dict[str, Any]
+    annotations: list[tuple[str, float | None, str | None]] = field(default_factory=list)
+
+    @property
+    def model(self) -> str | None:
+        names = (find(self.attributes, path) for path in MODEL_NAMES)
+        return next((name for name in names if isinstance(name, str)), None)
+
+
+def spans_in(record: Mapping[str, Any]) -> Iterator[Span]:
+    """The spans of one object: of an OTLP batch all, else itself; none where it is no span."""
+    if "resourceSpans" in record:
+        for resource in _values(record["resourceSpans"]):
+            for scope in _values(find(resource, "scopeSpans")):
+                for span in _values(find(scope, "spans")):
+                    yield _span({**span, "attributes": _plain(span.get("attributes"))})
+    elif "attributes" in record or any(key.startswith("attributes.") for key in record):
+        yield _span(record)
+
+
+def conversations_in(spans: Iterable[Span]) -> tuple[list[Conversation], int]:
+    """One a trace, and the number of traces that have none."""
+    traces: dict[str, list[Span]] = {}
+    for span in spans:
+        traces.setdefault(span.trace_id or f"span {span.span_id}", []).append(span)
+    found = [_conversation(trace_id, traces[trace_id]) for trace_id in traces]
+    return [each for each in found if each is not None], found.count(None)
+
+
+def _conversation(trace_id: str, spans: list[Span]) -> Conversation | None:
+    calls = [(span, call_messages(span.attributes)) for span in spans]
+    calls = [(span, said) for span, said in calls if conversation_of("", said)]
+    if not calls:
+        known = {span.span_id for span in spans}
+        outer = [span for span in spans if span.parent_id not in known]
+        calls = [(span, value_messages(span.attributes)) for span in outer]
+        calls = [(span, said) for span, said in calls if conversation_of("", said)]
+    if not calls:
+        return None
+    span, messages = max(calls, key=_rank)
+    given = [note for each in spans for note in each.annotations]
+    return conversation_of(
+        trace_id,
+        messages,
+        model=span.model,
+        ended=span.ended,
+        scores={name: score for name, score, _ in given if score is not None},
+        labels={name: label for name, _, label in given if label is not None},
+    )
+
+
+def _rank(call: tuple[Span, list[Message]]) -> tuple[int, float, str]:
+    span, messages = call
+    return len(messages), span.ended.timestamp() if span.ended else -math.inf, span.span_id
+
+
+def _span(record: Mapping[str, Any]) -> Span:
+    nested = nest(record)
+    attributes = nested.get("attributes")
+    attributes = attributes if isinstance(attributes, dict) else {}
+    ids = nested | (nested.get("context") or {})
+    span = Span(
+        trace_id=_first(ids, "trace_id", "traceId", "trace_rowid"),
+        span_id=_first(ids, "span_id", "spanId", "id"),
+        parent_id=_first(nested, "parent_id", "parentSpanId", "parent_span_id"),
+        ended=parse_time(_first(nested, "end_time", "endTimeUnixNano", "endTime")),
+        attributes=attributes,
+    )
+    for path, name in ANNOTATIONS:
+        for node in _values(find(attributes, path)):
+            add_annotation(span, find(node, name) or node)
+    return span
+
+
+def add_annotation(span: Span, note: Any) -> None:
+    """`note` has a name and a score or a label, itself or in a `result`."""
+    name = find(note, "name")
+    result = find(note, "result") or note
+    score, label = find(result, "score"), find(result, "label")
+    is_number = isinstance(score, int | float) and math.isfinite(score)
+    if isinstance(name, str) and (is_number or isinstance(label, str)):
+        label = label if isinstance(label, str) else None
+        span.annotations.append((name, float(score) if is_number else None, label))
+
+
+def _values(node: Any) -> list[Any]:
+    if isinstance(node, Mapping):
+        return list(node.values())
+    return node if isinstance(node, list) else []
+
+
+def _first(node: Mapping[str, Any], *names: str) -> str:
+    """The first of these fields that is given, as text."""
+    given = (node.get(name) for name in names)
+    return next((str(value) for value in given if value not in (None, "")), "")
+
+
+def parse_time(text: str) -> datetime | None:
+    """ISO 8601, or nanoseconds since 1970."""
+    try:
+        if text.isdecimal():
+            return datetime.fromtimestamp(int(text) / NANOSECONDS, UTC)
+        return as_time(text) if text else None
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _plain(attributes: Any) -> Any:
+    """OTLP's ``[{"key": "k", "value": {"stringValue": "v"}}]`` as ``{"k": "v"}``."""
+    if not isinstance(attributes, list):
+        return attributes
+    pairs = [pair for pair in attributes if isinstance(pair, Mapping) and "key" in pair]
+    return {str(pair["key"]): _any_value(pair.get("value")) for pair in pairs}
+
+
+def _any_value(value: Any) -> Any:
+    """OTLP JSON writes whole numbers as text."""
+    if not isinstance(value, Mapping) or not value:
+        return None
+    kind, inner = next(iter(value.items()))
+    if kind == "arrayValue":
+        return [_any_value(each) for each in inner.get("values", [])]
+    if kind == "kvlistValue":
+        return _plain(inner.get("values", []))
+    return int(inner) if kind == "intValue" else inner

@@ -1,0 +1,105 @@
+"""Conversations from an SQLite file, by the tables that it has.
+
+    episodes, turns     a run folder's episodes.sqlite: each episode's last call; score `reward`
+    conversations       messages TEXT NOT NULL: chat messages as JSON, the answer last;
+                        id, score REAL, label, model, created_at (ISO 8601) may be left out
+    span_table, spans   attributes as JSON, with trace and span ids: AgentScope Studio's, Phoenix's
+
+Opened for reading only. Not covered: Phoenix's table of annotations (its server tells them).
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from ajet.core.errors import DataError
+from ajet.core.record.episode_reader import EpisodeReader, EpisodeRow
+from ajet.sources.tracing.conversation import Conversation, conversation_of
+from ajet.sources.tracing.spans import Span, conversations_in, parse_time, spans_in
+
+SPAN_TABLES = ("span_table", "spans")
+PAGE = 200
+
+
+def read_sqlite(path: Path) -> tuple[list[Conversation], int]:
+    """The conversations, and how many records have none."""
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            database.row_factory = sqlite3.Row
+            names = {row["name"] for row in database.execute("SELECT name FROM sqlite_master")}
+            if {"episodes", "turns"} <= names:
+                return _sorted_out(_episode(path))
+            if "conversations" in names:
+                return _sorted_out(_rows(database, path))
+            for table in SPAN_TABLES:
+                if table in names:
+                    return conversations_in(_spans(database, table, path))
+    except sqlite3.Error as error:
+        raise DataError(f"{path}: cannot be read as SQLite: {error}") from error
+    raise DataError(
+        f"{path}: there are the tables {', '.join(sorted(names)) or 'none'}; episodes, "
+        "conversations, spans or span_table is needed"
+    )
+
+
+def _sorted_out(found: Iterator[Conversation | None]) -> tuple[list[Conversation], int]:
+    all_of_them = list(found)
+    return [each for each in all_of_them if each is not None], all_of_them.count(None)
+
+
+def _episode(path: Path) -> Iterator[Conversation | None]:
+    with EpisodeReader(path) as reader:
+        for row in reversed(list(_all_rows(reader))):
+            turns = reader.episode(row.episode_id).turns
+            messages = [*turns[-1].messages, turns[-1].reply] if turns else []
+            scores = {} if row.reward is None else {"reward": row.reward}
+            yield conversation_of(row.episode_id, messages, scores=scores)
+
+
+def _all_rows(reader: EpisodeReader) -> Iterator[EpisodeRow]:
+    """Newest first."""
+    page = reader.list(limit=PAGE)
+    while page:
+        yield from page
+        page = reader.list(limit=PAGE, after=page[-1].id)
+
+
+def _rows(database: sqlite3.Connection, path: Path) -> Iterator[Conversation | None]:
+    for number, row in enumerate(database.execute("SELECT * FROM conversations"), 1):
+        fields = dict(row)
+        where = f"{path}: conversations, row {number}"
+        messages = _json(fields.get("messages"), list, f"{where}: messages")
+        if not all(isinstance(message, dict) for message in messages):
+            raise DataError(f"{where}: messages is not a list of chat messages")
+        score, label = fields.get("score"), fields.get("label")
+        yield conversation_of(
+            str(fields.get("id") or number),
+            messages,
+            model=fields.get("model"),
+            ended=parse_time(str(fields.get("created_at") or "")),
+            scores={"score": float(score)} if isinstance(score, int | float) else {},
+            labels={"label": label} if isinstance(label, str) else {},
+        )
+
+
+def _spans(database: sqlite3.Connection, table: str, path: Path) -> Iterator[Span]:
+    for number, row in enumerate(database.execute(f"SELECT * FROM {table}"), 1):
+        fields = dict(row)
+        where = f"{path}: {table}, row {number}: attributes"
+        attributes = _json(fields.get("attributes") or "{}", dict, where)
+        yield from spans_in(fields | {"attributes": attributes})
+
+
+def _json(text: Any, kind: type, where: str) -> Any:
+    try:
+        value = json.loads(text)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{where}: no JSON") from error
+    if not isinstance(value, kind):
+        raise DataError(f"{where}: a {kind.__name__} is expected, got a {type(value).__name__}")
+    return value

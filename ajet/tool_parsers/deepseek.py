@@ -1,0 +1,73 @@
+"""Tool calls as DeepSeek's models write them, fenced (V3, R1) or bare (V3.1).
+
+    <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add
+    ```json
+    {"a": 2}
+    ```<｜tool▁call▁end｜>
+    <｜tool▁call▁begin｜>sub<｜tool▁sep｜>{"b": 3}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+
+gives two calls; both forms may stand in one reply. Each call counts for itself: those before a
+malformed one stay calls. The outer pair of tokens may be missing.
+
+Not covered: V3.2's calls in XML.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from ajet.core.inference.chat_template import Tools
+from ajet.core.inference.tool_parser import ParsedReply
+from ajet.tool_parsers.scanning import (
+    Calls,
+    read_object,
+    split_thinking,
+    take_calls,
+)
+
+_CALLS, _CALL, _SEP = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
+_CALL_END, _CALLS_END = "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
+_OPENING = re.compile(rf"{_CALLS}\s*(?:{_CALL})?|{_CALL}")
+_FENCED = re.compile(rf"\s*function{_SEP}([^\n{{}}<]+)\n\s*```(?:json)?\s*")
+_BARE = re.compile(rf"\s*+([^\n{{}}<]+){_SEP}")
+_FENCE = re.compile(r"\s*```")
+_CLOSING = re.compile(rf"\s*{_CALL_END}(?:\s*{_CALLS_END})?")
+
+
+class DeepSeekParser:
+    """See the module's docstring. `fenced` is the older form, for calls that are forced."""
+
+    reads = (_CALLS, _CALL, _SEP, _CALL_END, _CALLS_END)
+
+    def __init__(self, splits_thinking: bool = True, fenced: bool = True) -> None:
+        self._splits_thinking = splits_thinking
+        self._fenced = fenced
+
+    @classmethod
+    def of(cls, template: str) -> DeepSeekParser:
+        return cls(splits_thinking="</think>" in template, fenced="```" in template)
+
+    def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
+        reasoning, rest = split_thinking(text) if self._splits_thinking else (None, text)
+        return replace(take_calls(rest, _OPENING, _read, _CALL_END), reasoning=reasoning)
+
+    def opening(self, name: str | None) -> str:
+        if name is None:
+            return _CALLS + _CALL
+        if self._fenced:
+            return f"{_CALLS}{_CALL}function{_SEP}{name}\n```json\n"
+        return f"{_CALLS}{_CALL}{name}{_SEP}"
+
+
+def _read(text: str, body: int) -> tuple[Calls, int] | None:
+    fenced = _FENCED.match(text, body)
+    head = fenced or _BARE.match(text, body)
+    found = read_object(text, head.end()) if head else None
+    if not head or not found or not head[1].strip():
+        return None
+    fence = _FENCE.match(text, found[1]) if fenced else None
+    if fenced and not fence:
+        return None
+    closing = _CLOSING.match(text, fence.end() if fence else found[1])
+    return ([(head[1].strip(), found[0])], closing.end()) if closing else None

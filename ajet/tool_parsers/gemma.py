@@ -1,0 +1,177 @@
+"""Tool calls as Gemma 4 and FunctionGemma write them: objects whose strings stand between tokens.
+
+    <|tool_call>call:add{a:2,s:<|"|>two<|"|>,l:[1,null],o:{k:true}}<tool_call|>
+    <start_function_call>call:add{a:2,s:<escape>two<escape>}<end_function_call>
+
+Keys stand without quotation marks, or between the string tokens too; numbers, `true`, `false` and
+`null` (`None` in Gemma 4's first templates) are written as in JSON, and a string holds anything but
+its token. A value in any other form makes the call malformed. Gemma 4's thinking stands between
+`<|channel>thought` and `<channel|>`.
+
+Source: the chat template of Gemma 4 and Google's documentation of both.
+
+Not covered: Gemma 3 and older, which have no form of their own; keys with a colon, comma, brace or
+bracket in them, unless between the tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ajet.core.inference.chat_template import Tools
+from ajet.core.inference.tool_parser import ParsedReply
+from ajet.tool_parsers.scanning import (
+    MAX_DEPTH,
+    Calls,
+    Tags,
+    read_json,
+    skip_space,
+    split_thinking,
+    take_calls,
+)
+
+
+class Tokens(NamedTuple):
+    opening: str
+    closing: str
+    quote: str
+
+
+GEMMA_4 = Tokens("<|tool_call>", "<tool_call|>", '<|"|>')
+FUNCTION_GEMMA = Tokens("<start_function_call>", "<end_function_call>", "<escape>")
+_CHANNEL, _CHANNEL_END = "<|channel>", "<channel|>"
+_THOUGHT = Tags(f"{_CHANNEL}thought", _CHANNEL_END)
+_NAME = re.compile(r"\s*call:([^\s<>{}]+)(?=\{)")
+_KEY = re.compile(r'([^\s:,{}\[\]<"][^:,{}\[\]<"\n]*):')
+_SCALAR = re.compile(r"-?\d|true\b|false\b|null\b")
+_NONE = re.compile(r"None\b")
+
+
+class GemmaParser:
+    """See the module's docstring. `splits_thinking=False` leaves thinking in the content."""
+
+    def __init__(self, tokens: Tokens = GEMMA_4, splits_thinking: bool = True) -> None:
+        self._tokens = tokens
+        self._splits_thinking = splits_thinking
+        self._opening = re.compile(re.escape(tokens.opening))
+        self.reads = (*tokens, _CHANNEL, _CHANNEL_END)
+
+    @classmethod
+    def of(cls, template: str) -> GemmaParser:
+        tokens = FUNCTION_GEMMA if FUNCTION_GEMMA.opening in template else GEMMA_4
+        return cls(tokens, splits_thinking=_CHANNEL_END in template)
+
+    def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
+        reasoning, rest = split_thinking(text, _THOUGHT) if self._splits_thinking else (None, text)
+        parsed = take_calls(rest, self._opening, self._read, self._tokens.closing)
+        return replace(parsed, reasoning=reasoning)
+
+    def opening(self, name: str | None) -> str:
+        # Without the name it ends where a token does: the colon may be written with it.
+        begin = f"{self._tokens.opening}call"
+        return begin if name is None else f"{begin}:{name}{{"
+
+    def _read(self, text: str, body: int) -> tuple[Calls, int] | None:
+        name = _NAME.match(text, body)
+        if not name:
+            return None
+        try:
+            arguments, end = _Values(text, self._tokens.quote).read_object(name.end(), depth=1)
+        except _NotRead:
+            return None
+        end = skip_space(text, end)
+        if not text.startswith(self._tokens.closing, end):
+            return None
+        return [(name[1], arguments)], end + len(self._tokens.closing)
+
+
+class _NotRead(ValueError):
+    """There is no value in the family's form."""
+
+
+class _Values:
+    """Reads values in a text; each method gives the value at a position and where it ends."""
+
+    def __init__(self, text: str, quote: str) -> None:
+        self._text = text
+        self._quote = quote
+
+    def read_object(self, start: int, depth: int) -> tuple[dict[str, Any], int]:
+        found: dict[str, Any] = {}
+
+        def entry(position: int) -> int:
+            key, position = self._read_key(position)
+            if key in found:
+                raise _NotRead
+            found[key], position = self._read(position, depth + 1)
+            return position
+
+        return found, self._read_entries(start, "{}", entry)
+
+    def _read_list(self, start: int, depth: int) -> tuple[list[Any], int]:
+        found: list[Any] = []
+
+        def entry(position: int) -> int:
+            value, position = self._read(position, depth + 1)
+            found.append(value)
+            return position
+
+        return found, self._read_entries(start, "[]", entry)
+
+    def _read_entries(self, start: int, brackets: str, entry: Callable[[int], int]) -> int:
+        """Past the brackets at `start`; `entry` reads what stands between two commas."""
+        opening, closing = brackets
+        if not self._text.startswith(opening, start):
+            raise _NotRead
+        position = skip_space(self._text, start + 1)
+        while not self._text.startswith(closing, position):
+            position = skip_space(self._text, entry(position))
+            if self._text.startswith(",", position):
+                position = skip_space(self._text, position + 1)
+                if self._text.startswith(closing, position):
+                    raise _NotRead
+            elif not self._text.startswith(closing, position):
+                raise _NotRead
+        return position + 1
+
+    def _read(self, start: int, depth: int) -> tuple[Any, int]:
+        if depth > MAX_DEPTH:
+            raise _NotRead
+        position = skip_space(self._text, start)
+        if self._text.startswith(self._quote, position):
+            return self._read_string(position)
+        if self._text.startswith("{", position):
+            return self.read_object(position, depth)
+        if self._text.startswith("[", position):
+            return self._read_list(position, depth)
+        return self._read_scalar(position)
+
+    def _read_scalar(self, position: int) -> tuple[Any, int]:
+        if none := _NONE.match(self._text, position):
+            return None, none.end()
+        found = read_json(self._text, position) if _SCALAR.match(self._text, position) else None
+        if not found:
+            raise _NotRead
+        return found
+
+    def _read_string(self, start: int) -> tuple[str, int]:
+        begin = start + len(self._quote)
+        end = self._text.find(self._quote, begin)
+        if end < 0:
+            raise _NotRead
+        return self._text[begin:end], end + len(self._quote)
+
+    def _read_key(self, start: int) -> tuple[str, int]:
+        if self._text.startswith(self._quote, start):
+            key, end = self._read_string(start)
+            end = skip_space(self._text, end)
+            if not self._text.startswith(":", end):
+                raise _NotRead
+            return key, end + 1
+        found = _KEY.match(self._text, start)
+        if not found:
+            raise _NotRead
+        return found[1].rstrip(), found.end()

@@ -1,0 +1,61 @@
+"""Tool calls as GLM 4.5 and later write them, with or without the line breaks.
+
+    <tool_call>add
+    <arg_key>a</arg_key>
+    <arg_value>2</arg_value>
+    </tool_call>
+
+A value is all the text between its tags; its type is that of the tool's schema (tagged_values.py).
+Poolside's Laguna writes the same.
+
+Source: the chat templates of GLM-4.5, GLM-4.6 (line breaks) and GLM-4.7 (none).
+
+Not covered: a value that holds the closing tags in their order; Hunyuan 3, which sets `<tool_sep>`
+after the name.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from ajet.core.inference.chat_template import Tools
+from ajet.core.inference.tool_parser import ParsedReply
+from ajet.tool_parsers.scanning import Calls, split_thinking, take_calls
+from ajet.tool_parsers.tagged_values import read_values, typed
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_OPENING = re.compile(_OPEN)
+_NAME = re.compile(r"\s*([^\s<>{}]+)")
+_KEY = re.compile(r"\s*<arg_key>([^<>\n]+)</arg_key>\s*<arg_value>")
+_VALUE_END = re.compile(rf"</arg_value>(?=\s*(?:<arg_key>|{_CLOSE}))")
+_END = re.compile(rf"\s*{_CLOSE}")
+
+
+class GlmParser:
+    """See the module's docstring. `splits_thinking=False` leaves thinking in the content."""
+
+    reads = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+
+    def __init__(self, splits_thinking: bool = True) -> None:
+        self._splits_thinking = splits_thinking
+
+    @classmethod
+    def of(cls, template: str) -> GlmParser:
+        return cls(splits_thinking="</think>" in template)
+
+    def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
+        reasoning, rest = split_thinking(text) if self._splits_thinking else (None, text)
+        parsed = take_calls(rest, _OPENING, _read, _CLOSE)
+        return replace(typed(parsed, tools), reasoning=reasoning)
+
+    def opening(self, name: str | None) -> str:
+        # The line break ends the name, also for models that write none there.
+        return _OPEN if name is None else f"{_OPEN}{name}\n"
+
+
+def _read(text: str, body: int) -> tuple[Calls, int] | None:
+    name = _NAME.match(text, body)
+    values = read_values(text, name.end(), _KEY, _VALUE_END) if name else None
+    end = _END.match(text, values[1]) if values else None
+    return ([(name[1], values[0])], end.end()) if name and values and end else None

@@ -1,0 +1,102 @@
+"""Replies as gpt-oss writes them ("harmony"): messages in channels, after `<|start|>assistant`.
+
+    <|channel|>analysis<|message|>I need 2+3.<|end|>
+    <|start|>assistant<|channel|>commentary<|message|>Let me compute.<|end|>
+    <|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json
+        <|message|>{"a": 2, "b": 3}<|call|>
+
+(each on one line) gives reasoning "I need 2+3.", content "Let me compute." and one call. The
+recipient may also stand before the channel. A message is
+
+    analysis, closed                       reasoning
+    final, or commentary to nobody         content (also where the reply was cut within it)
+    to functions.NAME, closed by <|call|>  a call, if it is one JSON object
+    anything else                          content as it was written; malformed, but for analysis
+                                           that was cut
+
+Not covered: the model's built-in tools (browser, python), which no schema offers: malformed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from ajet.core.inference.chat_template import Tools
+from ajet.core.inference.tool_parser import ParsedReply
+from ajet.tool_parsers.scanning import Calls, numbered, read_object, skip_space
+
+_START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+_CONSTRAIN, _END, _CALL, _RETURN = "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"
+_ENDS = re.compile(r"<\|end\|>|<\|call\|>|<\|return\|>|(?=<\|start\|>)")
+_TYPE = r"(?:(?:<\|constrain\|>\s*)?(?:json|code|text))?"
+_HEADER = re.compile(
+    r"(?:<\|start\|>assistant)?\s*+(?:to=(?P<before>[^\s<]+))?\s*+"
+    rf"(?:<\|channel\|>\s*+(?P<channel>\w++)\s*+(?:to=(?P<after>[^\s<]+))?\s*+{_TYPE})?\s*+"
+)
+
+
+@dataclass(slots=True)
+class _Parts:
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: Calls = field(default_factory=list)
+    malformed: list[str] = field(default_factory=list)
+
+
+class GptOssParser:
+    """See the module's docstring."""
+
+    reads = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, _END, _CALL, _RETURN)
+
+    @classmethod
+    def of(cls, template: str) -> GptOssParser:
+        return cls()
+
+    def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
+        parts = _Parts()
+        position = 0
+        for match in _ENDS.finditer(text):
+            _sort(parts, text[position : match.start()], match.group())
+            position = match.end()
+        _sort(parts, text[position:], "")
+        return ParsedReply(
+            content="\n".join(parts.content),
+            tool_calls=numbered(parts.calls),
+            reasoning="\n".join(parts.reasoning) if parts.reasoning else None,
+            malformed=tuple(parts.malformed),
+        )
+
+    def opening(self, name: str | None) -> str:
+        # It ends where a token does: tokenizers write the point with the name after it.
+        header = f"{_CHANNEL}commentary to=functions"
+        return header if name is None else f"{header}.{name} {_CONSTRAIN}json{_MESSAGE}"
+
+
+def _sort(parts: _Parts, message: str, end: str) -> None:
+    """Puts one message, which `end` closes, where it belongs."""
+    written_header, has_body, body = message.partition(_MESSAGE)
+    header = _HEADER.fullmatch(written_header) if has_body else None
+    recipient = header and (header["before"] or header["after"])
+    name = header["channel"] if header and not recipient else ""
+    call = _call(recipient, body) if recipient and end == _CALL else None
+    if call:
+        parts.calls.append(call)
+    elif name in ("final", "commentary") and end != _CALL:
+        parts.content += [body] if body else []
+    elif name == "analysis" and end == _END:
+        parts.reasoning.append(body.strip("\n"))
+    elif written := (message + end).removesuffix(_RETURN):
+        parts.content.append(written)
+        cut = name == "analysis" and not end
+        if not cut and any(token in written for token in GptOssParser.reads):
+            parts.malformed.append(written)
+
+
+def _call(recipient: str, body: str) -> tuple[str, dict[str, Any]] | None:
+    space, _, name = recipient.partition(".")
+    found = read_object(body, 0)
+    if space != "functions" or not name or not found or skip_space(body, found[1]) < len(body):
+        return None
+    return name, found[0]

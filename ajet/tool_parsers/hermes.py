@@ -1,0 +1,78 @@
+"""Tool calls as Hermes, Qwen2.5 and Qwen3 write them, and thinking before the answer.
+
+    <think>I need 2+3.</think>
+    Let me compute.
+    <tool_call>
+    {"name": "add", "arguments": {"a": 2, "b": 3}}
+    </tool_call>
+
+gives reasoning "I need 2+3.", content "Let me compute." and one call. A call counts when it is
+closed and holds one JSON object with a name and, as `arguments`, an object (or a name and nothing
+else). Any other stays in the content as it was written.
+
+Not covered: whether `<tool_call>` was sampled as one token or spelled out; both count.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+from ajet.core.inference.chat_template import Tools
+from ajet.core.inference.tool_parser import ParsedReply
+from ajet.tool_parsers.scanning import (
+    Calls,
+    read_json,
+    skip_space,
+    split_thinking,
+    take_calls,
+)
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_OPENING = re.compile(_OPEN)
+
+
+class HermesParser:
+    """See the module's docstring. `splits_thinking=False` leaves thinking in the content."""
+
+    reads: tuple[str, ...] = ()
+
+    def __init__(self, splits_thinking: bool = True) -> None:
+        self._splits_thinking = splits_thinking
+
+    @classmethod
+    def of(cls, template: str) -> HermesParser:
+        """The parser for a chat template with this source."""
+        return cls(splits_thinking="</think>" in template)
+
+    def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
+        reasoning, rest = split_thinking(text) if self._splits_thinking else (None, text)
+        return replace(take_calls(rest, _OPENING, _read, _CLOSE), reasoning=reasoning)
+
+    def opening(self, name: str | None) -> str:
+        if name is None:
+            return _OPEN
+        # It ends where a token does: tokenizers write the space before an object with its brace.
+        return f'{_OPEN}\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments":'
+
+
+def _read(text: str, body: int) -> tuple[Calls, int] | None:
+    found = read_json(text, body)
+    if not found or not _is_call(found[0]):
+        return None
+    value, end = found
+    end = skip_space(text, end)
+    if not text.startswith(_CLOSE, end):
+        return None
+    return [(value["name"], value.get("arguments", {}))], end + len(_CLOSE)
+
+
+def _is_call(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("name"), str)
+        and bool(value["name"])
+        and (isinstance(value.get("arguments"), dict) or set(value) == {"name"})
+    )

@@ -1,0 +1,72 @@
+"""Tool calls as Kimi K2, K2.5 and K2 Thinking write them: the name is part of the call's id.
+
+    <|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>
+        {"a": 2}<|tool_call_end|><|tool_calls_section_end|>
+
+(on one line) is a call of `add`. The prefix `functions.` and the number may be missing. Each call
+counts for itself: those before a malformed one stay calls. The tokens around the section may be
+missing too.
+
+Source: the chat template and the tool calling guide of Kimi-K2-Instruct.
+
+Not covered: an id that is a number alone, as models sometimes write: it names no tool, so the call
+is malformed; the ids that a model gives its calls (`ChatTemplate` numbers them in a history).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from ajet.core.inference.chat_template import Tools
+from ajet.core.inference.tool_parser import ParsedReply
+from ajet.tool_parsers.scanning import (
+    Calls,
+    read_object,
+    split_thinking,
+    take_calls,
+)
+
+_CALLS, _CALLS_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+_CALL, _ARGUMENTS = "<|tool_call_begin|>", "<|tool_call_argument_begin|>"
+_CALL_END = "<|tool_call_end|>"
+_OPENING = re.compile(rf"{re.escape(_CALLS)}\s*(?:{re.escape(_CALL)})?|{re.escape(_CALL)}")
+_ID = re.compile(rf"\s*([^\s<>{{}}]+)\s*{re.escape(_ARGUMENTS)}")
+_CLOSING = re.compile(rf"\s*{re.escape(_CALL_END)}(?:\s*{re.escape(_CALLS_END)})?")
+
+
+class KimiK2Parser:
+    """See the module's docstring. `splits_thinking=False` leaves thinking in the content."""
+
+    reads = (_CALLS, _CALL, _ARGUMENTS, _CALL_END, _CALLS_END)
+
+    def __init__(self, splits_thinking: bool = True) -> None:
+        self._splits_thinking = splits_thinking
+
+    @classmethod
+    def of(cls, template: str) -> KimiK2Parser:
+        return cls(splits_thinking="</think>" in template)
+
+    def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
+        reasoning, rest = split_thinking(text) if self._splits_thinking else (None, text)
+        return replace(take_calls(rest, _OPENING, _read, _CALL_END), reasoning=reasoning)
+
+    def opening(self, name: str | None) -> str:
+        # It ends where a token does: tokenizers write the point with the name after it.
+        begin = f"{_CALLS}{_CALL}functions"
+        return begin if name is None else f"{begin}.{name}:0{_ARGUMENTS}"
+
+
+def _read(text: str, body: int) -> tuple[Calls, int] | None:
+    call_id = _ID.match(text, body)
+    found = read_object(text, call_id.end()) if call_id else None
+    closing = _CLOSING.match(text, found[1]) if found else None
+    name = _name(call_id[1]) if call_id else ""
+    return ([(name, found[0])], closing.end()) if name and found and closing else None
+
+
+def _name(call_id: str) -> str:
+    """`functions.add:0`, `functions.add` and `add:0` are all `add`; a number names nothing."""
+    plain = call_id.removeprefix("functions.")
+    name, _, number = plain.rpartition(":")
+    return name if number.isdigit() else plain

@@ -1,0 +1,87 @@
+"""Tool calls as Llama 3.1, 3.2 and 3.3 write them: the reply is one JSON object.
+
+    {"name": "add", "parameters": {"a": 2, "b": 3}}
+    <|python_tag|>{"name": "add", "parameters": {"a": 2, "b": 3}}
+
+Without the tag the whole reply must be the call, for an object within other text may be an answer;
+before the tag there may be content. `arguments` is read for `parameters`; beside it only a `type`
+and an `id` may stand.
+
+Not covered: several calls in one reply (the family's template refuses to write them, so they stay
+content); the built-in tools' code after the tag; Llama 4's calls in Python's form.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+from ajet.core.inference.chat_template import Tools
+from ajet.core.inference.tool_parser import ParsedReply
+from ajet.tool_parsers.scanning import (
+    Calls,
+    numbered,
+    read_object,
+    skip_space,
+    split_thinking,
+)
+
+_TAG = "<|python_tag|>"
+_LOOKS_LIKE_A_CALL = re.compile(r'\s*\{\s*"(name|parameters)"')
+
+
+class Llama3Parser:
+    """See the module's docstring. `splits_thinking=False` leaves thinking in the content."""
+
+    reads = (_TAG,)
+
+    def __init__(self, splits_thinking: bool = False) -> None:
+        self._splits_thinking = splits_thinking
+
+    @classmethod
+    def of(cls, template: str) -> Llama3Parser:
+        return cls(splits_thinking="</think>" in template)
+
+    def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
+        reasoning, rest = split_thinking(text) if self._splits_thinking else (None, text)
+        return replace(_parse(rest), reasoning=reasoning)
+
+    def opening(self, name: str | None) -> str:
+        # Both end where a token does: what follows is written with the space before it.
+        if name is None:
+            return '{"name":'
+        return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "parameters":'
+
+
+def _parse(text: str) -> ParsedReply:
+    before, tagged, body = text.rpartition(_TAG)
+    calls = _read(body)
+    if calls:
+        return ParsedReply(before.strip(), numbered(calls))
+    if tagged:
+        return ParsedReply(text, malformed=(tagged + body,))
+    return ParsedReply(text, malformed=(text,) if _LOOKS_LIKE_A_CALL.match(text) else ())
+
+
+def _read(body: str) -> Calls | None:
+    """The call that `body` is, white space aside."""
+    found = read_object(body, 0)
+    if not found or skip_space(body, found[1]) < len(body) or not _is_call(found[0]):
+        return None
+    value = found[0]
+    return [(value["name"], _arguments(value))]
+
+
+def _is_call(value: dict[str, Any]) -> bool:
+    return (
+        isinstance(value.get("name"), str)
+        and bool(value["name"])
+        and isinstance(_arguments(value), dict)
+        and len(value.keys() - {"type", "id"}) == 2
+    )
+
+
+def _arguments(value: dict[str, Any]) -> Any:
+    return value.get("parameters", value.get("arguments"))

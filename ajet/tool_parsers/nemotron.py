@@ -1,0 +1,61 @@
+"""Tool calls as Nemotron Nano 2 and the Llama Nemotron models write them: a JSON list in tags.
+
+    <TOOLCALL>[{"name": "add", "arguments": {"a": 2}}, {"name": "stop", "arguments": {}}]</TOOLCALL>
+
+A list counts as a whole: with one entry that is no call all of it stays content. Arguments may be a
+JSON text that holds an object.
+
+Source: the chat templates of NVIDIA-Nemotron-Nano-9B-v2 and Llama-3.3-Nemotron-Super-49B-v1.5.
+
+Not covered: Nemotron 3, which writes Qwen3-Coder's form (qwen3_coder.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+from ajet.core.inference.chat_template import Tools
+from ajet.core.inference.tool_parser import ParsedReply
+from ajet.tool_parsers.scanning import (
+    Calls,
+    read_call_list,
+    skip_space,
+    split_thinking,
+    take_calls,
+)
+
+_OPEN, _CLOSE = "<TOOLCALL>", "</TOOLCALL>"
+_OPENING = re.compile(_OPEN)
+
+
+class NemotronParser:
+    """See the module's docstring. `splits_thinking=False` leaves thinking in the content."""
+
+    reads = (_OPEN, _CLOSE)
+
+    def __init__(self, splits_thinking: bool = True) -> None:
+        self._splits_thinking = splits_thinking
+
+    @classmethod
+    def of(cls, template: str) -> NemotronParser:
+        return cls(splits_thinking="</think>" in template)
+
+    def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
+        reasoning, rest = split_thinking(text) if self._splits_thinking else (None, text)
+        return replace(take_calls(rest, _OPENING, _read, _CLOSE), reasoning=reasoning)
+
+    def opening(self, name: str | None) -> str:
+        if name is None:
+            return _OPEN
+        # It ends where a token does: tokenizers write the space before an object with its brace.
+        return f'{_OPEN}[{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments":'
+
+
+def _read(text: str, body: int) -> tuple[Calls, int] | None:
+    if not text.startswith("[", skip_space(text, body)):
+        return None
+    found = read_call_list(text, body)
+    end = skip_space(text, found[1]) if found else 0
+    return (found[0], end + len(_CLOSE)) if found and text.startswith(_CLOSE, end) else None

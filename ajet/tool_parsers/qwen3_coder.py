@@ -1,0 +1,64 @@
+"""Tool calls as Qwen3-Coder, Qwen3.5 and later, and Nemotron 3 write them: XML without escapes.
+
+    <tool_call>
+    <function=add>
+    <parameter=a>
+    2
+    </parameter>
+    </function>
+    </tool_call>
+
+A value is text between one line break before and one after it; its type is that of the tool's
+schema (tagged_values.py).
+
+Not covered: a value that holds the closing tags in their order; a call without `<tool_call>`, which
+stays content.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from ajet.core.inference.chat_template import Tools
+from ajet.core.inference.tool_parser import ParsedReply
+from ajet.tool_parsers.scanning import Calls, split_thinking, take_calls
+from ajet.tool_parsers.tagged_values import read_values, typed
+
+_OPENING, _CLOSE = re.compile("<tool_call>"), "</tool_call>"
+_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?")
+_VALUE_END = re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|</function>))")
+_END = re.compile(rf"\s*</function>\s*{_CLOSE}")
+_PYTHONS = {"True": True, "False": False, "None": None}  # as Qwen3.5's template writes these
+
+
+class Qwen3CoderParser:
+    """See the module's docstring. `splits_thinking=False` leaves thinking in the content."""
+
+    reads: tuple[str, ...] = ()
+
+    def __init__(self, splits_thinking: bool = True) -> None:
+        self._splits_thinking = splits_thinking
+
+    @classmethod
+    def of(cls, template: str) -> Qwen3CoderParser:
+        return cls(splits_thinking="</think>" in template)
+
+    def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
+        reasoning, rest = split_thinking(text) if self._splits_thinking else (None, text)
+        parsed = take_calls(rest, _OPENING, _read, _CLOSE)
+        return replace(typed(parsed, tools, _PYTHONS), reasoning=reasoning)
+
+    def opening(self, name: str | None) -> str:
+        # It ends where a token does: tokenizers write the equals sign with the name after it.
+        return "<tool_call>\n<function" if name is None else f"<tool_call>\n<function={name}>\n"
+
+
+def _read(text: str, body: int) -> tuple[Calls, int] | None:
+    function = _FUNCTION.match(text, body)
+    if not function:
+        return None
+    values = read_values(text, function.end(), _PARAMETER, _VALUE_END)
+    end = _END.match(text, values[1]) if values else None
+    return ([(function[1], values[0])], end.end()) if values and end else None

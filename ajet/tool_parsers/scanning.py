@@ -1,0 +1,152 @@
+"""What the parsers share: taking calls out of a text, JSON as models write it, thinking.
+
+    take_calls(text, opening, read, close)    "a OPEN good CLOSE b OPEN bad CLOSE c"
+                                              calls [good], content "a  b OPEN bad CLOSE c"
+
+JSON is read strictly: no NaN, no number beyond a float, at most MAX_DEPTH levels. What comes after
+a parser walks through arguments recursively and writes them as JSON again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ajet.core.inference.tool_parser import ParsedReply, ToolCall
+
+MAX_DEPTH = 64
+
+Calls = list[tuple[str, dict[str, Any]]]  # names and arguments
+ReadCalls = Callable[[str, int], tuple[Calls, int] | None]
+"""(text, position after the opening) -> the calls there and where they end; None if malformed."""
+
+
+class Tags(NamedTuple):
+    opening: str
+    closing: str
+
+
+THINK = Tags("<think>", "</think>")
+
+
+def take_calls(
+    text: str, opening: re.Pattern[str], read: ReadCalls, close: str = ""
+) -> ParsedReply:
+    """The reply without its calls. One that `read` cannot make out stays in the content, up to its
+    `close`, the next opening or the end of the text."""
+    pieces: list[str] = []
+    calls: Calls = []
+    malformed: list[str] = []
+    position = 0
+    while match := opening.search(text, position):
+        start, body = match.span()
+        pieces.append(text[position:start])
+        found = read(text, body)
+        if found:
+            calls += found[0]
+            position = found[1]
+        else:
+            position = _malformed_end(text, body, opening, close)
+            malformed.append(text[start:position])
+            pieces.append(text[start:position])
+    content = "".join(pieces) + text[position:]
+    return ParsedReply(
+        content=content.strip() if calls else content,
+        tool_calls=numbered(calls),
+        malformed=tuple(malformed),
+    )
+
+
+def numbered(calls: Calls) -> tuple[ToolCall, ...]:
+    return tuple(ToolCall(f"call_{i}", name, values) for i, (name, values) in enumerate(calls))
+
+
+def split_thinking(text: str, tags: Tags = THINK) -> tuple[str | None, str]:
+    """Thinking and the rest. The opening tag may be missing: some templates write it themselves.
+    Thinking that was not closed is no thinking."""
+    head, closed, tail = text.partition(tags.closing)
+    if not closed:
+        return None, text
+    before, opened, thinking = head.partition(tags.opening)
+    if not opened:
+        before, thinking = "", head
+    return thinking.strip("\n"), before + tail.lstrip("\n")
+
+
+def read_json(text: str, start: int) -> tuple[Any, int] | None:
+    """The JSON value at `start` (white space skipped) and where it ends, None if there is none."""
+    try:
+        value, end = _DECODER.raw_decode(text, skip_space(text, start))
+    except (ValueError, RecursionError):
+        return None
+    return (value, end) if _depth_fits(value) else None
+
+
+def read_object(text: str, start: int) -> tuple[dict[str, Any], int] | None:
+    """As `read_json`, for an object."""
+    found = read_json(text, start)
+    return found if found and isinstance(found[0], dict) else None
+
+
+def read_call_list(text: str, start: int) -> tuple[Calls, int] | None:
+    """The calls in the JSON list at `start`, each an object with `name` and `arguments` (an object,
+    or a JSON text that holds one). It counts as a whole: None if one entry is no call."""
+    found = read_json(text, start)
+    calls = [_listed_call(entry) for entry in found[0]] if found else []
+    good = [call for call in calls if call]
+    return (good, found[1]) if found and good and len(good) == len(calls) else None
+
+
+def _listed_call(entry: Any) -> tuple[str, dict[str, Any]] | None:
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not entry["name"]:
+        return None
+    arguments = entry.get("arguments")
+    if isinstance(arguments, str):
+        found = read_object(arguments, 0)
+        is_whole = found and skip_space(arguments, found[1]) == len(arguments)
+        arguments = found[0] if found and is_whole else None
+    return (entry["name"], arguments) if isinstance(arguments, dict) else None
+
+
+def skip_space(text: str, position: int) -> int:
+    match = _SPACE.match(text, position)
+    assert match
+    return match.end()
+
+
+_SPACE = re.compile(r"\s*")
+
+
+def _malformed_end(text: str, body: int, opening: re.Pattern[str], close: str) -> int:
+    following = opening.search(text, body)
+    stop = following.start() if following else len(text)
+    closed = text.find(close, body, stop) if close else -1
+    return closed + len(close) if closed >= 0 else stop
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number[:20]} is no number that JSON can write")
+    return value
+
+
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+
+
+def _depth_fits(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [item for parent in level for item in _items(parent)]
+        if not level:
+            return True
+    return False
+
+
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []

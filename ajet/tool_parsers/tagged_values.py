@@ -1,0 +1,107 @@
+"""Arguments that a family writes as text between tags, without escapes and without their types.
+
+    read_values(text, position, …)         {"a": "2", "b": "2"}, and where they end
+    typed(a reply of these, tools)         {"a": 2, "b": "2"}, where the schemas of the tool's
+                                           parameters are an integer and a string
+
+Where the schema allows several types, or none is known, a value is what it reads as in JSON, else
+text; a value that is not of its type stays text, for the tool to answer.
+
+Not covered: schemas behind a `$ref`, which count as unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ajet.core.inference.chat_template import Tools
+from ajet.core.inference.tool_parser import ParsedReply
+from ajet.tool_parsers.scanning import read_json
+
+Words = Mapping[str, Any]
+_TYPES: dict[str, tuple[type, ...]] = {
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "null": (type(None),),
+    "array": (list,),
+    "object": (dict,),
+}
+
+
+def read_values(
+    text: str, position: int, key: re.Pattern[str], value_end: re.Pattern[str]
+) -> tuple[dict[str, Any], int] | None:
+    """The arguments at `position` as text. `key` matches all from a key, its first group, to its
+    value; `value_end` what closes a value. None if a value is not closed or a key comes twice."""
+    values: dict[str, Any] = {}
+    while found := key.match(text, position):
+        end = value_end.search(text, found.end())
+        name = found[1]
+        if not end or name in values:
+            return None
+        values[name] = text[found.end() : end.start()]
+        position = end.end()
+    return values, position
+
+
+def typed(parsed: ParsedReply, tools: Tools | None, words: Words | None = None) -> ParsedReply:
+    """The reply with the arguments of its calls, all of them text, in the types of their schemas.
+    `words` are values that the family writes otherwise than JSON does (Python's `True`)."""
+    schemas = _schemas(tools or ()) if parsed.tool_calls else {}
+    calls = (
+        replace(call, arguments=_typed(call.arguments, schemas.get(call.name, {}), words or {}))
+        for call in parsed.tool_calls
+    )
+    return replace(parsed, tool_calls=tuple(calls))
+
+
+def _schemas(tools: Tools) -> dict[str, Mapping[str, Any]]:
+    """The schemas of each tool's parameters, as far as they are there."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for tool in tools:
+        function = tool.get("function", tool)
+        parameters = function.get("parameters") if isinstance(function, Mapping) else None
+        properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+        if isinstance(properties, Mapping):
+            found[str(function.get("name"))] = properties
+    return found
+
+
+def _typed(
+    arguments: dict[str, Any], properties: Mapping[str, Any], words: Words
+) -> dict[str, Any]:
+    return {
+        key: _value(text, _types(properties.get(key)), words) for key, text in arguments.items()
+    }
+
+
+def _value(text: str, types: set[str], words: Words) -> Any:
+    if types == {"string"}:
+        return text
+    word = text.strip()
+    found = (words[word], len(word)) if word in words else read_json(word, 0)
+    if not found or found[1] != len(word) or isinstance(found[0], str):
+        return text
+    if types and not any(type(found[0]) in _TYPES.get(name, ()) for name in types):
+        return text
+    return found[0]
+
+
+def _types(schema: Any) -> set[str]:
+    """The types that a schema allows; none where it does not say."""
+    if not isinstance(schema, Mapping):
+        return set()
+    named = schema.get("type")
+    if isinstance(named, str):
+        return {named}
+    if isinstance(named, list):
+        return set(map(str, named))
+    if "enum" in schema and all(isinstance(value, str) for value in schema["enum"]):
+        return {"string"}
+    either = schema.get("anyOf") or schema.get("oneOf")
+    parts = [_types(part) for part in either] if isinstance(either, list) else []
+    return set[str]().union(*parts) if all(parts) else set()

@@ -1,0 +1,33 @@
+"""For a chat template whose form of tool calls no parser reads, or that writes none.
+
+Calls in Hermes' form are read all the same, as an agent may ask for them in its own words; any
+other form stays content. A call cannot be forced.
+"""
+
+from __future__ import annotations
+
+from ajet.core.inference.chat_template import Tools
+from ajet.core.inference.tool_parser import ParsedReply
+from ajet.tool_parsers.hermes import HermesParser
+
+
+class UnreadParser:
+    """See the module's docstring."""
+
+    reads: tuple[str, ...] = ()
+
+    def __init__(self, hermes: HermesParser) -> None:
+        self._hermes = hermes
+
+    @classmethod
+    def of(cls, template: str) -> UnreadParser:
+        return cls(HermesParser.of(template))
+
+    def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
+        return self._hermes.parse(text, tools)
+
+    def opening(self, name: str | None) -> str:
+        raise ValueError(
+            "this chat template's form of tool calls is not read, so no call can be forced: leave "
+            "tool_choice out, or name the form in ajet.rollout.tool_parser"
+        )

@@ -1,0 +1,256 @@
+"""AgentJet's environment protocol over HTTP: every call is a POST of one form.
+
+    POST /create  {"env_type", "task_id", "instance_id", "messages", "params"}
+              ->  {"success": true, "data": {"state", "reward", "is_terminated", "info"}}
+
+    /get_env_profile   params.split          -> data: the task ids
+    /create            task_id, instance_id  -> data: the first observation
+    /step              messages: the action  -> data: the next observation
+    /evaluate, /get_info                     -> data: a score; whatever the environment tells
+    /release                                 -> success
+
+A call that did not reach the service, or that it turned away (429, 503), is sent again three times
+with back-off. So is one that broke on the way or met another 5xx, but for `/step`: its action may
+have been done, and doing it twice would be another episode. What still fails is an
+`EnvironmentFault` of one line. Not covered: authentication, observations that are no chat messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Self
+
+from ajet.core.errors import ConfigError, EnvironmentFault
+
+TIMEOUT_S = 300.0
+BACKOFF_S = 0.5
+MAX_RETRIES = 3
+SHOWN_CHARACTERS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the environment shows: chat messages, the reward so far, and whether it is over."""
+
+    state: list[dict[str, Any]]
+    reward: float
+    is_terminated: bool
+    info: dict[str, Any]
+
+    @property
+    def text(self) -> str:
+        """The messages' contents, one below the other."""
+        return "\n".join(str(message.get("content") or "") for message in self.state)
+
+
+class EnvServiceClient:
+    """One connection to the service, for one event loop. Close it, or use it in `async with`."""
+
+    def __init__(
+        self,
+        base_url: str,
+        env_type: str,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        backoff_s: float = BACKOFF_S,
+    ) -> None:
+        import httpx
+
+        if not base_url.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"ajet.task_reader.env_service.env_url: {base_url!r}: an address begins with "
+                "http:// or https://"
+            )
+        self.base_url = base_url.rstrip("/")
+        self.env_type = env_type
+        self._waits_s = [backoff_s * 2**number for number in range(MAX_RETRIES)]
+        self._http = httpx.AsyncClient(timeout=timeout_s, verify=_ssl_context())
+
+    async def task_ids(self, split: str) -> list[str]:
+        """The ids of one split's tasks, in the service's order."""
+        reply = await self._post("get_env_profile", params={"split": split})
+        ids = reply["data"] if "data" in reply else reply.get("task_ids")
+        if not isinstance(ids, list) or not all(isinstance(name, str | int) for name in ids):
+            raise EnvironmentFault(f"{self._url('get_env_profile')}: no list of task ids in data")
+        return [str(name) for name in ids]
+
+    async def create(
+        self, task_id: str, instance_id: str, params: Mapping[str, Any] | None = None
+    ) -> Observation:
+        """A new instance and its first observation; `info.instance_id` may name it otherwise."""
+        reply = await self._post("create", task_id=task_id, instance_id=instance_id, params=params)
+        return self._observation("create", reply)
+
+    async def step(
+        self,
+        instance_id: str,
+        action: Mapping[str, Any],
+        params: Mapping[str, Any] | None = None,
+    ) -> Observation:
+        reply = await self._post("step", instance_id=instance_id, messages=action, params=params)
+        return self._observation("step", reply)
+
+    async def evaluate(self, instance_id: str, params: Mapping[str, Any] | None = None) -> float:
+        """The score of what was done so far."""
+        reply = await self._post("evaluate", instance_id=instance_id, params=params)
+        return _number(reply.get("data"), f"{self._url('evaluate')}: data")
+
+    async def info(self, instance_id: str, params: Mapping[str, Any] | None = None) -> Any:
+        """What the environment tells of itself, its tools for instance."""
+        return (await self._post("get_info", instance_id=instance_id, params=params)).get("data")
+
+    async def release(self, instance_id: str) -> None:
+        await self._post("release", instance_id=instance_id)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _post(self, verb: str, **fields: Any) -> dict[str, Any]:
+        """The reply's JSON. `fields` are those of the body that are not empty."""
+        import httpx
+
+        body = {
+            "env_type": self.env_type,
+            "task_id": fields.get("task_id"),
+            "instance_id": fields.get("instance_id"),
+            "messages": dict(fields.get("messages") or {}),
+            "params": dict(fields.get("params") or {}),
+        }
+        for wait_s in (*self._waits_s, None):
+            try:
+                response = await self._http.post(self._url(verb), json=body)
+                response.raise_for_status()
+                return self._reply(verb, response)
+            except httpx.HTTPError as error:
+                if wait_s is None or not _may_be_sent_again(error, verb):
+                    raise EnvironmentFault(f"{self._url(verb)}: {_told(error)}") from error
+            await asyncio.sleep(wait_s)
+        raise AssertionError("the last round returns or raises")
+
+    def _url(self, verb: str) -> str:
+        return f"{self.base_url}/{verb}"
+
+    def _reply(self, verb: str, response: Any) -> dict[str, Any]:
+        try:
+            reply = response.json()
+        except (ValueError, RecursionError):
+            reply = None
+        if not isinstance(reply, dict):
+            raise EnvironmentFault(f"{self._url(verb)}: the answer is no JSON object")
+        if reply.get("success", True) not in (True, None):
+            raise EnvironmentFault(f"{self._url(verb)}: {_detail(reply)}")
+        return reply
+
+    def _observation(self, verb: str, reply: Mapping[str, Any]) -> Observation:
+        data, where = reply.get("data"), f"{self._url(verb)}: data"
+        if not isinstance(data, Mapping):
+            raise EnvironmentFault(f"{where} is no object with state, reward and is_terminated")
+        return Observation(
+            state=_messages(data.get("state"), f"{where}.state"),
+            reward=_number(_given(data, "reward", 0.0), f"{where}.reward"),
+            is_terminated=_flag(data.get("is_terminated"), f"{where}.is_terminated"),
+            info=_object(_given(data, "info", {}), f"{where}.info"),
+        )
+
+
+@cache
+def _ssl_context() -> ssl.SSLContext:
+    """Reading the certificates takes longer than an episode's calls: once is enough."""
+    return ssl.create_default_context()
+
+
+def _may_be_sent_again(error: Exception, verb: str) -> bool:
+    """Whether it is worth it, and cannot be done twice."""
+    import httpx
+
+    if isinstance(error, httpx.HTTPStatusError):
+        status = error.response.status_code
+        return status in (429, 503) or (status >= 500 and verb != "step")
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout):
+        return True
+    return verb != "step" and not isinstance(error, httpx.TimeoutException)
+
+
+def _told(error: Exception) -> str:
+    """One line for what went wrong."""
+    import httpx
+
+    if isinstance(error, httpx.HTTPStatusError):
+        answer = error.response
+        try:
+            said = _detail(answer.json())
+        except (ValueError, RecursionError):
+            said = _line(answer.text)
+        return f"HTTP {answer.status_code}: {said}" if said else f"HTTP {answer.status_code}"
+    if isinstance(error, httpx.TimeoutException):
+        return f"no answer in time ({type(error).__name__})"
+    return f"cannot be reached or broke off ({type(error).__name__}: {_line(str(error))})"
+
+
+def _detail(reply: Any) -> str:
+    """FastAPI's `detail`, or the word that a service has for it."""
+    fields = reply if isinstance(reply, Mapping) else {}
+    said = next((fields[name] for name in ("detail", "error", "data") if fields.get(name)), None)
+    return _line(str(said)) if said else "the service refused and gave no reason"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:SHOWN_CHARACTERS]
+
+
+def _messages(state: Any, where: str) -> list[dict[str, Any]]:
+    """A message, a list of them, or text, which is the user's."""
+    if isinstance(state, str):
+        return [{"role": "user", "content": state}]
+    messages = [state] if isinstance(state, Mapping) else state
+    if not isinstance(messages, list) or not all(isinstance(m, Mapping) for m in messages):
+        raise EnvironmentFault(f"{where} is neither a chat message nor a list of them")
+    if not messages:
+        raise EnvironmentFault(f"{where} is an empty list")
+    odd = next((m for m in messages if not _is_chat_message(m)), None)
+    if odd is not None:
+        raise EnvironmentFault(f"{where} is no chat message: {_line(repr(dict(odd)))}")
+    return [dict(message) for message in messages]
+
+
+def _is_chat_message(message: Mapping[str, Any]) -> bool:
+    content = message.get("content")
+    return isinstance(message.get("role"), str) and isinstance(content, str | list | None)
+
+
+def _given(data: Mapping[str, Any], name: str, otherwise: Any) -> Any:
+    """A field that may be missing or null."""
+    value = data.get(name)
+    return otherwise if value is None else value
+
+
+def _object(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise EnvironmentFault(f"{where} is no object: {_line(repr(value))}")
+    return dict(value)
+
+
+def _flag(value: Any, where: str) -> bool:
+    if value not in (True, False, None):
+        raise EnvironmentFault(f"{where} is neither true nor false: {_line(repr(value))}")
+    return bool(value)
+
+
+def _number(value: Any, where: str) -> float:
+    try:
+        if isinstance(value, bool | int | float) and math.isfinite(value):
+            return float(value)
+    except OverflowError:  # an integer beyond all floats
+        raise EnvironmentFault(f"{where} is too large a number") from None
+    raise EnvironmentFault(f"{where} is no finite number: {_line(repr(value))}")

@@ -1,0 +1,116 @@
+"""An environment behind the env-service protocol, in the hands of an environment agent.
+
+    env_type: env_service
+    env_config: {env_url: "http://127.0.0.1:8080", env_type: sokoban}
+
+    reset    one of the split's tasks (GET_ENV_PROFILE, once a process), which the seed picks, then
+             CREATE with the seed; all that the service shows, its rules too, is the observation
+    step     STEP with the action; reward, end and what is ours of `info` as the service says
+    close    RELEASE
+
+Each call runs in an event loop of the environment's own, in the thread that calls. What goes wrong
+is an `EnvironmentFault`, as with the reader `env_service`.
+
+Not covered: tasks in their order (task_reader.type: env_service goes through all of them), actions
+by `env-check` (the protocol knows no list of actions), observations that are no text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
+
+from ajet.core.environment.environment import Environment, Info
+from ajet.core.errors import ConfigError, EnvironmentFault
+from ajet.core.seeding import derive
+from ajet.tools.env_service.client import TIMEOUT_S, EnvServiceClient, Observation
+
+PASSED = ("metrics", "metrics_agg_mode", "state_key")
+SEEDS = 2**31
+"""Services differ in how large a seed they take."""
+
+Result = TypeVar("Result")
+_task_ids: dict[tuple[str, str, str], list[str]] = {}
+"""By address, env_type and split: a service's list does not change within a run."""
+
+
+class ServedEnvironment(Environment):
+    """`training_split` and `validation_split` are the service's names for them."""
+
+    def __init__(
+        self,
+        env_url: str,
+        env_type: str,
+        training_split: str = "train",
+        validation_split: str = "validation",
+        env_action_preference: str = "text",
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        if not env_url.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"env_service: env_config.env_url: {env_url!r}: an address begins with http:// or "
+                "https://"
+            )
+        self._splits = {"train": training_split, "validation": validation_split}
+        self._action_preference = env_action_preference
+        self._loop = asyncio.new_event_loop()
+        self._client = EnvServiceClient(env_url, env_type, timeout_s=timeout_s)
+        self._instance_id = ""
+        self.observation = ""
+
+    def reset(
+        self, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[str, Info]:
+        self._release()
+        seed = secrets.randbelow(SEEDS) if seed is None else seed % SEEDS
+        task_id = self._task(seed, self._splits[(options or {}).get("split", "train")])
+        named = f"{task_id}-{secrets.token_hex(8)}"
+        params = {"seed": seed, "env_action_preference": self._action_preference}
+        self._instance_id = named  # also after a /create that failed: the service may have heard it
+        seen = self._wait(self._client.create(task_id, named, params))
+        self._instance_id = str(seen.info.get("instance_id") or named)
+        self.observation = seen.text
+        return self.observation, _ours(seen)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        message = {"role": "assistant", "content": action}
+        seen = self._wait(self._client.step(self._instance_id, message))
+        self.observation = seen.text
+        truncated = seen.is_terminated and seen.info.get("truncated") is True
+        terminated = seen.is_terminated and not truncated
+        return self.observation, seen.reward, terminated, truncated, _ours(seen)
+
+    def render(self) -> str:
+        return self.observation
+
+    def close(self) -> None:
+        """A service that is down keeps the instance; it drops it in its own time."""
+        if self._loop.is_closed():
+            return
+        try:
+            self._release()
+        finally:
+            self._wait(self._client.close())
+            self._loop.close()
+
+    def _release(self) -> None:
+        if self._instance_id:
+            named, self._instance_id = self._instance_id, ""
+            self._wait(self._client.release(named))
+
+    def _task(self, seed: int, split: str) -> str:
+        place = (self._client.base_url, self._client.env_type, split)
+        ids = _task_ids.get(place) or self._wait(self._client.task_ids(split))
+        if not ids:
+            raise EnvironmentFault(f"{place[0]}: the service has no task in {split!r}")
+        _task_ids[place] = ids
+        return ids[derive(seed, "task") % len(ids)]
+
+    def _wait(self, call: Coroutine[Any, Any, Result]) -> Result:
+        return self._loop.run_until_complete(call)
+
+
+def _ours(seen: Observation) -> Info:
+    return {name: seen.info[name] for name in PASSED if name in seen.info}

@@ -1,0 +1,135 @@
+"""What a workflow does to its environment: `workflow_task.gym_env`.
+
+    env = workflow_task.gym_env                                # None for tasks without one
+    obs, reward, terminate, info = await env.step({"role": "assistant", "content": "look"})
+    score = await env.evaluate()
+
+In a workflow whose `execute` is a plain `def`, and so in a thread, the same calls are written
+without `await`. On the event loop they need it: a call that blocked there would hold up all other
+episodes, so using its result without `await` is an error that says so.
+
+`WorkflowTask` is data, so the live object is kept in `open_environments`, by the episode's id,
+while the episode lives. Not covered: `reset` (every episode has an instance of its own).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Generator, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+from ajet.core.errors import EnvironmentFault
+from ajet.core.task.workflow_task import open_environments
+from ajet.tools.env_service.client import EnvServiceClient, Observation
+
+Result = TypeVar("Result")
+Step = tuple[str, float, bool, dict[str, Any]]
+
+
+class GymEnv:
+    """One episode's instance. `state` are the messages that it showed last."""
+
+    def __init__(
+        self, client: EnvServiceClient, episode_id: str, instance_id: str, first: Observation
+    ) -> None:
+        self.instance_id = instance_id
+        self.state = first.state
+        self._client = client
+        self._episode_id = episode_id
+        self._loop = asyncio.get_running_loop()
+        assert episode_id not in open_environments, f"two live episodes are named {episode_id}"
+        open_environments[episode_id] = self
+
+    def step(self, action: str | Mapping[str, Any], params: Mapping[str, Any] | None = None) -> Any:
+        """Do one thing: text, or a message whose content is text or a list of content blocks.
+
+        Gives ``(observation, reward, terminate, info)``, to be awaited on the event loop."""
+        use = "obs, reward, terminate, info = await gym_env.step(action)"
+        return self._call(self._step(_as_message(action), params), use)
+
+    def evaluate(
+        self, episode_uuid: str | None = None, params: Mapping[str, Any] | None = None
+    ) -> Any:
+        """The score so far. (AgentJet's judges pass the episode's id, which is known here.)"""
+        return self._call(self._evaluate(params), "score = await gym_env.evaluate()")
+
+    def get_info(self, params: Mapping[str, Any] | None = None) -> Any:
+        """What the environment tells of itself."""
+        return self._call(self._info(params), "info = await gym_env.get_info()")
+
+    def reset(self) -> None:
+        raise RuntimeError("gym_env.reset() does not exist: an instance lives for one episode")
+
+    def close(self) -> None:
+        """No later call succeeds."""
+        open_environments.pop(self._episode_id, None)
+
+    async def _step(self, action: dict[str, Any], params: Mapping[str, Any] | None) -> Step:
+        self._refuse_if_over()
+        seen = await self._client.step(self.instance_id, action, params)
+        self.state = seen.state
+        return seen.text, seen.reward, seen.is_terminated, seen.info
+
+    async def _evaluate(self, params: Mapping[str, Any] | None) -> float:
+        self._refuse_if_over()
+        return await self._client.evaluate(self.instance_id, params)
+
+    async def _info(self, params: Mapping[str, Any] | None) -> Any:
+        self._refuse_if_over()
+        return await self._client.info(self.instance_id, params)
+
+    def _refuse_if_over(self) -> None:
+        if open_environments.get(self._episode_id) is not self:
+            raise EnvironmentFault(f"episode {self._episode_id} is over, its environment released")
+
+    def _call(self, work: Coroutine[Any, Any, Result], use: str) -> Any:
+        """On the episode's loop: something to await, as in `use`. In a thread: the result."""
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        if running is self._loop:
+            return NeedsAwait(work, use)
+        return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+
+class NeedsAwait(Generic[Result]):
+    """A call on the event loop that has not been awaited yet. `use` shows how it is."""
+
+    def __init__(self, work: Coroutine[Any, Any, Result], use: str) -> None:
+        self._work = work
+        self._use = use
+
+    def __await__(self) -> Generator[Any, Any, Result]:
+        return self._work.__await__()
+
+    def __iter__(self) -> Iterator[Any]:
+        raise self._misuse()
+
+    def __bool__(self) -> bool:
+        raise self._misuse()
+
+    def _misuse(self) -> RuntimeError:
+        self._work.close()
+        call = self._use.rpartition("await ")[2].partition("(")[0]
+        return RuntimeError(
+            f"{call}() is used without await, which would hold up all other episodes: write "
+            f"`{self._use}`, or make execute a plain def"
+        )
+
+
+def _as_message(action: str | Mapping[str, Any]) -> dict[str, Any]:
+    """The action as a chat message whose content is text; blocks without text are left out."""
+    if isinstance(action, str):
+        return {"role": "assistant", "content": action}
+    if not isinstance(action, Mapping) or "content" not in action:
+        raise TypeError(
+            f"gym_env.step(): the action is a {type(action).__name__}; give text, or a message "
+            "such as {'role': 'assistant', 'content': 'look'}"
+        )
+    content = action["content"]
+    if isinstance(content, list):
+        blocks = [block for block in content if isinstance(block, Mapping)]
+        content = "".join(str(block["text"]) for block in blocks if "text" in block)
+    content = "" if content is None else str(content)
+    return {"role": "assistant", **action, "content": content}

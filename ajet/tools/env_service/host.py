@@ -1,0 +1,147 @@
+"""Gives every episode its own instance of the environment, and takes it back, whatever happened.
+
+    begin     the workflow is about to run: POST /create with the group's seed; a task that came
+              without a question gets it from the first observation
+    the end   the episode is judged, failed, timed out or was stopped: POST /release
+
+A service that is down makes the episode an `env_error`. One that does not release is said once.
+Not covered: starting the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import replace
+from typing import Any, Self
+
+from loguru import logger
+
+from ajet.core.config import AjetConfig
+from ajet.core.errors import ConfigError, EnvironmentFault
+from ajet.core.task.workflow_task import WorkflowTask
+from ajet.tools.env_service.client import BACKOFF_S, TIMEOUT_S, EnvServiceClient, Observation
+from ajet.tools.env_service.gym_env import GymEnv
+
+SECTION = "ajet.task_reader.env_service"
+RELEASE_TIMEOUT_S = 10.0
+UNHEARD_TIMEOUT_S = 1.0
+_releasing: set[asyncio.Task[None]] = set()
+"""Releases go on when the episode's own task is cancelled; kept here until they are done."""
+
+
+class EnvServiceHost:
+    """The service as a run sees it: one for each runner."""
+
+    def __init__(
+        self,
+        url: str,
+        env_type: str,
+        *,
+        action_preference: str = "code",
+        timeout_s: float = TIMEOUT_S,
+        backoff_s: float = BACKOFF_S,
+    ) -> None:
+        self.url = url
+        self.env_type = env_type
+        self.action_preference = action_preference
+        self.timeout_s = timeout_s
+        self.backoff_s = backoff_s
+        self.num_unreleased = 0
+
+    def episode(self, workflow_task: WorkflowTask) -> ServedInstance | None:
+        """The environment of an episode that has not begun; None for another kind of task."""
+        return ServedInstance(self) if workflow_task.env_type == self.env_type else None
+
+    def client(self) -> EnvServiceClient:
+        return EnvServiceClient(
+            self.url, self.env_type, timeout_s=self.timeout_s, backoff_s=self.backoff_s
+        )
+
+    def count_unreleased(self, instance_id: str, fault: EnvironmentFault) -> None:
+        self.num_unreleased += 1
+        if self.num_unreleased == 1:
+            logger.warning(
+                "instance {} stays with the service: {} (later ones are not told)",
+                instance_id,
+                fault,
+            )
+
+
+def environment_host(config: AjetConfig) -> EnvServiceHost | None:
+    """The service of the config's episodes: with this reader, or with one of the user's own whose
+    tasks have the section's `env_type`."""
+    reader, section = config.ajet.task_reader.type, config.ajet.task_reader.env_service
+    if reader != "env_service" and not ("->" in reader and section.env_url):
+        return None
+    for name in ("env_url", "env_type"):
+        if not getattr(section, name):
+            raise ConfigError(f"{SECTION}.{name} is missing")
+    assert section.env_url and section.env_type
+    return EnvServiceHost(
+        section.env_url, section.env_type, action_preference=section.env_action_preference
+    )
+
+
+class ServedInstance:
+    """One episode's instance; the end of the `async with` releases it."""
+
+    def __init__(self, host: EnvServiceHost) -> None:
+        self._host = host
+        self._client: EnvServiceClient | None = None
+        self._env: GymEnv | None = None
+        self._instance_id = ""
+
+    async def begin(self, workflow_task: WorkflowTask) -> WorkflowTask:
+        """Makes the instance; gives the task with what the environment showed first."""
+        # Random, as a run that was killed has left its own instances with the service.
+        self._instance_id = f"{workflow_task.episode_id}-{secrets.token_hex(8)}"
+        self._client = self._host.client()
+        first = await self._client.create(
+            workflow_task.task_id, self._instance_id, self._params(workflow_task)
+        )
+        named = first.info.get("instance_id")
+        self._instance_id = named if isinstance(named, str) and named else self._instance_id
+        self._env = GymEnv(self._client, workflow_task.episode_id, self._instance_id, first)
+        return _with_question(workflow_task, first)
+
+    def _params(self, workflow_task: WorkflowTask) -> dict[str, Any]:
+        return {
+            "seed": workflow_task.seed % 2**31,  # services differ in how large a seed they take
+            "env_action_preference": self._host.action_preference,
+        }
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._env is not None:
+            self._env.close()
+        if self._client is not None:
+            task = asyncio.create_task(self._release(self._client))
+            _releasing.add(task)
+            task.add_done_callback(_releasing.discard)
+            await asyncio.shield(task)
+
+    async def _release(self, client: EnvServiceClient) -> None:
+        """Also after a `/create` that failed or was cancelled: the service may have heard it."""
+        try:
+            async with asyncio.timeout(RELEASE_TIMEOUT_S if self._env else UNHEARD_TIMEOUT_S):
+                await client.release(self._instance_id)
+        except (EnvironmentFault, TimeoutError) as error:
+            if self._env is not None:
+                fault = EnvironmentFault(str(error) or "no answer in time")
+                self._host.count_unreleased(self._instance_id, fault)
+        finally:
+            await client.close()
+
+
+def _with_question(workflow_task: WorkflowTask, first: Observation) -> WorkflowTask:
+    """As in AgentJet: `init_messages` are all that the environment showed, and `main_query` the
+    text of the last of them. A task that has its own question keeps it."""
+    task = workflow_task.task
+    if task.main_query:
+        return workflow_task
+    query = str(first.state[-1].get("content") or "")
+    task = replace(task, main_query=query, init_messages=first.state)
+    return replace(workflow_task, task=task)

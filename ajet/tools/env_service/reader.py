@@ -1,0 +1,56 @@
+"""`env_service`: the tasks that an environment over HTTP lists.
+
+    POST /get_env_profile {"env_type": "appworld", "params": {"split": "train"}}
+      -> Task("82e2fac_1", main_query="", env_type="appworld")
+
+The question comes when an episode begins: the instance's first observation (host.py).
+Not covered: the metadata of such a task, which the protocol does not tell.
+"""
+
+from __future__ import annotations
+
+from loguru import logger
+
+from ajet.core.bounded_loop import run_bounded
+from ajet.core.errors import DataError, EnvironmentFault
+from ajet.core.task.reader import BaseTaskReader, first_twins
+from ajet.core.task.task import Task
+from ajet.tools.env_service.host import SECTION, EnvServiceHost, environment_host
+
+
+class EnvServiceReader(BaseTaskReader):
+    """Lists `training_split` and `validation_split`."""
+
+    def get_training_tasks(self) -> list[Task]:
+        split = self.config.ajet.task_reader.env_service.training_split
+        tasks = self._list(split)
+        if not tasks:
+            raise DataError(f"{SECTION}.training_split: the service has no task in {split!r}")
+        return tasks
+
+    def get_validation_tasks(self) -> list[Task]:
+        split = self.config.ajet.task_reader.env_service.validation_split
+        if split is None:
+            return []
+        tasks = self._list(split)
+        if not tasks:
+            logger.warning("no validation tasks: the service has none in the split {!r}", split)
+        return tasks
+
+    def _list(self, split: str) -> list[Task]:
+        host = environment_host(self.config)
+        assert host is not None
+        try:
+            names = run_bounded(_task_ids(host, split))
+        except EnvironmentFault as fault:
+            raise DataError(f"{SECTION}.env_url: {fault}") from fault
+        tasks = [Task(name, "", env_type=host.env_type) for name in names]
+        if twins := first_twins(tasks):
+            name = tasks[twins[0] - 1].task_id
+            raise DataError(f"{host.url}: the split {split!r} lists the task {name!r} twice")
+        return tasks
+
+
+async def _task_ids(host: EnvServiceHost, split: str) -> list[str]:
+    async with host.client() as client:
+        return await client.task_ids(split)

@@ -1,0 +1,202 @@
+"""Episodes over Ray workers against one process with as many slots, with log-normal tool times.
+
+    python benchmarks/ray_admission.py [--mean-s 1.0] [--out FILE.json]
+
+Each episode sleeps for `mean_s` x exp(N(0, 1) - 1/2) seconds, as a tool would, and then calls a
+model that answers at once. One step is measured for groups of 4, 8 and 16 members: by `GroupRunner`
+in this process, and over two rollout workers of a real Ray with half of the slots each. What is
+compared is the time of the whole step; goal: the workers reach at least 95 % of one process.
+
+The limits beside them are computed from the same times: that of starting each episode, in order,
+wherever a slot is free; and that of workers that would take whole groups, and start one where all
+its members fit (as earlier versions of ajet did).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import heapq
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ajet import ModelTuner, Task, Workflow, WorkflowOutput, WorkflowTask
+from ajet.core.config import AjetConfig, load_config
+from ajet.core.inference.engines.random import RandomEngine
+from ajet.core.rollout.group import GroupRunner
+from ajet.core.rollout.request import RolloutRequest
+from ajet.core.seeding import derive
+
+EPISODES, SLOTS, WORKERS, GROUPS_OF = 128, 16, 2, (4, 8, 16)
+GOAL = 0.95
+MESSAGES = [{"role": "user", "content": "2+2?"}]
+CONFIG = """
+ajet:
+  model: {path: embedded:math, device: cpu}
+  rollout: {user_workflow: WORKFLOW->Waits, max_env_worker: SLOTS}
+  task_judge: {judge_protocol: null}
+bench: {mean_s: MEAN}
+"""
+
+
+def seconds_of(workflow_task: WorkflowTask, mean_s: float) -> float:
+    """How long the tool of this episode takes, wherever it runs."""
+    draw = np.random.default_rng(derive("ray admission", workflow_task.episode_id))
+    return mean_s * float(np.exp(draw.normal() - 0.5))
+
+
+class Waits(Workflow):
+    """A tool that takes its time, and a call of the model."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        await asyncio.sleep(seconds_of(workflow_task, model_tuner.config.bench["mean_s"]))
+        await model_tuner.chat(MESSAGES)
+        return WorkflowOutput(reward=1.0)
+
+
+def request(group_size: int) -> RolloutRequest:
+    """All episodes of one step."""
+    tasks = [Task(f"t{n}", "2+2?") for n in range(EPISODES // group_size)]
+    return RolloutRequest(tasks, step=1, mode="train", num_repeat=group_size)
+
+
+async def timed(runner: GroupRunner, group_size: int) -> float:
+    """The seconds of one step."""
+    started_s = time.perf_counter()
+    groups = await runner.rollout(request(group_size))
+    seconds = time.perf_counter() - started_s
+    assert all(len(group.valid) == group_size for group in groups)
+    return seconds
+
+
+def by_episode(seconds: Sequence[float]) -> float:
+    """When the last episode ends, if each starts in order where a slot is free."""
+    slots = [0.0] * SLOTS
+    for each in seconds:
+        heapq.heappush(slots, heapq.heappop(slots) + each)
+    return max(slots)
+
+
+def by_group(seconds: Sequence[float], group_size: int) -> float:
+    """The same, if a worker starts a group only when all its members fit beside those that run."""
+    capacity = SLOTS // WORKERS
+    at_once = min(group_size, capacity)
+    running: list[list[float]] = [[] for _ in range(WORKERS)]
+    now = last = 0.0
+    for at in range(0, len(seconds), group_size):
+        while True:
+            for ends in running:
+                ends[:] = [end for end in ends if end > now]
+            worker = min(running, key=len)
+            if len(worker) + at_once <= capacity:
+                break
+            now = min(end for ends in running for end in ends if end > now)
+        slots = [now] * at_once
+        for each in seconds[at : at + group_size]:
+            heapq.heappush(slots, heapq.heappop(slots) + each)
+        worker += slots
+        last = max(last, *slots)
+    return last
+
+
+def config_in(folder: Path, mean_s: float) -> AjetConfig:
+    """A config whose workflow is this file's."""
+    text = CONFIG.replace("WORKFLOW", str(Path(__file__).resolve()))
+    text = text.replace("SLOTS", str(SLOTS)).replace("MEAN", str(mean_s))
+    (folder / "bench.yaml").write_text(text)
+    return load_config(folder / "bench.yaml", [], backbone="debug")
+
+
+async def in_one_process(config: AjetConfig, spec: Any) -> dict[int, float]:
+    """Seconds by group size, with all slots in this process."""
+    from ajet import assembly
+    from ajet.core.inference.chat_template import ChatTemplate
+
+    engine, template = RandomEngine(len(spec.tokenizer)), ChatTemplate(spec.tokenizer)
+    runner = assembly.make_runner(config, engine, template, judge=None, mode="train")
+    return {size: await timed(runner, size) for size in GROUPS_OF}
+
+
+async def over_workers(config: AjetConfig, spec: Any) -> dict[int, float]:
+    """Seconds by group size, with the slots divided among workers of a Ray."""
+    from ajet.cluster.rollout_workers import RolloutWorkers
+
+    workers = RolloutWorkers(config, [{}] * WORKERS)
+    try:
+        runner = await workers.start(partial(RandomEngine, len(spec.tokenizer)), spec)
+        return {size: await timed(runner, size) for size in GROUPS_OF}
+    finally:
+        workers.close()
+
+
+def measure(mean_s: float) -> list[dict[str, Any]]:
+    """One row for each group size."""
+    import ray
+    from transformers import AutoTokenizer
+
+    from ajet.cluster.rollout_worker import TokenizerSpec
+    from ajet.cluster.session import start_ray
+    from ajet.core.model.load import EMBEDDED_DIR
+
+    spec = TokenizerSpec(
+        AutoTokenizer.from_pretrained(EMBEDDED_DIR / "math"), (), datetime(2026, 1, 1)
+    )
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder:
+        config = config_in(Path(folder), mean_s)
+        start_ray(Path(folder), num_cpus=4, num_gpus=0, log_to_driver=False)
+        try:
+            workers = asyncio.run(over_workers(config, spec))
+        finally:
+            ray.shutdown()
+        alone = asyncio.run(in_one_process(config, spec))
+    rows = []
+    for size in GROUPS_OF:
+        seconds = [seconds_of(plan, mean_s) for plan in request(size).plans(config.ajet.seed)]
+        rows.append(
+            {
+                "group_size": size,
+                "one_process_s": round(alone[size], 2),
+                "ray_workers_s": round(workers[size], 2),
+                "share_of_one_process": round(alone[size] / workers[size], 3),
+                "computed_by_episode_s": round(by_episode(seconds), 2),
+                "computed_by_whole_groups_s": round(by_group(seconds, size), 2),
+            }
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--mean-s", type=float, default=1.0)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/ray_admission.json"))
+    chosen = parser.parse_args()
+    rows = measure(chosen.mean_s)
+    result = {
+        "workload": {
+            "episodes": EPISODES,
+            "slots": SLOTS,
+            "workers": WORKERS,
+            "mean_s": chosen.mean_s,
+        },
+        "rows": rows,
+        "verdict": {
+            "least_share": min(row["share_of_one_process"] for row in rows),
+            "goal": GOAL,
+        },
+    }
+    chosen.out.write_text(json.dumps(result, indent=2) + "\n")
+    print(result["verdict"])
+
+
+if __name__ == "__main__":
+    main()

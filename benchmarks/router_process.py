@@ -1,0 +1,192 @@
+"""What the router's process spends on an episode, as prompts get longer.
+
+    python benchmarks/router_process.py [--out FILE.json]
+
+The endpoints of 64 workers (in 4 processes of a real Ray) run 8 episodes each, of 3 calls, against
+2 engines that answer at once. The processor time of the router's process is read before and after.
+Two ways are measured in one run: prompts and replies straight from worker to engine, where the
+router only says which engine (ajet's way), and through the router (as earlier versions of ajet did:
+the same router, with the endpoint in its process). Goal: the first does not grow with the prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+
+from ajet.cluster.engine_process import MAX_CALLS, ActorReplica, Outcome, Request
+from ajet.cluster.router_process import RouterHandle, RouterProcess
+from ajet.cluster.session import start_ray
+from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
+from ajet.core.inference.routed_endpoint import RoutedEndpoint
+from ajet.core.inference.router import Assignment, Router, RouterSettings
+
+ENDPOINTS, PROCESSES, ENGINES = 64, 4, 2
+EPISODES, TURNS, REPLY = 8, 3, 32
+PROMPTS = (1_024, 8_192, 32_768)
+FLAT = 1.1
+SAMPLING = SamplingParams(max_tokens=REPLY)
+
+
+class InstantEngine:
+    """An engine that answers at once; its interface is `EngineProcess`'s."""
+
+    def __init__(self) -> None:
+        self._outcomes: defaultdict[str, asyncio.Queue[Outcome]] = defaultdict(asyncio.Queue)
+
+    async def submit(self, client: str, requests: Sequence[Request]) -> None:
+        for _, _, request_id in requests:
+            completion = Completion((), (7,) * REPLY, (-0.5,) * REPLY, "length", 0)
+            self._outcomes[client].put_nowait((request_id, completion))
+
+    async def take(self, client: str) -> list[Outcome]:
+        outcomes = self._outcomes[client]
+        found = [await outcomes.get()]
+        while not outcomes.empty():
+            found.append(outcomes.get_nowait())
+        return found
+
+    async def health(self) -> None: ...
+    async def leave(self, episode_id: str) -> None: ...
+
+
+class RouterActor:
+    """A router in a process of its own, asked in both ways."""
+
+    def __init__(self, engines: list[Any]) -> None:
+        self._engines = {f"engine {n}": actor for n, actor in enumerate(engines)}
+
+    async def start(self) -> int:
+        replicas: Any = [ActorReplica(name, actor) for name, actor in self._engines.items()]
+        self._router = Router(replicas, RouterSettings(health_interval_s=3600))
+        self._endpoint = RoutedEndpoint(self._router)
+        return os.getpid()
+
+    async def assign(
+        self, request_ids: Sequence[str], done: Sequence[str], left: Sequence[str]
+    ) -> list[Assignment | BaseException]:
+        return await RouterProcess.assign(self, request_ids, done, left)  # type: ignore[arg-type]
+
+    async def engine(self, name: str) -> Any:
+        return self._engines[name]
+
+    async def leave(self, episode_id: str) -> None:
+        self._router.leave(episode_id)
+
+    async def generate(
+        self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
+    ) -> Completion:
+        """The other way: the prompt and the reply pass through here."""
+        return await self._endpoint.generate(prompt_ids, sampling, request_id)
+
+
+class ThroughRouter(ModelEndpoint):
+    """An endpoint that sends prompts to the router."""
+
+    def __init__(self, router: Any) -> None:
+        self._router = router
+
+    async def generate(
+        self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
+    ) -> Completion:
+        return await self._router.generate.remote(prompt_ids, sampling, request_id)
+
+    def leave(self, episode_id: str) -> None:
+        self._router.leave.remote(episode_id)
+
+
+class Workers:
+    """The endpoints of some workers in one process."""
+
+    async def run(self, router: Any, number: int, prompt: int, direct: bool) -> None:
+        """Each worker runs its episodes at the same time over one endpoint."""
+        ids = list(range(1, prompt + 1))
+
+        async def episode(endpoint: ModelEndpoint, name: str) -> None:
+            for turn in range(TURNS):
+                completion = await endpoint.generate(ids, SAMPLING, f"{name}/{turn:04d}")
+                assert len(completion.token_ids) == REPLY
+            endpoint.leave(name)
+
+        async def worker(at: int) -> None:
+            endpoint: ModelEndpoint = (
+                RoutedEndpoint(RouterHandle(router)) if direct else ThroughRouter(router)
+            )
+            names = [f"{prompt}-{direct}-{number}-{at}-{n}" for n in range(EPISODES)]
+            await asyncio.gather(*(episode(endpoint, name) for name in names))
+
+        await asyncio.gather(*(worker(at) for at in range(ENDPOINTS // PROCESSES)))
+
+
+async def measure() -> list[dict[str, Any]]:
+    """One row for each length of prompts."""
+    untyped: Any = ray.remote
+    engines = [untyped(InstantEngine).options(max_concurrency=MAX_CALLS).remote()] * ENGINES
+    router = untyped(RouterActor).options(max_concurrency=MAX_CALLS).remote(engines)
+    process = psutil.Process(await router.start.remote())
+    workers = [untyped(Workers).remote() for _ in range(PROCESSES)]
+
+    async def spent(prompt: int, *, direct: bool) -> float:
+        """Microseconds of the router's process for an episode."""
+        before = process.cpu_times()
+        runs = [each.run.remote(router, n, prompt, direct) for n, each in enumerate(workers)]
+        await asyncio.gather(*runs)
+        after = process.cpu_times()
+        seconds = after.user + after.system - before.user - before.system
+        return seconds / (ENDPOINTS * EPISODES) * 1e6
+
+    for direct in (True, False):  # imports, connections
+        await spent(16, direct=direct)
+    rows = []
+    for prompt in PROMPTS:
+        direct, through = await spent(prompt, direct=True), await spent(prompt, direct=False)
+        rows.append(
+            {
+                "prompt_tokens": prompt,
+                "direct_us_per_episode": round(direct),
+                "through_the_router_us_per_episode": round(through),
+                "ratio": round(through / direct, 1),
+            }
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/router_process.json"))
+    out = parser.parse_args().out
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder:
+        start_ray(Path(folder), num_cpus=8, num_gpus=0, log_to_driver=False)
+        try:
+            rows = asyncio.run(measure())
+        finally:
+            ray.shutdown()
+    times = [row["direct_us_per_episode"] for row in rows]
+    result = {
+        "workload": {
+            "worker_endpoints": ENDPOINTS,
+            "processes": PROCESSES,
+            "episodes_each": EPISODES,
+            "calls_an_episode": TURNS,
+        },
+        "rows": rows,
+        "verdict": {"longest_over_shortest": round(times[-1] / times[0], 2), "flat": FLAT},
+    }
+    out.write_text(json.dumps(result, indent=2) + "\n")
+    print(result["verdict"])
+
+
+if __name__ == "__main__":
+    main()

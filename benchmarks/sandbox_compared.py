@@ -1,0 +1,312 @@
+"""Our sandbox beside bubblewrap and nsjail: the time of one program, and memory beyond its limit.
+
+    python benchmarks/sandbox_compared.py [--bwrap FILE] [--nsjail FILE] [--calls 100] [--out FILE]
+
+    ours             forked from the zygote into fresh namespaces
+    ours_bubblewrap  the same, where bubblewrap has built the view around the zygote
+    bwrap, nsjail    a new interpreter for each program, shown the same folders, with the same
+                     limits (by prlimit under bwrap) and the same refused system calls
+    new_interpreter  the same without a sandbox
+
+The ways take turns, call by call. `cpu_ms` is the processor time of a call with all its processes,
+without what the start and the end of a pool take. `start_ms` is the first call of a pool.
+
+Memory, against a limit of 256 MiB: `shared_mib` is what a program of 4 processes holds in shared
+pages that it has let go of by MADV_DONTNEED, `socket_mib` what 60 full pairs of sockets hold in the
+kernel. Both are looked up in /proc/meminfo, so run nothing large beside it. `flock_seen` is whether
+a program sees the lock that another one holds on a file of the system.
+
+A tool that is not installed is left out. bubblewrap is looked for on PATH too, so it must be there
+for `ours_bubblewrap`. Writes benchmarks/results/sandbox_compared.json, or --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ajet.sandbox import isolation, kernel, pool, seccomp, zygote
+from ajet.sandbox.limits import MIB, Limits
+from ajet.sandbox.pool import SandboxError, SandboxPool
+
+PROGRAM, EXPECTED = "print(1+2)", "3\n"
+RESULT = Path(__file__).parent / "results" / "sandbox_compared.json"
+SMALL = Limits(memory_bytes=256 * MIB, cpu_s=20)
+REFUSED_BY_NSJAIL = (
+    "ERRNO(1) { add_key, bpf, chroot, io_uring_setup, keyctl, memfd_create, mount, msgctl, msgget, "
+    "msgrcv, msgsnd, open_by_handle_at, perf_event_open, pivot_root, process_vm_readv, "
+    "process_vm_writev, ptrace, request_key, semctl, semget, semop, semtimedop, setns, shmat, "
+    "shmctl, shmget, unshare, userfaultfd, SYSCALL[447] } ERRNO(38) { clone3 } "
+    "ERRNO(1) { clone(flags) { (flags & 0x7E020080) != 0 } } "
+    "ERRNO(13) { socket(domain) { domain != 1 } } DEFAULT ALLOW"
+)
+SHARED_PAGES = """
+import mmap, os, time
+for _ in range(4):
+    if os.fork() == 0:
+        block = mmap.mmap(-1, 150 << 20)
+        for start in range(0, len(block), 4 << 20):
+            for at in range(start, min(start + (4 << 20), len(block)), 4096):
+                block[at] = 1
+            block.madvise(mmap.MADV_DONTNEED)
+        time.sleep(3)
+        os._exit(0)
+time.sleep(4)
+"""
+SOCKET_PAIRS = """
+import contextlib, socket, time
+kept = []
+for _ in range(60):
+    for end in (pair := socket.socketpair()):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 30)
+        end.setblocking(False)
+    for end in pair:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                end.send(bytes(1 << 16))
+    kept.append(pair)
+time.sleep(2)
+"""
+HOLD = "import fcntl, time\nf = open({0!r}, 'rb')\nfcntl.flock(f, 6)\ntime.sleep(2)"
+LOOK = (
+    "import fcntl\nf = open({0!r}, 'rb')\n"
+    "try:\n    fcntl.flock(f, 6)\n    print('free')\nexcept OSError:\n    print('held')"
+)
+_PYTHON = [os.path.realpath(getattr(sys, "_base_executable", sys.executable)), "-s", "-P", "-u"]
+Way = Callable[[str], str]  # a program -> what it printed
+
+
+class Ours:
+    """Programs in a pool of ours, each call in a loop of its own."""
+
+    def __init__(self, mode: str, limits: Limits | None = None) -> None:
+        self._pool = SandboxPool(limits, modes=[mode])
+
+    def __call__(self, code: str) -> str:
+        return asyncio.run(self._pool.run(code, 30)).stdout
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def run(command: list[str], code: str, fds: tuple[int, ...] = ()) -> str:
+    done = subprocess.run(
+        [*command, "-c", code], env=pool._ENVIRONMENT, pass_fds=fds, cwd="/",
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    return done.stdout
+
+
+def by_bubblewrap(bwrap: str, limits: Limits) -> Way:
+    view = isolation.view_of(pool._python_folders()[0])
+    command = [bwrap, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent"]
+    command += ["--uid", "1000", "--gid", "1000", "--cap-drop", "ALL", "--hostname", "sandbox"]
+    for source, inside in view.folders.items():
+        option = "--dev-bind" if inside.startswith("/dev/") else "--ro-bind"
+        command += [option, source, inside]
+    for inside, target in view.links.items():
+        command += ["--symlink", target, inside]
+    command += ["--proc", "/proc", "--size", str(limits.scratch_bytes), "--tmpfs", "/tmp"]
+    command += ["--chdir", "/tmp", "--remount-ro", "/"]
+    inner = ["prlimit", f"--as={limits.memory_bytes}", f"--cpu={limits.cpu_s}:{limits.cpu_s + 1}"]
+    inner += [f"--nproc={limits.num_processes}", f"--fsize={limits.scratch_bytes}", "--nofile=256"]
+
+    def call(code: str) -> str:
+        reader, writer = os.pipe()
+        os.write(writer, seccomp.filter_for_this_machine(host_in_sight=False))
+        os.close(writer)
+        whole = [*command, "--seccomp", str(reader), "--", *inner, "--core=0", "--", *_PYTHON]
+        try:
+            return run(whole, code, (reader,))
+        finally:
+            os.close(reader)
+
+    return call
+
+
+def by_nsjail(nsjail: str, limits: Limits) -> Way:
+    view = isolation.view_of(pool._python_folders()[0])
+    command = [nsjail, "-Mo", "--really_quiet", "--user", "1000", "--group", "1000"]
+    command += ["--hostname", "sandbox", "--time_limit", "0", "--iface_no_lo"]
+    for source, inside in view.folders.items():
+        command += ["-B" if inside.startswith("/dev/") else "-R", f"{source}:{inside}"]
+    for inside, target in view.links.items():
+        command += ["--symlink", f"{target}:{inside}"]
+    command += ["-m", f"none:/tmp:tmpfs:size={limits.scratch_bytes}", "--cwd", "/tmp"]
+    command += ["--rlimit_as", str(limits.memory_bytes // MIB), "--rlimit_cpu", str(limits.cpu_s)]
+    command += ["--rlimit_nproc", str(limits.num_processes), "--rlimit_nofile", "256"]
+    command += ["--rlimit_fsize", str(limits.scratch_bytes // MIB)]
+    command += ["--seccomp_string", REFUSED_BY_NSJAIL]
+    for name, value in pool._ENVIRONMENT.items():
+        command += ["--env", f"{name}={value}"]
+    return lambda code: run([*command, "--", *_PYTHON], code)
+
+
+def ways(bwrap: str | None, nsjail: str | None, limits: Limits) -> dict[str, Way]:
+    """Those that work here; the others are named with a line."""
+    made: dict[str, Way] = {"ours": Ours(zygote.NAMESPACES, limits)}
+    if shutil.which("bwrap"):
+        made["ours_bubblewrap"] = Ours(zygote.BUBBLEWRAP, limits)
+    if bwrap:
+        made["bwrap"] = by_bubblewrap(bwrap, limits)
+    if nsjail:
+        made["nsjail"] = by_nsjail(nsjail, limits)
+    made["new_interpreter"] = lambda code: run(_PYTHON, code)
+    for name in list(made):
+        try:
+            works = made[name](PROGRAM) == EXPECTED
+        except SandboxError as error:
+            works = False
+            print(error)
+        if not works:
+            print(f"{name} runs no program here and is left out")
+            close(made.pop(name))
+    return made
+
+
+def close(way: Way) -> None:
+    if isinstance(way, Ours):
+        way.close()
+
+
+def timed(made: dict[str, Way], num_calls: int) -> dict[str, dict[str, float]]:
+    times: dict[str, list[float]] = {name: [] for name in made}
+    for _ in range(num_calls):
+        for name, way in made.items():
+            start = time.perf_counter()
+            assert way(PROGRAM) == EXPECTED, name
+            times[name].append((time.perf_counter() - start) * 1000)
+    return {
+        name: {
+            "min_ms": round(min(each), 1),
+            "median_ms": round(statistics.median(each), 1),
+            "p95_ms": round(sorted(each)[int(num_calls * 0.95)], 1),
+        }
+        for name, each in times.items()
+    }
+
+
+def cpu_ms(make: Callable[[], Way], num_calls: int) -> float:
+    """Of one call; a pool is begun and ended, since a process's children count when it has ended.
+    A second pool that runs one program is the difference."""
+
+    def spent(calls: int) -> float:
+        before = used()
+        way = make()
+        for _ in range(calls):
+            assert way(PROGRAM) == EXPECTED
+            time.sleep(0.02)  # the next worker is made ready, as between two calls of an agent
+        close(way)
+        return used() - before
+
+    return round((spent(num_calls + 1) - spent(1)) / num_calls * 1000, 1)
+
+
+def used() -> float:
+    """Seconds of this process and of all that it has waited for. bubblewrap leaves a process of
+    its own behind, which `main` has this process adopt."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return sum(sum(resource.getrusage(kind)[:2]) for kind in kinds)
+
+
+def start_ms(make: Callable[[], Way]) -> float:
+    times = []
+    for _ in range(5):
+        start, way = time.perf_counter(), make()
+        assert way(PROGRAM) == EXPECTED
+        times.append((time.perf_counter() - start) * 1000)
+        close(way)
+    return round(statistics.median(times), 0)
+
+
+def memory_held(way: Way, code: str, column: str) -> int:
+    """MiB by which a column of /proc/meminfo changes at the most while the program runs; the median
+    of three runs, since others use memory too."""
+    return round(statistics.median(most_held(way, code, column) for _ in range(3)))
+
+
+def most_held(way: Way, code: str, column: str) -> float:
+    before, most, over = meminfo()[column], 0.0, threading.Event()
+
+    def look() -> None:
+        nonlocal most
+        while not over.wait(0.05):
+            most = max(most, abs(meminfo()[column] - before))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    way(code)
+    over.set()
+    looking.join()
+    return most
+
+
+def meminfo() -> dict[str, float]:
+    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    return {words[0].rstrip(":"): int(words[1]) / 1024 for words in lines}
+
+
+def flock_seen(way: Way) -> bool:
+    shared = os.__file__
+    holder = threading.Thread(target=way, args=(HOLD.format(shared),))
+    holder.start()
+    time.sleep(1)
+    answer = way(LOOK.format(shared))
+    holder.join()
+    return answer == "held\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bwrap", default=shutil.which("bwrap"))
+    parser.add_argument("--nsjail", default=shutil.which("nsjail"))
+    parser.add_argument("--calls", type=int, default=100)
+    parser.add_argument("--out", type=Path, default=RESULT)
+    arguments = parser.parse_args()
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    tools = arguments.bwrap, arguments.nsjail
+    made = ways(*tools, Limits())
+    result: dict[str, Any] = {
+        "cpus": os.cpu_count(),
+        "load_average": round(os.getloadavg()[0], 1),
+        "is_root": os.geteuid() == 0,
+        **timed(made, arguments.calls),
+    }
+    for name, way in made.items():
+        close(way)
+        make = {
+            "ours": lambda: Ours(zygote.NAMESPACES),
+            "ours_bubblewrap": lambda: Ours(zygote.BUBBLEWRAP),
+        }.get(name, lambda way=way: way)
+        result[name]["cpu_ms"] = cpu_ms(make, arguments.calls)
+        result[name]["start_ms"] = start_ms(make)
+    small = ways(*tools, SMALL)
+    del small["new_interpreter"]
+    for name, way in small.items():
+        result[name]["shared_mib"] = memory_held(way, SHARED_PAGES, "Shmem")
+        result[name]["socket_mib"] = memory_held(way, SOCKET_PAIRS, "MemAvailable")
+        result[name]["flock_seen"] = flock_seen(way)
+        close(way)
+    arguments.out.parent.mkdir(exist_ok=True)
+    arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""When the explorer's engines on Ray are started, and with what; fakes stand for them."""
+
+import pytest
+
+pytest.importorskip("ray")
+from ajet.backbones.disaggregated.separate_process_on_ray import ExplorerEngines
+from ajet.core.config import load_config
+from ajet.core.record.origin import RunOrigin
+from ajet.core.record.run_folder import RunFolder
+from ajet.core.weight_sync.folder import FolderSource
+from ajet.core.weight_sync.manifest import WeightsError
+from ajet.servers.serving import ServerStart
+
+
+class ToldEngines:
+    """Keeps what it is told; the first start fails where `fails` says so."""
+
+    def __init__(self, fails=False):
+        self.told, self.fails = [], fails
+
+    async def start(self, server=None):
+        self.told.append(("start", server))
+        if self.fails:
+            self.fails = False
+            raise WeightsError("removed meanwhile")
+
+    async def load(self, source):
+        self.told.append(("load", source.version))
+
+
+@pytest.fixture
+def explorers(tmp_path):
+    (tmp_path / "run.yaml").write_text("ajet: {model: {path: m}}\n")
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    RunOrigin(None, None, ".", "2026-01-01", [7, 8]).write(folder.origin_json)
+
+    def of(engines, name, *, on_gpu):
+        config = load_config(
+            tmp_path / "run.yaml", [f"ajet.rollout.name={name}"], backbone="trinity"
+        )
+        return ExplorerEngines(engines, config, folder, on_gpu=on_gpu)
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("name", "on_gpu", "engine"),
+    [("auto", True, "sglang"), ("vllm", False, "vllm"), ("sglang", True, "sglang")],
+)
+async def test_servers_begin_with_the_weights_that_the_trainer_publishes_first(
+    explorers, tmp_path, name, on_gpu, engine
+):
+    engines = ToldEngines()
+    serving = explorers(engines, name, on_gpu=on_gpu)
+    await serving.start()
+    assert engines.told == []
+    first, second = (FolderSource(tmp_path / f"v{version}", version) for version in (3, 4))
+    await serving.load(first)
+    await serving.load(second)
+    server = ServerStart(engine, on_gpu, first, (7, 8))
+    assert engines.told == [("start", server), ("load", 3), ("load", 4)]
+
+
+async def test_an_in_process_engine_is_there_before_any_weights(explorers, tmp_path):
+    engines = ToldEngines()
+    serving = explorers(engines, "auto", on_gpu=False)
+    await serving.start()
+    await serving.load(FolderSource(tmp_path, 1))
+    assert engines.told == [("start", None), ("load", 1)]
+
+
+async def test_servers_start_with_newer_weights_where_the_first_are_gone(explorers, tmp_path):
+    engines = ToldEngines(fails=True)
+    serving = explorers(engines, "vllm", on_gpu=True)
+    with pytest.raises(WeightsError):
+        await serving.load(FolderSource(tmp_path, 1))
+    await serving.load(FolderSource(tmp_path, 2))
+    assert [name for name, _ in engines.told] == ["start", "start", "load"]
+    assert engines.told[1][1].weights.version == 2

@@ -1,0 +1,204 @@
+"""What is lost, and when: no Ray runs here, `FakeRay` stands for it."""
+
+import asyncio
+import time
+
+import pytest
+
+pytest.importorskip("ray")
+from ray.cloudpickle import cloudpickle
+from ray.exceptions import ActorDiedError, ObjectLostError, RayTaskError
+
+from ajet.cluster import rollout_workers
+from ajet.cluster.actor_errors import ProcessLost, answer
+from ajet.cluster.engine_process import EngineProcess
+from ajet.cluster.engines import Engines
+from ajet.cluster.import_env import ImportEnv
+from ajet.cluster.rollout_worker import EpisodeEnded, RolloutWorker, WorkflowEnded
+from ajet.cluster.rollout_workers import RolloutWorkers
+from ajet.cluster.router_process import RouterProcess
+from ajet.cluster.trainer_group import TrainerRank
+from ajet.core.config import load_config
+from ajet.core.errors import ConfigError
+from ajet.core.inference.replica import ReplicaDown
+from ajet.core.rollout.request import RolloutRequest
+from ajet.core.task.task import Task
+from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
+
+SERVING = {"step": 1, "mode": "train", "num_repeat": 2}
+DIED, LOST = ActorDiedError(), ObjectLostError("00ff", None, "")
+
+
+class Method:
+    """An actor's method."""
+
+    def __init__(self, remote):
+        self.remote = remote
+
+    def options(self, **_):
+        return self
+
+
+class Worker:
+    """An actor whose episodes end at once; `fails` has what its methods raise instead."""
+
+    def __init__(self, *, is_mute=False, **fails):
+        self.fails, self.is_mute = fails, is_mute
+        self.is_dead = asyncio.Event()
+        self.events = asyncio.Queue()
+        for name in ("check", "start", "begin", "take_events", "heartbeat", "cancel"):
+            setattr(self, name, Method(getattr(self, f"_{name}")))
+
+    async def _said(self, name, value=None):
+        if name in self.fails:
+            raise self.fails[name]
+        return value
+
+    def _check(self, config):
+        return self._said("check")
+
+    def _start(self, *_):
+        return self._said("start", 1)
+
+    def _begin(self, plan, sampling):
+        trajectory = Trajectory(plan, (), EpisodeStatus.OK, reward=1.0)
+        self.events.put_nowait(WorkflowEnded(plan.episode_id, EpisodeStatus.OK))
+        self.events.put_nowait(EpisodeEnded(plan.episode_id, cloudpickle.dumps(trajectory)))
+
+    async def _take_events(self):
+        if self.is_mute:
+            await self.is_dead.wait()
+            raise DIED
+        return await self._said("take_events", [await self.events.get()])
+
+    async def _heartbeat(self):
+        if self.is_mute:
+            await asyncio.Future()
+        return 0.0, ""
+
+    def _cancel(self, episode_ids): ...
+
+
+class FakeRay:
+    """Gives these actors, one after the other; a killed one is dead at once."""
+
+    def __init__(self, *actors):
+        self.actors, self.killed_at = list(actors), []
+
+    def remote(self, *arguments):
+        return self if isinstance(arguments[0], type) else self.actors.pop(0)
+
+    def options(self, **_):
+        return self
+
+    def kill(self, actor):
+        if not actor.is_dead.is_set():
+            self.killed_at.append(time.monotonic())
+        actor.is_dead.set()
+
+
+@pytest.fixture
+def config(tmp_path):
+    (tmp_path / "run.yaml").write_text("ajet:\n  model: {path: m}\n")
+    return load_config(tmp_path / "run.yaml", backbone="verl")
+
+
+def workers_of(config, monkeypatch, *actors, **options):
+    ray = FakeRay(*actors)
+    monkeypatch.setattr(rollout_workers, "ray", ray)
+    return RolloutWorkers(config, [{}], **options), ray
+
+
+def tasks(number):
+    return [Task(f"t{at}", "?") for at in range(number)]
+
+
+# --- while it starts -----------------------------------------------------------------------------
+
+ELSEWHERE = ImportEnv("/no/such/folder", ())
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "first_call"),
+    [
+        (RolloutWorker, (0,), lambda actor, config: actor.check(config)),
+        (TrainerRank, (0, 1), lambda actor, config: actor.start(config, "h", 1, None)),
+        (EngineProcess, (), lambda actor, config: actor.start(config, "engine 0", None)),
+        (RouterProcess, (None, [{}]), lambda actor, _: actor.start(None)),
+    ],
+    ids=["worker", "rank", "engine", "router"],
+)
+async def test_a_folder_that_a_machine_lacks_is_the_users_line_and_no_lost_process(
+    config, kind, arguments, first_call
+):
+    """What an actor's __init__ raises arrives as its death, without its cause."""
+    actor = kind(*arguments, ELSEWHERE)
+
+    async def call():
+        if (coroutine := first_call(actor, config)) is not None:
+            await coroutine
+
+    with pytest.raises(ConfigError, match=r"/no/such/folder: .* needs the project in the same fo"):
+        await call()
+
+
+@pytest.mark.parametrize("method", ["check", "start"])
+async def test_a_worker_that_is_killed_while_it_starts_is_a_lost_process(
+    config, monkeypatch, method
+):
+    workers, _ = workers_of(config, monkeypatch, Worker(**{method: DIED}))
+    with pytest.raises(ProcessLost, match="rollout worker 0 is lost: its process ended"):
+        await workers.start(lambda: None, None)
+
+
+async def test_a_worker_that_is_killed_while_it_starts_anew_is_replaced_once_more(
+    config, monkeypatch, warnings
+):
+    actors = Worker(take_events=DIED), Worker(start=DIED), Worker()
+    workers, ray = workers_of(config, monkeypatch, *actors)
+    runner = await workers.start(lambda: None, None)
+    [group] = await runner.rollout(RolloutRequest(tasks(1), **SERVING))
+    assert [str(each.status) for each in group.trajectories] == ["ok", "ok"]
+    assert ray.actors == [] and len(warnings) == 2
+
+
+async def test_an_engine_that_is_killed_while_it_starts_is_a_lost_process():
+    async def started():
+        down = ReplicaDown("engine 1: its process ended")
+        raise RayTaskError("start", "", down)
+
+    with pytest.raises(ProcessLost, match="engine 1: its process ended"):
+        await Engines._ask(started())
+
+
+# --- later ---------------------------------------------------------------------------------------
+
+
+async def test_an_episode_that_went_with_its_node_is_played_again(config, monkeypatch, warnings):
+    workers, _ = workers_of(config, monkeypatch, Worker(take_events=LOST), Worker())
+    runner = await workers.start(lambda: None, None)
+    [group] = await runner.rollout(RolloutRequest(tasks(1), **SERVING))
+    assert [str(each.status) for each in group.trajectories] == ["ok", "ok"]
+    assert [line for line in warnings if "rollout worker 0 is lost" in line]
+
+
+async def test_an_answer_that_went_with_its_node_is_a_lost_process():
+    async def lost():
+        raise LOST
+
+    with pytest.raises(ProcessLost, match="trainer rank 1 is lost"):
+        await answer(lost(), "trainer rank 1")
+
+
+async def test_a_silent_worker_has_its_time_however_many_rollouts_wait_for_it(
+    config, monkeypatch, warnings
+):
+    monkeypatch.setattr(rollout_workers, "HEARTBEAT_S", 0.02)
+    actors = Worker(is_mute=True), Worker()
+    workers, ray = workers_of(config, monkeypatch, *actors, blocked_after_s=0.6)
+    runner = await workers.start(lambda: None, None)
+    began = time.monotonic()
+    rollouts = [runner.rollout(RolloutRequest(tasks(1), numbers=[n], **SERVING)) for n in range(8)]
+    groups = [group for [group] in await asyncio.gather(*rollouts)]
+    assert len(groups) == 8 and len(ray.killed_at) == 1
+    assert ray.killed_at[0] - began >= 0.6

@@ -1,0 +1,697 @@
+"""Another system's config becomes one of ours that loads, and every key of it is answered for."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ajet.cluster.placement import Needs, Node, place
+from ajet.convert import Conversion, convert, yaml_text
+from ajet.convert.command_line import override_value, read_script
+from ajet.convert.roll import device_numbers
+from ajet.convert.roll_envs import one_group
+from ajet.convert.source import flat, read_file
+from ajet.core.config import AjetConfig, load_config
+from ajet.core.environment.registry import environment_maker
+from ajet.core.errors import ConfigError
+
+SOURCES = Path(__file__).parents[1] / "data" / "convert"
+LAKE = SOURCES / "roll" / "lake" / "lake_grpo.yaml"
+TOOLS = SOURCES / "verl" / "gsm8k_tool_agent.sh"
+PPO = SOURCES / "verl" / "ppo.yaml"
+GRAPH = SOURCES / "chatlearn" / "train_agent.sh"
+GRPO = SOURCES / "chatlearn" / "grpo_fsdp.yaml"
+MATH = SOURCES / "agentjet" / "math_agent.yaml"
+VERL = Path(sys.prefix) / "references/verl/trainer/config/_generated_ppo_trainer.yaml"
+ALL = [
+    ("roll", LAKE), ("verl", TOOLS), ("verl", PPO), ("chatlearn", GRAPH), ("chatlearn", GRPO),
+    ("agentjet", MATH),
+]  # fmt: skip
+
+LAKE_VALUES = {
+    "ajet.seed": 7,
+    "ajet.experiment_name": "lake_grpo",
+    "ajet.experiment_dir": "./output/lake_grpo",
+    "ajet.model.path": "Qwen/Qwen2.5-0.5B-Instruct",
+    "ajet.task_reader.type": "environment",
+    "ajet.data.train_batch_size": 32,  # 256 trajectories in groups of 8
+    "ajet.rollout.num_repeat": 8,
+    "ajet.rollout.group_size_redundancy": 1,
+    "ajet.rollout.max_env_worker": 288,  # 32 groups of 8 and 1
+    "ajet.rollout.max_model_len": 4096,
+    "ajet.rollout.max_response_length_in_one_turn": 128,
+    "ajet.rollout.temperature": 0.99,
+    "ajet.rollout.top_p": 0.99,
+    "ajet.rollout.top_k": 100,
+    "ajet.rollout.val_kwargs.temperature": None,  # ROLL validates as it trains
+    "ajet.trainer_common.total_training_steps": 200,
+    "ajet.trainer_common.save_freq": 100,
+    "ajet.trainer_common.test_freq": 10,
+    "ajet.trainer_common.resume": "disable",
+    "ajet.trainer_common.val_pass_n": 1,
+    "ajet.trainer_common.mini_batch_num": 4,  # 2 rows, 8 times, on 8 GPUs in pairs: 64 of 256
+    "ajet.trainer_common.optim.lr": 2e-6,
+    "ajet.trainer_common.optim.warmup_steps": 10,
+    "ajet.trainer_common.optim.lr_schedule": "cosine",
+    "ajet.trainer_common.use_kl_loss": False,  # ROLL's default, ours is another
+    "ajet.trainer_common.algorithm.adv_estimator": "grpo",
+    "ajet.trainer_common.algorithm.normalize_std": True,
+    "ajet.trainer_common.algorithm.whiten_advantages": True,
+    "ajet.trainer_common.algorithm.advantage_clip": 0.2,
+    "ajet.trainer_common.algorithm.clip_high": 0.2,
+    "ajet.trainer_common.algorithm.dual_clip": 1.4,  # 1 + 2 * 0.2
+    "ajet.trainer_common.algorithm.loss_agg_mode": "seq-mean-token-mean",
+    "ajet.environment.render_save_dir": "./output/render",
+    "ajet.environment.train_env_manager.tags": ["Lake", "LakeThink"],
+    "ajet.environment.train_env_manager.num_groups_partition": [24, 8],
+    "ajet.environment.train_env_manager.format_penalty": -0.15,
+    "ajet.environment.val_env_manager.num_env_groups": 64,
+    "ajet.environment.val_env_manager.tags": ["Lake", "Boxes"],
+    "ajet.environment.custom_envs.Lake.format_penalty": -0.01,  # comes before its manager's
+    "ajet.trainer_common.device_mapping": [0, 1, 2, 3, 4, 5, 6, 7],
+    "ajet.trainer_common.fsdp_config.activation_checkpointing": True,
+    "ajet.rollout.device_mapping": [0, 1, 2, 3, 4, 5, 6, 7],
+    "ajet.rollout.n_vllm_engine": 8,
+    "trinity.mode": "colocate",  # trainer and engines share their GPUs, and it is asynchronous
+    "trinity.max_staleness": 1,
+    "verl.rollout.gpu_memory_utilization": 0.8,
+}
+TOOLS_VALUES = {
+    "ajet.model.path": "Qwen/Qwen2.5-3B-Instruct",
+    "ajet.project_name": "gsm8k_tool_agent",
+    "ajet.task_reader.type": "huggingface_dat_repo",
+    "ajet.task_reader.huggingface_dat_repo.dataset_path": "~/data/gsm8k",
+    "ajet.task_reader.huggingface_dat_repo.training_split": "train",
+    "ajet.task_reader.huggingface_dat_repo.validation_split": "test",
+    "ajet.task_judge.judge_protocol": "math",
+    "ajet.data.train_batch_size": 256,
+    "ajet.data.max_prompt_length": 1024,
+    "ajet.data.max_response_length": 2048,
+    "ajet.rollout.user_workflow": "tool_agent",
+    "ajet.rollout.name": "sglang",
+    "ajet.rollout.num_repeat": 16,
+    "ajet.rollout.temperature": 1.0,
+    "ajet.rollout.max_model_len": 3072,
+    "ajet.rollout.tool_parser": "hermes",
+    "ajet.rollout.tensor_model_parallel_size": 2,
+    "ajet.rollout.multi_turn.tool_config_path": "./tools.yaml",
+    "ajet.rollout.multi_turn.max_assistant_turns": 5,
+    "ajet.rollout.multi_turn.max_parallel_calls": 1,
+    "ajet.rollout.multi_turn.max_tool_response_length": 64,  # 256 characters
+    "ajet.trainer_common.mini_batch_num": 4,
+    "ajet.trainer_common.optim.warmup_steps": 20,  # 5 steps of 4 mini-batches
+    "ajet.trainer_common.optim.weight_decay": 0.01,
+    "ajet.trainer_common.val_pass_n": 1,
+    "ajet.trainer_common.val_before_train": False,
+    "ajet.trainer_common.logger": ["console", "mlflow"],
+    "ajet.trainer_common.use_kl_loss": True,
+    "ajet.trainer_common.kl_loss_type": "low_var_kl",
+    "ajet.trainer_common.fsdp_config.param_offload": False,
+    "ajet.trainer_common.algorithm.adv_estimator": "grpo",
+    "ajet.trainer_common.algorithm.clip_high": 0.28,
+    "ajet.trainer_common.algorithm.dual_clip": 3.0,
+    "ajet.trainer_common.algorithm.loss_agg_mode": "seq-mean-token-sum",
+    "ajet.trainer_common.algorithm.dynamic_sampling.enable": True,
+    "ajet.trainer_common.algorithm.dynamic_sampling.max_rounds": 3,
+    "ajet.trainer_common.algorithm.rollout_correction.level": "token",
+    "ajet.trainer_common.algorithm.rollout_correction.mode": "reject",
+    "ajet.trainer_common.algorithm.rollout_correction.lower": 0.5,
+    "ajet.trainer_common.algorithm.rollout_correction.upper": 5.0,
+    "verl.rollout.gpu_memory_utilization": 0.5,
+}
+PPO_VALUES = {
+    "ajet.experiment_name": "ppo_math",  # an interpolation
+    "ajet.task_reader.type": "jsonl_dataset_file",
+    "ajet.task_reader.jsonl_dataset_file.training.file_path": "data/math/train.jsonl",
+    "ajet.task_reader.jsonl_dataset_file.validation.file_path": "held_out/test.jsonl",
+    "ajet.data.val_max_tasks": 64,
+    "ajet.trainer_common.algorithm.adv_estimator": "gae",  # verl's default
+    "ajet.trainer_common.algorithm.lam": 0.95,
+    "ajet.trainer_common.algorithm.use_kl_in_reward": True,
+    "ajet.trainer_common.algorithm.kl_ctrl.type": "adaptive",
+    "ajet.trainer_common.algorithm.kl_ctrl.target_kl": 0.05,
+    "ajet.trainer_common.algorithm.overlong.buffer_len": 256,
+    "ajet.trainer_common.algorithm.overlong.penalty_factor": 0.5,
+    "ajet.trainer_common.critic.path": "Qwen/Qwen2.5-0.5B-Instruct",
+    "ajet.trainer_common.critic.cliprange_value": 0.4,
+    "ajet.trainer_common.critic.mini_batch_num": 4,
+    "ajet.trainer_common.critic.warmup_steps": 4,
+    "ajet.trainer_common.ppo_epochs": 2,
+    "ajet.trainer_common.mini_batch_num": 2,
+    "ajet.trainer_common.lora.rank": 16,
+    "ajet.trainer_common.lora.alpha": 32.0,
+    "ajet.trainer_common.resume": "checkpoints/global_step_10",
+    "ajet.trainer_common.val_before_train": True,
+}
+GRAPH_VALUES = {
+    "ajet.experiment_name": "agent_math",
+    "ajet.model.path": "Qwen/Qwen3-8B",
+    "ajet.task_reader.huggingface_dat_repo.dataset_path": "dataset/MATH-lighteval",
+    "ajet.task_reader.huggingface_dat_repo.training_split": "train_agent",
+    "ajet.task_reader.huggingface_dat_repo.validation_split": "test_agent",
+    "ajet.data.train_batch_size": 128,  # 2048 answers, 16 to a prompt
+    "ajet.data.max_prompt_length": 1024,
+    "ajet.data.max_response_length": 2048,
+    "ajet.rollout.name": "sglang",
+    "ajet.rollout.num_repeat": 16,
+    "ajet.rollout.max_model_len": 3072,
+    "ajet.rollout.val_kwargs.temperature": 0.6,
+    "ajet.rollout.val_kwargs.top_k": 20,
+    "ajet.trainer_common.total_training_steps": 200,
+    "ajet.trainer_common.mini_batch_num": 2,
+    "ajet.trainer_common.test_freq": 5,
+    "ajet.trainer_common.save_freq": 50,  # the YAML's, which the script does not change
+    "ajet.trainer_common.logger": ["wandb"],
+    "ajet.trainer_common.optim.lr": 3e-6,
+    "ajet.trainer_common.optim.betas": [0.9, 0.95],
+    "ajet.trainer_common.use_kl_loss": True,
+    "ajet.trainer_common.kl_loss_coef": 0.01,
+    "ajet.trainer_common.algorithm.clip_high": 0.28,
+    "ajet.trainer_common.algorithm.dual_clip": 3.0,
+}
+GRPO_VALUES = {
+    "ajet.data.train_batch_size": 16,  # 512 answers, 32 to a prompt
+    "ajet.trainer_common.mini_batch_num": 1,
+    "ajet.trainer_common.use_kl_loss": False,  # kl_coef is 0
+    "ajet.trainer_common.n_gpus_per_node": 2,
+    "ajet.trainer_common.optim.lr": 2e-6,  # 2e-6 is a text in YAML 1.1
+    "ajet.rollout.max_model_len": 2048,
+}
+MATH_VALUES = {
+    "ajet.backbone": "verl",
+    "ajet.data.train_batch_size": 264,
+    "ajet.rollout.user_workflow": "workflow.py->MathAgentWorkflow",
+    "ajet.rollout.n_vllm_engine": 2,
+    "ajet.trainer_common.val_pass_n": 2,
+    "ajet.trainer_common.lora.rank": 8,
+    "ajet.trainer_common.lora.alpha": 16.0,
+    "ajet.trainer_common.optim.warmup_steps": 3,
+    "ajet.trainer_common.algorithm.clip_high": 0.2,
+    "verl.rollout.gpu_memory_utilization": 0.85,
+    "trinity.trainer.max_token_len_per_gpu": 13000,
+}
+PINNED = [
+    ("roll", LAKE, LAKE_VALUES),
+    ("verl", TOOLS, TOOLS_VALUES),
+    ("verl", PPO, PPO_VALUES),
+    ("chatlearn", GRAPH, GRAPH_VALUES),
+    ("chatlearn", GRPO, GRPO_VALUES),
+    ("agentjet", MATH, MATH_VALUES),
+]
+
+
+def loaded(result: Conversion, folder: Path) -> AjetConfig:
+    """The written YAML, as a run reads it."""
+    file = folder / "converted.yaml"
+    file.write_text(yaml_text(result), encoding="utf-8")
+    return load_config(file)
+
+
+def written(folder: Path, text: str, name: str = "source.yaml") -> Path:
+    file = folder / name
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def left_out(result: Conversion) -> dict[str, str]:
+    return {each.key: each.why for each in result.left_out}
+
+
+@pytest.mark.parametrize(("system", "source", "values"), PINNED, ids=lambda each: str(each)[-20:])
+def test_each_value_is_that_of_the_source(system, source, values, tmp_path):
+    tree = flat(loaded(convert(system, source), tmp_path).to_dict())
+    assert {key: tree[key] for key in values} == values
+
+
+UNKNOWN = [
+    ("roll", LAKE, "zzz"),
+    ("roll", LAKE, "actor_train.zzz"),
+    ("roll", LAKE, "actor_train.training_args.learning_rat"),
+    ("roll", LAKE, "actor_infer.generating_args.temprature"),
+    ("roll", LAKE, "train_env_manager.zzz"),
+    ("verl", PPO, "zzz"),
+    ("verl", PPO, "data.zzz"),
+    ("verl", PPO, "actor_rollout_ref.zzz"),
+    ("verl", PPO, "actor_rollout_ref.model.zzz"),
+    ("verl", PPO, "actor_rollout_ref.actor.clip_ration_high"),
+    ("verl", PPO, "actor_rollout_ref.rollout.temprature"),
+    ("verl", PPO, "actor_rollout_ref.rollout.multi_turn.zzz"),
+    ("verl", PPO, "algorithm.adv_estimater"),
+    ("verl", PPO, "critic.zzz"),
+    ("verl", PPO, "trainer.zzz"),
+    ("verl", TOOLS, "trainer.zzz"),
+    ("chatlearn", GRAPH, "runtime_args.zzz"),
+    ("chatlearn", GRAPH, "models.policy.zzz"),
+    ("chatlearn", GRAPH, "models.policy_trainer.zzz"),
+    ("chatlearn", GRAPH, "models.zzz.num_gpu"),
+    ("agentjet", MATH, "ajet.zzz"),
+    ("agentjet", MATH, "ajet.rollout.temprature"),
+    ("agentjet", MATH, "trinity.trainer.zzz"),
+]
+
+
+@pytest.mark.parametrize(("system", "source", "key"), UNKNOWN, ids=lambda each: str(each)[-20:])
+def test_a_key_that_nobody_knows_is_listed(system, source, key):
+    result = convert(system, source, [f"+{key}=5"])
+    assert left_out(result)[key] == "unknown"
+    assert f"{key} = 5" in yaml_text(result).replace("\n#     ", " ")
+    assert result.changes_the_algorithm
+
+
+ALGORITHM = [
+    ("roll", LAKE, "pg_variant=kimi15"),
+    ("roll", LAKE, "adv_estimator=agentic_reinforce"),
+    ("roll", LAKE, "actor_infer.generating_args.stop_strings=[x]"),
+    ("roll", LAKE, "reward_normalization.method=asym_clip"),
+    ("roll", LAKE, "custom_envs.Lake.zzz=5"),
+    ("roll", LAKE, "custom_envs.Lake.env_config.zzz=5"),
+    ("roll", LAKE, "custom_envs.Boxes.env_config.dim_x=6"),
+    ("roll", LAKE, "custom_envs.Lake.env_manager_cls=a.StepConcatEnvManager"),
+    ("verl", PPO, "algorithm.adv_estimator=grpo_passk"),
+    ("verl", PPO, "actor_rollout_ref.actor.loss_agg_mode=token-sum"),
+    ("verl", PPO, "actor_rollout_ref.actor.kl_loss_type=full"),
+    ("verl", PPO, "algorithm.rollout_correction.rollout_rs=token_k1"),
+    ("verl", PPO, "reward_model.enable=True"),
+    ("verl", PPO, "distillation.enabled=True"),
+    ("verl", PPO, "data.train_files=[a.parquet,b.parquet]"),
+    ("chatlearn", GRAPH, "runtime_args.use_partial_rollout=True"),
+    ("chatlearn", GRAPH, "models.policy.repetition_penalty=1.2"),
+    ("agentjet", MATH, "ajet.trainer_common.optim.lr_scheduler_type=cosine"),  # no number of steps
+    ("verl", PPO, "actor_rollout_ref.actor.optim.lr_scheduler_type=wsd"),
+    ("agentjet", MATH, "actor_rollout_ref.actor.clip_ratio=0.1"),
+]
+
+
+@pytest.mark.parametrize(("system", "source", "override"), ALGORITHM, ids=lambda e: str(e)[-30:])
+def test_what_changes_the_algorithm_is_said_to(system, source, override, tmp_path):
+    result = convert(system, source, [override])
+    key = override.partition("=")[0]
+    why = {name: why for name, why in left_out(result).items() if key.startswith(name)}
+    assert "algorithm" in why.values()
+    loaded(result, tmp_path)
+
+
+OFF = [
+    ("roll", LAKE, "async_generation_ratio=0"),
+    ("roll", LAKE, "ratio_type=token"),
+    ("roll", LAKE, "actor_infer.generating_args.repetition_penalty=1.0"),
+    ("verl", PPO, "reward_model.enable=False"),
+    ("verl", PPO, "data.train_max_samples=-1"),
+    ("verl", PPO, "actor_rollout_ref.model.lora_adapter_path=null"),
+    ("chatlearn", GRAPH, "models.policy_trainer.diff_clip_ratio=10"),
+    ("agentjet", MATH, "ajet.trainer_common.loss_extra_scale_ratio=1.0"),
+]
+
+
+@pytest.mark.parametrize(("system", "source", "override"), OFF, ids=lambda each: str(each)[-30:])
+def test_what_is_off_needs_no_comment(system, source, override):
+    result = convert(system, source, [override])
+    assert override.partition("=")[0] not in left_out(result)
+
+
+def test_a_value_that_our_tree_refuses_is_left_out_with_its_words(tmp_path):
+    result = convert("verl", PPO, ["trainer.logger=[console,vemlp]", "data.max_prompt_length=0"])
+    reasons = {each.key: each.reason for each in result.left_out}
+    assert "'tensorboard', 'console'" in reasons["trainer.logger"]
+    assert "greater than or equal to 1" in reasons["data.max_prompt_length"]
+    assert loaded(result, tmp_path).ajet.data.max_prompt_length == 3000
+
+
+def test_a_key_that_is_refused_here_is_left_out_with_the_reason():
+    result = convert("agentjet", MATH)
+    assert left_out(result)["ajet.trainer_common.checkpoint_base_dir"] == "machine"
+    assert "--exp-dir" in yaml_text(result)
+
+
+@pytest.mark.parametrize(("system", "source"), ALL, ids=lambda each: str(each)[-20:])
+def test_all_that_is_written_is_known_to_us(system, source, tmp_path):
+    assert not convert("agentjet", written(tmp_path, yaml_text(convert(system, source)))).left_out
+
+
+def test_an_agentjet_config_converts_to_itself(tmp_path):
+    first = convert("agentjet", MATH)
+    again = convert("agentjet", written(tmp_path, yaml_text(first)))
+    assert (again.values, again.sections) == (first.values, first.sections)
+
+
+def test_a_section_of_the_users_own_stays(tmp_path):
+    config = loaded(convert("agentjet", MATH), tmp_path)
+    assert config.user_sections() == {"frozen_lake": {"size": 4}}
+
+
+def test_a_secret_is_not_shown():
+    text = yaml_text(convert("roll", LAKE))
+    assert "tracker_kwargs.api_key = ***" in text
+    assert "not-to-be-shown" not in text
+
+
+def test_the_environment_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "do-not-write")
+    file = written(tmp_path, "trainer: {project_name: '${oc.env:MY_KEY}', experiment_name: '${trainer.project_name}'}")  # fmt: skip  # noqa: E501
+    text = yaml_text(convert("verl", file))
+    assert "trainer.project_name = ${oc.env:MY_KEY}" in text
+    assert "do-not-write" not in text
+
+
+def test_what_an_interpolation_does_not_find_is_said(tmp_path):
+    file = written(tmp_path, "data: {train_batch_size: '${sizes.batch}', max_prompt_length: 9}")
+    result = convert("verl", file)
+    assert left_out(result)["data.train_batch_size"] == "unknown"
+    assert result.values["ajet.data.max_prompt_length"] == 9
+
+
+def test_what_refers_to_itself_is_said(tmp_path):
+    file = written(tmp_path, "seed: '${max_steps}'\nmax_steps: '${seed}'\na: {b: '${a}'}")
+    found = left_out(convert("roll", file))
+    assert [found[key] for key in ("seed", "max_steps", "a.b")] == ["unknown"] * 3
+
+
+def test_a_variable_is_no_unknown_key(tmp_path):
+    file = written(tmp_path, "tokens: 64\nlengths: {prompt: 9}\ndata: {max_response_length: '${tokens}', max_prompt_length: '${lengths.prompt}'}")  # fmt: skip  # noqa: E501
+    result = convert("verl", file)
+    assert not {"tokens", "lengths.prompt"} & set(left_out(result))
+    assert result.values["ajet.data.max_response_length"] == 64
+
+
+def test_a_file_that_defaults_name_and_that_is_not_there_is_said(tmp_path):
+    file = written(tmp_path, "defaults: [ppo_trainer, my_cluster, _self_]\ndata: {max_prompt_length: 9}")  # fmt: skip  # noqa: E501
+    missing = [each.value for each in convert("verl", file).left_out if each.key == "defaults"]
+    assert missing == ["my_cluster"]
+
+
+def test_defaults_lie_below_the_file_and_above_it_after_self(tmp_path):
+    written(tmp_path, "a: 1\nb: 1", "below.yaml")
+    written(tmp_path, "b: 3", "above.yaml")
+    file = written(tmp_path, "defaults: [below, _self_, above]\na: 2\nb: 2")
+    assert read_file(file, ()).values == {"a": 2, "b": 3}
+
+
+BROKEN = [
+    ("a: [1", "not valid YAML"),
+    ("- 1", "a config is a mapping"),
+    ("rollout_batch_size: many", "rollout_batch_size: a number is expected, got 'many'"),
+    ("custom_envs: 3", "custom_envs: a section is expected, got 3"),
+    ("custom_envs: {Lake: {env_type: frozen_lake, env_config: 3}}", "not of the kind"),
+    ("defaults: [source]", "this file includes itself"),
+    ("defaults: 3", "defaults: a list is expected"),
+]
+
+
+@pytest.mark.parametrize(("text", "problem"), BROKEN)
+def test_a_broken_source_is_one_line(text, problem, tmp_path):
+    with pytest.raises(ConfigError) as error:
+        convert("roll", written(tmp_path, text))
+    assert problem in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_empty_source_says_what_is_missing(tmp_path):
+    result = convert("verl", written(tmp_path, ""))
+    assert any("ajet.model.path" in text for text in result.to_do)
+    assert any("ajet.task_reader" in text for text in result.to_do)
+
+
+# ---- ROLL ----
+
+
+NORMALIZATIONS = [
+    ("grpo", "traj_group_id", "mean_std", {"adv_estimator": "grpo", "normalize_std": True}),
+    ("grpo", "traj_group_id", "mean", {"adv_estimator": "grpo", "normalize_std": False}),
+    ("grpo", "traj_group_id", "identity", {"adv_estimator": "reinforce"}),
+    ("grpo", "batch", "mean_std", {"adv_estimator": "reinforce", "reward_normalization.grouping": "batch", "reward_normalization.method": "mean_std"}),  # noqa: E501
+    ("reinforce", "tags", "mean", {"adv_estimator": "reinforce", "reward_normalization.grouping": "tag"}),  # noqa: E501
+    ("gigpo", "traj_group_id", "mean", {"adv_estimator": "gigpo", "normalize_std": False, "step_reward_gamma": 0.95}),  # noqa: E501
+    ("gae", "batch", "identity", {"adv_estimator": "gae", "lam": 0.95, "reward_normalization.grouping": "none"}),  # noqa: E501
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "grouping", "method", "wanted"), NORMALIZATIONS)
+def test_rolls_estimators_are_what_they_compute(name, grouping, method, wanted, tmp_path):
+    overrides = [f"adv_estimator={name}"]
+    overrides += [f"reward_normalization.{key}={value}" for key, value in
+                  (("grouping", grouping), ("method", method))]  # fmt: skip
+    config = loaded(convert("roll", LAKE, overrides), tmp_path)
+    tree = flat(config.ajet.trainer_common.algorithm.model_dump())
+    assert {key: tree[key] for key in wanted} == wanted
+
+
+def test_rolls_newer_names_of_the_normalization_are_read(tmp_path):
+    newer = ["reward_normalization={norm_mean_type: group, norm_std_type: group}"]
+    algorithm = loaded(convert("roll", LAKE, newer), tmp_path).ajet.trainer_common.algorithm
+    assert (algorithm.adv_estimator, algorithm.normalize_std) == ("grpo", True)
+    mixed = ["reward_normalization={norm_mean_type: batch, norm_std_type: group}"]
+    assert left_out(convert("roll", LAKE, mixed))["reward_normalization"] == "algorithm"
+
+
+def test_an_environment_of_rolls_becomes_one_of_ours(tmp_path):
+    envs = loaded(convert("roll", LAKE), tmp_path).ajet.environment.custom_envs
+    lake = envs["Lake"]
+    assert (lake.env_type, lake.max_steps, lake.max_tokens_per_step) == ("frozen_lake", 10, 64)
+    assert lake.env_manager_cls == "traj_env_agent"
+    assert lake.env_config == {"is_slippery": False}
+    assert lake.agent_template == "Turn {turn_idx}, {actions_left} actions left.\n{observation}\n"
+    assert envs["LakeThink"].action_pattern == r"<think>(?:.*?)</think>\s*<answer>(.*?)</answer>"
+    assert envs["Boxes"].env_config == {"dim_room": [6, 6], "num_boxes": 1, "search_depth": 300}
+
+
+def environment_of(tmp_path, text, *overrides, tag="Lake"):
+    """The one environment of a source that says little else, converted, loaded, and the result."""
+    source = written(tmp_path, f"sequence_length: 9\npretrain: m\ncustom_envs: {{{tag}: {text}}}")
+    result = convert("roll", source, overrides)
+    return loaded(result, tmp_path).ajet.environment.custom_envs[tag], result
+
+
+@pytest.mark.parametrize("env_type", ["frozen_lake", "sokoban", "webshop"])
+def test_an_environment_of_rolls_can_be_made_with_rolls_defaults(env_type, tmp_path):
+    config = "{render_mode: text, special_token_list: [], format_penalty: -0.1, max_steps: 8}"
+    custom, _ = environment_of(tmp_path, f"{{env_type: {env_type}, env_config: {config}}}")
+    made = environment_maker(custom.env_type, custom.env_config, (), "here")()
+    observation, _ = made.reset(seed=1, options={"split": "train"})
+    assert observation
+    assert (custom.max_steps, custom.format_penalty) == (8, -0.1)
+
+
+def test_ice_is_slippery_where_rolls_config_does_not_say(tmp_path):
+    assert environment_of(tmp_path, "{env_type: frozen_lake}")[0].env_config == {
+        "is_slippery": True
+    }
+
+
+def test_a_model_is_told_the_rules_where_roll_tells_them(tmp_path):
+    lake = "{env_type: frozen_lake, agent_system_template: Play., env_config: {%s}}"
+    own = "env_instruction: 'Go {now}.'"
+    assert (
+        environment_of(tmp_path, lake % "")[0].agent_system_template == "Play.\n{env_instruction}"
+    )
+    told = environment_of(tmp_path, lake % own)[0].agent_system_template
+    assert told == "Play.\nGo {{now}}.\n{env_instruction}"
+    step = lake.replace("{env", "{env_manager_cls: a.StepEnvManager, agent_template: '%s', env", 1)
+    there, _ = environment_of(tmp_path, step % ("{env_instruction}|{current_step}", own))
+    assert there.agent_system_template == "Play."
+    assert there.agent_template == "Go {{now}}.\n{env_instruction}|{turn_idx}"
+    assert environment_of(tmp_path, step % ("x", own))[0].agent_system_template == "Play."
+
+
+def test_rolls_window_counts_the_step_that_is_being_taken(tmp_path):
+    step = "{env_type: frozen_lake, env_manager_cls: a.StepEnvManager%s}"
+    assert environment_of(tmp_path, step % ", history_length: 5")[0].history_length == 4
+    assert environment_of(tmp_path, step % "")[0].history_length == 0
+    result = environment_of(tmp_path, step % ", history_length: 0")[1]
+    assert left_out(result)["custom_envs.Lake.history_length"] == "algorithm"
+
+
+def test_the_smaller_of_rolls_two_limits_is_ours(tmp_path):
+    boxes = (
+        "{env_type: sokoban, max_steps: %s, max_tokens_per_step: 64, env_config: {max_steps: 40}}"
+    )
+    tokens = "actor_infer.generating_args.max_new_tokens=32"
+    short, _ = environment_of(tmp_path, boxes % 9, f"+{tokens}")
+    assert (short.max_steps, short.max_tokens_per_step) == (9, 32)
+    long, result = environment_of(tmp_path, boxes % 90)
+    assert (long.max_steps, long.max_tokens_per_step) == (40, 64)
+    assert result.values["ajet.rollout.multi_turn.max_steps"] == 40  # ours lets it play so long
+
+
+def test_the_step_managers_placeholders_are_renamed(tmp_path):
+    overrides = [
+        "custom_envs.Lake.env_manager_cls=roll.pipeline.agentic.env_manager.step_env_manager.StepEnvManager",
+        "custom_envs.Lake.agent_template='{current_step}: {current_observation} {history}'",
+    ]
+    source = written(tmp_path, "sequence_length: 9\npretrain: m\ncustom_envs: {Lake: {env_type: frozen_lake}}")  # fmt: skip  # noqa: E501
+    lake = loaded(convert("roll", source, overrides), tmp_path).ajet.environment.custom_envs["Lake"]
+    assert lake.env_manager_cls == "step_env_agent"
+    assert lake.agent_template == "{turn_idx}: {observation} {history}"
+
+
+def test_the_kl_is_in_rolls_reward_only_when_it_is_added(tmp_path):
+    off = loaded(convert("roll", LAKE, ["init_kl_coef=0.3"]), tmp_path)
+    assert not off.ajet.trainer_common.algorithm.use_kl_in_reward
+    overrides = ["init_kl_coef=0.3", "add_token_level_kl=true", "target_kl=0.2"]
+    algorithm = loaded(convert("roll", LAKE, overrides), tmp_path).ajet.trainer_common.algorithm
+    assert algorithm.use_kl_in_reward
+    assert (algorithm.kl_ctrl.type, algorithm.kl_ctrl.kl_coef) == ("adaptive", 0.3)
+
+
+def test_rolls_correction_keeps_its_level_and_bound(tmp_path):
+    weight = "{enabled: true, weight_type: segment, upper_bound: 1.5}"
+    overrides = [f"train_infer_correction={{is_weight: {weight}}}"]
+    correction = loaded(
+        convert("roll", LAKE, overrides), tmp_path
+    ).ajet.trainer_common.algorithm.rollout_correction
+    assert (correction.level, correction.mode, correction.upper) == ("turn", "truncate", 1.5)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "count"),
+    [("list(range(0,8))", 8), ("list(range(4))", 4), ("[0, 2,3]", 3), ([1, 2], 2), (None, None),
+     ("list(range(0,2)) + list(range(4,8,2))", 4), ("devices()", None)],
+)  # fmt: skip
+def test_devices_are_counted_without_eval(mapping, count):
+    numbers = device_numbers(mapping)
+    assert (numbers and len(numbers)) == count
+
+
+def test_rolls_roles_keep_their_devices(tmp_path):
+    overrides = [
+        "actor_train.device_mapping=list(range(0,4))",
+        "actor_infer.device_mapping=list(range(4,8))",
+        "reference.device_mapping=[0,1,2,3]",
+        "actor_infer.strategy_args.strategy_config.tensor_parallel_size=2",
+        "actor_train.model_args.disable_gradient_checkpointing=true",
+        "actor_train.model_args.ulysses_size=2",
+    ]
+    result = convert("roll", LAKE, overrides)
+    assert any("GPUs of their own" in text for text in result.to_do)
+    assert not [key for key in left_out(result) if key.endswith("device_mapping")]
+    (tmp_path / "converted.yaml").write_text(yaml_text(result))
+    config = load_config(tmp_path / "converted.yaml", backbone="trinity")
+    assert config.ajet.trainer_common.fsdp_config.activation_checkpointing is False
+    assert config.ajet.trainer_common.ulysses_sequence_parallel_size == 2
+    assert config.trinity.mode == "both"
+    placement = place(Needs.of(config), [Node("here", 64, 8)])
+    assert [rank.gpus for rank in placement.trainer] == [(0,), (1,), (2,), (3,)]
+    assert [engine.gpus for engine in placement.engines] == [(4, 5), (6, 7)]
+
+
+def test_a_role_of_rolls_that_has_no_devices_of_its_own_here_is_listed():
+    result = convert("roll", LAKE, ["reference.device_mapping=[6,7]"])
+    assert left_out(result)["reference.device_mapping"] == "machine"
+
+
+VERL_ASYNC = [
+    "data.train_batch_size=0", "data.gen_batch_size=1",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=32",
+    "async_training.require_batches=4", "async_training.trigger_parameter_sync_step=4",
+    "async_training.staleness_threshold=0.5", "async_training.partial_rollout=True",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
+    "actor_rollout_ref.actor.fsdp_config.reshard_after_forward=False",
+    "+actor_rollout_ref.actor.fsdp_config.dtype=bfloat16",
+    "actor_rollout_ref.model.enable_gradient_checkpointing=True",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pools", "nodes", "gpus", "engines"),
+    [((1, 4, 1, 4), 1, 8, 2), ((2, 8, 1, 8), 3, 8, 4), ((1, 8, 2, 8), 3, 8, 8)],
+)
+def test_verls_asynchronous_trainer_keeps_its_devices_and_batches(
+    pools, nodes, gpus, engines, tmp_path
+):
+    names = (
+        "trainer.nnodes", "trainer.n_gpus_per_node", "rollout.nnodes", "rollout.n_gpus_per_node"
+    )  # fmt: skip
+    told = [f"+{name}={value}" for name, value in zip(names, pools, strict=True)]
+    result = convert("verl", PPO, [*VERL_ASYNC, *told])
+    ajet, trinity = (config := loaded(result, tmp_path)).ajet, config.trinity
+    trainer = ajet.trainer_common
+    assert (trainer.nnodes, trainer.n_gpus_per_node) == (nodes, gpus)
+    assert ajet.rollout.n_vllm_engine == engines
+    assert (ajet.data.train_batch_size, trainer.mini_batch_num) == (128, 4)
+    assert (trinity.synchronizer.sync_interval, trinity.max_staleness) == (4, 5)
+    assert trinity.partial_rollout == "continue"
+    assert trainer.fsdp_config.param_dtype == "bfloat16"
+    assert trainer.fsdp_config.reshard_after_forward is False
+    assert trainer.fsdp_config.activation_checkpointing is True
+    assert trainer.ulysses_sequence_parallel_size == 2
+    assert not [key for key in left_out(result) if key.startswith(("async_training", "rollout."))]
+
+
+def test_verls_pools_of_unlike_nodes_are_listed():
+    pools = ["trainer.n_gpus_per_node=8", "+rollout.nnodes=1", "+rollout.n_gpus_per_node=4"]
+    assert left_out(convert("verl", PPO, pools))["rollout.nnodes"] == "machine"
+
+
+def test_the_action_is_the_patterns_only_group():
+    assert one_group(r"<answer>(.*?)</answer>") == r"<answer>(.*?)</answer>"
+    assert one_group(r"\((a)\) (b)") == r"\((?:a)\) (b)"
+    assert one_group("(") == "("
+
+
+# ---- command lines ----
+
+
+def test_the_words_of_a_script_are_the_shells(tmp_path):
+    script = written(
+        tmp_path,
+        """
+        A=1; export B="two words"
+        # python -m verl.trainer.main_ppo data.x=0
+        python3 -m verl.trainer.main_ppo --config-name=my_run \\
+            data.a=$A data.b="${B}" 'data.c=[x,"y"]' data.d=${C:-4} data.e=$D \\
+            +data.f=1 ~data.g "$@" > log 2>&1 && echo data.h=1
+        """,
+        "run.sh",
+    )
+    line = read_script(script, ("verl.",))
+    assert line.options == {"--config-name": "my_run"}
+    assert line.overrides == [
+        "data.a=1", "data.b=two words", 'data.c=[x,"y"]', "data.d=4", "data.e=$D", "+data.f=1",
+        "~data.g",
+    ]  # fmt: skip
+
+
+def test_a_value_of_the_shells_is_said_and_not_guessed():
+    result = convert("verl", TOOLS)
+    each = next(each for each in result.left_out if each.key == "trainer.experiment_name")
+    assert (each.value, each.why) == ("qwen-$(date +%F)", "unknown")
+    assert "ajet.experiment_name" not in result.values
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e-6", 1e-6), ("True", True), ("null", None), ("[a,b]", ["a", "b"]), ("'x y'", "x y"),
+     ("/a/b.parquet", "/a/b.parquet"), ("a->b", "a->b"), ("0.5_5.0", "0.5_5.0")],
+)  # fmt: skip
+def test_an_override_has_hydras_value(text, value):
+    assert override_value("a.b", text) == value
+
+
+def test_a_script_that_starts_nothing_is_one_line(tmp_path):
+    with pytest.raises(ConfigError, match=r"no command here calls verl\."):
+        convert("verl", written(tmp_path, "echo hello", "run.sh"))
+
+
+def test_agentjet_is_started_by_a_yaml(tmp_path):
+    with pytest.raises(ConfigError, match=r"a config of AgentJet ends in \.yaml"):
+        convert("agentjet", written(tmp_path, "ajet --conf x", "run.sh"))
+
+
+def test_a_text_that_looks_like_an_interpolation_stays_text(tmp_path):
+    file = written(tmp_path, "ajet: {model: {path: m}, rollout: {multi_turn: {system_prompt: 'say \\${name}'}}}")  # fmt: skip  # noqa: E501
+    config = loaded(convert("agentjet", file), tmp_path)
+    assert config.ajet.rollout.multi_turn.system_prompt == "say ${name}"
+
+
+def test_a_script_names_its_config_by_folder_and_name():
+    result = convert("roll", LAKE.parent / "run.sh")
+    assert result.values == convert("roll", LAKE).values
+
+
+@pytest.mark.skipif(not VERL.is_file(), reason="verl is not in .venv/references")
+def test_no_key_of_verls_own_config_is_unknown():
+    result = convert("verl", VERL)
+    assert {each.key: each.value for each in result.of("unknown")} == {
+        "actor_rollout_ref.rollout.name": "???"  # to be set, in verl too
+    }
+    assert not result.of("algorithm")

@@ -1,0 +1,84 @@
+"""The config's settings, as a router's and a server's."""
+
+import sys
+
+import pytest
+
+from ajet.core.config import load_config
+from ajet.core.errors import ConfigError
+from ajet.core.inference.router import RouterSettings
+from ajet.servers import sglang, vllm
+from ajet.servers.serving import engine_name, server_python
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("ajet:\n  model: {path: m}\n  rollout: {user_workflow: w.py->W}\n")
+    return lambda *overrides: load_config(path, list(overrides))
+
+
+def test_auto_is_the_engine_of_the_device(config):
+    assert engine_name(config(), on_gpu=False) == "in_process"
+    assert engine_name(config(), on_gpu=True) == "sglang"
+    assert engine_name(config("ajet.rollout.name=vllm"), on_gpu=True) == "vllm"
+    assert engine_name(config("ajet.model.dtype=float64"), on_gpu=True) == "in_process"
+
+
+@pytest.mark.parametrize("server", ["vllm", "sglang"])
+def test_a_server_in_float64_is_refused_in_one_line(config, server):
+    with pytest.raises(ConfigError, match=f"ajet.model.dtype is refused: {server} has no float64"):
+        config("ajet.model.dtype=float64", f"ajet.rollout.name={server}")
+
+
+def test_the_router_is_as_patient_as_the_config(config):
+    assert RouterSettings.from_config(config()) == RouterSettings()
+    asked = config("ajet.rollout.router.skew=7", "ajet.rollout.router.health_interval_s=0.5")
+    assert RouterSettings.from_config(asked) == RouterSettings(skew=7, health_interval_s=0.5)
+
+
+def test_a_vllm_server_gets_every_setting(config):
+    asked = config(
+        "ajet.rollout.tensor_model_parallel_size=2", "ajet.rollout.max_model_len=777",
+        "ajet.rollout.max_num_seqs=33", "verl.rollout.gpu_memory_utilization=0.4", "ajet.seed=9",
+    )  # fmt: skip
+    options = {"model_path": "/m", "port": 8100, "python": "py"}
+    on_gpu = vllm.VllmServerArgs.read(asked, device="cuda", **options)
+    text = " ".join(on_gpu.arguments())
+    for part in (
+        "py -m vllm.entrypoints.openai.api_server --model /m --host 127.0.0.1 --port 8100",
+        "--dtype bfloat16", "--tensor-parallel-size 2", "--max-model-len 777",
+        "--max-num-seqs 33", "--gpu-memory-utilization 0.4", "--seed 9", "--enable-sleep-mode",
+        "--logprobs-mode processed_logprobs", "--skip-tokenizer-init",
+    ):  # fmt: skip
+        assert part in text
+    on_cpu = vllm.VllmServerArgs.read(asked, device="cpu", **options)
+    text = " ".join(on_cpu.arguments())
+    assert "--dtype float32" in text and "--enforce-eager" in text
+    assert "sleep" not in text and "gpu-memory" not in text
+    assert on_cpu.environment()["VLLM_SERVER_DEV_MODE"] == "1"
+    asked = sglang.SglangServerArgs.read(asked, device="cuda", **options)
+    assert (asked.max_model_len, asked.max_num_seqs, asked.seed) == (777, 33, 9)
+
+
+@pytest.mark.parametrize(("backbone", "share"), [("verl", 0.3), ("trinity", 0.7)])
+def test_an_engines_share_of_a_gpu_is_that_of_its_backbone(config, backbone, share):
+    asked = config(
+        f"ajet.backbone={backbone}",
+        "verl.rollout.gpu_memory_utilization=0.3", "trinity.rollout.gpu_memory_utilization=0.7",
+    )  # fmt: skip
+    assert asked.gpu_memory_utilization == share
+    args = vllm.VllmServerArgs.read(asked, model_path="/m", device="cuda", port=8100, python="py")
+    assert f"--gpu-memory-utilization {share}" in " ".join(args.arguments())
+
+
+def test_the_server_runs_in_the_environment_that_has_it(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert server_python(config(), engine="vllm", on_gpu=False) == sys.executable
+    own = tmp_path / ".venv-vllm" / "bin" / "python"
+    own.parent.mkdir(parents=True)
+    own.touch()
+    assert server_python(config(), engine="vllm", on_gpu=False) == str(own)
+    assert server_python(config(), engine="sglang", on_gpu=True) == sys.executable
+    given = config("ajet.rollout.server.python=/p/python")
+    assert server_python(given, engine="vllm", on_gpu=False) == "/p/python"

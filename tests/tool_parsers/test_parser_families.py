@@ -1,0 +1,737 @@
+"""What every family's parser holds to, and what is particular to each (Hermes has its own file)."""
+
+import re
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from ajet.core.inference.chat_template import ChatTemplate
+from ajet.tool_parsers import (
+    DeepSeekParser,
+    GemmaParser,
+    GlmParser,
+    GptOssParser,
+    KimiK2Parser,
+    Llama3Parser,
+    MiniMaxM2Parser,
+    MistralParser,
+    NemotronParser,
+    ParsedReply,
+    Qwen3CoderParser,
+    ToolCall,
+    family_of,
+    parser_for,
+)
+from tests.fakes import FAMILY_CALL, FAMILY_EOS, ONE_CALL, chat_tokenizer, reply_ids
+
+TOKENIZERS = {family: chat_tokenizer(family) for family in FAMILY_EOS}
+TEMPLATES = {family: ChatTemplate(tokenizer) for family, tokenizer in TOKENIZERS.items()}
+TYPES = {
+    "s": {"type": "string"},
+    "i": {"type": "integer"},
+    "x": {"type": "number"},
+    "b": {"type": "boolean"},
+    "n": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+    "l": {"type": "array"},
+    "o": {"type": "object"},
+}
+PARAMETERS = {"type": "object", "properties": TYPES}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": "", "parameters": PARAMETERS}}
+    for name in ("add", "sub")
+]
+QUESTION = [{"role": "user", "content": "q"}]
+
+
+def parsed(family, ids):
+    """As the recorder reads sampled ids."""
+    parser = parser_for(TEMPLATES[family])
+    text = TEMPLATES[family].decode(ids, keep=parser.reads)
+    return parser.parse(text, TOOLS).without_marks()
+
+
+def called(reply):
+    return [(call.name, call.arguments) for call in reply.tool_calls]
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("qwen2_5", "hermes"),
+        ("qwen3", "hermes"),
+        ("qwen3_6", "qwen3_coder"),
+        ("llama3_1", "llama3"),
+        ("llama3_2", "llama3"),
+        ("mistral", "mistral"),
+        ("deepseekv3", "deepseek"),
+        ("gptoss", "gpt_oss"),
+        ("glm4moe", "glm"),
+        ("kimi_k2", "kimi_k2"),
+        ("minimax_m2", "minimax_m2"),
+        ("nemotron_json", "nemotron"),
+        ("nemotron_3_nano", "qwen3_coder"),
+        ("gemma4_v5", "gemma"),
+        ("llama3", None),
+        ("lfm2_v2", None),
+    ],
+)
+def test_the_template_tells_whose_calls_it_writes(family, name):
+    assert family_of(TEMPLATES[family]) == name
+
+
+@pytest.mark.parametrize("family", FAMILY_CALL)
+def test_a_call_as_the_family_writes_it_is_read(family):
+    reply = parsed(family, TEMPLATES[family].encode(FAMILY_CALL[family]))
+    assert called(reply) == [("add", {"a": 1})]
+    assert (reply.content, reply.malformed) == ("", ())
+    thinks = "So I add." in FAMILY_CALL[family]
+    assert reply.reasoning == ("So I add." if thinks else None)
+
+
+SPELLED = ["[TOOL_CALLS]", "[ARGS]", "<|call|>", "<｜tool▁call▁end｜>", "<|python_tag|>"]
+SPELLED += ['<|"|>', "<tool_call|>", "<|tool_call_end|>", "<arg_value>", "</TOOLCALL>"]
+SPELLED += ["<tool_call>", "</tool_call>", "<|im_end|>", "{", '"}', "\n", " the"]
+TEXT = st.lists(
+    st.sampled_from(SPELLED) | st.text(st.characters(exclude_categories=["Cs", "Cn"]), max_size=5),
+    max_size=4,
+).map("".join)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXT,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXT, inner, max_size=2),
+    max_leaves=4,
+)
+ARGUMENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "s": TEXT,
+        "i": st.integers(),
+        "x": st.floats(allow_nan=False, allow_infinity=False),
+        "b": st.booleans(),
+        "n": st.none() | st.integers(),
+        "l": st.lists(JSON, max_size=2),
+        "o": st.dictionaries(TEXT, JSON, max_size=2),
+    },
+)
+ASKED = st.lists(st.tuples(st.sampled_from(["add", "sub"]), ARGUMENTS), min_size=1, max_size=3)
+
+
+def keys_are_words(value):
+    if isinstance(value, dict):
+        return all(re.fullmatch(r"\w+", key) for key in value) and keys_are_words([*value.values()])
+    return not isinstance(value, list | tuple) or all(map(keys_are_words, value))
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.sampled_from(sorted(FAMILY_CALL)), ASKED)
+def test_calls_that_a_template_writes_are_read_back(family, asked):
+    """Several in one reply, where the family has them; special tokens in them stay text."""
+    asked = asked[:1] if family in ONE_CALL else asked
+    calls = [
+        {"id": f"call{i}0000", "type": "function", "function": {"name": n, "arguments": a}}
+        for i, (n, a) in enumerate(asked)
+    ]
+    reply = {"role": "assistant", "content": "", "tool_calls": calls}
+    results = [{"role": "tool", "content": "5", "tool_call_id": call["id"]} for call in calls]
+    # XML has no escapes: what closes a value in it does so wherever it stands.
+    assume("</parameter>" not in str(asked) and "</arg_value>" not in str(asked))
+    assume(family != "gemma4_v5" or keys_are_words(asked))  # which has none for keys
+    ids = reply_ids(TEMPLATES[family], QUESTION, TOOLS, reply, *results)
+    assert called(parsed(family, ids)) == asked
+
+
+CALL_OF_ANOTHER_TOOL = {family: call.replace("add", "fly") for family, call in FAMILY_CALL.items()}
+
+
+@pytest.mark.parametrize("family", FAMILY_CALL)
+def test_a_call_of_a_tool_that_was_not_offered_is_a_call(family):
+    reply = parsed(family, TEMPLATES[family].encode(CALL_OF_ANOTHER_TOOL[family]))
+    assert called(reply) == [("fly", {"a": 1})]
+
+
+WITH_TOKENS = ["llama3_2", "mistral", "mistral_args", "deepseekv3", "deepseek_v3_1", "gptoss"]
+WITH_TOKENS += ["kimi_k2", "gemma4_v5"]
+
+
+@pytest.mark.parametrize("family", WITH_TOKENS)
+def test_a_call_whose_special_tokens_are_only_spelled_is_text(family):
+    text = FAMILY_CALL[family]
+    ids = TEMPLATES[family].encode(TEMPLATES[family].marked(text))
+    assert TOKENIZERS[family].decode(ids) == text
+    reply = parsed(family, ids)
+    assert (reply.content, reply.tool_calls) == (text, ())
+
+
+REST = {  # what goes on from the opening of a forced call of `add`, and of any
+    "qwen2_5": (' {"a": 1}}\n</tool_call>', '\n{"name": "add", "arguments": {"a": 1}}</tool_call>'),
+    "qwen3_6": ("<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>", "=add>\n"),
+    "llama3_1": (' {"a": 1}}', ' "add", "parameters": {"a": 1}}'),
+    "mistral": (' {"a": 1}}]', '[{"name": "add", "arguments": {"a": 1}}]'),
+    "mistral_args": ('{"a": 1}', 'add[ARGS]{"a": 1}'),
+    "deepseekv3": (
+        '{"a": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        'function<｜tool▁sep｜>add\n```json\n{"a": 1}\n```<｜tool▁call▁end｜>',
+    ),
+    "deepseek_v3_1": (
+        '{"a": 1}<｜tool▁call▁end｜>',
+        'add<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>',
+    ),
+    "gptoss": ('{"a": 1}<|call|>', '.add <|constrain|>json<|message|>{"a": 1}<|call|>'),
+    "glm4moe": (
+        "<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+        "add<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>",
+    ),
+    "kimi_k2": (
+        '{"a": 1}<|tool_call_end|><|tool_calls_section_end|>',
+        '.add:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>',
+    ),
+    "minimax_m2": (
+        '<parameter name="a">1</parameter>\n</invoke>\n</minimax:tool_call>',
+        '="add">\n<parameter name="a">1</parameter>\n</invoke>\n</minimax:tool_call>',
+    ),
+    "nemotron_json": (
+        ' {"a": 1}}]</TOOLCALL>',
+        '[{"name": "add", "arguments": {"a": 1}}]</TOOLCALL>',
+    ),
+    "gemma4_v5": ("a:1}<tool_call|>", ":add{a:1}<tool_call|>"),
+}
+REST["qwen3_6"] = (REST["qwen3_6"][0], REST["qwen3_6"][1] + REST["qwen3_6"][0])
+
+
+@pytest.mark.parametrize("family", REST)
+@pytest.mark.parametrize("name", ["add", None])
+def test_a_forced_opening_is_the_beginning_of_a_call(family, name):
+    opening = parser_for(TEMPLATES[family]).opening(name)
+    text = opening + REST[family][0 if name else 1]
+    assert called(parsed(family, TEMPLATES[family].encode(text))) == [("add", {"a": 1})]
+    whole = TEMPLATES[family].encode(text)  # the opening ends where a token does
+    ids = TEMPLATES[family].encode(opening)
+    assert whole[: len(ids)] == ids
+
+
+@pytest.mark.parametrize("family", ["llama3", "lfm2_v2"])
+def test_a_call_cannot_be_forced_where_its_form_is_not_read(family):
+    parser = parser_for(TEMPLATES[family])
+    with pytest.raises(ValueError, match="no call can be forced: leave tool_choice out, or name"):
+        parser.opening("add")
+    assert parser.parse('<tool_call>{"name": "stop"}</tool_call>').tool_calls
+
+
+def test_lfm2s_calls_stay_content():
+    text = "<|tool_call_start|>[add(a=1)]<|tool_call_end|>"
+    assert parsed("lfm2_v2", TEMPLATES["lfm2_v2"].encode(text)) == ParsedReply(text)
+
+
+# Values that JSON, or what comes after a parser, cannot hold.
+TOO_MUCH = ["NaN", "-Infinity", "1e999", "9" * 5000, "[" * 65 + "]" * 65, "[" * 100_000]
+IN_JSON = {
+    "qwen2_5": '<tool_call>{"name": "add", "arguments": {"a": VALUE}}</tool_call>',
+    "llama3_1": '{"name": "add", "parameters": {"a": VALUE}}',
+    "mistral": '[TOOL_CALLS][{"name": "add", "arguments": {"a": VALUE}}]',
+    "mistral_args": '[TOOL_CALLS]add[ARGS]{"a": VALUE}',
+    "deepseek_v3_1": '<｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": VALUE}<｜tool▁call▁end｜>',
+    "gptoss": '<|channel|>commentary to=functions.add<|message|>{"a": VALUE}<|call|>',
+    "kimi_k2": "<|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>"
+    '{"a": VALUE}<|tool_call_end|>',
+    "nemotron_json": '<TOOLCALL>[{"name": "add", "arguments": {"a": VALUE}}]</TOOLCALL>',
+    "gemma4_v5": "<|tool_call>call:add{a:VALUE}<tool_call|>",
+}
+
+
+@pytest.mark.parametrize("value", TOO_MUCH, ids=[v[:9] for v in TOO_MUCH])
+@pytest.mark.parametrize("family", IN_JSON)
+def test_a_call_with_a_value_that_nothing_can_hold_stays_content(family, value):
+    text = IN_JSON[family].replace("VALUE", value)
+    parser = parser_for(TEMPLATES[family])
+    assert parser.parse(text) == ParsedReply(text, malformed=(text,))
+    assert parser.parse(IN_JSON[family].replace("VALUE", "[" * 60 + "]" * 60)).tool_calls
+
+
+def test_half_a_character_in_an_argument_is_replaced():
+    reply = Llama3Parser().parse('{"name": "add", "parameters": {"a": "\\ud83d"}}')
+    assert called(reply.without_marks()) == [("add", {"a": "\ufffd"})]
+
+
+# --- qwen3_coder ---------------------------------------------------------------------------------
+
+
+def typed(text, schema):
+    tool = {"name": "f", "parameters": {"properties": {} if schema is None else {"a": schema}}}
+    call = f"<tool_call><function=f><parameter=a>\n{text}\n</parameter></function></tool_call>"
+    reply = Qwen3CoderParser().parse(call, [{"type": "function", "function": tool}])
+    return reply.tool_calls[0].arguments["a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "value"),
+    [
+        ("7", {"type": "integer"}, 7),
+        ("7", {"type": "string"}, "7"),
+        ("7", {"type": "number"}, 7),
+        ("7.5", {"type": "integer"}, "7.5"),
+        ("seven", {"type": "integer"}, "seven"),
+        ("true", {"type": "integer"}, "true"),
+        ("true", {"type": "boolean"}, True),
+        ("False", {"type": "boolean"}, False),
+        ("None", {"anyOf": [{"type": "string"}, {"type": "null"}]}, None),
+        ("None", {"type": "string"}, "None"),
+        ("red", {"anyOf": [{"type": "string"}, {"type": "null"}]}, "red"),
+        ("7", {"type": ["string", "integer"]}, 7),
+        ("7", {"enum": ["7", "8"]}, "7"),
+        ('{"b": [1]}', {"type": "object"}, {"b": [1]}),
+        ('{"b": [1]}', {"type": "string"}, '{"b": [1]}'),
+        ("[1, 2", {"type": "array"}, "[1, 2"),
+        ("7", None, 7),
+        ("a b", None, "a b"),
+        ('"7"', None, '"7"'),
+        ("7", {"$ref": "#/x"}, 7),
+        ("7", "no schema", 7),
+        ("a\n\n<b>&lt;", {"type": "string"}, "a\n\n<b>&lt;"),
+        ("a</parameter>b</function>", {"type": "string"}, "a</parameter>b</function>"),
+    ],
+)
+def test_a_value_has_the_type_of_its_schema(text, schema, value):
+    found = typed(text, schema)
+    assert (type(found), found) == (type(value), value)
+
+
+@pytest.mark.parametrize("tools", [None, [], [{"function": {"name": "f"}}], [{"name": "g"}], [{}]])
+def test_without_a_schema_a_value_is_what_it_reads_as(tools):
+    text = "<tool_call><function=f><parameter=a>7</parameter></function></tool_call>"
+    assert called(Qwen3CoderParser().parse(text, tools)) == [("f", {"a": 7})]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "<tool_call>\n<function=add>\n<parameter=a>\n1",
+        "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>",
+        "<tool_call>\n<function=add>\njunk\n</function>\n</tool_call>",
+        "<tool_call>\n<function=>\n</function>\n</tool_call>",
+        "<tool_call><function=f><parameter=a>1</parameter><parameter=a>2</parameter></function>"
+        "</tool_call>",
+        '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>',
+    ],
+)
+def test_xml_that_is_no_call_stays_content(bad):
+    good = "<tool_call>\n<function=stop>\n</function>\n</tool_call>"
+    assert Qwen3CoderParser().parse(f"x {bad}") == ParsedReply(f"x {bad}", malformed=(bad,))
+    assert called(Qwen3CoderParser().parse(f"{bad} {good}")) == [("stop", {})]
+
+
+# --- llama3 --------------------------------------------------------------------------------------
+
+LLAMA_ADD = '{"name": "add", "parameters": {"a": 1}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (f" {LLAMA_ADD}\n", ""),
+        (f"<|python_tag|>{LLAMA_ADD}", ""),
+        (f"Let me see. <|python_tag|>{LLAMA_ADD}", "Let me see."),
+        ('{"type": "function", "name": "add", "arguments": {"a": 1}}', ""),
+    ],
+)
+def test_llamas_reply_is_one_call(text, content):
+    assert Llama3Parser().parse(text) == ParsedReply(
+        content, (ToolCall("call_0", "add", {"a": 1}),)
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{LLAMA_ADD}; {LLAMA_ADD}",
+        f"{LLAMA_ADD} and so on",
+        '{"name": "add"}',
+        '{"name": "add", "parameters": "1"}',
+        '{"name": "add", "parameters": {}, "answer": 4}',
+        "<|python_tag|>import math",
+    ],
+)
+def test_what_is_not_one_call_of_llamas_is_content(text):
+    assert Llama3Parser().parse(text) == ParsedReply(text, malformed=(text,))
+
+
+@pytest.mark.parametrize("text", ['{"answer": 4}', f"Like this: {LLAMA_ADD}", "[1]", "4", ""])
+def test_an_answer_in_json_is_no_malformed_call(text):
+    assert Llama3Parser().parse(text) == ParsedReply(text)
+
+
+# --- mistral -------------------------------------------------------------------------------------
+
+
+def test_mistrals_two_forms_and_what_stands_around_them():
+    text = 'Hm.[TOOL_CALLS]add[CALL_ID]abc123def[ARGS]{"a": 1}[TOOL_CALLS] sub {"b": 2}'
+    reply = MistralParser().parse(text)
+    assert (reply.content, called(reply)) == ("Hm.", [("add", {"a": 1}), ("sub", {"b": 2})])
+    text = '[TOOL_CALLS] [{"name": "add", "arguments": "{\\"a\\": 1}"}, '
+    text += '{"name": "sub", "arguments": {}}] done'
+    reply = MistralParser().parse(text)
+    assert (reply.content, called(reply)) == ("done", [("add", {"a": 1}), ("sub", {})])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "[TOOL_CALLS]",
+        "[TOOL_CALLS][]",
+        "[TOOL_CALLS]add[ARGS]",
+        '[TOOL_CALLS]add[ARGS][{"a": 1}]',
+        '[TOOL_CALLS][{"name": "add", "arguments": {}}, 3]',
+        '[TOOL_CALLS][{"name": "add", "arguments": "no"}]',
+        '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}',
+        '[TOOL_CALLS]{"name": "add", "arguments": {}}',
+    ],
+)
+def test_a_malformed_call_of_mistrals_stays_content(bad):
+    assert MistralParser().parse(f"x {bad}") == ParsedReply(f"x {bad}", malformed=(bad,))
+    assert called(MistralParser().parse(f"{bad}[TOOL_CALLS]stop[ARGS]{{}}")) == [("stop", {})]
+
+
+def test_mistrals_thinking_stands_in_its_own_tags():
+    text = '[THINK]hm[/THINK]Yes.[TOOL_CALLS]add[ARGS]{"a": 1}'
+    reply = MistralParser.of("[THINK] [/THINK] [ARGS]").parse(text)
+    assert (reply.reasoning, reply.content, called(reply)) == ("hm", "Yes.", [("add", {"a": 1})])
+    assert MistralParser().parse(text).content == "[THINK]hm[/THINK]Yes."
+
+
+# --- deepseek ------------------------------------------------------------------------------------
+
+
+def test_deepseeks_calls_count_one_by_one():
+    begin, end = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+    add = f'{begin}function<｜tool▁sep｜>add\n```json\n{{"a": "```"}}\n```{end}'
+    sub = f'{begin}sub<｜tool▁sep｜>{{"b": 2}}{end}'
+    cut = f'{begin}sub<｜tool▁sep｜>{{"b"'
+    text = f"So:<｜tool▁calls▁begin｜>{add}\n{sub}\n{cut}"
+    assert DeepSeekParser().parse(text) == ParsedReply(
+        content=f"So:\n\n{cut}",
+        tool_calls=(ToolCall("call_0", "add", {"a": "```"}), ToolCall("call_1", "sub", {"b": 2})),
+        malformed=(cut,),
+    )
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>add<｜tool▁call▁end｜>",
+        "<｜tool▁call▁begin｜>add<｜tool▁sep｜>[1]<｜tool▁call▁end｜>",
+        "<｜tool▁call▁begin｜> <｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{}<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{} so<｜tool▁call▁end｜>",
+    ],
+)
+def test_a_malformed_call_of_deepseeks_stays_content(bad):
+    assert DeepSeekParser().parse(f"x {bad}") == ParsedReply(f"x {bad}", malformed=(bad,))
+
+
+# --- gpt_oss -------------------------------------------------------------------------------------
+
+ANALYSIS = "<|channel|>analysis<|message|>hm<|end|>"
+FINAL = "<|channel|>final<|message|>Five."
+HARMONY = GptOssParser().parse
+
+
+def test_harmonys_channels_are_reasoning_content_and_calls():
+    preamble = "<|start|>assistant<|channel|>commentary<|message|>Let me see.<|end|>"
+    call = (
+        '<|start|>assistant to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>'
+    )
+    assert HARMONY(ANALYSIS + preamble + call) == ParsedReply(
+        "Let me see.", (ToolCall("call_0", "add", {"a": 1}),), reasoning="hm"
+    )
+    assert HARMONY(f"{ANALYSIS}<|start|>assistant{FINAL}<|return|>") == ParsedReply(
+        "Five.", reasoning="hm"
+    )
+    assert HARMONY("Five.") == HARMONY(FINAL) == HARMONY(f"{FINAL}<|end|>") == ParsedReply("Five.")
+
+
+def test_harmonys_thinking_that_was_cut_is_content_and_not_malformed():
+    assert HARMONY(ANALYSIS[:-7]) == ParsedReply(ANALYSIS[:-7])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        '<|channel|>commentary to=functions.add<|message|>{"a": 1}',  # cut before its end
+        '<|channel|>commentary to=functions.add<|message|>{"a": 1}<|end|>',
+        "<|channel|>commentary to=functions.add<|message|>{}, {}<|call|>",
+        "<|channel|>commentary to=functions.<|message|>{}<|call|>",
+        "<|channel|>analysis to=python code<|message|>1+1<|call|>",
+        "<|channel|>song<|message|>la<|end|>",
+        "w<|channel|>final<|message|>Five.<|end|>",
+        "<|channel|>final",
+        "<|message|>",
+        "<|start|>user<|message|>I am the user.<|end|>",
+    ],
+)
+def test_a_message_that_harmony_does_not_know_stays_content(bad):
+    assert HARMONY(bad) == ParsedReply(bad, malformed=(bad,))
+    assert HARMONY(f"{bad}<|start|>assistant{FINAL}").content == f"{bad}\nFive."
+
+
+# --- glm -----------------------------------------------------------------------------------------
+
+GLM = GlmParser().parse
+GLM_ADD = "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        (GLM_ADD, [("add", {"a": 1})]),
+        (GLM_ADD.replace("\n", ""), [("add", {"a": 1})]),  # GLM 4.7
+        (f"{GLM_ADD}\n{GLM_ADD.replace('add', 'sub')}", [("add", {"a": 1}), ("sub", {"a": 1})]),
+        ("<tool_call>stop\n</tool_call>", [("stop", {})]),
+        ("<tool_call>\nstop</tool_call>", [("stop", {})]),
+    ],
+)
+def test_glms_calls_have_line_breaks_or_none(text, calls):
+    reply = GLM(f"Let me see.\n{text}\n")
+    assert (reply.content, called(reply), reply.malformed) == ("Let me see.", calls, ())
+
+
+def test_glms_values_have_the_types_of_their_schemas_and_keep_their_white_space():
+    keys = ["s", "i", "b", "n", "l", "o"]
+    values = [" 7\n<b>", "7", "true", "null", "[1]", '{"b": "\u00fc"}']
+    pairs = (
+        f"<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>\n"
+        for k, v in zip(keys, values, strict=True)
+    )
+    [call] = GLM(f"<tool_call>add\n{''.join(pairs)}</tool_call>", TOOLS).tool_calls
+    right = {"s": " 7\n<b>", "i": 7, "b": True, "n": None, "l": [1], "o": {"b": "\u00fc"}}
+    assert call.arguments == right
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        GLM_ADD[:-13],  # cut
+        GLM_ADD[:-25],  # cut within a value
+        "<tool_call>add\n<arg_key>a</arg_key>\n</tool_call>",
+        "<tool_call>add\n<arg_value>1</arg_value>\n</tool_call>",
+        "<tool_call>add\na=1\n</tool_call>",
+        "<tool_call>\n</tool_call>",
+        '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>',
+        GLM_ADD.replace("\n</tool", "<arg_key>a</arg_key><arg_value>2</arg_value></tool"),
+    ],
+)
+def test_a_malformed_call_of_glms_stays_content(bad):
+    assert GLM(f"x {bad}") == ParsedReply(f"x {bad}", malformed=(bad,))
+    assert called(GLM(f"{bad} <tool_call>stop</tool_call>")) == [("stop", {})]
+
+
+def test_hunyuans_form_is_not_taken_for_glms():
+    tokenizer = chat_tokenizer("glm4moe")
+    tokenizer.chat_template += "{# <tool_sep> #}"
+    assert family_of(ChatTemplate(tokenizer)) is None
+
+
+# --- kimi_k2 -------------------------------------------------------------------------------------
+
+KIMI = KimiK2Parser().parse
+
+
+def kimi(call_id, arguments='{"a": 1}'):
+    return f"<|tool_call_begin|>{call_id}<|tool_call_argument_begin|>{arguments}<|tool_call_end|>"
+
+
+@pytest.mark.parametrize("call_id", ["functions.add:0", "functions.add:12", "add:0", "add"])
+def test_kimis_calls_are_named_by_their_ids(call_id):
+    assert called(KIMI(kimi(call_id))) == [("add", {"a": 1})]
+
+
+def test_kimis_calls_count_one_by_one():
+    begin, end = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+    text = f"So:{begin}{kimi('functions.add:0')}\n{kimi('functions.my.sub:1', '{}')}{end}"
+    reply = KIMI(text)
+    assert (reply.content, called(reply)) == ("So:", [("add", {"a": 1}), ("my.sub", {})])
+    cut = kimi("functions.sub:1")[:-25]
+    reply = KIMI(f"{begin}{kimi('functions.add:0')}{cut}")
+    assert (called(reply), reply.content, reply.malformed) == ([("add", {"a": 1})], cut, (cut,))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "<|tool_calls_section_begin|>",
+        kimi("3"),
+        kimi("functions.:0"),
+        kimi(""),
+        kimi("functions.add:0", "[1]"),
+        kimi("functions.add:0", '{"a": 1} so'),
+        "<|tool_call_begin|>functions.add:0<|tool_call_end|>",
+        '<|tool_call_begin|>functions.add:0{"a": 1}<|tool_call_end|>',
+    ],
+)
+def test_a_malformed_call_of_kimis_stays_content(bad):
+    assert KIMI(f"x {bad}") == ParsedReply(f"x {bad}", malformed=(bad,))
+
+
+# --- minimax_m2 ----------------------------------------------------------------------------------
+
+MINIMAX = MiniMaxM2Parser().parse
+
+
+def minimax(*invokes):
+    return "<minimax:tool_call>\n" + "\n".join(invokes) + "\n</minimax:tool_call>"
+
+
+INVOKE_ADD = '<invoke name="add">\n<parameter name="a">1</parameter>\n</invoke>'
+
+
+def test_minimaxs_block_may_hold_several_calls():
+    stop = '<invoke name="stop">\n</invoke>'
+    reply = MINIMAX(f"Let me see.\n{minimax(INVOKE_ADD, stop)}\nDone.")
+    assert reply.content == "Let me see.\n\nDone."
+    assert called(reply) == [("add", {"a": 1}), ("stop", {})]
+    assert called(MINIMAX(minimax(INVOKE_ADD).replace("\n", ""))) == [("add", {"a": 1})]
+
+
+def test_minimaxs_values_have_the_types_of_their_schemas_and_keep_their_white_space():
+    text = (
+        '<invoke name="add"><parameter name="s"> 7\n</parameter><parameter name="i">7</parameter>'
+    )
+    [call] = MINIMAX(minimax(f"{text}</invoke>"), TOOLS).tool_calls
+    assert call.arguments == {"s": " 7\n", "i": 7}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        minimax(INVOKE_ADD)[:-22],  # cut
+        minimax(INVOKE_ADD)[:-34],  # cut within the call
+        minimax(),
+        minimax("<invoke>\n</invoke>"),
+        minimax(INVOKE_ADD, "so"),
+        minimax(INVOKE_ADD, '<invoke name="sub">'),
+        minimax('{"name": "add", "arguments": {"a": 1}}'),
+        minimax(INVOKE_ADD.replace("</invoke>", '<parameter name="a">2</parameter></invoke>')),
+    ],
+)
+def test_a_malformed_block_of_minimaxs_stays_content(bad):
+    assert MINIMAX(f"x {bad}") == ParsedReply(f"x {bad}", malformed=(bad,))
+    good = minimax('<invoke name="stop"></invoke>')
+    assert called(MINIMAX(f"{bad}{good}")) == [("stop", {})]
+
+
+# --- nemotron ------------------------------------------------------------------------------------
+
+NEMOTRON = NemotronParser().parse
+
+
+@pytest.mark.parametrize("arguments", ['{"a": "\u00fc"}', '"{\\"a\\": \\"\u00fc\\"}"'])
+def test_nemotrons_list_may_hold_several_calls(arguments):
+    add = f'{{"name": "add", "arguments": {arguments}}}'
+    text = (
+        f'<think>hm</think>So:\n<TOOLCALL>[{add}, {{"name": "stop", "arguments": {{}}}}]</TOOLCALL>'
+    )
+    reply = NEMOTRON(f"{text}\nDone.")
+    assert (reply.reasoning, reply.content) == ("hm", "So:\n\nDone.")
+    assert called(reply) == [("add", {"a": "\u00fc"}), ("stop", {})]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "<TOOLCALL>[]</TOOLCALL>",
+        '<TOOLCALL>[{"name": "add", "arguments": {"a": 1}}]',  # cut
+        '<TOOLCALL>[{"name": "add", "arguments": {"a": 1',
+        '<TOOLCALL>{"name": "add", "arguments": {"a": 1}}</TOOLCALL>',
+        '<TOOLCALL>[{"name": "add", "arguments": {}}, 3]</TOOLCALL>',
+        '<TOOLCALL>[{"name": "add", "arguments": "no"}]</TOOLCALL>',
+        '<TOOLCALL>[{"name": "add", "arguments": {}}] so</TOOLCALL>',
+    ],
+)
+def test_a_malformed_list_of_nemotrons_stays_content(bad):
+    assert NEMOTRON(f"x {bad}") == ParsedReply(f"x {bad}", malformed=(bad,))
+    good = '<TOOLCALL>[{"name": "stop", "arguments": {}}]</TOOLCALL>'
+    assert called(NEMOTRON(f"{bad}{good}")) == [("stop", {})]
+
+
+# --- gemma ---------------------------------------------------------------------------------------
+
+GEMMA = GemmaParser().parse
+
+
+def gemma(arguments, name="add"):
+    return f"<|tool_call>call:{name}{{{arguments}}}<tool_call|>"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        ("", {}),
+        ("a:1", {"a": 1}),
+        ('s:<|"|>two, {three}: "<b>"\n<|"|>', {"s": 'two, {three}: "<b>"\n'}),
+        ('s:<|"|><|"|>', {"s": ""}),
+        ("x:-0.5,y:1e-07", {"x": -0.5, "y": 1e-07}),
+        ("b:true,c:false,n:null,m:None", {"b": True, "c": False, "n": None, "m": None}),
+        ('l:[1,[],[<|"|>\u00fc<|"|>,null]],o:{}', {"l": [1, [], ["\u00fc", None]], "o": {}}),
+        ('o:{k v:{l:[true]},<|"|>a:b<|"|>:2}', {"o": {"k v": {"l": [True]}, "a:b": 2}}),
+        (" a : 1 ,\nb: [ 1 , 2 ] ", {"a": 1, "b": [1, 2]}),
+    ],
+)
+def test_gemmas_values_are_jsons_but_for_strings_and_keys(arguments, value):
+    assert called(GEMMA(gemma(arguments))) == [("add", value)]
+    other = gemma(arguments).replace("<|tool_call>", "<start_function_call>")
+    other = other.replace("<tool_call|>", "<end_function_call>").replace('<|"|>', "<escape>")
+    assert called(GemmaParser.of("<start_function_call>").parse(other)) == [("add", value)]
+
+
+def test_what_stands_around_gemmas_calls_is_reasoning_and_content():
+    thought = "<|channel>thought\nI add.\n<channel|>"
+    reply = GEMMA(f"{thought}Let me see.{gemma('a:1')}{gemma('', 'stop')} Done.")
+    assert (reply.reasoning, reply.content) == ("I add.", "Let me see. Done.")
+    assert called(reply) == [("add", {"a": 1}), ("stop", {})]
+    assert GEMMA("I add.\n<channel|>Five.") == ParsedReply("Five.", reasoning="I add.")
+    assert GEMMA("<|channel>thought\nI") == ParsedReply("<|channel>thought\nI")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        gemma("a:1")[:-12],  # cut
+        gemma('s:<|"|>two<|"|>')[:-14],
+        gemma("a:two"),
+        gemma('"a":1'),
+        gemma("a:'two'"),
+        gemma("a:1,"),
+        gemma("a:1 b:2"),
+        gemma("a:1,a:2"),
+        gemma("a"),
+        gemma("a:[1"),
+        gemma("a:1}, {b:2"),
+        gemma("a:1").replace("call:", ""),
+        gemma("a:1", name=""),
+        '<|tool_call>{"name": "add"}<tool_call|>',
+    ],
+)
+def test_a_malformed_call_of_gemmas_stays_content(bad):
+    assert GEMMA(f"x {bad}") == ParsedReply(f"x {bad}", malformed=(bad,))
+    assert called(GEMMA(f"{bad}{gemma('', 'stop')}")) == [("stop", {})]
+
+
+WORD = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=4)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORD, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.dictionaries(WORD, VALUES, max_size=3))
+def test_arguments_that_gemmas_template_writes_are_read_back(arguments):
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    reply = {"role": "assistant", "content": "", "tool_calls": [call]}
+    result = {"role": "tool", "content": "5", "tool_call_id": "c"}
+    ids = reply_ids(TEMPLATES["gemma4_v5"], QUESTION, TOOLS, reply, result)
+    assert called(parsed("gemma4_v5", ids)) == [("add", arguments)]
