@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 import typer
 
 from ajet.cli.options import Verbose
-from ajet.core.update.settings import UpdateSettings
 
 
 def export(
@@ -37,6 +36,7 @@ def export(
     from ajet.cli.screen_log import begin_screen_log
     from ajet.core.record.recorded_run import RecordedRun
     from ajet.core.update.export import export_model
+    from ajet.core.update.settings import UpdateSettings
     from ajet.core.update.weights import find_checkpoint
 
     begin_screen_log(verbose)
