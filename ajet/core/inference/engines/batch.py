@@ -20,8 +20,10 @@ from ajet.core.inference.engines.sampling import Sampler
 
 KEEP_FRACTION = 0.8
 """Compact when fewer of the rows than this are still running."""
-JOIN_INTERVAL = 4
-"""With `eager`, steps between one admission and the next: a batch costs some steps to form."""
+JOIN_INTERVAL = 6
+"""With `eager`, after so many steps whoever waits joins. Forming a batch costs about three steps."""
+JOIN_FRACTION = 0.5
+"""With `eager`, requests join at once when they are at least this fraction of the running rows."""
 
 
 class Batch:
@@ -114,14 +116,29 @@ class Batch:
         """Admit, compact, or leave the batch as it is."""
         running = [row for row in self._rows if row.finish_reason is None]
         sparse = len(running) < KEEP_FRACTION * len(self._rows)
-        joinable = not running or sparse or (self._eager and self._steps_since_join > JOIN_INTERVAL)
-        admitted = self._admit(running) if joinable else []
+        admitted = self._admit(running) if self._may_join(len(running), sparse) else []
         if self._must_rebuild or admitted or not running:
             self._rebuild(running, admitted)
         elif sparse:
             index = [n for n, row in enumerate(self._rows) if row.finish_reason is None]
             self._forward.keep(np.array(index, np.int64))
             self._set_rows(running)
+
+    def _may_join(self, num_running: int, sparse: bool) -> bool:
+        """Returns whether queued rows may enter the batch before the next step.
+
+        A wave's rows are all queued when it begins, and those that did not fit follow whenever the
+        batch is compacted anyway. With `eager`, single requests arrive at any time: admitting each
+        one as it comes would form the batch anew at nearly every step.
+        """
+        if num_running == 0 or not self._queue:
+            return True
+        if not self._eager:
+            return sparse
+        return (
+            len(self._queue) >= JOIN_FRACTION * num_running
+            or self._steps_since_join >= JOIN_INTERVAL
+        )
 
     def _admit(self, running: Sequence[Row]) -> list[Row]:
         """Rows from the head of the queue while a rectangle of all rows fits the budget."""
