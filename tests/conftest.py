@@ -12,6 +12,15 @@ import pytest
 from loguru import logger
 
 
+LONG = ("tests/e2e/", "tests/core/update/test_ranks.py", "tests/backbones/", "tests/cluster/")
+"""Files whose tests start many processes. They come first, so that where several processes share
+the tests (`make test`) none of them is left with a long file at the end."""
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
 @pytest.fixture(autouse=True)
 def same_number_of_threads():
     """A test may set torch's threads; the next one gets the number that was there before."""
