@@ -225,7 +225,7 @@ def environments() -> list[Row]:
     found = result("environment_steps")
     return [
         (
-            f"steps a second of {name}, of its bare loop's: checked, with the agent's books",
+            f"steps a second of {name}, of its bare loop's: checked, with the agent's records",
             f"{figures['ratio']['live']:.0%}, {figures['ratio']['played']:.0%}",
             f"≥ {found['goal']:.0%}; bare: {figures['steps_a_second']['bare']:,.0f} a second",
             "environment_steps",
@@ -272,11 +272,45 @@ def router() -> list[Row]:
             "router",
         ),
         (
-            f"router: µs an episode, {_each(growth, 'replicas', ',')} replicas; its books alone",
+            f"router: µs an episode, {_each(growth, 'replicas', ',')} replicas; "
+            "its bookkeeping alone",
             f"{_each(growth, 'router_us_per_episode', '.0f')}; "
             f"{_each(growth, 'bookkeeping_us_per_episode', '.0f')}",
             f"flat: ≤ {found['verdict']['goal_slowest_over_fastest']}x",
             "router",
+        ),
+    ]
+
+
+def cluster() -> list[Row]:
+    admission = result("ray_admission")
+    process = result("router_process")
+    times = result("backbone_times")
+    return [
+        (
+            f"demo, {times['steps']} steps, seconds against one process's: "
+            + ", ".join(times["verdict"]),
+            ", ".join(f"{found['wall_seconds']:.2f}x" for found in times["verdict"].values()),
+            "≤ 1.3x",
+            "backbone_times",
+        ),
+        (
+            "episodes a second on Ray workers, of one process's with as many slots, groups of "
+            + _each(admission["rows"], "group_size", "d"),
+            _each(admission["rows"], "share_of_one_process", ".0%"),
+            f"≥ {admission['verdict']['goal']:.0%}",
+            "ray_admission",
+        ),
+        (
+            "ms of the router's process an episode, prompts of "
+            f"{_each(process['rows'], 'prompt_tokens', ',')} tokens; if they went through it",
+            ", ".join(f"{row['direct_us_per_episode'] / 1e3:.1f}" for row in process["rows"])
+            + "; "
+            + ", ".join(
+                f"{row['through_the_router_us_per_episode'] / 1e3:.1f}" for row in process["rows"]
+            ),
+            "flat",
+            "router_process",
         ),
     ]
 
@@ -376,6 +410,7 @@ def table() -> str:
         *barrier(),
         *asynchrony(),
         *router(),
+        *cluster(),
         *sharding(),
         *rest(),
     ]
