@@ -79,7 +79,7 @@ def load_model(
     `dtype` and `device` "auto" mean CUDA with bfloat16 where there is CUDA, else CPU with float32.
     `chat_template` is the path of a jinja file that replaces the tokenizer's own template.
     """
-    target = device_named(device)
+    target = resolve_device(device)
     source = _source(path)
     options = {**source.options, "trust_remote_code": trust_remote_code}
     tokenizer = _load(path, "tokenizer", AutoTokenizer.from_pretrained, source.place, **options)
@@ -215,7 +215,7 @@ def _read_template(file: str) -> str:
         raise ModelError(f"chat template '{file}': not a text file in UTF-8") from error
 
 
-def device_named(device: str) -> torch.device:
+def resolve_device(device: str) -> torch.device:
     """What the config calls it; auto is CUDA where there is CUDA."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

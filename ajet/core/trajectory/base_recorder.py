@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Overrides:
+class SamplingOverrides:
     """Sampling settings that an agent asks for in one call; None keeps the run's.
 
     An agent that is trained gets no temperature, `top_p` or `top_k` of its own: the update takes
@@ -61,12 +61,14 @@ class Overrides:
         pairs = ((name, getattr(self, name)) for name in self.__slots__)
         return {name: value for name, value in pairs if value is not None}
 
-    def split(self, trainable: bool) -> tuple[Overrides, dict[str, Any]]:
+    def split(self, trainable: bool) -> tuple[SamplingOverrides, dict[str, Any]]:
         """What is taken, and what is not."""
         if not trainable:
             return self, {}
         refused = {name: value for name, value in self.given.items() if name not in _HARMLESS}
-        return Overrides(max_tokens=self.max_tokens, stop=self.stop, seed=self.seed), refused
+        return SamplingOverrides(
+            max_tokens=self.max_tokens, stop=self.stop, seed=self.seed
+        ), refused
 
 
 _HARMLESS = ("max_tokens", "stop", "seed")
@@ -112,7 +114,7 @@ class BaseRecorder:
         target_tag: str = "default",
         tool_choice: str | None = None,
         parallel_tool_calls: bool = True,
-        overrides: Overrides | None = None,
+        overrides: SamplingOverrides | None = None,
     ) -> Turn:
         """One call with chat messages."""
         raise NotImplementedError
@@ -123,13 +125,13 @@ class BaseRecorder:
         *,
         agent_name: str = "default",
         target_tag: str = "default",
-        overrides: Overrides | None = None,
+        overrides: SamplingOverrides | None = None,
     ) -> Turn:
         """One call with token ids."""
         raise NotImplementedError
 
     @property
-    def words(self) -> ChatTemplate:
+    def template(self) -> ChatTemplate:
         """The model's words as token ids, for agents that count or write tokens themselves."""
         raise NotImplementedError
 
@@ -139,7 +141,7 @@ class BaseRecorder:
         return tuple(self._turns[index] for index in sorted(self._turns))
 
     @property
-    def held_s(self) -> float:
+    def wave_wait_s(self) -> float:
         """Seconds of waiting for an endpoint that computes in waves. They are not counted as the
         episode's own: one episode that hangs must not use up the others' time."""
         asking_s = self._clock() - self._asked_s if self._num_asked else 0.0
@@ -155,7 +157,9 @@ class BaseRecorder:
         """The model's tokenizer; None where the endpoint keeps it to itself."""
         return None
 
-    def tighten(self, max_steps: int | None = None, max_model_len: int | None = None) -> None:
+    def tighten_limits(
+        self, max_steps: int | None = None, max_model_len: int | None = None
+    ) -> None:
         """Lower this episode's limits of calls and of tokens; they are never raised."""
         asked = present(max_steps=max_steps, max_model_len=max_model_len)
         lower = {name: min(value, getattr(self._limits, name)) for name, value in asked.items()}
@@ -178,7 +182,7 @@ class BaseRecorder:
         if self._closed:
             raise EpisodeClosed(f"episode {self.episode_id} is over")
 
-    def check_room(self, num_calls: int) -> None:
+    def check_calls_left(self, num_calls: int) -> None:
         """Raises `EpisodeTruncated` unless so many calls are left."""
         most = self._limits.max_steps
         if num_calls > 1 and self._num_calls + num_calls > most:
@@ -215,7 +219,7 @@ class BaseRecorder:
         self._num_calls += 1
         return index
 
-    def _seed(self, index: int, overrides: Overrides) -> int:
+    def _seed(self, index: int, overrides: SamplingOverrides) -> int:
         """Of one call: the agent's own seed, if it gives one, makes it another of the run's."""
         own = () if overrides.seed is None else ("own", overrides.seed)
         return seeding.derive(*self._seed_path, index, *own)

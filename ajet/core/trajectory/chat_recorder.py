@@ -19,7 +19,7 @@ from typing import Any
 from ajet.core.errors import ConfigError
 from ajet.core.inference.chat_template import ChatTemplate, normalised
 from ajet.core.inference.endpoint import ChatEndpoint, ChatReply, Completion, SamplingParams
-from ajet.core.trajectory.base_recorder import BaseRecorder, Overrides, present
+from ajet.core.trajectory.base_recorder import BaseRecorder, SamplingOverrides, present
 from ajet.core.trajectory.limits import EpisodeClosed
 from ajet.core.trajectory.turn import Turn
 
@@ -40,13 +40,13 @@ class ChatRecorder(BaseRecorder):
         target_tag: str = "default",
         tool_choice: str | None = None,
         parallel_tool_calls: bool = True,
-        overrides: Overrides | None = None,
+        overrides: SamplingOverrides | None = None,
     ) -> Turn:
         index = await self._begin()
         sent = [_openai_form(message) for message in messages]
         offered = None if self._limits.force_disable_toolcalls or not tools else list(tools)
         started_s = self._clock()
-        sampling = self._sampling_of(index, overrides or Overrides())
+        sampling = self._sampling_of(index, overrides or SamplingOverrides())
         choice = tool_choice if offered else None
         with self._asking():
             answer = await self._endpoint.chat(sent, offered, sampling, choice)
@@ -80,10 +80,10 @@ class ChatRecorder(BaseRecorder):
         )
 
     @property
-    def words(self) -> ChatTemplate:
+    def template(self) -> ChatTemplate:
         raise ConfigError("model_tuner: a chat endpoint shows no token ids; only text can be used")
 
-    def _sampling_of(self, index: int, overrides: Overrides) -> SamplingParams:
+    def _sampling_of(self, index: int, overrides: SamplingOverrides) -> SamplingParams:
         room = self._limits.max_response_length_in_one_turn
         asked = overrides.given | {
             "max_tokens": min(room, overrides.max_tokens or room),

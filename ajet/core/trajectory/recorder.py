@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
 from ajet.core.inference.session import TokenSession
-from ajet.core.trajectory.base_recorder import BaseRecorder, Overrides, present
+from ajet.core.trajectory.base_recorder import BaseRecorder, SamplingOverrides, present
 from ajet.core.trajectory.limits import EpisodeClosed, EpisodeLimits, EpisodeTruncated
 from ajet.core.trajectory.malformed import CheckedReply
 from ajet.core.trajectory.reply_reader import ReplyReader
@@ -84,7 +84,7 @@ class EpisodeRecorder(BaseRecorder):
         target_tag: str = "default",
         tool_choice: str | None = None,
         parallel_tool_calls: bool = True,
-        overrides: Overrides | None = None,
+        overrides: SamplingOverrides | None = None,
     ) -> Turn:
         """One call with chat messages.
 
@@ -142,7 +142,7 @@ class EpisodeRecorder(BaseRecorder):
         *,
         agent_name: str = "default",
         target_tag: str = "default",
-        overrides: Overrides | None = None,
+        overrides: SamplingOverrides | None = None,
     ) -> Turn:
         """One call with token ids: the prompt is taken as it is, no template, no parsing."""
         index = await self._begin()
@@ -171,15 +171,19 @@ class EpisodeRecorder(BaseRecorder):
         return self._keep(index, turn, CheckedReply(text, completion.finish_reason))
 
     @property
-    def words(self) -> ChatTemplate:
+    def template(self) -> ChatTemplate:
         return self._template
 
     def _request(
-        self, index: int, prompt_ids: list[int], overrides: Overrides | None, trainable: bool
+        self,
+        index: int,
+        prompt_ids: list[int],
+        overrides: SamplingOverrides | None,
+        trainable: bool,
     ) -> _Request:
         """What the endpoint is asked in the call of this number; `EpisodeTruncated` where the
         limits leave no room for a reply."""
-        taken, not_taken = (overrides or Overrides()).split(trainable)
+        taken, not_taken = (overrides or SamplingOverrides()).split(trainable)
         room = self._room(index, len(prompt_ids))
         asked = taken.given | {
             "max_tokens": min(room, taken.max_tokens or room),

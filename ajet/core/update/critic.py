@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from ajet.core.model.precision import wide_dtype
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.critic_metrics import CriticMetrics
-from ajet.core.update.dealing import Dealt, deal
 from ajet.core.update.layouts import make_layout
 from ajet.core.update.layouts.layout import Layout, Row, device_of, gathered, over_samples, rows_of
+from ajet.core.update.micro_batch_balancing import BalancedMicroBatches, balance_micro_batches
 from ajet.core.update.mini_batches import split_by_group
 from ajet.core.update.optimizer import ModelOptimizer
 from ajet.core.update.policy import PolicyState
@@ -129,8 +129,10 @@ class Critic:
     def _read(self, rows: Sequence[Row]) -> Tensor:
         return self.model(self.layout, rows).squeeze(-1)
 
-    def _deal(self, rows: Sequence[Row]) -> Dealt:
-        return deal(rows, self.layout, self.settings.max_tokens_per_micro_batch, self.ranks)
+    def _deal(self, rows: Sequence[Row]) -> BalancedMicroBatches:
+        return balance_micro_batches(
+            rows, self.layout, self.settings.max_tokens_per_micro_batch, self.ranks
+        )
 
     def _learn(
         self, rows: Sequence[Row], returns: Arrays, values: Arrays, metrics: CriticMetrics

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ajet.core.model.precision import widened
+from ajet.core.model.precision import to_wide_dtype
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.layouts.layout import Readout
 from ajet.core.update.losses.token_loss import MAX_LOG_RATIO
@@ -85,7 +85,7 @@ def score_tokens(
     """
 
     def score(features_UD: Tensor, index_M: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
-        logits_UV = widened(read.head(features_UD))
+        logits_UV = to_wide_dtype(read.head(features_UD))
         if temperature != 1.0:
             logits_UV = logits_UV / temperature
         logprobs_UV = torch.log_softmax(logits_UV, dim=-1)

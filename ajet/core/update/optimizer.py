@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ajet.core.model.precision import wide_dtype, widened
+from ajet.core.model.precision import to_wide_dtype, wide_dtype
 from ajet.core.update.settings import OptimizerSettings
 from ajet.core.update.shards import full, put
 
@@ -155,4 +155,4 @@ def _empty_state(master: Tensor) -> dict[str, Tensor]:
 
 def _master(weight: nn.Parameter) -> Tensor:
     is_wide = weight.dtype == wide_dtype(weight.dtype)
-    return weight if is_wide else widened(weight.detach())
+    return weight if is_wide else to_wide_dtype(weight.detach())

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.checkpoint import WEIGHT_PREFIX
 from ajet.core.update.correction import corrected
-from ajet.core.update.dealing import Dealt, deal
+from ajet.core.update.engine_weights import engine_weights
 from ajet.core.update.episode_ratios import EpisodeRatios
 from ajet.core.update.layouts import make_layout
 from ajet.core.update.layouts.layout import Row, gathered, over_samples, rows_of
@@ -44,9 +44,9 @@ from ajet.core.update.lora import with_lora
 from ajet.core.update.loss import episode_weights, kl_penalty, score_tokens
 from ajet.core.update.losses import LOSSES, OF_EPISODES
 from ajet.core.update.losses.token_loss import LossInputs, TokenLoss
+from ajet.core.update.micro_batch_balancing import BalancedMicroBatches, balance_micro_batches
 from ajet.core.update.mini_batches import split_by_group
 from ajet.core.update.optimizer import ModelOptimizer
-from ajet.core.update.published import published_weights
 from ajet.core.update.ranks import ONE_RANK, Ranks
 from ajet.core.update.reference import Reference
 from ajet.core.update.settings import UpdateSettings
@@ -113,8 +113,10 @@ class Policy:
         results = ((rows, reference.logprobs(rows, self._targets(rows))) for rows in own)
         return over_samples(samples, results, self.ranks)
 
-    def _deal(self, rows: Sequence[Row]) -> Dealt:
-        return deal(rows, self.layout, self.settings.max_tokens_per_micro_batch, self.ranks)
+    def _deal(self, rows: Sequence[Row]) -> BalancedMicroBatches:
+        return balance_micro_batches(
+            rows, self.layout, self.settings.max_tokens_per_micro_batch, self.ranks
+        )
 
     def state_dict(self) -> PolicyState:
         """Trainable weights and the optimizer's state, not copied; sharded where the model is."""
@@ -128,10 +130,13 @@ class Policy:
         return PolicyState(tensors, counters)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights for an engine (published.py), drawn by all ranks together. With the last one
-        the GPU gets back what the update is done with: an engine there may be about to wake."""
+        """Yields all weights for an engine (engine_weights.py); all ranks draw them together.
+
+        After the last one the update's unused GPU memory is released, because an engine on that GPU
+        may be about to wake.
+        """
         reshard(self.model)
-        yield from published_weights(self.model, self.ranks.compute_dtype)
+        yield from engine_weights(self.model, self.ranks.compute_dtype)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -211,7 +216,9 @@ class Policy:
         episodes = {sample.episode_id for sample in live}
         return [sample for sample in trained if sample.episode_id in episodes]
 
-    def _episode_ratios(self, rows: Sequence[Row], dealt: Dealt) -> EpisodeRatios | None:
+    def _episode_ratios(
+        self, rows: Sequence[Row], dealt: BalancedMicroBatches
+    ) -> EpisodeRatios | None:
         """For losses that need them; of several micro-batches or ranks by a pass of its own, a
         single one adds its own in `_backward`."""
         if self.settings.policy_loss not in OF_EPISODES:

@@ -1,7 +1,7 @@
 """The processes that learn together: the one seam between an update and how many ranks it has.
 
     every rank    all samples of the step ─ mini-batches and denominators of the whole
-    dealing.py    micro-batches ─ the same number to every rank
+    micro_batch_balancing.py    micro-batches ─ the same number to every rank
     each rank     its own forward and backward passes ── gradients and metrics add up ── one step
 
 `OneRank` is the plain process: it shards nothing, and what it gathers is its own. `TorchRanks` are
@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
-from ajet.core.model.load import device_named
+from ajet.core.model.load import resolve_device
 from ajet.core.rendezvous import join, listen
 from ajet.core.update.sequence import SequenceGroup
 from ajet.core.update.settings import ShardingSettings, compute_dtype
@@ -129,7 +129,10 @@ class TorchRanks:
 def join_ranks(config: AjetConfig, rank: int, size: int, *, host: str, port: int) -> Ranks:
     """The `size` processes that learn together, of which this is one; returns when all are there.
     One rank alone is a plain process, unless `fsdp_config` asks for what only ranks have."""
-    device, settings = device_named(config.ajet.model.device), ShardingSettings.from_config(config)
+    device, settings = (
+        resolve_device(config.ajet.model.device),
+        ShardingSettings.from_config(config),
+    )
     plain = device.type == "cpu" and settings.param_dtype == compute_dtype(config)
     if size == 1 and plain and not settings.activation_checkpointing:
         return ONE_RANK

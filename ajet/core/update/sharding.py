@@ -34,7 +34,7 @@ from torch.distributed.fsdp import (
 )
 from torch.utils.checkpoint import checkpoint
 
-from ajet.core.model.precision import wide_dtype, widened
+from ajet.core.model.precision import to_wide_dtype, wide_dtype
 from ajet.core.update.settings import ShardingSettings
 from ajet.core.update.shards import is_sharded
 
@@ -94,7 +94,7 @@ def _widen(module: nn.Module) -> None:
     """To float32 at least, what is not in shards yet."""
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.is_floating_point() and not is_sharded(tensor):
-            tensor.data = widened(tensor.data)
+            tensor.data = to_wide_dtype(tensor.data)
 
 
 def _within(module: nn.Module, compute: Callable[..., Tensor], *args: Any) -> Tensor:

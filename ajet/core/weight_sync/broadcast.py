@@ -1,6 +1,6 @@
 """Weights by a broadcast of torch.distributed: rank 0 sends, every other rank receives.
 
-    trainer    sender.keep(version, tensors)          a copy in the CPU's memory
+    trainer    sender.snapshot(version, tensors)          a copy in the CPU's memory
                receivers = sender.receivers(version, 3)   one for each engine, sent to it
                sender.send()                          header, tensor, header, tensor, … end
     replica    load_weights(model, receiver)              joins, receives, leaves
@@ -93,7 +93,7 @@ class BroadcastGroup:
 
         infos: list[TensorInfo] = []
         while "end" not in (told := self._hear()):
-            info = TensorInfo.of_json(told)
+            info = TensorInfo.from_json(told)
             tensor = torch.empty(info.shape, dtype=getattr(torch, info.dtype), device=self._device)
             self._broadcast(tensor)
             infos.append(info)
@@ -179,7 +179,7 @@ class BroadcastSender:
         self._copy: dict[str, Tensor] = {}
         self._begun: tuple[Any, int] | None = None
 
-    def keep(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    def snapshot(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """A copy: the trainer goes on."""
         self._copy = {name: t.detach().to("cpu", copy=True) for name, t in tensors}
         self._version = version

@@ -73,7 +73,7 @@ class FolderSource:
         """Read one by one; the folder stays until the last one was taken."""
         from safetensors import SafetensorError, safe_open
 
-        with self.held():
+        with self.read_lock():
             infos = {info.name: info for info in self.manifest().tensors}
             for shard in self._shards():
                 try:
@@ -96,7 +96,7 @@ class FolderSource:
         return WeightsError(f"weights of version {self.version}: {self.path / name} is damaged")
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def read_lock(self) -> Iterator[None]:
         """The folder is not removed meanwhile."""
         try:
             lock = os.open(self.path / LOCK, os.O_RDONLY)
@@ -117,13 +117,13 @@ class WeightFolder:
         self,
         root: Path,
         *,
-        beside: Sequence[Path] = (),
+        extra_files: Sequence[Path] = (),
         keep: int = 2,
         shard_bytes: int = SHARD_BYTES,
     ) -> None:
         """`beside`: files that are copied into every version; `keep`: versions that are left."""
         self.root = root
-        self._beside = tuple(beside)
+        self._extra_files = tuple(extra_files)
         self._keep = keep
         self._shard_bytes = shard_bytes
         root.mkdir(parents=True, exist_ok=True)
@@ -140,7 +140,7 @@ class WeightFolder:
             if "/" not in name:  # further chat templates: no server asks for one
                 beside.append(root / "model" / name)
                 beside[-1].write_bytes(content)
-        return cls(root, beside=beside, keep=1)
+        return cls(root, extra_files=beside, keep=1)
 
     def write(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> FolderSource:
         """Write a version from an iterator, holding one shard at a time, and remove old ones."""
@@ -190,7 +190,7 @@ class WeightFolder:
         if not infos:
             raise WeightsError(f"weights of version {version}: there are none")
         manifest = Manifest(version, tuple(infos))
-        for path in self._beside:
+        for path in self._extra_files:
             shutil.copy(path, aside / path.name)
         index = {"metadata": {"total_size": manifest.num_bytes}, "weight_map": weight_map}
         (aside / INDEX).write_text(json.dumps(index), "utf-8")

@@ -24,7 +24,7 @@ from ajet.core.weight_sync.manifest import (
     TensorInfo,
     WeightsError,
     WeightSource,
-    some,
+    shorten_list,
 )
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def check_complete(infos: Iterable[TensorInfo], targets: Targets, where: str) ->
     filled = {_place(targets[name]) for name in given}
     missing = [n for n, t in targets.items() if n not in given and _place(t) not in filled]
     if missing:
-        raise WeightsError(f"{where}: missing {some(missing)}")
+        raise WeightsError(f"{where}: missing {shorten_list(missing)}")
 
 
 def _place(tensor: Tensor) -> tuple[int, tuple[int, ...]]:

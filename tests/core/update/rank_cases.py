@@ -17,7 +17,7 @@ from update_fixtures import forked_groups, sample, tiny_model
 
 import ajet.core.update.sharding  # noqa: F401  # takes seconds: once, before the processes fork
 from ajet.core.advantage import EstimatorSettings
-from ajet.core.advantage.kl_control import FixedKL
+from ajet.core.advantage.kl_controller import FixedKLController
 from ajet.core.errors import AjetError
 from ajet.core.learning.learner import Learner, LearnerSettings
 from ajet.core.model.precision import to_float64
@@ -160,7 +160,9 @@ def relay(ranks: Ranks, folder: Path, step: int) -> dict[str, Any]:
     """Takes up the newest checkpoint in `folder`, learns from the samples of `step`, saves."""
     policy = Policy(tiny_model(seed=step), UpdateSettings(**STEADY), ranks)
     critic = bent(Critic(tiny_model(seed=step + 1), CriticSettings(**STEADY), ranks))
-    learner = Learner(policy, critic, FixedKL(0.1), LearnerSettings(EstimatorSettings(name="gae")))
+    learner = Learner(
+        policy, critic, FixedKLController(0.1), LearnerSettings(EstimatorSettings(name="gae"))
+    )
     found = load_checkpoint(folder, like=learner.template(), ranks=ranks)
     if found is not None:
         learner.load_state_dict(found.tensors, found.state)

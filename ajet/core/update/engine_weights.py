@@ -20,7 +20,7 @@ BASE_WEIGHT = ".base_layer.weight"
 
 
 @torch.no_grad()
-def published_weights(model: nn.Module, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
+def engine_weights(model: nn.Module, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
     """In `dtype`, or each in its own; not copied where it need not be."""
     untyped: Any = model
     base = untyped.get_base_model() if hasattr(model, "get_base_model") else untyped

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from update_fixtures import forked_groups, tiny_model
 
-from ajet.core.update.dealing import assign, deal
 from ajet.core.update.layouts import make_layout
 from ajet.core.update.layouts.layout import rows_of
+from ajet.core.update.micro_batch_balancing import assign, balance_micro_batches
 
 
 class Share:
-    """Rank `share` of `size`, as far as dealing asks."""
+    """Rank `share` of `size`, as far as micro_batch_balancing asks."""
 
     def __init__(self, share, size):
         self.rank, self.size, self.share, self.num_shares = share, size, share, size
@@ -40,7 +40,7 @@ def test_everything_is_dealt_once_and_evenly():
 def test_every_row_is_somebodys_once_and_all_take_part_equally_often(layout_name, size):
     rows = rows_of(forked_groups())
     layout = make_layout(tiny_model(), layout_name)
-    hands = [deal(rows, layout, 60, Share(share, size)) for share in range(size)]
+    hands = [balance_micro_batches(rows, layout, 60, Share(share, size)) for share in range(size)]
     real = [row for hand in hands for batch in hand.own for row in batch if len(row.read)]
     assert sorted(row.place for row in real) == sorted(row.place for row in rows)
     assert len({len(hand.own) for hand in hands}) == 1
@@ -56,7 +56,7 @@ def test_every_row_is_somebodys_once_and_all_take_part_equally_often(layout_name
 def test_a_rank_without_a_row_takes_part_with_one_token_that_nobody_reads():
     rows = rows_of(forked_groups())[:1]
     layout = make_layout(tiny_model(), "tree")
-    own = [deal(rows, layout, 60, Share(share, 2)).own for share in range(2)]
+    own = [balance_micro_batches(rows, layout, 60, Share(share, 2)).own for share in range(2)]
     assert [len(row.read) for row in own[0][0]] == [len(rows[0].read)]
     [[idle]] = own[1]
     assert (len(idle), len(idle.read), idle.weight) == (1, 0, 0.0)
@@ -65,7 +65,7 @@ def test_a_rank_without_a_row_takes_part_with_one_token_that_nobody_reads():
 def test_one_rank_has_the_layouts_own_micro_batches():
     rows = rows_of(forked_groups())
     layout = make_layout(tiny_model(), "tree")
-    dealt = deal(rows, layout, 60, Share(0, 1))
+    dealt = balance_micro_batches(rows, layout, 60, Share(0, 1))
     assert dealt.own is dealt.micro_batches
     assert [len(b) for b in dealt.own] == [len(b) for b in layout.split(rows, 60)]
 

@@ -26,27 +26,29 @@ NOBODY = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Dealt:
+class BalancedMicroBatches:
     """All micro-batches of a mini-batch, and those that this rank computes."""
 
     micro_batches: list[list[Row]]
     own: list[list[Row]]
 
 
-def deal(rows: Sequence[Row], layout: Layout, budget: int, ranks: Ranks) -> Dealt:
+def balance_micro_batches(
+    rows: Sequence[Row], layout: Layout, budget: int, ranks: Ranks
+) -> BalancedMicroBatches:
     """`rows` may be empty: there is nothing to compute then, on any rank."""
     if not rows:
-        return Dealt([], [])
+        return BalancedMicroBatches([], [])
     if ranks.size == 1:
         micro_batches = layout.split(rows, budget)
-        return Dealt(micro_batches, micro_batches)
+        return BalancedMicroBatches(micro_batches, micro_batches)
     micro_batches = _evenly(lambda tokens: layout.split(rows, tokens), budget, ranks.num_shares)
     sizes = [layout.num_computed(micro_batch) for micro_batch in micro_batches]
     places = assign(sizes, ranks.num_shares)
     idle = [_idle(rows[0])]
     own = [micro_batches[place] for place in places[ranks.share]]
     own += [idle] * (max(map(len, places)) - len(own))
-    return Dealt(micro_batches, [layout.own(micro_batch) for micro_batch in own])
+    return BalancedMicroBatches(micro_batches, [layout.own(micro_batch) for micro_batch in own])
 
 
 def assign(sizes: Sequence[int], num_shares: int) -> list[list[int]]:
