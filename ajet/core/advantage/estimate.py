@@ -115,12 +115,14 @@ def estimate(credits: Sequence[GroupCredit], settings: EstimatorSettings) -> Adv
     raw = ESTIMATORS[settings.name](shaped.groups, settings.options)
     returns = critic_based.returns(shaped.groups, raw) if settings.name == "gae" else None
     whitened = whiten(raw) if settings.whitens else raw
-    advantages, metrics = _clipped(whitened, settings.clip)
+    advantages, metrics = _clip_advantages(whitened, settings.clip)
     metrics |= shaped.metrics | advantage_metrics(settings.name, shaped.groups, advantages)
     return AdvantageEstimate(advantages, returns, metrics)
 
 
-def _clipped(advantages: Advantages, clip: float | None) -> tuple[Advantages, dict[str, float]]:
+def _clip_advantages(
+    advantages: Advantages, clip: float | None
+) -> tuple[Advantages, dict[str, float]]:
     if clip is None:
         return advantages, {}
     arrays = [array for turns in advantages.values() for array in turns]

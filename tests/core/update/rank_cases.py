@@ -33,7 +33,7 @@ from ajet.core.update.settings import (
     ShardingSettings,
     UpdateSettings,
 )
-from ajet.core.update.shards import full, put
+from ajet.core.update.shards import copy_tensor, full_tensor
 
 # AdamW divides by sqrt(v) + eps: with its usual eps, a gradient that is rounding alone, which the
 # order of additions changes, would make a step of the size of lr.
@@ -148,12 +148,12 @@ def returns_of(samples, seed):
 def bent(critic: Critic) -> Critic:
     """With a head that is not zero, so that the gradient reaches the model."""
     head = critic.model.head.weight
-    put(head, 0.1 * torch.randn(head.shape, generator=torch.Generator().manual_seed(0)))
+    copy_tensor(head, 0.1 * torch.randn(head.shape, generator=torch.Generator().manual_seed(0)))
     return critic
 
 
 def whole(learner: Policy | Critic | Learner) -> dict[str, torch.Tensor]:
-    return {n: full(t).detach().clone() for n, t in learner.state_dict().tensors.items()}
+    return {n: full_tensor(t).detach().clone() for n, t in learner.state_dict().tensors.items()}
 
 
 def relay(ranks: Ranks, folder: Path, step: int) -> dict[str, Any]:
