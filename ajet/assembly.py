@@ -181,7 +181,7 @@ def make_critic(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = N
 def make_learner(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = None) -> Learner:
     """The policy and what learns beside it, over `ranks` if there are several. Made before a
     checkpoint is loaded: the reference is the policy as it is now."""
-    from ajet.core.advantage.kl_control import kl_control_of
+    from ajet.core.advantage.kl_controller import make_kl_controller
     from ajet.core.learning.learner import Learner, LearnerSettings
     from ajet.core.update.policy import Policy
     from ajet.core.update.ranks import ONE_RANK
@@ -190,7 +190,7 @@ def make_learner(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = 
     policy = Policy(loaded.model, UpdateSettings.from_config(config), ranks or ONE_RANK)
     needs_critic = config.ajet.trainer_common.algorithm.adv_estimator == "gae"
     critic = make_critic(config, loaded, ranks) if needs_critic else None
-    return Learner(policy, critic, kl_control_of(config), LearnerSettings.from_config(config))
+    return Learner(policy, critic, make_kl_controller(config), LearnerSettings.from_config(config))
 
 
 def make_gateway(config: AjetConfig, offset: int = 0) -> Gateway:

@@ -28,7 +28,7 @@ from ajet.core.inference.replica import ReplicaDown
 from ajet.core.inference.routed_endpoint import RoutedEndpoint
 
 if TYPE_CHECKING:
-    from ajet.core.weight_sync.manifest import Delivery, SyncReport, WeightSource
+    from ajet.core.weight_sync.manifest import BroadcastSource, SyncReport, WeightSource
     from ajet.servers.serving import ServerStart
 
 
@@ -62,11 +62,11 @@ class Engines:
             self._holds_memory = False  # said
         await self._ask(self.router.sleep.remote())
 
-    async def wake(self, source: WeightSource | Delivery) -> SyncReport:
+    async def wake(self, source: WeightSource | BroadcastSource) -> SyncReport:
         """With the weights of `source`, whose checksum is that of what was sent."""
         return await self._ask(self.router.wake.remote(source, source.version))
 
-    async def load(self, source: WeightSource | Delivery) -> SyncReport:
+    async def load(self, source: WeightSource | BroadcastSource) -> SyncReport:
         """New weights for engines that were awake and go on."""
         return await self._ask(self.router.load.remote(source, source.version))
 

@@ -30,7 +30,7 @@ from ajet.core.weight_sync.folder import FolderSource
 if TYPE_CHECKING:
     from loguru import Message
 
-    from ajet.core.weight_sync.manifest import Delivery, SyncReport, WeightSource
+    from ajet.core.weight_sync.manifest import BroadcastSource, SyncReport, WeightSource
     from ajet.servers.serving import ServerStart
 
 ActorOptions = dict[str, Any]
@@ -108,17 +108,17 @@ class RouterProcess:
         await self._router.pause()
         await self._router.sleep()
 
-    async def wake(self, source: WeightSource | Delivery, version: int) -> SyncReport:
+    async def wake(self, source: WeightSource | BroadcastSource, version: int) -> SyncReport:
         """With these weights; requests go on."""
         await self._router.wake()
         return await self._loaded(source, version)
 
-    async def load(self, source: WeightSource | Delivery, version: int) -> SyncReport:
+    async def load(self, source: WeightSource | BroadcastSource, version: int) -> SyncReport:
         """While requests are under way: they are held, and go on from their tokens."""
         await self._router.pause(abort=True)
         return await self._loaded(source, version)
 
-    async def _loaded(self, source: WeightSource | Delivery, version: int) -> SyncReport:
+    async def _loaded(self, source: WeightSource | BroadcastSource, version: int) -> SyncReport:
         if self._server is not None and isinstance(source, FolderSource):
             self._server = replace(self._server, weights=source)  # older ones may be removed now
         report = await self._router.load_weights(source, version)

@@ -86,7 +86,7 @@ class TrainerRank:
         self._import_env.enter()
         from ajet import assembly
         from ajet.core.learning.checkpoints import LearnerCheckpoints
-        from ajet.core.model.load import device_named
+        from ajet.core.model.load import resolve_device
         from ajet.core.model.save import model_files
         from ajet.core.update.ranks import join_ranks
         from ajet.core.weight_sync.broadcast import BroadcastSender
@@ -101,7 +101,7 @@ class TrainerRank:
             # Before the model is sharded.
             self._folder = WeightFolder.of_model(weights_root, model_files(loaded))
         elif self._rank == 0:
-            backend = "nccl" if device_named(config.ajet.model.device).type == "cuda" else "gloo"
+            backend = "nccl" if resolve_device(config.ajet.model.device).type == "cuda" else "gloo"
             self._sender = BroadcastSender(host, backend=backend)
         self._learner = assembly.make_learner(config, loaded, ranks)
         keep = config.ajet.trainer_common.max_checkpoints_to_keep
@@ -135,7 +135,7 @@ class TrainerRank:
         if self._folder is not None:
             return self._folder.write(version, weights)
         if self._sender is not None:
-            return self._sender.keep(version, weights)
+            return self._sender.snapshot(version, weights)
         for _ in weights:  # with several ranks each tensor is put together by all of them
             pass
         return None
@@ -158,12 +158,12 @@ class TrainerRank:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """A `Delivery`: rank 0 sends its copy of this version to whoever is to have it."""
+    """A `BroadcastSource`: rank 0 sends its copy of this version to whoever is to have it."""
 
     rank: Any
     version: int
 
-    async def begin(self, number: int) -> list[BroadcastReceiver]:
+    async def make_sources(self, number: int) -> list[BroadcastReceiver]:
         asked = self.rank.receivers.remote(self.version, number)
         receivers = await answer(asked, "trainer rank 0")
         self.rank.send.remote()

@@ -63,7 +63,7 @@ async def start_server(
 ) -> ServerReplica:
     """The config's server over published weights, healthy. They are loaded once more, in place:
     that compares checksums, and the names of what later versions must have."""
-    with start.weights.held():
+    with start.weights.read_lock():
         replica = await _started(config, start, name=name, log_path=log_path)
         try:
             await replica.load_weights(start.weights, start.weights.version)

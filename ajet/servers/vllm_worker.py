@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.core.weight_sync.folder import FolderSource
-from ajet.core.weight_sync.manifest import Manifest, TensorInfo, WeightsError, some
+from ajet.core.weight_sync.manifest import Manifest, TensorInfo, WeightsError, shorten_list
 
 if TYPE_CHECKING:
     from torch import nn
@@ -50,7 +50,7 @@ class WeightLoading:
         import torch
 
         started = time.perf_counter()
-        with source.held():
+        with source.read_lock():
             expected = getattr(self, "_ajet_shapes", None) or folder_shapes(Path(model_path))
             manifest = checked(source, expected)
             model = self.model_runner.get_model()
@@ -100,9 +100,9 @@ def check_names(given: Shapes, expected: Shapes, where: str) -> None:
     """The same tensors; a head that is tied to the embedding may be there or not."""
     tied = {"lm_head.weight"}
     if missing := sorted(expected.keys() - given.keys() - tied):
-        raise WeightsError(f"{where}: missing {some(missing)}")
+        raise WeightsError(f"{where}: missing {shorten_list(missing)}")
     if unknown := sorted(given.keys() - expected.keys() - tied):
-        raise WeightsError(f"{where}: the served model has no tensor {some(unknown)}")
+        raise WeightsError(f"{where}: the served model has no tensor {shorten_list(unknown)}")
     for name in sorted(given.keys() & expected.keys()):
         if given[name] != expected[name]:
             raise WeightsError(

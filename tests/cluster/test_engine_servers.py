@@ -118,7 +118,7 @@ def project(models, tmp_path, monkeypatch):
     (tmp_path / "uvicorn.py").write_text("a file of the user's, of a name that the server has")
     python = f"ajet.rollout.server.python={sglang_python(tmp_path)}"
     config = load_config("run.yaml", [python], backbone="verl")
-    folder = WeightFolder(tmp_path / "weights", beside=[MODEL / "config.json"], keep=1)
+    folder = WeightFolder(tmp_path / "weights", extra_files=[MODEL / "config.json"], keep=1)
     return Project(config, models, folder, tmp_path / config.run_folder)
 
 

@@ -15,7 +15,7 @@ from ajet.core.record.episode_reader import EpisodeFilter, EpisodeReader
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.task import Task
-from ajet.core.trajectory.base_recorder import Overrides
+from ajet.core.trajectory.base_recorder import SamplingOverrides
 from ajet.core.trajectory.samples import to_samples
 from ajet.reports.audit import Audit
 from ajet.reports.audit_report import AuditReport
@@ -73,7 +73,7 @@ class Asks(Workflow):
     async def execute(self, workflow_task, model_tuner):
         chat, tools = model_tuner._recorder.chat, [{"type": "function", "function": self.function}]
         messages = [{"role": "user", "content": workflow_task.task.main_query}]
-        for asked in (*self.asks, {"overrides": Overrides(stop=("dd",))}):
+        for asked in (*self.asks, {"overrides": SamplingOverrides(stop=("dd",))}):
             await chat(messages, tools, **asked)
         await chat(messages)
         await model_tuner.generate([5, 6, 7], stop=["ad"])

@@ -168,7 +168,7 @@ class Trainer:
         seconds, self._taken_s = now_s - self._taken_s, now_s
         stale = {item.place for item in taken.expired}
         groups = [
-            item.group.set_aside("stale", self._buffer.reason)
+            item.group.leave_out("stale", self._buffer.reason)
             if item.place in stale
             else item.group
             for item in taken.all

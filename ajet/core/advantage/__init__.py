@@ -9,7 +9,7 @@ from ajet.core.advantage.credit import AdvantageOptions, Advantages, EpisodeCred
 from ajet.core.advantage.estimate import (
     ESTIMATORS,
     WHITENED,
-    Estimate,
+    AdvantageEstimate,
     Estimator,
     EstimatorSettings,
     estimate,
@@ -19,10 +19,10 @@ from ajet.core.advantage.shaping import RewardShaping
 __all__ = [
     "ESTIMATORS",
     "WHITENED",
+    "AdvantageEstimate",
     "AdvantageOptions",
     "Advantages",
     "EpisodeCredit",
-    "Estimate",
     "Estimator",
     "EstimatorSettings",
     "RewardShaping",

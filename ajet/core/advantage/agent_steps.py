@@ -47,13 +47,13 @@ def agent_steps(episode: EpisodeCredit) -> list[AgentSteps]:
     ]
 
 
-class Step(NamedTuple):
+class StepEntry(NamedTuple):
     """Where a step stands; episodes and groups by their number in the batch."""
 
     group: int
     episode: int
     turn: int
-    place: int  # among its agent's steps in the episode
+    index: int  # among its agent's steps in the episode
     agent: str
     state_key: str | None
 
@@ -63,7 +63,7 @@ class StepTable:
     """All steps of a batch, and the discounted return-to-go of each."""
 
     groups: Sequence[GroupCredit]
-    steps_N: list[Step]
+    steps_N: list[StepEntry]
     returns_N: NDArray[np.float64]
 
     def spread(self, advantages_N: NDArray[np.float64]) -> Advantages:
@@ -78,14 +78,14 @@ class StepTable:
 
 def step_table(groups: Sequence[GroupCredit], gamma: float) -> StepTable:
     """`gamma` discounts once a step of the agent; a step's penalties are taken off its reward."""
-    steps_N: list[Step] = []
+    steps_N: list[StepEntry] = []
     returns: list[float] = []
     numbered = [(number, episode) for number, group in enumerate(groups) for episode in group]
-    for at, (group, episode) in enumerate(numbered):
+    for number, (group, episode) in enumerate(numbered):
         for own in agent_steps(episode):
-            for place, turn in enumerate(own.turns_S.tolist()):
+            for index, turn in enumerate(own.turns_S.tolist()):
                 key = episode.state_keys_T[turn]
-                steps_N.append(Step(group, at, turn, place, own.agent, key))
+                steps_N.append(StepEntry(group, number, turn, index, own.agent, key))
             returns += _returns_to_go(_less_penalties(episode, own), gamma)
     return StepTable(groups, steps_N, np.array(returns, np.float64))
 

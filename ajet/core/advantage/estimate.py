@@ -5,7 +5,7 @@
     estimate(credits, EstimatorSettings("gae")).advantages["e1"]   one array a turn
 
 Not covered: where penalties, values and greedy baselines come from (the training loop puts them
-into the credits), and what the KL's coefficient is (kl_control.py).
+into the credits), and what the KL's coefficient is (kl_controller.py).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class EstimatorSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class AdvantageEstimate:
     """What the update gets, and what the step's metrics say of it."""
 
     advantages: Advantages
@@ -109,18 +109,20 @@ class Estimate:
     metrics: dict[str, float]
 
 
-def estimate(credits: Sequence[GroupCredit], settings: EstimatorSettings) -> Estimate:
+def estimate(credits: Sequence[GroupCredit], settings: EstimatorSettings) -> AdvantageEstimate:
     """Of all groups of a step at once: whitening and batch-wise baselines need them all."""
     shaped = shape_rewards(credits, settings.shaping)
     raw = ESTIMATORS[settings.name](shaped.groups, settings.options)
     returns = critic_based.returns(shaped.groups, raw) if settings.name == "gae" else None
     whitened = whiten(raw) if settings.whitens else raw
-    advantages, metrics = _clipped(whitened, settings.clip)
+    advantages, metrics = _clip_advantages(whitened, settings.clip)
     metrics |= shaped.metrics | advantage_metrics(settings.name, shaped.groups, advantages)
-    return Estimate(advantages, returns, metrics)
+    return AdvantageEstimate(advantages, returns, metrics)
 
 
-def _clipped(advantages: Advantages, clip: float | None) -> tuple[Advantages, dict[str, float]]:
+def _clip_advantages(
+    advantages: Advantages, clip: float | None
+) -> tuple[Advantages, dict[str, float]]:
     if clip is None:
         return advantages, {}
     arrays = [array for turns in advantages.values() for array in turns]

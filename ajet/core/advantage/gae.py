@@ -27,11 +27,11 @@ from ajet.core.advantage.token_chain import discounted_sums, token_chains
 def gae(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
     """`EpisodeCredit.values` are the critic's, of the state before each token."""
     chains = token_chains(groups)
-    values_TC = chains.lay_out(_values)
+    values_TC = chains.to_chains(_values)
     next_values_TC = np.zeros_like(values_TC)
     next_values_TC[:-1] = values_TC[1:]
     deltas_TC = chains.rewards_TC + options.gamma * next_values_TC - values_TC
-    return chains.take(discounted_sums(deltas_TC, options.gamma * options.lam))
+    return chains.to_turns(discounted_sums(deltas_TC, options.gamma * options.lam))
 
 
 def returns(groups: Sequence[GroupCredit], advantages: Advantages) -> Advantages:

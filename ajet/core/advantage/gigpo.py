@@ -43,10 +43,10 @@ def anchor_groups(table: StepTable) -> Comparison:
     numbers: dict[object, int] = {}
     sets_N = [
         numbers.setdefault(
-            (step.group, step.agent, step.state_key) if step.state_key is not None else at,
+            (step.group, step.agent, step.state_key) if step.state_key is not None else index,
             len(numbers),
         )
-        for at, step in enumerate(table.steps_N)
+        for index, step in enumerate(table.steps_N)
     ]
     return Comparison(table.returns_N, np.array(sets_N, np.int64))
 

@@ -22,7 +22,7 @@ from ajet.core.advantage.credit import EpisodeCredit, GroupCredit, TokenArrays
 
 
 @dataclass(frozen=True, slots=True)
-class Penalised:
+class PenalisedGroups:
     """The groups with penalties; the KL of a token, which the coefficient has no part in."""
 
     groups: list[GroupCredit]
@@ -34,7 +34,7 @@ def penalise_kl(
     logprobs: Mapping[str, TokenArrays],
     reference: Mapping[str, TokenArrays],
     coef: float,
-) -> Penalised:
+) -> PenalisedGroups:
     """Both mappings are by episode id, one array a turn (samples.py: `by_turn`)."""
     differences = {
         e.episode_id: _difference(e, logprobs[e.episode_id], reference[e.episode_id])
@@ -45,7 +45,7 @@ def penalise_kl(
         tuple(replace(e, penalties=_scaled(differences[e.episode_id], coef)) for e in group)
         for group in groups
     ]
-    return Penalised(penalised, float(np.mean(means)) if means else 0.0)
+    return PenalisedGroups(penalised, float(np.mean(means)) if means else 0.0)
 
 
 def _difference(

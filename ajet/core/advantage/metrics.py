@@ -33,10 +33,10 @@ def advantage_metrics(
         "advantage/mean": float(tokens.mean(dtype=np.float64)),
         "advantage/abs_mean": float(np.abs(tokens).mean(dtype=np.float64)),
     }
-    return metrics | _of_estimator(name, groups)
+    return metrics | _estimator_metrics(name, groups)
 
 
-def _of_estimator(name: str, groups: Sequence[GroupCredit]) -> dict[str, float]:
+def _estimator_metrics(name: str, groups: Sequence[GroupCredit]) -> dict[str, float]:
     if name == "gigpo":
         return anchor_metrics(groups)
     if name == "remax":

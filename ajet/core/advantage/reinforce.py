@@ -19,4 +19,4 @@ from ajet.core.advantage.token_chain import token_chains
 def reinforce(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
     """No episode is compared with another: a lone one keeps its return."""
     chains = token_chains(groups)
-    return chains.take(chains.returns_to_go(options.gamma))
+    return chains.to_turns(chains.returns_to_go(options.gamma))

@@ -50,26 +50,26 @@ class RewardShaping:
 
 
 @dataclass(frozen=True, slots=True)
-class Shaped:
+class ShapedGroups:
     """The groups with new rewards, and what was done to them."""
 
     groups: list[GroupCredit]
     metrics: dict[str, float]
 
 
-def shape_rewards(groups: Sequence[GroupCredit], shaping: RewardShaping) -> Shaped:
+def shape_rewards(groups: Sequence[GroupCredit], shaping: RewardShaping) -> ShapedGroups:
     """Whatever is penalised or cut is counted."""
     shaped, metrics = list(groups), {}
     if shaping.overlong_buffer:
-        shaped = _overlong(shaped, shaping, metrics)
+        shaped = _penalise_overlong(shaped, shaping, metrics)
     if shaping.grouping != "none":
-        shaped = _normalised(shaped, shaping.grouping, shaping.normalize_std)
+        shaped = _normalise_rewards(shaped, shaping.grouping, shaping.normalize_std)
     if shaping.clip is not None:
-        shaped = _clipped(shaped, shaping.clip, metrics)
-    return Shaped(shaped, metrics)
+        shaped = _clip_rewards(shaped, shaping.clip, metrics)
+    return ShapedGroups(shaped, metrics)
 
 
-def _overlong(
+def _penalise_overlong(
     groups: list[GroupCredit], shaping: RewardShaping, metrics: dict[str, float]
 ) -> list[GroupCredit]:
     lengths_N = np.array([e.response_length for e in episodes_of(groups)], np.float64)
@@ -80,7 +80,7 @@ def _overlong(
     return _with_rewards(groups, _rewards(groups) - shaping.overlong_factor * share_N)
 
 
-def _normalised(
+def _normalise_rewards(
     groups: list[GroupCredit], grouping: RewardGrouping, normalize_std: bool
 ) -> list[GroupCredit]:
     compared = Comparison(_rewards(groups), _sets(groups, grouping))
@@ -99,7 +99,7 @@ def _sets(groups: list[GroupCredit], grouping: RewardGrouping) -> NDArray[np.int
     return np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)
 
 
-def _clipped(
+def _clip_rewards(
     groups: list[GroupCredit], clip: float, metrics: dict[str, float]
 ) -> list[GroupCredit]:
     rewards_N = _rewards(groups)

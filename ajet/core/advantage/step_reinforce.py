@@ -32,18 +32,18 @@ from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
 def step_reinforce(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
     """An episode that ended counts with a return of 0."""
     table = step_table(groups, options.step_reward_gamma)
-    at_one_turn = _same_turns(table)
+    same_turn = _compare_same_turns(table)
     sizes_N = np.array([len(groups[step.group]) for step in table.steps_N], np.int64)
-    others_N = (at_one_turn.sums_N - table.returns_N) / np.maximum(sizes_N - 1, 1)
-    says_nothing_N = at_one_turn.are_equal_N & (at_one_turn.counts_N == sizes_N)
-    return table.spread(np.where(says_nothing_N, 0.0, table.returns_N - others_N))
+    baselines_N = (same_turn.sums_N - table.returns_N) / np.maximum(sizes_N - 1, 1)
+    has_no_signal_N = same_turn.are_equal_N & (same_turn.counts_N == sizes_N)
+    return table.spread(np.where(has_no_signal_N, 0.0, table.returns_N - baselines_N))
 
 
-def _same_turns(table: StepTable) -> Comparison:
+def _compare_same_turns(table: StepTable) -> Comparison:
     """The returns of one group's steps at the same place among their agent's."""
     numbers: dict[object, int] = {}
     sets_N = [
-        numbers.setdefault((step.group, step.agent, step.place), len(numbers))
+        numbers.setdefault((step.group, step.agent, step.index), len(numbers))
         for step in table.steps_N
     ]
     return Comparison(table.returns_N, np.array(sets_N, np.int64))

@@ -26,11 +26,11 @@ from ajet.core.advantage.credit import Advantages, EpisodeCredit, GroupCredit, T
 _NO_TOKENS = np.zeros(0, np.float32)
 
 
-class _Place(NamedTuple):
+class _ChainSpan(NamedTuple):
     """Where a turn's tokens are."""
 
     turn: int
-    row: int
+    chain: int
     start: int
     stop: int
     reward: float
@@ -38,31 +38,31 @@ class _Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenChains:
-    """The rows of a batch and the places of its episodes' turns in them."""
+    """The rows of a batch and the spans of its episodes' turns in them."""
 
     episodes: list[EpisodeCredit]
-    places: list[list[_Place]]  # of each episode
+    spans: list[list[_ChainSpan]]  # of each episode
     rewards_TC: NDArray[np.float64]
 
-    def lay_out(self, arrays: Callable[[EpisodeCredit], TokenArrays]) -> NDArray[np.float64]:
+    def to_chains(self, arrays: Callable[[EpisodeCredit], TokenArrays]) -> NDArray[np.float64]:
         """One number a token, from each episode, as rows."""
-        laid_TC = np.zeros_like(self.rewards_TC)
-        for episode, places in zip(self.episodes, self.places, strict=True):
+        chains_TC = np.zeros_like(self.rewards_TC)
+        for episode, spans in zip(self.episodes, self.spans, strict=True):
             by_turn = arrays(episode)
-            for place in places:
-                laid_TC[place.start : place.stop, place.row] = by_turn[place.turn]
-        return laid_TC
+            for span in spans:
+                chains_TC[span.start : span.stop, span.chain] = by_turn[span.turn]
+        return chains_TC
 
-    def take(self, values_TC: NDArray[np.float64]) -> Advantages:
+    def to_turns(self, values_TC: NDArray[np.float64]) -> Advantages:
         """The rows' numbers, back in the episodes' turns."""
-        rows_CT = np.ascontiguousarray(values_TC.T, dtype=np.float32)
-        taken: Advantages = {}
-        for episode, places in zip(self.episodes, self.places, strict=True):
+        values_CT = np.ascontiguousarray(values_TC.T, dtype=np.float32)
+        turns: Advantages = {}
+        for episode, spans in zip(self.episodes, self.spans, strict=True):
             by_turn = [_NO_TOKENS] * len(episode.lengths_T)
-            for place in places:
-                by_turn[place.turn] = rows_CT[place.row, place.start : place.stop].copy()
-            taken[episode.episode_id] = tuple(by_turn)
-        return taken
+            for span in spans:
+                by_turn[span.turn] = values_CT[span.chain, span.start : span.stop].copy()
+            turns[episode.episode_id] = tuple(by_turn)
+        return turns
 
     def returns_to_go(self, gamma: float) -> NDArray[np.float64]:
         return discounted_sums(self.rewards_TC, gamma)
@@ -71,17 +71,17 @@ class TokenChains:
 def token_chains(groups: Sequence[GroupCredit]) -> TokenChains:
     """All agents' rows of a batch."""
     episodes = episodes_of(groups)
-    places: list[list[_Place]] = []
-    num_rows = 0
+    spans: list[list[_ChainSpan]] = []
+    num_chains = 0
     for episode in episodes:
-        places.append(_places(episode, num_rows))
-        num_rows = max((place.row + 1 for place in places[-1]), default=num_rows)
-    length = max((place.stop for each in places for place in each), default=0)
-    chains = TokenChains(episodes, places, np.zeros((length, num_rows)))
-    for place in (place for each in places for place in each):
-        chains.rewards_TC[place.stop - 1, place.row] = place.reward
+        spans.append(_chain_spans(episode, num_chains))
+        num_chains = max((span.chain + 1 for span in spans[-1]), default=num_chains)
+    length = max((span.stop for each in spans for span in each), default=0)
+    chains = TokenChains(episodes, spans, np.zeros((length, num_chains)))
+    for span in (span for each in spans for span in each):
+        chains.rewards_TC[span.stop - 1, span.chain] = span.reward
     if any(episode.penalties for episode in episodes):
-        chains.rewards_TC[:] -= chains.lay_out(_penalties)
+        chains.rewards_TC[:] -= chains.to_chains(_penalties)
     return chains
 
 
@@ -95,14 +95,14 @@ def discounted_sums(values_TC: NDArray[np.float64], factor: float) -> NDArray[np
     return sums_TC
 
 
-def _places(episode: EpisodeCredit, first_row: int) -> list[_Place]:
-    places = []
-    for row, own in enumerate(agent_steps(episode), first_row):
+def _chain_spans(episode: EpisodeCredit, first_chain: int) -> list[_ChainSpan]:
+    spans = []
+    for chain, own in enumerate(agent_steps(episode), first_chain):
         stop = 0
         for turn, reward in zip(own.turns_S.tolist(), own.rewards_S.tolist(), strict=True):
             start, stop = stop, stop + int(episode.lengths_T[turn])
-            places.append(_Place(turn, row, start, stop, reward))
-    return places
+            spans.append(_ChainSpan(turn, chain, start, stop, reward))
+    return spans
 
 
 def _penalties(episode: EpisodeCredit) -> TokenArrays:

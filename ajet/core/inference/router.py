@@ -32,7 +32,7 @@ from ajet.core.errors import ModelError
 from ajet.core.inference.gate import Gate
 from ajet.core.inference.replica import Replica, ReplicaDown
 from ajet.core.inference.routing import NoReplica, Routing
-from ajet.core.weight_sync.manifest import Delivery, SyncReport, WeightsError, WeightSource
+from ajet.core.weight_sync.manifest import BroadcastSource, SyncReport, WeightsError, WeightSource
 
 Spawn = Callable[[str], Awaitable[Replica]]
 """Makes a replica in the place of the dead one of this name; ReplicaDown or ModelError if that
@@ -123,7 +123,7 @@ class Router:
         self._gate = Gate()
         self._members: dict[str, _Member] = {}
         self._given_up: set[str] = set()
-        self._weights: tuple[WeightSource | Delivery, int] | None = None
+        self._weights: tuple[WeightSource | BroadcastSource, int] | None = None
         self._awake = asyncio.Event()
         self._awake.set()
         self._changing = asyncio.Lock()
@@ -217,7 +217,9 @@ class Router:
             self._awake.set()
             await self._all(lambda member: member.replica.wake())
 
-    async def load_weights(self, source: WeightSource | Delivery, version: int) -> SyncReport:
+    async def load_weights(
+        self, source: WeightSource | BroadcastSource, version: int
+    ) -> SyncReport:
         """New weights everywhere: the slowest replica's seconds, all replicas' bytes. All of them
         hold the same, or `WeightsError`. Where none is left and one is coming, that one has them
         first."""
@@ -419,7 +421,9 @@ class Router:
 
     # --- weights ---------------------------------------------------------------------------------
 
-    async def _delivered(self, given: WeightSource | Delivery, version: int) -> list[SyncReport]:
+    async def _delivered(
+        self, given: WeightSource | BroadcastSource, version: int
+    ) -> list[SyncReport]:
         """Loaded by all that are in. A replica that dies in the middle of a delivery takes it from
         the others too: they are sent another."""
         while members := self._members_in():
@@ -427,7 +431,7 @@ class Router:
             try:
                 await self._all(lambda m, own=sources: self._load(m, own[m], version), members)
             except WeightsError:
-                if not isinstance(given, Delivery) or members == self._members_in():
+                if not isinstance(given, BroadcastSource) or members == self._members_in():
                     raise
                 logger.warning(f"weights of version {version} are sent again: a replica was lost")
             else:
@@ -478,9 +482,11 @@ class Router:
             raise errors[0]
 
 
-async def _dealt(given: WeightSource | Delivery, number: int) -> Sequence[WeightSource]:
+async def _dealt(given: WeightSource | BroadcastSource, number: int) -> Sequence[WeightSource]:
     """A source for each of so many replicas."""
-    return await given.begin(number) if isinstance(given, Delivery) else [given] * number
+    return (
+        await given.make_sources(number) if isinstance(given, BroadcastSource) else [given] * number
+    )
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -25,7 +25,7 @@ from torch import Tensor
 from ajet.core.advantage import EstimatorSettings
 from ajet.core.advantage import estimate as estimated
 from ajet.core.advantage.credit import Advantages, GroupCredit, credit_of
-from ajet.core.advantage.kl_control import KLControl
+from ajet.core.advantage.kl_controller import KLController
 from ajet.core.advantage.kl_in_reward import penalise_kl
 from ajet.core.config import AjetConfig
 from ajet.core.errors import CheckpointError
@@ -87,7 +87,7 @@ class Learner:
         self,
         policy: Policy,
         critic: Critic | None,
-        kl: KLControl,
+        kl: KLController,
         settings: LearnerSettings,
     ) -> None:
         self.policy = policy

@@ -66,7 +66,7 @@ class Decoder:
 
     def __call__(self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
         """Final hidden states ``[N, hidden]``, already normalised."""
-        return within(self._model, self._hidden, token_ids_N, positions_N, attend)
+        return run_unsharded(self._model, self._hidden, token_ids_N, positions_N, attend)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """Next-token logits ``[N, vocab]`` in the model's dtype."""
@@ -75,9 +75,9 @@ class Decoder:
     def _hidden(self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
         x = self._embed(token_ids_N)
         cos, sin = self._rotary(x.unsqueeze(0), positions_N.unsqueeze(0))
-        cos, sin = cos[0].unsqueeze(1), _signed(sin[0].unsqueeze(1))
+        cos, sin = cos[0].unsqueeze(1), _negate_left_half(sin[0].unsqueeze(1))
         for index, layer in enumerate(self._layers):
-            x = within(layer, self._layer, index, x, cos, sin, attend)
+            x = run_unsharded(layer, self._layer, index, x, cos, sin, attend)
         return _rms_norm(self._norm, x)
 
     def _layer(self, index: int, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
@@ -103,10 +103,10 @@ class Decoder:
         return _rotate(q, cos, sin), _rotate(k, cos, sin), v
 
 
-def within(module: nn.Module, compute: Callable[..., Tensor], *args: Any) -> Tensor:
+def run_unsharded(module: nn.Module, compute: Callable[..., Tensor], *args: Any) -> Tensor:
     """``compute(*args)`` with `module`'s own weights at hand: one that is sharded has a method
-    `within`, which gathers them around it (update/sharding.py), as its forward would."""
-    gathered = module.__dict__.get("within")
+    `run_unsharded`, which gathers them around it (update/sharding.py), as its forward would."""
+    gathered = module.__dict__.get("run_unsharded")
     return compute(*args) if gathered is None else gathered(compute, *args)
 
 
@@ -119,7 +119,7 @@ def _rms_norm(norm: Any, x: Tensor) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), norm.weight, norm.variance_epsilon)
 
 
-def _signed(sin: Tensor) -> Tensor:
+def _negate_left_half(sin: Tensor) -> Tensor:
     """The left half negated, so that `_rotate` is one product and one fused multiply-add."""
     left, right = sin.chunk(2, dim=-1)
     return torch.cat((-left, right), dim=-1)

@@ -59,10 +59,10 @@ class LoadedModel:
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """Arguments of `from_pretrained` that say where the files are."""
 
-    place: str
+    name_or_path: str
     options: dict[str, Any]
 
 
@@ -79,10 +79,12 @@ def load_model(
     `dtype` and `device` "auto" mean CUDA with bfloat16 where there is CUDA, else CPU with float32.
     `chat_template` is the path of a jinja file that replaces the tokenizer's own template.
     """
-    target = device_named(device)
-    source = _source(path)
+    target = resolve_device(device)
+    source = _find_source(path)
     options = {**source.options, "trust_remote_code": trust_remote_code}
-    tokenizer = _load(path, "tokenizer", AutoTokenizer.from_pretrained, source.place, **options)
+    tokenizer = _load(
+        path, "tokenizer", AutoTokenizer.from_pretrained, source.name_or_path, **options
+    )
     if len(tokenizer) < 2:
         raise ModelError(f"model '{path}': its tokenizer is empty; save one beside the weights")
     if chat_template is not None:
@@ -91,36 +93,36 @@ def load_model(
         path,
         "model",
         AutoModelForCausalLM.from_pretrained,
-        source.place,
+        source.name_or_path,
         dtype=_dtype(dtype, target),
         **options,
     )
     if "gguf_file" in options:
-        _forget_quantisation(model)
+        _clear_quantization_config(model)
         model.config.architectures = [type(model).__name__]  # a server asks its folder for it
     if model.dtype == torch.float64:
         to_float64(model)
     return LoadedModel(model.to(target), tokenizer, path)
 
 
-def _source(path: str) -> Source:
+def _find_source(path: str) -> ModelSource:
     if path.startswith(EMBEDDED):
-        return Source(str(_embedded(path.removeprefix(EMBEDDED))), {})
-    place = Path(path).expanduser()
-    if place.is_file():
-        return _gguf(place)
-    if place.is_dir():
-        _check_folder(place)
-        return Source(str(place), {})
+        return ModelSource(str(_embedded_folder(path.removeprefix(EMBEDDED))), {})
+    local = Path(path).expanduser()
+    if local.is_file():
+        return _gguf_source(local)
+    if local.is_dir():
+        _check_folder(local)
+        return ModelSource(str(local), {})
     if HUB_NAME.fullmatch(path) and not path.endswith(".gguf"):
-        return _hub(path)
+        return _hub_source(path)
     raise ModelError(
         f"model '{path}': no such file or folder; give a transformers folder, a .gguf file, "
         f"a hub name or {_embedded_names()}"
     )
 
 
-def _embedded(name: str) -> Path:
+def _embedded_folder(name: str) -> Path:
     folder = EMBEDDED_DIR / name
     if not name or not (folder / "config.json").is_file():
         raise ModelError(
@@ -134,12 +136,12 @@ def _embedded_names() -> str:
     return ", ".join(names) or "no embedded model"
 
 
-def _gguf(file: Path) -> Source:
+def _gguf_source(file: Path) -> ModelSource:
     if file.suffix != ".gguf":
         raise ModelError(f"model '{file}': is a file but not a .gguf; give the folder around it")
     if find_spec("gguf") is None:
         raise ModelError(f"model '{file}': reading GGUF needs a package: pip install 'ajet[gguf]'")
-    return Source(str(file.parent), {"gguf_file": file.name})
+    return ModelSource(str(file.parent), {"gguf_file": file.name})
 
 
 def _check_folder(folder: Path) -> None:
@@ -152,7 +154,7 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def _hub(name: str) -> Source:
+def _hub_source(name: str) -> ModelSource:
     """Ask the hub once, briefly: transformers itself retries for a minute before it gives up."""
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import (
@@ -164,25 +166,25 @@ def _hub(name: str) -> Source:
         HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
     except (HTTPError, OSError) as error:
         if cached:
-            return Source(name, {"local_files_only": True})
+            return ModelSource(name, {"local_files_only": True})
         raise ModelError(
             f"model '{name}': no such folder, not in the local cache, and the hub did not give it "
             f"({_one_line(error)}); give the path of a folder, set HF_HOME to a cache that has it, "
             f"or take one that comes with this package: {_embedded_names()}"
         ) from error
-    return Source(name, {})
+    return ModelSource(name, {})
 
 
-def _load(path: str, what: str, load: Callable[..., Any], place: str, **options: Any) -> Any:
+def _load(path: str, what: str, load: Callable[..., Any], name_or_path: str, **options: Any) -> Any:
     try:
-        with _quiet():
-            return load(place, **options)
+        with _without_progress_bar():
+            return load(name_or_path, **options)
     except LOAD_ERRORS as error:
         raise ModelError(f"model '{path}': its {what} does not load: {_one_line(error)}") from error
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _without_progress_bar() -> Iterator[None]:
     """No progress bar of weights: the run has its own display."""
     from transformers.utils import logging
 
@@ -195,7 +197,7 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _forget_quantisation(model: Any) -> None:
+def _clear_quantization_config(model: Any) -> None:
     """The weights were expanded; with the mark left on, `save_pretrained` refuses."""
     for name in ("quantization_config", "_pre_quantization_dtype"):
         if hasattr(model.config, name):
@@ -215,7 +217,7 @@ def _read_template(file: str) -> str:
         raise ModelError(f"chat template '{file}': not a text file in UTF-8") from error
 
 
-def device_named(device: str) -> torch.device:
+def resolve_device(device: str) -> torch.device:
     """What the config calls it; auto is CUDA where there is CUDA."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

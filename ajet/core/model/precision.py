@@ -20,7 +20,7 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def widened(tensor: Tensor) -> Tensor:
+def to_wide_dtype(tensor: Tensor) -> Tensor:
     """In its `wide_dtype`; the tensor itself where that is its own."""
     return tensor.to(wide_dtype(tensor.dtype))
 

@@ -194,14 +194,14 @@ def without_signal(group: Group) -> Group:
         return group
     reward = group.valid[0].reward
     reason = f"all rewards of its group are {reward:g} (dynamic_sampling)"
-    return group.set_aside("dynamic_sampling", reason)
+    return group.leave_out("dynamic_sampling", reason)
 
 
 def without_truncated(group: Group) -> Group:
     """Without the members that a limit cut. One with a malformed reply, or that counts with reward
     0 because it failed, has the reward that the config gives it, and stays."""
     reason = "a limit cut it (overlong.mask_truncated)"
-    members = (t.set_aside("overlong", reason) if _is_cut(t) else t for t in group.trajectories)
+    members = (t.leave_out("overlong", reason) if _is_cut(t) else t for t in group.trajectories)
     return replace(group, trajectories=tuple(members))
 
 
@@ -215,7 +215,7 @@ def top_by_variance(groups: Sequence[Group], num: int) -> list[Group]:
     ranked = sorted(counted, key=lambda pair: (-pair[0], pair[1]))
     surplus = {group_id for _, group_id in ranked[num:]}
     reason = "the rewards of other groups vary more (ajet.rollout.enable_oversample)"
-    return [g.set_aside("oversampling", reason) if g.group_id in surplus else g for g in groups]
+    return [g.leave_out("oversampling", reason) if g.group_id in surplus else g for g in groups]
 
 
 def _variance(group: Group) -> float:

@@ -334,7 +334,7 @@ class Attempt:
             await asyncio.wait({task})
             return
         while not task.done():
-            used_s = time.perf_counter() - self._started_s - self._recorder.held_s
+            used_s = time.perf_counter() - self._started_s - self._recorder.wave_wait_s
             if used_s >= timeout_s:
                 return
             await asyncio.wait({task}, timeout=max(timeout_s - used_s, SHORTEST_WAIT_S))

@@ -90,4 +90,4 @@ def _as_zero(t: Trajectory) -> Trajectory:
 
 def _dropped(t: Trajectory, failed: Trajectory) -> Trajectory:
     reason = f"group dropped: {failed.episode_id} ended as {failed.status}"
-    return t.set_aside("drop_group", reason)
+    return t.leave_out("drop_group", reason)

@@ -282,7 +282,7 @@ class EarlyStop:
         member = (trajectory.group_id, trajectory.workflow_task.rollout_index)
         if trajectory.status is not EpisodeStatus.ABORTED or member not in self._stopped:
             return trajectory
-        return trajectory.set_aside("redundancy", ENOUGH_MEMBERS)
+        return trajectory.leave_out("redundancy", ENOUGH_MEMBERS)
 
     def kept(self, group: Group) -> Group:
         """The group with the first `num_needed` valid members; the others are left out."""
@@ -317,7 +317,7 @@ def first_members(group: Group, ended: Mapping[int, int], num_needed: int) -> Gr
     order = sorted(index_of, key=lambda name: (ended[index_of[name]], index_of[name]))
     surplus = set(order[num_needed:])
     members = (
-        t.set_aside("redundancy", SURPLUS) if t.episode_id in surplus else t
+        t.leave_out("redundancy", SURPLUS) if t.episode_id in surplus else t
         for t in group.trajectories
     )
     return replace(group, trajectories=tuple(members))

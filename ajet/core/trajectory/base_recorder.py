@@ -25,7 +25,7 @@ from ajet.core.trajectory.limits import (
     EpisodeLimits,
     EpisodeTruncated,
 )
-from ajet.core.trajectory.malformed import CheckedReply, ended_by, malformed
+from ajet.core.trajectory.malformed import CheckedReply, malformed, truncation_reason
 from ajet.core.trajectory.turn import Turn
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Overrides:
+class SamplingOverrides:
     """Sampling settings that an agent asks for in one call; None keeps the run's.
 
     An agent that is trained gets no temperature, `top_p` or `top_k` of its own: the update takes
@@ -61,15 +61,19 @@ class Overrides:
         pairs = ((name, getattr(self, name)) for name in self.__slots__)
         return {name: value for name, value in pairs if value is not None}
 
-    def split(self, trainable: bool) -> tuple[Overrides, dict[str, Any]]:
+    def split(self, trainable: bool) -> tuple[SamplingOverrides, dict[str, Any]]:
         """What is taken, and what is not."""
         if not trainable:
             return self, {}
-        refused = {name: value for name, value in self.given.items() if name not in _HARMLESS}
-        return Overrides(max_tokens=self.max_tokens, stop=self.stop, seed=self.seed), refused
+        refused = {
+            name: value for name, value in self.given.items() if name not in _ALLOWED_IN_TRAINING
+        }
+        return SamplingOverrides(
+            max_tokens=self.max_tokens, stop=self.stop, seed=self.seed
+        ), refused
 
 
-_HARMLESS = ("max_tokens", "stop", "seed")
+_ALLOWED_IN_TRAINING = ("max_tokens", "stop", "seed")
 """They leave the distribution of each token as it is."""
 
 
@@ -99,9 +103,9 @@ class BaseRecorder:
         self._turns: dict[int, Turn] = {}
         self._num_calls = 0
         self._closed = False
-        self._born_s = time.perf_counter()
+        self._created_s = time.perf_counter()
         self._computes_in_waves = False
-        self._num_asked, self._asked_s, self._held_s = 0, 0.0, 0.0
+        self._num_in_flight, self._busy_since_s, self._endpoint_s = 0, 0.0, 0.0
 
     async def chat(
         self,
@@ -112,7 +116,7 @@ class BaseRecorder:
         target_tag: str = "default",
         tool_choice: str | None = None,
         parallel_tool_calls: bool = True,
-        overrides: Overrides | None = None,
+        overrides: SamplingOverrides | None = None,
     ) -> Turn:
         """One call with chat messages."""
         raise NotImplementedError
@@ -123,13 +127,13 @@ class BaseRecorder:
         *,
         agent_name: str = "default",
         target_tag: str = "default",
-        overrides: Overrides | None = None,
+        overrides: SamplingOverrides | None = None,
     ) -> Turn:
         """One call with token ids."""
         raise NotImplementedError
 
     @property
-    def words(self) -> ChatTemplate:
+    def template(self) -> ChatTemplate:
         """The model's words as token ids, for agents that count or write tokens themselves."""
         raise NotImplementedError
 
@@ -139,11 +143,11 @@ class BaseRecorder:
         return tuple(self._turns[index] for index in sorted(self._turns))
 
     @property
-    def held_s(self) -> float:
+    def wave_wait_s(self) -> float:
         """Seconds of waiting for an endpoint that computes in waves. They are not counted as the
         episode's own: one episode that hangs must not use up the others' time."""
-        asking_s = self._clock() - self._asked_s if self._num_asked else 0.0
-        return self._held_s + asking_s if self._computes_in_waves else 0.0
+        current_s = self._clock() - self._busy_since_s if self._num_in_flight else 0.0
+        return self._endpoint_s + current_s if self._computes_in_waves else 0.0
 
     @property
     def sampling(self) -> SamplingParams:
@@ -155,9 +159,11 @@ class BaseRecorder:
         """The model's tokenizer; None where the endpoint keeps it to itself."""
         return None
 
-    def tighten(self, max_steps: int | None = None, max_model_len: int | None = None) -> None:
+    def tighten_limits(
+        self, max_steps: int | None = None, max_model_len: int | None = None
+    ) -> None:
         """Lower this episode's limits of calls and of tokens; they are never raised."""
-        asked = present(max_steps=max_steps, max_model_len=max_model_len)
+        asked = drop_none(max_steps=max_steps, max_model_len=max_model_len)
         lower = {name: min(value, getattr(self._limits, name)) for name, value in asked.items()}
         self._limits = replace(self._limits, **lower)
 
@@ -178,7 +184,7 @@ class BaseRecorder:
         if self._closed:
             raise EpisodeClosed(f"episode {self.episode_id} is over")
 
-    def check_room(self, num_calls: int) -> None:
+    def check_calls_left(self, num_calls: int) -> None:
         """Raises `EpisodeTruncated` unless so many calls are left."""
         most = self._limits.max_steps
         if num_calls > 1 and self._num_calls + num_calls > most:
@@ -195,7 +201,7 @@ class BaseRecorder:
         ]
         if not of_agent:
             raise ValueError(f"agent {agent_name!r} has made no call that could be credited")
-        given = present(reward=reward, state_key=state_key)
+        given = drop_none(reward=reward, state_key=state_key)
         index = max(of_agent)
         self._turns[index] = replace(self._turns[index], **given)
 
@@ -203,24 +209,24 @@ class BaseRecorder:
         """No later call succeeds; what was recorded stays."""
         self._closed = True
 
-    async def _begin(self) -> int:
+    async def _start_call(self) -> int:
         """The number of this call, fixed by the order in which calls begin."""
-        refusal = self._refusal()
-        if refusal is not None:
+        closed = self._closed_error()
+        if closed is not None:
             await asyncio.sleep(0)  # an agent that retries for ever still lets others run
-            raise refusal
+            raise closed
         index = self._num_calls
         if index >= self._limits.max_steps:
             raise self._truncate(f"the episode used its {self._limits.max_steps} calls (max_steps)")
         self._num_calls += 1
         return index
 
-    def _seed(self, index: int, overrides: Overrides) -> int:
+    def _seed(self, index: int, overrides: SamplingOverrides) -> int:
         """Of one call: the agent's own seed, if it gives one, makes it another of the run's."""
         own = () if overrides.seed is None else ("own", overrides.seed)
         return seeding.derive(*self._seed_path, index, *own)
 
-    def _refusal(self) -> Exception | None:
+    def _closed_error(self) -> Exception | None:
         if self._closed:
             return EpisodeClosed(f"episode {self.episode_id} is over")
         return EpisodeTruncated(self.truncation) if self.truncation else None
@@ -230,12 +236,12 @@ class BaseRecorder:
         return EpisodeTruncated(reason)
 
     @contextmanager
-    def _asking(self) -> Iterator[None]:
+    def _calling_endpoint(self) -> Iterator[None]:
         """Around a call of the endpoint: its failure becomes the episode's, and its seconds are
         counted."""
-        if not self._num_asked:
-            self._asked_s = self._clock()
-        self._num_asked += 1
+        if not self._num_in_flight:
+            self._busy_since_s = self._clock()
+        self._num_in_flight += 1
         try:
             yield
             self.endpoint_fault = None  # an agent that caught an earlier one goes on
@@ -245,11 +251,11 @@ class BaseRecorder:
             self.endpoint_fault = f"{type(error).__name__}: {error}"
             raise EndpointFault(self.endpoint_fault) from error
         finally:
-            self._num_asked -= 1
-            if not self._num_asked:
-                self._held_s += self._clock() - self._asked_s
+            self._num_in_flight -= 1
+            if not self._num_in_flight:
+                self._endpoint_s += self._clock() - self._busy_since_s
 
-    def _keep(self, index: int, turn: Turn, reply: CheckedReply | None = None) -> Turn:
+    def _record_turn(self, index: int, turn: Turn, reply: CheckedReply | None = None) -> Turn:
         """Record the turn first: what was sampled is kept, whatever the checks raise."""
         self._turns[index] = turn
         if reply is not None and turn.trainable:
@@ -263,11 +269,11 @@ class BaseRecorder:
         if found:
             turn.notes["malformed"] = found
         if found and policy.ends_episode:
-            self.truncation = ended_by(index, found)
+            self.truncation = truncation_reason(index, found)
 
     def _clock(self) -> float:
         """Seconds since the episode began."""
-        return time.perf_counter() - self._born_s
+        return time.perf_counter() - self._created_s
 
 
 def _as_set(targets: Sequence[str] | str | None) -> frozenset[str] | None:
@@ -285,6 +291,6 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def present(**notes: Any) -> dict[str, Any]:
+def drop_none(**notes: Any) -> dict[str, Any]:
     """The notes that say something."""
     return {name: value for name, value in notes.items() if value is not None}

@@ -19,7 +19,7 @@ from typing import Any
 from ajet.core.errors import ConfigError
 from ajet.core.inference.chat_template import ChatTemplate, normalised
 from ajet.core.inference.endpoint import ChatEndpoint, ChatReply, Completion, SamplingParams
-from ajet.core.trajectory.base_recorder import BaseRecorder, Overrides, present
+from ajet.core.trajectory.base_recorder import BaseRecorder, SamplingOverrides, drop_none
 from ajet.core.trajectory.limits import EpisodeClosed
 from ajet.core.trajectory.turn import Turn
 
@@ -40,15 +40,15 @@ class ChatRecorder(BaseRecorder):
         target_tag: str = "default",
         tool_choice: str | None = None,
         parallel_tool_calls: bool = True,
-        overrides: Overrides | None = None,
+        overrides: SamplingOverrides | None = None,
     ) -> Turn:
-        index = await self._begin()
+        index = await self._start_call()
         sent = [_openai_form(message) for message in messages]
         offered = None if self._limits.force_disable_toolcalls or not tools else list(tools)
         started_s = self._clock()
-        sampling = self._sampling_of(index, overrides or Overrides())
+        sampling = self._sampling_of(index, overrides or SamplingOverrides())
         choice = tool_choice if offered else None
-        with self._asking():
+        with self._calling_endpoint():
             answer = await self._endpoint.chat(sent, offered, sampling, choice)
         if self._closed:
             raise EpisodeClosed(f"episode {self.episode_id} is over")
@@ -65,13 +65,13 @@ class ChatRecorder(BaseRecorder):
             trainable=False,
             started_s=started_s,
             ended_s=self._clock(),
-            notes=present(
+            notes=drop_none(
                 prompt_tokens=answer.num_prompt_tokens,
                 sampled_tokens=answer.num_sampled_tokens,
                 malformed_calls=malformed or None,
             ),
         )
-        return self._keep(index, turn)
+        return self._record_turn(index, turn)
 
     async def generate(self, prompt_ids: Sequence[int], **_options: Any) -> Turn:
         raise ConfigError(
@@ -80,10 +80,10 @@ class ChatRecorder(BaseRecorder):
         )
 
     @property
-    def words(self) -> ChatTemplate:
+    def template(self) -> ChatTemplate:
         raise ConfigError("model_tuner: a chat endpoint shows no token ids; only text can be used")
 
-    def _sampling_of(self, index: int, overrides: Overrides) -> SamplingParams:
+    def _sampling_of(self, index: int, overrides: SamplingOverrides) -> SamplingParams:
         room = self._limits.max_response_length_in_one_turn
         asked = overrides.given | {
             "max_tokens": min(room, overrides.max_tokens or room),

@@ -40,7 +40,7 @@ class EpisodeLimits:
     def max_timeline(self) -> int:
         return min(self.max_model_len, self.max_prompt_length + self.max_response_length)
 
-    def room(self, turn: int, prompt_length: int) -> int:
+    def max_completion_tokens(self, turn: int, prompt_length: int) -> int:
         """How many tokens the reply may have; raises `EpisodeTruncated` when it may have none."""
         if turn == 0 and prompt_length > self.max_prompt_length:
             raise EpisodeTruncated(

@@ -43,9 +43,9 @@ LONGEST_CYCLE = 256  # in characters, as all that follow
 MIN_REPEATED, MIN_TIMES = 2000, 8
 MIN_REPEATED_AT_A_CUT, MIN_TIMES_AT_A_CUT = 300, 4
 ONE_IN = 500
-SHOWN = 60
+MAX_SHOWN_CHARS = 60
 
-_NO_TEXT = re.compile(
+_NON_TEXT = re.compile(
     "[\0-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ufffd"  # control characters, broken UTF-8
     "\ud800-\udfff\ue000-\uf8ff\U000f0000-\U0010ffff"  # surrogates, private use
     "\ufdd0-\ufdef\ufffe\uffff\U0001fffe\U0001ffff\U0002fffe\U0002ffff\U0003fffe\U0003ffff"
@@ -92,7 +92,7 @@ def malformed(reply: CheckedReply, checks: Iterable[Check]) -> dict[str, str]:
     return {name: reason for name, reason in found if reason is not None}
 
 
-def ended_by(turn_index: int, found: Mapping[str, str]) -> str:
+def truncation_reason(turn_index: int, found: Mapping[str, str]) -> str:
     """The line of an episode that ends at a malformed reply."""
     reasons = "; ".join(f"{name}: {reason}" for name, reason in found.items())
     return f"turn {turn_index}'s reply is malformed ({reasons})"
@@ -104,7 +104,7 @@ def _nonsense(reply: CheckedReply) -> str | None:
 
 def _characters(reply: CheckedReply) -> str | None:
     text = reply.text.rstrip("\ufffd") if reply.is_cut else reply.text
-    found = Counter(_NO_TEXT.findall(text))
+    found = Counter(_NON_TEXT.findall(text))
     if found:
         shown = _as_text([*reply.messages, *reply.tools])
         found = Counter({char: n for char, n in found.items() if char not in shown})
@@ -157,11 +157,11 @@ def _wrong_toolcall(reply: CheckedReply) -> str | None:
     for tool in reply.tools:
         function = tool.get("function", tool)
         offered[function.get("name")] = function.get("parameters")
-    wrong = (_misfit(call, offered) for call in parsed.tool_calls)
+    wrong = (_schema_error(call, offered) for call in parsed.tool_calls)
     return next((reason for reason in wrong if reason is not None), None)
 
 
-def _misfit(call: ToolCall, offered: Mapping[Any, Any]) -> str | None:
+def _schema_error(call: ToolCall, offered: Mapping[Any, Any]) -> str | None:
     """Why no offered tool takes this call."""
     if call.name not in offered:
         names = ", ".join(map(str, offered)) or "none"
@@ -188,7 +188,7 @@ def _non_ascii(reply: CheckedReply) -> str | None:
 
 
 def _short(text: str, quoted: bool = True) -> str:
-    shown = text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
+    shown = text if len(text) <= MAX_SHOWN_CHARS else f"{text[: MAX_SHOWN_CHARS - 1]}…"
     return repr(shown) if quoted else " ".join(shown.split())
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
 from ajet.core.inference.session import TokenSession
-from ajet.core.trajectory.base_recorder import BaseRecorder, Overrides, present
+from ajet.core.trajectory.base_recorder import BaseRecorder, SamplingOverrides, drop_none
 from ajet.core.trajectory.limits import EpisodeClosed, EpisodeLimits, EpisodeTruncated
 from ajet.core.trajectory.malformed import CheckedReply
 from ajet.core.trajectory.reply_reader import ReplyReader
@@ -32,15 +32,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
-    """What one call asks of the endpoint. `room` is the number of tokens that the limits leave for
-    the reply, `notes` what the turn records of the sampling that was asked for."""
+class _EndpointRequest:
+    """Holds what one call asks of the endpoint.
+
+    `max_completion_tokens` is how many tokens the limits leave for the reply; `notes` is what the
+    turn records of the sampling that the agent asked for.
+    """
 
     index: int
     id: str
     prompt_ids: list[int]
     sampling: SamplingParams
-    room: int
+    max_completion_tokens: int
     notes: dict[str, Any]
 
 
@@ -84,7 +87,7 @@ class EpisodeRecorder(BaseRecorder):
         target_tag: str = "default",
         tool_choice: str | None = None,
         parallel_tool_calls: bool = True,
-        overrides: Overrides | None = None,
+        overrides: SamplingOverrides | None = None,
     ) -> Turn:
         """One call with chat messages.
 
@@ -93,39 +96,39 @@ class EpisodeRecorder(BaseRecorder):
         text. "required" or a tool's name: the prompt ends with the opening of a call, which is
         context and not trained; the model writes the rest.
         """
-        index = await self._begin()
+        index = await self._start_call()
         sent = [dict(message) for message in messages]
         offered = None if self._limits.force_disable_toolcalls or not tools else list(tools)
-        forced = self._opening(offered or [], tool_choice)
+        forced = self._forced_opening(offered or [], tool_choice)
         prompt = self._session.prompt_for(sent, offered, forced)
         started_s = self._clock()
         trainable = self.is_trainable(agent_name, target_tag)
         request = self._request(index, list(prompt.ids), overrides, trainable)
-        with self._requesting(request.id):
+        with self._in_flight_request(request.id):
             completion = await self._endpoint.generate(
                 request.prompt_ids, request.sampling, request.id
             )
         completion, notes = self._received(request, completion)
-        notes |= present(
+        notes |= drop_none(
             opening=prompt.opening or None,
             calls_are_text=tool_choice == "none" or None,
             one_call=not parallel_tool_calls or None,
         )
         takes_calls = bool(offered) and tool_choice != "none"
-        reading = self._reader.read(index, completion, offered, notes)
-        self._session.record(sent, offered, reading.message, completion)
-        notes |= present(
+        decoded = self._reader.read(index, completion, offered, notes)
+        self._session.record(sent, offered, decoded.message, completion)
+        notes |= drop_none(
             continues=prompt.continues,
             reason=prompt.reason,
             drift=prompt.drift,
             drift_checked=prompt.drift_checked or None,
-            malformed_calls=(takes_calls and list(reading.parsed.malformed)) or None,
+            malformed_calls=(takes_calls and list(decoded.parsed.malformed)) or None,
         )
         turn = Turn(
             completion=completion,
             messages=sent,
             tools=offered,
-            reply=reading.message,
+            reply=decoded.message,
             agent_name=agent_name,
             target_tag=target_tag,
             trainable=trainable,
@@ -134,7 +137,9 @@ class EpisodeRecorder(BaseRecorder):
             notes=notes,
         )
         finish, shown = completion.finish_reason, (offered or (), sent)
-        return self._keep(index, turn, CheckedReply(reading.text, finish, reading.parsed, *shown))
+        return self._record_turn(
+            index, turn, CheckedReply(decoded.text, finish, decoded.parsed, *shown)
+        )
 
     async def generate(
         self,
@@ -142,14 +147,14 @@ class EpisodeRecorder(BaseRecorder):
         *,
         agent_name: str = "default",
         target_tag: str = "default",
-        overrides: Overrides | None = None,
+        overrides: SamplingOverrides | None = None,
     ) -> Turn:
         """One call with token ids: the prompt is taken as it is, no template, no parsing."""
-        index = await self._begin()
+        index = await self._start_call()
         started_s = self._clock()
         trainable = self.is_trainable(agent_name, target_tag)
         request = self._request(index, list(prompt_ids), overrides, trainable)
-        with self._requesting(request.id):
+        with self._in_flight_request(request.id):
             completion = await self._endpoint.generate(
                 request.prompt_ids, request.sampling, request.id
             )
@@ -168,35 +173,43 @@ class EpisodeRecorder(BaseRecorder):
             ended_s=self._clock(),
             notes=notes,
         )
-        return self._keep(index, turn, CheckedReply(text, completion.finish_reason))
+        return self._record_turn(index, turn, CheckedReply(text, completion.finish_reason))
 
     @property
-    def words(self) -> ChatTemplate:
+    def template(self) -> ChatTemplate:
         return self._template
 
     def _request(
-        self, index: int, prompt_ids: list[int], overrides: Overrides | None, trainable: bool
-    ) -> _Request:
-        """What the endpoint is asked in the call of this number; `EpisodeTruncated` where the
-        limits leave no room for a reply."""
-        taken, not_taken = (overrides or Overrides()).split(trainable)
-        room = self._room(index, len(prompt_ids))
-        asked = taken.given | {
-            "max_tokens": min(room, taken.max_tokens or room),
-            "seed": self._seed(index, taken),
+        self,
+        index: int,
+        prompt_ids: list[int],
+        overrides: SamplingOverrides | None,
+        trainable: bool,
+    ) -> _EndpointRequest:
+        """Builds the request of call number `index`.
+
+        Raises `EpisodeTruncated` where the limits leave no tokens for a reply.
+        """
+        accepted, refused = (overrides or SamplingOverrides()).split(trainable)
+        max_completion_tokens = self._max_completion_tokens(index, len(prompt_ids))
+        asked = accepted.given | {
+            "max_tokens": min(max_completion_tokens, accepted.max_tokens or max_completion_tokens),
+            "seed": self._seed(index, accepted),
             "stop_token_ids": self._sampling.stop_token_ids or self._template.stop_token_ids,
         }
-        notes = present(sampling=taken.given or None, sampling_not_taken=not_taken or None)
+        notes = drop_none(sampling=accepted.given or None, sampling_not_taken=refused or None)
         request_id = f"{self.episode_id}/{index:04d}"
         sampling = replace(self._sampling, **asked)
-        return _Request(index, request_id, prompt_ids, sampling, room, notes)
+        return _EndpointRequest(
+            index, request_id, prompt_ids, sampling, max_completion_tokens, notes
+        )
 
     @contextmanager
-    def _requesting(self, request_id: str) -> Iterator[None]:
+    def _in_flight_request(self, request_id: str) -> Iterator[None]:
         """Around a request: it is aborted where its caller is cancelled or the episode ends."""
         self._in_flight.add(request_id)
         try:
-            with self._asking():
+            with self._calling_endpoint():
                 yield
         except asyncio.CancelledError:
             self._endpoint.abort(request_id)
@@ -205,27 +218,32 @@ class EpisodeRecorder(BaseRecorder):
             self._in_flight.discard(request_id)
 
     def _received(
-        self, request: _Request, completion: Completion
+        self, request: _EndpointRequest, completion: Completion
     ) -> tuple[Completion, dict[str, Any]]:
         """The completion up to its stop string, and the turn's notes on the sampling."""
         if self._closed or completion.finish_reason == "abort":
             raise EpisodeClosed(f"episode {self.episode_id} is over")
-        completion, stopped_at = self._reader.until_stop(completion, request.sampling.stop)
-        if completion.finish_reason == "length" and request.sampling.max_tokens == request.room:
-            self._cut_by_length(request.index, request.room)
-        return completion, request.notes | present(stopped_at=stopped_at)
+        completion, stopped_at = self._reader.truncate_at_stop(completion, request.sampling.stop)
+        if (
+            completion.finish_reason == "length"
+            and request.sampling.max_tokens == request.max_completion_tokens
+        ):
+            self._cut_by_length(request.index, request.max_completion_tokens)
+        return completion, request.notes | drop_none(stopped_at=stopped_at)
 
-    def _cut_by_length(self, index: int, room: int) -> None:
-        """The reply was cut by the run's own limit. The agent may go on, if the episode's tokens
-        are not used up: then the next call finds no room and says so."""
-        if room < self._limits.max_response_length_in_one_turn:
+    def _cut_by_length(self, index: int, max_completion_tokens: int) -> None:
+        """Notes the truncation if a reply cut by the run's own limit used up the episode's tokens.
+
+        Otherwise the agent may go on.
+        """
+        if max_completion_tokens < self._limits.max_response_length_in_one_turn:
             self.truncation = self.truncation or (
                 f"turn {index} filled the episode's {self._limits.max_timeline} tokens"
             )
 
-    def _room(self, index: int, prompt_length: int) -> int:
+    def _max_completion_tokens(self, index: int, prompt_length: int) -> int:
         try:
-            return self._limits.room(index, prompt_length)
+            return self._limits.max_completion_tokens(index, prompt_length)
         except EpisodeTruncated as cut:
             raise self._truncate(str(cut)) from None
 
@@ -243,7 +261,7 @@ class EpisodeRecorder(BaseRecorder):
         for request_id in sorted(self._in_flight):
             self._endpoint.abort(request_id)
 
-    def _opening(self, offered: Sequence[dict[str, Any]], tool_choice: str | None) -> str:
+    def _forced_opening(self, offered: Sequence[dict[str, Any]], tool_choice: str | None) -> str:
         if not offered or tool_choice in (None, "auto", "none"):
             return ""
         names = [tool["function"]["name"] for tool in offered]

@@ -1,6 +1,6 @@
 """From sampled ids to what an agent is told of them: the one place where a reply is read.
 
-    completion --until_stop--> completion, stop string --read--> text, parsed calls, message
+    completion --truncate_at_stop--> completion, stop string --read--> text, parsed calls, message
 
 The recorder reads a reply when it is sampled, `ajet audit` reads it again from the record: a turn's
 notes hold what its ids do not tell (`NOTES`).
@@ -25,7 +25,7 @@ NOTES = ("opening", "stopped_at", "calls_are_text", "one_call")
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class DecodedReply:
     """`text` is all that the model wrote and the opening before it; `message` has OpenAI's form."""
 
     text: str
@@ -40,7 +40,7 @@ class ReplyReader:
         self._template = template
         self._parser = parser
 
-    def until_stop(
+    def truncate_at_stop(
         self, completion: Completion, stops: Sequence[str]
     ) -> tuple[Completion, str | None]:
         """The completion up to its first stop string, and which one that is. Special tokens count
@@ -54,16 +54,16 @@ class ReplyReader:
         completion: Completion,
         tools: Sequence[Mapping[str, Any]] | None,
         notes: Mapping[str, Any],
-    ) -> Reading:
+    ) -> DecodedReply:
         """What turn number `turn` says; `notes` are those in `NOTES`."""
         marked = self._text(completion, notes.get("stopped_at"), self._parser.reads)
         marked = notes.get("opening", "") + marked
         parsed = self._parser.parse(marked, tools).without_marks()
         text = clean_text(marked)
         if parsed.tool_calls and (not tools or notes.get("calls_are_text")):
-            return Reading(text, parsed, {"role": "assistant", "content": text})
+            return DecodedReply(text, parsed, {"role": "assistant", "content": text})
         message = assistant_message(parsed, turn, parallel=not notes.get("one_call"))
-        return Reading(text, parsed, message)
+        return DecodedReply(text, parsed, message)
 
     def plain_text(self, completion: Completion, stopped_at: str | None = None) -> str:
         """The reply as text alone, without special tokens."""

@@ -55,7 +55,7 @@ class Trajectory:
     failed_as: EpisodeStatus | None = None
     left_out: LeftOut | None = None
 
-    def set_aside(self, by: LeftOut, reason: str) -> "Trajectory":
+    def leave_out(self, by: LeftOut, reason: str) -> "Trajectory":
         """As recorded and counted, but not trained; its reward stays with it."""
         return replace(
             self,
@@ -128,7 +128,7 @@ class Group:
         """Whether two valid members earned different rewards."""
         return len({t.reward for t in self.valid}) > 1
 
-    def set_aside(self, by: LeftOut, reason: str) -> "Group":
+    def leave_out(self, by: LeftOut, reason: str) -> "Group":
         """The group with all valid members left out."""
-        members = (t.set_aside(by, reason) if t.is_valid else t for t in self.trajectories)
+        members = (t.leave_out(by, reason) if t.is_valid else t for t in self.trajectories)
         return replace(self, trajectories=tuple(members))

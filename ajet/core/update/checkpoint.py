@@ -39,8 +39,8 @@ from torch import Tensor
 
 from ajet.core.errors import CheckpointError
 from ajet.core.update.ranks import ONE_RANK, Ranks
-from ajet.core.update.shard_files import has_shards, own_files, read_shards, write_shards
-from ajet.core.update.shards import full
+from ajet.core.update.shard_files import files_of_rank, has_shards, read_shards, write_shards
+from ajet.core.update.shards import full_tensor
 
 WEIGHT_PREFIX = "model."
 WEIGHTS_FILE, TENSORS_FILE, STATE_FILE = "model.safetensors", "tensors.safetensors", "state.json"
@@ -75,29 +75,29 @@ def save_checkpoint(
     From one rank, tensors named ``model.…`` go to model.safetensors without that prefix. `files`
     are written beside them (a config.json and a tokenizer make the folder loadable as a model).
     """
-    saving = _Saving(folder, folder / f"step_{step:06d}", ranks)
-    saving.on_first(saving.begin)
+    steps = _SaveSteps(folder, folder / f"step_{step:06d}", ranks)
+    steps.on_rank_0(steps.begin)
     if ranks.size == 1:
-        saving.on_first(lambda: _write_tensors(saving.writing, tensors))
+        steps.on_rank_0(lambda: _write_tensors(steps.writing, tensors))
     else:
-        saving.on_all(saving.check_folder)
-        saving.on_all(lambda: write_shards(saving.writing, tensors))
-    prints = saving.on_all(lambda: _fingerprints(saving.writing, ranks.rank))
-    saving.on_first(lambda: _write_state(saving.writing, state, files or {}))
-    known = {name: each for of_rank in prints for name, each in of_rank.items()}
-    saving.on_first(lambda: _write_manifest(saving.writing, step, known))
-    saving.on_first(lambda: _put_in_place(saving.writing, saving.target))
+        steps.on_all_ranks(steps.check_folder)
+        steps.on_all_ranks(lambda: write_shards(steps.writing, tensors))
+    fingerprints = steps.on_all_ranks(lambda: _fingerprints(steps.writing, ranks.rank))
+    steps.on_rank_0(lambda: _write_state(steps.writing, state, files or {}))
+    known = {name: each for of_rank in fingerprints for name, each in of_rank.items()}
+    steps.on_rank_0(lambda: _write_manifest(steps.writing, step, known))
+    steps.on_rank_0(lambda: _rename_into_place(steps.writing, steps.target))
     if ranks.rank == 0:
         try:
             _remove_older(folder, step, max(keep, 2))
         except OSError as error:
             reason = reason_of(error)
             logger.warning(f"older checkpoints in {folder} could not be removed: {reason}")
-    return saving.target
+    return steps.target
 
 
 @dataclass(frozen=True, slots=True)
-class _Saving:
+class _SaveSteps:
     """A save's steps, each ended by all ranks before the next begins."""
 
     folder: Path
@@ -117,10 +117,10 @@ class _Saving:
         if not self.writing.is_dir():
             raise OSError(f"rank {self.ranks.rank} does not see the folder that rank 0 made")
 
-    def on_first(self, act: Callable[[], None]) -> None:
-        self.on_all(act if self.ranks.rank == 0 else lambda: None)
+    def on_rank_0(self, act: Callable[[], None]) -> None:
+        self.on_all_ranks(act if self.ranks.rank == 0 else lambda: None)
 
-    def on_all(self, act: Callable[[], Any]) -> list[Any]:
+    def on_all_ranks(self, act: Callable[[], Any]) -> list[Any]:
         """What each rank's `act` gave."""
         cause: Exception | None = None
         result: Any = None
@@ -128,13 +128,13 @@ class _Saving:
             result = act()
         except (OSError, SafetensorError) as error:
             cause = error
-        pairs = self.ranks.gather((result, None if cause is None else reason_of(cause)))
+        pairs = self.ranks.all_gather((result, None if cause is None else reason_of(cause)))
         failed = [reason for _, reason in pairs if reason is not None]
         if failed:
-            self._give_up(failed[0], cause)
+            self._abort(failed[0], cause)
         return [each for each, _ in pairs]
 
-    def _give_up(self, reason: str, cause: Exception | None) -> NoReturn:
+    def _abort(self, reason: str, cause: Exception | None) -> NoReturn:
         if self.ranks.rank == 0:
             shutil.rmtree(self.writing, ignore_errors=True)
         raise CheckpointError(
@@ -148,7 +148,7 @@ def load_checkpoint(
 ) -> Checkpoint | None:
     """The newest whole checkpoint; None where there is none yet. With `like`
     (`Learner.template()`) and all ranks, its tensors are sharded as those are."""
-    path, warnings = _of_first(ranks, lambda: _newest(folder))
+    path, warnings = _from_rank_0(ranks, lambda: _newest(folder))
     return None if path is None else _read(path, warnings, like)
 
 
@@ -173,7 +173,7 @@ def read_checkpoint(
     path: Path, *, like: Mapping[str, Tensor] | None = None, ranks: Ranks = ONE_RANK
 ) -> Checkpoint:
     """The checkpoint at `path`, which must be whole; `like` and `ranks` as of `load_checkpoint`."""
-    fault = _of_first(ranks, lambda: find_fault(path))
+    fault = _from_rank_0(ranks, lambda: find_fault(path))
     if fault is not None:
         raise CheckpointError(f"checkpoint {path} cannot be used: {fault}")
     return _read(path, (), like)
@@ -222,7 +222,7 @@ def _newest(folder: Path) -> tuple[Path | None, tuple[str, ...]]:
     return path, tuple(warnings)
 
 
-def _of_first(ranks: Ranks, find: Callable[[], Any]) -> Any:
+def _from_rank_0(ranks: Ranks, find: Callable[[], Any]) -> Any:
     """What rank 0 finds, on every rank; its error is everybody's."""
     found, fault = None, None
     if ranks.rank == 0:
@@ -230,7 +230,7 @@ def _of_first(ranks: Ranks, find: Callable[[], Any]) -> Any:
             found = find()
         except CheckpointError as error:
             fault = str(error)
-    found, fault = ranks.gather((found, fault))[0]
+    found, fault = ranks.all_gather((found, fault))[0]
     if fault is not None:
         raise CheckpointError(fault)
     return found
@@ -248,7 +248,7 @@ def _read(path: Path, warnings: tuple[str, ...], like: Mapping[str, Tensor] | No
 
 def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     cut = len(WEIGHT_PREFIX)
-    ready = {n: full(t.detach()).cpu().contiguous() for n, t in tensors.items()}
+    ready = {n: full_tensor(t.detach()).cpu().contiguous() for n, t in tensors.items()}
     weights = {n[cut:]: t for n, t in ready.items() if n.startswith(WEIGHT_PREFIX)}
     others = {n: t for n, t in ready.items() if not n.startswith(WEIGHT_PREFIX)}
     save_file(weights, folder / WEIGHTS_FILE, metadata={"format": "pt"})
@@ -264,9 +264,9 @@ def _write_state(folder: Path, state: Mapping[str, Any], files: Mapping[str, byt
 
 def _fingerprints(folder: Path, rank: int) -> dict[str, dict[str, Any]]:
     """Of the shards that this rank has written, which are flushed: large files, hashed by all."""
-    files = own_files(folder, rank)
+    files = files_of_rank(folder, rank)
     for file in files:
-        _flush(file)
+        _fsync(file)
     return {str(file.relative_to(folder)): _fingerprint(file) for file in files}
 
 
@@ -275,7 +275,7 @@ def _write_manifest(folder: Path, step: int, known: Mapping[str, dict[str, Any]]
     names = {path: str(path.relative_to(folder)) for path in entries}
     for path in entries:
         if names[path] not in known:
-            _flush(path)
+            _fsync(path)
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "step": step,
@@ -287,11 +287,11 @@ def _write_manifest(folder: Path, step: int, known: Mapping[str, dict[str, Any]]
     }
     manifest["digest"] = _digest(manifest)
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
-    _flush(folder / MANIFEST)
-    _flush(folder)
+    _fsync(folder / MANIFEST)
+    _fsync(folder)
 
 
-def _put_in_place(writing: Path, target: Path) -> None:
+def _rename_into_place(writing: Path, target: Path) -> None:
     # A folder of this step exists when it was found damaged and the step was run again. It steps
     # aside first, under a name that a load still finds.
     if target.exists():
@@ -300,7 +300,7 @@ def _put_in_place(writing: Path, target: Path) -> None:
             _discard(replaced)
         target.rename(replaced)
     writing.rename(target)
-    _flush(target.parent)
+    _fsync(target.parent)
 
 
 def _remove_older(folder: Path, step: int, keep: int) -> None:
@@ -357,7 +357,7 @@ def _digest(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def _flush(path: Path) -> None:
+def _fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

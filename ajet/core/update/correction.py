@@ -32,7 +32,7 @@ Floats = NDArray[np.float64]
 Units = list[NDArray[np.int64]]
 
 
-def corrected(
+def apply_correction(
     samples: Sequence[TrainingSample], settings: CorrectionSettings
 ) -> tuple[list[TrainingSample], dict[str, float]]:
     """The samples, which have `old_logprobs`, with `weights`; and what the bounds did.
@@ -44,7 +44,7 @@ def corrected(
     """
     units = _units(samples, settings.level)
     ratios_N = _ratios_of_units(samples, units)
-    weights_N = _bounded(ratios_N, settings)
+    weights_N = _apply_bounds(ratios_N, settings)
     weighted = [
         replace(sample, weights=np.where(unit_T >= 0, weights_N[unit_T], 1.0).astype(np.float32))
         if sample.num_trained
@@ -64,8 +64,8 @@ def _units(samples: Sequence[TrainingSample], level: str) -> Units:
     """For each sample the number of every trained token's unit, -1 elsewhere."""
     numbers: dict[object, int] = {}
     units: Units = []
-    for place, sample in enumerate(samples):
-        names = _names(sample, place, level)
+    for sample_index, sample in enumerate(samples):
+        names = _unit_keys(sample, sample_index, level)
         unit_T = np.full(len(sample), -1, np.int64)
         for position in np.flatnonzero(sample.loss_mask):
             unit_T[position] = numbers.setdefault(names[position], len(numbers))
@@ -73,14 +73,14 @@ def _units(samples: Sequence[TrainingSample], level: str) -> Units:
     return units
 
 
-def _names(sample: TrainingSample, place: int, level: str) -> list[object]:
+def _unit_keys(sample: TrainingSample, sample_index: int, level: str) -> list[object]:
     """What tells the unit of each token from all others."""
     if level == "sequence":
         return [sample.episode_id] * len(sample)
-    names: list[object] = [(place, position) for position in range(len(sample))]
+    names: list[object] = [(sample_index, position) for position in range(len(sample))]
     if level == "turn":
         for span in sample.spans:  # a turn is trained on one timeline
-            names[span.start : span.stop] = [(place, span)] * (span.stop - span.start)
+            names[span.start : span.stop] = [(sample_index, span)] * (span.stop - span.start)
     return names
 
 
@@ -94,7 +94,7 @@ def _ratios_of_units(samples: Sequence[TrainingSample], units: Units) -> Floats:
     return np.exp(sums_N.clip(-MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
-def _bounded(ratios_N: Floats, settings: CorrectionSettings) -> Floats:
+def _apply_bounds(ratios_N: Floats, settings: CorrectionSettings) -> Floats:
     if settings.mode == "truncate":
         return ratios_N.clip(max=settings.upper)
     is_within_N = (ratios_N >= settings.lower) & (ratios_N <= settings.upper)

@@ -27,9 +27,16 @@ from torch import Tensor, nn
 from ajet.core.model.precision import wide_dtype
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.critic_metrics import CriticMetrics
-from ajet.core.update.dealing import Dealt, deal
 from ajet.core.update.layouts import make_layout
-from ajet.core.update.layouts.layout import Layout, Row, device_of, gathered, over_samples, rows_of
+from ajet.core.update.layouts.layout import (
+    Layout,
+    Row,
+    concat_to_device,
+    device_of,
+    rows_of,
+    scatter_to_samples,
+)
+from ajet.core.update.micro_batch_balancing import BalancedMicroBatches, balance_micro_batches
 from ajet.core.update.mini_batches import split_by_group
 from ajet.core.update.optimizer import ModelOptimizer
 from ajet.core.update.policy import PolicyState
@@ -59,7 +66,7 @@ class ValueModel(nn.Module):
 
     def forward(self, layout: Layout, rows: Sequence[Row]) -> Tensor:
         """`layout` is over `model`; here, so that a sharded one is gathered with its head."""
-        return self.head(layout.read_hidden(rows).to(self.head.weight.dtype))
+        return self.head(layout.forward_hidden(rows).to(self.head.weight.dtype))
 
 
 class Critic:
@@ -79,9 +86,9 @@ class Critic:
     def values(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
         """The value of the state before each trained token: an array for each sample, as long as it
         is, 0 at all other tokens."""
-        own = self._deal(rows_of(samples)).own
-        results = ((rows, self._read(rows)) for rows in own)
-        return over_samples(samples, results, self.ranks)
+        own = self._balance(rows_of(samples)).local
+        results = ((rows, self._predict(rows)) for rows in own)
+        return scatter_to_samples(samples, results, self.ranks)
 
     def update(
         self, samples: Sequence[TrainingSample], returns: Arrays, values: Arrays
@@ -91,12 +98,12 @@ class Critic:
         rows = rows_of(samples)
         metrics = CriticMetrics.of(rows, returns, values)
         parts = split_by_group(samples, self.settings.mini_batch_num) * self.settings.ppo_epochs
-        for places in parts:
-            part = set(places)
-            mini_batch = [row for row in rows if row.place in part]
+        for indices in parts:
+            part = set(indices)
+            mini_batch = [row for row in rows if row.sample_index in part]
             if mini_batch:
-                self._learn(mini_batch, returns, values, metrics)
-        metrics.add_up(self.ranks)
+                self._train_mini_batch(mini_batch, returns, values, metrics)
+        metrics.all_reduce(self.ranks)
         return metrics.result(time.perf_counter() - started)
 
     def state_dict(self) -> PolicyState:
@@ -126,24 +133,28 @@ class Critic:
         optimizer |= {n[cut:]: t for n, t in tensors.items() if n.startswith(OPTIMIZER_PREFIX)}
         self.optimizer.load(optimizer, int(state["num_steps"]), int(state["num_skipped"]))
 
-    def _read(self, rows: Sequence[Row]) -> Tensor:
+    def _predict(self, rows: Sequence[Row]) -> Tensor:
         return self.model(self.layout, rows).squeeze(-1)
 
-    def _deal(self, rows: Sequence[Row]) -> Dealt:
-        return deal(rows, self.layout, self.settings.max_tokens_per_micro_batch, self.ranks)
+    def _balance(self, rows: Sequence[Row]) -> BalancedMicroBatches:
+        return balance_micro_batches(
+            rows, self.layout, self.settings.max_tokens_per_micro_batch, self.ranks
+        )
 
-    def _learn(
+    def _train_mini_batch(
         self, rows: Sequence[Row], returns: Arrays, values: Arrays, metrics: CriticMetrics
     ) -> None:
         """One optimizer step."""
-        num_tokens = sum(len(row.read) for row in rows)
-        for micro_batch in self._deal(rows).own:
+        num_tokens = sum(len(row.positions) for row in rows)
+        for micro_batch in self._balance(rows).local:
             returns_M, old_M = (
-                gathered((row.trained(of[row.place]) for row in micro_batch), self.device)
+                concat_to_device(
+                    (row.trained(of[row.sample_index]) for row in micro_batch), self.device
+                )
                 for of in (returns, values)
             )
             loss_M, is_cut_M = value_loss(
-                self._read(micro_batch), returns_M, old_M, self.settings.cliprange_value
+                self._predict(micro_batch), returns_M, old_M, self.settings.cliprange_value
             )
             loss = loss_M.sum() / num_tokens
             loss.backward()

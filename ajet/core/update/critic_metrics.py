@@ -48,9 +48,9 @@ class CriticMetrics:
         self.num_tokens += len(is_cut_M)
         self.num_cut += int(is_cut_M.sum())
 
-    def add_up(self, ranks: Ranks) -> None:
+    def all_reduce(self, ranks: Ranks) -> None:
         """Of a rank's own tokens to those of all; once, at the end."""
-        parts = ranks.gather((self.loss, self.num_tokens, self.num_cut))
+        parts = ranks.all_gather((self.loss, self.num_tokens, self.num_cut))
         losses, tokens, cuts = zip(*parts, strict=True)
         self.loss, self.num_tokens, self.num_cut = sum(losses), sum(tokens), sum(cuts)
 
@@ -83,5 +83,5 @@ class CriticMetrics:
 
 
 def _trained(rows: Sequence[Row], arrays: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
-    parts = [row.trained(arrays[row.place]) for row in rows]
+    parts = [row.trained(arrays[row.sample_index]) for row in rows]
     return np.concatenate(parts).astype(np.float64) if parts else np.zeros(0)

@@ -34,9 +34,9 @@ class EpisodeRatios:
         values_M = log_ratio_M.detach().double().cpu().numpy()
         self._sums_E += np.bincount(numbers_M, weights=values_M, minlength=len(self._sums_E))
 
-    def add_up(self, ranks: Ranks) -> None:
+    def all_reduce(self, ranks: Ranks) -> None:
         """Each rank has added rows of its own: now every rank has the sums of all."""
-        self._sums_E = ranks.add(self._sums_E)
+        self._sums_E = ranks.all_reduce_sum(self._sums_E)
         self.is_filled = True
 
     def of(self, rows: Sequence[Row], like_M: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,4 +51,4 @@ class EpisodeRatios:
     def _episodes(self, rows: Sequence[Row]) -> NDArray[np.int64]:
         """The number of each token's episode."""
         numbers = np.array([self._numbers[row.episode_id] for row in rows], np.int64)
-        return np.repeat(numbers, np.array([len(row.read) for row in rows], np.int64))
+        return np.repeat(numbers, np.array([len(row.positions) for row in rows], np.int64))

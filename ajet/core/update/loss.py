@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ajet.core.model.precision import widened
+from ajet.core.model.precision import to_wide_dtype
 from ajet.core.trajectory.sample import TrainingSample
-from ajet.core.update.layouts.layout import Readout
+from ajet.core.update.layouts.layout import ForwardOutput
 from ajet.core.update.losses.token_loss import MAX_LOG_RATIO
 from ajet.core.update.settings import UpdateSettings
 
@@ -68,7 +68,7 @@ class TokenScores:
 
 
 def score_tokens(
-    read: Readout,
+    output: ForwardOutput,
     targets_M: Tensor,
     temperature: float,
     with_entropy_grad: bool,
@@ -85,7 +85,7 @@ def score_tokens(
     """
 
     def score(features_UD: Tensor, index_M: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
-        logits_UV = widened(read.head(features_UD))
+        logits_UV = to_wide_dtype(output.head(features_UD))
         if temperature != 1.0:
             logits_UV = logits_UV / temperature
         logprobs_UV = torch.log_softmax(logits_UV, dim=-1)
@@ -93,16 +93,16 @@ def score_tokens(
             entropy_U = -(logprobs_UV.exp() * logprobs_UV).sum(-1)
         return logprobs_UV[index_M, targets_M], entropy_U[index_M]
 
-    step = max(1, max_logits // read.vocab_size)
-    num_rows = len(read.features_UD)
+    step = max(1, max_logits // output.vocab_size)
+    num_rows = len(output.features_UD)
     if num_rows <= step:
-        return TokenScores(*score(read.features_UD, read.index_M, targets_M))
-    order_M = torch.argsort(read.index_M, stable=True)
+        return TokenScores(*score(output.features_UD, output.index_M, targets_M))
+    order_M = torch.argsort(output.index_M, stable=True)
     parts = []
     for start in range(0, num_rows, step):
-        tokens = order_M[(read.index_M[order_M] // step) == start // step]
-        features = read.features_UD[start : start + step]
-        inputs = (features, read.index_M[tokens] - start, targets_M[tokens])
+        tokens = order_M[(output.index_M[order_M] // step) == start // step]
+        features = output.features_UD[start : start + step]
+        inputs = (features, output.index_M[tokens] - start, targets_M[tokens])
         parts.append(checkpoint(score, *inputs, use_reentrant=False, preserve_rng_state=False))
     logprobs, entropy = (torch.cat(part)[order_M.argsort()] for part in zip(*parts, strict=True))
     return TokenScores(logprobs, entropy)

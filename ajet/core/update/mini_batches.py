@@ -14,8 +14,8 @@ def split_by_group(samples: Sequence[TrainingSample], num: int) -> list[list[int
     """Places in `samples` of at most `num` parts of whole groups, in order of appearance, sizes
     differing by one group."""
     groups: dict[str, list[int]] = {}
-    for place, sample in enumerate(samples):
-        groups.setdefault(sample.group_id, []).append(place)
+    for index, sample in enumerate(samples):
+        groups.setdefault(sample.group_id, []).append(index)
     members = list(groups.values())
     parts = np.array_split(np.arange(len(members)), num)
-    return [[place for group in part for place in members[group]] for part in parts if len(part)]
+    return [[index for group in part for index in members[group]] for part in parts if len(part)]

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ajet.core.model.precision import wide_dtype, widened
+from ajet.core.model.precision import to_wide_dtype, wide_dtype
 from ajet.core.update.settings import OptimizerSettings
-from ajet.core.update.shards import full, put
+from ajet.core.update.shards import copy_tensor, full_tensor
 
 STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
 
@@ -41,10 +41,10 @@ class ModelOptimizer:
         self._settings = settings
         self._weights = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._masters = {n: _master(p) for n, p in self._weights.items()}
-        spared = {
+        no_decay_ids = {
             id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()
         }
-        decayed = [n for n, p in self._weights.items() if p.ndim >= 2 and id(p) not in spared]
+        decayed = [n for n, p in self._weights.items() if p.ndim >= 2 and id(p) not in no_decay_ids]
         rest = [n for n in self._weights if n not in set(decayed)]
         groups = [
             {"params": [self._masters[n] for n in decayed], "weight_decay": settings.weight_decay},
@@ -62,8 +62,8 @@ class ModelOptimizer:
     def step(self) -> StepOutcome:
         """Use up the gradients that backward() left in the weights."""
         lr = lr_at(self.num_steps, self._settings)
-        grads = self._take_grads()
-        norm = full(torch.nn.utils.get_total_norm(grads))
+        grads = self._collect_grads()
+        norm = full_tensor(torch.nn.utils.get_total_norm(grads))
         grad_norm = float(norm)
         stepped = math.isfinite(grad_norm)
         if stepped:
@@ -71,14 +71,14 @@ class ModelOptimizer:
             for group in self._adamw.param_groups:
                 group["lr"] = lr
             self._adamw.step()
-            self._publish()
+            self._copy_masters_to_weights()
             self.num_steps += 1
         else:
             self.num_skipped += 1
         self._adamw.zero_grad(set_to_none=True)
         return StepOutcome(grad_norm, lr, stepped)
 
-    def _take_grads(self) -> list[Tensor]:
+    def _collect_grads(self) -> list[Tensor]:
         """Gradients onto the masters; a weight that nothing reached has gradient 0."""
         for name, weight in self._weights.items():
             grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
@@ -93,7 +93,7 @@ class ModelOptimizer:
                 grad.mul_(limit / grad_norm)
 
     @torch.no_grad()
-    def _publish(self) -> None:
+    def _copy_masters_to_weights(self) -> None:
         for name, master in self._masters.items():
             if master is not self._weights[name]:
                 self._weights[name].copy_(master)
@@ -123,13 +123,13 @@ class ModelOptimizer:
     def load(self, tensors: dict[str, Tensor], num_steps: int, num_skipped: int) -> None:
         """`tensors` has a master for each weight, also where that is the weight itself."""
         for name, master in self._masters.items():
-            put(master, tensors[f"{name}.master"])
+            copy_tensor(master, tensors[f"{name}.master"])
             self._adamw.state.pop(master, None)
             if f"{name}.exp_avg" in tensors:
                 # "step" stays on the CPU, where AdamW keeps it; the rest lives with its weight.
                 state = _empty_state(master)
                 for key in STATE_KEYS:
-                    put(state[key], tensors[f"{name}.{key}"])
+                    copy_tensor(state[key], tensors[f"{name}.{key}"])
                 self._adamw.state[master] = state
         self.num_steps, self.num_skipped = num_steps, num_skipped
 
@@ -155,4 +155,4 @@ def _empty_state(master: Tensor) -> dict[str, Tensor]:
 
 def _master(weight: nn.Parameter) -> Tensor:
     is_wide = weight.dtype == wide_dtype(weight.dtype)
-    return weight if is_wide else widened(weight.detach())
+    return weight if is_wide else to_wide_dtype(weight.detach())

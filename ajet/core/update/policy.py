@@ -35,18 +35,18 @@ from torch import Tensor, nn
 
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.checkpoint import WEIGHT_PREFIX
-from ajet.core.update.correction import corrected
-from ajet.core.update.dealing import Dealt, deal
+from ajet.core.update.correction import apply_correction
+from ajet.core.update.engine_weights import engine_weights
 from ajet.core.update.episode_ratios import EpisodeRatios
 from ajet.core.update.layouts import make_layout
-from ajet.core.update.layouts.layout import Row, gathered, over_samples, rows_of
+from ajet.core.update.layouts.layout import Row, concat_to_device, rows_of, scatter_to_samples
 from ajet.core.update.lora import with_lora
 from ajet.core.update.loss import episode_weights, kl_penalty, score_tokens
-from ajet.core.update.losses import LOSSES, OF_EPISODES
+from ajet.core.update.losses import EPISODE_LEVEL_LOSSES, LOSSES
 from ajet.core.update.losses.token_loss import LossInputs, TokenLoss
+from ajet.core.update.micro_batch_balancing import BalancedMicroBatches, balance_micro_batches
 from ajet.core.update.mini_batches import split_by_group
 from ajet.core.update.optimizer import ModelOptimizer
-from ajet.core.update.published import published_weights
 from ajet.core.update.ranks import ONE_RANK, Ranks
 from ajet.core.update.reference import Reference
 from ajet.core.update.settings import UpdateSettings
@@ -65,7 +65,7 @@ class PolicyState(NamedTuple):
 
 
 class Policy:
-    """`model` is a transformers causal model (with `settings.lora` it is wrapped, in place; with
+    """`model` is a transformers causal model (with `settings.lora` it is wrapped, in index; with
     several ranks it is sharded)."""
 
     def __init__(self, model: nn.Module, settings: UpdateSettings, ranks: Ranks = ONE_RANK) -> None:
@@ -89,32 +89,36 @@ class Policy:
         """`ppo_epochs` passes over the mini-batches of one training step, in the same order each.
         `on_progress` gets the fraction done."""
         started = time.perf_counter()
-        samples, correction = self._with_weights(samples)
+        samples, correction = self._apply_correction(samples)
         metrics = UpdateMetrics(samples, self.settings.ppo_epochs)
         parts = split_by_group(samples, self.settings.mini_batch_num) * self.settings.ppo_epochs
-        for i, places in enumerate(parts):
-            for fraction in self._learn([samples[place] for place in places], metrics):
+        for i, indices in enumerate(parts):
+            for fraction in self._train_mini_batch([samples[index] for index in indices], metrics):
                 if on_progress:
                     on_progress((i + fraction) / len(parts))
-        metrics.add_up(self.ranks)
+        metrics.all_reduce(self.ranks)
         return metrics.result(time.perf_counter() - started) | correction
 
     def score(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
         """Log-probabilities of the trained tokens under the policy as it is, without gradient: an
         array for each sample, as long as it is, 0 at all other tokens."""
-        own = self._deal(rows_of(samples)).own
-        return over_samples(samples, ((rows, self._logprobs(rows)) for rows in own), self.ranks)
+        own = self._balance(rows_of(samples)).local
+        return scatter_to_samples(
+            samples, ((rows, self._logprobs(rows)) for rows in own), self.ranks
+        )
 
     def reference_scores(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
         """The same under the reference model, which `kl_loss_coef` or `keep_reference` keeps."""
         reference = self.reference
         assert reference is not None, "no reference is kept: set keep_reference"
-        own = self._deal(rows_of(samples)).own
+        own = self._balance(rows_of(samples)).local
         results = ((rows, reference.logprobs(rows, self._targets(rows))) for rows in own)
-        return over_samples(samples, results, self.ranks)
+        return scatter_to_samples(samples, results, self.ranks)
 
-    def _deal(self, rows: Sequence[Row]) -> Dealt:
-        return deal(rows, self.layout, self.settings.max_tokens_per_micro_batch, self.ranks)
+    def _balance(self, rows: Sequence[Row]) -> BalancedMicroBatches:
+        return balance_micro_batches(
+            rows, self.layout, self.settings.max_tokens_per_micro_batch, self.ranks
+        )
 
     def state_dict(self) -> PolicyState:
         """Trainable weights and the optimizer's state, not copied; sharded where the model is."""
@@ -128,10 +132,13 @@ class Policy:
         return PolicyState(tensors, counters)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights for an engine (published.py), drawn by all ranks together. With the last one
-        the GPU gets back what the update is done with: an engine there may be about to wake."""
+        """Yields all weights for an engine (engine_weights.py); all ranks draw them together.
+
+        After the last one the update's unused GPU memory is released, because an engine on that GPU
+        may be about to wake.
+        """
         reshard(self.model)
-        yield from published_weights(self.model, self.ranks.compute_dtype)
+        yield from engine_weights(self.model, self.ranks.compute_dtype)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -154,7 +161,7 @@ class Policy:
     def _trainable(self) -> dict[str, nn.Parameter]:
         return trainable(self.model)
 
-    def _with_weights(
+    def _apply_correction(
         self, samples: Sequence[TrainingSample]
     ) -> tuple[Sequence[TrainingSample], dict[str, float]]:
         """Where a correction is asked for: old log-probabilities of our own, and weights."""
@@ -164,32 +171,32 @@ class Policy:
             scores = self.score(samples)
             pairs = zip(samples, scores, strict=True)
             samples = [replace(sample, old_logprobs=score) for sample, score in pairs]
-        return corrected(samples, self.settings.correction)
+        return apply_correction(samples, self.settings.correction)
 
-    def _learn(
+    def _train_mini_batch(
         self, mini_batch: Sequence[TrainingSample], metrics: UpdateMetrics
     ) -> Iterator[float]:
         """One optimizer step; yields the fraction done."""
         weights = episode_weights(mini_batch, self.settings)
-        learnt_from = self._with_gradient(mini_batch)
-        if not weights or not learnt_from:  # a step would still move by momentum and weight decay
+        with_gradient = self._samples_with_gradient(mini_batch)
+        if not weights or not with_gradient:  # a step would still move by momentum and weight decay
             metrics.empty_mini_batches += 1
             return
-        rows = [Row.of(s, weights[s.episode_id]) for s in learnt_from]
-        dealt = self._deal(rows)
-        metrics.count(dealt.micro_batches, self.layout)
-        ratios = self._episode_ratios(rows, dealt)
-        for k, micro_batch in enumerate(dealt.own):
+        rows = [Row.of(s, weights[s.episode_id]) for s in with_gradient]
+        balanced = self._balance(rows)
+        metrics.count(balanced.micro_batches, self.layout)
+        ratios = self._episode_ratios(rows, balanced)
+        for k, micro_batch in enumerate(balanced.local):
             self._backward(micro_batch, ratios, metrics)
-            yield (k + 1) / (len(dealt.own) + 1)
-        if self._moves(learnt_from):
+            yield (k + 1) / (len(balanced.local) + 1)
+        if self._has_loss(with_gradient):
             metrics.steps.append(self.optimizer.step())
         else:  # computed all the same: what was rejected is what the sampler's figures are about
             self.model.zero_grad(set_to_none=True)
             metrics.empty_mini_batches += 1
         yield 1.0
 
-    def _moves(self, samples: Sequence[TrainingSample]) -> bool:
+    def _has_loss(self, samples: Sequence[TrainingSample]) -> bool:
         """Whether anything is left of the loss, after the weights of a correction."""
         if self.settings.kl_loss_coef or self.settings.entropy_coef:
             return True
@@ -198,7 +205,7 @@ class Policy:
             for s in samples
         )
 
-    def _with_gradient(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+    def _samples_with_gradient(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
         """Those that must be computed: all of them with a KL or entropy term, otherwise those with
         signal; where the loss speaks of episodes, with every timeline of theirs."""
         settings = self.settings
@@ -206,38 +213,44 @@ class Policy:
         if settings.kl_loss_coef or settings.entropy_coef:
             return trained
         live = [sample for sample in trained if sample.advantages[sample.loss_mask].any()]
-        if settings.policy_loss not in OF_EPISODES:
+        if settings.policy_loss not in EPISODE_LEVEL_LOSSES:
             return live
         episodes = {sample.episode_id for sample in live}
         return [sample for sample in trained if sample.episode_id in episodes]
 
-    def _episode_ratios(self, rows: Sequence[Row], dealt: Dealt) -> EpisodeRatios | None:
+    def _episode_ratios(
+        self, rows: Sequence[Row], balanced: BalancedMicroBatches
+    ) -> EpisodeRatios | None:
         """For losses that need them; of several micro-batches or ranks by a pass of its own, a
         single one adds its own in `_backward`."""
-        if self.settings.policy_loss not in OF_EPISODES:
+        if self.settings.policy_loss not in EPISODE_LEVEL_LOSSES:
             return None
         ratios = EpisodeRatios(rows)
-        if len(dealt.micro_batches) > 1 or self.ranks.size > 1:
-            for micro_batch in dealt.own:
-                ratios.add(micro_batch, self._logprobs(micro_batch) - self._old(micro_batch))
-            ratios.add_up(self.ranks)
+        if len(balanced.micro_batches) > 1 or self.ranks.size > 1:
+            for micro_batch in balanced.local:
+                ratios.add(
+                    micro_batch, self._logprobs(micro_batch) - self._old_logprobs(micro_batch)
+                )
+            ratios.all_reduce(self.ranks)
         return ratios
 
     @torch.no_grad()
     def _logprobs(self, rows: Sequence[Row]) -> Tensor:
-        read = self.layout.read_out(rows)
-        return score_tokens(read, self._targets(rows), self.settings.temperature, False).logprobs_M
+        output = self.layout.forward(rows)
+        return score_tokens(
+            output, self._targets(rows), self.settings.temperature, False
+        ).logprobs_M
 
     def _backward(
         self, rows: Sequence[Row], ratios: EpisodeRatios | None, metrics: UpdateMetrics
     ) -> None:
         """Adds the gradient of one micro-batch to the weights'."""
         settings = self.settings
-        targets_M, old_M = self._targets(rows), self._old(rows)
-        read = self.layout.read_out(rows)
-        scores = score_tokens(read, targets_M, settings.temperature, settings.entropy_coef != 0)
+        targets_M, old_M = self._targets(rows), self._old_logprobs(rows)
+        output = self.layout.forward(rows)
+        scores = score_tokens(output, targets_M, settings.temperature, settings.entropy_coef != 0)
         pg = self._policy_loss(rows, scores.logprobs_M, old_M, ratios)
-        pg_M = pg.loss_M * self._importance(rows)
+        pg_M = pg.loss_M * self._importance_weights(rows)
         loss_M, kl_M = pg_M, torch.zeros_like(old_M)
         if settings.entropy_coef:
             loss_M = loss_M - settings.entropy_coef * scores.entropy_M
@@ -245,9 +258,11 @@ class Policy:
             reference_M = self.reference.logprobs(rows, targets_M)
             kl_M = kl_penalty(scores.logprobs_M, reference_M, settings.kl_loss_type)
             loss_M = loss_M + settings.kl_loss_coef * kl_M
-        weights_M = self._weights(rows)
+        weights_M = self._row_weights(rows)
         torch.sum(weights_M * loss_M).backward()
-        sampler_M = gathered((row.trained(row.sample.logprobs) for row in rows), self.device)
+        sampler_M = concat_to_device(
+            (row.trained(row.sample.logprobs) for row in rows), self.device
+        )
         values = TokenValues(
             weights_M,
             loss_M.detach(),
@@ -267,7 +282,9 @@ class Policy:
         old_M: Tensor,
         ratios: EpisodeRatios | None,
     ) -> TokenLoss:
-        advantages_M = gathered((row.trained(row.sample.advantages) for row in rows), self.device)
+        advantages_M = concat_to_device(
+            (row.trained(row.sample.advantages) for row in rows), self.device
+        )
         tokens = LossInputs(logprobs_M, old_M, advantages_M)
         if ratios is not None:
             if not ratios.is_filled:
@@ -276,22 +293,22 @@ class Policy:
         return LOSSES[self.settings.policy_loss](tokens, self.settings)
 
     def _targets(self, rows: Sequence[Row]) -> Tensor:
-        return gathered((row.targets for row in rows), self.device)
+        return concat_to_device((row.targets for row in rows), self.device)
 
-    def _old(self, rows: Sequence[Row]) -> Tensor:
+    def _old_logprobs(self, rows: Sequence[Row]) -> Tensor:
         """The trainer's log-probabilities before the update where they are known."""
         pairs = ((row, row.sample.old_logprobs) for row in rows)
         arrays = (row.trained(row.sample.logprobs if old is None else old) for row, old in pairs)
-        return gathered(arrays, self.device)
+        return concat_to_device(arrays, self.device)
 
-    def _weights(self, rows: Sequence[Row]) -> Tensor:
-        arrays = (np.full(len(row.read), row.weight, np.float32) for row in rows)
-        return gathered(arrays, self.device)
+    def _row_weights(self, rows: Sequence[Row]) -> Tensor:
+        arrays = (np.full(len(row.positions), row.weight, np.float32) for row in rows)
+        return concat_to_device(arrays, self.device)
 
-    def _importance(self, rows: Sequence[Row]) -> Tensor:
+    def _importance_weights(self, rows: Sequence[Row]) -> Tensor:
         pairs = ((row, row.sample.weights) for row in rows)
         arrays = (
-            np.ones(len(row.read), np.float32) if weights is None else row.trained(weights)
+            np.ones(len(row.positions), np.float32) if weights is None else row.trained(weights)
             for row, weights in pairs
         )
-        return gathered(arrays, self.device)
+        return concat_to_device(arrays, self.device)

@@ -1,7 +1,7 @@
 """The processes that learn together: the one seam between an update and how many ranks it has.
 
     every rank    all samples of the step ─ mini-batches and denominators of the whole
-    dealing.py    micro-batches ─ the same number to every rank
+    micro_batch_balancing.py    micro-batches ─ the same number to every rank
     each rank     its own forward and backward passes ── gradients and metrics add up ── one step
 
 `OneRank` is the plain process: it shards nothing, and what it gathers is its own. `TorchRanks` are
@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
-from ajet.core.model.load import device_named
+from ajet.core.model.load import resolve_device
 from ajet.core.rendezvous import join, listen
 from ajet.core.update.sequence import SequenceGroup
 from ajet.core.update.settings import ShardingSettings, compute_dtype
@@ -32,7 +32,7 @@ CONNECT_TIMEOUT_S = 600.0
 
 
 class Ranks(Protocol):
-    """`num_shares` is how many ways the micro-batches of a mini-batch are dealt out, `share` which
+    """`dp_size` is how many ways the micro-batches of a mini-batch are balanced out, `share` which
     part is this rank's; the ranks of one `sequence` have the same. `compute_dtype` is what weights
     are computed in, None if in their own."""
 
@@ -41,9 +41,9 @@ class Ranks(Protocol):
     @property
     def size(self) -> int: ...
     @property
-    def num_shares(self) -> int: ...
+    def dp_size(self) -> int: ...
     @property
-    def share(self) -> int: ...
+    def dp_rank(self) -> int: ...
     @property
     def sequence(self) -> SequenceGroup | None: ...
     @property
@@ -57,11 +57,11 @@ class Ranks(Protocol):
         """In place; with all ranks, in the same order."""
         ...
 
-    def gather(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """Everybody's, in the order of ranks."""
         ...
 
-    def add(self, values: NDArray[Any]) -> NDArray[Any]:
+    def all_reduce_sum(self, values: NDArray[Any]) -> NDArray[Any]:
         """The sum of everybody's."""
         ...
 
@@ -69,7 +69,7 @@ class Ranks(Protocol):
 class OneRank:
     """A process of its own."""
 
-    rank, size, num_shares, share, sequence, compute_dtype = 0, 1, 1, 0, None, None
+    rank, size, dp_size, dp_rank, sequence, compute_dtype = 0, 1, 1, 0, None, None
 
     def device(self, model: nn.Module) -> torch.device:
         return next(model.parameters()).device
@@ -77,10 +77,10 @@ class OneRank:
     def shard(self, model: nn.Module) -> None:
         """Nothing to do."""
 
-    def gather(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         return [value]
 
-    def add(self, values: NDArray[Any]) -> NDArray[Any]:
+    def all_reduce_sum(self, values: NDArray[Any]) -> NDArray[Any]:
         return values
 
 
@@ -104,7 +104,7 @@ class TorchRanks:
                 f"ulysses_sequence_parallel_size={width}: does not divide the number of trainer "
                 f"ranks ({self.size})"
             )
-        self.num_shares, self.share = self.size // width, self.rank // width
+        self.dp_size, self.dp_rank = self.size // width, self.rank // width
         self.sequence = SequenceGroup.of(self._device.type, self.size, width)
 
     def device(self, model: nn.Module) -> torch.device:
@@ -115,12 +115,12 @@ class TorchRanks:
 
         shard_model(model, self._mesh, self.settings)
 
-    def gather(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         everybodys: list[Any] = [None] * self.size
         dist.all_gather_object(everybodys, value)
         return everybodys
 
-    def add(self, values: NDArray[Any]) -> NDArray[Any]:
+    def all_reduce_sum(self, values: NDArray[Any]) -> NDArray[Any]:
         total = torch.from_numpy(np.ascontiguousarray(values).copy())
         dist.all_reduce(total)
         return total.numpy()
@@ -129,7 +129,10 @@ class TorchRanks:
 def join_ranks(config: AjetConfig, rank: int, size: int, *, host: str, port: int) -> Ranks:
     """The `size` processes that learn together, of which this is one; returns when all are there.
     One rank alone is a plain process, unless `fsdp_config` asks for what only ranks have."""
-    device, settings = device_named(config.ajet.model.device), ShardingSettings.from_config(config)
+    device, settings = (
+        resolve_device(config.ajet.model.device),
+        ShardingSettings.from_config(config),
+    )
     plain = device.type == "cpu" and settings.param_dtype == compute_dtype(config)
     if size == 1 and plain and not settings.activation_checkpointing:
         return ONE_RANK

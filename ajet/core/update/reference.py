@@ -27,24 +27,26 @@ class Reference:
         self, model: nn.Module, policy_layout: Layout, settings: UpdateSettings, ranks: Ranks
     ) -> None:
         self._temperature = settings.temperature
-        self._adapters_of = model if settings.lora else None
-        self._frozen: nn.Module | None = None
-        if self._adapters_of is not None:
+        self._adapted_model = model if settings.lora else None
+        self._frozen_copy: nn.Module | None = None
+        if self._adapted_model is not None:
             self._layout = policy_layout
         else:
-            self._frozen = copy.deepcopy(model).requires_grad_(False)
+            self._frozen_copy = copy.deepcopy(model).requires_grad_(False)
             device = ranks.device(model)
-            self._layout = make_layout(self._frozen, settings.batch_layout, device, ranks.sequence)
-            ranks.shard(self._frozen)
+            self._layout = make_layout(
+                self._frozen_copy, settings.batch_layout, device, ranks.sequence
+            )
+            ranks.shard(self._frozen_copy)
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Row], targets_M: Tensor) -> Tensor:
-        with self._base():
-            read = self._layout.read_out(rows)
-            logprobs_M = score_tokens(read, targets_M, self._temperature, False).logprobs_M
-        if self._frozen is not None:
-            reshard(self._frozen)  # no backward pass will
+        with self._reference_weights():
+            output = self._layout.forward(rows)
+            logprobs_M = score_tokens(output, targets_M, self._temperature, False).logprobs_M
+        if self._frozen_copy is not None:
+            reshard(self._frozen_copy)  # no backward pass will
         return logprobs_M
 
-    def _base(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._adapters_of is None else adapters_off(self._adapters_of)
+    def _reference_weights(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._adapted_model is None else adapters_off(self._adapted_model)

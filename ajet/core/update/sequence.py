@@ -43,7 +43,7 @@ class SequenceGroup:
         if size == 1:
             return None
         mesh = init_device_mesh(
-            device_type, (num_ranks // size, size), mesh_dim_names=("share", "sequence")
+            device_type, (num_ranks // size, size), mesh_dim_names=("dp", "sequence")
         )
         part = mesh["sequence"]
         return cls(part.get_local_rank(), size, part.get_group())
@@ -57,21 +57,21 @@ class SequenceGroup:
                 "first and be a multiple of the second"
             )
 
-    def part(self, num_tokens: int) -> slice:
+    def local_slice(self, num_tokens: int) -> slice:
         """This rank's tokens, counted with those that fill the list up."""
         length = -(-num_tokens // self.size)
         return slice(self.rank * length, (self.rank + 1) * length)
 
-    def cut(self, values_N: NDArray[np.int64]) -> NDArray[np.int64]:
+    def local_part(self, values_N: NDArray[np.int64]) -> NDArray[np.int64]:
         """This rank's part, filled up with 0."""
-        part = self.part(len(values_N))
+        part = self.local_slice(len(values_N))
         own = values_N[part]
         return np.pad(own, (0, part.stop - part.start - len(own)))
 
     def attend(self, attend: Attend, num_tokens: int) -> Attend:
         """`attend` over all `num_tokens`, for a decoder that has this rank's part of them."""
 
-        def of_part(layer: int, q_nHd: Tensor, k_nKd: Tensor, v_nKd: Tensor) -> Tensor:
+        def attend_local(layer: int, q_nHd: Tensor, k_nKd: Tensor, v_nKd: Tensor) -> Tensor:
             copies = max(1, self.size // k_nKd.shape[1])
             if copies > 1:
                 k_nKd, v_nKd = (t.repeat_interleave(copies, dim=1) for t in (k_nKd, v_nKd))
@@ -80,7 +80,7 @@ class SequenceGroup:
             missing = self.size * len(q_nHd) - num_tokens
             return self._to_tokens(F.pad(out_Nhd, (0, 0, 0, 0, 0, missing)))
 
-        return of_part
+        return attend_local
 
     def _to_heads(self, t_nHd: Tensor) -> Tensor:
         """This rank's tokens, all heads -> all tokens, this rank's heads."""
@@ -93,23 +93,23 @@ class SequenceGroup:
         return by_rank.transpose(0, 1).flatten(1, 2)
 
     def _exchange(self, by_rank: Tensor) -> Tensor:
-        return _Exchange.apply(by_rank, self.group)  # type: ignore[no-any-return]
+        return _AllToAll.apply(by_rank, self.group)  # type: ignore[no-any-return]
 
 
-class _Exchange(torch.autograd.Function):
+class _AllToAll(torch.autograd.Function):
     """Piece i goes to rank i, and rank i's piece comes to place i. The backward is the same."""
 
     @staticmethod
     def forward(ctx: Any, by_rank: Tensor, group: Any) -> Tensor:
         ctx.group = group
-        return _exchanged(by_rank, group)
+        return _all_to_all(by_rank, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _exchanged(grads[0], ctx.group), None
+        return _all_to_all(grads[0], ctx.group), None
 
 
-def _exchanged(by_rank: Tensor, group: Any) -> Tensor:
+def _all_to_all(by_rank: Tensor, group: Any) -> Tensor:
     sent = by_rank.contiguous()
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)

@@ -42,7 +42,7 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         raise OSError("; ".join(sorted(failures))) from error
 
 
-def own_files(folder: Path, rank: int) -> list[Path]:
+def files_of_rank(folder: Path, rank: int) -> list[Path]:
     """What `write_shards` has written on this rank."""
     return sorted((folder / SHARDS).glob(f"shard-{rank + 1:05d}-*"))
 

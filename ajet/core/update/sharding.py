@@ -4,8 +4,9 @@
     its own pass      gathered, in `param_dtype`; given up after it
     gradients         summed in float32 (the loss carries the whole's denominators), sharded again
 
-The flat forward (model/decoder.py) calls parts of a layer, past the layer's own forward and so past
-FSDP's hooks: each sharded module has a method `within`, registered with FSDP, that it goes through.
+The flat forward (model/decoder.py) calls parts of a layer without the layer's own forward, which
+FSDP's hooks are attached to. So each sharded module has a method `run_unsharded`, registered with
+FSDP, through which the flat forward computes.
 Transformers' own forward finds the hooks by itself.
 
 A model in CPU memory goes to the GPUs a layer at a time, and is widened to float32 a layer at a
@@ -34,7 +35,7 @@ from torch.distributed.fsdp import (
 )
 from torch.utils.checkpoint import checkpoint
 
-from ajet.core.model.precision import wide_dtype, widened
+from ajet.core.model.precision import to_wide_dtype, wide_dtype
 from ajet.core.update.settings import ShardingSettings
 from ajet.core.update.shards import is_sharded
 
@@ -44,14 +45,14 @@ def shard_model(model: nn.Module, mesh: DeviceMesh, settings: ShardingSettings) 
     `head` is computed in that."""
     layers = decoder_layers(model)
     options = _options(mesh, settings)
-    in_full = options | {"mp_policy": MixedPrecisionPolicy()}
+    full_precision = options | {"mp_policy": MixedPrecisionPolicy()}
     for layer in layers:
         if settings.activation_checkpointing:
             layer.forward = partial(_recomputed, layer.forward)
         _shard(layer, settings.activation_checkpointing, settings.reshard_after_forward, options)
     head = getattr(model, "head", None)
     if isinstance(head, nn.Linear):
-        _shard(head, False, settings.reshard_after_forward, in_full)
+        _shard(head, False, settings.reshard_after_forward, full_precision)
     # The rest stays gathered from its forward to the end of the backward: the output layer is
     # called after the model's forward.
     _shard(model, False, False, options)
@@ -79,29 +80,29 @@ def _options(mesh: DeviceMesh, settings: ShardingSettings) -> dict[str, Any]:
 
 
 def _shard(module: nn.Module, recompute: bool, reshard_after: bool, options: Any) -> None:
-    _widen(module)
+    _to_wide_dtype(module)
     fully_shard(module, reshard_after_forward=reshard_after, **options)
     assert isinstance(module, FSDPModule)
     module.set_gradient_divide_factor(1.0)
     module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
     untyped: Any = module
-    untyped.within = MethodType(_recompute_within if recompute else _within, module)
-    register_fsdp_forward_method(module, "within")
+    untyped.run_unsharded = MethodType(_run_recomputed if recompute else _run, module)
+    register_fsdp_forward_method(module, "run_unsharded")
 
 
 @torch.no_grad()
-def _widen(module: nn.Module) -> None:
+def _to_wide_dtype(module: nn.Module) -> None:
     """To float32 at least, what is not in shards yet."""
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.is_floating_point() and not is_sharded(tensor):
-            tensor.data = widened(tensor.data)
+            tensor.data = to_wide_dtype(tensor.data)
 
 
-def _within(module: nn.Module, compute: Callable[..., Tensor], *args: Any) -> Tensor:
+def _run(module: nn.Module, compute: Callable[..., Tensor], *args: Any) -> Tensor:
     return compute(*args)
 
 
-def _recompute_within(module: nn.Module, compute: Callable[..., Tensor], *args: Any) -> Tensor:
+def _run_recomputed(module: nn.Module, compute: Callable[..., Tensor], *args: Any) -> Tensor:
     return _recomputed(compute, *args)
 
 

@@ -14,7 +14,7 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
-def full(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """The whole of a sharded tensor, on every rank (collective)."""
     untyped: Any = tensor
     return untyped.full_tensor() if is_sharded(tensor) else tensor
@@ -23,13 +23,13 @@ def full(tensor: Tensor) -> Tensor:
 def reshard(model: nn.Module) -> None:
     """Give up what a pass without backward left gathered: the parameters are the shards again."""
     for module in model.modules():
-        if "within" in module.__dict__:
+        if "run_unsharded" in module.__dict__:
             untyped: Any = module
             untyped.reshard()
 
 
 @torch.no_grad()
-def put(target: Tensor, source: Tensor) -> None:
+def copy_tensor(target: Tensor, source: Tensor) -> None:
     """`source` into `target`; where only the target is sharded, each rank takes its part."""
     if is_sharded(target) and not is_sharded(source):
         untyped: Any = target

@@ -92,7 +92,7 @@ class SamplerGap:
             sum(gap.num_tokens for gap in gaps),
             max(gap.diff_max for gap in gaps),
             max(gap.ratio_max for gap in gaps),
-            _added([gap.sums for gap in gaps]),
+            _merge_sums([gap.sums for gap in gaps]),
         )
 
     def result(self) -> dict[str, float]:
@@ -115,7 +115,7 @@ class SamplerGap:
 @dataclass(slots=True)
 class UpdateMetrics:
     """Filled in the course of one `Policy.update`: the values of a rank's own tokens, which
-    `add_up` makes those of all, and counts of the whole."""
+    `all_reduce` makes those of all, and counts of the whole."""
 
     samples: Sequence[TrainingSample]
     num_epochs: int = 1
@@ -147,11 +147,11 @@ class UpdateMetrics:
         if not self.steps:
             self.gap.add(values.log_ratio)
 
-    def add_up(self, ranks: Ranks) -> None:
+    def all_reduce(self, ranks: Ranks) -> None:
         """Once, at the end."""
-        parts = ranks.gather((self.sums, self.ratio_max, self.num_values, self.gap))
+        parts = ranks.all_gather((self.sums, self.ratio_max, self.num_values, self.gap))
         sums, ratios, counts, gaps = zip(*parts, strict=True)
-        self.sums, self.ratio_max, self.num_values = _added(sums), max(ratios), sum(counts)
+        self.sums, self.ratio_max, self.num_values = _merge_sums(sums), max(ratios), sum(counts)
         self.gap = SamplerGap.of_all(gaps)
 
     def result(self, seconds: float) -> dict[str, float]:
@@ -183,7 +183,7 @@ class UpdateMetrics:
         return len({s.group_id for s in self.samples} - live)
 
 
-def _added(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _merge_sums(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Key by key, in the order in which keys appear."""
     names = dict.fromkeys(name for each in sums for name in each)
     return {name: sum(each.get(name, 0.0) for each in sums) for name in names}

@@ -16,7 +16,7 @@ from ajet.core.errors import CheckpointError
 from ajet.core.update.checkpoint import WEIGHT_PREFIX, newest_checkpoint, read_weights
 from ajet.core.update.lora import with_lora
 from ajet.core.update.settings import LoraSettings
-from ajet.core.update.shards import put
+from ajet.core.update.shards import copy_tensor
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -32,8 +32,8 @@ def find_checkpoint(path: Path) -> Path:
 
 def overlay_checkpoint(model: nn.Module, path: Path, lora: LoraSettings | None) -> None:
     """The weights at `path` over `model`, in place; adapters are put into its own modules."""
-    learnt = with_lora(model, lora) if lora else model
-    load_weights(trainable(learnt), read_weights(path))
+    trained = with_lora(model, lora) if lora else model
+    load_weights(trainable(trained), read_weights(path))
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -69,4 +69,4 @@ def load_weights(
                 "weights; use the model and lora settings of the run that wrote it"
             )
     for name, weight in weights.items():
-        put(weight, tensors[f"{prefix}{name}"])
+        copy_tensor(weight, tensors[f"{prefix}{name}"])

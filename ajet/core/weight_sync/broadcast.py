@@ -1,6 +1,6 @@
 """Weights by a broadcast of torch.distributed: rank 0 sends, every other rank receives.
 
-    trainer    sender.keep(version, tensors)          a copy in the CPU's memory
+    trainer    sender.snapshot(version, tensors)          a copy in the CPU's memory
                receivers = sender.receivers(version, 3)   one for each engine, sent to it
                sender.send()                          header, tensor, header, tensor, … end
     replica    load_weights(model, receiver)              joins, receives, leaves
@@ -80,10 +80,10 @@ class BroadcastGroup:
         for name, tensor in tensors:
             moved = tensor.detach().to(self._device).contiguous()
             infos.append(TensorInfo.of(name, moved))
-            self._say(infos[-1].to_json())
+            self._send_header(infos[-1].to_json())
             self._broadcast(moved)
         manifest = Manifest(version, tuple(infos))
-        self._say({"end": version, "checksum": manifest.checksum, "count": len(infos)})
+        self._send_header({"end": version, "checksum": manifest.checksum, "count": len(infos)})
         seconds = time.perf_counter() - started
         return SyncReport(version, seconds, manifest.num_bytes, manifest.checksum)
 
@@ -92,29 +92,29 @@ class BroadcastGroup:
         import torch
 
         infos: list[TensorInfo] = []
-        while "end" not in (told := self._hear()):
-            info = TensorInfo.of_json(told)
+        while "end" not in (header := self._receive_header()):
+            info = TensorInfo.from_json(header)
             tensor = torch.empty(info.shape, dtype=getattr(torch, info.dtype), device=self._device)
             self._broadcast(tensor)
             infos.append(info)
             yield info, tensor
-        if told["end"] != version:
-            raise WeightsError(f"{self._where}: version {told['end']} came, not {version}")
-        if told["checksum"] != Manifest(version, tuple(infos)).checksum:
+        if header["end"] != version:
+            raise WeightsError(f"{self._where}: version {header['end']} came, not {version}")
+        if header["checksum"] != Manifest(version, tuple(infos)).checksum:
             raise WeightsError(f"{self._where}: version {version} came incomplete")
 
     def close(self) -> None:
         """Leave; the others' next broadcast fails."""
         self._group = None
 
-    def _say(self, told: dict[str, Any]) -> None:
+    def _send_header(self, header: dict[str, Any]) -> None:
         import torch
 
-        data = torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8)
+        data = torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8)
         self._broadcast(torch.tensor([len(data)], dtype=torch.int64, device=self._device))
         self._broadcast(data.to(self._device))
 
-    def _hear(self) -> dict[str, Any]:
+    def _receive_header(self) -> dict[str, Any]:
         import torch
 
         length = torch.zeros(1, dtype=torch.int64, device=self._device)
@@ -177,9 +177,9 @@ class BroadcastSender:
         self._address, self._timeout_s = address, timeout_s
         self._version: int | None = None
         self._copy: dict[str, Tensor] = {}
-        self._begun: tuple[Any, int] | None = None
+        self._pending: tuple[Any, int] | None = None
 
-    def keep(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    def snapshot(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """A copy: the trainer goes on."""
         self._copy = {name: t.detach().to("cpu", copy=True) for name, t in tensors}
         self._version = version
@@ -192,7 +192,7 @@ class BroadcastSender:
             )
         size = number + 1
         store = open_store(self._address, size, self._timeout_s)
-        self._begun = store, size
+        self._pending = store, size
         where = (self._address, store.port)
         return [
             BroadcastReceiver(*where, rank, size, version, self._backend, self._timeout_s)
@@ -201,8 +201,8 @@ class BroadcastSender:
 
     def send(self) -> SyncReport:
         """Sends to those for whom receivers were made last."""
-        assert self._begun is not None and self._version is not None
-        (store, size), self._begun = self._begun, None
+        assert self._pending is not None and self._version is not None
+        (store, size), self._pending = self._pending, None
         group = BroadcastGroup(
             self._address,
             store.port,

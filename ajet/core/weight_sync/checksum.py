@@ -17,11 +17,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-WORD, PIECE_WORDS = 8, 1 << 15
-PIECES = {"cpu": 1}
+WORD_BYTES, CHUNK_WORDS = 8, 1 << 15
+CHUNKS_PER_PASS = {"cpu": 1}
 """Pieces that are summed at once: one stays in a CPU's cache, a GPU wants many."""
-MANY_PIECES = 256
-ODD, MIX, SPREAD = 0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB
+DEFAULT_CHUNKS_PER_PASS = 256
+KEY_MULTIPLIER, MIX_MULTIPLIER, CHAIN_MULTIPLIER = (
+    0x1E3779B97F4A7C15,
+    0x3F58476D1CE4E5B9,
+    0x14D049BB133111EB,
+)
 """Odd, so that a multiplication modulo 2**64 loses nothing; below 2**63, to fit an int64."""
 MODULUS = 1 << 64
 
@@ -31,42 +35,42 @@ def tensor_checksum(tensor: Tensor) -> str:
     import torch
 
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    places = torch.arange(1, 2 * PIECE_WORDS, 2, device=data.device)
-    keys = places * ODD
-    size = PIECE_WORDS * WORD
-    step = size * PIECES.get(data.device.type, MANY_PIECES)
+    positions = torch.arange(1, 2 * CHUNK_WORDS, 2, device=data.device)
+    keys = positions * KEY_MULTIPLIER
+    size = CHUNK_WORDS * WORD_BYTES
+    step = size * CHUNKS_PER_PASS.get(data.device.type, DEFAULT_CHUNKS_PER_PASS)
     whole = data.numel() - data.numel() % size
     total = data.numel()
     for start in range(0, whole, step):
-        total = _add(total, data[start : min(start + step, whole)], places, keys)
+        total = _add(total, data[start : min(start + step, whole)], positions, keys)
     rest = data[whole:]
-    short = -rest.numel() % WORD
-    num_words = (rest.numel() + short) // WORD
+    short = -rest.numel() % WORD_BYTES
+    num_words = (rest.numel() + short) // WORD_BYTES
     if num_words:
         rest = torch.nn.functional.pad(rest, (0, short))
-        total = _add(total, rest, places[:num_words], keys[:num_words])
+        total = _add(total, rest, positions[:num_words], keys[:num_words])
     return f"{total:016x}"
 
 
-def _add(total: int, data: Tensor, places: Tensor, keys: Tensor) -> int:
-    """`total` with the sums of one piece, or of several of the same length."""
+def _add(total: int, data: Tensor, positions: Tensor, keys: Tensor) -> int:
+    """`total` with the sums of one chunk, or of several of the same length."""
     import torch
 
-    aligned = data if data.data_ptr() % WORD == 0 else data.clone()
-    if aligned.storage_offset() % WORD:
+    aligned = data if data.data_ptr() % WORD_BYTES == 0 else data.clone()
+    if aligned.storage_offset() % WORD_BYTES:
         aligned = aligned.clone()
-    mixed = aligned.view(torch.int64).view(-1, len(places)) + places
+    mixed = aligned.view(torch.int64).view(-1, len(positions)) + positions
     mixed *= keys
     # Without these steps two flipped top bits (two signs) would cancel each other.
     mixed ^= mixed >> 31
-    mixed *= MIX
+    mixed *= MIX_MULTIPLIER
     mixed ^= mixed >> 29
-    for piece in mixed.sum(1).tolist():
-        total = (total * SPREAD + piece) % MODULUS
+    for chunk in mixed.sum(1).tolist():
+        total = (total * CHAIN_MULTIPLIER + chunk) % MODULUS
     return total
 
 
-def combined(lines: Iterable[tuple[str, str, tuple[int, ...], str]]) -> str:
+def combined_checksum(lines: Iterable[tuple[str, str, tuple[int, ...], str]]) -> str:
     """One checksum of many tensors, each (name, dtype, shape, checksum), in any order."""
     text = "\n".join(f"{name} {dtype} {shape} {own}" for name, dtype, shape, own in sorted(lines))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

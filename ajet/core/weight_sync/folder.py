@@ -3,11 +3,11 @@
     root/v00000007/manifest.json                      version, names, shapes, checksums
                    model-00001.safetensors …          shards: what is held in memory while writing
                    model.safetensors.index.json       so that any Hugging Face reader takes it
-                   config.json …                      copied from `beside`: a server wants them
+                   config.json …                      copied from `extra_files`; servers read them
 
-Written aside and renamed, so a version is whole or absent. A reader holds a shared lock while it
-reads; the writer removes older versions that nobody holds, and tries again with the next one. A
-process that dies lets go of its lock.
+A version is written under a temporary name and renamed, so it is whole or absent. A reader holds a
+shared lock while it reads; the writer removes older versions that nobody has locked, and tries
+again when it writes the next one. The system releases the lock of a process that dies.
 
 Not covered: folders on a network file system without `flock` (nothing is removed there too early
 only if `keep` covers the slowest reader).
@@ -73,7 +73,7 @@ class FolderSource:
         """Read one by one; the folder stays until the last one was taken."""
         from safetensors import SafetensorError, safe_open
 
-        with self.held():
+        with self.read_lock():
             infos = {info.name: info for info in self.manifest().tensors}
             for shard in self._shards():
                 try:
@@ -96,7 +96,7 @@ class FolderSource:
         return WeightsError(f"weights of version {self.version}: {self.path / name} is damaged")
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def read_lock(self) -> Iterator[None]:
         """The folder is not removed meanwhile."""
         try:
             lock = os.open(self.path / LOCK, os.O_RDONLY)
@@ -117,13 +117,13 @@ class WeightFolder:
         self,
         root: Path,
         *,
-        beside: Sequence[Path] = (),
+        extra_files: Sequence[Path] = (),
         keep: int = 2,
         shard_bytes: int = SHARD_BYTES,
     ) -> None:
         """`beside`: files that are copied into every version; `keep`: versions that are left."""
         self.root = root
-        self._beside = tuple(beside)
+        self._extra_files = tuple(extra_files)
         self._keep = keep
         self._shard_bytes = shard_bytes
         root.mkdir(parents=True, exist_ok=True)
@@ -135,29 +135,29 @@ class WeightFolder:
         """A folder in which each version is a model that a server can start from: `files` are those
         of the model beside its weights (`model_files`)."""
         (root / "model").mkdir(parents=True, exist_ok=True)
-        beside = []
+        extra_files = []
         for name, content in files.items():
             if "/" not in name:  # further chat templates: no server asks for one
-                beside.append(root / "model" / name)
-                beside[-1].write_bytes(content)
-        return cls(root, beside=beside, keep=1)
+                extra_files.append(root / "model" / name)
+                extra_files[-1].write_bytes(content)
+        return cls(root, extra_files=extra_files, keep=1)
 
     def write(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> FolderSource:
         """Write a version from an iterator, holding one shard at a time, and remove old ones."""
         path = self.root / f"{PREFIX}{version:08d}"
-        aside = self.root / f".{path.name}.{os.getpid()}"
-        shutil.rmtree(aside, ignore_errors=True)
+        temporary = self.root / f".{path.name}.{os.getpid()}"
+        shutil.rmtree(temporary, ignore_errors=True)
         try:
-            aside.mkdir()
-            self._fill(aside, version, tensors)
+            temporary.mkdir()
+            self._write_files(temporary, version, tensors)
             shutil.rmtree(path, ignore_errors=True)
-            aside.rename(path)
+            temporary.rename(path)
         except OSError as error:
             reason = error.strerror or str(error)
             raise WeightsError(f"weights of version {version}: {self.root}: {reason}") from error
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
-        self.remove_old(spare=version)
+            shutil.rmtree(temporary, ignore_errors=True)
+        self.remove_old(exclude=version)
         return FolderSource(path, version)
 
     def versions(self) -> list[int]:
@@ -165,14 +165,16 @@ class WeightFolder:
         found = self.root.glob(f"{PREFIX}*/{MANIFEST}")
         return sorted(int(path.parent.name.removeprefix(PREFIX)) for path in found)
 
-    def remove_old(self, spare: int | None = None) -> list[int]:
-        """Remove versions beyond the newest `keep` that nobody reads; says which. `spare` stays: a
-        run that was resumed writes lower numbers than it had left there."""
+    def remove_old(self, exclude: int | None = None) -> list[int]:
+        """Removes versions beyond the newest `keep` that nobody reads, and returns their numbers.
+
+        The version `exclude` stays: a resumed run writes lower numbers than it left there before.
+        """
         removed = []
         for version in self.versions()[: -self._keep]:
-            if version == spare:
+            if version == exclude:
                 continue
-            if _removed(self.root / f"{PREFIX}{version:08d}"):
+            if _remove_unless_locked(self.root / f"{PREFIX}{version:08d}"):
                 removed.append(version)
         return removed
 
@@ -180,22 +182,24 @@ class WeightFolder:
         """Remove everything: for shared memory, which outlives the process."""
         shutil.rmtree(self.root, ignore_errors=True)
 
-    def _fill(self, aside: Path, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    def _write_files(
+        self, temporary: Path, version: int, tensors: Iterable[tuple[str, Tensor]]
+    ) -> None:
         infos, weight_map = [], {}
         for number, shard in enumerate(_shards(tensors, self._shard_bytes), start=1):
             name = f"model-{number:05d}.safetensors"
             infos += [TensorInfo.of(key, tensor) for key, tensor in shard.items()]
             weight_map |= dict.fromkeys(shard, name)
-            _save(shard, aside / name)
+            _save(shard, temporary / name)
         if not infos:
             raise WeightsError(f"weights of version {version}: there are none")
         manifest = Manifest(version, tuple(infos))
-        for path in self._beside:
-            shutil.copy(path, aside / path.name)
+        for path in self._extra_files:
+            shutil.copy(path, temporary / path.name)
         index = {"metadata": {"total_size": manifest.num_bytes}, "weight_map": weight_map}
-        (aside / INDEX).write_text(json.dumps(index), "utf-8")
-        (aside / LOCK).touch()
-        (aside / MANIFEST).write_text(manifest.dumps(), "utf-8")
+        (temporary / INDEX).write_text(json.dumps(index), "utf-8")
+        (temporary / LOCK).touch()
+        (temporary / MANIFEST).write_text(manifest.dumps(), "utf-8")
 
 
 def _shards(tensors: Iterable[tuple[str, Tensor]], shard_bytes: int) -> Iterator[dict[str, Tensor]]:
@@ -222,7 +226,7 @@ def _save(shard: dict[str, Tensor], path: Path) -> None:
         raise OSError(f"{path.name} cannot be written: {error}") from error
 
 
-def _removed(path: Path) -> bool:
+def _remove_unless_locked(path: Path) -> bool:
     """Unless somebody holds it. It loses its name first: half of it is never found."""
     try:
         lock = os.open(path / LOCK, os.O_RDONLY)
@@ -231,10 +235,10 @@ def _removed(path: Path) -> bool:
         return True
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        aside = path.rename(path.with_name(f".{path.name}.removed"))
+        temporary = path.rename(path.with_name(f".{path.name}.removed"))
     except BlockingIOError:
         return False
     finally:
         os.close(lock)
-    shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(temporary, ignore_errors=True)
     return True

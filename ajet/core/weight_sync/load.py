@@ -24,13 +24,13 @@ from ajet.core.weight_sync.manifest import (
     TensorInfo,
     WeightsError,
     WeightSource,
-    some,
+    shorten_list,
 )
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-Arriving = Iterable[tuple[TensorInfo, "Tensor"]]
+IncomingTensors = Iterable[tuple[TensorInfo, "Tensor"]]
 Targets = Mapping[str, "Tensor"]
 
 
@@ -44,26 +44,26 @@ def load_tensors(targets: Targets, source: WeightSource, *, stage: bool = True) 
     started = time.perf_counter()
     where = f"weights of version {source.version}"
     if source.can_be_read_again:
-        with closing(source.tensors()) as arriving:
-            check(arriving, targets, where)
-        with closing(source.tensors()) as arriving:
-            infos = _copy(arriving, targets)
+        with closing(source.tensors()) as incoming:
+            check(incoming, targets, where)
+        with closing(source.tensors()) as incoming:
+            infos = _copy(incoming, targets)
     elif stage:
         collected = list(source.tensors())
         check(collected, targets, where)
         infos = _copy(collected, targets)
     else:
         infos = _copy_unchecked(source, targets, f"{where} (the model now holds a mixture)")
-    _check_held(infos, targets, where)
+    _check_loaded(infos, targets, where)
     manifest = Manifest(source.version, tuple(infos))
     seconds = time.perf_counter() - started
     return SyncReport(source.version, seconds, manifest.num_bytes, manifest.checksum)
 
 
-def check(arriving: Arriving, targets: Targets, where: str) -> None:
+def check(incoming: IncomingTensors, targets: Targets, where: str) -> None:
     """All that arrives is sound and fits, and nothing is missing."""
     infos: list[TensorInfo] = []
-    for info, tensor in arriving:
+    for info, tensor in incoming:
         check_tensor(info, tensor, targets.get(info.name), where)
         infos.append(info)
     check_complete(infos, targets, where)
@@ -87,22 +87,22 @@ def check_tensor(info: TensorInfo, tensor: Tensor, target: Tensor | None, where:
 def check_complete(infos: Iterable[TensorInfo], targets: Targets, where: str) -> None:
     """Every tensor of the model is among them, by its own name or by that of one it is tied to."""
     given = {info.name for info in infos}
-    filled = {_place(targets[name]) for name in given}
-    missing = [n for n, t in targets.items() if n not in given and _place(t) not in filled]
+    filled = {_storage_key(targets[name]) for name in given}
+    missing = [n for n, t in targets.items() if n not in given and _storage_key(t) not in filled]
     if missing:
-        raise WeightsError(f"{where}: missing {some(missing)}")
+        raise WeightsError(f"{where}: missing {shorten_list(missing)}")
 
 
-def _place(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
+def _storage_key(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
     return tensor.data_ptr(), tuple(tensor.shape)
 
 
-def _copy(arriving: Arriving, targets: Targets) -> list[TensorInfo]:
+def _copy(incoming: IncomingTensors, targets: Targets) -> list[TensorInfo]:
     import torch
 
     infos: list[TensorInfo] = []
     with torch.no_grad():
-        for info, tensor in arriving:
+        for info, tensor in incoming:
             targets[info.name].copy_(tensor)
             infos.append(info)
     return infos
@@ -124,7 +124,7 @@ def _copy_unchecked(source: WeightSource, targets: Targets, where: str) -> list[
     return infos
 
 
-def _check_held(infos: Iterable[TensorInfo], targets: Targets, where: str) -> None:
+def _check_loaded(infos: Iterable[TensorInfo], targets: Targets, where: str) -> None:
     """The model holds what was sent, where its type is that of what was sent."""
     for info in infos:
         target = targets[info.name]

@@ -16,7 +16,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from ajet.core.errors import ModelError
-from ajet.core.weight_sync.checksum import combined, tensor_checksum
+from ajet.core.weight_sync.checksum import combined_checksum, tensor_checksum
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,9 +45,9 @@ class TensorInfo:
         return cls(name, dtype, tuple(tensor.shape), tensor_checksum(tensor))
 
     @classmethod
-    def of_json(cls, told: Mapping[str, Any]) -> TensorInfo:
+    def from_json(cls, data: Mapping[str, Any]) -> TensorInfo:
         """From `to_json`'s form."""
-        return cls(told["name"], told["dtype"], tuple(told["shape"]), told["checksum"])
+        return cls(data["name"], data["dtype"], tuple(data["shape"]), data["checksum"])
 
     @property
     def num_bytes(self) -> int:
@@ -70,7 +70,7 @@ class Manifest:
     @property
     def checksum(self) -> str:
         """One checksum for all of them, whatever their order."""
-        return combined((t.name, t.dtype, t.shape, t.checksum) for t in self.tensors)
+        return combined_checksum((t.name, t.dtype, t.shape, t.checksum) for t in self.tensors)
 
     @property
     def num_bytes(self) -> int:
@@ -84,9 +84,9 @@ class Manifest:
     @classmethod
     def loads(cls, text: str) -> Manifest:
         """From `dumps`' form; WeightsError where its own checksum does not match."""
-        told = json.loads(text)
-        found = cls(told["version"], tuple(TensorInfo.of_json(info) for info in told["tensors"]))
-        if found.checksum != told["checksum"]:
+        data = json.loads(text)
+        found = cls(data["version"], tuple(TensorInfo.from_json(info) for info in data["tensors"]))
+        if found.checksum != data["checksum"]:
             raise WeightsError(f"weights of version {found.version}: the manifest is damaged")
         return found
 
@@ -118,19 +118,19 @@ class WeightSource(Protocol):
 
 
 @runtime_checkable
-class Delivery(Protocol):
+class BroadcastSource(Protocol):
     """Weights of one version that are sent to several receivers at once, by somebody who must know
     to how many. They can be sent again."""
 
     @property
     def version(self) -> int: ...
 
-    async def begin(self, number: int) -> Sequence[WeightSource]:
+    async def make_sources(self, number: int) -> Sequence[WeightSource]:
         """A source for each of `number` receivers, all of whom must take theirs now."""
         ...
 
 
-def some(names: list[str]) -> str:
+def shorten_list(names: list[str]) -> str:
     """A few of many names, for one line."""
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return ", ".join(names[:MAX_NAMED]) + more

@@ -111,7 +111,7 @@ class ModelTuner:
         Tool calls that could not be read stand in `content` as they were written, and once more in
         `malformed_tool_calls`, a key that is there for them alone.
         """
-        from ajet.core.trajectory.base_recorder import Overrides
+        from ajet.core.trajectory.base_recorder import SamplingOverrides
 
         call = self._recorder.chat(
             messages,
@@ -119,7 +119,7 @@ class ModelTuner:
             agent_name=agent_name or self.agent_name,
             target_tag=target_tag or self.target_tag,
             tool_choice=tool_choice,
-            overrides=Overrides(**sampling),
+            overrides=SamplingOverrides(**sampling),
         )
         turn = await on_loop(self._recorder.loop, call)
         reply = copy.deepcopy(turn.reply)  # the agent may edit its own
@@ -129,13 +129,13 @@ class ModelTuner:
 
     async def generate(self, prompt_ids: Sequence[int], **sampling: Any) -> Completion:
         """Token ids in, token ids out, recorded like any call."""
-        from ajet.core.trajectory.base_recorder import Overrides
+        from ajet.core.trajectory.base_recorder import SamplingOverrides
 
         call = self._recorder.generate(
             prompt_ids,
             agent_name=self.agent_name,
             target_tag=self.target_tag,
-            overrides=Overrides(**sampling),
+            overrides=SamplingOverrides(**sampling),
         )
         turn = await on_loop(self._recorder.loop, call)
         return turn.completion
@@ -154,18 +154,18 @@ class ModelTuner:
     def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
         """Token ids of a text. What spells a special token is plain text in it, as in a message;
         with `special_tokens` it is the token."""
-        words = self._recorder.words
-        return words.encode(text if special_tokens else words.as_plain(text))
+        template = self._recorder.template
+        return template.encode(text if special_tokens else template.as_plain(text))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens."""
-        return self._recorder.words.decode(list(token_ids))
+        return self._recorder.template.decode(list(token_ids))
 
     def prompt_ids(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
     ) -> list[int]:
         """Token ids of a conversation as the chat template writes it, ready for a reply."""
-        return self._recorder.words.prompt_ids(messages, tools)
+        return self._recorder.template.prompt_ids(messages, tools)
 
     def as_langchain_model(
         self,
@@ -202,7 +202,7 @@ class ModelTuner:
     ) -> None:
         """Lower this episode's limits: calls of the model, and tokens of a prompt and its reply.
         The call that passes one ends the episode as truncated."""
-        self._recorder.tighten(max_steps, max_model_len)
+        self._recorder.tighten_limits(max_steps, max_model_len)
 
     def as_raw_openai_sdk_client(
         self,

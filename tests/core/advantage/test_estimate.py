@@ -5,7 +5,7 @@ import pytest
 
 from ajet.core.advantage import ESTIMATORS, EstimatorSettings, RewardShaping, estimate
 from ajet.core.advantage.credit import AdvantageOptions
-from ajet.core.advantage.kl_control import kl_control_of
+from ajet.core.advantage.kl_controller import make_kl_controller
 from ajet.core.advantage.whiten import whiten
 from ajet.core.config import load_config
 from tests.core.advantage.advantage_fixtures import credited, per_token, per_turn, random_groups
@@ -126,5 +126,5 @@ ajet:
         whiten=True,
         clip=3.0,
     )
-    control = kl_control_of(config)
+    control = make_kl_controller(config)
     assert vars(control) == {"coef": 0.2, "target": 0.3, "horizon": 12}

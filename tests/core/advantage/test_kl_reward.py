@@ -1,7 +1,11 @@
 import numpy as np
 import pytest
 
-from ajet.core.advantage.kl_control import AdaptiveKL, FixedKL, kl_control_of
+from ajet.core.advantage.kl_controller import (
+    AdaptiveKLController,
+    FixedKLController,
+    make_kl_controller,
+)
 from ajet.core.advantage.kl_in_reward import penalise_kl
 from ajet.core.config import load_config
 from tests.core.advantage.advantage_fixtures import credited
@@ -40,13 +44,13 @@ def control_of(kind, coef):
     section = "ajet.trainer_common.algorithm.kl_ctrl"
     settings = f"{{type: {kind}, kl_coef: {coef}, target_kl: 0.1, horizon: 100}}"
     config = load_config("tutorial/example_math_agent/demo.yaml", [f"{section}={settings}"])
-    return kl_control_of(config)
+    return make_kl_controller(config)
 
 
 def test_the_fixed_coefficient_stays():
     control = control_of("fixed", 0.3)
     control.update(kl=50.0, num_episodes=1000)
-    assert isinstance(control, FixedKL) and control.coef == 0.3
+    assert isinstance(control, FixedKLController) and control.coef == 0.3
 
 
 def test_the_adaptive_coefficient_moves_towards_the_target():
@@ -60,8 +64,8 @@ def test_the_adaptive_coefficient_moves_towards_the_target():
 
 
 def test_a_resumed_run_goes_on_with_the_coefficient_it_had():
-    before = AdaptiveKL(1.0, 0.1, 100)
+    before = AdaptiveKLController(1.0, 0.1, 100)
     before.update(kl=9.0, num_episodes=100)
-    after = AdaptiveKL(1.0, 0.1, 100)
+    after = AdaptiveKLController(1.0, 0.1, 100)
     after.load_state_dict(before.state_dict())
     assert after.coef == before.coef == 1.2

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ajet.core.advantage import ESTIMATORS, AdvantageOptions, EstimatorSettings, estimate
-from ajet.core.advantage.kl_control import AdaptiveKL
+from ajet.core.advantage.kl_controller import AdaptiveKLController
 from ajet.core.advantage.kl_in_reward import penalise_kl
 from ajet.core.advantage.whiten import whiten
 from tests.core.advantage.advantage_fixtures import random_groups
@@ -170,7 +170,7 @@ def test_kl_in_the_reward(verl_core_algos, seed):
 
 def test_adaptive_kl(verl_core_algos):
     theirs = verl_core_algos.AdaptiveKLController(0.2, target_kl=0.1, horizon=1000)
-    control = AdaptiveKL(0.2, target=0.1, horizon=1000)
+    control = AdaptiveKLController(0.2, target=0.1, horizon=1000)
     rng = np.random.default_rng(0)
     for _ in range(200):
         kl, episodes = float(rng.uniform(0, 0.3)), int(rng.integers(1, 64))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ajet.core.advantage import EstimatorSettings
-from ajet.core.advantage.kl_control import AdaptiveKL, FixedKL
+from ajet.core.advantage.kl_controller import AdaptiveKLController, FixedKLController
 from ajet.core.errors import CheckpointError
 from ajet.core.learning.learner import Learner, LearnerSettings
 from ajet.core.trajectory.trajectory import EpisodeStatus
@@ -30,7 +30,7 @@ def learner(name="grpo", kl=None, kl_in_reward=False, warmup=0, **update):
     return Learner(
         Policy(tiny_model(), settings),
         critic,
-        kl or FixedKL(0.5),
+        kl or FixedKLController(0.5),
         LearnerSettings(EstimatorSettings(name), kl_in_reward, warmup),
     )
 
@@ -58,13 +58,13 @@ def test_rewards_that_differ_change_the_weights():
 
 
 FAILED = {"reward": None, "status": EpisodeStatus.AGENT_ERROR}
-ASIDE = group_of(member(0), member(1)).set_aside("dynamic_sampling", "equal")
+ASIDE = group_of(member(0), member(1)).leave_out("dynamic_sampling", "equal")
 SILENT = {
     "no group at all": [],
     "every episode failed": [group_of(member(0, **FAILED), member(1, **FAILED))],
     "all rewards equal": [group_of(member(0), member(1)), group_of(member(0, 0.0, group=1))],
     "every group set aside": [
-        group_of(member(0), member(1)).set_aside("dynamic_sampling", "equal")
+        group_of(member(0), member(1)).leave_out("dynamic_sampling", "equal")
     ],
     "nobody called the model": [group_of(episode(member=0, turns=()), episode(member=1, turns=()))],
 }
@@ -85,7 +85,7 @@ def test_a_batch_that_says_nothing_leaves_the_weights_as_they_are(name, groups):
 @pytest.mark.parametrize("groups", SILENT.values(), ids=SILENT)
 @pytest.mark.parametrize("name", ["gae", "reinforce_plus_plus", "remax", "opo"])
 def test_a_batch_that_says_nothing_leaves_finite_weights_with_every_estimator(name, groups):
-    one = learner(name, AdaptiveKL(0.5, 0.1, 10), kl_in_reward=True)
+    one = learner(name, AdaptiveKLController(0.5, 0.1, 10), kl_in_reward=True)
     _, metrics = learn(one, groups)
     assert all(torch.isfinite(tensor).all() for tensor in one.state_dict().tensors.values())
     assert all(np.isfinite(list(metrics.values()))), metrics
@@ -104,7 +104,7 @@ def test_a_group_that_lost_members_renormalises_over_those_that_are_left():
 
 
 def test_the_kl_is_taken_off_the_rewards_and_steers_its_coefficient():
-    one = learner("reinforce", AdaptiveKL(0.5, 0.1, 10), kl_in_reward=True)
+    one = learner("reinforce", AdaptiveKLController(0.5, 0.1, 10), kl_in_reward=True)
     group = group_of(member(0, 1.0), member(1, 0.0))
     credited = one.score([group])
     [[first, _]] = credited.credits
@@ -142,7 +142,7 @@ def test_state_goes_on_where_it_was():
     groups = [group_of(member(0, 1.0), member(1, 0.0))]
 
     def made():
-        return learner("gae", AdaptiveKL(0.5, 0.1, 10), kl_in_reward=True)
+        return learner("gae", AdaptiveKLController(0.5, 0.1, 10), kl_in_reward=True)
 
     whole, first, second = made(), made(), made()
     for step in (1, 2):

@@ -12,7 +12,7 @@ def test_who_is_kept_is_compared_with_who_is_left_out():
     group = group_of(
         episode(member=0, reward=1.0),
         short,
-        episode(member=2, reward=0.5).set_aside("overlong", "cut"),
+        episode(member=2, reward=0.5).leave_out("overlong", "cut"),
     )
     metrics = selection_metrics([group], ["overlong", "redundancy"])
     assert metrics == {
@@ -33,8 +33,8 @@ def test_who_is_kept_is_compared_with_who_is_left_out():
 
 
 def test_who_a_later_selection_left_out_was_kept_by_those_before_it():
-    aside = group_of(episode(group=1, reward=0.0)).set_aside("dynamic_sampling", "all equal")
-    surplus = episode(member=1, reward=1.0).set_aside("redundancy", "enough")
+    aside = group_of(episode(group=1, reward=0.0)).leave_out("dynamic_sampling", "all equal")
+    surplus = episode(member=1, reward=1.0).leave_out("redundancy", "enough")
     metrics = selection_metrics([group_of(episode(reward=1.0), surplus), aside], [])
     assert metrics["selection/redundancy/kept"] == 2
     assert metrics["selection/redundancy/reward_kept"] == 0.5
@@ -42,7 +42,7 @@ def test_who_a_later_selection_left_out_was_kept_by_those_before_it():
 
 
 def test_those_that_were_stopped_have_no_reward_to_compare():
-    stopped = replace(episode(member=1, reward=None), turns=()).set_aside("redundancy", "enough")
+    stopped = replace(episode(member=1, reward=None), turns=()).leave_out("redundancy", "enough")
     metrics = selection_metrics([group_of(episode(member=0, reward=1.0), stopped)], [])
     assert metrics["selection/redundancy/turns_bias"] == 2
     assert "selection/redundancy/reward_bias" not in metrics

@@ -115,7 +115,7 @@ def test_greedy_baselines_have_figures_of_their_own():
 
 
 def test_what_a_selection_left_out_is_in_the_mean_reward_all_the_same():
-    aside = group_of(episode(group=1, reward=0.0)).set_aside("dynamic_sampling", "all equal")
+    aside = group_of(episode(group=1, reward=0.0)).leave_out("dynamic_sampling", "all equal")
     metrics = metrics_of(group_of(episode(member=0, reward=1.0)), aside)
     assert metrics["reward/mean"] == 0.5
     assert (metrics["groups/total"], metrics["groups/trained"]) == (2, 1)

@@ -11,7 +11,7 @@ from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput
-from ajet.core.trajectory.base_recorder import Overrides
+from ajet.core.trajectory.base_recorder import SamplingOverrides
 from ajet.core.trajectory.chat_recorder import ChatRecorder
 from ajet.core.trajectory.limits import (
     EndpointFault,
@@ -69,7 +69,7 @@ async def test_a_turn_has_words_and_counts_but_no_tokens_to_train_on():
 
 async def test_an_agents_settings_and_the_seed_of_the_call_are_sent():
     endpoint, episode = recorder({"content": "a"}, max_response_length_in_one_turn=50)
-    await episode.chat(HI, overrides=Overrides(temperature=0.1, max_tokens=400))
+    await episode.chat(HI, overrides=SamplingOverrides(temperature=0.1, max_tokens=400))
     await episode.chat(HI, [ADD], tool_choice="add")
     (_, _, first, _), (_, tools, second, choice) = endpoint.asked
     assert (first.temperature, first.max_tokens) == (0.1, 50)

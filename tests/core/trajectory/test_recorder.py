@@ -16,7 +16,7 @@ from ajet.core.trajectory.limits import (
     EpisodeLimits,
     EpisodeTruncated,
 )
-from ajet.core.trajectory.recorder import EpisodeRecorder, Overrides
+from ajet.core.trajectory.recorder import EpisodeRecorder, SamplingOverrides
 from ajet.tool_parsers import parser_for
 from tests.fakes import FAMILY_CALL, ScriptedEndpoint, chat_tokenizer
 
@@ -122,7 +122,7 @@ async def test_an_agent_that_caught_a_fault_of_the_endpoint_and_went_on_is_not_e
 
 def test_a_reply_of_no_tokens_cannot_be_asked_for():
     with pytest.raises(ValueError, match="max_tokens is 0"):
-        Overrides(max_tokens=0)
+        SamplingOverrides(max_tokens=0)
 
 
 SUB = {"type": "function", "function": {"name": "sub", "parameters": {}}}
@@ -231,8 +231,8 @@ async def test_room_is_the_smallest_of_turn_episode_and_request():
     assert await asked() == 4096
     assert await asked(max_model_len=prompt + 10) == 10
     assert await asked(max_prompt_length=prompt, max_response_length=20) == 20
-    assert await asked(Overrides(max_tokens=5), max_response_length_in_one_turn=8) == 5
-    assert await asked(Overrides(max_tokens=50), max_response_length_in_one_turn=8) == 8
+    assert await asked(SamplingOverrides(max_tokens=5), max_response_length_in_one_turn=8) == 5
+    assert await asked(SamplingOverrides(max_tokens=50), max_response_length_in_one_turn=8) == 8
 
 
 async def test_a_first_prompt_over_the_limit_truncates_before_the_model_is_asked():
@@ -346,7 +346,7 @@ async def test_only_the_targets_are_trained_by_name_or_by_tag():
 
 async def test_token_level_calls_are_recorded_as_they_were_sent():
     episode = recorder()
-    turn = await episode.generate([72, 105], overrides=Overrides(max_tokens=9))
+    turn = await episode.generate([72, 105], overrides=SamplingOverrides(max_tokens=9))
     assert turn.completion.prompt_ids == (72, 105)
     assert turn.reply == {"role": "assistant", "content": "ok"}
     assert turn.notes == {"sampling": {"max_tokens": 9}}
@@ -357,7 +357,7 @@ async def test_token_level_calls_are_recorded_as_they_were_sent():
 async def test_a_trained_agent_samples_at_the_runs_temperature_another_at_its_own(agent, drawn_at):
     endpoint = ScriptedEndpoint(TOKENIZER, lambda *_: "ok")
     episode = recorder(endpoint=endpoint, targets=["solver"])
-    turn = await episode.chat(HI, agent_name=agent, overrides=Overrides(temperature=0.1))
+    turn = await episode.chat(HI, agent_name=agent, overrides=SamplingOverrides(temperature=0.1))
     assert endpoint.sampling["e/0000"].temperature == drawn_at
     assert turn.notes.get("sampling_not_taken") == (
         {"temperature": 0.1} if agent == "solver" else None
@@ -381,7 +381,7 @@ def test_a_copied_recorder_is_the_same_recorder():
 async def test_a_reply_that_ended_at_a_stop_string_is_continued_from_its_tokens():
     said = {"e/0000": "Thought. Observation: 4", "e/0001": "done"}
     episode = recorder(lambda prompt, request_id: said[request_id])
-    first = await episode.chat(HI, overrides=Overrides(stop="Observation:"))
+    first = await episode.chat(HI, overrides=SamplingOverrides(stop="Observation:"))
     assert first.reply["content"] == "Thought. "
     assert TOKENIZER.decode(first.completion.token_ids) == "Thought. Observation:"
     assert first.completion.finish_reason == "stop"
@@ -396,7 +396,7 @@ async def test_the_agents_own_seed_makes_it_another_draw_of_the_runs():
     endpoint = ScriptedEndpoint(TOKENIZER, lambda *_: "ok")
     episode = recorder(endpoint=endpoint)
     for seed in (None, 5, 5, 6):
-        await episode.chat(HI, overrides=Overrides(seed=seed))
+        await episode.chat(HI, overrides=SamplingOverrides(seed=seed))
     seeds = [endpoint.sampling[f"e/{call:04d}"].seed for call in range(4)]
     assert seeds == [
         seeding.derive(7, "rollout", 0, 0),

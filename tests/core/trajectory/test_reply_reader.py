@@ -29,7 +29,7 @@ def test_a_stop_string_that_spells_a_special_token_ends_the_text_before_it(famil
     reader, tokenizer = reader_of(family)
     ids = [*b"before[TOOL_CALLS]after"]
     for stop in ("[TOOL_CALLS]", "LS]a"):
-        cut, stopped_at = reader.until_stop(completion(ids), (stop,))
+        cut, stopped_at = reader.truncate_at_stop(completion(ids), (stop,))
         assert stopped_at == stop
         assert tokenizer.decode(cut.token_ids).endswith(stop)
         said = reader.read(0, cut, [ADD], {"stopped_at": stopped_at}).message["content"]

@@ -10,7 +10,7 @@ from update_fixtures import sample
 from ajet.core.update.episode_ratios import EpisodeRatios
 from ajet.core.update.layouts.layout import rows_of
 from ajet.core.update.loss import episode_weights
-from ajet.core.update.losses import LOSSES, OF_EPISODES
+from ajet.core.update.losses import EPISODE_LEVEL_LOSSES, LOSSES
 from ajet.core.update.losses.token_loss import LossInputs
 
 
@@ -36,14 +36,16 @@ class Batch:
         samples = self.samples()
         rows = rows_of(samples)
         episodes = ()
-        if settings.policy_loss in OF_EPISODES:
+        if settings.policy_loss in EPISODE_LEVEL_LOSSES:
             ratios = EpisodeRatios(rows)
             ratios.add(rows, logprobs_M - old_M)
             episodes = ratios.of(rows, old_M)
         tokens = LossInputs(logprobs_M, old_M, self.advantages_BT[is_trained_BT], *episodes)
         found = LOSSES[settings.policy_loss](tokens, settings)
         weights = episode_weights(samples, settings)
-        weights_M = torch.cat([torch.full((len(r.read),), weights[r.episode_id]) for r in rows])
+        weights_M = torch.cat(
+            [torch.full((len(r.positions),), weights[r.episode_id]) for r in rows]
+        )
         loss = (weights_M.double() * found.loss_M).sum()
         return loss, torch.autograd.grad(loss, logprobs_BT)[0], found
 

@@ -17,7 +17,7 @@ from update_fixtures import forked_groups, sample, tiny_model
 
 import ajet.core.update.sharding  # noqa: F401  # takes seconds: once, before the processes fork
 from ajet.core.advantage import EstimatorSettings
-from ajet.core.advantage.kl_control import FixedKL
+from ajet.core.advantage.kl_controller import FixedKLController
 from ajet.core.errors import AjetError
 from ajet.core.learning.learner import Learner, LearnerSettings
 from ajet.core.model.precision import to_float64
@@ -33,7 +33,7 @@ from ajet.core.update.settings import (
     ShardingSettings,
     UpdateSettings,
 )
-from ajet.core.update.shards import full, put
+from ajet.core.update.shards import copy_tensor, full_tensor
 
 # AdamW divides by sqrt(v) + eps: with its usual eps, a gradient that is rounding alone, which the
 # order of additions changes, would make a step of the size of lr.
@@ -148,19 +148,21 @@ def returns_of(samples, seed):
 def bent(critic: Critic) -> Critic:
     """With a head that is not zero, so that the gradient reaches the model."""
     head = critic.model.head.weight
-    put(head, 0.1 * torch.randn(head.shape, generator=torch.Generator().manual_seed(0)))
+    copy_tensor(head, 0.1 * torch.randn(head.shape, generator=torch.Generator().manual_seed(0)))
     return critic
 
 
 def whole(learner: Policy | Critic | Learner) -> dict[str, torch.Tensor]:
-    return {n: full(t).detach().clone() for n, t in learner.state_dict().tensors.items()}
+    return {n: full_tensor(t).detach().clone() for n, t in learner.state_dict().tensors.items()}
 
 
 def relay(ranks: Ranks, folder: Path, step: int) -> dict[str, Any]:
     """Takes up the newest checkpoint in `folder`, learns from the samples of `step`, saves."""
     policy = Policy(tiny_model(seed=step), UpdateSettings(**STEADY), ranks)
     critic = bent(Critic(tiny_model(seed=step + 1), CriticSettings(**STEADY), ranks))
-    learner = Learner(policy, critic, FixedKL(0.1), LearnerSettings(EstimatorSettings(name="gae")))
+    learner = Learner(
+        policy, critic, FixedKLController(0.1), LearnerSettings(EstimatorSettings(name="gae"))
+    )
     found = load_checkpoint(folder, like=learner.template(), ranks=ranks)
     if found is not None:
         learner.load_state_dict(found.tensors, found.state)

@@ -8,7 +8,7 @@ import pytest
 from update_fixtures import sample
 
 from ajet.core.trajectory.sample import TurnSpan
-from ajet.core.update.correction import corrected, effective_sample_size
+from ajet.core.update.correction import apply_correction, effective_sample_size
 from ajet.core.update.settings import CorrectionSettings
 
 
@@ -39,7 +39,7 @@ SAMPLES = [
     ],
 )
 def test_a_weight_is_of_a_token_a_turn_or_an_episode(level, expected):
-    weighted, metrics = corrected(SAMPLES, CorrectionSettings(level=level, upper=100.0))
+    weighted, metrics = apply_correction(SAMPLES, CorrectionSettings(level=level, upper=100.0))
     found = np.concatenate([s.weights[s.loss_mask] for s in weighted])
     assert found.tolist() == pytest.approx(expected)
     assert metrics["correction_ratio_max"] == pytest.approx(max(expected))
@@ -48,14 +48,14 @@ def test_a_weight_is_of_a_token_a_turn_or_an_episode(level, expected):
 
 def test_two_turns_of_one_timeline_have_weights_of_their_own():
     one = episode("a", "011011", [2, 2, 3, 1], (1, 3), (4, 6))
-    weighted, metrics = corrected([one], CorrectionSettings(level="turn", upper=100.0))
+    weighted, metrics = apply_correction([one], CorrectionSettings(level="turn", upper=100.0))
     assert weighted[0].weights.tolist() == pytest.approx([1, 4, 4, 1, 3, 3])
     # two turns: (4 + 3)^2 / (2 * (16 + 9))
     assert metrics["correction_ess"] == pytest.approx(49 / 50)
 
 
 def test_truncating_cuts_large_weights_alone_and_is_counted_in_tokens():
-    weighted, metrics = corrected(SAMPLES, CorrectionSettings(level="turn", upper=3.0))
+    weighted, metrics = apply_correction(SAMPLES, CorrectionSettings(level="turn", upper=3.0))
     found = np.concatenate([s.weights[s.loss_mask] for s in weighted])
     assert found.tolist() == pytest.approx([3, 3, 1 / 4, 1 / 2])
     assert (metrics["truncated_tokens"], metrics["rejected_tokens"]) == (2, 0)
@@ -64,7 +64,7 @@ def test_truncating_cuts_large_weights_alone_and_is_counted_in_tokens():
 
 def test_rejecting_leaves_weights_within_the_bounds_and_zeros_without():
     reject = CorrectionSettings(level="token", mode="reject", lower=0.3, upper=1.0)
-    weighted, metrics = corrected(SAMPLES, reject)
+    weighted, metrics = apply_correction(SAMPLES, reject)
     found = np.concatenate([s.weights[s.loss_mask] for s in weighted])
     assert found.tolist() == pytest.approx([0, 0, 0, 1 / 2])
     assert (metrics["truncated_tokens"], metrics["rejected_tokens"]) == (0, 3)
@@ -74,16 +74,16 @@ def test_rejecting_leaves_weights_within_the_bounds_and_zeros_without():
 def test_an_astronomic_ratio_stays_finite():
     far = replace(SAMPLES[1], old_logprobs=np.array([0, 500], np.float32))
     for mode in ("truncate", "reject"):
-        weighted, metrics = corrected([far], CorrectionSettings(level="sequence", mode=mode))
+        weighted, metrics = apply_correction([far], CorrectionSettings(level="sequence", mode=mode))
         assert np.isfinite(weighted[0].weights).all()
         assert np.isfinite(list(metrics.values())).all()
 
 
 def test_no_trained_token_means_no_weights():
     silent = replace(sample([1, 2], "00"), old_logprobs=np.zeros(2, np.float32))
-    weighted, metrics = corrected([silent], CorrectionSettings(level="turn"))
+    weighted, metrics = apply_correction([silent], CorrectionSettings(level="turn"))
     assert weighted == [silent] and metrics == {}
-    assert corrected([], CorrectionSettings(level="token")) == ([], {})
+    assert apply_correction([], CorrectionSettings(level="token")) == ([], {})
 
 
 def test_the_effective_sample_size_is_a_fraction():

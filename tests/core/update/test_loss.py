@@ -4,7 +4,7 @@ import pytest
 import torch
 from update_fixtures import sample
 
-from ajet.core.update.layouts.layout import Readout
+from ajet.core.update.layouts.layout import ForwardOutput
 from ajet.core.update.loss import episode_weights, kl_penalty, score_tokens
 from ajet.core.update.settings import UpdateSettings
 
@@ -57,7 +57,7 @@ def test_kl_of_equal_policies_is_zero(kind):
 
 def test_logprobs_and_entropy_are_of_the_tempered_distribution():
     logits = torch.tensor([[0.0, 2 * math.log(3.0)]])  # at temperature 2: probabilities 1/4, 3/4
-    read = Readout(logits, torch.nn.Identity(), 2, torch.tensor([0, 0]))
+    read = ForwardOutput(logits, torch.nn.Identity(), 2, torch.tensor([0, 0]))
     scores = score_tokens(read, torch.tensor([0, 1]), 2.0, False)
     assert scores.logprobs_M.tolist() == pytest.approx([math.log(0.25), math.log(0.75)])
     entropy = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
@@ -69,7 +69,7 @@ def test_slices_of_the_logits_give_the_same_scores_and_gradient():
     features = torch.randn(7, 4, generator=generator).requires_grad_()
     weight = torch.randn(9, 4, generator=generator).requires_grad_()
     index, targets = torch.tensor([6, 0, 3, 3, 1, 5, 2]), torch.tensor([0, 8, 1, 2, 3, 4, 5])
-    read = Readout(features, lambda x: x @ weight.T, 9, index)
+    read = ForwardOutput(features, lambda x: x @ weight.T, 9, index)
     results = []
     for max_logits in (1000, 18):  # at once; two rows at a time
         scores = score_tokens(read, targets, 0.7, True, max_logits)

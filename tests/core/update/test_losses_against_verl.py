@@ -6,7 +6,7 @@ import pytest
 import torch
 from loss_fixtures import random_batch
 
-from ajet.core.update.correction import corrected
+from ajet.core.update.correction import apply_correction
 from ajet.core.update.critic import value_loss
 from ajet.core.update.loss import episode_weights, kl_penalty
 from ajet.core.update.settings import CorrectionSettings, UpdateSettings
@@ -133,7 +133,7 @@ def test_correction_weights_are_verls(verl_core_algos, level, mode, threshold):
     )
     samples = with_log_ratios(batch, log_ratio_BT)
     lower = 0.6 if mode == "reject" else 0.0
-    weighted, found = corrected(
+    weighted, found = apply_correction(
         samples, CorrectionSettings(level=level, mode=mode, upper=1.3, lower=lower)
     )
     for row, mask, expected in zip(weighted, batch.mask_BT.bool(), expected_BT, strict=True):

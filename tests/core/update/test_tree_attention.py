@@ -55,7 +55,7 @@ def test_padded_cells_never_leak_however_large_the_scores():
     k[[0, 6]] = -10.0
     q, k, v = (t.requires_grad_() for t in (q, k, torch.randn(len(forest), 2, 4)))
     plan = AttentionPlan.of(forest, torch.device("cpu"))
-    assert [tuple(call.tokens_BL.shape) for call in plan.own] == [(1, 1), (2, 5)]
+    assert [tuple(call.tokens_BL.shape) for call in plan.segment_calls] == [(1, 1), (2, 5)]
     for found, expected in zip(
         torch.autograd.grad(tree_attention(q, k, v, plan).sum(), (q, k, v)),
         torch.autograd.grad(masked_attention(q, k, v, forest).sum(), (q, k, v)),

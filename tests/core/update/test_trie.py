@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet.core.update.layouts.trie import Segment, forest_of_rows, trie_of_rows
+from ajet.core.update.layouts.trie import TrieSegment, forest_of_rows, trie_of_rows
 
 
 def arrays(*rows):
@@ -16,18 +16,18 @@ def test_each_distinct_prefix_is_one_token_and_depth_is_its_position():
     assert forest.positions_N.tolist() == [0, 1, 2, 3, 3, 2, 3, 4]
     assert [n.tolist() for n in forest.row_nodes] == [[0, 1, 2, 3], [0, 1, 5, 6, 7], [0, 1, 2, 4]]
     assert forest.segments == (
-        Segment(0, 2, 8),
-        Segment(2, 3, 5),
-        Segment(3, 4, 4),
-        Segment(4, 5, 5),
-        Segment(5, 8, 8),
+        TrieSegment(0, 2, 8),
+        TrieSegment(2, 3, 5),
+        TrieSegment(3, 4, 4),
+        TrieSegment(4, 5, 5),
+        TrieSegment(5, 8, 8),
     )
 
 
 def test_a_forest_shares_nothing():
     forest = forest_of_rows(arrays([7, 8], [7, 8, 9]))
     assert forest.token_ids_N.tolist() == [7, 8, 7, 8, 9]
-    assert forest.segments == (Segment(0, 2, 2), Segment(2, 5, 5))
+    assert forest.segments == (TrieSegment(0, 2, 2), TrieSegment(2, 5, 5))
 
 
 def ancestors(forest):

@@ -22,7 +22,7 @@ def _tensors():
 
 def _send(told, version, number, times, names):
     sender = BroadcastSender("127.0.0.1", timeout_s=30)
-    sender.keep(version, {n: t for n, t in _tensors().items() if n in names}.items())
+    sender.snapshot(version, {n: t for n, t in _tensors().items() if n in names}.items())
     for _ in range(times):
         told.put(sender.receivers(version, number))
         sender.send()
@@ -83,14 +83,14 @@ def test_another_version_is_refused(sender):
 
 def test_a_version_that_the_trainer_has_left_behind_is_one_line():
     sender = BroadcastSender("127.0.0.1")
-    sender.keep(2, _tensors().items())
+    sender.snapshot(2, _tensors().items())
     with pytest.raises(WeightsError, match=r"^weights of version 1 cannot be had again"):
         sender.receivers(1, 1)
 
 
 def test_a_copy_is_not_changed_by_a_trainer_that_goes_on():
     weight, sender = torch.ones(3), BroadcastSender("127.0.0.1", timeout_s=30)
-    sender.keep(1, [("w", weight)])
+    sender.snapshot(1, [("w", weight)])
     weight.zero_()
     (seat,) = sender.receivers(1, 1)
     with ThreadPoolExecutor(1) as pool:

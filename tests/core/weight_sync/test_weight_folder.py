@@ -51,7 +51,7 @@ def test_what_arrives_is_what_was_sent(tmp_path, shard_bytes):
 
 def test_a_hugging_face_reader_finds_every_tensor(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    folder = WeightFolder(tmp_path / "w", beside=[tmp_path / "config.json"], shard_bytes=1)
+    folder = WeightFolder(tmp_path / "w", extra_files=[tmp_path / "config.json"], shard_bytes=1)
     source = folder.write(1, _tensors().items())
     where = json.loads((source.path / "model.safetensors.index.json").read_text())["weight_map"]
     assert set(where) == set(_tensors()) and len(set(where.values())) == 4
@@ -154,7 +154,7 @@ def test_a_misshapen_or_foreign_tensor_is_one_line_and_the_old_weights_stay(tmp_
 def test_old_versions_go_when_nobody_reads_them(tmp_path):
     folder = WeightFolder(tmp_path, keep=1)
     first = folder.write(1, _tensors().items())
-    with first.held():
+    with first.read_lock():
         folder.write(2, _tensors().items())
         assert folder.versions() == [1, 2]
     folder.write(3, _tensors().items())

@@ -28,7 +28,7 @@ from ajet.core.inference.engines.kv_cache import (
 )
 from ajet.core.inference.engines.prefix_cache import Node, PrefixCache, path, path_slots
 from ajet.core.model.decoder import Decoder
-from ajet.core.model.precision import widened
+from ajet.core.model.precision import to_wide_dtype
 
 MAX_PIECE = 512
 """A longer run of new tokens is computed in pieces, so that the scores stay small."""
@@ -89,7 +89,7 @@ class FlatForward:
             self._pool.tensor(tokens), self._pool.tensor(positions), self._batch.attend
         )
         self._batch.advance()
-        return widened(self._decoder.logits(hidden))
+        return to_wide_dtype(self._decoder.logits(hidden))
 
     def keep(self, index: Ids) -> None:
         """Drop all rows but these."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from ajet.core.inference.engines.forward import Row
-from ajet.core.model.precision import widened
+from ajet.core.model.precision import to_wide_dtype
 
 
 class HfForward:
@@ -61,7 +61,7 @@ class HfForward:
             use_cache=True,
             **{name: value for name, value in optional.items() if name in self._accepted},
         )
-        return widened(out.logits[:, -1])
+        return to_wide_dtype(out.logits[:, -1])
 
     def keep(self, index: NDArray[np.int64]) -> None:
         """Drop all rows but these."""

@@ -13,7 +13,7 @@ model); elsewhere plain products, in slices of queries so that scores stay small
 import torch
 from torch import Tensor
 
-from ajet.core.model.precision import wide_dtype, widened
+from ajet.core.model.precision import to_wide_dtype, wide_dtype
 
 MAX_SCORES = 1 << 26  # elements of one slice of scores, on devices without the flash kernel
 
@@ -72,8 +72,8 @@ def product_backward(
         grad_part, q_part = grad[:, :, part], q[:, :, part]
         scores = _scores(q_part, k, part.start, causal)
         weights = (scores - lse[:, :, part].unsqueeze(-1)).exp_()
-        delta = (widened(grad_part) * widened(out[:, :, part])).sum(-1, keepdim=True)
-        d_weights = widened(grad_part @ v.transpose(2, 3))
+        delta = (to_wide_dtype(grad_part) * to_wide_dtype(out[:, :, part])).sum(-1, keepdim=True)
+        d_weights = to_wide_dtype(grad_part @ v.transpose(2, 3))
         d_scores = ((d_weights - delta) * weights * scale).to(q.dtype)
         dqs.append(d_scores @ k)
         dk += d_scores.transpose(2, 3) @ q_part
@@ -88,7 +88,7 @@ def _slices(q: Tensor, k: Tensor, max_scores: int) -> list[slice]:
 
 
 def _scores(q: Tensor, k: Tensor, first_query: int, causal: bool) -> Tensor:
-    scores = widened(q @ k.transpose(2, 3)) * q.shape[-1] ** -0.5
+    scores = to_wide_dtype(q @ k.transpose(2, 3)) * q.shape[-1] ** -0.5
     if not causal:
         return scores
     queries = torch.arange(first_query, first_query + q.shape[2], device=q.device)

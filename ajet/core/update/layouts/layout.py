@@ -30,22 +30,22 @@ class Row:
     token. `place` is the sample's in the list that it came in."""
 
     sample: TrainingSample
-    place: int
+    sample_index: int
     weight: float
     input_ids: NDArray[np.int64]
-    read: NDArray[np.int64]
+    positions: NDArray[np.int64]
     targets: NDArray[np.int64]
 
     @classmethod
-    def of(cls, sample: TrainingSample, weight: float = 1.0, place: int = 0) -> Row:
+    def of(cls, sample: TrainingSample, weight: float = 1.0, sample_index: int = 0) -> Row:
         """`sample` has at least one trained token."""
         trained = np.flatnonzero(sample.loss_mask)
         return cls(
             sample=sample,
-            place=place,
+            sample_index=sample_index,
             weight=weight,
             input_ids=sample.token_ids[: trained[-1]],
-            read=trained - 1,
+            positions=trained - 1,
             targets=sample.token_ids[trained],
         )
 
@@ -55,7 +55,7 @@ class Row:
 
     def trained(self, array_T: NDArray[np.float32]) -> NDArray[np.float32]:
         """Of an array over the sample's tokens, what stands at the trained ones."""
-        return array_T[self.read + 1]
+        return array_T[self.positions + 1]
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -64,10 +64,14 @@ class Row:
 def rows_of(samples: Sequence[TrainingSample]) -> list[Row]:
     """Of all that have a trained token."""
     pairs = enumerate(samples)
-    return [Row.of(sample, place=place) for place, sample in pairs if sample.num_trained]
+    return [
+        Row.of(sample, sample_index=sample_index)
+        for sample_index, sample in pairs
+        if sample.num_trained
+    ]
 
 
-def over_samples(
+def scatter_to_samples(
     samples: Sequence[TrainingSample],
     results: Iterable[tuple[Sequence[Row], Tensor]],
     ranks: Ranks,
@@ -78,20 +82,20 @@ def over_samples(
     all_N = np.zeros(sum(len(sample) for sample in samples), np.float32)
     arrays = np.split(all_N, starts)  # views of it
     for rows, values_M in results:
-        cuts = np.cumsum([len(row.read) for row in rows])[:-1]
+        cuts = np.cumsum([len(row.positions) for row in rows])[:-1]
         parts = np.split(values_M.float().cpu().numpy(), cuts)
         for row, part in zip(rows, parts, strict=True):
-            arrays[row.place][row.read + 1] = part
-    return np.split(ranks.add(all_N), starts) if samples else []
+            arrays[row.sample_index][row.positions + 1] = part
+    return np.split(ranks.all_reduce_sum(all_N), starts) if samples else []
 
 
-def gathered(arrays: Iterable[NDArray[Any]], device: torch.device) -> Tensor:
+def concat_to_device(arrays: Iterable[NDArray[Any]], device: torch.device) -> Tensor:
     """One array a row, of its trained tokens, as one tensor ``[M]``."""
     return torch.from_numpy(np.concatenate(list(arrays))).to(device)
 
 
 @dataclass(frozen=True, slots=True)
-class Readout:
+class ForwardOutput:
     """Features ``[U, …]``, which `head` turns into logits ``[U, vocab]``. The k-th trained token,
     rows in order, reads row ``index_M[k]``."""
 
@@ -118,15 +122,15 @@ class Layout(Protocol):
         """Tokens that the forward pass over one micro-batch goes through, padding included."""
         ...
 
-    def own(self, rows: Sequence[Row]) -> list[Row]:
+    def local_rows(self, rows: Sequence[Row]) -> list[Row]:
         """A micro-batch, each row with the trained tokens alone that this rank reads."""
         ...
 
-    def read_out(self, rows: Sequence[Row]) -> Readout:
+    def forward(self, rows: Sequence[Row]) -> ForwardOutput:
         """Forward pass over one micro-batch, which is this rank's own."""
         ...
 
-    def read_hidden(self, rows: Sequence[Row]) -> Tensor:
+    def forward_hidden(self, rows: Sequence[Row]) -> Tensor:
         """The same pass, without logits: final hidden states ``[M, D]``, one for each trained
         token. Not of a model that peft wrapped."""
         ...

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ajet.core.errors import ConfigError
-from ajet.core.update.layouts.layout import Readout, Row
+from ajet.core.update.layouts.layout import ForwardOutput, Row
 from ajet.core.update.sequence import SequenceGroup
 
 
@@ -44,28 +44,30 @@ class PaddedLayout:
     def num_computed(self, rows: Sequence[Row]) -> int:
         return len(rows) * max(map(len, rows))
 
-    def own(self, rows: Sequence[Row]) -> list[Row]:
+    def local_rows(self, rows: Sequence[Row]) -> list[Row]:
         return list(rows)
 
-    def read_out(self, rows: Sequence[Row]) -> Readout:
+    def forward(self, rows: Sequence[Row]) -> ForwardOutput:
         inputs, longest = self._inputs(rows), max(map(len, rows))
         # Logits are the widest tensor: only the columns from the first read one on are computed.
-        num_kept = longest - min((int(row.read[0]) for row in rows if len(row.read)), default=0)
+        num_kept = longest - min(
+            (int(row.positions[0]) for row in rows if len(row.positions)), default=0
+        )
         logits_BKV = self.model(**inputs, logits_to_keep=num_kept).logits
         first = longest - num_kept
-        index = [i * num_kept + row.read - first for i, row in enumerate(rows)]
+        index = [i * num_kept + row.positions - first for i, row in enumerate(rows)]
         index_M = torch.from_numpy(np.concatenate(index)).to(self.device)
-        return Readout(
+        return ForwardOutput(
             features_UD=logits_BKV.flatten(0, 1)[index_M],
             head=torch.nn.Identity(),
             vocab_size=logits_BKV.shape[-1],
             index_M=torch.arange(len(index_M), device=self.device),
         )
 
-    def read_hidden(self, rows: Sequence[Row]) -> Tensor:
+    def forward_hidden(self, rows: Sequence[Row]) -> Tensor:
         model: Any = self.model
         hidden_BTD = model.base_model(**self._inputs(rows)).last_hidden_state
-        index = [i * hidden_BTD.shape[1] + row.read for i, row in enumerate(rows)]
+        index = [i * hidden_BTD.shape[1] + row.positions for i, row in enumerate(rows)]
         index_M = torch.from_numpy(np.concatenate(index)).to(hidden_BTD.device)
         return hidden_BTD.flatten(0, 1)[index_M]
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ajet.core.model.decoder import Attend, Decoder
-from ajet.core.update.layouts.layout import Readout, Row
+from ajet.core.update.layouts.layout import ForwardOutput, Row
 from ajet.core.update.layouts.tree_attention import AttentionPlan, tree_attention
 from ajet.core.update.layouts.trie import Forest, common_prefix, lexicographic, trie_of_rows
 from ajet.core.update.sequence import SequenceGroup
@@ -45,22 +45,24 @@ class FlatLayout:
     def forest(self, rows: Sequence[Row]) -> Forest:
         raise NotImplementedError
 
-    def own(self, rows: Sequence[Row]) -> list[Row]:
+    def local_rows(self, rows: Sequence[Row]) -> list[Row]:
         if self.sequence is None:
             return list(rows)
         forest = self.forest(rows)
-        part = self.sequence.part(len(forest))
+        part = self.sequence.local_slice(len(forest))
         pairs = zip(rows, forest.row_nodes, strict=True)
-        return [_row_within(row, nodes[row.read], part) for row, nodes in pairs]
+        return [_row_within(row, nodes[row.positions], part) for row, nodes in pairs]
 
-    def read_out(self, rows: Sequence[Row]) -> Readout:
+    def forward(self, rows: Sequence[Row]) -> ForwardOutput:
         """Forward pass over a forest, and the hidden states that its rows read."""
         forest = self.forest(rows)
         hidden_ND, first = self._hidden(forest)
-        read = [nodes[row.read] for nodes, row in zip(forest.row_nodes, rows, strict=True)]
-        nodes_U, index_M = np.unique(np.concatenate(read), return_inverse=True)
+        read_nodes = [
+            nodes[row.positions] for nodes, row in zip(forest.row_nodes, rows, strict=True)
+        ]
+        nodes_U, index_M = np.unique(np.concatenate(read_nodes), return_inverse=True)
         model: Any = self.model
-        return Readout(
+        return ForwardOutput(
             features_UD=hidden_ND.index_select(
                 0, torch.from_numpy(nodes_U - first).to(self.device)
             ),
@@ -69,9 +71,9 @@ class FlatLayout:
             index_M=torch.from_numpy(index_M).to(self.device),
         )
 
-    def read_hidden(self, rows: Sequence[Row]) -> Tensor:
-        read = self.read_out(rows)  # its features are the hidden states
-        return read.features_UD[read.index_M]
+    def forward_hidden(self, rows: Sequence[Row]) -> Tensor:
+        output = self.forward(rows)  # its features are the hidden states
+        return output.features_UD[output.index_M]
 
     def _hidden(self, forest: Forest) -> tuple[Tensor, int]:
         """Of this rank's tokens, and the flat number of the first of them."""
@@ -84,8 +86,11 @@ class FlatLayout:
         ids_N, positions_N, first = forest.token_ids_N, forest.positions_N, 0
         if self.sequence is not None:
             attend = self.sequence.attend(whole, len(forest))
-            ids_N, positions_N = self.sequence.cut(ids_N), self.sequence.cut(positions_N)
-            first = self.sequence.part(len(forest)).start
+            ids_N, positions_N = (
+                self.sequence.local_part(ids_N),
+                self.sequence.local_part(positions_N),
+            )
+            first = self.sequence.local_slice(len(forest)).start
         ids, positions = (torch.from_numpy(t).to(self.device) for t in (ids_N, positions_N))
         return self.decoder(ids, positions, attend), first
 
@@ -123,4 +128,4 @@ def _with_shared(rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
 def _row_within(row: Row, nodes_M: NDArray[np.int64], part: slice) -> Row:
     """With the trained tokens alone that are read at flat tokens of `part`."""
     is_own_M = (nodes_M >= part.start) & (nodes_M < part.stop)
-    return replace(row, read=row.read[is_own_M], targets=row.targets[is_own_M])
+    return replace(row, positions=row.positions[is_own_M], targets=row.targets[is_own_M])

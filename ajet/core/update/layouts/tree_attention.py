@@ -26,13 +26,13 @@ from torch import Tensor
 
 from ajet.core.model.precision import wide_dtype
 from ajet.core.update.layouts.attention_piece import piece_backward, piece_forward
-from ajet.core.update.layouts.trie import Forest, Segment
+from ajet.core.update.layouts.trie import Forest, TrieSegment
 
 MAX_PADDING = 1.25  # padded over real tokens in one call for several segments
 
 
 @dataclass(frozen=True, slots=True)
-class OwnCall:
+class SegmentCall:
     """Segments that run as one causal call: flat tokens ``[B, L]`` (short rows repeat their first
     token) and which of the ``B * L`` cells are real."""
 
@@ -45,18 +45,18 @@ class OwnCall:
 class AttentionPlan:
     """The calls of one micro-batch, the same in every layer."""
 
-    own: tuple[OwnCall, ...]
-    below: tuple[Segment, ...]
+    segment_calls: tuple[SegmentCall, ...]
+    inner_segments: tuple[TrieSegment, ...]
 
     @classmethod
     def of(cls, forest: Forest, device: torch.device) -> AttentionPlan:
         by_length = sorted(forest.segments, key=lambda s: (s.stop - s.start, s.start))
-        own = tuple(_own_call(chunk, device) for chunk in _chunks(by_length))
-        return cls(own, tuple(s for s in forest.segments if s.end > s.stop))
+        calls = tuple(_segment_call(chunk, device) for chunk in _chunks(by_length))
+        return cls(calls, tuple(s for s in forest.segments if s.end > s.stop))
 
 
-def _chunks(by_length: list[Segment]) -> list[list[Segment]]:
-    chunks: list[list[Segment]] = []
+def _chunks(by_length: list[TrieSegment]) -> list[list[TrieSegment]]:
+    chunks: list[list[TrieSegment]] = []
     real = 0
     for segment in by_length:
         length = segment.stop - segment.start
@@ -68,7 +68,7 @@ def _chunks(by_length: list[Segment]) -> list[list[Segment]]:
     return chunks
 
 
-def _own_call(segments: list[Segment], device: torch.device) -> OwnCall:
+def _segment_call(segments: list[TrieSegment], device: torch.device) -> SegmentCall:
     longest = max(s.stop - s.start for s in segments)
     offsets_L = np.arange(longest)
     starts_B1 = np.array([[s.start] for s in segments])
@@ -76,7 +76,7 @@ def _own_call(segments: list[Segment], device: torch.device) -> OwnCall:
     is_real_BL = offsets_L < lengths_B1
     tokens_BL = np.where(is_real_BL, starts_B1 + offsets_L, starts_B1)
     tensors = (tokens_BL, np.flatnonzero(is_real_BL), tokens_BL[is_real_BL])
-    return OwnCall(*(torch.from_numpy(t).to(device) for t in tensors))
+    return SegmentCall(*(torch.from_numpy(t).to(device) for t in tensors))
 
 
 def tree_attention(q_NHd: Tensor, k_NKd: Tensor, v_NKd: Tensor, plan: AttentionPlan) -> Tensor:
@@ -89,16 +89,18 @@ class _TreeAttention(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> Tensor:
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[:2], dtype=wide_dtype(q.dtype))
-        for call in plan.own:
+        for call in plan.segment_calls:
             piece_out, piece_lse = piece_forward(*_gather(call, q, k, v), causal=True)
             out.index_copy_(0, call.real_R, _real(piece_out, call))
             lse.index_copy_(0, call.real_R, _real(piece_lse, call))
-        for segment in plan.below:
-            own, rows = slice(segment.start, segment.stop), slice(segment.stop, segment.end)
+        for segment in plan.inner_segments:
+            own, descendants = slice(segment.start, segment.stop), slice(segment.stop, segment.end)
             piece_out, piece_lse = piece_forward(
-                _fold(q[rows], k), _batch(k[own]), _batch(v[own]), causal=False
+                _fold(q[descendants], k), _batch(k[own]), _batch(v[own]), causal=False
             )
-            _merge(out[rows], lse[rows], _unfold(piece_out, q), _unfold(piece_lse, lse))
+            _merge(
+                out[descendants], lse[descendants], _unfold(piece_out, q), _unfold(piece_lse, lse)
+            )
         ctx.plan = plan
         ctx.save_for_backward(q, k, v, out, lse)
         return out
@@ -108,16 +110,16 @@ class _TreeAttention(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         grad = grads[0].contiguous()
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        for call in ctx.plan.own:
-            _own_backward(call, (q, k, v, out, lse, grad), (dq, dk, dv))
-        for segment in ctx.plan.below:
-            own, rows = slice(segment.start, segment.stop), slice(segment.stop, segment.end)
-            folded = (_fold(t[rows], k) for t in (grad, q, out, lse))
+        for call in ctx.plan.segment_calls:
+            _segment_backward(call, (q, k, v, out, lse, grad), (dq, dk, dv))
+        for segment in ctx.plan.inner_segments:
+            own, descendants = slice(segment.start, segment.stop), slice(segment.stop, segment.end)
+            folded = (_fold(t[descendants], k) for t in (grad, q, out, lse))
             grad_f, q_f, out_f, lse_f = folded
             piece_dq, piece_dk, piece_dv = piece_backward(
                 grad_f, q_f, _batch(k[own]), _batch(v[own]), out_f, lse_f, causal=False
             )
-            dq[rows] += _unfold(piece_dq, q)
+            dq[descendants] += _unfold(piece_dq, q)
             dk[own] += piece_dk[0].transpose(0, 1)
             dv[own] += piece_dv[0].transpose(0, 1)
         return dq, dk, dv, None
@@ -128,7 +130,7 @@ def _rows(t: Tensor, index: Tensor) -> Tensor:
     return t.index_select(0, index.flatten()).unflatten(0, index.shape)
 
 
-def _gather(call: OwnCall, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _gather(call: SegmentCall, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """``[B, heads, L, d]`` of each, keys and values repeated for their query heads."""
     group = q.shape[1] // k.shape[1]
     q_BLHd, k_BLKd, v_BLKd = (_rows(t, call.tokens_BL) for t in (q, k, v))
@@ -139,13 +141,13 @@ def _gather(call: OwnCall, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Ten
     )
 
 
-def _real(t_BHLx: Tensor, call: OwnCall) -> Tensor:
+def _real(t_BHLx: Tensor, call: SegmentCall) -> Tensor:
     """The real cells ``[R, heads, …]`` of a padded result."""
     return _rows(t_BHLx.transpose(1, 2).flatten(0, 1), call.cells_R)
 
 
-def _own_backward(
-    call: OwnCall, saved: tuple[Tensor, ...], grads: tuple[Tensor, Tensor, Tensor]
+def _segment_backward(
+    call: SegmentCall, saved: tuple[Tensor, ...], grads: tuple[Tensor, Tensor, Tensor]
 ) -> None:
     q, k, v, out, lse, grad = saved
     tokens, kv_heads = call.tokens_BL, k.shape[1]

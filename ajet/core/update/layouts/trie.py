@@ -21,7 +21,7 @@ IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class TrieSegment:
     """Flat tokens ``start:stop`` are its own; ``stop:end`` are all that descend from it."""
 
     start: int
@@ -35,7 +35,7 @@ class Forest:
 
     token_ids_N: IntArray
     positions_N: IntArray
-    segments: tuple[Segment, ...]
+    segments: tuple[TrieSegment, ...]
     row_nodes: tuple[IntArray, ...]
 
     def __len__(self) -> int:
@@ -88,18 +88,18 @@ class _SegmentBuilder:
     def __init__(self) -> None:
         self.size = 0
         self._open: list[list[int]] = []
-        self._closed: list[Segment] = []
+        self._closed: list[TrieSegment] = []
 
     def branch(self, depth: int, row_length: int) -> int:
         """The next row leaves the path at `depth`; gives the flat number of its first own token."""
         while self._open and self._open[-1][2] >= depth:
             start, stop, _ = self._open.pop()
-            self._closed.append(Segment(start, stop, self.size))
+            self._closed.append(TrieSegment(start, stop, self.size))
         if self._open:
             start, stop, top = self._open[-1]
             cut = start + depth - top
             if cut < stop:  # the row leaves inside this segment: its lower part is a child
-                self._closed.append(Segment(cut, stop, self.size))
+                self._closed.append(TrieSegment(cut, stop, self.size))
                 self._open[-1][1] = cut
         first = self.size
         self.size += row_length - depth
@@ -107,6 +107,6 @@ class _SegmentBuilder:
             self._open.append([first, self.size, depth])
         return first
 
-    def finish(self) -> tuple[Segment, ...]:
+    def finish(self) -> tuple[TrieSegment, ...]:
         self.branch(0, 0)
         return tuple(sorted(self._closed, key=lambda s: s.start))

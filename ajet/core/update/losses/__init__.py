@@ -28,5 +28,5 @@ LOSSES: dict[str, PolicyLoss] = {
     "topr": topr,
     "sapo": sapo,
 }
-OF_EPISODES = frozenset({"gspo", "topr"})
+EPISODE_LEVEL_LOSSES = frozenset({"gspo", "topr"})
 """Losses that read `LossInputs.episode_…`."""

@@ -8,7 +8,7 @@ log-probability as the gradient, so equal advantages give the paper's gradient. 
 up with `seq-mean-token-mean` and takes bounds of 3e-4 and 4e-4: a mean ratio is near 1.
 """
 
-from ajet.core.update.losses.ppo import clipped
+from ajet.core.update.losses.ppo import clipped_surrogate_loss
 from ajet.core.update.losses.token_loss import MAX_LOG_RATIO, LossInputs, TokenLoss
 from ajet.core.update.settings import UpdateSettings
 
@@ -18,5 +18,5 @@ def gspo(tokens: LossInputs, settings: UpdateSettings) -> TokenLoss:
     gradient_M = tokens.logprobs_M - tokens.logprobs_M.detach()  # 0 in value
     log_ratio_M = tokens.episode_mean_M + gradient_M
     ratio_M = log_ratio_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    loss_M, cuts = clipped(ratio_M, tokens.advantages_M, settings)
+    loss_M, cuts = clipped_surrogate_loss(ratio_M, tokens.advantages_M, settings)
     return TokenLoss(loss_M, ratio_M, cuts)

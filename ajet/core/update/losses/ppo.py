@@ -15,7 +15,7 @@ from ajet.core.update.settings import UpdateSettings
 
 def ppo(tokens: LossInputs, settings: UpdateSettings) -> TokenLoss:
     ratio_M, advantages_M = tokens.ratio_M, tokens.advantages_M
-    loss_M, cuts = clipped(ratio_M, advantages_M, settings)
+    loss_M, cuts = clipped_surrogate_loss(ratio_M, advantages_M, settings)
     if settings.dual_clip is not None:
         negative_M = advantages_M < 0
         limit_M = torch.minimum(loss_M, -advantages_M * settings.dual_clip)
@@ -24,7 +24,7 @@ def ppo(tokens: LossInputs, settings: UpdateSettings) -> TokenLoss:
     return TokenLoss(loss_M, ratio_M, cuts)
 
 
-def clipped(
+def clipped_surrogate_loss(
     ratio_M: Tensor, advantages_M: Tensor, settings: UpdateSettings
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The pessimistic one of the plain and the clipped loss, and where the clip acted."""

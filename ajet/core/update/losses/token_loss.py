@@ -14,8 +14,11 @@ MAX_LOG_RATIO = 20.0  # exp() stays finite in float32; the clip acts long before
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """`logprobs_M` alone carries a gradient. The two of the episode are the mean and the sum of
-    log(pi / old) over all trained tokens of the token's episode, for losses of `OF_EPISODES`."""
+    """Holds what a loss reads; only `logprobs_M` carries a gradient.
+
+    `episode_mean_M` and `episode_sum_M` are the mean and the sum of log(pi / old) over all trained
+    tokens of the token's episode; they are given to the losses of `EPISODE_LEVEL_LOSSES`.
+    """
 
     logprobs_M: Tensor
     old_M: Tensor

@@ -19,7 +19,7 @@ from agentscope.model import ChatModelBase, ChatResponse
 from agentscope.model._model_usage import ChatUsage
 from pydantic import BaseModel
 
-from ajet.core.trajectory.base_recorder import Overrides
+from ajet.core.trajectory.base_recorder import SamplingOverrides
 from ajet.core.workflow.bridge import on_loop
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class AgentScopeModel(ChatModelBase):
             agent_name=self.agent_name,
             target_tag=self.target_tag,
             tool_choice=tool_choice,
-            overrides=Overrides(**sampling),
+            overrides=SamplingOverrides(**sampling),
         )
         turn = await on_loop(self._recorder.loop, call)
         response = _response(turn, structured_model)

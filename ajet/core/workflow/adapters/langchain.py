@@ -37,7 +37,7 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import Field
 
-from ajet.core.trajectory.base_recorder import Overrides
+from ajet.core.trajectory.base_recorder import SamplingOverrides
 from ajet.core.workflow.bridge import on_loop, wait_for
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class LangChainModel(BaseChatModel):
 
     def _overrides(
         self, stop: list[str] | None, sampling_params: dict[str, Any] | None = None, **asked: Any
-    ) -> Overrides:
+    ) -> SamplingOverrides:
         """`sampling_params` is how ChatLearn's graphs pass them; what equals the run's own setting
         there asks for nothing."""
         passed = dict(sampling_params or {})
@@ -192,11 +192,11 @@ class LangChainModel(BaseChatModel):
         passed = {name: value for name, value in passed.items() if value != getattr(run, name, ...)}
         if "max_completion_tokens" in asked:
             asked["max_tokens"] = asked.pop("max_completion_tokens")
-        if unknown := asked.keys() - Overrides.__dataclass_fields__.keys():
+        if unknown := asked.keys() - SamplingOverrides.__dataclass_fields__.keys():
             names = ", ".join(sorted(unknown))
             raise TypeError(f"the model of as_langchain_model() takes no {names}")
         own = {"temperature": self.temperature, "max_tokens": self.max_tokens}
-        return Overrides(**own | passed | asked, stop=tuple(stop) if stop else None)
+        return SamplingOverrides(**own | passed | asked, stop=tuple(stop) if stop else None)
 
     def _message(self, turn: Turn, most_calls: int | None) -> AIMessage:
         reply, completion = turn.reply, turn.completion

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ajet.core.trajectory.base_recorder import Overrides
+from ajet.core.trajectory.base_recorder import SamplingOverrides
 
 if TYPE_CHECKING:
     from ajet.core.trajectory.turn import Turn
@@ -51,7 +51,7 @@ class ChatRequest:
     tool_choice: str | None = None
     parallel_tool_calls: bool = True
     num_choices: int = 1
-    overrides: Overrides = field(default_factory=Overrides)
+    overrides: SamplingOverrides = field(default_factory=SamplingOverrides)
     stream: bool = False
     stream_usage: bool = False
     logprobs: bool = False
@@ -60,7 +60,7 @@ class ChatRequest:
 
 async def sample(grant: Grant, request: ChatRequest) -> list[Turn]:
     """The turns, one for each choice, recorded under the grant's agent: all of them, or none."""
-    grant.recorder.check_room(request.num_choices)
+    grant.recorder.check_calls_left(request.num_choices)
     calls = [
         grant.recorder.chat(
             request.messages,
@@ -121,9 +121,9 @@ def object_list(value: Any, name: str) -> list[dict[str, Any]]:
     return value
 
 
-def overrides(**values: Any) -> Overrides:
+def overrides(**values: Any) -> SamplingOverrides:
     try:
-        return Overrides(**values)
+        return SamplingOverrides(**values)
     except ValueError as error:
         raise Refusal(str(error)) from error
 

@@ -240,7 +240,7 @@ def _logprobs(turn: Turn, grant: Grant) -> dict[str, Any]:
     a part of a character."""
     entries = []
     for token_id, logprob in zip(turn.completion.token_ids, turn.completion.logprobs, strict=True):
-        text = grant.recorder.words.decode_one(token_id)
+        text = grant.recorder.template.decode_one(token_id)
         whole = None if "\ufffd" in text else list(text.encode())
         entries.append({"token": text, "logprob": logprob, "bytes": whole, "top_logprobs": []})
     return {"content": entries, "refusal": None}

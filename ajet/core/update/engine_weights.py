@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ajet.core.update.shards import full
+from ajet.core.update.shards import full_tensor
 
 BASE_WEIGHT = ".base_layer.weight"
 
 
 @torch.no_grad()
-def published_weights(model: nn.Module, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
+def engine_weights(model: nn.Module, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
     """In `dtype`, or each in its own; not copied where it need not be."""
     untyped: Any = model
     base = untyped.get_base_model() if hasattr(model, "get_base_model") else untyped
@@ -28,9 +28,9 @@ def published_weights(model: nn.Module, dtype: torch.dtype | None) -> Iterator[t
     for name, weight in base.named_parameters():
         if "lora_" in name:
             continue
-        whole = full(weight.detach())
+        whole = full_tensor(weight.detach())
         if name.endswith(BASE_WEIGHT):
             adapted = modules[name.removesuffix(BASE_WEIGHT)]
             for adapter in adapted.active_adapters:
-                whole = whole + full(adapted.get_delta_weight(adapter)).to(whole.dtype)
+                whole = whole + full_tensor(adapted.get_delta_weight(adapter)).to(whole.dtype)
         yield name.replace(".base_layer.", "."), whole.to(dtype or whole.dtype)

@@ -16,7 +16,7 @@ from ajet.core.config import AjetConfig
 MAX_ERROR = 0.2
 
 
-class KLControl(Protocol):
+class KLController(Protocol):
     """What the training loop holds; `state_dict` goes into its checkpoint."""
 
     coef: float
@@ -28,7 +28,7 @@ class KLControl(Protocol):
     def load_state_dict(self, state: dict[str, float]) -> None: ...
 
 
-class FixedKL:
+class FixedKLController:
     """The coefficient of the config, whatever the KL."""
 
     def __init__(self, coef: float) -> None:
@@ -44,7 +44,7 @@ class FixedKL:
         """The config's coefficient stands, also on resuming."""
 
 
-class AdaptiveKL:
+class AdaptiveKLController:
     """Larger after a step whose KL was above the target, smaller after one below."""
 
     def __init__(self, coef: float, target: float, horizon: int) -> None:
@@ -62,9 +62,9 @@ class AdaptiveKL:
         self.coef = state["coef"]
 
 
-def kl_control_of(config: AjetConfig) -> KLControl:
+def make_kl_controller(config: AjetConfig) -> KLController:
     """The coefficient that ``algorithm.kl_ctrl`` names; its state belongs to the run's."""
     section = config.ajet.trainer_common.algorithm.kl_ctrl
     if section.type == "fixed":
-        return FixedKL(section.kl_coef)
-    return AdaptiveKL(section.kl_coef, section.target_kl, section.horizon)
+        return FixedKLController(section.kl_coef)
+    return AdaptiveKLController(section.kl_coef, section.target_kl, section.horizon)

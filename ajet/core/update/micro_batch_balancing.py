@@ -1,6 +1,6 @@
 """Micro-batches for several ranks: the same number to each, of like size.
 
-    rows ─ micro-batches of at most the budget ─ as even as can be ─ dealt out, largest first
+    rows ─ micro-batches of at most the budget ─ as even as can be ─ balanced out, largest first
 
     sizes 7 5 4 4 2 1, two shares      7 4 1 | 5 4 2
     sizes 6 4 3, two shares            6 idle | 4 3
@@ -22,52 +22,56 @@ from ajet.core.update.ranks import Ranks
 Split = Callable[[int], list[list[Row]]]
 """A budget of computed tokens -> micro-batches."""
 
-NOBODY = np.zeros(0, np.int64)
+NO_POSITIONS = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Dealt:
+class BalancedMicroBatches:
     """All micro-batches of a mini-batch, and those that this rank computes."""
 
     micro_batches: list[list[Row]]
-    own: list[list[Row]]
+    local: list[list[Row]]
 
 
-def deal(rows: Sequence[Row], layout: Layout, budget: int, ranks: Ranks) -> Dealt:
+def balance_micro_batches(
+    rows: Sequence[Row], layout: Layout, budget: int, ranks: Ranks
+) -> BalancedMicroBatches:
     """`rows` may be empty: there is nothing to compute then, on any rank."""
     if not rows:
-        return Dealt([], [])
+        return BalancedMicroBatches([], [])
     if ranks.size == 1:
         micro_batches = layout.split(rows, budget)
-        return Dealt(micro_batches, micro_batches)
-    micro_batches = _evenly(lambda tokens: layout.split(rows, tokens), budget, ranks.num_shares)
+        return BalancedMicroBatches(micro_batches, micro_batches)
+    micro_batches = _split_evenly(lambda tokens: layout.split(rows, tokens), budget, ranks.dp_size)
     sizes = [layout.num_computed(micro_batch) for micro_batch in micro_batches]
-    places = assign(sizes, ranks.num_shares)
-    idle = [_idle(rows[0])]
-    own = [micro_batches[place] for place in places[ranks.share]]
-    own += [idle] * (max(map(len, places)) - len(own))
-    return Dealt(micro_batches, [layout.own(micro_batch) for micro_batch in own])
+    indices = assign_to_ranks(sizes, ranks.dp_size)
+    idle = [_idle_row(rows[0])]
+    own = [micro_batches[index] for index in indices[ranks.dp_rank]]
+    own += [idle] * (max(map(len, indices)) - len(own))
+    return BalancedMicroBatches(
+        micro_batches, [layout.local_rows(micro_batch) for micro_batch in own]
+    )
 
 
-def assign(sizes: Sequence[int], num_shares: int) -> list[list[int]]:
+def assign_to_ranks(sizes: Sequence[int], dp_size: int) -> list[list[int]]:
     """Places of `sizes` by share: the largest first, each to the least loaded share that has room.
     No share has more than the mean number, rounded up."""
-    room = -(-len(sizes) // num_shares)
-    shares: list[list[int]] = [[] for _ in range(num_shares)]
-    loads = [0] * num_shares
-    for place in sorted(range(len(sizes)), key=lambda p: (-sizes[p], p)):
+    room = -(-len(sizes) // dp_size)
+    shares: list[list[int]] = [[] for _ in range(dp_size)]
+    loads = [0] * dp_size
+    for index in sorted(range(len(sizes)), key=lambda p: (-sizes[p], p)):
         least = min(
-            (i for i in range(num_shares) if len(shares[i]) < room), key=lambda i: (loads[i], i)
+            (i for i in range(dp_size) if len(shares[i]) < room), key=lambda i: (loads[i], i)
         )
-        shares[least].append(place)
-        loads[least] += sizes[place]
+        shares[least].append(index)
+        loads[least] += sizes[index]
     return shares
 
 
-def _evenly(split: Split, budget: int, num_shares: int) -> list[list[Row]]:
+def _split_evenly(split: Split, budget: int, dp_size: int) -> list[list[Row]]:
     """The smallest budget at which no rank has a pass more: it fills the passes that there are."""
     best = split(budget)
-    most = -(-len(best) // num_shares) * num_shares
+    most = -(-len(best) // dp_size) * dp_size
     low, high = 1, budget
     while low < high:
         middle = (low + high) // 2
@@ -79,5 +83,7 @@ def _evenly(split: Split, budget: int, num_shares: int) -> list[list[Row]]:
     return best
 
 
-def _idle(row: Row) -> Row:
-    return replace(row, weight=0.0, input_ids=row.input_ids[:1], read=NOBODY, targets=NOBODY)
+def _idle_row(row: Row) -> Row:
+    return replace(
+        row, weight=0.0, input_ids=row.input_ids[:1], positions=NO_POSITIONS, targets=NO_POSITIONS
+    )
