@@ -72,8 +72,8 @@ def load_learning_model(
 
     if ranks is None or ranks.compute_dtype is None:
         return load_policy_model(config, path)
-    asked = config.ajet.model.dtype
-    dtype = "bfloat16" if asked == "auto" and trains_on_gpu(config) else asked
+    configured_dtype = config.ajet.model.dtype
+    dtype = "bfloat16" if configured_dtype == "auto" and trains_on_gpu(config) else configured_dtype
     return load_policy_model(config, path, dtype=dtype, device="cpu")
 
 
@@ -234,4 +234,4 @@ def make_runner(
         environments=environment_host(config),
         on_error=on_error,
     )
-    return GroupRunner.of(episodes)
+    return GroupRunner.from_episode_runner(episodes)

@@ -75,9 +75,9 @@ def command_first(args: Sequence[str]) -> list[str]:
     """`--conf x check` -> `check --conf x`; without a command it is `train`."""
     if not args or args[0] in ROOT_OPTIONS:
         return list(args)
-    for place, arg in _words(args):
+    for index, arg in _positional_arguments(args):
         if arg in COMMANDS:
-            return [arg, *args[:place], *args[place + 1 :]]
+            return [arg, *args[:index], *args[index + 1 :]]
     return ["train", *args]
 
 
@@ -85,32 +85,32 @@ def mistyped_command(args: Sequence[str]) -> str | None:
     """What is wrong with a word that is no command, where one stands or seems to be meant."""
     from difflib import get_close_matches
 
-    words = _words(args)
-    if any(arg in COMMANDS for _, arg in words):
+    positionals = _positional_arguments(args)
+    if any(arg in COMMANDS for _, arg in positionals):
         return None
-    for place, arg in words:
-        if place and args[place - 1].startswith("-"):
+    for index, arg in positionals:
+        if index and args[index - 1].startswith("-"):
             continue  # perhaps the value of an option
         close = get_close_matches(arg, COMMANDS, 1)
-        if close or place == 0:
+        if close or index == 0:
             hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(COMMANDS)}"
             return f"no such command: {arg!r}; {hint}"
     return None
 
 
-def _words(args: Sequence[str]) -> list[tuple[int, str]]:
+def _positional_arguments(args: Sequence[str]) -> list[tuple[int, str]]:
     """The arguments that are neither options, nor their values, nor overrides; with places."""
     return [
-        (place, arg)
-        for place, arg in enumerate(args)
+        (index, arg)
+        for index, arg in enumerate(args)
         if not arg.startswith(("-", "+", "~"))
         and "=" not in arg
-        and (place == 0 or args[place - 1] not in TAKES_A_VALUE)
+        and (index == 0 or args[index - 1] not in TAKES_A_VALUE)
     ]
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_given: bool) -> None:
+    if is_given:
         from importlib.metadata import version
 
         typer.echo(f"ajet {version('ajet')}")

@@ -69,11 +69,11 @@ def serve_or_check(config: "AjetConfig", session: "SessionSettings") -> bool:
 
     access = ray_access(session, os.environ)
     if access.way == "serve":
-        return serve_as_node(session, _say)
+        return serve_as_node(session, _echo)
     if access.way == "start":
         check_local(config)
     return False
 
 
-def _say(text: str) -> None:
+def _echo(text: str) -> None:
     typer.echo(text, err=True)

@@ -23,6 +23,6 @@ def checked_address(value: str) -> str:
     return value
 
 
-def checked_place(value: str) -> str:
+def checked_path_or_address(value: str) -> str:
     """A file or folder, or an address."""
     return checked_address(value) if value.startswith(("http://", "https://")) else value

@@ -30,7 +30,7 @@ def run_bounded(main: Coroutine[Any, Any, Result], grace_s: float = GRACE_S) -> 
         return loop.run_until_complete(main)
     finally:
         try:
-            loop.run_until_complete(_end_leftovers(grace_s))
+            loop.run_until_complete(_cancel_remaining(grace_s))
         finally:
             # A task that is left behind is destroyed while it is pending: nobody wants to read it.
             loop.set_exception_handler(lambda _loop, _context: None)
@@ -52,12 +52,12 @@ async def first_of(first: Awaitable[Any], second: Awaitable[Any]) -> Any:
         await asyncio.wait(tasks)
 
 
-async def _end_leftovers(grace_s: float) -> None:
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
+async def _cancel_remaining(grace_s: float) -> None:
+    remaining = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in remaining:
         task.cancel()
-    if left:
-        done, _ = await asyncio.wait(left, timeout=grace_s)
+    if remaining:
+        done, _ = await asyncio.wait(remaining, timeout=grace_s)
         for task in done:
             if not task.cancelled():
                 task.exception()  # it belongs to something that is over

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-LONGEST_LINE = 500
+MAX_MESSAGE_LENGTH = 500
 """Characters of an exception's message that are recorded: one may hold a whole page."""
 _OWN_CODE = str(Path(__file__).parents[1])
 _STDLIB = sysconfig.get_path("stdlib")
@@ -25,10 +25,10 @@ _STDLIB = sysconfig.get_path("stdlib")
 def one_line(error: BaseException) -> str:
     """``ValueError: bad move (workflow.py:31)``: the class, the message's first line and the last
     line of the user's own code that it passed through, if any."""
-    message = next(iter(message_of(error).lstrip()[:LONGEST_LINE].splitlines()), "").rstrip()
+    message = next(iter(message_of(error).lstrip()[:MAX_MESSAGE_LENGTH].splitlines()), "").rstrip()
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    place = _place(error)
-    return f"{text} ({place})" if place else text
+    location = _location(error)
+    return f"{text} ({location})" if location else text
 
 
 def message_of(error: BaseException) -> str:
@@ -39,7 +39,7 @@ def message_of(error: BaseException) -> str:
         return ""
 
 
-def _place(error: BaseException) -> str | None:
+def _location(error: BaseException) -> str | None:
     return user_line(traceback.extract_tb(error.__traceback__)) or None
 
 
@@ -66,11 +66,11 @@ def user_traceback(error: BaseException) -> str | None:
 
 
 def _from_user(frames: TracebackType | None) -> TracebackType | None:
-    while frames is not None and _leads_there(frames.tb_frame.f_code.co_filename):
+    while frames is not None and _is_own_or_stdlib(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
     return frames
 
 
-def _leads_there(filename: str) -> bool:
+def _is_own_or_stdlib(filename: str) -> bool:
     in_stdlib = filename.startswith(_STDLIB) and "site-packages" not in filename
     return filename.startswith((_OWN_CODE, "<")) or in_stdlib

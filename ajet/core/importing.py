@@ -39,49 +39,51 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _user_folders: set[Path] = set()
-_set_aside: dict[Path, dict[str, ModuleType]] = {}
+_hidden_modules: dict[Path, dict[str, ModuleType]] = {}
 """By folder of user files: its modules whose names another folder's modules have in sys.modules."""
 
 
 def load_object(spec: str, *, base_dirs: Sequence[Path], kind: type[T], where: str) -> type[T]:
     """The class that `spec` names; `where` is the config key, for the message."""
-    place, name = _place_and_name(spec, "Class", where)
-    module = _module(place, base_dirs, f"{where}: {spec!r}")
+    source, name = _split_spec(spec, "Class", where)
+    module = _module(source, base_dirs, f"{where}: {spec!r}")
     return _class(module, name, kind, f"{where}: {spec!r}")
 
 
 def load_function(spec: str, *, base_dirs: Sequence[Path], where: str) -> Callable[..., Any]:
     """The function that `spec` names: file.py->name or package.module->name."""
-    place, name = _place_and_name(spec, "function", where)
-    module = _module(place, base_dirs, f"{where}: {spec!r}")
+    source, name = _split_spec(spec, "function", where)
+    module = _module(source, base_dirs, f"{where}: {spec!r}")
     found = getattr(module, name, None)
     if found is None:
         own = [key for key, value in vars(module).items() if inspect.isroutine(value)]
         close = get_close_matches(name, own, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ConfigError(f"{where}: {spec!r}: {place} has no function {name!r}{hint}")
+        raise ConfigError(f"{where}: {spec!r}: {source} has no function {name!r}{hint}")
     if not callable(found) or inspect.isclass(found):
         kind = "class" if inspect.isclass(found) else type(found).__name__
         raise ConfigError(f"{where}: {spec!r}: {name!r} is a {kind}, no function")
     return found
 
 
-def load_module(place: str, *, base_dirs: Sequence[Path], where: str) -> ModuleType:
+def load_module(source: str, *, base_dirs: Sequence[Path], where: str) -> ModuleType:
     """The module file.py or package.module, imported."""
-    return _module(place, base_dirs, f"{where}: {place!r}")
+    return _module(source, base_dirs, f"{where}: {source!r}")
 
 
-def _place_and_name(spec: str, what: str, where: str) -> tuple[str, str]:
-    place, arrow, name = (part.strip() for part in spec.partition(ARROW))
-    if not (place and arrow and name):
+def _split_spec(spec: str, what: str, where: str) -> tuple[str, str]:
+    source, arrow, name = (part.strip() for part in spec.partition(ARROW))
+    if not (source and arrow and name):
         raise ConfigError(f"{where}: {spec!r}: write file.py->{what} or package.module->{what}")
-    return place, name
+    return source, name
 
 
-def _module(place: str, base_dirs: Sequence[Path], prefix: str) -> ModuleType:
+def _module(source: str, base_dirs: Sequence[Path], prefix: str) -> ModuleType:
     search = list(dict.fromkeys([*map(_real, base_dirs), Path.cwd()]))
     try:
-        return _from_file(place, search) if place.endswith(".py") else _from_module(place, search)
+        return (
+            _from_file(source, search) if source.endswith(".py") else _from_module(source, search)
+        )
     except ConfigError as error:
         raise ConfigError(f"{prefix}: {error}") from error.__cause__
 
@@ -135,7 +137,7 @@ def run_user_code(action: Callable[[], R], where: str) -> R:
     try:
         return action()
     except (Exception, SystemExit) as error:  # the user's code may raise anything
-        raise ConfigError(f"{where}: {_told(error)}") from error
+        raise ConfigError(f"{where}: {_describe(error)}") from error
 
 
 def add_to_path(folders: Sequence[Path]) -> None:
@@ -146,7 +148,7 @@ def add_to_path(folders: Sequence[Path]) -> None:
 
 
 @contextmanager
-def _in_front(folders: Sequence[Path]) -> Iterator[None]:
+def _first_on_path(folders: Sequence[Path]) -> Iterator[None]:
     """The folders come first on sys.path while the user's module loads, and last ever after: a
     `types.py` beside a workflow must not hide what a library imports later."""
     add_to_path(folders)
@@ -163,8 +165,8 @@ def _real(folder: Path) -> Path:
     return Path(folder).resolve()
 
 
-def _from_file(place: str, search: Sequence[Path]) -> ModuleType:
-    path = Path(place).expanduser()
+def _from_file(source: str, search: Sequence[Path]) -> ModuleType:
+    path = Path(source).expanduser()
     candidates = list(dict.fromkeys((folder / path).resolve() for folder in search))
     found = next((file for file in candidates if file.is_file()), None)
     if found is None:
@@ -176,10 +178,10 @@ def _from_file(place: str, search: Sequence[Path]) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, found)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
-    _bring_forward(found.parent, search)
+    _prefer_folder(found.parent, search)
     sys.modules[name] = module
     try:
-        with _in_front([found.parent, *search]):
+        with _first_on_path([found.parent, *search]):
             _run(partial(spec.loader.exec_module, module), found.name)
     except ConfigError:
         del sys.modules[name]
@@ -187,17 +189,17 @@ def _from_file(place: str, search: Sequence[Path]) -> ModuleType:
     return module
 
 
-def _from_module(place: str, search: Sequence[Path]) -> ModuleType:
-    if place in sys.modules:
-        return sys.modules[place]
+def _from_module(source: str, search: Sequence[Path]) -> ModuleType:
+    if source in sys.modules:
+        return sys.modules[source]
     try:
-        with _in_front(search):
-            return _run(partial(importlib.import_module, place), place)
+        with _first_on_path(search):
+            return _run(partial(importlib.import_module, source), source)
     except ConfigError as error:
-        elsewhere = _in_other_package(place, error.__cause__)
+        elsewhere = _in_other_package(source, error.__cause__)
         if elsewhere is not None:
             return elsewhere
-        if _is_absent(place, error.__cause__):
+        if _is_absent(source, error.__cause__):
             folders = ", ".join(map(str, search))
             raise ConfigError(
                 f"no module {_missing(error.__cause__)!r}; looked in the installed packages and "
@@ -210,17 +212,17 @@ def _missing(cause: BaseException | None) -> str | None:
     return cause.name if isinstance(cause, ModuleNotFoundError) else None
 
 
-def _is_absent(place: str, cause: BaseException | None) -> bool:
+def _is_absent(source: str, cause: BaseException | None) -> bool:
     """Whether the module itself is not there, and not something that it imports."""
     missing = _missing(cause)
-    return missing is not None and (place == missing or place.startswith(f"{missing}."))
+    return missing is not None and (source == missing or source.startswith(f"{missing}."))
 
 
-def _in_other_package(place: str, cause: BaseException | None) -> ModuleType | None:
+def _in_other_package(source: str, cause: BaseException | None) -> ModuleType | None:
     """`tutorial.x` where a `tutorial` folder found first hides the package that has `x`."""
-    if not _is_absent(place, cause) or "." not in place:
+    if not _is_absent(source, cause) or "." not in source:
         return None
-    relative = Path(*place.split("."))
+    relative = Path(*source.split("."))
     for folder in map(Path, [*sys.path, Path(__file__).resolve().parents[2]]):
         for file in (folder / relative.with_suffix(".py"), folder / relative / "__init__.py"):
             if file.is_file():
@@ -228,27 +230,31 @@ def _in_other_package(place: str, cause: BaseException | None) -> ModuleType | N
     return None
 
 
-def _bring_forward(folder: Path, search: Sequence[Path]) -> None:
+def _prefer_folder(folder: Path, search: Sequence[Path]) -> None:
     """Let `import helper` find the one in `folder`, where another folder of user files has one too.
     Those who imported the other one keep it."""
     _user_folders.update([folder, *search])
     for name in {e.stem for e in folder.iterdir() if e.suffix == ".py" or e.is_dir()} - {"ajet"}:
         modules = {key: m for key, m in sys.modules.items() if key.partition(".")[0] == name}
-        homes = {home for key, module in modules.items() if (home := _home(key, module))}
-        for home in (homes & _user_folders) - {folder}:
-            _set_aside.setdefault(home, {}).update(modules)
+        folders = {
+            import_folder
+            for key, module in modules.items()
+            if (import_folder := _import_folder(key, module))
+        }
+        for import_folder in (folders & _user_folders) - {folder}:
+            _hidden_modules.setdefault(import_folder, {}).update(modules)
             for key in modules:
                 sys.modules.pop(key, None)
-    sys.modules.update(_set_aside.pop(folder, {}))
+    sys.modules.update(_hidden_modules.pop(folder, {}))
 
 
-def _home(name: str, module: ModuleType) -> Path | None:
+def _import_folder(name: str, module: ModuleType) -> Path | None:
     """The folder from which `name` was imported: that of its top-level package or file."""
     file = getattr(module, "__file__", None)
     if file is None:
         return None
-    place = Path(file).resolve()
-    return place.parents[name.count(".") + (place.name == "__init__.py")]
+    source = Path(file).resolve()
+    return source.parents[name.count(".") + (source.name == "__init__.py")]
 
 
 def _run(action: Callable[[], R], subject: str) -> R:
@@ -257,20 +263,20 @@ def _run(action: Callable[[], R], subject: str) -> R:
         return action()
     except SystemExit as error:
         raise ConfigError(
-            f'{_told(error, subject)} while it loads; put that under if __name__ == "__main__"'
+            f'{_describe(error, subject)} while it loads; put that under if __name__ == "__main__"'
         ) from error
     except Exception as error:  # the user's module may raise anything as it loads
-        raise ConfigError(_told(error, subject)) from error
+        raise ConfigError(_describe(error, subject)) from error
 
 
-def _told(error: BaseException, subject: str | None = None) -> str:
+def _describe(error: BaseException, subject: str | None = None) -> str:
     """Where in the user's code, and what; `subject` stands for a place that is not known."""
     if isinstance(error, SyntaxError):
         line = f":{error.lineno}" if error.lineno else ""
         return f"{error.filename or subject}{line}: syntax error: {error.msg}"
     if isinstance(error, ModuleNotFoundError) and error.name:
         what = f"it imports {error.name!r}, which is not installed"
-        return _with_place(_frames(error), subject, what)
+        return _with_location(_frames(error), subject, what)
     frames = _frames(error)
     own = [f for f in frames if not f.filename.startswith(("<", *INSTALLED))]
     if isinstance(error, SystemExit):
@@ -279,12 +285,12 @@ def _told(error: BaseException, subject: str | None = None) -> str:
         what = _one_line(error)
     else:
         what = f"{type(error).__name__}: {_one_line(error)}".removesuffix(": ")
-    return _with_place(own or frames, subject, what)
+    return _with_location(own or frames, subject, what)
 
 
-def _with_place(frames: Sequence[traceback.FrameSummary], subject: str | None, what: str) -> str:
-    place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else subject
-    return f"{place}: {what}" if place else what
+def _with_location(frames: Sequence[traceback.FrameSummary], subject: str | None, what: str) -> str:
+    source = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else subject
+    return f"{source}: {what}" if source else what
 
 
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from ajet.core.address import checked_address, checked_place
+from ajet.core.address import checked_address, checked_path_or_address
 
-Place = Annotated[str, AfterValidator(checked_place)]
+PathOrAddress = Annotated[str, AfterValidator(checked_path_or_address)]
 Address = Annotated[str, AfterValidator(checked_address)]

@@ -26,7 +26,7 @@ READ_BY_LOSS = {
     "sapo_tau_pos": ("sapo",),
     "sapo_tau_neg": ("sapo",),
 }
-OF_GROUPS = (
+GROUP_ESTIMATORS = (
     "grpo",
     "starpo",
     "rloo",
@@ -131,7 +131,7 @@ def algorithm_notices(ajet: AjetSection) -> list[str]:
     estimator, warmup = trainer.algorithm.adv_estimator, trainer.critic.warmup_steps
     grouping = trainer.algorithm.reward_normalization.grouping
     notices = []
-    if estimator in OF_GROUPS and ajet.rollout.num_repeat == 1:
+    if estimator in GROUP_ESTIMATORS and ajet.rollout.num_repeat == 1:
         notices.append(
             f"nothing is learnt from rewards: {ALGORITHM}.adv_estimator={estimator} compares the "
             "members of a group, and ajet.rollout.num_repeat is 1"

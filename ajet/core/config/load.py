@@ -15,9 +15,9 @@ from pydantic import ValidationError
 from ajet.core.config.compose import compose, hydra_notices
 from ajet.core.config.explain import Origin, explain
 from ajet.core.config.renames import apply_renames
-from ajet.core.config.stray import stray_problem
 from ajet.core.config.support import refusals_and_notices
 from ajet.core.config.tree import AjetConfig, AjetSection
+from ajet.core.config.unknown_sections import unknown_section_problem
 from ajet.core.errors import ConfigError
 
 REQUIRED = ("ajet.model.path",)
@@ -40,7 +40,7 @@ def load_config(
     origin = Origin(path, overrides)
     composed = compose(path, overrides)
     values = apply_renames(composed, {"ajet": AjetSection().model_dump()})
-    _refuse_stray_sections(values, origin)
+    _refuse_unknown_sections(values, origin)
     try:
         config = AjetConfig.model_validate(_without_empty_sections(values))
     except ValidationError as error:
@@ -62,10 +62,10 @@ def _without_empty_sections(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: {} if key in typed and inner is None else inner for key, inner in values.items()}
 
 
-def _refuse_stray_sections(values: Mapping[str, Any], origin: Origin) -> None:
+def _refuse_unknown_sections(values: Mapping[str, Any], origin: Origin) -> None:
     """A top-level key that is surely a mistake, and not a section of the user's own."""
     for name in values:
-        if problem := stray_problem(name):
+        if problem := unknown_section_problem(name):
             raise ConfigError(f"{origin.of(name)}: {name}: {problem}")
 
 

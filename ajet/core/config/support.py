@@ -10,7 +10,7 @@ from ajet.core.config.algorithm_support import (
 from ajet.core.config.environment_support import environment_notices, unread_environment_keys
 from ajet.core.config.section import Leaf, NoEffect, NotBuilt, leaves
 from ajet.core.config.task_judge import TaskJudgeConfig
-from ajet.core.config.task_reader import BUILT
+from ajet.core.config.task_reader import BUILT_IN_READERS
 from ajet.core.config.tree import AjetConfig, AjetSection
 
 LLM_JUDGES = ("llm", "llm_listwise")
@@ -57,7 +57,7 @@ def _unread_sections(ajet: AjetSection) -> dict[str, str]:
     A reader of the user's own may read any of them.
     """
     reader = ajet.task_reader.type
-    others = [] if "->" in reader else [name for name in BUILT if name != reader]
+    others = [] if "->" in reader else [name for name in BUILT_IN_READERS if name != reader]
     unread = {f"ajet.task_reader.{name}": f"ajet.task_reader.type is {reader}" for name in others}
     return unread | _unread_judge_keys(ajet.task_judge)
 

@@ -8,11 +8,11 @@ from ajet.core.config.address import Address
 from ajet.core.config.section import NoEffect, NotBuilt, Section
 from ajet.core.config.task_reader import JsonlSplit
 
-OF_THE_REQUEST = ("messages", "model", "n", "stream")
+REQUEST_FIELDS = ("messages", "model", "n", "stream")
 
 
 def _no_request(sampling: dict[str, Any]) -> dict[str, Any]:
-    for name in OF_THE_REQUEST:
+    for name in REQUEST_FIELDS:
         if name in sampling:
             raise ValueError(f"{name} is not how a reply is sampled: the judge sets it")
     return sampling

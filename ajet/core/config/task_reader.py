@@ -9,7 +9,7 @@ from ajet.core.config.address import Address
 from ajet.core.config.section import Section
 from ajet.core.config.tracing import DeduplicationParams, Tracing
 
-BUILT = (
+BUILT_IN_READERS = (
     "jsonl_dataset_file",
     "huggingface_dat_repo",
     "random_dummy",
@@ -22,11 +22,11 @@ BUILT = (
 
 def _reader_type(value: str) -> str:
     """A built-in reader or the user's own class; the others are refused with the reason."""
-    if value in BUILT or "->" in value:
+    if value in BUILT_IN_READERS or "->" in value:
         return value
-    close = get_close_matches(value, BUILT, 1)
+    close = get_close_matches(value, BUILT_IN_READERS, 1)
     hint = f"did you mean {close[0]!r}?" if close else "or your own class as file.py->Class"
-    raise ValueError(f"no task reader {value!r}; there are {', '.join(BUILT)}; {hint}")
+    raise ValueError(f"no task reader {value!r}; there are {', '.join(BUILT_IN_READERS)}; {hint}")
 
 
 class JsonlSplit(Section):

@@ -15,11 +15,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from ajet.core.config.address import Address, Place
+from ajet.core.config.address import Address, PathOrAddress
 from ajet.core.config.section import Section
 
 
-def as_time(text: str) -> datetime:
+def parse_iso_time(text: str) -> datetime:
     """ISO 8601; a time without a zone is UTC."""
     moment = datetime.fromisoformat(text)
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
@@ -27,7 +27,7 @@ def as_time(text: str) -> datetime:
 
 def _iso_time(text: str) -> str:
     try:
-        as_time(text)
+        parse_iso_time(text)
     except ValueError:
         raise ValueError(f"{text!r} is no date; write 2026-01-31 or 2026-01-31T12:00") from None
     return text
@@ -143,11 +143,11 @@ def read_filter(number: int, given: dict[str, Any]) -> tuple[str, Section] | Non
     try:
         checked = FILTERS[name].model_validate(params)
     except ValidationError as error:
-        raise ValueError(f"{where} ({name}): {_told(error, FILTERS[name])}") from None
+        raise ValueError(f"{where} ({name}): {_problem_text(error, FILTERS[name])}") from None
     return (name, checked) if enabled else None
 
 
-def _told(error: ValidationError, params: type[Section]) -> str:
+def _problem_text(error: ValidationError, params: type[Section]) -> str:
     details = error.errors(include_url=False)[0]
     key = ".".join(map(str, details["loc"]))
     if details["type"] == "extra_forbidden":
@@ -157,7 +157,7 @@ def _told(error: ValidationError, params: type[Section]) -> str:
     return f"{key}: {details['msg'].removeprefix('Value error, ')}"
 
 
-def _all_read(filters: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+def _checked_filters(filters: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
     for number, given in enumerate(filters, 1):
         read_filter(number, given)
     return filters
@@ -166,7 +166,7 @@ def _all_read(filters: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
 class Tracing(Section):
     """Tasks from recorded conversations."""
 
-    base_url: Place | None = Field(
+    base_url: PathOrAddress | None = Field(
         default=None,
         description="A Phoenix server's address, or a path: an SQLite file, a run folder, or spans "
         "as JSON lines.",
@@ -180,7 +180,7 @@ class Tracing(Section):
     validation_fraction: float = Field(
         default=0.3, ge=0, lt=1, description="Share of the tasks that is held out."
     )
-    filters: Annotated[list[dict[str, Any]], AfterValidator(_all_read)] = Field(
+    filters: Annotated[list[dict[str, Any]], AfterValidator(_checked_filters)] = Field(
         default=[],
         description="What is kept: score, feedback, length, tool_use, regex, model, date, "
         "deduplication.",

@@ -1,7 +1,7 @@
 """What an environment returned, checked once and made plain.
 
     ("You are at 3.", np.float32(1), True, np.bool_(False), {"metrics": {"success": True}})
-        -> Step("You are at 3.", 1.0, True, False, {"success": True}, {}, None)
+        -> StepResult("You are at 3.", 1.0, True, False, {"success": True}, {}, None)
     ("You are at 3.", nan, True, False, {})     -> EnvironmentFault of one line
 
 Not covered: pictures (frames.py).
@@ -20,14 +20,14 @@ AGGREGATIONS = ("mean", "sum", "last", "min", "max")
 NOTHING: Mapping[str, Any] = {}
 
 
-class Shown(NamedTuple):
+class ResetResult(NamedTuple):
     """The beginning of an episode."""
 
     observation: str
     state_key: str | None
 
 
-class Step(NamedTuple):
+class StepResult(NamedTuple):
     """What came of an action. `state_key` is that of the state which the next action meets."""
 
     observation: str
@@ -39,16 +39,16 @@ class Step(NamedTuple):
     state_key: str | None
 
 
-def checked_reset(returned: Any, who: str) -> Shown:
+def checked_reset(returned: Any, who: str) -> ResetResult:
     """`who` is the call, as ``Maze.reset()``."""
     if not isinstance(returned, tuple) or len(returned) != 2:
         _refuse(who, f"returned {_kind(returned)}, not (observation, info)")
     observation, info = returned
     _check_observation(observation, who)
-    return Shown(observation, _state_key(_info(info, who), who))
+    return ResetResult(observation, _state_key(_info(info, who), who))
 
 
-def checked_step(returned: Any, who: str) -> Step:
+def checked_step(returned: Any, who: str) -> StepResult:
     """`who` is the call, as ``Maze.step()``."""
     if not isinstance(returned, tuple) or len(returned) != 5:
         _refuse(
@@ -61,7 +61,7 @@ def checked_step(returned: Any, who: str) -> Step:
     if type(info) is not dict:
         info = _info(info, who)
     key = info.get("state_key")
-    return Step(
+    return StepResult(
         observation,
         reward
         if type(reward) is float and math.isfinite(reward)

@@ -34,9 +34,9 @@ class BaseJudge:
     def client(self) -> "ChatClient":
         """`ajet.task_judge.alien_llm_model`, for a judge of yours that asks a model:
         `await self.client.complete(messages, max_tokens=512)`. What it says is never trained."""
-        from ajet.core.judge.judge_client import alien_client
+        from ajet.core.judge.judge_client import user_judge_client
 
-        return alien_client(self.config)
+        return user_judge_client(self.config)
 
     def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput

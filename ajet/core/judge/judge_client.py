@@ -33,7 +33,7 @@ def judge_client(config: AjetConfig, model: str) -> ChatClient:
     )
 
 
-def alien_client(config: AjetConfig | None) -> ChatClient:
+def user_judge_client(config: AjetConfig | None) -> ChatClient:
     """The model for the user's own judge."""
     model = config and config.ajet.task_judge.alien_llm_model
     if config is None or model is None:
@@ -46,7 +46,7 @@ def alien_client(config: AjetConfig | None) -> ChatClient:
 
 def _cache_path(config: AjetConfig) -> Path | None:
     """Replies are kept in the run folder once there is one: `ajet debug` makes none."""
-    asked = config.ajet.task_judge.client.cache_path
-    if asked != "auto":
-        return None if asked is None else Path(asked).expanduser()
+    configured = config.ajet.task_judge.client.cache_path
+    if configured != "auto":
+        return None if configured is None else Path(configured).expanduser()
     return config.run_folder / REPLIES if config.run_folder.is_dir() else None

@@ -75,9 +75,9 @@ async def verdict(
             "and ajet.task_judge.judge_protocol is null"
         )
     name = _name(judge)
-    output = _own_copy(output)
+    output = _copy_output(output)
     answer = await _answer(partial(judge.compute_reward, workflow_task, output), name, timeout_s)
-    return _read(partial(_checked_verdict, answer, output, name))
+    return _or_judge_fault(partial(_checked_verdict, answer, output, name))
 
 
 async def group_verdicts(
@@ -88,17 +88,17 @@ async def group_verdicts(
 ) -> list[Verdict]:
     """What each member of a group earns, seen together."""
     name = _name(judge)
-    copies = [_own_copy(output) for output in outputs]
+    copies = [_copy_output(output) for output in outputs]
     ask = partial(judge.compute_group_rewards, list(workflow_tasks), list(copies))
     answer = await _answer(ask, name, timeout_s)
-    return _read(partial(_checked_verdicts, answer, copies, name))
+    return _or_judge_fault(partial(_checked_verdicts, answer, copies, name))
 
 
 def _name(judge: BaseJudge) -> str:
     return f"judge {type(judge).__name__!r}"
 
 
-def _own_copy(output: WorkflowOutput) -> WorkflowOutput:
+def _copy_output(output: WorkflowOutput) -> WorkflowOutput:
     """A judge that fails on the way leaves the trajectory's as it was."""
     output = copy.copy(output)
     output.log_metrics = dict(output.log_metrics)
@@ -110,7 +110,7 @@ async def _answer(ask: Callable[[], Any], name: str, timeout_s: float | None) ->
     deadline = asyncio.timeout(timeout_s)
     try:
         async with deadline:
-            return await _asked(ask)
+            return await _call(ask)
     except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
         raise  # the run's own end
     except BaseException as error:  # libraries in Rust panic outside Exception
@@ -119,14 +119,14 @@ async def _answer(ask: Callable[[], Any], name: str, timeout_s: float | None) ->
         raise JudgeFault(f"{name} raised {one_line(error)}") from error
 
 
-async def _asked(ask: Callable[[], Any]) -> Any:
+async def _call(ask: Callable[[], Any]) -> Any:
     """The judge's answer; if it wants to end more than itself, that is an error of its own."""
     try:
         answer: Any = ask()
         return await answer if inspect.isawaitable(answer) else answer
     except SystemExit as error:
-        wish = f"it called sys.exit({error.code!r})"
-        raise RuntimeError(wish).with_traceback(error.__traceback__) from error
+        message = f"it called sys.exit({error.code!r})"
+        raise RuntimeError(message).with_traceback(error.__traceback__) from error
     except asyncio.CancelledError as error:
         if _is_being_cancelled():
             raise
@@ -139,7 +139,7 @@ def _is_being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _read(check: Callable[[], Result]) -> Result:
+def _or_judge_fault(check: Callable[[], Result]) -> Result:
     try:
         return check()
     except Exception as error:

@@ -11,13 +11,13 @@ from ajet.core.errors import CheckpointError
 
 def write_text_atomically(path: Path, text: str) -> None:
     """Write aside, flush to the disk, rename over `path`; `CheckpointError` when it fails."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with aside.open("w", encoding="utf-8") as file:
+        with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        aside.replace(path)
+        temporary.replace(path)
     except OSError as error:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise CheckpointError(f"{path} cannot be written: {error.strerror}") from error

@@ -50,7 +50,7 @@ class EpisodeStore:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._connection = open_for_writing(path)
-        self._known: dict[tuple[str, str], int] = {}
+        self._row_ids: dict[tuple[str, str], int] = {}
 
     def write(
         self,
@@ -61,9 +61,9 @@ class EpisodeStore:
     ) -> None:
         """Store all episodes of a step (or of an evaluation: then without the last two)."""
         masks = loss_masks(samples)
-        self._known.clear()  # a transaction that was rolled back may have taken a row with it
-        told = [(a, g.task) for g in groups for t in g.trajectories for a in t.attempts]
-        trajectories = [trajectory for trajectory, _ in told]
+        self._row_ids.clear()  # a transaction that was rolled back may have taken a row with it
+        recorded = [(a, g.task) for g in groups for t in g.trajectories for a in t.attempts]
+        trajectories = [trajectory for trajectory, _ in recorded]
         per_turn = advantages or {}
         with self._transaction() as connection:
             connection.executemany(
@@ -73,7 +73,7 @@ class EpisodeStore:
                 _INSERT_EPISODE,
                 [
                     _episode_row(step, t, per_turn.get(t.episode_id, ()), self._task_row(task))
-                    for t, task in told
+                    for t, task in recorded
                 ],
             )
             connection.executemany(
@@ -136,7 +136,7 @@ class EpisodeStore:
                     turn.completion.finish_reason,
                     turn.completion.policy_version,
                     turn.reward,
-                    None if turn.state_key is None else _clean(turn.state_key),
+                    None if turn.state_key is None else _without_surrogates(turn.state_key),
                     turn.started_s,
                     turn.ended_s,
                     _to_json(turn.notes),
@@ -148,20 +148,20 @@ class EpisodeStore:
     def _tools_id(self, tools: list[dict[str, Any]] | None) -> int | None:
         if not tools:
             return None
-        return self._row_of("tools", "tools", _to_json(tools))
+        return self._row_id("tools", "tools", _to_json(tools))
 
     def _task_row(self, task: Task | None) -> int | None:
         text = None if task is None else _exact_json(asdict(task))
-        return None if text is None else self._row_of("tasks", "task", text)
+        return None if text is None else self._row_id("tasks", "task", text)
 
-    def _row_of(self, table: str, column: str, text: str) -> int:
+    def _row_id(self, table: str, column: str, text: str) -> int:
         """The id of the row of `table` that holds this text; it is made if it is not there."""
-        if (table, text) not in self._known:
+        if (table, text) not in self._row_ids:
             insert = f"INSERT OR IGNORE INTO {table} ({column}) VALUES (?)"
             self._connection.execute(insert, (text,))
             found = self._connection.execute(f"SELECT id FROM {table} WHERE {column} = ?", (text,))
-            self._known[table, text] = found.fetchone()[0]
-        return self._known[table, text]
+            self._row_ids[table, text] = found.fetchone()[0]
+        return self._row_ids[table, text]
 
 
 class _Transaction:
@@ -208,19 +208,19 @@ def _episode_row(
     advantages: Sequence[NDArray[np.float32]],
     tasks_id: int | None,
 ) -> tuple[Any, ...]:
-    who, turns = trajectory.workflow_task, trajectory.turns
+    plan, turns = trajectory.workflow_task, trajectory.turns
     versions = [t.completion.policy_version for t in turns]
     parts = [a for a in advantages if len(a)]
     return (
-        who.episode_id,
+        plan.episode_id,
         step,
-        who.mode,
-        who.group_id,
-        who.rollout_index,
-        who.task_id,
+        plan.mode,
+        plan.group_id,
+        plan.rollout_index,
+        plan.task_id,
         str(trajectory.status),
         str(trajectory.ended_as),
-        who.seed,
+        plan.seed,
         tasks_id,
         None if trajectory.reward is None else float(trajectory.reward),
         None if trajectory.is_success is None else bool(trajectory.is_success),
@@ -230,8 +230,8 @@ def _episode_row(
         max(versions, default=None),
         max(t.ended_s for t in turns) - min(t.started_s for t in turns) if turns else 0.0,
         float(np.concatenate(parts).mean()) if parts else None,
-        _clean(who.task.main_query),
-        None if trajectory.error is None else _clean(trajectory.error),
+        _without_surrogates(plan.task.main_query),
+        None if trajectory.error is None else _without_surrogates(trajectory.error),
         _to_json(trajectory.reward_breakdown),
         _to_json(trajectory.timings),
         _to_json(trajectory.output.metadata if trajectory.output else {}),
@@ -247,7 +247,7 @@ def _to_json(value: Any) -> str:
         return _encode({"repr": repr(value)})
 
 
-def plain(value: Any) -> Any:
+def as_plain_json(value: Any) -> Any:
     """What a reader of the store would find: dicts, lists, texts and numbers alone."""
     return json.loads(_to_json(value))
 
@@ -261,14 +261,14 @@ def _exact_json(value: Any) -> str | None:
         return None
 
 
-def _clean(text: str) -> str:
+def _without_surrogates(text: str) -> str:
     """Without lone surrogates, which SQLite cannot hold."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _new_text(turn: Turn, base: Turn | None) -> tuple[int, str]:
     """How many messages the base turn already has, and the rest as JSON."""
-    kept = _common([*base.messages, base.reply], turn.messages) if base else 0
+    kept = _common_prefix_length([*base.messages, base.reply], turn.messages) if base else 0
     return kept, _to_json(turn.messages[kept:])
 
 
@@ -278,11 +278,11 @@ def _new_prompt(turn: Turn, base: Turn | None) -> tuple[int, bytes]:
     kept = 0
     if base is not None:
         seen = base.completion.prompt_ids + base.completion.token_ids
-        kept = len(seen) if prompt[: len(seen)] == seen else _common(seen, prompt)
+        kept = len(seen) if prompt[: len(seen)] == seen else _common_prefix_length(seen, prompt)
     return kept, zlib.compress(_blob(prompt[kept:], "<i4"), 1)
 
 
-def _common(a: Sequence[Any], b: Sequence[Any]) -> int:
+def _common_prefix_length(a: Sequence[Any], b: Sequence[Any]) -> int:
     """Length of the common beginning."""
     for index, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:

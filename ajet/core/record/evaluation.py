@@ -24,7 +24,7 @@ Z_95 = 1.959963984540054
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class IntervalEstimate:
     """A value with the ends of its 95 % interval."""
 
     value: float
@@ -42,11 +42,11 @@ class Evaluation:
 
     num_tasks: int
     num_repeat: int
-    success: Estimate
-    mean_at_k: Estimate
-    pass_at_k: dict[int, Estimate]
+    success: IntervalEstimate
+    mean_at_k: IntervalEstimate
+    pass_at_k: dict[int, IntervalEstimate]
     statuses: dict[str, int]
-    success_by_tag: dict[str, Estimate] = field(default_factory=dict)
+    success_by_tag: dict[str, IntervalEstimate] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Plain data; an end of an interval that is not known (a single task) is None."""
@@ -59,17 +59,17 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def wilson(successes: float, trials: float) -> Estimate:
+def wilson(successes: float, trials: float) -> IntervalEstimate:
     """Wilson's score interval of a proportion (Wilson 1927)."""
     if trials == 0:
-        return Estimate(math.nan, 0.0, 1.0)
+        return IntervalEstimate(math.nan, 0.0, 1.0)
     share, z2 = successes / trials, Z_95**2
     centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
     half = Z_95 / (1 + z2 / trials) * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2))
-    return Estimate(share, max(0.0, centre - half), min(1.0, centre + half))
+    return IntervalEstimate(share, max(0.0, centre - half), min(1.0, centre + half))
 
 
-def share_over_tasks(shares: Sequence[float], num_repeat: int) -> Estimate:
+def share_over_tasks(shares: Sequence[float], num_repeat: int) -> IntervalEstimate:
     """Mean of shares of successes, one a task, with Wilson's interval at the effective number of
     trials (Franco et al. 2019): at least a task each, at most an episode each."""
     num_tasks = len(shares)
@@ -84,13 +84,13 @@ def share_over_tasks(shares: Sequence[float], num_repeat: int) -> Estimate:
     return replace(wilson(share * trials, trials), value=share)
 
 
-def mean_over_tasks(values: Sequence[float]) -> Estimate:
+def mean_over_tasks(values: Sequence[float]) -> IntervalEstimate:
     """Mean of independent values with the normal interval; degenerate for fewer than two."""
     if not values:
-        return Estimate(math.nan, -math.inf, math.inf)
+        return IntervalEstimate(math.nan, -math.inf, math.inf)
     mean = fmean(values)
     half = Z_95 * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
-    return Estimate(mean, mean - half, mean + half)
+    return IntervalEstimate(mean, mean - half, mean + half)
 
 
 def pass_at_k(num_episodes: int, num_successes: int, k: int) -> float:
@@ -134,7 +134,7 @@ def evaluate(groups: Sequence[Group]) -> Evaluation:
     )
 
 
-def _success_by_tag(groups: Sequence[Group], num_repeat: int) -> dict[str, Estimate]:
+def _success_by_tag(groups: Sequence[Group], num_repeat: int) -> dict[str, IntervalEstimate]:
     shares: defaultdict[str, list[float]] = defaultdict(list)
     for group in groups:
         if tag := group.trajectories[0].workflow_task.task.metadata.get("tag"):

@@ -27,7 +27,7 @@ from typing import Any
 from ajet.core.errors import CheckpointError, ConfigError
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.record.run_folder import RunFolder, redacted
-from ajet.core.record.sink import Run, Sink
+from ajet.core.record.sink import RunInfo, Sink
 from ajet.core.record.trackers import MlflowSink, SwanlabSink, WandbSink
 
 
@@ -44,7 +44,7 @@ class MetricsLogger:
         config: Mapping[str, Any] | None = None,
         start_step: int = 0,
     ) -> None:
-        run = Run(folder, project, experiment, start_step, redacted(config or {}))
+        run = RunInfo(folder, project, experiment, start_step, redacted(config or {}))
         names = [names] if isinstance(names, str) else list(names)
         wanted = [_sink_class(name) for name in dict.fromkeys(names)]
         self._sinks: list[Sink] = [JsonLinesSink(run), *(sink(run) for sink in wanted)]
@@ -71,7 +71,7 @@ class MetricsLogger:
 class JsonLinesSink:
     """`logs/metrics.jsonl`: ``{"step": 3, "time": 1790000000.0, "reward/mean": 0.4, …}``."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunInfo) -> None:
         path = run.folder.metrics_jsonl
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         write_text_atomically(path, _lines_before(text, run.start_step))
@@ -89,7 +89,7 @@ class JsonLinesSink:
 class TensorBoardSink:
     """Scalars as TensorBoard event files, written by its protocol classes alone (no TensorFlow)."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunInfo) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -121,7 +121,7 @@ class TensorBoardSink:
 class ConsoleSink:
     """One line a step on standard output, for logs that a machine collects."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunInfo) -> None:
         pass
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

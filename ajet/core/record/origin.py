@@ -31,7 +31,9 @@ class RunOrigin:
     stop_token_ids: list[int]
 
     @classmethod
-    def of(cls, config: AjetConfig, stop_token_ids: Sequence[int], begun: str) -> RunOrigin:
+    def from_config(
+        cls, config: AjetConfig, stop_token_ids: Sequence[int], begun: str
+    ) -> RunOrigin:
         """That of a run of this config, started in the current folder."""
         return cls(
             yaml=str(config.yaml_path) if config.yaml_path else None,

@@ -50,7 +50,7 @@ class RecordedRun:
     @cached_property
     def template(self) -> ChatTemplate:
         """The tokenizer's chat template, on the day on which the run began."""
-        return template_of(self.folder)
+        return load_template(self.folder)
 
     @property
     def current_folder(self) -> Path:
@@ -71,7 +71,7 @@ class RecordedRun:
         return list(_redacted_keys(self.config.to_dict()))
 
 
-def template_of(folder: RunFolder) -> ChatTemplate:
+def load_template(folder: RunFolder) -> ChatTemplate:
     """The words of a run that has begun."""
     from ajet.core.inference.chat_template import ChatTemplate
     from ajet.core.model.tokenizer import load_tokenizer

@@ -89,25 +89,25 @@ class RunFolder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def set_aside(self) -> None:
+    def archive_previous_run(self) -> None:
         """Move what an earlier run recorded to earlier-N/: one that starts anew loses nothing."""
-        begun = (self.metrics_jsonl, self.buffer_db, self.finished_db)
-        if not any(self.checkpoints.iterdir()) and not any(each.exists() for each in begun):
+        records = (self.metrics_jsonl, self.buffer_db, self.finished_db)
+        if not any(self.checkpoints.iterdir()) and not any(each.exists() for each in records):
             return
         number = 1 + sum(1 for _ in self.path.glob("earlier-*"))
-        aside = self.path / f"earlier-{number}"
-        aside.mkdir()
+        archive = self.path / f"earlier-{number}"
+        archive.mkdir()
         own = (self.episodes_db, self.buffer_db, self.finished_db)  # a judge's replies stay
         databases = (at for db in own for at in self.path.glob(f"{db.name}*"))  # and their logs
         for path in (self.checkpoints, self.tensorboard, *databases, self.summary_json):
             if path.exists():
-                path.rename(aside / path.name)
+                path.rename(archive / path.name)
         if self.metrics_jsonl.exists():
-            self.metrics_jsonl.rename(aside / self.metrics_jsonl.name)
+            self.metrics_jsonl.rename(archive / self.metrics_jsonl.name)
         self.checkpoints.mkdir()
         self.tensorboard.mkdir()
 
-    def set_aside_checkpoints_after(self, step: int) -> None:
+    def archive_checkpoints_after(self, step: int) -> None:
         """Rename later checkpoints: the newest one is to be that of the run that goes on."""
         for path in sorted(self.checkpoints.glob("step_*")):
             if int(path.name.removeprefix("step_")) > step:

@@ -79,7 +79,7 @@ class RunRecorder:
         self._estimator = trainer.algorithm.adv_estimator
         self._warnings = StepWarnings(config.ajet.context_tracker)
 
-    def keep_inputs(
+    def save_inputs(
         self, tokenizer: PreTrainedTokenizerBase, origin: RunOrigin, user_files: Iterable[Path]
     ) -> None:
         """Writes the config, the user's code and the tokenizer, so that the folder can be read
@@ -104,9 +104,9 @@ class RunRecorder:
         self._metrics.close()
         self._store.close()
 
-    def say_failures(self, when: str, groups: Sequence[Group]) -> None:
+    def warn_of_failures(self, when: str, groups: Sequence[Group]) -> None:
         """Warns of episodes that failed, if any."""
-        self._warnings.of_failures(when, groups)
+        self._warnings.warn_of_failures(when, groups)
 
     def step(
         self, step: int, rollout: StepGroups, update: UpdateRecord, metrics: dict[str, float]
@@ -116,16 +116,16 @@ class RunRecorder:
         metrics = step_metrics(rollout, samples, metrics, selections=self._selections)
         self._store.write(step, rollout.all, update.advantages, samples)
         self._metrics.log(step, metrics)
-        counts = TimelineCounts.of(groups, samples)
-        self._warnings.of_metrics(metrics)
-        self._warnings.of_credit(self._estimator, groups)
-        self._warnings.of_timelines(f"step {step}", groups, counts)
+        counts = TimelineCounts.from_groups(groups, samples)
+        self._warnings.check_metrics(metrics)
+        self._warnings.check_credit(self._estimator, groups)
+        self._warnings.log_timelines(f"step {step}", groups, counts)
         self.progress.step_done(step, metrics)
         return counts
 
     def validation(self, step: int, groups: Sequence[Group]) -> None:
         """Records the episodes of the held-out tasks after `step` steps."""
-        self.say_failures(f"held-out tasks after step {step}", groups)
+        self.warn_of_failures(f"held-out tasks after step {step}", groups)
         report = evaluate(groups)
         self._store.write(step, groups)
         self._metrics.log(step, held_out_metrics(report))

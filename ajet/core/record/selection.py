@@ -25,14 +25,14 @@ from ajet.core.trajectory.trajectory import Group, LeftOut, Trajectory
 def selections(config: AjetConfig) -> list[LeftOut]:
     """The selections that the config asks for: their metrics are there in every step."""
     rollout, algorithm = config.ajet.rollout, config.ajet.trainer_common.algorithm
-    asked: dict[LeftOut, bool] = {
+    enabled: dict[LeftOut, bool] = {
         "redundancy": rollout.group_size_redundancy > 0,
         "drop_group": rollout.failure_policy == "drop_group",
         "dynamic_sampling": algorithm.dynamic_sampling.enable,
         "oversampling": rollout.enable_oversample,
         "overlong": algorithm.overlong.mask_truncated,
     }
-    return [name for name, is_asked in asked.items() if is_asked]
+    return [name for name, is_enabled in enabled.items() if is_enabled]
 
 
 def selection_metrics(groups: Sequence[Group], selections: Sequence[LeftOut]) -> dict[str, float]:

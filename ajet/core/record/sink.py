@@ -8,7 +8,7 @@ from ajet.core.record.run_folder import RunFolder
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunInfo:
     """What a logger needs to know about the run."""
 
     folder: RunFolder
@@ -21,6 +21,6 @@ class Run:
 class Sink(Protocol):
     """One place that numbers go to."""
 
-    def __init__(self, run: Run) -> None: ...
+    def __init__(self, run: RunInfo) -> None: ...
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
     def close(self) -> None: ...

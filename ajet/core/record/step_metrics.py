@@ -42,7 +42,7 @@ from ajet.core.trajectory.trajectory import EpisodeStatus, Group, LeftOut, Traje
 def step_metrics(
     rollout: StepGroups,
     samples: Sequence[TrainingSample],
-    learnt: Mapping[str, float],
+    update_metrics: Mapping[str, float],
     *,
     selections: Sequence[LeftOut] = (),
 ) -> dict[str, float]:
@@ -57,14 +57,14 @@ def step_metrics(
         **_reward_metrics(trajectories),
         **_status_metrics(trajectories),
         **_turn_metrics(trajectories),
-        **_timeline_metrics(TimelineCounts.of(groups, samples)),
+        **_timeline_metrics(TimelineCounts.from_groups(groups, samples)),
         **_group_metrics(groups),
         **selection_metrics(groups, selections),
         "rollout/seconds": rollout_s,
         "rollout/episodes_per_s": len(ran) / rollout_s,
         "rollout/tokens_per_s": sampled / rollout_s,
         **_baseline_metrics(rollout.baselines),
-        **learnt,
+        **update_metrics,
     }
 
 

@@ -53,7 +53,7 @@ class TimelineCounts:
     drift_at: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, groups: Sequence[Group], samples: Sequence[TrainingSample]) -> Self:
+    def from_groups(cls, groups: Sequence[Group], samples: Sequence[TrainingSample]) -> Self:
         """One step's."""
         trajectories = [t for group in groups for t in group.trajectories]
         turns = [turn for t in trajectories for a in t.attempts for turn in a.turns]

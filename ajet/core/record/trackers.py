@@ -16,7 +16,7 @@ from typing import Any
 from loguru import logger
 
 from ajet.core.errors import ConfigError
-from ajet.core.record.sink import Run
+from ajet.core.record.sink import RunInfo
 
 PACKAGES = ("swanlab", "wandb", "mlflow")
 
@@ -24,7 +24,7 @@ PACKAGES = ("swanlab", "wandb", "mlflow")
 class WandbSink:
     """Weights & Biases."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunInfo) -> None:
         wandb = _import("wandb")
         try:
             self._run = wandb.init(
@@ -55,7 +55,7 @@ class WandbSink:
 class SwanlabSink:
     """SwanLab."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunInfo) -> None:
         self._swanlab = _import("swanlab")
         folder = run.folder.logs / "swanlab"
         settings = self._swanlab.Settings()
@@ -86,7 +86,7 @@ class SwanlabSink:
 class MlflowSink:
     """MLflow, at its own tracking address, or in logs/ when none is set."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunInfo) -> None:
         self._mlflow = _import("mlflow")
         if "MLFLOW_TRACKING_URI" not in os.environ:
             self._mlflow.set_tracking_uri(f"sqlite:///{run.folder.logs / 'mlflow.db'}")
@@ -94,10 +94,10 @@ class MlflowSink:
         try:
             self._mlflow.set_experiment(run.project)
             run_id = known.read_text(encoding="utf-8") if known.exists() else None
-            begun = self._mlflow.start_run(run_id=run_id, run_name=run.experiment)
+            active_run = self._mlflow.start_run(run_id=run_id, run_name=run.experiment)
         except self._mlflow.MlflowException as error:
             raise _refused("mlflow", error) from error
-        known.write_text(begun.info.run_id, encoding="utf-8")
+        known.write_text(active_run.info.run_id, encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._mlflow.log_metrics(dict(metrics), step=step)

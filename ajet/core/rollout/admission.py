@@ -44,10 +44,10 @@ class Slot:
         self._on_workflow_end: Callable[[EpisodeStatus], None] | None = None
         self.is_free = False
 
-    def tell_workflow_end(self, listener: Callable[[EpisodeStatus], None]) -> None:
+    def set_workflow_end_callback(self, callback: Callable[[EpisodeStatus], None]) -> None:
         """`listener` is called once, when the workflow has come to its end and before the slot is
         given back."""
-        self._on_workflow_end = listener
+        self._on_workflow_end = callback
 
     def renew(self, episode_id: str) -> None:
         """The same slot for another attempt at the episode."""
@@ -104,15 +104,19 @@ class Admission:
             else:
                 starting.append((self._waiting[0], index))
         self._num_free -= len(starting)
-        for of, index in starting:
-            of.slots[index] = Slot(of.plans[index].episode_id, self.endpoint, self._freed)
+        for admitted, index in starting:
+            admitted.slots[index] = Slot(
+                admitted.plans[index].episode_id, self.endpoint, self._slot_freed
+            )
             if self.endpoint is not None:
-                self.endpoint.enter(of.plans[index].episode_id)
-        for of, index in starting:
-            of.tasks[index] = asyncio.create_task(of.run(of.plans[index], of.slots[index]))
-            of.tasks[index].add_done_callback(partial(of.ended, index))
+                self.endpoint.enter(admitted.plans[index].episode_id)
+        for admitted, index in starting:
+            admitted.tasks[index] = asyncio.create_task(
+                admitted.run(admitted.plans[index], admitted.slots[index])
+            )
+            admitted.tasks[index].add_done_callback(partial(admitted.ended, index))
 
-    def _freed(self) -> None:
+    def _slot_freed(self) -> None:
         self._num_free += 1
         self.admit()
         if self.on_free_slot is not None:

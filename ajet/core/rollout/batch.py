@@ -115,7 +115,7 @@ class BatchRollout:
         self._on_round = on_round
         self._on_episode = on_episode
 
-    async def groups_of(self, step: int) -> StepGroups:
+    async def rollout_step(self, step: int) -> StepGroups:
         """All groups of one step; they end together."""
         settings, started_s = self._settings, time.monotonic()
         groups: list[Group] = []
@@ -124,14 +124,14 @@ class BatchRollout:
             tasks = [self._tasks[index] for index in self._cursor.next_batch(num_tasks)]
             self._on_round("rollout", num_tasks * settings.group_size)
             request = self._request(step, tasks, range(len(groups), len(groups) + num_tasks))
-            found = await self._runner.rollout(request, self._on_episode)
-            groups += self._selected(found)
+            new_groups = await self._runner.rollout(request, self._on_episode)
+            groups += self._selected(new_groups)
             if not self._num_missing(groups):
                 break
         groups = top_by_variance(groups, settings.train_batch_size)
         return await self._with_baselines(step, groups, started_s)
 
-    async def group_of(self, step: int, number: int, task: int) -> StepGroups:
+    async def rollout_group(self, step: int, number: int, task: int) -> StepGroups:
         """One group alone, of the task at that index in the data: where a step takes groups as they
         end. Which of several a step keeps, and how many rounds it makes, is its own affair."""
         started_s = time.monotonic()
@@ -155,7 +155,7 @@ class BatchRollout:
             num_repeat=self._settings.num_repeat,
             redundancy=self._settings.redundancy,
             numbers=numbers,
-            failure_rate_of=self._settings.num_episodes,
+            failure_rate_total=self._settings.num_episodes,
         )
 
     def _selected(self, groups: list[Group]) -> list[Group]:
@@ -168,21 +168,21 @@ class BatchRollout:
         """The groups, each with the reward of its greedy episode where the settings want one."""
         baselines: list[Group] = []
         if self._settings.greedy is not None:
-            kept = [group for group in groups if group.valid]
-            self._on_round("greedy", len(kept))
+            trained_groups = [group for group in groups if group.valid]
+            self._on_round("greedy", len(trained_groups))
             request = RolloutRequest(
-                [group.task for group in kept if group.task is not None],
+                [group.task for group in trained_groups if group.task is not None],
                 step=step,
                 mode="baseline",
                 num_repeat=1,
-                numbers=[group.number for group in kept],
-                failure_rate_of=self._settings.num_episodes,
+                numbers=[group.number for group in trained_groups],
+                failure_rate_total=self._settings.num_episodes,
                 sampling=self._settings.greedy,
             )
             baselines = await self._runner.rollout(request, self._on_episode)
             rewards = {
                 group.group_id: baseline.trajectories[0].reward
-                for group, baseline in zip(kept, baselines, strict=True)
+                for group, baseline in zip(trained_groups, baselines, strict=True)
             }
             groups = [replace(group, baseline=rewards.get(group.group_id)) for group in groups]
         return StepGroups(groups, baselines, time.monotonic() - started_s)

@@ -57,12 +57,12 @@ if TYPE_CHECKING:
     from ajet.core.inference.tool_parser import ToolParser
     from ajet.core.workflow.gateway.gateway import Gateway
 
-SHORTEST_WAIT_S = 0.01
+MIN_WAIT_S = 0.01
 STOPPED = "the run was stopped"
 OnError = Callable[[BaseException], None]
 JudgeInGroup = Callable[[Trajectory], Awaitable[Trajectory]]
 """Returns the trajectory with its verdict once the other members of its group have ended."""
-_left_behind: set[asyncio.Task[Any]] = set()
+_abandoned_tasks: set[asyncio.Task[Any]] = set()
 """Workflows that ignore cancellation; kept here so that they are not collected while they run."""
 
 
@@ -235,7 +235,7 @@ class EpisodeRunner:
             breakdown = {"malformed": reward}
             return replace(trajectory, reward=reward, is_success=False, reward_breakdown=breakdown)
         if self.judge is None and trajectory.status is EpisodeStatus.TRUNCATED:
-            output = _nothing_if_unrewarded(output)
+            output = _zero_reward_if_none(output)
             trajectory = replace(trajectory, output=output)
         if output.reward is None and judge_in_group is not None:
             return await judge_in_group(trajectory)
@@ -256,20 +256,20 @@ class JudgeErrors(Protocol):
 
 
 async def with_verdict(
-    trajectory: Trajectory, asked: Awaitable[Verdict], errors: JudgeErrors
+    trajectory: Trajectory, pending_verdict: Awaitable[Verdict], errors: JudgeErrors
 ) -> Trajectory:
     """The trajectory with the verdict that `asked` returns, or with the status of its failure."""
     assert trajectory.output is not None
     source = "judge" if trajectory.output.reward is None else "workflow"
     started_s = time.perf_counter()
     try:
-        judged = await asked
+        judged = await pending_verdict
     except JudgeFault as fault:
         if errors.debug:
             raise fault.__cause__ or fault from None
         errors.on_error(fault.__cause__ or fault)
-        is_environments = isinstance(fault.__cause__, EnvironmentFault)
-        status = EpisodeStatus.ENV_ERROR if is_environments else EpisodeStatus.JUDGE_ERROR
+        is_environment_fault = isinstance(fault.__cause__, EnvironmentFault)
+        status = EpisodeStatus.ENV_ERROR if is_environment_fault else EpisodeStatus.JUDGE_ERROR
         return replace(trajectory, status=status, error=str(fault))
     except asyncio.CancelledError:
         return replace(trajectory, status=EpisodeStatus.ABORTED, error=STOPPED)
@@ -317,15 +317,19 @@ class Attempt:
             await self._wait(task)
         except asyncio.CancelledError:
             await self._cancel(task)
-            return self._ended(EpisodeStatus.ABORTED, STOPPED)
+            return self._end(EpisodeStatus.ABORTED, STOPPED)
         if not task.done():
             await self._cancel(task)
             where = "ajet.rollout.episode_timeout_s"
-            return self._ended(
+            return self._end(
                 EpisodeStatus.TIMEOUT, f"not finished within {timeout_s:g} s ({where})"
             )
         error = _error_of(task)
-        return self._returned(task.result()) if error is None else self._raised(error)
+        return (
+            self._trajectory_of_result(task.result())
+            if error is None
+            else self._trajectory_of_error(error)
+        )
 
     async def _wait(self, task: asyncio.Task[Any]) -> None:
         """Returns when the workflow is over or has used up its own time."""
@@ -337,49 +341,49 @@ class Attempt:
             used_s = time.perf_counter() - self._started_s - self._recorder.held_s
             if used_s >= timeout_s:
                 return
-            await asyncio.wait({task}, timeout=max(timeout_s - used_s, SHORTEST_WAIT_S))
+            await asyncio.wait({task}, timeout=max(timeout_s - used_s, MIN_WAIT_S))
 
     async def _execute(self) -> Any:
         try:
             if self._environment is not None:
                 self._workflow_task = await self._environment.begin(self._workflow_task)
-            execute, given = self._workflow.execute, (self._workflow_task, self._tuner)
+            execute, arguments = self._workflow.execute, (self._workflow_task, self._tuner)
             is_async = inspect.iscoroutinefunction(execute)
-            result: Any = execute(*given) if is_async else await in_thread(execute, *given)
+            result: Any = execute(*arguments) if is_async else await in_thread(execute, *arguments)
             return await result if inspect.isawaitable(result) else result
         except SystemExit as error:
             raise RuntimeError(f"the workflow called sys.exit({error.code!r})") from error
 
-    def _returned(self, result: Any) -> Trajectory:
+    def _trajectory_of_result(self, result: Any) -> Trajectory:
         try:
             output = checked_output(result, type(self._workflow).__name__)
         except Exception as error:  # a subclass of WorkflowOutput may do anything
             if self._debug:
                 raise
-            return self._ended(EpisodeStatus.AGENT_ERROR, str(error))
+            return self._end(EpisodeStatus.AGENT_ERROR, str(error))
         cut = self._recorder.truncation
-        return self._ended(EpisodeStatus.TRUNCATED if cut else EpisodeStatus.OK, cut, output)
+        return self._end(EpisodeStatus.TRUNCATED if cut else EpisodeStatus.OK, cut, output)
 
-    def _raised(self, error: BaseException) -> Trajectory:
+    def _trajectory_of_error(self, error: BaseException) -> Trajectory:
         if self._recorder.truncation is not None:
             output = _output_so_far(self._recorder)
-            return self._ended(EpisodeStatus.TRUNCATED, self._recorder.truncation, output)
+            return self._end(EpisodeStatus.TRUNCATED, self._recorder.truncation, output)
         if self._debug:
             raise error
         self._on_error(error)
         if self._recorder.endpoint_fault is not None:
             fault = f"the endpoint failed: {self._recorder.endpoint_fault}"
-            return self._ended(EpisodeStatus.ENV_ERROR, fault)
-        return self._ended(status_of(error), one_line(error))
+            return self._end(EpisodeStatus.ENV_ERROR, fault)
+        return self._end(status_of(error), one_line(error))
 
     async def _cancel(self, task: asyncio.Task[Any]) -> None:
         self._recorder.close()
         task.cancel()
-        _left_behind.add(task)
+        _abandoned_tasks.add(task)
         task.add_done_callback(_consume_exception)
         await asyncio.wait({task}, timeout=self._limits.cancel_grace_s)
 
-    def _ended(
+    def _end(
         self, status: EpisodeStatus, error: str | None, output: WorkflowOutput | None = None
     ) -> Trajectory:
         self._recorder.close()
@@ -416,12 +420,12 @@ def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
 
 
 def _consume_exception(task: asyncio.Task[Any]) -> None:
-    _left_behind.discard(task)
+    _abandoned_tasks.discard(task)
     if not task.cancelled():
         task.exception()  # whatever it still raises belongs to an episode that is over
 
 
-def _nothing_if_unrewarded(output: WorkflowOutput) -> WorkflowOutput:
+def _zero_reward_if_none(output: WorkflowOutput) -> WorkflowOutput:
     """A workflow that rewards itself but was cut before it could has earned nothing."""
     if output.reward is None:
         output = copy.copy(output)

@@ -20,7 +20,7 @@ from ajet.core.trajectory.limits import EndpointFault, EpisodeClosed, EpisodeTru
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 
 RETRIED = (EpisodeStatus.TIMEOUT, EpisodeStatus.ENV_ERROR, EpisodeStatus.AGENT_ERROR)
-_SOUND = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED, EpisodeStatus.ABORTED)
+_NOT_FAILED = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED, EpisodeStatus.ABORTED)
 
 
 def status_of(error: BaseException) -> EpisodeStatus:
@@ -36,7 +36,7 @@ def status_of(error: BaseException) -> EpisodeStatus:
 
 
 def has_failed(trajectory: Trajectory) -> bool:
-    return trajectory.ended_as not in _SOUND
+    return trajectory.ended_as not in _NOT_FAILED
 
 
 def check_failure_rate(failed: Sequence[Trajectory], total: int, max_rate: float) -> None:
@@ -44,7 +44,7 @@ def check_failure_rate(failed: Sequence[Trajectory], total: int, max_rate: float
     if len(failed) <= max_rate * total:
         return
     raise RunFailed(
-        f"{_counted(failed, total)}, more than "
+        f"{_failure_counts(failed, total)}, more than "
         f"ajet.rollout.max_failure_rate={max_rate:g}; first: {failed[0].error}"
     )
 
@@ -56,10 +56,10 @@ def failures_line(groups: Sequence[Group]) -> str | None:
     if not failed:
         return None
     first = failed[0]
-    return f"{_counted(failed, len(trajectories))}; first: {first.episode_id}: {first.error}"
+    return f"{_failure_counts(failed, len(trajectories))}; first: {first.episode_id}: {first.error}"
 
 
-def _counted(failed: Sequence[Trajectory], total: int) -> str:
+def _failure_counts(failed: Sequence[Trajectory], total: int) -> str:
     counts = Counter(str(t.ended_as) for t in failed)
     listed = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     return f"{len(failed)} of {total} episodes failed ({listed})"
@@ -71,10 +71,10 @@ def apply_policy(group: Group, policy: FailurePolicy) -> Group:
     if not failed or policy in ("mask", "retry"):
         return group
     if policy == "zero":
-        seen = (_as_zero(t) if has_failed(t) else t for t in group.trajectories)
+        members = (_as_zero(t) if has_failed(t) else t for t in group.trajectories)
     else:
-        seen = (_dropped(t, failed[0]) if t.is_valid else t for t in group.trajectories)
-    return replace(group, trajectories=tuple(seen))
+        members = (_dropped(t, failed[0]) if t.is_valid else t for t in group.trajectories)
+    return replace(group, trajectories=tuple(members))
 
 
 def _as_zero(t: Trajectory) -> Trajectory:

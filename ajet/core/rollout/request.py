@@ -29,7 +29,7 @@ class RolloutRequest:
 
     With `redundancy` so many more begin in each group, which then ends with `num_repeat` of them
     (group.py). `numbers` are the groups' indices in the step, where a step has several rollouts;
-    None counts from 0. `failure_rate_of` is the number of episodes that `max_failure_rate` is a
+    None counts from 0. `failure_rate_total` is the number of episodes that `max_failure_rate` is a
     share of; None is this rollout's own. `sampling` replaces the runner's.
     """
 
@@ -39,7 +39,7 @@ class RolloutRequest:
     num_repeat: int
     redundancy: int = 0
     numbers: Sequence[int] | None = None
-    failure_rate_of: int | None = None
+    failure_rate_total: int | None = None
     sampling: SamplingParams | None = None
 
     @property
@@ -60,7 +60,7 @@ class RolloutRequest:
     @property
     def num_episodes(self) -> int:
         """The number of episodes that the failure rate is a share of."""
-        return self.failure_rate_of or self.group_size * len(self.tasks)
+        return self.failure_rate_total or self.group_size * len(self.tasks)
 
     def plans(self, run_seed: int) -> list[WorkflowTask]:
         """All episodes, group by group, each with a task of its own: a workflow may append to its
@@ -94,7 +94,7 @@ class RolloutRunner(Protocol):
         """Episodes that could begin now; negative by those that wait for a slot."""
         ...
 
-    def tell_free_slots(self, notify: Callable[[], None]) -> None:
+    def set_free_slot_callback(self, notify: Callable[[], None]) -> None:
         """`notify` is called whenever an episode gives its slot back."""
         ...
 

@@ -25,22 +25,22 @@ class BatchPlan:
         trainer = self.config.ajet.trainer_common
         if trainer.total_training_steps is not None:
             return trainer.total_training_steps
-        return DataCursor(self.num_tasks, self.tasks_taken, seed=0).total_steps(
+        return DataCursor(self.num_tasks, self.tasks_per_step, seed=0).total_steps(
             trainer.total_epochs
         )
 
     @property
-    def tasks_taken(self) -> int:
+    def tasks_per_step(self) -> int:
         """By a step, from the data; further rounds of dynamic sampling take more."""
         return BatchSettings.from_config(self.config).first_round
 
     @property
     def episodes_per_step(self) -> int:
-        """That are trained, if none fails; `episodes_begun` is how many begin at most."""
+        """That are trained, if none fails; `max_episodes_per_step` is how many begin at most."""
         return self.config.ajet.data.train_batch_size * self.config.ajet.rollout.num_repeat
 
     @property
-    def episodes_begun(self) -> int:
+    def max_episodes_per_step(self) -> int:
         """With redundancy, oversampling, the rounds of dynamic sampling and greedy baselines."""
         settings = BatchSettings.from_config(self.config)
         rounds = max(settings.max_rounds - 1, 0)
@@ -71,7 +71,7 @@ class BatchPlan:
         """(what, how many, how it comes about), for a table."""
         ajet = self.config.ajet
         batch, repeat = ajet.data.train_batch_size, ajet.rollout.num_repeat
-        mini, asked = self.optimizer_steps_per_step, ajet.trainer_common.mini_batch_num
+        mini, requested = self.optimizer_steps_per_step, ajet.trainer_common.mini_batch_num
         steps, episodes, tokens = self.total_steps, self.episodes_per_step, self.tokens_per_episode
         turn = min(ajet.rollout.max_response_length_in_one_turn, tokens)
         return [
@@ -79,15 +79,17 @@ class BatchPlan:
             ("tasks per step", f"{batch:,}", "data.train_batch_size"),
             (
                 "batches per epoch",
-                f"{self.num_tasks / self.tasks_taken:,.1f}",
-                f"{self.num_tasks:,} / {self.tasks_taken}",
+                f"{self.num_tasks / self.tasks_per_step:,.1f}",
+                f"{self.num_tasks:,} / {self.tasks_per_step}",
             ),
             ("episodes per step", f"{episodes:,}", f"{batch} x {repeat} (rollout.num_repeat)"),
-            *self._surplus(),
+            *self._surplus_row(),
             (
                 "optimizer steps per step",
                 f"{mini:,}",
-                "trainer_common.mini_batch_num" if mini == asked else "one for each task at most",
+                "trainer_common.mini_batch_num"
+                if mini == requested
+                else "one for each task at most",
             ),
             ("steps", f"{steps:,}", "total_training_steps, or total_epochs passes"),
             ("episodes in all", f"{steps * episodes:,}", f"{steps:,} x {episodes:,}"),
@@ -99,9 +101,9 @@ class BatchPlan:
             ("tokens of a step", f"<= {episodes * tokens:,}", f"{episodes:,} x {tokens:,}"),
         ]
 
-    def _surplus(self) -> list[tuple[str, str, str]]:
+    def _surplus_row(self) -> list[tuple[str, str, str]]:
         """How many episodes may begin, where these are more than are trained."""
-        if self.episodes_begun == self.episodes_per_step:
+        if self.max_episodes_per_step == self.episodes_per_step:
             return []
         rollout, algorithm = self.config.ajet.rollout, self.config.ajet.trainer_common.algorithm
         causes = {
@@ -111,4 +113,4 @@ class BatchPlan:
             "remax": algorithm.adv_estimator == "remax",
         }
         named = ", ".join(name for name, is_one in causes.items() if is_one)
-        return [("episodes that begin", f"<= {self.episodes_begun:,}", f"a step: {named}")]
+        return [("episodes that begin", f"<= {self.max_episodes_per_step:,}", f"a step: {named}")]

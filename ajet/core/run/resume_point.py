@@ -29,7 +29,7 @@ class ResumePoint:
 def find_resume_point(folder: RunFolder, resume: str) -> ResumePoint | None:
     """The checkpoint that `trainer_common.resume` means; None begins at step 0."""
     if resume == "disable":
-        folder.set_aside()
+        folder.archive_previous_run()
         return None
     if resume == "auto":
         path = newest_checkpoint(folder.checkpoints)
@@ -39,5 +39,5 @@ def find_resume_point(folder: RunFolder, resume: str) -> ResumePoint | None:
     path = Path(resume)
     state = read_state(path)
     point = ResumePoint(path, step_of(path), state)
-    folder.set_aside_checkpoints_after(point.step)
+    folder.archive_checkpoints_after(point.step)
     return point

@@ -115,7 +115,7 @@ class TrainingRun:
 
     def rollout_done(self, step: int, rollout: StepGroups) -> None:
         """The episodes of a step have ended: failures are said, and the update is next."""
-        self.recorder.say_failures(f"step {step}", rollout.all)
+        self.recorder.warn_of_failures(f"step {step}", rollout.all)
         self.progress.phase("update")
         self.progress.fraction(0.0)
 

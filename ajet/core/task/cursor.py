@@ -41,10 +41,10 @@ class DataCursor:
         size = self.batch_size if size is None else size
         batch: list[int] = []
         while len(batch) < size:
-            place = self._taken % self.num_tasks
-            piece = self._order(self.epoch)[place : place + size - len(batch)]
-            batch += piece
-            self._taken += len(piece)
+            offset = self._taken % self.num_tasks
+            chunk = self._order(self.epoch)[offset : offset + size - len(batch)]
+            batch += chunk
+            self._taken += len(chunk)
         return batch
 
     def _order(self, epoch: int) -> list[int]:

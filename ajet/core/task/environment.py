@@ -48,7 +48,7 @@ class EnvironmentReader(BaseTaskReader):
     ) -> list[Task]:
         """Tags take turns, so that the first of the tasks are a fair part of them all."""
         tags = played_tags(self._section, manager)
-        parts = manager.num_groups_partition or _evenly(size, len(tags))
+        parts = manager.num_groups_partition or _split_evenly(size, len(tags))
         if sum(parts) != size:
             raise ConfigError(
                 f"{SECTION}.{name}.num_groups_partition adds up to {sum(parts)}, "
@@ -60,12 +60,12 @@ class EnvironmentReader(BaseTaskReader):
                 f"{SECTION}.{name}: no group is left for {tags[parts.index(fewest)]!r}: "
                 f"raise {size_key}, or leave it out of tags"
             )
-        places = [
+        order_keys = [
             ((number + 0.5) / part, order, number)
             for order, part in enumerate(parts)
             for number in range(part)
         ]
-        return [self._task(tags[order], number, split) for _, order, number in sorted(places)]
+        return [self._task(tags[order], number, split) for _, order, number in sorted(order_keys)]
 
     def _task(self, tag: str, number: int, split: str) -> Task:
         environment = self._section.custom_envs[tag]
@@ -84,7 +84,7 @@ def played_tags(section: EnvironmentConfig, manager: EnvManager) -> Sequence[str
     return tags
 
 
-def _evenly(size: int, num_parts: int) -> list[int]:
+def _split_evenly(size: int, num_parts: int) -> list[int]:
     """The first parts are larger by one where the size is no multiple."""
     each, left = divmod(size, num_parts)
     return [each + (order < left) for order in range(num_parts)]

@@ -66,8 +66,8 @@ class HuggingFaceReader(BaseTaskReader):
         return path
 
     def _single_file(self) -> Path | None:
-        place = resolve(self._path(), self.config.base_dirs)
-        return place if place.is_file() else None
+        path_on_disk = resolve(self._path(), self.config.base_dirs)
+        return path_on_disk if path_on_disk.is_file() else None
 
     def _read(self, split: str) -> list[dict[str, Any]]:
         return read_split(self._path(), split, self.config.base_dirs)
@@ -82,11 +82,11 @@ def read_split(path: str, split: str, base_dirs: list[Path]) -> list[dict[str, A
     splits: whoever takes its rows says what they are."""
     if path.startswith(EMBEDDED):
         return _read_folder(_embedded(path.removeprefix(EMBEDDED)), split)
-    place = resolve(path, base_dirs)
-    if place.is_file():
-        raise DataError(f"{place}: one file has no split {split!r}; give a folder of splits")
-    if place.is_dir():
-        return _read_folder(place, split)
+    path_on_disk = resolve(path, base_dirs)
+    if path_on_disk.is_file():
+        raise DataError(f"{path_on_disk}: one file has no split {split!r}; give a folder of splits")
+    if path_on_disk.is_dir():
+        return _read_folder(path_on_disk, split)
     if path.startswith((".", "/", "~")) or path.endswith((*READABLE, CSV)):
         raise DataError(f"{path}: no such data folder or file; looked in {_listed(base_dirs)}")
     return read_hub(path, split)

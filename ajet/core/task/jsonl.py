@@ -50,7 +50,9 @@ def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
 def resolve(path: str, base_dirs: list[Path]) -> Path:
     """A relative path is looked for in the YAML's folder and the current one."""
     candidates = [folder / Path(path).expanduser() for folder in base_dirs]
-    return next((place for place in candidates if place.exists()), Path(path).expanduser())
+    return next(
+        (candidate for candidate in candidates if candidate.exists()), Path(path).expanduser()
+    )
 
 
 def _parse(line: str, where: str) -> dict[str, Any]:

@@ -72,8 +72,8 @@ def tasks_from_rows(
     ]
     if not tasks:
         raise DataError(f"{source}: the {split} split is empty")
-    if twins := first_twins(tasks):
-        first, second = twins
+    if duplicates := first_duplicate_ids(tasks):
+        first, second = duplicates
         raise DataError(
             f"{source}: rows {first} and {second} have one task_id {tasks[first - 1].task_id!r}; "
             "give each its own, or leave the field out"
@@ -126,7 +126,7 @@ def are_messages(value: Any) -> bool:
     return all(isinstance(message, Mapping) for message in value)
 
 
-def first_twins(tasks: Sequence[Task]) -> tuple[int, int] | None:
+def first_duplicate_ids(tasks: Sequence[Task]) -> tuple[int, int] | None:
     """The numbers, from 1, of two tasks of one id: they would be one task in the record."""
     seen: dict[str, int] = {}
     for number, task in enumerate(tasks, 1):

@@ -12,7 +12,7 @@ from typing import Any
 from ajet.core.config import AjetConfig
 from ajet.core.errors import DataError
 from ajet.core.importing import construct, line_of, run_user_code
-from ajet.core.task.reader import BaseTaskReader, are_messages, first_twins
+from ajet.core.task.reader import BaseTaskReader, are_messages, first_duplicate_ids
 from ajet.core.task.task import Task
 
 
@@ -50,8 +50,8 @@ class UserReader(BaseTaskReader):
         return _checked(given, self._where(method))
 
     def _where(self, method: str) -> str:
-        place = line_of(getattr(self.kind, method))
-        return f"{self.prefix}: {place}: {self.kind.__name__}.{method}()"
+        location = line_of(getattr(self.kind, method))
+        return f"{self.prefix}: {location}: {self.kind.__name__}.{method}()"
 
 
 def _checked(given: Any, where: str) -> list[Task]:
@@ -59,10 +59,10 @@ def _checked(given: Any, where: str) -> list[Task]:
     if not isinstance(given, list | tuple):
         raise DataError(f"{where} gave a {type(given).__name__}; return a list of ajet.Task")
     for number, task in enumerate(given, 1):
-        if flaw := _flaw(task):
-            raise DataError(f"{where}: number {number} of the list {flaw}")
-    if twins := first_twins(given):
-        first, second = twins
+        if problem := _task_problem(task):
+            raise DataError(f"{where}: number {number} of the list {problem}")
+    if duplicates := first_duplicate_ids(given):
+        first, second = duplicates
         raise DataError(
             f"{where}: numbers {first} and {second} of the list have one task_id "
             f"{given[first - 1].task_id!r}; give each its own"
@@ -70,7 +70,7 @@ def _checked(given: Any, where: str) -> list[Task]:
     return list(given)
 
 
-def _flaw(task: Any) -> str | None:
+def _task_problem(task: Any) -> str | None:
     """What keeps it from being a task of a run."""
     if not isinstance(task, Task):
         return f"is a {type(task).__name__}, not an ajet.Task"

@@ -12,7 +12,7 @@ RESERVED = {name for name in dir(AjetConfig) if not name.startswith("__")} - {
 }
 
 
-def stray_problem(name: str) -> str | None:
+def unknown_section_problem(name: str) -> str | None:
     """What is wrong with this name for a section; None where nothing is."""
     typed = list(AjetConfig.model_fields)
     if name in typed:
