@@ -67,7 +67,8 @@ _abandoned_tasks: set[asyncio.Task[Any]] = set()
 
 
 class EpisodeExecutor(Protocol):
-    """Runs single episodes: in this process (`EpisodeRunner`), or in others (ajet/cluster)."""
+    """Runs single episodes: in this process (`EpisodeRunner`), or in other processes
+    (ajet/cluster)."""
 
     async def run(
         self,
@@ -77,16 +78,16 @@ class EpisodeExecutor(Protocol):
         judge_in_group: JudgeInGroup | None = None,
     ) -> Trajectory:
         """Runs the episode to its end and judges it. Whatever the user's code does becomes the
-        trajectory's status. `slot` is told when the workflow is over. `sampling` replaces the
-        executor's. `judge_in_group` is asked in place of a judge that compares whole groups."""
+        trajectory's status. `slot` is notified when the workflow is over. `sampling` replaces the
+        executor's. `judge_in_group` is called instead of a judge that compares whole groups."""
         ...
 
 
 class TaskEnvironment(Protocol):
-    """The environment of one episode; the end of the ``async with`` releases it."""
+    """Manages the environment of one episode; the end of the ``async with`` releases it."""
 
     async def begin(self, workflow_task: WorkflowTask) -> WorkflowTask:
-        """Makes it; returns the task with what the environment showed first."""
+        """Makes the environment and returns the task with the environment's first messages."""
         ...
 
     async def __aenter__(self) -> Any: ...
@@ -94,18 +95,20 @@ class TaskEnvironment(Protocol):
 
 
 class EnvironmentHost(Protocol):
-    """Has an environment for each episode of its kind of task (tools/env_service/host.py)."""
+    """Provides an environment for each episode of its kind of task (tools/env_service/host.py)."""
 
     def episode(self, workflow_task: WorkflowTask) -> TaskEnvironment | None:
-        """The environment of an episode that has not begun; None for another kind of task."""
+        """Returns the environment of an episode that has not started; None for another kind of
+        task."""
         ...
 
 
 class EpisodeRunner:
     """Runs episodes in this process, against one endpoint.
 
-    `workflow` makes a fresh object for each episode. A chat endpoint needs neither template nor
-    parser, and can only be evaluated."""
+    `workflow` makes a new object for each episode. A chat endpoint needs neither template nor
+    parser, and can only be evaluated.
+    """
 
     def __init__(
         self,
@@ -124,10 +127,10 @@ class EpisodeRunner:
         environments: EnvironmentHost | None = None,
         on_error: OnError | None = None,
     ) -> None:
-        """`debug` lets exceptions of the workflow and the judge through unchanged, and drops the
-        deadline: a person may be standing at a breakpoint. `environments` gives each task of its
-        kind an environment, until the episode is judged. `on_error` is told of exceptions where
-        they become a status."""
+        """Stores the parts that every episode shares. `debug` lets exceptions of the workflow and
+        the judge through unchanged, and drops the deadline, because a person may be at a
+        breakpoint. `environments` gives each task of its kind an environment, until the episode is
+        judged. `on_error` is called with each exception that becomes a status."""
         self.endpoint = None if isinstance(endpoint, ChatEndpoint) else endpoint
         self._chat_endpoint = endpoint if isinstance(endpoint, ChatEndpoint) else None
         self._template = template
@@ -151,8 +154,8 @@ class EpisodeRunner:
         sampling: SamplingParams | None = None,
         judge_in_group: JudgeInGroup | None = None,
     ) -> Trajectory:
-        """See `EpisodeExecutor`. With the failure policy ``retry`` an episode that fails is run
-        again, with seeds of its own; the failed attempts are kept in the trajectory."""
+        """Implements `EpisodeExecutor.run`. With the failure policy ``retry`` an episode that fails
+        is run again, with seeds of its own; the failed attempts are kept in the trajectory."""
         if plan.mode == "train" and self._chat_endpoint is not None:
             raise ConfigError("a chat endpoint shows no token ids: evaluate it, it cannot train")
         retries = self.limits.max_retries if self.limits.failure_policy == "retry" else 0
@@ -175,8 +178,8 @@ class EpisodeRunner:
     def _attempt(
         self, plan: WorkflowTask, sampling: SamplingParams, number: int, resources: AsyncExitStack
     ) -> Attempt | Trajectory:
-        """The attempt of this number, ready to run; the trajectory of one whose workflow cannot be
-        made. `resources` releases its environment."""
+        """Returns the attempt with this number, ready to run, or the trajectory of an episode whose
+        workflow cannot be made. `resources` releases its environment."""
         try:
             workflow = self._workflow(plan.task)
         except AjetError:
@@ -226,7 +229,8 @@ class EpisodeRunner:
     async def _judged(
         self, trajectory: Trajectory, judge_in_group: JudgeInGroup | None
     ) -> Trajectory:
-        """The trajectory with its reward; as it is where there is no output to judge."""
+        """Returns the trajectory with its reward, or unchanged where there is no output to
+        judge."""
         output = trajectory.output
         if output is None:
             return trajectory
@@ -247,7 +251,8 @@ class EpisodeRunner:
 
 
 class JudgeErrors(Protocol):
-    """What becomes of a judge's exception: it is raised (`debug`), or told and made a status."""
+    """Says what happens to a judge's exception: it is raised (`debug`), or reported and made a
+    status."""
 
     @property
     def debug(self) -> bool: ...
@@ -258,7 +263,8 @@ class JudgeErrors(Protocol):
 async def with_verdict(
     trajectory: Trajectory, pending_verdict: Awaitable[Verdict], errors: JudgeErrors
 ) -> Trajectory:
-    """The trajectory with the verdict that `asked` returns, or with the status of its failure."""
+    """Returns the trajectory with the verdict that `pending_verdict` gives, or with the status of
+    the judge's failure."""
     assert trajectory.output is not None
     source = "judge" if trajectory.output.reward is None else "workflow"
     started_s = time.perf_counter()
@@ -284,7 +290,7 @@ async def with_verdict(
 
 
 class Attempt:
-    """One run of one workflow, from its first line to its end or its deadline. `run` returns a
+    """Runs one workflow once, from its first line to its end or its deadline. `run` returns a
     trajectory that is not judged yet."""
 
     def __init__(
@@ -310,7 +316,7 @@ class Attempt:
         self._started_s = time.perf_counter()
 
     async def run(self) -> Trajectory:
-        """Runs the workflow in a task of its own and waits for it, or for its deadline."""
+        """Runs the workflow in a task of its own and waits for its end or its deadline."""
         task = asyncio.create_task(self._execute())
         timeout_s = self._limits.episode_timeout_s
         try:
@@ -399,18 +405,19 @@ class Attempt:
 
 
 def awaits_group_verdict(trajectory: Trajectory) -> bool:
-    """Whether a judge of groups is still to give the reward."""
+    """Returns True if a group judge has still to give the reward."""
     output = trajectory.output
     return output is not None and output.reward is None and trajectory.reward is None
 
 
 def compares_groups(judge: BaseJudge | None) -> bool:
-    """Whether the judge compares the members of a group."""
+    """Returns True if the judge compares the members of a group."""
     return isinstance(judge, GroupJudge)
 
 
 def _output_so_far(recorder: BaseRecorder) -> WorkflowOutput:
-    """For a workflow that a limit stopped before it returned: the judge gets its last reply."""
+    """Returns an output for a workflow that a limit stopped before it returned: its last reply, for
+    the judge."""
     reply = recorder.turns[-1].reply["content"] if recorder.turns else ""
     return WorkflowOutput(metadata={"final_answer": reply, "truncated": True})
 
@@ -426,7 +433,8 @@ def _consume_exception(task: asyncio.Task[Any]) -> None:
 
 
 def _zero_reward_if_none(output: WorkflowOutput) -> WorkflowOutput:
-    """A workflow that rewards itself but was cut before it could has earned nothing."""
+    """Returns the output with reward 0 if it has none: a workflow that rewards itself, but was cut
+    before it could, has earned nothing."""
     if output.reward is None:
         output = copy.copy(output)
         output.reward, output.is_success = 0.0, False
@@ -434,4 +442,4 @@ def _zero_reward_if_none(output: WorkflowOutput) -> WorkflowOutput:
 
 
 def _ignore(_error: BaseException) -> None:
-    """Its status says enough."""
+    """Does nothing: the trajectory's status tells enough."""

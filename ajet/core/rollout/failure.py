@@ -1,4 +1,5 @@
-"""What an episode's failure becomes: a status, one line, and what the policy makes of its group.
+"""Turns an episode's failure into a status and one line, and applies the failure policy to its
+group.
 
 mask        the episode stays in the record and out of the update; the group's baseline is that
             of the others
@@ -24,7 +25,7 @@ _NOT_FAILED = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED, EpisodeStatus.ABORTED)
 
 
 def status_of(error: BaseException) -> EpisodeStatus:
-    """The status of an episode whose workflow raised this."""
+    """Returns the status of an episode whose workflow raised this exception."""
     match error:
         case EpisodeTruncated():
             return EpisodeStatus.TRUNCATED
@@ -36,6 +37,7 @@ def status_of(error: BaseException) -> EpisodeStatus:
 
 
 def has_failed(trajectory: Trajectory) -> bool:
+    """Returns True if the episode ended in an error or a timeout."""
     return trajectory.ended_as not in _NOT_FAILED
 
 
@@ -50,7 +52,8 @@ def check_failure_rate(failed: Sequence[Trajectory], total: int, max_rate: float
 
 
 def failures_line(groups: Sequence[Group]) -> str | None:
-    """How many episodes failed, as what, and the first one's error; None when none did."""
+    """Returns one line that counts the failed episodes by status and quotes the first error; None
+    when none failed."""
     trajectories = [t for group in groups for t in group.trajectories]
     failed = [t for t in trajectories if has_failed(t)]
     if not failed:
@@ -66,7 +69,7 @@ def _failure_counts(failed: Sequence[Trajectory], total: int) -> str:
 
 
 def apply_policy(group: Group, policy: FailurePolicy) -> Group:
-    """The group's episodes as the update shall see them."""
+    """Returns the group as the update is to see it under this failure policy."""
     failed = [t for t in group.trajectories if has_failed(t)]
     if not failed or policy in ("mask", "retry"):
         return group

@@ -1,4 +1,4 @@
-"""Python's garbage collection while hundreds of agents run.
+"""Makes Python's garbage collection rarer while hundreds of agents run.
 
     with infrequent_gc():
         …            # a young collection every 50,000 objects, not every 700
@@ -17,7 +17,8 @@ THRESHOLDS = (50_000, 20, 100)
 
 @contextmanager
 def infrequent_gc() -> Iterator[None]:
-    """Raises the thresholds, and puts back those of before; a collector that is off stays off."""
+    """Raises the collection thresholds within the block and restores them after it; a collector
+    that is off stays off."""
     before = gc.get_threshold()
     if before[0] == 0:  # off
         yield

@@ -71,8 +71,8 @@ class GroupRunner:
         on_error: OnError | None = None,
         journal: EpisodeJournal | None = None,
     ) -> None:
-        """`judge` is asked here if it compares groups; others are the executor's. Episodes that
-        `journal` has are not run again."""
+        """Stores the parts that all requests share. `judge` is called here if it compares groups;
+        other judges are the executor's. Episodes that `journal` holds are not run again."""
         self.executor = executor
         self.admission = admission
         self.limits = limits
@@ -86,7 +86,7 @@ class GroupRunner:
 
     @classmethod
     def from_episode_runner(cls, runner: EpisodeRunner) -> GroupRunner:
-        """The groups of episodes that run in this process."""
+        """Returns a runner whose episodes run in this process."""
         return cls(
             runner,
             Admission(runner.limits.max_env_worker, runner.endpoint),
@@ -98,7 +98,8 @@ class GroupRunner:
         )
 
     def with_journal(self, journal: EpisodeJournal) -> GroupRunner:
-        """A runner that shares this one's executor and slots, and keeps its episodes there."""
+        """Returns a runner that shares this one's executor and slots, and stores its episodes in
+        `journal`."""
         return GroupRunner(
             self.executor,
             self.admission,
@@ -112,18 +113,18 @@ class GroupRunner:
 
     @property
     def free_slots(self) -> int:
-        """See `RolloutRunner`."""
+        """Implements `RolloutRunner.free_slots`."""
         return self.admission.free_slots
 
     def set_free_slot_callback(self, notify: Callable[[], None]) -> None:
-        """See `RolloutRunner`."""
+        """Implements `RolloutRunner.set_free_slot_callback`."""
         self.admission.on_free_slot = notify
 
     async def rollout(
         self, request: RolloutRequest, on_episode: OnEpisode | None = None
     ) -> list[Group]:
-        """See `RolloutRunner`. The failure policy is applied to groups of training; an evaluation
-        shows what happened."""
+        """Implements `RolloutRunner.rollout`. The failure policy is applied to training groups
+        only; an evaluation shows what happened."""
         running = GroupsInProgress(self, request, on_episode, self._journal)
         episodes = AdmittedEpisodes(running.plans, running.run_member)
         self._running.add(episodes)
@@ -139,20 +140,20 @@ class GroupRunner:
         return groups
 
     async def rerun(self, plan: WorkflowTask) -> Trajectory:
-        """Runs one episode as it was planned before. A judge of groups sees it alone."""
+        """Runs one episode again from its plan. A group judge sees it alone."""
         judging = GroupJudging(self.judge, self, self.limits, group_size=1)
         return await self.executor.run(
             plan, Slot(plan.episode_id), judge_in_group=judging.judged if self.judge else None
         )
 
     def stop(self) -> None:
-        """End the rollouts in progress: they return, with unfinished episodes as `aborted`."""
+        """Ends the rollouts in progress: they return, with unfinished episodes as `aborted`."""
         for episodes in self._running:
             episodes.stop()
 
 
 class GroupsInProgress:
-    """The groups of one request while their episodes run."""
+    """Holds the groups of one request while their episodes run."""
 
     def __init__(
         self,
@@ -175,7 +176,7 @@ class GroupsInProgress:
         self._failed: list[Trajectory] = []
 
     async def run_member(self, plan: WorkflowTask, slot: Slot) -> Trajectory:
-        """One episode: run, judged, reported, and counted where it failed."""
+        """Runs one episode, judges it, reports it, and counts it if it failed."""
         slot.set_workflow_end_callback(lambda status: self._workflow_ended(plan, status))
         if (finished := self._finished.get(plan.episode_id)) is not None:
             slot.workflow_ended(finished.ended_as)
@@ -210,7 +211,8 @@ class GroupsInProgress:
             self.early_stop.ended(plan)
 
     def groups(self, results: Sequence[Trajectory | None]) -> list[Group]:
-        """The groups of these results, which are in the order of the plans; None never started."""
+        """Returns the groups of these results, which are in the order of the plans; None stands for
+        an episode that never started."""
         members = [
             self.early_stop.mark_stopped(unstarted_trajectory(plan))
             if trajectory is None
@@ -240,7 +242,8 @@ class EarlyStop:
         *,
         on_stopped: Callable[[WorkflowTask], None],
     ) -> None:
-        """`on_stopped` is told of members that are stopped, or never begin."""
+        """Stores the plans by group. `on_stopped` is called for members that are stopped or never
+        start."""
         self._plans = plans
         self._num_needed = num_needed
         self._on_stopped = on_stopped
@@ -256,8 +259,8 @@ class EarlyStop:
 
     @contextmanager
     def active(self, episodes: AdmittedEpisodes, admission: Admission) -> Iterator[None]:
-        """Stops members of complete groups within the block: before each wave, or at once where
-        the endpoint has none."""
+        """Stops members of complete groups within the block: before each wave, or at once where the
+        endpoint has no waves."""
         self._episodes = episodes
         waves = admission.waves
         self._has_waves = waves is not None
@@ -270,7 +273,7 @@ class EarlyStop:
                 waves.ask_before_waves(None)
 
     def ended(self, plan: WorkflowTask) -> None:
-        """The workflow of this member came to its end; its slot is not free yet."""
+        """Reports that this member's workflow is over; its slot is not free yet."""
         ended = self._ended[plan.group_id]
         ended[plan.rollout_index] = self._end_order
         if len(ended) == self._num_needed:
@@ -280,18 +283,19 @@ class EarlyStop:
             self._stop_surplus()
 
     def mark_stopped(self, trajectory: Trajectory) -> Trajectory:
-        """The trajectory, with the reason where the member was told to stop or not to start."""
+        """Returns the trajectory; if the member was stopped or not started, it is left out with the
+        reason."""
         member = (trajectory.group_id, trajectory.workflow_task.rollout_index)
         if trajectory.status is not EpisodeStatus.ABORTED or member not in self._stopped:
             return trajectory
         return trajectory.set_aside("redundancy", ENOUGH_MEMBERS)
 
     def select(self, group: Group) -> Group:
-        """The group with the first `num_needed` valid members; the others are left out."""
+        """Returns the group with its first `num_needed` valid members; the others are left out."""
         return first_members(group, self._ended[group.group_id], self._num_needed)
 
     def _before_wave(self) -> bool:
-        """Whether the wave may start: no member is on its way out."""
+        """Returns True if the wave may start: no member is being cancelled."""
         assert self._episodes is not None
         self._stop_surplus()
         if self._episodes.is_dropping:
@@ -300,7 +304,7 @@ class EarlyStop:
         return True
 
     def _stop_surplus(self) -> None:
-        """Stops all members of complete groups that have not come to their end."""
+        """Stops all members of complete groups whose workflow is not over."""
         assert self._episodes is not None
         for group_id in self._to_stop:
             members, ended = self._members[group_id], self._ended[group_id]
@@ -313,8 +317,9 @@ class EarlyStop:
 
 
 def first_members(group: Group, ended: Mapping[int, int], num_needed: int) -> Group:
-    """The group with its first `num_needed` valid members; `ended` has for each member's index the
-    moment of its end."""
+    """Returns the group with its first `num_needed` valid members. `ended` maps each member's index
+    to the position of its end among the others'; members that ended in one wave share a
+    position."""
     index_of = {t.episode_id: t.workflow_task.rollout_index for t in group.valid}
     order = sorted(index_of, key=lambda name: (ended[index_of[name]], index_of[name]))
     surplus = set(order[num_needed:])
@@ -326,9 +331,10 @@ def first_members(group: Group, ended: Mapping[int, int], num_needed: int) -> Gr
 
 
 class GroupJudging:
-    """Asks a judge of groups once for each group of `group_size` members, when all have ended.
+    """Calls a group judge once for each group of `group_size` members, when all have ended.
 
-    Members that wait for the verdict hold no slot. At most `max_env_worker` calls run at once."""
+    Members that wait for the verdict hold no slot. At most `max_env_worker` calls run at once.
+    """
 
     def __init__(
         self,
@@ -344,11 +350,11 @@ class GroupJudging:
         self._groups: defaultdict[str, _JudgedGroup] = defaultdict(lambda: _JudgedGroup(group_size))
 
     async def judged(self, trajectory: Trajectory) -> Trajectory:
-        """The trajectory with its verdict, once the group is complete."""
+        """Returns the trajectory with its verdict, once the group is complete."""
         return await with_verdict(trajectory, self._verdict(trajectory), self._errors)
 
     def leave_out(self, plan: WorkflowTask) -> None:
-        """The other members need not wait for this one any longer; saying so again has no
+        """Lets the other members no longer wait for this one. A second call for a member has no
         effect."""
         if self._judge is not None:
             self._groups[plan.group_id].mark_ended(plan.rollout_index)
@@ -375,7 +381,7 @@ class GroupJudging:
 
 @dataclass
 class _JudgedGroup:
-    """The members to be judged, by their index, and the one call that judges them."""
+    """Holds the members to be judged, by their index, and the one call that judges them."""
 
     num_members: int
     ended: set[int] = field(default_factory=set)
@@ -384,27 +390,29 @@ class _JudgedGroup:
     call: SharedCall[dict[int, Verdict]] | None = None
 
     def mark_ended(self, index: int) -> None:
-        """This member has ended, judged or not."""
+        """Reports that this member has ended, judged or not."""
         self.ended.add(index)
         if len(self.ended) == self.num_members:
             self.is_complete.set()
 
 
 def will_be_valid(status: EpisodeStatus, policy: FailurePolicy) -> bool:
-    """Whether an episode whose workflow ended so will be valid, if the judge does not fail."""
+    """Returns True if an episode whose workflow ended with this status will be valid, unless the
+    judge fails."""
     if status is EpisodeStatus.ABORTED:
         return False
     return policy == "zero" or status in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
 
 
 def unstarted_trajectory(plan: WorkflowTask) -> Trajectory:
-    """An episode of a run that was stopped before."""
+    """Returns the trajectory of an episode that did not start before the run was stopped."""
     return Trajectory(plan, (), EpisodeStatus.ABORTED, error=STOPPED)
 
 
 def has_trained_agent(groups: Sequence[Group]) -> bool:
-    """Whether a call of the model was made for training. A ConfigError where agents call the model
-    and none of them is trained; later steps may do by chance what is a mistake in the first."""
+    """Returns True if a call of the model was made for training. Raises ConfigError where agents
+    call the model and none of them is trained. Only the first step is checked: in later ones the
+    same may happen by chance."""
     turns = [turn for group in groups for t in group.trajectories for turn in t.turns]
     if turns and not any(turn.trainable for turn in turns):
         names = sorted({turn.agent_name for turn in turns} | {turn.target_tag for turn in turns})
