@@ -62,7 +62,7 @@ def convert(
 
 
 def _show(result: "Conversion", out: Path | None) -> None:
-    """How many keys went where; on stderr when the YAML itself is on stdout."""
+    """Prints how many keys went where, on stderr when the YAML itself is on stdout."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""The command line: `ajet`, and `python -m ajet.cli.launcher`.
+"""Defines the command line: `ajet`, and `python -m ajet.cli.launcher`.
 
     ajet --conf X.yaml --backbone debug key=value      trains, as does `ajet train …`
     ajet debug | eval | check | plan | convert |       one file each, loaded when it is asked for
@@ -40,7 +40,8 @@ TAKES_A_VALUE = ("--conf", "--backbone", "--exp-dir", "--project-dir", "--debug"
 
 
 class Launcher(TyperGroup):
-    """Finds the command of a command line, trains when there is none, and ends errors in a line."""
+    """Finds the command of a command line, trains when there is none, and reports errors in one
+    line."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -72,7 +73,8 @@ class Launcher(TyperGroup):
 
 
 def command_first(args: Sequence[str]) -> list[str]:
-    """`--conf x check` -> `check --conf x`; without a command it is `train`."""
+    """Moves the command to the front: `--conf x check` becomes `check --conf x`; without one it is
+    `train`."""
     if not args or args[0] in ROOT_OPTIONS:
         return list(args)
     for index, arg in _positional_arguments(args):
@@ -82,7 +84,8 @@ def command_first(args: Sequence[str]) -> list[str]:
 
 
 def mistyped_command(args: Sequence[str]) -> str | None:
-    """What is wrong with a word that is no command, where one stands or seems to be meant."""
+    """Says what is wrong with a positional argument that seems to be meant as a command; None where
+    nothing is."""
     from difflib import get_close_matches
 
     positionals = _positional_arguments(args)
@@ -99,7 +102,8 @@ def mistyped_command(args: Sequence[str]) -> str | None:
 
 
 def _positional_arguments(args: Sequence[str]) -> list[tuple[int, str]]:
-    """The arguments that are neither options, nor their values, nor overrides; with places."""
+    """Returns the arguments that are neither options, nor their values, nor overrides, with their
+    indices."""
     return [
         (index, arg)
         for index, arg in enumerate(args)
@@ -141,7 +145,7 @@ def root(
 
 
 def main() -> None:
-    """The console script."""
+    """Runs the command line; it is the console script's entry point."""
     exit_code = 1
     try:
         app(prog_name="ajet")

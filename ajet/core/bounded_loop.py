@@ -1,4 +1,4 @@
-"""`asyncio.run` that ends, whatever the user's code does.
+"""Runs a coroutine like `asyncio.run`, and ends whatever the user's code does.
 
     groups = run_bounded(train())     # then: cancel what is left, wait GRACE_S, leave it behind
     await first_of(work(), watch())   # what ends first ends both
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 def run_bounded(main: Coroutine[Any, Any, Result], grace_s: float = GRACE_S) -> Result:
-    """Run `main` in a loop of its own; leftovers get `grace_s` to end."""
+    """Runs `main` in an event loop of its own; tasks that are left get `grace_s` to end."""
     executor = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="ajet")
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
@@ -40,8 +40,8 @@ def run_bounded(main: Coroutine[Any, Any, Result], grace_s: float = GRACE_S) -> 
 
 
 async def first_of(first: Awaitable[Any], second: Awaitable[Any]) -> Any:
-    """What ends first ends both, and its result or error is the whole's; the first one's where both
-    have ended."""
+    """Waits for the first of the two to end, and cancels the other. Returns or raises what the one
+    that ended did; the first argument's where both have ended."""
     tasks = [asyncio.ensure_future(first), asyncio.ensure_future(second)]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""An exception as a person reads it: one line for the record, or the traceback from their own line.
+"""Formats an exception for a person: one line for the record, or the traceback from their own line.
 
     one_line(error)        "ValueError: bad move (workflow.py:31)"
     user_traceback(error)  Traceback (most recent call last):
@@ -23,8 +23,8 @@ _STDLIB = sysconfig.get_path("stdlib")
 
 
 def one_line(error: BaseException) -> str:
-    """``ValueError: bad move (workflow.py:31)``: the class, the message's first line and the last
-    line of the user's own code that it passed through, if any."""
+    """Returns ``ValueError: bad move (workflow.py:31)``: the class, the message's first line and
+    the last line of the user's own code that the exception passed through, if any."""
     message = next(iter(message_of(error).lstrip()[:MAX_MESSAGE_LENGTH].splitlines()), "").rstrip()
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     location = _location(error)
@@ -32,7 +32,7 @@ def one_line(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """What an exception says; nothing where the user's `__str__` itself fails."""
+    """Returns the exception's message; an empty text where the user's `__str__` itself fails."""
     try:
         return str(error)
     except Exception:  # noqa: BLE001  # the user's code
@@ -44,7 +44,8 @@ def _location(error: BaseException) -> str | None:
 
 
 def user_line(frames: Sequence[traceback.FrameSummary]) -> str:
-    """``workflow.py:31``: the innermost of these lines that is the user's own; "" if none is."""
+    """Returns ``workflow.py:31``, the innermost of these lines that is the user's own; "" if there
+    is none."""
     own = [f for f in frames if not _is_library(f.filename)]
     return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
 
@@ -58,7 +59,7 @@ def _is_library(filename: str) -> bool:
 
 
 def user_traceback(error: BaseException) -> str | None:
-    """The text of the traceback; None where no code of the user's was running."""
+    """Returns the text of the traceback; None where no code of the user's was running."""
     frames = _from_user(error.__traceback__)
     if frames is None:
         return None

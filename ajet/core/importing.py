@@ -1,4 +1,4 @@
-"""The user's classes, functions and modules, from the config's strings, in one place.
+"""Imports the user's classes, functions and modules by the config's strings.
 
     package.module->Class      imported with the project's folders on sys.path
     path/file.py->Class        relative to the YAML's folder, then to the current folder
@@ -44,14 +44,14 @@ _hidden_modules: dict[Path, dict[str, ModuleType]] = {}
 
 
 def load_object(spec: str, *, base_dirs: Sequence[Path], kind: type[T], where: str) -> type[T]:
-    """The class that `spec` names; `where` is the config key, for the message."""
+    """Returns the class that `spec` names; `where` is the config key, for the message."""
     source, name = _split_spec(spec, "Class", where)
     module = _module(source, base_dirs, f"{where}: {spec!r}")
     return _class(module, name, kind, f"{where}: {spec!r}")
 
 
 def load_function(spec: str, *, base_dirs: Sequence[Path], where: str) -> Callable[..., Any]:
-    """The function that `spec` names: file.py->name or package.module->name."""
+    """Returns the function that `spec` names: file.py->name or package.module->name."""
     source, name = _split_spec(spec, "function", where)
     module = _module(source, base_dirs, f"{where}: {spec!r}")
     found = getattr(module, name, None)
@@ -67,7 +67,7 @@ def load_function(spec: str, *, base_dirs: Sequence[Path], where: str) -> Callab
 
 
 def load_module(source: str, *, base_dirs: Sequence[Path], where: str) -> ModuleType:
-    """The module file.py or package.module, imported."""
+    """Imports and returns the module file.py or package.module."""
     return _module(source, base_dirs, f"{where}: {source!r}")
 
 
@@ -89,7 +89,8 @@ def _module(source: str, base_dirs: Sequence[Path], prefix: str) -> ModuleType:
 
 
 def construct(kind: type[T], config: Any, where: str) -> T:
-    """The one object of a class of the user's: `kind(config)`, or `kind()` if it takes nothing."""
+    """Makes the one object of a class of the user's: `kind(config)`, or `kind()` if it takes
+    nothing."""
     arguments = next((given for given in ((config,), ()) if _accepts(kind, len(given))), None)
     if arguments is None:
         raise ConfigError(
@@ -100,7 +101,8 @@ def construct(kind: type[T], config: Any, where: str) -> T:
 
 
 def require_method(kind: type, name: str, base: type, arguments: Sequence[str], where: str) -> None:
-    """ConfigError unless `kind` has a method `name` of its own that takes these arguments."""
+    """Raises ConfigError unless `kind` has a method `name` of its own that takes these
+    arguments."""
     wanted = f"{name}(self, {', '.join(arguments)})"
     if kind is base:
         raise ConfigError(f"{where}: names {base.__name__} itself: name your class derived from it")
@@ -115,7 +117,7 @@ def require_method(kind: type, name: str, base: type, arguments: Sequence[str], 
 
 
 def require_package(name: str, *, extra: str, wanted_by: str) -> None:
-    """ConfigError, with what to install, unless the package is there."""
+    """Raises ConfigError, with what to install, unless the package is installed."""
     if sys.modules.get(name) is None and (
         name in sys.modules or importlib.util.find_spec(name) is None
     ):
@@ -123,7 +125,7 @@ def require_package(name: str, *, extra: str, wanted_by: str) -> None:
 
 
 def require_no_arguments(kind: type, where: str) -> None:
-    """ConfigError unless `kind()` can be called."""
+    """Raises ConfigError unless `kind()` can be called."""
     if not _accepts(kind, 0):
         raise ConfigError(
             f"{where}: {line_of(kind)}: {kind.__name__} is made as {kind.__name__}(): "
@@ -132,8 +134,8 @@ def require_no_arguments(kind: type, where: str) -> None:
 
 
 def run_user_code(action: Callable[[], R], where: str) -> R:
-    """What `action` gives. Whatever the user's code raises in it becomes one line: `where` (a
-    config key), file and line, what."""
+    """Returns what `action` returns. Whatever the user's code raises in it becomes one line:
+    `where` (a config key), file and line, what."""
     try:
         return action()
     except (Exception, SystemExit) as error:  # the user's code may raise anything
@@ -141,7 +143,7 @@ def run_user_code(action: Callable[[], R], where: str) -> R:
 
 
 def add_to_path(folders: Sequence[Path]) -> None:
-    """Put folders on sys.path, behind what is there, in order; worker processes do the same."""
+    """Appends folders to sys.path, in order; worker processes do the same."""
     for folder in map(str, folders):
         if folder not in sys.path:
             sys.path.append(folder)
@@ -149,7 +151,7 @@ def add_to_path(folders: Sequence[Path]) -> None:
 
 @contextmanager
 def _first_on_path(folders: Sequence[Path]) -> Iterator[None]:
-    """The folders come first on sys.path while the user's module loads, and last ever after: a
+    """Puts the folders first on sys.path while the user's module loads, and last ever after: a
     `types.py` beside a workflow must not hide what a library imports later."""
     add_to_path(folders)
     front = [str(folder) for folder in folders]
@@ -213,13 +215,14 @@ def _missing(cause: BaseException | None) -> str | None:
 
 
 def _is_absent(source: str, cause: BaseException | None) -> bool:
-    """Whether the module itself is not there, and not something that it imports."""
+    """Returns True if the module itself does not exist, False if something that it imports is
+    missing."""
     missing = _missing(cause)
     return missing is not None and (source == missing or source.startswith(f"{missing}."))
 
 
 def _in_other_package(source: str, cause: BaseException | None) -> ModuleType | None:
-    """`tutorial.x` where a `tutorial` folder found first hides the package that has `x`."""
+    """Finds `tutorial.x` where a `tutorial` folder found first hides the package that has `x`."""
     if not _is_absent(source, cause) or "." not in source:
         return None
     relative = Path(*source.split("."))
@@ -231,8 +234,8 @@ def _in_other_package(source: str, cause: BaseException | None) -> ModuleType | 
 
 
 def _prefer_folder(folder: Path, search: Sequence[Path]) -> None:
-    """Let `import helper` find the one in `folder`, where another folder of user files has one too.
-    Those who imported the other one keep it."""
+    """Makes `import helper` find the one in `folder`, where another folder of user files has one
+    too. Modules that imported the other one keep it."""
     _user_folders.update([folder, *search])
     for name in {e.stem for e in folder.iterdir() if e.suffix == ".py" or e.is_dir()} - {"ajet"}:
         modules = {key: m for key, m in sys.modules.items() if key.partition(".")[0] == name}
@@ -249,7 +252,7 @@ def _prefer_folder(folder: Path, search: Sequence[Path]) -> None:
 
 
 def _import_folder(name: str, module: ModuleType) -> Path | None:
-    """The folder from which `name` was imported: that of its top-level package or file."""
+    """Returns the folder from which `name` was imported: that of its top-level package or file."""
     file = getattr(module, "__file__", None)
     if file is None:
         return None
@@ -258,7 +261,7 @@ def _import_folder(name: str, module: ModuleType) -> Path | None:
 
 
 def _run(action: Callable[[], R], subject: str) -> R:
-    """Load the user's module; whatever it raises becomes one line with file and line."""
+    """Loads the user's module; whatever it raises becomes one line with file and line."""
     try:
         return action()
     except SystemExit as error:
@@ -270,7 +273,8 @@ def _run(action: Callable[[], R], subject: str) -> R:
 
 
 def _describe(error: BaseException, subject: str | None = None) -> str:
-    """Where in the user's code, and what; `subject` stands for a place that is not known."""
+    """Says where in the user's code an error was raised, and what it was; `subject` replaces an
+    unknown location."""
     if isinstance(error, SyntaxError):
         line = f":{error.lineno}" if error.lineno else ""
         return f"{error.filename or subject}{line}: syntax error: {error.msg}"
@@ -294,13 +298,13 @@ def _with_location(frames: Sequence[traceback.FrameSummary], subject: str | None
 
 
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """The error's frames but those of Python's import system and of this module."""
+    """Returns the error's frames, without those of Python's import system and of this module."""
     frames = traceback.extract_tb(error.__traceback__)
     return [f for f in frames if f.filename != __file__ and "importlib" not in f.filename]
 
 
 def _accepts(callee: Any, num_arguments: int) -> bool:
-    """Whether it can be called with so many positional arguments; True where nobody can tell."""
+    """Returns True if `callee` takes this number of positional arguments, or nobody can tell."""
     try:
         inspect.signature(callee).bind(*[None] * num_arguments)
     except TypeError:
@@ -311,7 +315,8 @@ def _accepts(callee: Any, num_arguments: int) -> bool:
 
 
 def line_of(code: Any) -> str:
-    """file:line of a class or a method; its module's file, where no statement of it made it."""
+    """Returns file:line of a class or a method, or its module's file where no statement of it made
+    it."""
     code = inspect.unwrap(code)
     try:
         return f"{inspect.getsourcefile(code)}:{inspect.getsourcelines(code)[1]}"

@@ -1,4 +1,4 @@
-"""An episode to look at: what the environment drew after each step, as two picture files.
+"""Draws what an environment rendered after each step, as two picture files.
 
     [frame, frame, …]  ->  step_000020/FrozenLake4-0003.gif     one frame after the other
                            step_000020/FrozenLake4-0003.png     all of them on one sheet
@@ -36,7 +36,7 @@ _TERMINAL_CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def frame_problem(frame: Any) -> str | None:
-    """Why this is no frame; None where it is one."""
+    """Says why this is no frame; None where it is one."""
     if isinstance(frame, str):
         return None
     if not isinstance(frame, np.ndarray):
@@ -59,7 +59,7 @@ def save_frames(frames: Sequence[Frame], folder: Path, name: str) -> None:
 
 
 def frame_to_image(frame: Frame) -> Image:
-    """The frame as a picture."""
+    """Returns the frame as a picture."""
     from PIL import Image, ImageDraw, ImageFont
 
     if not isinstance(frame, str):
@@ -77,14 +77,14 @@ def frame_to_image(frame: Frame) -> Image:
 
 
 def _lines_of(text: str) -> list[str]:
-    """Without a terminal's colours, long lines broken."""
+    """Returns the text's lines without a terminal's colours, long lines broken."""
     plain = _TERMINAL_CODE.sub("", text).expandtabs(4)
     lines = [part for line in plain.splitlines() for part in _wrap(line) or [""]]
     return lines if any(lines) else [" "]
 
 
 def contact_sheet(pictures: Sequence[Image]) -> Image:
-    """The pictures in rows; of a long episode those at its end."""
+    """Arranges the pictures in rows; a long episode shows only those at its end."""
     from PIL import Image
 
     shown = pictures[-MAX_SHEET_FRAMES:]
@@ -99,7 +99,7 @@ def contact_sheet(pictures: Sequence[Image]) -> Image:
 
 
 def _pad_to_one_size(pictures: Sequence[Image]) -> list[Image]:
-    """Smaller ones get a white edge at the right and below."""
+    """Adds white at the right and bottom of smaller pictures, so that all have the same size."""
     from PIL import Image
 
     size = max(each.width for each in pictures), max(each.height for each in pictures)

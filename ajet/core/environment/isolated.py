@@ -1,4 +1,5 @@
-"""Environments in worker processes: what they crash, leak or leave running is not the run's.
+"""Runs environments in worker processes, so that their crashes, leaks and leftovers do not harm the
+run.
 
     run ── a socket of JSON lines ──> worker 1   environments 1 … max_env_num_per_worker
                                       worker 2   …                          (worker.py)
@@ -40,7 +41,7 @@ _workers: list[Worker] = []
 
 
 class ProcessEnvironment:
-    """One environment in a worker; the same calls as in place."""
+    """Calls one environment in a worker process."""
 
     def __init__(
         self, maker: EnvironmentMaker, step_timeout_s: float, max_env_num_per_worker: int
@@ -53,7 +54,7 @@ class ProcessEnvironment:
         self.instruction = ""
 
     async def make(self) -> None:
-        """The environment, made in its worker; EnvironmentFault where that fails."""
+        """Makes the environment in its worker. Raises EnvironmentFault where that fails."""
         arguments = {
             "env_type": self._maker.env_type,
             "env_config": dict(self._maker.env_config),
@@ -73,7 +74,8 @@ class ProcessEnvironment:
         return unpack_frame(await self._ask(".render", "render", {}))
 
     async def close(self) -> None:
-        """The worker closes it; the last one's end is the worker's."""
+        """Closes the environment in its worker; the worker ends when its last environment is
+        closed."""
         try:
             if not self._worker.is_retired:
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
@@ -99,7 +101,7 @@ class ProcessEnvironment:
 
 
 class Worker:
-    """A process that holds environments, as the run sees it."""
+    """Controls one worker process, which holds environments."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -124,19 +126,20 @@ class Worker:
         self._reading = asyncio.ensure_future(self._read())
 
     def add(self) -> int:
-        """Place for one environment; its number in this worker."""
+        """Reserves room for one environment and returns its number in this worker."""
         self.num_environments += 1
         self._last_number += 1
         return self._last_number
 
     def remove(self) -> None:
-        """One environment less; the process goes with the last one."""
+        """Removes one environment and ends the process with the last one."""
         self.num_environments -= 1
         if self.num_environments == 0:
             self.end()
 
     async def ask(self, environment: int, call: str, arguments: Mapping[str, Any]) -> Any:
-        """What the environment gives; an EnvironmentFault where it, or the worker, fails."""
+        """Sends a call and returns the environment's result. Raises EnvironmentFault where the
+        environment, or the worker, fails."""
         _, writer = await asyncio.shield(self._streams)
         self._num_requests += 1
         number = self._num_requests
@@ -160,7 +163,7 @@ class Worker:
         self._streams.add_done_callback(_close_writer)
 
     async def _read(self) -> None:
-        """Gives each answer to who asked for it, until the worker ends."""
+        """Gives each answer to its caller, until the worker ends."""
         reader, _ = await asyncio.shield(self._streams)
         with suppress(ConnectionError, ValueError):  # it died, or sent what is no message
             while line := await reader.readline():
@@ -185,13 +188,13 @@ class Worker:
 
 
 def _close_writer(streams: asyncio.Future[Any]) -> None:
-    """Also where the streams are only now being made."""
+    """Closes the connection, also where it is still being opened."""
     if not streams.cancelled() and streams.exception() is None:
         streams.result()[1].close()
 
 
 def _worker_with_capacity(limit: int) -> Worker:
-    """The first that takes another environment, or a new one."""
+    """Returns the first worker that takes another environment, or a new one."""
     loop = asyncio.get_running_loop()
     for worker in _workers:
         has_capacity = worker.num_environments < worker.limit == limit
@@ -203,7 +206,7 @@ def _worker_with_capacity(limit: int) -> Worker:
 
 
 def pack_frame(frame: Any) -> Any:
-    """A frame as JSON; an EnvironmentFault for what is none."""
+    """Returns a frame as JSON. Raises EnvironmentFault for what is no frame."""
     problem = frame_problem(frame)
     if problem is not None:
         raise EnvironmentFault(f"its frame {problem}")
@@ -214,7 +217,7 @@ def pack_frame(frame: Any) -> Any:
 
 
 def unpack_frame(packed: Any) -> Frame:
-    """The frame that `packed_frame` has packed."""
+    """Returns the frame that `pack_frame` has packed."""
     if isinstance(packed, str):
         return packed
     pixels = np.frombuffer(base64.b64decode(packed["pixels"]), np.uint8)

@@ -1,4 +1,4 @@
-"""An environment in an agent's hands: every call awaited, bounded and checked.
+"""Gives an agent an environment in which every call is awaited, bounded in time and checked.
 
     async with open_environment(maker, isolation="auto", step_timeout_s=60) as environment:
         shown = await environment.reset(seed=7, options={"split": "train"})
@@ -41,7 +41,7 @@ _closing: set[asyncio.Task[None]] = set()
 
 
 class LiveEnvironment(Protocol):
-    """One environment of one episode."""
+    """Is one environment of one episode, as an agent calls it."""
 
     @property
     def instruction(self) -> str: ...
@@ -59,7 +59,7 @@ def open_environment(
     step_timeout_s: float = 60.0,
     max_env_num_per_worker: int = 16,
 ) -> EnvironmentContext:
-    """A new environment until the end of its ``async with``."""
+    """Returns a context manager; the environment lives until the end of its ``async with``."""
     if isolation == "inline" or (isolation == "auto" and maker.kind.is_quick):
         return InlineEnvironment(maker)
     if isolation == "process":
@@ -68,7 +68,7 @@ def open_environment(
 
 
 class EnvironmentContext(Protocol):
-    """What `async with` opens and closes."""
+    """Opens and closes an environment with `async with`."""
 
     async def __aenter__(self) -> LiveEnvironment: ...
 
@@ -76,7 +76,8 @@ class EnvironmentContext(Protocol):
 
 
 class ManagedEnvironment:
-    """An environment in a thread or a process: closing goes on when waiting for it is cancelled."""
+    """Opens and closes an environment in a thread or a process: closing continues when waiting for
+    it is cancelled."""
 
     def __init__(self, environment: ThreadEnvironment | ProcessEnvironment) -> None:
         self._environment = environment
@@ -100,7 +101,7 @@ class ManagedEnvironment:
 
 
 class InlineEnvironment:
-    """Calls on the event loop, for environments that never wait."""
+    """Runs calls on the event loop, for environments that never wait."""
 
     def __init__(self, maker: EnvironmentMaker) -> None:
         self._maker = maker
@@ -139,7 +140,7 @@ class InlineEnvironment:
 
 
 class ThreadEnvironment:
-    """All calls of one environment in one thread of its own, in their order."""
+    """Runs all calls of one environment in one thread of its own, in their order."""
 
     def __init__(self, maker: EnvironmentMaker, step_timeout_s: float | None) -> None:
         self._maker = maker
@@ -151,7 +152,7 @@ class ThreadEnvironment:
         self.instruction = ""
 
     async def make(self) -> None:
-        """The environment, made in its thread; EnvironmentFault where that fails."""
+        """Makes the environment in its thread. Raises EnvironmentFault where that fails."""
         thread = threading.Thread(target=self._work, name=f"ajet-{self._name}", daemon=True)
         thread.start()
         self.instruction = await self._ask(f"{self._name}()", self._construct)
@@ -170,7 +171,8 @@ class ThreadEnvironment:
         return await self._ask(f"{self._name}.render()", lambda: self._made_environment.render())
 
     async def close(self) -> None:
-        """Asks the thread to close and to end. One that hangs does so when it comes back."""
+        """Asks the thread to close the environment and to end. A thread that hangs does so when its
+        call returns."""
         closed = self._post("close()", lambda: close_quietly(self._environment))
         self._jobs.put(None)
         if not self._hangs:
@@ -219,7 +221,8 @@ class ThreadEnvironment:
 
 
 def call_environment(call: Callable[[], Result], who: str) -> Result:
-    """What the environment gives; whatever it raises is an EnvironmentFault that names the call."""
+    """Returns what the environment returns. Whatever it raises becomes an EnvironmentFault that
+    names the call."""
     try:
         return call()
     except EnvironmentFault:
@@ -229,7 +232,7 @@ def call_environment(call: Callable[[], Result], who: str) -> Result:
 
 
 def close_quietly(environment: Environment | None) -> None:
-    """What a `close()` raises takes nothing from an episode that is over."""
+    """Closes the environment. What `close()` raises is logged only, since the episode is over."""
     if environment is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""The process that holds environments for a run: ``python -m ajet.core.environment.worker``.
+"""Runs environments for a run in a process of its own: ``python -m ajet.core.environment.worker``.
 
     {"number": 1, "environment": 1, "call": "make", "env_type": "frozen_lake", …}
       ->  {"number": 1, "result": "You stand on a frozen lake. …"}
@@ -28,13 +28,13 @@ from ajet.core.errors import AjetError, EnvironmentFault
 
 
 class WorkerEnvironments:
-    """The environments of this process, by number."""
+    """Holds the environments of this process, by number."""
 
     def __init__(self) -> None:
         self._environments: dict[int, ThreadEnvironment] = {}
 
     async def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """The message's answer, with its number."""
+        """Returns the answer to a message, with its number."""
         number = message["number"]
         try:
             return {"number": number, "result": await self._call(message)}
@@ -83,7 +83,8 @@ async def serve(sock: socket.socket) -> None:
 
 
 def _own_socket() -> socket.socket:
-    """The socket under a number that children do not inherit; standard input is empty."""
+    """Moves the socket to a file descriptor that children do not inherit, and empties standard
+    input."""
     sock = socket.socket(fileno=os.dup(0))
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)

@@ -45,7 +45,7 @@ _encode = json.JSONEncoder(default=str, separators=(",", ":")).encode
 
 
 class EpisodeStore:
-    """The writing side of `episodes.sqlite`."""
+    """Writes `episodes.sqlite`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -59,7 +59,7 @@ class EpisodeStore:
         advantages: Advantages | None = None,
         samples: Iterable[TrainingSample] = (),
     ) -> None:
-        """Store all episodes of a step (or of an evaluation: then without the last two)."""
+        """Stores all episodes of a step. For an evaluation the last two arguments are left out."""
         masks = loss_masks(samples)
         self._row_ids.clear()  # a transaction that was rolled back may have taken a row with it
         recorded = [(a, g.task) for g in groups for t in g.trajectories for a in t.attempts]
@@ -86,7 +86,8 @@ class EpisodeStore:
             )
 
     def truncate_from(self, step: int, mode: str | None = None) -> int:
-        """Forget the episodes of `step` and later (of one mode, or all); returns how many."""
+        """Deletes the episodes of `step` and later (of one mode, or all) and returns their
+        number."""
         where = "step >= ? AND (? IS NULL OR mode = ?)"
         arguments = (step, mode, mode)
         with self._transaction() as connection:
@@ -98,7 +99,7 @@ class EpisodeStore:
             return connection.execute(f"DELETE FROM episodes WHERE {where}", arguments).rowcount
 
     def close(self) -> None:
-        """Fold the write-ahead log in and close the file."""
+        """Merges the write-ahead log into the file and closes it."""
         self._connection.close()
 
     def __enter__(self) -> EpisodeStore:
@@ -155,7 +156,8 @@ class EpisodeStore:
         return None if text is None else self._row_id("tasks", "task", text)
 
     def _row_id(self, table: str, column: str, text: str) -> int:
-        """The id of the row of `table` that holds this text; it is made if it is not there."""
+        """Returns the id of the row of `table` that holds this text; the row is added if it does
+        not exist."""
         if (table, text) not in self._row_ids:
             insert = f"INSERT OR IGNORE INTO {table} ({column}) VALUES (?)"
             self._connection.execute(insert, (text,))
@@ -165,7 +167,7 @@ class EpisodeStore:
 
 
 class _Transaction:
-    """All or nothing; a full disk is one line that says so."""
+    """Commits all writes of a block or none. A full disk becomes an error of one line."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection = connection
@@ -192,7 +194,8 @@ class _Transaction:
 
 
 def loss_masks(samples: Iterable[TrainingSample]) -> Masks:
-    """For each (episode, turn) one entry a sampled token: 1 where some timeline trains it."""
+    """Returns for each (episode, turn) an array with one entry a sampled token: 1 where a timeline
+    trains it."""
     masks: Masks = {}
     for sample in samples:
         for span in sample.spans:
@@ -240,7 +243,8 @@ def _episode_row(
 
 
 def _to_json(value: Any) -> str:
-    """JSON of what the user's code left in a dict; what has no JSON form is kept as its repr."""
+    """Returns what the user's code put into a dict as JSON; what has no JSON form is stored as its
+    repr."""
     try:
         return _encode(value)
     except (TypeError, ValueError, RecursionError):  # keys that are tuples, cycles
@@ -248,12 +252,13 @@ def _to_json(value: Any) -> str:
 
 
 def as_plain_json(value: Any) -> Any:
-    """What a reader of the store would find: dicts, lists, texts and numbers alone."""
+    """Returns the value as a reader of the store would find it: dicts, lists, texts and numbers
+    only."""
     return json.loads(_to_json(value))
 
 
 def _exact_json(value: Any) -> str | None:
-    """JSON that gives the value back as it is; None where there is none."""
+    """Returns JSON that reads back as an equal value; None where there is none."""
     try:
         text = json.dumps(value, separators=(",", ":"))
         return text if json.loads(text) == value else None
@@ -262,18 +267,18 @@ def _exact_json(value: Any) -> str | None:
 
 
 def _without_surrogates(text: str) -> str:
-    """Without lone surrogates, which SQLite cannot hold."""
+    """Returns the text without lone surrogates, which SQLite cannot store."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _new_text(turn: Turn, base: Turn | None) -> tuple[int, str]:
-    """How many messages the base turn already has, and the rest as JSON."""
+    """Returns how many messages the base turn already has, and the rest as JSON."""
     kept = _common_prefix_length([*base.messages, base.reply], turn.messages) if base else 0
     return kept, _to_json(turn.messages[kept:])
 
 
 def _new_prompt(turn: Turn, base: Turn | None) -> tuple[int, bytes]:
-    """How many prompt ids the base turn already has, and the rest as a blob."""
+    """Returns how many prompt ids the base turn already has, and the rest as a blob."""
     prompt = turn.completion.prompt_ids
     kept = 0
     if base is not None:
@@ -283,7 +288,7 @@ def _new_prompt(turn: Turn, base: Turn | None) -> tuple[int, bytes]:
 
 
 def _common_prefix_length(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """Length of the common beginning."""
+    """Returns the length of the common prefix."""
     for index, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return index

@@ -1,4 +1,5 @@
-"""What an evaluation says: success, mean@k and pass@k over tasks, each with a 95 % interval.
+"""Computes the figures of an evaluation: success, mean@k and pass@k over tasks, each with a 95 %
+interval.
 
 The unit is the task: k episodes of one task are not independent. The interval of mean@k is that of
 a mean over tasks; those of success and pass@k are Wilson's, with as many trials as independent ones
@@ -25,7 +26,7 @@ Z_95 = 1.959963984540054
 
 @dataclass(frozen=True, slots=True)
 class IntervalEstimate:
-    """A value with the ends of its 95 % interval."""
+    """Holds a value with the ends of its 95 % interval."""
 
     value: float
     low: float
@@ -37,8 +38,11 @@ class IntervalEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """`success` is over all episodes, `mean_at_k` of rewards, `pass_at_k` by k = 1, 2, 4, …, n;
-    `success_by_tag` has the tags of environments, where tasks have one."""
+    """Holds the figures of one evaluation.
+
+    `success` is over all episodes, `mean_at_k` is of rewards, `pass_at_k` is by k = 1, 2, 4, …, n;
+    `success_by_tag` has the tags of environments, where tasks have one.
+    """
 
     num_tasks: int
     num_repeat: int
@@ -49,7 +53,7 @@ class Evaluation:
     success_by_tag: dict[str, IntervalEstimate] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data; an end of an interval that is not known (a single task) is None."""
+        """Returns plain data; an end of an interval that is not known (a single task) is None."""
         return _finite(asdict(self))
 
 
@@ -60,7 +64,7 @@ def _finite(value: Any) -> Any:
 
 
 def wilson(successes: float, trials: float) -> IntervalEstimate:
-    """Wilson's score interval of a proportion (Wilson 1927)."""
+    """Returns Wilson's score interval of a proportion (Wilson 1927)."""
     if trials == 0:
         return IntervalEstimate(math.nan, 0.0, 1.0)
     share, z2 = successes / trials, Z_95**2
@@ -70,8 +74,8 @@ def wilson(successes: float, trials: float) -> IntervalEstimate:
 
 
 def share_over_tasks(shares: Sequence[float], num_repeat: int) -> IntervalEstimate:
-    """Mean of shares of successes, one a task, with Wilson's interval at the effective number of
-    trials (Franco et al. 2019): at least a task each, at most an episode each."""
+    """Returns the mean of shares of successes, one a task, with Wilson's interval at the effective
+    number of trials (Franco et al. 2019): at least a task each, at most an episode each."""
     num_tasks = len(shares)
     if num_tasks == 0:
         return wilson(0, 0)
@@ -85,7 +89,8 @@ def share_over_tasks(shares: Sequence[float], num_repeat: int) -> IntervalEstima
 
 
 def mean_over_tasks(values: Sequence[float]) -> IntervalEstimate:
-    """Mean of independent values with the normal interval; degenerate for fewer than two."""
+    """Returns the mean of independent values with the normal interval, which is infinite for fewer
+    than two."""
     if not values:
         return IntervalEstimate(math.nan, -math.inf, math.inf)
     mean = fmean(values)
@@ -94,14 +99,15 @@ def mean_over_tasks(values: Sequence[float]) -> IntervalEstimate:
 
 
 def pass_at_k(num_episodes: int, num_successes: int, k: int) -> float:
-    """Probability that at least one of k episodes, drawn without replacement, succeeds."""
+    """Returns the probability that at least one of k episodes, drawn without replacement,
+    succeeds."""
     if not 1 <= k <= num_episodes:
         raise ValueError(f"pass@{k} needs 1 <= k <= {num_episodes} episodes a task")
     return 1.0 - math.comb(num_episodes - num_successes, k) / math.comb(num_episodes, k)
 
 
 def success_by_task(groups: Sequence[Group]) -> dict[str, float]:
-    """The share of each task's episodes that succeeded."""
+    """Returns the share of each task's episodes that succeeded."""
     return {
         group.trajectories[0].workflow_task.task_id: _num_successful(group)
         / len(group.trajectories)
@@ -114,7 +120,7 @@ def _num_successful(group: Group) -> int:
 
 
 def evaluate(groups: Sequence[Group]) -> Evaluation:
-    """The figures of one evaluation; every group has the same number of episodes."""
+    """Computes the figures of one evaluation; every group has the same number of episodes."""
     num_repeat = max((len(g.trajectories) for g in groups), default=0)
     wins = [_num_successful(group) for group in groups]
     rewards = [fmean(t.reward or 0.0 for t in g.trajectories) for g in groups]

@@ -1,4 +1,4 @@
-"""Writes down what a run does, whatever its backbone: episodes, metrics, warnings, the display.
+"""Records what a run does, whatever its backbone: episodes, metrics, warnings, the display.
 
     recorder.step(step, rollout, update, metrics)     episodes.sqlite, metrics.jsonl, the display
     recorder.validation(step, groups)                 the same for held-out tasks
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 
 class UpdateRecord(Protocol):
-    """What is recorded of an update: the advantages of each episode's tokens, and the samples."""
+    """Holds what is recorded of an update: the advantages of each episode's tokens, and the
+    samples."""
 
     @property
     def advantages(self) -> TokenAdvantages: ...
@@ -47,7 +48,7 @@ class UpdateRecord(Protocol):
 
 
 class RunRecorder:
-    """The records of one attempt of a run, which begins at `first_step`."""
+    """Writes the records of one attempt of a run, which starts at `first_step`."""
 
     def __init__(
         self,
@@ -111,7 +112,7 @@ class RunRecorder:
     def step(
         self, step: int, rollout: StepGroups, update: UpdateRecord, metrics: dict[str, float]
     ) -> TimelineCounts:
-        """Records a step of training; returns the counts of its timelines."""
+        """Records a step of training and returns the counts of its timelines."""
         groups, samples = rollout.groups, update.samples
         metrics = step_metrics(rollout, samples, metrics, selections=self._selections)
         self._store.write(step, rollout.all, update.advantages, samples)

@@ -1,4 +1,4 @@
-"""Metrics to wandb, swanlab and mlflow: imported when the config names them, asked nothing.
+"""Sends metrics to wandb, swanlab and mlflow, which are imported when the config names them.
 
 Whoever is logged in gets their run online. Whoever is not keeps it in the run folder's logs/, and
 is told so: a training run must not wait for an answer. A resumed run goes on in the same one.
@@ -22,7 +22,7 @@ PACKAGES = ("swanlab", "wandb", "mlflow")
 
 
 class WandbSink:
-    """Weights & Biases."""
+    """Logs to Weights & Biases."""
 
     def __init__(self, run: RunInfo) -> None:
         wandb = _import("wandb")
@@ -53,7 +53,7 @@ class WandbSink:
 
 
 class SwanlabSink:
-    """SwanLab."""
+    """Logs to SwanLab."""
 
     def __init__(self, run: RunInfo) -> None:
         self._swanlab = _import("swanlab")
@@ -84,7 +84,7 @@ class SwanlabSink:
 
 
 class MlflowSink:
-    """MLflow, at its own tracking address, or in logs/ when none is set."""
+    """Logs to MLflow, at its own tracking address, or in logs/ when none is set."""
 
     def __init__(self, run: RunInfo) -> None:
         self._mlflow = _import("mlflow")

@@ -1,1 +1,1 @@
-"""In: rows of a data set. Out: tasks, in an order that resumes. Ignores models and agents."""
+"""Provides tasks. In: rows of a data set. Out: tasks, in an order that resumes. Ignores models and agents."""

@@ -1,4 +1,5 @@
-"""`environment`: a task for each group of a step, which names its environment and nothing more.
+"""Reads `environment`: a task for each group of a step, which names its environment and nothing
+more.
 
     train_batch_size: 4, custom_envs: {FrozenLake4: …, Sokoban: …}
       -> FrozenLake4-0000, Sokoban-0000, FrozenLake4-0001, Sokoban-0001       one epoch is one step
@@ -23,7 +24,7 @@ SECTION = "ajet.environment"
 
 
 class EnvironmentReader(BaseTaskReader):
-    """Shares the groups among the tags of each manager."""
+    """Divides the groups among the tags of each manager."""
 
     def get_training_tasks(self) -> list[Task]:
         size = self.config.ajet.data.train_batch_size
@@ -46,7 +47,8 @@ class EnvironmentReader(BaseTaskReader):
     def _tasks(
         self, manager: EnvManager, size: int, split: str, name: str, size_key: str
     ) -> list[Task]:
-        """Tags take turns, so that the first of the tasks are a fair part of them all."""
+        """Returns the tasks with the tags interleaved, so that the first tasks represent all of
+        them fairly."""
         tags = played_tags(self._section, manager)
         parts = manager.num_groups_partition or _split_evenly(size, len(tags))
         if sum(parts) != size:
@@ -74,7 +76,7 @@ class EnvironmentReader(BaseTaskReader):
 
 
 def played_tags(section: EnvironmentConfig, manager: EnvManager) -> Sequence[str]:
-    """The manager's tags; all of them where it names none."""
+    """Returns the manager's tags; all of them where it names none."""
     tags = manager.tags or list(section.custom_envs)
     if not tags:
         raise ConfigError(
@@ -85,6 +87,7 @@ def played_tags(section: EnvironmentConfig, manager: EnvManager) -> Sequence[str
 
 
 def _split_evenly(size: int, num_parts: int) -> list[int]:
-    """The first parts are larger by one where the size is no multiple."""
+    """Divides `size` into `num_parts`; the first parts are larger by one where it is no
+    multiple."""
     each, left = divmod(size, num_parts)
     return [each + (order < left) for order in range(num_parts)]

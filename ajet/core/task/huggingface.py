@@ -1,4 +1,4 @@
-"""`huggingface_dat_repo`: tasks from a data set of the Hub, a local folder or a local file.
+"""Reads `huggingface_dat_repo`: tasks from a data set of the Hub, a local folder or a local file.
 
     dataset_path: gsm8k/main            the Hub's data set `gsm8k`, configuration `main`
     dataset_path: openai/gsm8k          a Hub data set with one configuration
@@ -78,8 +78,8 @@ class HuggingFaceReader(BaseTaskReader):
 
 
 def read_split(path: str, split: str, base_dirs: list[Path]) -> list[dict[str, Any]]:
-    """The rows of one split, from disk where `path` is there, else from the Hub. One file has no
-    splits: whoever takes its rows says what they are."""
+    """Reads the rows of one split, from disk where `path` exists, else from the Hub. One file has
+    no splits: the caller that takes its rows decides what they are."""
     if path.startswith(EMBEDDED):
         return _read_folder(_embedded(path.removeprefix(EMBEDDED)), split)
     path_on_disk = resolve(path, base_dirs)
@@ -119,7 +119,8 @@ def _read_folder(folder: Path, split: str) -> list[dict[str, Any]]:
 
 
 def splits_of(folder: Path) -> dict[str, list[Path]]:
-    """Split names with their files: train.jsonl, train-00000-of-00002.parquet, train/part.jsonl."""
+    """Returns split names with their files: train.jsonl, train-00000-of-00002.parquet,
+    train/part.jsonl."""
     splits: dict[str, list[Path]] = {}
     for file in sorted(_data_files(folder)):
         nested = file.parent not in (folder, folder / "data")
@@ -143,7 +144,7 @@ def _read_files(files: list[Path]) -> list[dict[str, Any]]:
 
 
 def _read_json(file: Path) -> list[dict[str, Any]]:
-    """JSON lines, or a .json file that is one list of objects."""
+    """Reads JSON lines, or a .json file that is one list of objects."""
     if file.suffix != ".json" or not (text := read_text(file)).lstrip().startswith("["):
         return read_jsonl(file)
     try:

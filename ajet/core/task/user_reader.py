@@ -1,4 +1,4 @@
-"""A user's own task reader, behind checks.
+"""Wraps a user's own task reader in checks.
 
     what the class raises        ->  ConfigError  rd.py:4: RuntimeError: db down
     what it gives and is no list ->  DataError    rd.py:12: D.get_training_tasks() gave a NoneType
@@ -17,7 +17,7 @@ from ajet.core.task.task import Task
 
 
 class UserReader(BaseTaskReader):
-    """Made from the user's class: `__init__(self, config)` or `__init__(self)`."""
+    """Calls the user's class, which is made with `__init__(self, config)` or `__init__(self)`."""
 
     def __init__(self, kind: type[BaseTaskReader], config: AjetConfig) -> None:
         super().__init__(config)
@@ -55,7 +55,8 @@ class UserReader(BaseTaskReader):
 
 
 def _checked(given: Any, where: str) -> list[Task]:
-    """What the class gave, when it is a list of whole tasks that differ in their ids."""
+    """Returns what the class returned. Raises DataError unless it is a list of complete tasks whose
+    ids differ."""
     if not isinstance(given, list | tuple):
         raise DataError(f"{where} gave a {type(given).__name__}; return a list of ajet.Task")
     for number, task in enumerate(given, 1):
@@ -71,7 +72,7 @@ def _checked(given: Any, where: str) -> list[Task]:
 
 
 def _task_problem(task: Any) -> str | None:
-    """What keeps it from being a task of a run."""
+    """Says what keeps the object from being a task of a run; None where nothing does."""
     if not isinstance(task, Task):
         return f"is a {type(task).__name__}, not an ajet.Task"
     for name in ("task_id", "main_query", "env_type"):
