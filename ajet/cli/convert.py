@@ -1,4 +1,4 @@
-"""`ajet convert`: another system's config as an ajet YAML, and what was left out of it."""
+"""Implements `ajet convert`: turns another system's config into an ajet YAML, and lists what it lacks."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal

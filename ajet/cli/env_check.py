@@ -1,4 +1,4 @@
-"""`ajet env-check ID`: what an environment is like, before a model plays it."""
+"""Implements `ajet env-check ID`: tests an environment before a model plays it."""
 
 import json
 from collections.abc import Sequence

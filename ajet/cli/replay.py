@@ -1,4 +1,4 @@
-"""`ajet replay RUN EPISODE`: a recorded episode again, with its completions as the model."""
+"""Implements `ajet replay RUN EPISODE`: runs a recorded episode again, with its completions as model."""
 
 import contextlib
 from pathlib import Path

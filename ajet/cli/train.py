@@ -1,4 +1,4 @@
-"""`ajet train`, which plain `ajet --conf X.yaml` is too: the whole run."""
+"""Implements `ajet train`, the whole run; plain `ajet --conf X.yaml` is the same."""
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path

@@ -22,7 +22,7 @@ class SharedCall(Generic[Result]):
 
     @property
     def is_wanted(self) -> bool:
-        """True while anybody waits for the call."""
+        """Returns True while anybody waits for the call."""
         return self._num_waiting > 0
 
     async def result(self) -> Result:

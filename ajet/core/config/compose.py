@@ -1,4 +1,4 @@
-"""From a YAML and command-line overrides to plain data, composed by Hydra from any folder.
+"""Composes a YAML and command-line overrides to plain data; Hydra does it, from any folder.
 
     math_agent.yaml ──┐
     its `defaults:`  ─┼─ Hydra ── plain dict
@@ -28,7 +28,7 @@ NAME = "__ajet_run__"
 
 
 def compose(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """The composed YAML as plain data, interpolations resolved."""
+    """Returns the composed YAML as plain data, interpolations resolved."""
     from hydra.core.config_store import ConfigStore
     from hydra.errors import HydraException, MissingConfigException
     from omegaconf import OmegaConf
@@ -70,14 +70,15 @@ def _composed(path: Path, search: str, overrides: Sequence[str]) -> Any:
 
 
 def _unknown(override: str, known: Any) -> str:
-    """What to do about an override of a key that the composed YAML does not have."""
+    """Says what to do about an override of a key that the composed YAML does not have."""
     root = override_key(override).split(".")[0]
     section_problem = unknown_section_problem(root)
     return f"{root}: {section_problem}" if section_problem else unknown_override(override, known)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The YAML's own mapping; one line when there is no such file or it is no mapping."""
+    """Returns the YAML's own mapping. Raises ConfigError of one line when there is no such file or
+    it is no mapping."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -102,7 +103,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def hydra_notices(path: Path) -> list[str]:
-    """One line for each setting of Hydra's own that the YAML has; `searchpath` alone is read."""
+    """Returns one line for each setting of Hydra's own that the YAML has, since only `searchpath`
+    is read."""
     yaml_content = read_yaml(path).get("hydra") or {}
     return [
         f"ignored: hydra.{key} (of Hydra's own settings hydra.searchpath alone is read)"
@@ -120,7 +122,7 @@ def _defaults(listed: Any, path: Path) -> list[Any]:
 
 
 def _own_search_path(boilerplate: Any, path: Path) -> list[str]:
-    """The user's own `hydra.searchpath` folders that exist, as absolute ones."""
+    """Returns the user's own `hydra.searchpath` folders that exist, as absolute ones."""
     if not isinstance(boilerplate or {}, dict):
         raise ConfigError(f"{path}: hydra: a section is expected here, got {boilerplate!r}")
     listed = (boilerplate or {}).get("searchpath") or []
@@ -147,7 +149,8 @@ def _file_url(folder: Path) -> str:
 
 
 def _missing_config(path: Path, error: Any) -> str:
-    """An entry of `defaults:`, of the YAML or of one that it names, that is nowhere."""
+    """Describes an entry of `defaults:`, of the YAML or of one that it names, that does not
+    exist."""
     missing = error.missing_cfg_file
     folders = ", ".join(str(folder) for folder in [path.parent.resolve(), PACKAGED[0]])
     return (
@@ -157,14 +160,14 @@ def _missing_config(path: Path, error: Any) -> str:
 
 
 def _overridden(error: Exception, overrides: Sequence[str]) -> str | None:
-    """The override that Hydra could not carry out."""
+    """Returns the override that Hydra could not apply."""
     named = re.search(r"Could not .*?'([^']+)'|override (\S+)", str(error))
     keys = {override_key(group) for group in named.groups() if group} if named else set()
     return next((each for each in overrides if override_key(each) in keys), None)
 
 
 def _short(error: Exception, path: Path) -> str:
-    """Hydra's own words in one line, the key first where it says it last."""
+    """Returns Hydra's message in one line; a key that Hydra names last comes first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     keys = [line.partition("full_key: ")[2] for line in lines if line.startswith("full_key: ")]
     message_lines = [line for line in lines[:3] if not line.startswith(("object_type", "full_key"))]

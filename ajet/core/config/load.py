@@ -1,4 +1,4 @@
-"""`load_config`: a YAML and overrides in, one checked tree out.
+"""Provides `load_config`: a YAML and overrides in, one checked tree out.
 
     compose (Hydra)  ->  renames  ->  stray keys  ->  pydantic  ->  refusals, required keys, notices
 
@@ -32,7 +32,8 @@ def load_config(
     project_dir: Path | str | None = None,
     required: Sequence[str] = REQUIRED,
 ) -> AjetConfig:
-    """The config of one run. `exp_dir` holds run folders: the run's own is <exp_dir>/<name>."""
+    """Returns the config of one run. `exp_dir` holds run folders: the run's own is
+    <exp_dir>/<name>."""
     path = Path(path)
     if project_dir is not None and not Path(project_dir).is_dir():
         raise ConfigError(f"--project-dir {project_dir}: no such folder")
@@ -57,13 +58,14 @@ def load_config(
 
 
 def _without_empty_sections(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A typed section that was opened and left empty (`trinity:`) has its defaults."""
+    """Returns the values with defaults for a typed section that is there and empty (`trinity:`)."""
     typed = AjetConfig.model_fields
     return {key: {} if key in typed and inner is None else inner for key, inner in values.items()}
 
 
 def _refuse_unknown_sections(values: Mapping[str, Any], origin: Origin) -> None:
-    """A top-level key that is surely a mistake, and not a section of the user's own."""
+    """Raises ConfigError for a top-level key that is surely a mistake, and not a section of the
+    user's own."""
     for name in values:
         if problem := unknown_section_problem(name):
             raise ConfigError(f"{origin.of(name)}: {name}: {problem}")

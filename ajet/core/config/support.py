@@ -1,4 +1,4 @@
-"""What a run makes of each key: the backbone refuses it, nothing reads it, or it is honoured."""
+"""Decides for each key whether the backbone refuses it, nothing reads it, or it is honoured."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ LLM_JUDGES = ("llm", "llm_listwise")
 
 
 def refusals_and_notices(config: AjetConfig) -> tuple[list[tuple[str, str]], list[str]]:
-    """Refused keys as (key, reason), and one notice for each key that has no effect."""
+    """Returns refused keys as (key, reason), and one notice for each key that has no effect."""
     backbone = config.ajet.backbone
     unread = unread_keys(config.ajet)
     refused = [*contradictions(config.ajet), *_wide_servers(config.ajet)]
@@ -47,12 +47,13 @@ def refusals_and_notices(config: AjetConfig) -> tuple[list[tuple[str, str]], lis
 
 
 def unread_keys(ajet: AjetSection) -> dict[str, str]:
-    """Keys and sections that nothing reads in this run, with the key that says so."""
+    """Returns keys and sections that nothing reads in this run, each with the setting that is the
+    reason."""
     return _unread_sections(ajet) | unread_algorithm_keys(ajet) | unread_environment_keys(ajet)
 
 
 def _unread_sections(ajet: AjetSection) -> dict[str, str]:
-    """The sections of readers and judges that are not chosen, with the key that chooses.
+    """Returns the sections of readers and judges that are not chosen, with the key that chooses.
 
     A reader of the user's own may read any of them.
     """
@@ -63,7 +64,8 @@ def _unread_sections(ajet: AjetSection) -> dict[str, str]:
 
 
 def _unread_judge_keys(judge: TaskJudgeConfig) -> dict[str, str]:
-    """A judge of the user's own may read any section but the rubrics'."""
+    """Returns the judge's keys that nothing reads. A judge of the user's own may read any section
+    but the rubrics'."""
     by_type = f"ajet.task_judge.judge_type is {judge.judge_type}"
     if judge.judge_type == "rubrics_auto_grader":
         return {f"ajet.task_judge.{key}": by_type for key in ("judge_protocol", "llm")}

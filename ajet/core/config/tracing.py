@@ -1,4 +1,4 @@
-"""`ajet.task_reader.tracing`: recorded conversations, and which of them become tasks.
+"""Defines `ajet.task_reader.tracing`: recorded conversations, and which of them become tasks.
 
     filters:
       - {type: score, params: {name: correctness, min: 0.5}}
@@ -20,7 +20,7 @@ from ajet.core.config.section import Section
 
 
 def parse_iso_time(text: str) -> datetime:
-    """ISO 8601; a time without a zone is UTC."""
+    """Parses ISO 8601; a time without a zone is UTC."""
     moment = datetime.fromisoformat(text)
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
@@ -42,7 +42,7 @@ def _pattern(text: str) -> str:
 
 
 class ScoreParams(Section):
-    """Keeps what was scored within a range."""
+    """Keeps conversations whose score is within a range."""
 
     name: str | None = Field(default=None, description="The score's name; null takes any.")
     min: float | None = Field(default=None, description="Kept from here.")
@@ -50,14 +50,14 @@ class ScoreParams(Section):
 
 
 class FeedbackParams(Section):
-    """Keeps what people, or a judge, gave one of these labels."""
+    """Keeps conversations to which people, or a judge, gave one of these labels."""
 
     name: str | None = Field(default=None, description="The annotation's name; null takes any.")
     labels: list[str] = Field(min_length=1, description="Labels that are kept.")
 
 
 class LengthParams(Section):
-    """Keeps what is neither too short nor too long; the answer counts."""
+    """Keeps conversations that are neither too short nor too long; the answer counts."""
 
     min_messages: int | None = Field(default=None, ge=0, description="Messages at least.")
     max_messages: int | None = Field(default=None, ge=0, description="Messages at most.")
@@ -66,7 +66,7 @@ class LengthParams(Section):
 
 
 class ToolUseParams(Section):
-    """Keeps conversations with calls of tools, or without."""
+    """Keeps conversations with calls of tools, or those without."""
 
     used: bool = Field(default=True, description="Whether tools were called.")
     names: list[str] = Field(default=[], description="These tools; empty is any.")
@@ -89,7 +89,7 @@ class ModelParams(Section):
 
 
 class DateParams(Section):
-    """Keeps a span of time."""
+    """Keeps conversations of a span of time."""
 
     after: Annotated[str, AfterValidator(_iso_time)] | None = Field(
         default=None, description="Kept from this date or time on."
@@ -100,7 +100,7 @@ class DateParams(Section):
 
 
 class DeduplicationParams(Section):
-    """How alike two questions may be."""
+    """Configures how alike two questions may be."""
 
     similarity_threshold: float = Field(
         default=0.8, gt=0, le=1, description="Alike from here: the first of them is kept."
@@ -129,7 +129,7 @@ FILTERS: dict[str, type[Section]] = {
 
 
 def read_filter(number: int, given: dict[str, Any]) -> tuple[str, Section] | None:
-    """The filter's name and its parameters; None for one that is not enabled."""
+    """Returns the filter's name and its parameters; None for one that is not enabled."""
     where = f"filter {number}"
     if odd := next((key for key in given if key not in ("type", "enabled", "params")), None):
         raise ValueError(f"{where} has a key {odd!r}; a filter has type, params and enabled")
@@ -164,7 +164,7 @@ def _checked_filters(filters: Sequence[dict[str, Any]]) -> Sequence[dict[str, An
 
 
 class Tracing(Section):
-    """Tasks from recorded conversations."""
+    """Configures tasks from recorded conversations."""
 
     base_url: PathOrAddress | None = Field(
         default=None,

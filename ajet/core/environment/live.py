@@ -41,7 +41,7 @@ _closing: set[asyncio.Task[None]] = set()
 
 
 class LiveEnvironment(Protocol):
-    """Is one environment of one episode, as an agent calls it."""
+    """Describes one episode's environment as an agent calls it."""
 
     @property
     def instruction(self) -> str: ...

@@ -32,8 +32,9 @@ class BaseJudge:
 
     @cached_property
     def client(self) -> "ChatClient":
-        """A client for `ajet.task_judge.alien_llm_model`, for a judge of yours that calls a model:
-        `await self.client.complete(messages, max_tokens=512)`. Its replies are never trained."""
+        """Returns a client for `ajet.task_judge.alien_llm_model`, for a judge of yours that calls a
+        model: `await self.client.complete(messages, max_tokens=512)`. Its replies are never
+        trained."""
         from ajet.core.judge.judge_client import user_judge_client
 
         return user_judge_client(self.config)

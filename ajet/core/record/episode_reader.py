@@ -127,7 +127,7 @@ class TurnRecord:
 
     @property
     def completion(self) -> Completion:
-        """The call as the engine answered it."""
+        """Returns the call as the engine answered it."""
         return Completion(
             tuple(self.prompt_ids.tolist()),
             tuple(self.token_ids.tolist()),

@@ -124,8 +124,8 @@ class TrainingProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """The seconds until the end of the run at the pace of the last steps; None before the
-        first."""
+        """Returns the seconds until the end of the run at the pace of the last steps; None before
+        the first."""
         if not self._step_seconds:
             return None
         pace = sum(self._step_seconds) / len(self._step_seconds)
@@ -134,8 +134,8 @@ class TrainingProgress:
 
     @property
     def phase_seconds_left(self) -> float | None:
-        """The seconds until the end of the phase, by its own progress or by how long it took last
-        time."""
+        """Returns the seconds until the end of the phase, by its own progress or by how long it
+        took last time."""
         spent = self._clock() - self._phase_started
         if self._phase_total and self._phase_done:
             return spent * max(0.0, self._phase_total / self._phase_done - 1)

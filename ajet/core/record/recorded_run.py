@@ -41,7 +41,7 @@ class RecordedRun:
 
     @cached_property
     def config(self) -> AjetConfig:
-        """The config as the run had it, without secrets."""
+        """Returns the config as the run had it, without secrets."""
         yaml, project = self.origin.yaml, self._project_dir or self.origin.project_dir
         return saved_config(
             self.folder.config_yaml,
@@ -51,13 +51,13 @@ class RecordedRun:
 
     @cached_property
     def template(self) -> ChatTemplate:
-        """The tokenizer's chat template, set to the day on which the run started."""
+        """Returns the tokenizer's chat template, set to the day on which the run started."""
         return load_template(self.folder)
 
     @property
     def current_folder(self) -> Path:
-        """The folder where the run was started: relative paths of its config and its code begin
-        there."""
+        """Returns the folder where the run was started: relative paths of its config and its code
+        begin there."""
         folder = Path(self.origin.current_folder)
         if not folder.is_dir():
             raise CheckpointError(

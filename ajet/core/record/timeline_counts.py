@@ -85,18 +85,18 @@ class TimelineCounts:
 
     @property
     def merge_ratio(self) -> float:
-        """The number of calls per timeline."""
+        """Returns the number of calls per timeline."""
         return self.calls / self.timelines if self.timelines else 0.0
 
     @property
     def token_ratio(self) -> float:
-        """The number of tokens with a row for each call, divided by the number that the update
-        has."""
+        """Returns the number of tokens with a row for each call, divided by the number that the
+        update has."""
         return self.row_tokens / self.timeline_tokens if self.timeline_tokens else 0.0
 
     @property
     def drift(self) -> dict[str, float]:
-        """The number of calls that were checked, and what was found."""
+        """Returns the number of calls that were checked, and what was found."""
         found: dict[str, float] = {"checked": self.drift_checked}
         positions = [int(at) for at, num in self.drift_at.items() for _ in range(num)]
         if self.drift_checked:

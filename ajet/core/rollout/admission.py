@@ -84,12 +84,13 @@ class Admission:
 
     @property
     def free_slots(self) -> int:
-        """The number of slots without an episode, minus the number of episodes that wait."""
+        """Returns the number of slots without an episode, minus the number of episodes that
+        wait."""
         return self._num_free - sum(episodes.num_waiting for episodes in self._waiting)
 
     @property
     def waves(self) -> WaveEndpoint | None:
-        """The endpoint if it computes in waves, else None."""
+        """Returns the endpoint if it computes in waves, else None."""
         return None if self.endpoint is None else self.endpoint.waves
 
     def admit(self, episodes: AdmittedEpisodes | None = None) -> None:
@@ -140,7 +141,7 @@ class AdmittedEpisodes:
 
     @property
     def num_waiting(self) -> int:
-        """The number of plans that have not started yet."""
+        """Returns the number of plans that have not started yet."""
         return len(self._waiting)
 
     def next_waiting(self) -> int | None:
@@ -153,7 +154,7 @@ class AdmittedEpisodes:
 
     @property
     def is_dropping(self) -> bool:
-        """True while a dropped episode has not left its slot yet."""
+        """Returns True while a dropped episode has not left its slot yet."""
         return any(not self.slots[index].is_free for index in self._dropped & self.slots.keys())
 
     def drop(self, indices: Iterable[int]) -> None:

@@ -1,4 +1,4 @@
-"""The groups of one training step: rounds of tasks until enough of them can be learnt from.
+"""Rolls out the groups of one training step: rounds of tasks until enough groups have signal.
 
     round 1   tasks 0..3   rewards 1011  1111  0010  0000      two groups say nothing: set aside
     round 2   tasks 4..5   rewards       0110        0001      a batch of 4 is full
@@ -69,19 +69,19 @@ class BatchSettings:
 
     @property
     def first_round(self) -> int:
-        """The number of tasks in the first round. The product is rounded first: 1.1 times 10 gives
-        11, though as floats it is a little more."""
+        """Returns the number of tasks in the first round. The product is rounded first: 1.1 times
+        10 gives 11, though as floats it is a little more."""
         return math.ceil(round(self.train_batch_size * self.oversampling, 6))
 
     @property
     def group_size(self) -> int:
-        """The number of episodes that start in each group."""
+        """Returns the number of episodes that start in each group."""
         return self.num_repeat + self.redundancy
 
     @property
     def num_episodes(self) -> int:
-        """The number of episodes in the first round. Failure rates refer to it, because a later
-        round may be so small that a few failures are most of it."""
+        """Returns the number of episodes in the first round. Failure rates refer to it, because a
+        later round may be so small that a few failures are most of it."""
         return self.first_round * self.group_size
 
 
@@ -96,7 +96,7 @@ class StepGroups:
 
     @property
     def all(self) -> list[Group]:
-        """All groups that were rolled out, baselines included."""
+        """Returns all groups that were rolled out, baselines included."""
         return [*self.groups, *self.baselines]
 
 

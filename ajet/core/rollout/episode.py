@@ -1,4 +1,4 @@
-"""One episode, from its plan to a judged trajectory.
+"""Runs one episode, from its plan to a judged trajectory.
 
     plan -> workflow.execute(task, model) -> WorkflowOutput -> judge -> Trajectory
                        |  ^

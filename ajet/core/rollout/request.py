@@ -44,22 +44,22 @@ class RolloutRequest:
 
     @property
     def group_size(self) -> int:
-        """The number of episodes that start in each group."""
+        """Returns the number of episodes that start in each group."""
         return self.num_repeat + self.redundancy
 
     @property
     def group_numbers(self) -> Sequence[int]:
-        """The index in the step of each task's group."""
+        """Returns the index in the step of each task's group."""
         return range(len(self.tasks)) if self.numbers is None else self.numbers
 
     @property
     def group_ids(self) -> list[str]:
-        """The id of each task's group."""
+        """Returns the id of each task's group."""
         return [group_id_of(self.step, self.mode, number) for number in self.group_numbers]
 
     @property
     def num_episodes(self) -> int:
-        """The number of episodes that the failure rate is a share of."""
+        """Returns the number of episodes that the failure rate is a share of."""
         return self.failure_rate_total or self.group_size * len(self.tasks)
 
     def plans(self, run_seed: int) -> list[WorkflowTask]:
@@ -92,7 +92,8 @@ class RolloutRunner(Protocol):
 
     @property
     def free_slots(self) -> int:
-        """The number of episodes that could start now, negative while episodes wait for a slot."""
+        """Returns the number of episodes that could start now, negative while episodes wait for a
+        slot."""
         ...
 
     def set_free_slot_callback(self, notify: Callable[[], None]) -> None:

@@ -23,7 +23,7 @@ class BatchPlan:
 
     @property
     def total_steps(self) -> int:
-        """The number of steps of the run."""
+        """Returns the number of steps of the run."""
         trainer = self.config.ajet.trainer_common
         if trainer.total_training_steps is not None:
             return trainer.total_training_steps
@@ -33,20 +33,20 @@ class BatchPlan:
 
     @property
     def tasks_per_step(self) -> int:
-        """The number of tasks that a step takes from the data; further rounds of dynamic sampling
-        take more."""
+        """Returns the number of tasks that a step takes from the data; further rounds of dynamic
+        sampling take more."""
         return BatchSettings.from_config(self.config).first_round
 
     @property
     def episodes_per_step(self) -> int:
-        """The number of episodes that a step trains if none fails. `max_episodes_per_step` counts
-        those that start."""
+        """Returns the number of episodes that a step trains if none fails. `max_episodes_per_step`
+        counts those that start."""
         return self.config.ajet.data.train_batch_size * self.config.ajet.rollout.num_repeat
 
     @property
     def max_episodes_per_step(self) -> int:
-        """The largest number of episodes that start in a step, with redundancy, oversampling, the
-        rounds of dynamic sampling and greedy baselines."""
+        """Returns the largest number of episodes that start in a step, with redundancy,
+        oversampling, the rounds of dynamic sampling and greedy baselines."""
         settings = BatchSettings.from_config(self.config)
         rounds = max(settings.max_rounds - 1, 0)
         tasks = settings.first_round + rounds * settings.train_batch_size
@@ -55,21 +55,21 @@ class BatchPlan:
 
     @property
     def optimizer_steps_per_step(self) -> int:
-        """The number of optimizer steps of a step. It is at most one for each group, because a
-        mini-batch holds whole groups."""
+        """Returns the number of optimizer steps of a step. It is at most one for each group,
+        because a mini-batch holds whole groups."""
         groups = self.config.ajet.data.train_batch_size
         return min(self.config.ajet.trainer_common.mini_batch_num, groups)
 
     @property
     def validation_episodes(self) -> int:
-        """The number of episodes of one validation."""
+        """Returns the number of episodes of one validation."""
         cap = self.config.ajet.data.val_max_tasks
         tasks = self.num_validation_tasks if cap is None else min(cap, self.num_validation_tasks)
         return tasks * self.config.ajet.trainer_common.val_pass_n
 
     @property
     def tokens_per_episode(self) -> int:
-        """The largest number of tokens of one timeline."""
+        """Returns the largest number of tokens of one timeline."""
         data = self.config.ajet.data
         ceiling = data.max_prompt_length + data.max_response_length
         return min(ceiling, self.config.ajet.rollout.max_model_len)

@@ -95,7 +95,7 @@ class TrainingRun:
 
     @property
     def progress(self) -> TrainingProgress:
-        """The live display."""
+        """Returns the live display."""
         return self.recorder.progress
 
     def batches(self, runner: RolloutRunner) -> BatchRollout:

@@ -30,7 +30,7 @@ class DataCursor:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next task."""
+        """Returns the epoch of the next task."""
         return self._taken // self.num_tasks
 
     def total_steps(self, num_epochs: int) -> int:

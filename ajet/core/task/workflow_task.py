@@ -21,7 +21,7 @@ LARGEST_REWARD = 1e30
 
 
 class EpisodeEnvironment(Protocol):
-    """Is the environment of one live episode, as its workflow calls it
+    """Describes one live episode's environment as its workflow calls it
     (tools/env_service/gym_env.py).
 
     On the event loop each call is awaited; in a thread it returns its result.
@@ -29,7 +29,7 @@ class EpisodeEnvironment(Protocol):
 
     @property
     def state(self) -> list[dict[str, Any]]:
-        """The messages that the environment showed last."""
+        """Returns the messages that the environment showed last."""
         ...
 
     def step(self, action: str | Mapping[str, Any], params: Mapping[str, Any] | None = None) -> Any:
@@ -83,7 +83,7 @@ class WorkflowTask:
 
     @property
     def task_batch_index(self) -> int:
-        """The task's index in its batch: the last part of `group_id`."""
+        """Returns the task's index in its batch: the last part of `group_id`."""
         return int(self.group_id.rpartition("-")[2])
 
     @property
@@ -92,7 +92,7 @@ class WorkflowTask:
 
     @property
     def gym_env(self) -> EpisodeEnvironment | None:
-        """The episode's environment while it lives; None where the tasks have none."""
+        """Returns the episode's environment while it lives; None where the tasks have none."""
         return open_environments.get(self.episode_id)
 
 
