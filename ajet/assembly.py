@@ -1,5 +1,5 @@
-"""From a config to the parts of a run. This module only wires: each setting is translated beside
-the class that it is for (`UpdateSettings.from_config`, `RolloutLimits.from_config`, …).
+"""Makes the parts of a run from its config. This module only wires: each setting is translated
+beside the class that it is for (`UpdateSettings.from_config`, `RolloutLimits.from_config`, …).
 
     config.ajet.model              -> LoadedModel, ChatTemplate, InProcessEngine
     config.ajet.trainer_common     -> Learner: policy, critic, reference
@@ -66,19 +66,20 @@ def load_policy_model(
 def load_learning_model(
     config: AjetConfig, ranks: Ranks | None = None, path: str | None = None
 ) -> LoadedModel:
-    """The same for a learner over `ranks`. What is going to be sharded is loaded in CPU memory, in
-    the type that it would have on the GPU, so that no GPU ever holds it whole."""
+    """Loads the model for a learner over `ranks`. A model that is going to be sharded is loaded in
+    CPU memory, in the type that it would have on the GPU, so that no GPU ever holds it
+    completely."""
     from ajet.core.update.settings import trains_on_gpu
 
     if ranks is None or ranks.compute_dtype is None:
         return load_policy_model(config, path)
-    asked = config.ajet.model.dtype
-    dtype = "bfloat16" if asked == "auto" and trains_on_gpu(config) else asked
+    configured_dtype = config.ajet.model.dtype
+    dtype = "bfloat16" if configured_dtype == "auto" and trains_on_gpu(config) else configured_dtype
     return load_policy_model(config, path, dtype=dtype, device="cpu")
 
 
 def make_template(loaded: LoadedModel) -> ChatTemplate:
-    """The tokenizer's chat template, which also knows the model's own end tokens."""
+    """Returns the tokenizer's chat template, which also knows the model's own end tokens."""
     from ajet.core.inference.chat_template import ChatTemplate
     from ajet.tool_parsers import family_of
 
@@ -100,7 +101,7 @@ def make_engine(
     *,
     deterministic: bool | None = None,
 ) -> InProcessEngine:
-    """The in-process engine over a loaded model; `deterministic` replaces the config's."""
+    """Makes the in-process engine over a loaded model; `deterministic` replaces the config's."""
     from ajet.core.inference.engines.in_process import InProcessEngine
 
     return InProcessEngine(
@@ -114,7 +115,7 @@ def make_engine(
 
 
 def make_replica(config: AjetConfig, name: str) -> InProcessReplica:
-    """An inference server of this process: the in-process engine over a model of its own."""
+    """Makes an inference server of this process: the in-process engine over a model of its own."""
     from ajet.core.inference.replicas.in_process import InProcessReplica
 
     loaded = load_policy_model(config)
@@ -138,8 +139,9 @@ def set_threads(config: AjetConfig) -> None:
 
 
 def user_files(config: AjetConfig) -> list[Path]:
-    """The files of the user's workflow, agents, judge and tools, as far as the config names them.
-    The files that list tools may hold keys: the run keeps the tools' code, and not the lists."""
+    """Returns the files of the user's workflow, agents, judge and tools, as far as the config names
+    them. The files that list tools may hold keys, so the run stores the tools' code and not the
+    lists."""
     judge = judge_class(judge_spec(config.ajet.task_judge), config.base_dirs)
     workflow = WorkflowChooser.from_config(config).default
     kinds = [kind for kind in (workflow, judge) if kind is not None]
@@ -153,7 +155,8 @@ def user_files(config: AjetConfig) -> list[Path]:
 
 
 def read_tasks(config: AjetConfig) -> RunTasks:
-    """The tasks of a run. An agent that would refuse the config in every episode does it now."""
+    """Reads the tasks of a run. An agent that would refuse the config in every episode refuses it
+    here."""
     tasks = RunTasks.read(config)
     workflow = WorkflowChooser.from_config(config)
     for agent in workflow.classes_for([*tasks.training, *tasks.held_out]):
@@ -162,8 +165,8 @@ def read_tasks(config: AjetConfig) -> RunTasks:
 
 
 def make_critic(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = None) -> Critic:
-    """The critic beside the policy that was made of `loaded`. Its model is read again, so it starts
-    from the weights on disk, whatever the policy's are by now."""
+    """Makes the critic beside the policy that was made of `loaded`. Its model is read again, so it
+    starts from the weights on disk, whatever the policy's are by now."""
     from ajet.core.update.critic import Critic
     from ajet.core.update.ranks import ONE_RANK
     from ajet.core.update.settings import CriticSettings
@@ -179,8 +182,8 @@ def make_critic(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = N
 
 
 def make_learner(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = None) -> Learner:
-    """The policy and what learns beside it, over `ranks` if there are several. Made before a
-    checkpoint is loaded: the reference is the policy as it is now."""
+    """Makes the policy and the models that learn beside it, over `ranks` if there are several. It
+    must be called before a checkpoint is loaded: the reference is the policy as it is now."""
     from ajet.core.advantage.kl_controller import make_kl_controller
     from ajet.core.learning.learner import Learner, LearnerSettings
     from ajet.core.update.policy import Policy
@@ -194,9 +197,9 @@ def make_learner(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = 
 
 
 def make_gateway(config: AjetConfig, offset: int = 0) -> Gateway:
-    """The model's HTTP address for agents that ask for one. Each process that runs agents makes
-    one, and closes it. A port that the config sets is that of the first; others count up from
-    it."""
+    """Makes the HTTP address of the model for agents that ask for one. Each process that runs
+    agents makes one, and closes it. A port that the config sets is that of the first; others count
+    up from it."""
     from ajet.core.workflow.gateway.gateway import Gateway
 
     port = config.ajet.interchange_server.interchange_server_port
@@ -215,8 +218,9 @@ def make_runner(
     limits: RolloutLimits | None = None,
     on_error: OnError | None = None,
 ) -> GroupRunner:
-    """Runs the config's workflow against any endpoint; a chat endpoint has no template. A run makes
-    one judge and one gateway for all its runners. `limits` replaces the config's."""
+    """Makes a runner of the config's workflow against any endpoint; a chat endpoint has no
+    template. A run makes one judge and one gateway for all its runners. `limits` replaces the
+    config's."""
     from ajet.tool_parsers import parser_for
 
     episodes = EpisodeRunner(
@@ -234,4 +238,4 @@ def make_runner(
         environments=environment_host(config),
         on_error=on_error,
     )
-    return GroupRunner.of(episodes)
+    return GroupRunner.from_episode_runner(episodes)

@@ -59,7 +59,7 @@ class Waits(Workflow):
 
 def runner(workflow: Callable[[], Workflow], template: ChatTemplate, at_once: int) -> GroupRunner:
     script = [*range(40, 44), template.stop_token_ids[0]]
-    return GroupRunner.of(
+    return GroupRunner.from_episode_runner(
         EpisodeRunner(
             endpoint=ScriptedEngine(lambda prompt_ids, sampling, request_id: script),
             template=template,

@@ -31,7 +31,7 @@ from ajet.agents.environment_play import LARGEST_SEED, Play
 from ajet.agents.environment_setting import Setting, setting_of
 from ajet.agents.traj_env_agent import TrajEnvAgent
 from ajet.core.config.tree import AjetConfig
-from ajet.core.rollout.garbage import collected_seldom
+from ajet.core.rollout.gc_thresholds import infrequent_gc
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowTask
 
@@ -119,7 +119,7 @@ async def measured(name: str, num_episodes: int) -> dict[str, Any]:
     episodes = episodes_of(setting, num_episodes)
     num_steps = sum(len(actions) for _, actions in episodes)
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
-    with collected_seldom():
+    with infrequent_gc():
         for _ in range(ROUNDS):
             for way, took in (await _round(setting, episodes)).items():
                 seconds[way].append(took)

@@ -57,7 +57,7 @@ class Right(BaseJudge):
 
 def runner(workflow: Callable[[], Workflow], template: ChatTemplate) -> GroupRunner:
     script = [*range(40, 72), template.stop_token_ids[0]]
-    return GroupRunner.of(
+    return GroupRunner.from_episode_runner(
         EpisodeRunner(
             endpoint=ScriptedEngine(lambda prompt_ids, sampling, request_id: script),
             template=template,

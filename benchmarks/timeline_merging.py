@@ -112,7 +112,7 @@ def workflow(words: Words, shape: Shape) -> type[Workflow]:
 async def episodes(template: ChatTemplate, shape: Shape) -> list[Group]:
     words = Words(template, shape)
     kind = workflow(words, shape)
-    runner = GroupRunner.of(
+    runner = GroupRunner.from_episode_runner(
         EpisodeRunner(
             endpoint=ScriptedEngine(lambda prompt_ids, sampling, request_id: words.reply),
             template=template,
@@ -175,7 +175,7 @@ def measure(template: ChatTemplate, shape: Shape, rounds: int) -> dict[str, obje
     groups = asyncio.run(episodes(template, shape))
     credits = [credit_of(group) for group in groups]
     samples = to_samples(groups, estimate(credits, EstimatorSettings()).advantages)
-    counts = TimelineCounts.of(groups, samples)
+    counts = TimelineCounts.from_groups(groups, samples)
     arms = {"row_a_call": rows(samples), "merged": samples}
     seconds, norms = _updates(arms, rounds)
     share = counts.token_ratio / shape.limit

@@ -269,4 +269,4 @@ def episode_runner(
         debug=debug,
         environments=environments,
     )
-    return GroupRunner.of(episodes)
+    return GroupRunner.from_episode_runner(episodes)

@@ -29,7 +29,7 @@ from ajet.agents.environment_setting import (
 from ajet.agents.frame_recorder import album_for
 from ajet.core.config import AjetConfig
 from ajet.core.environment.live import LiveEnvironment
-from ajet.core.environment.returns import Step
+from ajet.core.environment.returns import StepResult
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.limits import EpisodeTruncated
 from ajet.core.workflow.tuner import ModelTuner
@@ -111,7 +111,7 @@ class Play:
         self.ended_by: str | None = None
         self._words = setting.words(environment.instruction)
         self._state_key: str | None = None
-        self._steps: list[Step] = []
+        self._steps: list[StepResult] = []
         self._last_reply = ""
 
     async def begin(self, workflow_task: WorkflowTask) -> None:
@@ -188,7 +188,7 @@ class Play:
             self.observation = f"{missing}\n{seen}"
         return Move(seen, None, penalty, False, self._state_key)
 
-    def _done(self, action: str, step: Step) -> Move:
+    def _done(self, action: str, step: StepResult) -> Move:
         is_valid, reward = bool(step.metrics.get("action_is_valid", True)), step.reward
         if not is_valid:
             reward += self.setting.format_penalty

@@ -21,7 +21,7 @@ from ajet.agents.environment_words import (
 )
 from ajet.core.config import AjetConfig
 from ajet.core.config.environment import CustomEnv, EnvManager
-from ajet.core.environment.live import OpenEnvironment, close_quietly, open_live
+from ajet.core.environment.live import EnvironmentContext, close_quietly, open_environment
 from ajet.core.environment.registry import GAMES, EnvironmentMaker, environment_maker
 from ajet.core.error_text import one_line
 from ajet.core.errors import ConfigError
@@ -43,10 +43,10 @@ class Setting:
     system_template: str
     template: str
 
-    def open(self) -> OpenEnvironment:
+    def open(self) -> EnvironmentContext:
         """An environment of the episode's own."""
         custom, limit = self.custom, self.manager.max_env_num_per_worker
-        return open_live(self.maker, custom.isolation, custom.step_timeout_s, limit)
+        return open_environment(self.maker, custom.isolation, custom.step_timeout_s, limit)
 
     @property
     def format_penalty(self) -> float:

@@ -18,7 +18,7 @@ from loguru import logger
 
 from ajet.core.config import AjetConfig
 from ajet.core.environment.environment import Frame
-from ajet.core.environment.frames import problem_of, save_frames
+from ajet.core.environment.frames import frame_problem, save_frames
 from ajet.core.environment.live import LiveEnvironment
 from ajet.core.errors import EnvironmentFault
 from ajet.core.task.workflow_task import WorkflowTask
@@ -42,7 +42,7 @@ class Album:
         if self._draws:
             try:
                 frame = await environment.render()
-                problem = problem_of(frame)
+                problem = frame_problem(frame)
             except EnvironmentFault as fault:
                 problem = str(fault)
             if problem is not None:

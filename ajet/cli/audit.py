@@ -1,4 +1,4 @@
-"""`ajet audit RUN`: every recorded call rendered again; drift is counted, faults are named."""
+"""Implements `ajet audit RUN`: renders every recorded call again, counts drift and names faults."""
 
 from pathlib import Path
 from typing import Annotated, Literal

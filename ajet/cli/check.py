@@ -1,4 +1,4 @@
-"""`ajet check`: is this config right, and what will the run come to? Loads no model."""
+"""Implements `ajet check`: says whether a config is right, and what the run comes to. It loads no model."""
 
 import typer
 

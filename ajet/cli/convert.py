@@ -1,4 +1,4 @@
-"""`ajet convert`: another system's config as an ajet YAML, and what was left out of it."""
+"""Implements `ajet convert`: turns another system's config into an ajet YAML, and lists what it lacks."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -62,7 +62,7 @@ def convert(
 
 
 def _show(result: "Conversion", out: Path | None) -> None:
-    """How many keys went where; on stderr when the YAML itself is on stdout."""
+    """Prints how many keys went where, on stderr when the YAML itself is on stdout."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

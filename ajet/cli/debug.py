@@ -1,4 +1,4 @@
-"""`ajet debug`: the first tasks in this process, each episode shown in full."""
+"""Implements `ajet debug`: runs the first tasks in this process and shows each episode in full."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""A debugger on the user's workflow: `ajet replay --debugger pdb|debugpy`.
+"""Starts a debugger on the user's workflow: `ajet replay --debugger pdb|debugpy`.
 
     pdb        stops in this terminal, on the first line of `execute`
     debugpy    listens on 127.0.0.1 until an editor is attached; its breakpoints then hold
@@ -20,7 +20,7 @@ PORT = 5678  # what editors attach to by default
 
 
 def begin_debugger(name: str | None, port: int = PORT) -> Callable[[type], None]:
-    """What to call with the workflow's class right before its episode."""
+    """Returns a function to be called with the workflow's class right before its episode."""
     wait = partial(_wait_for_editor, port)
     return {None: lambda _workflow: None, "pdb": _stop_in, "debugpy": wait}[name]
 

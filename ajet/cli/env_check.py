@@ -1,4 +1,4 @@
-"""`ajet env-check ID`: what an environment is like, before a model plays it."""
+"""Implements `ajet env-check ID`: tests an environment before a model plays it."""
 
 import json
 from collections.abc import Sequence
@@ -83,7 +83,7 @@ def _named(env_type: str, env_config: str) -> "EnvironmentMaker":
 
 
 def _of_tag(conf: Path, tag: str | None) -> "tuple[EnvironmentMaker, int]":
-    """The environment of a YAML, and its `max_steps`."""
+    """Returns the environment of a YAML, and its `max_steps`."""
     from ajet.core.config import load_config
     from ajet.core.environment.registry import environment_maker
 

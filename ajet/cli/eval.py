@@ -1,4 +1,4 @@
-"""`ajet eval`: success, mean@k and pass@k with intervals on one split."""
+"""Implements `ajet eval`: measures success, mean@k and pass@k with intervals on one split."""
 
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""`ajet export RUN --out DIR`: what a run has learnt, as a Hugging Face folder."""
+"""Implements `ajet export RUN --out DIR`: writes the trained model as a Hugging Face folder."""
 
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""The command line: `ajet`, and `python -m ajet.cli.launcher`.
+"""Defines the command line: `ajet`, and `python -m ajet.cli.launcher`.
 
     ajet --conf X.yaml --backbone debug key=value      trains, as does `ajet train …`
     ajet debug | eval | check | plan | convert |       one file each, loaded when it is asked for
@@ -40,7 +40,8 @@ TAKES_A_VALUE = ("--conf", "--backbone", "--exp-dir", "--project-dir", "--debug"
 
 
 class Launcher(TyperGroup):
-    """Finds the command of a command line, trains when there is none, and ends errors in a line."""
+    """Finds the command of a command line, trains when there is none, and reports errors in one
+    line."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -72,45 +73,48 @@ class Launcher(TyperGroup):
 
 
 def command_first(args: Sequence[str]) -> list[str]:
-    """`--conf x check` -> `check --conf x`; without a command it is `train`."""
+    """Moves the command to the front: `--conf x check` becomes `check --conf x`; without one it is
+    `train`."""
     if not args or args[0] in ROOT_OPTIONS:
         return list(args)
-    for place, arg in _words(args):
+    for index, arg in _positional_arguments(args):
         if arg in COMMANDS:
-            return [arg, *args[:place], *args[place + 1 :]]
+            return [arg, *args[:index], *args[index + 1 :]]
     return ["train", *args]
 
 
 def mistyped_command(args: Sequence[str]) -> str | None:
-    """What is wrong with a word that is no command, where one stands or seems to be meant."""
+    """Says what is wrong with a positional argument that seems to be meant as a command; None where
+    nothing is."""
     from difflib import get_close_matches
 
-    words = _words(args)
-    if any(arg in COMMANDS for _, arg in words):
+    positionals = _positional_arguments(args)
+    if any(arg in COMMANDS for _, arg in positionals):
         return None
-    for place, arg in words:
-        if place and args[place - 1].startswith("-"):
+    for index, arg in positionals:
+        if index and args[index - 1].startswith("-"):
             continue  # perhaps the value of an option
         close = get_close_matches(arg, COMMANDS, 1)
-        if close or place == 0:
+        if close or index == 0:
             hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(COMMANDS)}"
             return f"no such command: {arg!r}; {hint}"
     return None
 
 
-def _words(args: Sequence[str]) -> list[tuple[int, str]]:
-    """The arguments that are neither options, nor their values, nor overrides; with places."""
+def _positional_arguments(args: Sequence[str]) -> list[tuple[int, str]]:
+    """Returns the arguments that are neither options, nor their values, nor overrides, with their
+    indices."""
     return [
-        (place, arg)
-        for place, arg in enumerate(args)
+        (index, arg)
+        for index, arg in enumerate(args)
         if not arg.startswith(("-", "+", "~"))
         and "=" not in arg
-        and (place == 0 or args[place - 1] not in TAKES_A_VALUE)
+        and (index == 0 or args[index - 1] not in TAKES_A_VALUE)
     ]
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_given: bool) -> None:
+    if is_given:
         from importlib.metadata import version
 
         typer.echo(f"ajet {version('ajet')}")
@@ -141,7 +145,7 @@ def root(
 
 
 def main() -> None:
-    """The console script."""
+    """Runs the command line; it is the console script's entry point."""
     exit_code = 1
     try:
         app(prog_name="ajet")

@@ -1,4 +1,4 @@
-"""What a command says beside its result: one line for each setting that has no effect.
+"""Prints what a command says beside its result: one line for each setting that has no effect.
 
 Not covered: warnings of the run itself (screen_log.py).
 """
@@ -11,6 +11,6 @@ from ajet.core.redaction import redact
 
 
 def show_notices(notices: Iterable[str], *, err: bool = True) -> None:
-    """To stderr, so that what a command prints as its result stays alone on stdout."""
+    """Prints to stderr, so that what a command prints as its result stays alone on stdout."""
     for notice in notices:
         typer.echo(redact(f"notice: {notice}"), err=err)

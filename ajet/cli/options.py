@@ -1,4 +1,4 @@
-"""The options that several commands share, each with its help."""
+"""Defines the options that several commands share, each with its help."""
 
 from pathlib import Path
 from typing import Annotated, Literal

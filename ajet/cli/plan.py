@@ -1,4 +1,4 @@
-"""`ajet plan`: which process goes where, and what it needs. Loads no model, starts nothing."""
+"""Implements `ajet plan`: shows which process goes where, and what it needs. It loads no model."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""The tables of `ajet plan`, and what its options describe.
+"""Makes the tables of `ajet plan`, and reads what its options describe.
 
 Not covered: the estimates (cluster/plan.py).
 """
@@ -21,7 +21,7 @@ SIZES = {"": 1.0, "GIB": 1.0, "GB": 1.0, "G": 1.0, "MIB": 1 / 1024, "MB": 1 / 10
 
 
 def tables(plan: ClusterPlan, title: str) -> Iterator[Table]:
-    """Placement; and where there are GPUs, memory and times."""
+    """Yields the placement and, where there are GPUs, memory and times."""
     backbone = plan.config.ajet.backbone
     yield _table(f"{title}: backbone {backbone}", ("node", "device", "who"), plan.placement.rows())
     if not plan.placement.on_gpus:
@@ -42,14 +42,14 @@ def _table(title: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 def described_nodes(config: AjetConfig, nodes: int | None, gpus: int | None) -> list[Node] | None:
-    """The cluster of --nodes and --gpus; None where neither is given."""
+    """Returns the cluster of --nodes and --gpus; None where neither is given."""
     if nodes is None and gpus is None:
         return None
     return configured_nodes(config, local_node(), nodes, gpus)
 
 
 def described_gpu(name: str, memory: str | None) -> Gpu:
-    """The data sheet of --gpu with the memory of --gpu-memory."""
+    """Returns the data sheet of --gpu with the memory of --gpu-memory."""
     if name not in GPUS:
         raise ConfigError(f"--gpu {name}: known are {', '.join(GPUS)}; take one and --gpu-memory")
     if memory is None:

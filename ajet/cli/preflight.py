@@ -1,4 +1,4 @@
-"""What a run would be refused for later, found before data is read or a model loaded.
+"""Finds what would stop a run later, before data is read or a model loaded.
 
     backbone                built? does it     workflow, judge   do they load, can they be called?
                             fit the nodes?
@@ -31,7 +31,7 @@ WORKFLOW_KEY, JUDGE_KEY = "ajet.rollout.user_workflow", "ajet.task_judge.judge_p
 
 
 def check_run(config: AjetConfig) -> None:
-    """ConfigError for the first thing that training would stop at before its first step."""
+    """Raises ConfigError for the first thing at which training would stop before its first step."""
     if runs_on_ray(config):
         require_ray()
     check_classes(config)
@@ -40,9 +40,9 @@ def check_run(config: AjetConfig) -> None:
 
 
 def cluster_notices(config: AjetConfig) -> list[str]:
-    """Where a run on Ray would be, and what its GPUs may be too small for.
+    """Says where a run on Ray would be placed, and what its GPUs may be too small for.
 
-    ConfigError if it cannot be placed on the nodes that the config names.
+    Raises ConfigError if it cannot be placed on the nodes that the config names.
     """
     if not runs_on_ray(config):
         return []
@@ -61,7 +61,8 @@ def cluster_notices(config: AjetConfig) -> list[str]:
 
 
 def check_classes(config: AjetConfig) -> None:
-    """ConfigError unless the workflow and the judge load and have what is called of them."""
+    """Raises ConfigError unless the workflow and the judge load and have the methods that are
+    called."""
     workflow = WorkflowChooser.from_config(config).default
     _check_workflow(workflow, config, f"{WORKFLOW_KEY}: {config.ajet.rollout.user_workflow!r}")
     spec = judge_spec(config.ajet.task_judge)
@@ -71,7 +72,7 @@ def check_classes(config: AjetConfig) -> None:
 
 
 def _check_judge(judge: type[BaseJudge], where: str) -> None:
-    """ConfigError unless the judge has the method by which it is asked."""
+    """Raises ConfigError unless the judge has the method by which it is called."""
     if issubclass(judge, GroupJudge):
         arguments = ("workflow_tasks", "workflow_outputs")
         require_method(judge, "compute_group_rewards", GroupJudge, arguments, where)
@@ -81,7 +82,8 @@ def _check_judge(judge: type[BaseJudge], where: str) -> None:
 
 
 def check_agents(config: AjetConfig, tasks: Iterable[Task]) -> None:
-    """ConfigError unless each task's `agent_name`, where it has one, is that of a workflow."""
+    """Raises ConfigError unless each task's `agent_name`, where it has one, is that of a
+    workflow."""
     tasks = list(tasks)
     for workflow in WorkflowChooser.from_config(config).classes_for(tasks):
         _check_workflow(workflow, config, "agent_name of a task")
@@ -90,7 +92,7 @@ def check_agents(config: AjetConfig, tasks: Iterable[Task]) -> None:
 
 
 def _check_workflow(workflow: type[Workflow], config: AjetConfig, where: str) -> None:
-    """ConfigError unless an episode can make the workflow and run it."""
+    """Raises ConfigError unless an episode can make the workflow and run it."""
     if issubclass(workflow, GraphWorkflow):
         check_graph(workflow.graph_class, where)
         return
@@ -124,8 +126,8 @@ def _check_files(config: AjetConfig) -> None:
 
 
 def _check_model(config: AjetConfig, checkpoint: Path) -> None:
-    """ConfigError where a checkpoint is of a model of other sizes, as far as both say theirs: that
-    each weight fits is seen when they are loaded."""
+    """Raises ConfigError where a checkpoint is of a model of other sizes, as far as both state
+    theirs. Whether each weight fits is checked when they are loaded."""
     try:
         model = sizes(find_config(config.ajet.model.path or "", download=False))
         saved = sizes(checkpoint / "config.json")

@@ -1,4 +1,4 @@
-"""`ajet prepare-data`: a data set as train and test files that every config can read."""
+"""Implements `ajet prepare-data`: writes a data set as train and test files for any config."""
 
 from pathlib import Path
 from typing import Annotated, Literal

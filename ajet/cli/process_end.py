@@ -1,4 +1,4 @@
-"""The end of the process, which comes although threads of the user's code do not end.
+"""Ends the process although threads of the user's code do not end.
 
 Python joins every thread before it exits, so one tool call that blocks for ever would keep a
 finished run on the screen. Everything of the run is written and closed by then.
@@ -13,7 +13,8 @@ GRACE_S = 3.0
 
 
 def end_within(exit_code: int, grace_s: float = GRACE_S) -> None:
-    """Call last: the interpreter's own end has `grace_s` for the threads that are left."""
+    """Gives the interpreter's own end `grace_s` for the threads that are left. It must be called
+    last."""
     threads_are_gone = threading.Event()
     atexit.register(threads_are_gone.set)  # runs after the threads were joined, before the others
 

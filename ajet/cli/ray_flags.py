@@ -1,4 +1,5 @@
-"""How a run has Ray: `--with-ray`, `--with-ray-cluster`, `--skip-check-avail-gpu`, `--debug`.
+"""Decides how a run gets Ray: `--with-ray`, `--with-ray-cluster`, `--skip-check-avail-gpu`,
+`--debug`.
 
     --with-ray            start a Ray here         --with-ray-cluster    join one, or be part of it
     neither               join RAY_ADDRESS if it is set, else start one
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RayFlags:
-    """The flags as they were given."""
+    """Holds the flags as they were given."""
 
     with_ray: bool = False
     with_ray_cluster: bool = False
     skip_check_avail_gpu: bool = False
 
     def notices(self, backbone: str) -> list[str]:
-        """A line for each flag that this backbone has no use for."""
+        """Returns a line for each flag that has no effect on this backbone."""
         if backbone != "debug":
             return []
         given = {
@@ -44,7 +45,8 @@ class RayFlags:
 
 
 def session_settings(flags: RayFlags, debug: str | None) -> "SessionSettings":
-    """How the run has Ray; the tags hold in this process too, as that is all of backbone debug."""
+    """Returns how the run gets Ray. The debug tags also hold in this process, which is all that
+    backbone debug has."""
     from ajet.cluster.session import SessionSettings
     from ajet.core.breakpoint import TAGS_VARIABLE, debug_tags
 
@@ -63,17 +65,18 @@ def session_settings(flags: RayFlags, debug: str | None) -> "SessionSettings":
 
 
 def serve_or_check(config: "AjetConfig", session: "SessionSettings") -> bool:
-    """True after this machine has served another's run; else what Ray would stop at is said now."""
+    """Returns True after this machine has served another machine's run. Otherwise it raises now
+    what Ray would stop at later."""
     from ajet.cluster.capacity import check_local
     from ajet.cluster.session import ray_access, serve_as_node
 
     access = ray_access(session, os.environ)
     if access.way == "serve":
-        return serve_as_node(session, _say)
+        return serve_as_node(session, _echo)
     if access.way == "start":
         check_local(config)
     return False
 
 
-def _say(text: str) -> None:
+def _echo(text: str) -> None:
     typer.echo(text, err=True)

@@ -1,4 +1,4 @@
-"""`ajet replay RUN EPISODE`: a recorded episode again, with its completions as the model."""
+"""Implements `ajet replay RUN EPISODE`: runs a recorded episode again, with its completions as model."""
 
 import contextlib
 from pathlib import Path
@@ -79,7 +79,7 @@ def replay(
 
 
 def _show(error: BaseException) -> None:
-    """Where the workflow or the judge raised, as the user wrote it."""
+    """Prints where the workflow or the judge raised, as the user wrote it."""
     from ajet.core.error_text import user_traceback
 
     typer.echo(

@@ -1,4 +1,6 @@
-"""What the log shows on the screen: warnings, one short line each; with --verbose everything."""
+"""Configures what the log shows on the screen: warnings, one short line each; with --verbose
+everything.
+"""
 
 import sys
 
@@ -8,7 +10,7 @@ from ajet.core.redaction import redact
 
 
 def begin_screen_log(verbose: bool) -> None:
-    """Replaces loguru's own form."""
+    """Replaces loguru's own format."""
     logger.remove()
     logger.add(
         _write,

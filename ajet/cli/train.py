@@ -1,4 +1,4 @@
-"""`ajet train`, which plain `ajet --conf X.yaml` is too: the whole run."""
+"""Implements `ajet train`, the whole run; plain `ajet --conf X.yaml` is the same."""
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -77,14 +77,14 @@ def _resume(resume: bool) -> str:
 
 
 def _for_debugger(tags: str | None) -> list[str]:
-    """One episode at a time, which may wait for its reader for a day."""
+    """Returns overrides that run one episode at a time, which may wait for its reader for a day."""
     if tags is None:
         return []
     return ["ajet.rollout.max_env_worker=1", "ajet.rollout.episode_timeout_s=86400"]
 
 
 def _logview(wanted: bool, run_folder: Path) -> AbstractContextManager[object]:
-    """The page over the run while it goes on; nothing when it is not wanted."""
+    """Serves the page over the run while it goes on; does nothing when it is not wanted."""
     if not wanted:
         return nullcontext()
     from ajet.logview.server import LogviewServer

@@ -1,4 +1,4 @@
-"""`ajet view RUN`: the page over one run folder, also while the run goes on."""
+"""Implements `ajet view RUN`: serves the page over one run folder, also while the run goes on."""
 
 from pathlib import Path
 from typing import Annotated

@@ -166,7 +166,7 @@ class EpisodeLoop:
         assert task is not None
         self._running[plan.episode_id] = task
         slot = Slot(plan.episode_id, self._endpoint)
-        slot.tell_workflow_end(
+        slot.set_workflow_end_callback(
             lambda status: self._events.put(WorkflowEnded(plan.episode_id, status))
         )
         judged_later = _as_it_is if self._is_judged_in_groups else None
@@ -206,11 +206,11 @@ class EpisodeLoop:
                 task.cancel()
 
     def _live(self) -> None:
-        from ajet.core.rollout.garbage import collected_seldom
+        from ajet.core.rollout.gc_thresholds import infrequent_gc
 
         asyncio.set_event_loop(self.loop)
         self.loop.create_task(self._tick())
-        with collected_seldom():
+        with infrequent_gc():
             self.loop.run_forever()
 
     async def _tick(self) -> None:

@@ -88,7 +88,7 @@ class RunProcesses:
 
     async def begin(self, run: TrainingRun) -> None:
         """The run's inputs are recorded, and the workers get what their agents need of them."""
-        spec = keep_inputs(self._model, run)
+        spec = save_inputs(self._model, run)
         self.validator = await self.workers.start(self.engines.endpoint_maker(), spec)
         files = assembly.user_files(self._config)
         journal = self._journal = Journal.open(self._folder.finished_db, self._config, files)
@@ -114,10 +114,10 @@ class RunProcesses:
         self.trainer.close()
 
 
-def keep_inputs(model: TrainedModel, run: TrainingRun) -> TokenizerSpec:
+def save_inputs(model: TrainedModel, run: TrainingRun) -> TokenizerSpec:
     """Records the run's inputs; returns what chat templates are made of in other processes."""
     template = ChatTemplate(model.tokenizer, model.end_token_ids)
-    origin = RunOrigin.of(run.config, template.stop_token_ids, run.state.begun)
-    run.recorder.keep_inputs(model.tokenizer, origin, assembly.user_files(run.config))
+    origin = RunOrigin.from_config(run.config, template.stop_token_ids, run.state.begun)
+    run.recorder.save_inputs(model.tokenizer, origin, assembly.user_files(run.config))
     begun = datetime.fromisoformat(run.state.begun)
     return TokenizerSpec(model.tokenizer, model.end_token_ids, begun)

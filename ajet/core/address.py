@@ -1,4 +1,4 @@
-"""What an HTTP address must look like.
+"""Checks the form of an HTTP address.
 
 Not covered: whether anybody answers there.
 """
@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 
 def checked_address(value: str) -> str:
-    """The address, or a ValueError of one line. It may hold no login: keys belong into the
-    environment."""
+    """Returns the address, or raises a ValueError of one line. An address may hold no login: keys
+    belong in the environment."""
     if not value.startswith(("http://", "https://")):
         raise ValueError(f"{value!r}: an address begins with http:// or https://")
     try:
@@ -23,6 +23,6 @@ def checked_address(value: str) -> str:
     return value
 
 
-def checked_place(value: str) -> str:
-    """A file or folder, or an address."""
+def checked_path_or_address(value: str) -> str:
+    """Returns a path as it is, and an address after its check."""
     return checked_address(value) if value.startswith(("http://", "https://")) else value

@@ -1,4 +1,4 @@
-"""`asyncio.run` that ends, whatever the user's code does.
+"""Runs a coroutine like `asyncio.run`, and ends whatever the user's code does.
 
     groups = run_bounded(train())     # then: cancel what is left, wait GRACE_S, leave it behind
     await first_of(work(), watch())   # what ends first ends both
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 def run_bounded(main: Coroutine[Any, Any, Result], grace_s: float = GRACE_S) -> Result:
-    """Run `main` in a loop of its own; leftovers get `grace_s` to end."""
+    """Runs `main` in an event loop of its own; tasks that are left get `grace_s` to end."""
     executor = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="ajet")
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
@@ -30,7 +30,7 @@ def run_bounded(main: Coroutine[Any, Any, Result], grace_s: float = GRACE_S) -> 
         return loop.run_until_complete(main)
     finally:
         try:
-            loop.run_until_complete(_end_leftovers(grace_s))
+            loop.run_until_complete(_cancel_remaining(grace_s))
         finally:
             # A task that is left behind is destroyed while it is pending: nobody wants to read it.
             loop.set_exception_handler(lambda _loop, _context: None)
@@ -40,8 +40,8 @@ def run_bounded(main: Coroutine[Any, Any, Result], grace_s: float = GRACE_S) -> 
 
 
 async def first_of(first: Awaitable[Any], second: Awaitable[Any]) -> Any:
-    """What ends first ends both, and its result or error is the whole's; the first one's where both
-    have ended."""
+    """Waits for the first of the two to end, and cancels the other. Returns or raises what the one
+    that ended did; the first argument's where both have ended."""
     tasks = [asyncio.ensure_future(first), asyncio.ensure_future(second)]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -52,12 +52,12 @@ async def first_of(first: Awaitable[Any], second: Awaitable[Any]) -> Any:
         await asyncio.wait(tasks)
 
 
-async def _end_leftovers(grace_s: float) -> None:
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
+async def _cancel_remaining(grace_s: float) -> None:
+    remaining = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in remaining:
         task.cancel()
-    if left:
-        done, _ = await asyncio.wait(left, timeout=grace_s)
+    if remaining:
+        done, _ = await asyncio.wait(remaining, timeout=grace_s)
         for task in done:
             if not task.cancelled():
                 task.exception()  # it belongs to something that is over

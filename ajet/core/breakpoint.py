@@ -1,4 +1,5 @@
-"""`bp("TAG")`: a breakpoint in the user's code that holds only where `--debug TAG` names it.
+"""Provides `bp("TAG")`: a breakpoint in the user's code that stops only where `--debug TAG` names
+it.
 
     from ajet import bp
     bp("after-tool")                        ajet --conf x.yaml --debug "after-tool|judge"
@@ -16,7 +17,7 @@ TAGS_VARIABLE = "AJET_DEBUG_TAGS"
 
 
 def bp(tag: str) -> None:
-    """Stop here if `--debug` names this tag."""
+    """Stops here if `--debug` names this tag."""
     if tag not in debug_tags(os.environ.get(TAGS_VARIABLE, "")):
         return
     hook_is_pythons = sys.breakpointhook is sys.__breakpointhook__
@@ -29,5 +30,5 @@ def bp(tag: str) -> None:
 
 
 def debug_tags(written: str) -> tuple[str, ...]:
-    """`A|B` -> A and B."""
+    """Splits `A|B` into A and B."""
     return tuple(dict.fromkeys(tag.strip() for tag in written.split("|") if tag.strip()))

@@ -1,4 +1,4 @@
-"""An exception as a person reads it: one line for the record, or the traceback from their own line.
+"""Formats an exception for a person: one line for the record, or the traceback from their own line.
 
     one_line(error)        "ValueError: bad move (workflow.py:31)"
     user_traceback(error)  Traceback (most recent call last):
@@ -16,35 +16,36 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-LONGEST_LINE = 500
+MAX_MESSAGE_LENGTH = 500
 """Characters of an exception's message that are recorded: one may hold a whole page."""
 _OWN_CODE = str(Path(__file__).parents[1])
 _STDLIB = sysconfig.get_path("stdlib")
 
 
 def one_line(error: BaseException) -> str:
-    """``ValueError: bad move (workflow.py:31)``: the class, the message's first line and the last
-    line of the user's own code that it passed through, if any."""
-    message = next(iter(message_of(error).lstrip()[:LONGEST_LINE].splitlines()), "").rstrip()
+    """Returns ``ValueError: bad move (workflow.py:31)``: the class, the message's first line and
+    the last line of the user's own code that the exception passed through, if any."""
+    message = next(iter(message_of(error).lstrip()[:MAX_MESSAGE_LENGTH].splitlines()), "").rstrip()
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    place = _place(error)
-    return f"{text} ({place})" if place else text
+    location = _location(error)
+    return f"{text} ({location})" if location else text
 
 
 def message_of(error: BaseException) -> str:
-    """What an exception says; nothing where the user's `__str__` itself fails."""
+    """Returns the exception's message; an empty text where the user's `__str__` itself fails."""
     try:
         return str(error)
     except Exception:  # noqa: BLE001  # the user's code
         return ""
 
 
-def _place(error: BaseException) -> str | None:
+def _location(error: BaseException) -> str | None:
     return user_line(traceback.extract_tb(error.__traceback__)) or None
 
 
 def user_line(frames: Sequence[traceback.FrameSummary]) -> str:
-    """``workflow.py:31``: the innermost of these lines that is the user's own; "" if none is."""
+    """Returns ``workflow.py:31``, the innermost of these lines that is the user's own; "" if there
+    is none."""
     own = [f for f in frames if not _is_library(f.filename)]
     return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
 
@@ -58,7 +59,7 @@ def _is_library(filename: str) -> bool:
 
 
 def user_traceback(error: BaseException) -> str | None:
-    """The text of the traceback; None where no code of the user's was running."""
+    """Returns the text of the traceback; None where no code of the user's was running."""
     frames = _from_user(error.__traceback__)
     if frames is None:
         return None
@@ -66,11 +67,11 @@ def user_traceback(error: BaseException) -> str | None:
 
 
 def _from_user(frames: TracebackType | None) -> TracebackType | None:
-    while frames is not None and _leads_there(frames.tb_frame.f_code.co_filename):
+    while frames is not None and _is_own_or_stdlib(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
     return frames
 
 
-def _leads_there(filename: str) -> bool:
+def _is_own_or_stdlib(filename: str) -> bool:
     in_stdlib = filename.startswith(_STDLIB) and "site-packages" not in filename
     return filename.startswith((_OWN_CODE, "<")) or in_stdlib

@@ -1,4 +1,4 @@
-"""What can go wrong, as a tree.
+"""Defines what can go wrong, as a tree.
 
     AjetError                 caught at the command line's edge: one line, exit 1
     ├── ConfigError           the YAML or an override: a key, a type, a path, a class
@@ -14,31 +14,31 @@ A message says what, where and what to do. An episode's own failure is not in th
 
 
 class AjetError(Exception):
-    """The user can mend this; the message is one line."""
+    """Base class of errors that the user can correct; the message is one line."""
 
 
 class ConfigError(AjetError):
-    """The config is wrong: a key, a type, a path or a class it names."""
+    """Raised when the config is wrong: a key, a type, a path or a class it names."""
 
 
 class DataError(AjetError):
-    """The dataset is missing, empty, or a row lacks a field."""
+    """Raised when the dataset is missing or empty, or a row lacks a field."""
 
 
 class ModelError(AjetError):
-    """The model cannot be loaded or used as it is."""
+    """Raised when the model cannot be loaded or used as it is."""
 
 
 class CheckpointError(AjetError):
-    """A checkpoint or the run folder cannot be read or written."""
+    """Raised when a checkpoint or the run folder cannot be read or written."""
 
 
 class ChatError(AjetError):
-    """Somebody else's model, asked over HTTP, gave no answer."""
+    """Raised when a model behind an HTTP API, not the one in training, gave no answer."""
 
 
 class RunFailed(AjetError):
-    """The run stopped itself: too many episodes failed."""
+    """Raised when the run stops itself because too many episodes failed."""
 
 
 class EnvironmentFault(Exception):

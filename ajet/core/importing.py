@@ -1,4 +1,4 @@
-"""The user's classes, functions and modules, from the config's strings, in one place.
+"""Imports the user's classes, functions and modules by the config's strings.
 
     package.module->Class      imported with the project's folders on sys.path
     path/file.py->Class        relative to the YAML's folder, then to the current folder
@@ -39,55 +39,58 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _user_folders: set[Path] = set()
-_set_aside: dict[Path, dict[str, ModuleType]] = {}
+_hidden_modules: dict[Path, dict[str, ModuleType]] = {}
 """By folder of user files: its modules whose names another folder's modules have in sys.modules."""
 
 
 def load_object(spec: str, *, base_dirs: Sequence[Path], kind: type[T], where: str) -> type[T]:
-    """The class that `spec` names; `where` is the config key, for the message."""
-    place, name = _place_and_name(spec, "Class", where)
-    module = _module(place, base_dirs, f"{where}: {spec!r}")
+    """Returns the class that `spec` names; `where` is the config key, for the message."""
+    source, name = _split_spec(spec, "Class", where)
+    module = _module(source, base_dirs, f"{where}: {spec!r}")
     return _class(module, name, kind, f"{where}: {spec!r}")
 
 
 def load_function(spec: str, *, base_dirs: Sequence[Path], where: str) -> Callable[..., Any]:
-    """The function that `spec` names: file.py->name or package.module->name."""
-    place, name = _place_and_name(spec, "function", where)
-    module = _module(place, base_dirs, f"{where}: {spec!r}")
+    """Returns the function that `spec` names: file.py->name or package.module->name."""
+    source, name = _split_spec(spec, "function", where)
+    module = _module(source, base_dirs, f"{where}: {spec!r}")
     found = getattr(module, name, None)
     if found is None:
         own = [key for key, value in vars(module).items() if inspect.isroutine(value)]
         close = get_close_matches(name, own, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ConfigError(f"{where}: {spec!r}: {place} has no function {name!r}{hint}")
+        raise ConfigError(f"{where}: {spec!r}: {source} has no function {name!r}{hint}")
     if not callable(found) or inspect.isclass(found):
         kind = "class" if inspect.isclass(found) else type(found).__name__
         raise ConfigError(f"{where}: {spec!r}: {name!r} is a {kind}, no function")
     return found
 
 
-def load_module(place: str, *, base_dirs: Sequence[Path], where: str) -> ModuleType:
-    """The module file.py or package.module, imported."""
-    return _module(place, base_dirs, f"{where}: {place!r}")
+def load_module(source: str, *, base_dirs: Sequence[Path], where: str) -> ModuleType:
+    """Imports and returns the module file.py or package.module."""
+    return _module(source, base_dirs, f"{where}: {source!r}")
 
 
-def _place_and_name(spec: str, what: str, where: str) -> tuple[str, str]:
-    place, arrow, name = (part.strip() for part in spec.partition(ARROW))
-    if not (place and arrow and name):
+def _split_spec(spec: str, what: str, where: str) -> tuple[str, str]:
+    source, arrow, name = (part.strip() for part in spec.partition(ARROW))
+    if not (source and arrow and name):
         raise ConfigError(f"{where}: {spec!r}: write file.py->{what} or package.module->{what}")
-    return place, name
+    return source, name
 
 
-def _module(place: str, base_dirs: Sequence[Path], prefix: str) -> ModuleType:
+def _module(source: str, base_dirs: Sequence[Path], prefix: str) -> ModuleType:
     search = list(dict.fromkeys([*map(_real, base_dirs), Path.cwd()]))
     try:
-        return _from_file(place, search) if place.endswith(".py") else _from_module(place, search)
+        return (
+            _from_file(source, search) if source.endswith(".py") else _from_module(source, search)
+        )
     except ConfigError as error:
         raise ConfigError(f"{prefix}: {error}") from error.__cause__
 
 
 def construct(kind: type[T], config: Any, where: str) -> T:
-    """The one object of a class of the user's: `kind(config)`, or `kind()` if it takes nothing."""
+    """Makes the one object of a class of the user's: `kind(config)`, or `kind()` if it takes
+    nothing."""
     arguments = next((given for given in ((config,), ()) if _accepts(kind, len(given))), None)
     if arguments is None:
         raise ConfigError(
@@ -98,7 +101,8 @@ def construct(kind: type[T], config: Any, where: str) -> T:
 
 
 def require_method(kind: type, name: str, base: type, arguments: Sequence[str], where: str) -> None:
-    """ConfigError unless `kind` has a method `name` of its own that takes these arguments."""
+    """Raises ConfigError unless `kind` has a method `name` of its own that takes these
+    arguments."""
     wanted = f"{name}(self, {', '.join(arguments)})"
     if kind is base:
         raise ConfigError(f"{where}: names {base.__name__} itself: name your class derived from it")
@@ -113,7 +117,7 @@ def require_method(kind: type, name: str, base: type, arguments: Sequence[str], 
 
 
 def require_package(name: str, *, extra: str, wanted_by: str) -> None:
-    """ConfigError, with what to install, unless the package is there."""
+    """Raises ConfigError, with what to install, unless the package is installed."""
     if sys.modules.get(name) is None and (
         name in sys.modules or importlib.util.find_spec(name) is None
     ):
@@ -121,7 +125,7 @@ def require_package(name: str, *, extra: str, wanted_by: str) -> None:
 
 
 def require_no_arguments(kind: type, where: str) -> None:
-    """ConfigError unless `kind()` can be called."""
+    """Raises ConfigError unless `kind()` can be called."""
     if not _accepts(kind, 0):
         raise ConfigError(
             f"{where}: {line_of(kind)}: {kind.__name__} is made as {kind.__name__}(): "
@@ -130,24 +134,24 @@ def require_no_arguments(kind: type, where: str) -> None:
 
 
 def run_user_code(action: Callable[[], R], where: str) -> R:
-    """What `action` gives. Whatever the user's code raises in it becomes one line: `where` (a
-    config key), file and line, what."""
+    """Returns what `action` returns. Whatever the user's code raises in it becomes one line:
+    `where` (a config key), file and line, what."""
     try:
         return action()
     except (Exception, SystemExit) as error:  # the user's code may raise anything
-        raise ConfigError(f"{where}: {_told(error)}") from error
+        raise ConfigError(f"{where}: {_describe(error)}") from error
 
 
 def add_to_path(folders: Sequence[Path]) -> None:
-    """Put folders on sys.path, behind what is there, in order; worker processes do the same."""
+    """Appends folders to sys.path, in order; worker processes do the same."""
     for folder in map(str, folders):
         if folder not in sys.path:
             sys.path.append(folder)
 
 
 @contextmanager
-def _in_front(folders: Sequence[Path]) -> Iterator[None]:
-    """The folders come first on sys.path while the user's module loads, and last ever after: a
+def _first_on_path(folders: Sequence[Path]) -> Iterator[None]:
+    """Puts the folders first on sys.path while the user's module loads, and last ever after: a
     `types.py` beside a workflow must not hide what a library imports later."""
     add_to_path(folders)
     front = [str(folder) for folder in folders]
@@ -163,8 +167,8 @@ def _real(folder: Path) -> Path:
     return Path(folder).resolve()
 
 
-def _from_file(place: str, search: Sequence[Path]) -> ModuleType:
-    path = Path(place).expanduser()
+def _from_file(source: str, search: Sequence[Path]) -> ModuleType:
+    path = Path(source).expanduser()
     candidates = list(dict.fromkeys((folder / path).resolve() for folder in search))
     found = next((file for file in candidates if file.is_file()), None)
     if found is None:
@@ -176,10 +180,10 @@ def _from_file(place: str, search: Sequence[Path]) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, found)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
-    _bring_forward(found.parent, search)
+    _prefer_folder(found.parent, search)
     sys.modules[name] = module
     try:
-        with _in_front([found.parent, *search]):
+        with _first_on_path([found.parent, *search]):
             _run(partial(spec.loader.exec_module, module), found.name)
     except ConfigError:
         del sys.modules[name]
@@ -187,17 +191,17 @@ def _from_file(place: str, search: Sequence[Path]) -> ModuleType:
     return module
 
 
-def _from_module(place: str, search: Sequence[Path]) -> ModuleType:
-    if place in sys.modules:
-        return sys.modules[place]
+def _from_module(source: str, search: Sequence[Path]) -> ModuleType:
+    if source in sys.modules:
+        return sys.modules[source]
     try:
-        with _in_front(search):
-            return _run(partial(importlib.import_module, place), place)
+        with _first_on_path(search):
+            return _run(partial(importlib.import_module, source), source)
     except ConfigError as error:
-        elsewhere = _in_other_package(place, error.__cause__)
+        elsewhere = _in_other_package(source, error.__cause__)
         if elsewhere is not None:
             return elsewhere
-        if _is_absent(place, error.__cause__):
+        if _is_absent(source, error.__cause__):
             folders = ", ".join(map(str, search))
             raise ConfigError(
                 f"no module {_missing(error.__cause__)!r}; looked in the installed packages and "
@@ -210,17 +214,18 @@ def _missing(cause: BaseException | None) -> str | None:
     return cause.name if isinstance(cause, ModuleNotFoundError) else None
 
 
-def _is_absent(place: str, cause: BaseException | None) -> bool:
-    """Whether the module itself is not there, and not something that it imports."""
+def _is_absent(source: str, cause: BaseException | None) -> bool:
+    """Returns True if the module itself does not exist, False if something that it imports is
+    missing."""
     missing = _missing(cause)
-    return missing is not None and (place == missing or place.startswith(f"{missing}."))
+    return missing is not None and (source == missing or source.startswith(f"{missing}."))
 
 
-def _in_other_package(place: str, cause: BaseException | None) -> ModuleType | None:
-    """`tutorial.x` where a `tutorial` folder found first hides the package that has `x`."""
-    if not _is_absent(place, cause) or "." not in place:
+def _in_other_package(source: str, cause: BaseException | None) -> ModuleType | None:
+    """Finds `tutorial.x` where a `tutorial` folder found first hides the package that has `x`."""
+    if not _is_absent(source, cause) or "." not in source:
         return None
-    relative = Path(*place.split("."))
+    relative = Path(*source.split("."))
     for folder in map(Path, [*sys.path, Path(__file__).resolve().parents[2]]):
         for file in (folder / relative.with_suffix(".py"), folder / relative / "__init__.py"):
             if file.is_file():
@@ -228,49 +233,54 @@ def _in_other_package(place: str, cause: BaseException | None) -> ModuleType | N
     return None
 
 
-def _bring_forward(folder: Path, search: Sequence[Path]) -> None:
-    """Let `import helper` find the one in `folder`, where another folder of user files has one too.
-    Those who imported the other one keep it."""
+def _prefer_folder(folder: Path, search: Sequence[Path]) -> None:
+    """Makes `import helper` find the one in `folder`, where another folder of user files has one
+    too. Modules that imported the other one keep it."""
     _user_folders.update([folder, *search])
     for name in {e.stem for e in folder.iterdir() if e.suffix == ".py" or e.is_dir()} - {"ajet"}:
         modules = {key: m for key, m in sys.modules.items() if key.partition(".")[0] == name}
-        homes = {home for key, module in modules.items() if (home := _home(key, module))}
-        for home in (homes & _user_folders) - {folder}:
-            _set_aside.setdefault(home, {}).update(modules)
+        folders = {
+            import_folder
+            for key, module in modules.items()
+            if (import_folder := _import_folder(key, module))
+        }
+        for import_folder in (folders & _user_folders) - {folder}:
+            _hidden_modules.setdefault(import_folder, {}).update(modules)
             for key in modules:
                 sys.modules.pop(key, None)
-    sys.modules.update(_set_aside.pop(folder, {}))
+    sys.modules.update(_hidden_modules.pop(folder, {}))
 
 
-def _home(name: str, module: ModuleType) -> Path | None:
-    """The folder from which `name` was imported: that of its top-level package or file."""
+def _import_folder(name: str, module: ModuleType) -> Path | None:
+    """Returns the folder from which `name` was imported: that of its top-level package or file."""
     file = getattr(module, "__file__", None)
     if file is None:
         return None
-    place = Path(file).resolve()
-    return place.parents[name.count(".") + (place.name == "__init__.py")]
+    source = Path(file).resolve()
+    return source.parents[name.count(".") + (source.name == "__init__.py")]
 
 
 def _run(action: Callable[[], R], subject: str) -> R:
-    """Load the user's module; whatever it raises becomes one line with file and line."""
+    """Loads the user's module; whatever it raises becomes one line with file and line."""
     try:
         return action()
     except SystemExit as error:
         raise ConfigError(
-            f'{_told(error, subject)} while it loads; put that under if __name__ == "__main__"'
+            f'{_describe(error, subject)} while it loads; put that under if __name__ == "__main__"'
         ) from error
     except Exception as error:  # the user's module may raise anything as it loads
-        raise ConfigError(_told(error, subject)) from error
+        raise ConfigError(_describe(error, subject)) from error
 
 
-def _told(error: BaseException, subject: str | None = None) -> str:
-    """Where in the user's code, and what; `subject` stands for a place that is not known."""
+def _describe(error: BaseException, subject: str | None = None) -> str:
+    """Says where in the user's code an error was raised, and what it was; `subject` replaces an
+    unknown location."""
     if isinstance(error, SyntaxError):
         line = f":{error.lineno}" if error.lineno else ""
         return f"{error.filename or subject}{line}: syntax error: {error.msg}"
     if isinstance(error, ModuleNotFoundError) and error.name:
         what = f"it imports {error.name!r}, which is not installed"
-        return _with_place(_frames(error), subject, what)
+        return _with_location(_frames(error), subject, what)
     frames = _frames(error)
     own = [f for f in frames if not f.filename.startswith(("<", *INSTALLED))]
     if isinstance(error, SystemExit):
@@ -279,22 +289,22 @@ def _told(error: BaseException, subject: str | None = None) -> str:
         what = _one_line(error)
     else:
         what = f"{type(error).__name__}: {_one_line(error)}".removesuffix(": ")
-    return _with_place(own or frames, subject, what)
+    return _with_location(own or frames, subject, what)
 
 
-def _with_place(frames: Sequence[traceback.FrameSummary], subject: str | None, what: str) -> str:
-    place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else subject
-    return f"{place}: {what}" if place else what
+def _with_location(frames: Sequence[traceback.FrameSummary], subject: str | None, what: str) -> str:
+    source = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else subject
+    return f"{source}: {what}" if source else what
 
 
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """The error's frames but those of Python's import system and of this module."""
+    """Returns the error's frames, without those of Python's import system and of this module."""
     frames = traceback.extract_tb(error.__traceback__)
     return [f for f in frames if f.filename != __file__ and "importlib" not in f.filename]
 
 
 def _accepts(callee: Any, num_arguments: int) -> bool:
-    """Whether it can be called with so many positional arguments; True where nobody can tell."""
+    """Returns True if `callee` takes this number of positional arguments, or nobody can tell."""
     try:
         inspect.signature(callee).bind(*[None] * num_arguments)
     except TypeError:
@@ -305,7 +315,8 @@ def _accepts(callee: Any, num_arguments: int) -> bool:
 
 
 def line_of(code: Any) -> str:
-    """file:line of a class or a method; its module's file, where no statement of it made it."""
+    """Returns file:line of a class or a method, or its module's file where no statement of it made
+    it."""
     code = inspect.unwrap(code)
     try:
         return f"{inspect.getsourcefile(code)}:{inspect.getsourcelines(code)[1]}"

@@ -1,4 +1,4 @@
-"""Ctrl-C once: finish the step, save, stop. Twice: stop now."""
+"""Handles Ctrl-C: the first finishes the step, saves and stops; the second stops at once."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from types import FrameType
 
 
 class Interrupt:
-    """Whether somebody asked the run to stop after this step."""
+    """Stores whether somebody asked the run to stop after this step."""
 
     def __init__(self, on_first: Callable[[], None] = lambda: None) -> None:
         self.requested = False
@@ -22,7 +22,8 @@ class Interrupt:
 
 @contextmanager
 def catch_interrupts() -> Iterator[Interrupt]:
-    """SIGINT and SIGTERM set `requested`; a second one raises KeyboardInterrupt."""
+    """Lets SIGINT and SIGTERM set `requested` within the block; a second one raises
+    KeyboardInterrupt."""
     interrupt = Interrupt()
     before = {
         number: signal.signal(number, interrupt._handle)

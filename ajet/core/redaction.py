@@ -1,4 +1,4 @@
-"""Secrets that a text may show by accident, cut out of it.
+"""Removes secrets that a text may show by accident.
 
     "401 for sk-ajet-0123…ef"                      ->   "401 for sk-ajet-…"
     "postgresql://me:pw@db/runs?password=pw"       ->   "postgresql://***@db/runs?password=***"
@@ -20,13 +20,13 @@ _OPTION = re.compile(
 
 
 def redact(text: str) -> str:
-    """Without keys to the model, and without logins and passwords in addresses."""
+    """Returns the text without keys to the model, and without logins and passwords in addresses."""
     if PREFIX in text:
         text = _KEY.sub(f"{PREFIX}…", text)
     return without_logins(text) if "://" in text else text
 
 
 def without_logins(text: str) -> str:
-    """Addresses without whom they log in."""
+    """Returns the text with the logins and passwords in its addresses replaced."""
     text = _DATABASE_LOGIN.sub(REDACTED, _LOGIN.sub(REDACTED, text))
     return _OPTION.sub(rf"\1{REDACTED}", text)

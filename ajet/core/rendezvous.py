@@ -1,4 +1,4 @@
-"""Where a group of processes meets: a store of torch's that listens at one address.
+"""Lets a group of processes meet at a torch store that listens at one address.
 
     rank 0      store = listen(host, port, size, timeout_s)     port 0: one that is free
     the others  store = join(host, port, size, timeout_s)       waits until it listens
@@ -13,7 +13,8 @@ from typing import Any
 
 
 def listen(host: str, port: int, size: int, timeout_s: float) -> Any:
-    """Rank 0's; returns before the others are there. OSError where it cannot listen."""
+    """Opens rank 0's store and returns before the others have joined. Raises OSError where it
+    cannot listen."""
     from torch._C import _distributed_c10d as dist
 
     family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -34,7 +35,7 @@ def listen(host: str, port: int, size: int, timeout_s: float) -> Any:
 
 
 def join(host: str, port: int, size: int, timeout_s: float) -> Any:
-    """The others'."""
+    """Opens the store of another rank, and waits until rank 0 listens."""
     from torch._C import _distributed_c10d as dist
 
     return dist.TCPStore(

@@ -1,4 +1,4 @@
-"""One call on which several wait.
+"""Shares one call among several tasks that wait for it.
 
     calls = SharedCalls()
     answer = await calls.join(key, ask)     # ask() runs once, however many join meanwhile
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class SharedCall(Generic[Result]):
-    """Begins at once, in a task of its own."""
+    """Runs a coroutine in a task of its own, starting at once."""
 
     def __init__(self, call: Coroutine[Any, Any, Result]) -> None:
         self._task = asyncio.create_task(call)
@@ -22,10 +22,12 @@ class SharedCall(Generic[Result]):
 
     @property
     def is_wanted(self) -> bool:
-        """Whether anybody waits for it."""
+        """Returns True while anybody waits for the call."""
         return self._num_waiting > 0
 
     async def result(self) -> Result:
+        """Waits for the call and returns its result; the call is cancelled with the last one that
+        waits."""
         self._num_waiting += 1
         try:
             return await asyncio.shield(self._task)
@@ -36,12 +38,14 @@ class SharedCall(Generic[Result]):
 
 
 class SharedCalls(Generic[Result]):
-    """The calls under way, by key."""
+    """Holds the calls in progress, by key."""
 
     def __init__(self) -> None:
         self._calls: dict[str, SharedCall[Result]] = {}
 
     async def join(self, key: str, begin: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        """Waits for the call with this key and returns its result; `begin` makes the call if there
+        is none."""
         call = self._calls.get(key)
         if call is None:
             call = self._calls[key] = SharedCall(begin())

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 
 from ajet.core.environment.environment import Environment
-from ajet.core.environment.live import called, close_quietly
+from ajet.core.environment.live import call_environment, close_quietly
 from ajet.core.environment.registry import EnvironmentMaker
-from ajet.core.environment.returns import Shown, Step, checked_reset, checked_step
+from ajet.core.environment.returns import ResetResult, StepResult, checked_reset, checked_step
 from ajet.core.errors import EnvironmentFault
 from ajet.core.seeding import derive
 
@@ -34,9 +34,9 @@ class Playthrough:
     """One episode of the seed with this index, as it was seen."""
 
     index: int
-    shown: Shown
+    shown: ResetResult
     actions: list[str] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[StepResult] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -179,11 +179,13 @@ class Check:
     def _played(self, index: int, choose: Chooser) -> Playthrough:
         """One episode, with an action of `choose` until it gives None or it is over."""
         name = self.maker.kind.__name__
-        environment = called(self.maker, name)
+        environment = call_environment(self.maker, name)
         try:
             played = Playthrough(index, self._begun(environment, self._seed_of(index)))
             while len(played.steps) < self.max_steps:
-                action = called(lambda: choose(environment), f"{name}: choosing an action")
+                action = call_environment(
+                    lambda: choose(environment), f"{name}: choosing an action"
+                )
                 if action is None:
                     break
                 step = _stepped(environment, action, played)
@@ -193,16 +195,16 @@ class Check:
         finally:
             close_quietly(environment)
 
-    def _begun(self, environment: Environment, seed: int) -> Shown:
+    def _begun(self, environment: Environment, seed: int) -> ResetResult:
         who = f"{type(environment).__name__}.reset()"
         options = {"split": self.split}
-        return checked_reset(called(lambda: environment.reset(seed, options), who), who)
+        return checked_reset(call_environment(lambda: environment.reset(seed, options), who), who)
 
 
-def _stepped(environment: Environment, action: str, played: Playthrough) -> Step:
+def _stepped(environment: Environment, action: str, played: Playthrough) -> StepResult:
     who = f"{type(environment).__name__}.step()"
     started_s = time.perf_counter()
-    returned = called(lambda: environment.step(action), who)
+    returned = call_environment(lambda: environment.step(action), who)
     played.seconds += time.perf_counter() - started_s
     step = checked_step(returned, who)
     played.actions.append(action)

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.record.atomic_file import write_text_atomically
-from ajet.core.record.evaluation import Estimate, Evaluation, evaluate
+from ajet.core.record.evaluation import Evaluation, IntervalEstimate, evaluate
 from ajet.core.trajectory.trajectory import Group
 
 
@@ -82,7 +82,7 @@ class EvaluationReport:
         return Lines(Text(title, style="bold"), table)
 
 
-def _cells(estimate: Estimate) -> tuple[str, str]:
+def _cells(estimate: IntervalEstimate) -> tuple[str, str]:
     if abs(estimate.high - estimate.low) == float("inf"):
         return f"{estimate.value:.3f}", "unknown: one task"
     if estimate.low == estimate.high:

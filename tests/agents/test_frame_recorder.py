@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ajet.core.environment.frames import picture_of, save_frames
+from ajet.core.environment.frames import frame_to_image, save_frames
 from tests.corridor import Corridor, answers, corridor_config, play
 
 
@@ -79,7 +79,7 @@ def test_frames_of_different_sizes_and_kinds_share_one_size(tmp_path):
 
 def test_text_stands_in_columns_without_a_terminals_colours_and_long_lines_are_broken():
     def pixels(text):
-        return np.asarray(picture_of(text))
+        return np.asarray(frame_to_image(text))
 
     assert pixels("i|i").shape == pixels("W|W").shape
     assert (pixels("i|")[:, 16:24] == pixels("n|")[:, 16:24]).all()  # a margin and one cell on

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from ajet.agents.tools.call import invoke
-from ajet.core.error_text import LONGEST_LINE, one_line
+from ajet.core.error_text import MAX_MESSAGE_LENGTH, one_line
 from ajet.core.importing import load_module
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from tests.agents.agent_runs import call, config_in, run, texts
@@ -188,5 +188,5 @@ async def test_a_simulated_user_has_as_long_as_a_tool(tmp_path):
 
 
 def test_the_line_of_an_error_is_no_longer_than_a_line():
-    assert one_line(ValueError("x" * 50_000_000)) == "ValueError: " + "x" * LONGEST_LINE
+    assert one_line(ValueError("x" * 50_000_000)) == "ValueError: " + "x" * MAX_MESSAGE_LENGTH
     assert one_line(ValueError("\n  bad move  \nand more")) == "ValueError: bad move"

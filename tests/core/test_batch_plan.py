@@ -23,6 +23,6 @@ def test_the_plan_says_how_many_episodes_begin_at_most(tmp_path, overrides, begu
     path.write_text("ajet:\n  model: {path: m}\n  rollout: {user_workflow: w.py->W}\n")
     sizes = ["ajet.data.train_batch_size=4", "ajet.rollout.num_repeat=2"]
     plan = BatchPlan(load_config(path, [*sizes, *overrides]), 100, 0)
-    assert (plan.episodes_per_step, plan.episodes_begun) == (8, begun)
+    assert (plan.episodes_per_step, plan.max_episodes_per_step) == (8, begun)
     rows = [row for row in plan.rows() if row[0] == "episodes that begin"]
     assert rows == ([("episodes that begin", f"<= {begun}", f"a step: {named}")] if named else [])

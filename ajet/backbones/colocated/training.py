@@ -50,7 +50,7 @@ class Training(TrainingAttempt):
 
     async def _train_step(self, step: int) -> None:
         """The algorithm."""
-        rollout = await self.batches.groups_of(step)
+        rollout = await self.batches.rollout_step(step)
         self.run.rollout_done(step, rollout)
         await self.engines.sleep()
         update, metrics = await self.trainer.train(step, rollout.groups)

@@ -86,7 +86,7 @@ def replay_episode(
 async def _run(runner: GroupRunner, plan: WorkflowTask, engine: ReplayEngine) -> Trajectory:
     """The episode. Once the replay is over its workflow has GRACE_S to end: one that tries again
     whatever is raised never would."""
-    episode = asyncio.create_task(runner.run_again(plan))
+    episode = asyncio.create_task(runner.rerun(plan))
     over = asyncio.create_task(engine.over.wait())
     await asyncio.wait({episode, over}, return_when=asyncio.FIRST_COMPLETED)
     over.cancel()

@@ -62,8 +62,8 @@ class Training:
             resume_point=resume_point,
         )
         template.today = datetime.fromisoformat(self.run.state.begun)
-        origin = RunOrigin.of(config, template.stop_token_ids, self.run.state.begun)
-        self.run.recorder.keep_inputs(loaded.tokenizer, origin, assembly.user_files(config))
+        origin = RunOrigin.from_config(config, template.stop_token_ids, self.run.state.begun)
+        self.run.recorder.save_inputs(loaded.tokenizer, origin, assembly.user_files(config))
         self.batches = self.run.batches(runner)
 
     def fit(self) -> RunSummary:
@@ -89,7 +89,7 @@ class Training:
 
     async def _train_step(self, step: int) -> None:
         """The algorithm."""
-        rollout = await self.batches.groups_of(step)
+        rollout = await self.batches.rollout_step(step)
         self.run.rollout_done(step, rollout)
         scored = self.learner.score(rollout.groups)
         batch = self.learner.make_batch(scored)

@@ -83,7 +83,7 @@ class Explorer:
         self._renewed: set[int] = set()
         self._is_held = False
         self._slot_freed = asyncio.Event()
-        runner.tell_free_slots(self._slot_freed.set)
+        runner.set_free_slot_callback(self._slot_freed.set)
         self._ended_then = 0
         self._failed: defaultdict[int, list[Trajectory]] = defaultdict(list)
         self._before_batch: dict[str, Any] | None = None
@@ -160,7 +160,7 @@ class Explorer:
 
     async def _explore_step(self, step: int, version: int) -> None:
         self._before_batch = self._cursor.state_dict()
-        rollout = await self._batch.groups_of(step)
+        rollout = await self._batch.rollout_step(step)
         self._before_batch = None
         behind = {batch_note(step): json.dumps(self._cursor.state_dict())}
         told = behind | self._plan(next=step)
@@ -218,7 +218,7 @@ class Explorer:
         """One group, to its place in the buffer; anew as often as its weights are taken back."""
         step, number = planned_at(place)
         while True:
-            running = asyncio.create_task(self._batch.group_of(step, number, task))
+            running = asyncio.create_task(self._batch.rollout_group(step, number, task))
             self._running[place] = running
             try:
                 rollout = await running

@@ -59,8 +59,8 @@ class OneProcessTraining:
         )
         self.client.on_progress = self.run.progress.fraction
         template.today = datetime.fromisoformat(self.run.state.begun)
-        origin = RunOrigin.of(config, template.stop_token_ids, self.run.state.begun)
-        self.run.recorder.keep_inputs(loaded.tokenizer, origin, assembly.user_files(config))
+        origin = RunOrigin.from_config(config, template.stop_token_ids, self.run.state.begun)
+        self.run.recorder.save_inputs(loaded.tokenizer, origin, assembly.user_files(config))
         self.async_run = AsyncRun(
             self.run, self.client, runner=runner, validator=validator, resume_point=resume_point
         )

@@ -25,7 +25,7 @@ from ajet.core.learning.checkpoints import LearnerCheckpoints
 from ajet.core.learning.learner import Learner, TrainBatch
 from ajet.core.model.save import model_files
 from ajet.core.record.origin import RunOrigin
-from ajet.core.record.recorded_run import template_of
+from ajet.core.record.recorded_run import load_template
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
 from ajet.core.rollout.group import GroupRunner
@@ -81,8 +81,8 @@ class TrainerProcess:
             resume_point=resume_point,
         )
         template.today = datetime.fromisoformat(self.run.state.begun)
-        origin = RunOrigin.of(config, template.stop_token_ids, self.run.state.begun)
-        self.run.recorder.keep_inputs(loaded.tokenizer, origin, assembly.user_files(config))
+        origin = RunOrigin.from_config(config, template.stop_token_ids, self.run.state.begun)
+        self.run.recorder.save_inputs(loaded.tokenizer, origin, assembly.user_files(config))
         self.command = TrainerCommand(self.run, self.client, resume_point)
 
     def fit(self) -> RunSummary:
@@ -123,7 +123,7 @@ class ExplorerProcess:
         return assembly.make_runner(
             self.config,
             self.replica,
-            template_of(self.folder),
+            load_template(self.folder),
             judge=make_judge(self.config),
             mode="train",
             gateway=self.gateway,

@@ -17,7 +17,7 @@ from ajet.cluster.placement import Placement
 from ajet.cluster.rollout_worker import TokenizerSpec
 from ajet.cluster.rollout_workers import RolloutWorkers
 from ajet.cluster.run_attempts import ProcessOptions
-from ajet.cluster.run_processes import keep_inputs
+from ajet.cluster.run_processes import save_inputs
 from ajet.cluster.trainer_group import RankUpdate, TrainerGroup
 from ajet.cluster.training_attempt import TrainingAttempt
 from ajet.cluster.weight_store import make_weight_store, sync_method
@@ -25,7 +25,7 @@ from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
 from ajet.core.interrupt import Interrupt
 from ajet.core.record.origin import RunOrigin
-from ajet.core.record.recorded_run import template_of
+from ajet.core.record.recorded_run import load_template
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.run.resume_point import find_resume_point
@@ -69,7 +69,7 @@ class TrainerOnRay(TrainingAttempt):
             await self.trainer.load(resume_point.path)
         self.begin_run(self._save, resume_point)
         self.trainer.on_progress = self.run.progress.fraction
-        keep_inputs(model, self.run)
+        save_inputs(model, self.run)
         self.command = TrainerCommand(self.run, RanksTrainerClient(self.trainer), resume_point)
 
     async def train(self) -> None:
@@ -155,7 +155,7 @@ class ExplorerOnRay:
     async def _runner(self) -> GroupRunner:
         origin = RunOrigin.read(self.folder.origin_json)
         spec = TokenizerSpec(
-            template_of(self.folder).tokenizer,
+            load_template(self.folder).tokenizer,
             tuple(origin.stop_token_ids),
             datetime.fromisoformat(origin.begun),
         )

@@ -1,7 +1,7 @@
-"""The config: a YAML and command-line overrides become one typed, frozen tree.
+"""Turns a YAML and command-line overrides into one typed, frozen config tree.
 
 In: the user's YAML (load.py composes it with the defaults of `ajet/default_config`). Out: an
-`AjetConfig`. Ignored: whether models, classes and data exist.
+`AjetConfig`. This package ignores whether models, classes and data exist.
 """
 
 from ajet.core.config.load import load_config

@@ -1,4 +1,5 @@
-"""An HTTP address in the config: checked when it is read, and written to the run folder as it is.
+"""Defines the type of an HTTP address, which is checked when the config is read and stored as it
+is.
 
 base_url: Address | None       "http://127.0.0.1:8000/v1"
 base_url: Place | None         the same, or a file
@@ -8,7 +9,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from ajet.core.address import checked_address, checked_place
+from ajet.core.address import checked_address, checked_path_or_address
 
-Place = Annotated[str, AfterValidator(checked_place)]
+PathOrAddress = Annotated[str, AfterValidator(checked_path_or_address)]
 Address = Annotated[str, AfterValidator(checked_address)]

@@ -1,4 +1,4 @@
-"""`ajet.trainer_common.algorithm`: from rewards to advantages to a loss."""
+"""Defines `ajet.trainer_common.algorithm`: from rewards to advantages to a loss."""
 
 from typing import Literal, Self
 
@@ -22,7 +22,8 @@ Estimator = Literal[
 
 
 class RewardNormalization(Section):
-    """Episodes' rewards before the estimator; ROLL's settings."""
+    """Configures how episodes' rewards are normalized before the estimator, with ROLL's
+    settings."""
 
     grouping: Literal["none", "group", "tag", "batch"] = Field(
         default="none", description="Over which episodes; none leaves rewards as they are."
@@ -33,7 +34,7 @@ class RewardNormalization(Section):
 
 
 class KLControl(Section):
-    """The KL that is taken off the reward (use_kl_in_reward)."""
+    """Configures the KL that is subtracted from the reward (use_kl_in_reward)."""
 
     type: Literal["fixed", "adaptive"] = Field(
         default="fixed", description="adaptive moves the coefficient to keep the KL at target_kl."
@@ -46,7 +47,7 @@ class KLControl(Section):
 
 
 class RolloutCorrection(Section):
-    """Importance weights between the sampler and the trainer."""
+    """Configures importance weights between the sampler and the trainer."""
 
     level: Literal["none", "token", "turn", "sequence"] | None = Field(
         default=None,
@@ -62,7 +63,8 @@ class RolloutCorrection(Section):
 
 
 class DynamicSampling(Section):
-    """Groups in which all rewards are equal are left out and others rolled out (DAPO)."""
+    """Configures dynamic sampling (DAPO): groups in which all rewards are equal are left out, and
+    others are rolled out instead."""
 
     enable: bool = Field(default=False, description="Fill every batch with groups that differ.")
     max_rounds: int = Field(
@@ -71,7 +73,7 @@ class DynamicSampling(Section):
 
 
 class Overlong(Section):
-    """Episodes that come near the ceiling of their tokens (DAPO)."""
+    """Configures what happens to episodes that come near the limit of their tokens (DAPO)."""
 
     buffer_len: int = Field(
         default=0,
@@ -85,7 +87,7 @@ class Overlong(Section):
 
 
 class AlgorithmConfig(Section):
-    """From rewards to a loss."""
+    """Configures the way from rewards to a loss."""
 
     adv_estimator: Estimator = Field(
         default="grpo",
@@ -159,7 +161,8 @@ class AlgorithmConfig(Section):
 
 
 class CriticConfig(Section):
-    """The value model of adv_estimator gae: a copy of a model with one number for a head."""
+    """Configures the value model of adv_estimator gae: a copy of a model whose head gives one
+    number."""
 
     path: str | None = Field(
         default=None,

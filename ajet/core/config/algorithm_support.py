@@ -1,4 +1,5 @@
-"""Settings of the algorithm that another one leaves without effect, or that cannot go together.
+"""Finds settings of the algorithm that another one leaves without effect, or that contradict each
+other.
 
     lam=0.9                             ignored: adv_estimator is grpo
     dynamic_sampling, num_repeat=1      refused: no group ever has two rewards that differ
@@ -26,7 +27,7 @@ READ_BY_LOSS = {
     "sapo_tau_pos": ("sapo",),
     "sapo_tau_neg": ("sapo",),
 }
-OF_GROUPS = (
+GROUP_ESTIMATORS = (
     "grpo",
     "starpo",
     "rloo",
@@ -39,7 +40,7 @@ OF_GROUPS = (
 
 
 def unread_algorithm_keys(ajet: AjetSection) -> dict[str, str]:
-    """Keys and sections that nothing reads, with the key that says so."""
+    """Returns keys and sections that nothing reads, each with the setting that is the reason."""
     trainer, rollout = ajet.trainer_common, ajet.rollout
     algorithm = trainer.algorithm
     unread = _unread_by_choice(algorithm) | _unread_in_sections(algorithm, ajet.backbone)
@@ -67,7 +68,7 @@ def _unread_by_choice(algorithm: AlgorithmConfig) -> dict[str, str]:
 
 
 def _unread_in_sections(algorithm: AlgorithmConfig, backbone: str) -> dict[str, str]:
-    """Keys of a section that is switched off."""
+    """Returns the keys of sections that are switched off."""
     kl, correction = algorithm.kl_ctrl, algorithm.rollout_correction
     is_off = correction.level == "none" or (correction.level is None and backbone != "trinity")
     off = {
@@ -93,7 +94,7 @@ def _unread_in_sections(algorithm: AlgorithmConfig, backbone: str) -> dict[str, 
 
 
 def contradictions(ajet: AjetSection) -> list[tuple[str, str]]:
-    """Keys that cannot be honoured beside others, and why."""
+    """Returns keys that cannot be honoured beside others, each with the reason."""
     algorithm, rollout = ajet.trainer_common.algorithm, ajet.rollout
     kl, buffer_len = algorithm.kl_ctrl, algorithm.overlong.buffer_len
     checks = {
@@ -126,12 +127,12 @@ def contradictions(ajet: AjetSection) -> list[tuple[str, str]]:
 
 
 def algorithm_notices(ajet: AjetSection) -> list[str]:
-    """What is allowed, and most likely not meant."""
+    """Returns a line for each setting that is allowed, and most likely not meant."""
     trainer, steps = ajet.trainer_common, ajet.trainer_common.total_training_steps
     estimator, warmup = trainer.algorithm.adv_estimator, trainer.critic.warmup_steps
     grouping = trainer.algorithm.reward_normalization.grouping
     notices = []
-    if estimator in OF_GROUPS and ajet.rollout.num_repeat == 1:
+    if estimator in GROUP_ESTIMATORS and ajet.rollout.num_repeat == 1:
         notices.append(
             f"nothing is learnt from rewards: {ALGORITHM}.adv_estimator={estimator} compares the "
             "members of a group, and ajet.rollout.num_repeat is 1"

@@ -1,4 +1,4 @@
-"""ROLL's and verl's keys of asynchronous training, taken as those of `trinity:`.
+"""Translates ROLL's and verl's keys of asynchronous training to those of `trinity:`.
 
     async_generation_ratio: 1                                  trinity.max_staleness: 1
     async_training: {trigger_parameter_sync_step: 4,           synchronizer.sync_interval: 4
@@ -21,18 +21,19 @@ WITHOUT_EFFECT = {"require_batches": 1, "use_rollout_log_probs": True}
 
 
 def staleness_of_ratio(ratio: float) -> int:
-    """ROLL generates `ratio` batches ahead; a part of one makes tokens one update old."""
+    """Returns the staleness for ROLL's ratio. ROLL generates `ratio` batches ahead; a part of one
+    makes tokens one update old."""
     return math.ceil(ratio)
 
 
 def staleness_of_threshold(threshold: float, interval: int) -> int:
-    """verl generates at most 1 + threshold times what is trained between two transfers of weights,
-    which are `interval` updates apart."""
+    """Returns the staleness for verl's threshold. verl generates at most 1 + threshold times what
+    is trained between two transfers of weights, which are `interval` updates apart."""
     return max(0, math.ceil((1 + threshold) * interval - 1e-9) - 1)
 
 
 def take_async_keys(values: dict[str, Any]) -> None:
-    """Moves them to `trinity:`, in place."""
+    """Moves the keys to `trinity:`, in place."""
     ajet = values.get("ajet")
     homes = [values, ajet] if isinstance(ajet, dict) else [values]
     for home in homes:

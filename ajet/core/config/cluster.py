@@ -1,4 +1,4 @@
-"""`verl:` and `trinity:`: the settings that only one cluster backbone has.
+"""Defines `verl:` and `trinity:`, the settings that only one cluster backbone has.
 
     sync_interval 2, sync_offset 1     rollouts run 1 step ahead, weights travel every 2 steps:
                                        a step trains on tokens at most 2 steps old (`staleness`)
@@ -19,7 +19,7 @@ STEPS_AHEAD = 1
 
 
 class VerlTrainer(Section):
-    """The trainer's share of a GPU."""
+    """Configures the trainer's share of a GPU."""
 
     max_token_len_per_gpu: Annotated[int | None, NOT_VERL] = Field(
         default=None,
@@ -29,7 +29,7 @@ class VerlTrainer(Section):
 
 
 class VerlRollout(Section):
-    """The inference engine's share of a GPU."""
+    """Configures the inference engine's share of a GPU."""
 
     gpu_memory_utilization: Annotated[float, NOT_VERL] = Field(
         default=0.6, gt=0, lt=1, description="Share of a GPU's memory for inference."
@@ -37,14 +37,14 @@ class VerlRollout(Section):
 
 
 class VerlConfig(Section):
-    """Backbone verl: training and inference share their GPUs."""
+    """Configures backbone verl, where training and inference share their GPUs."""
 
     trainer: VerlTrainer = Field(default=VerlTrainer(), description="The trainer.")
     rollout: VerlRollout = Field(default=VerlRollout(), description="The inference engine.")
 
 
 class TrinityTrainer(Section):
-    """The trainer's own GPUs."""
+    """Configures the trainer's own GPUs."""
 
     max_token_len_per_gpu: Annotated[int | None, NOT_TRINITY] = Field(
         default=None,
@@ -54,7 +54,7 @@ class TrinityTrainer(Section):
 
 
 class TrinityRollout(Section):
-    """The engines' own GPUs."""
+    """Configures the engines' own GPUs."""
 
     gpu_memory_utilization: Annotated[float, NOT_TRINITY] = Field(
         default=0.85, gt=0, lt=1, description="Share of a GPU's memory for inference."
@@ -62,7 +62,7 @@ class TrinityRollout(Section):
 
 
 class Synchronizer(Section):
-    """When the explorer gets the trainer's weights."""
+    """Configures when the explorer gets the trainer's weights."""
 
     sync_method: Annotated[Literal["nccl", "checkpoint", "memory"], NOT_TRINITY] = Field(
         default="nccl",
@@ -83,7 +83,7 @@ class Synchronizer(Section):
 
 
 class Buffer(Section):
-    """Groups of episodes on their way from the explorer to the trainer."""
+    """Configures the buffer of groups between the explorer and the trainer."""
 
     url: Annotated[str | None, NOT_TRINITY] = Field(
         default=None,
@@ -104,7 +104,8 @@ class Buffer(Section):
 
 
 class TrinityConfig(Section):
-    """Backbone trinity: an explorer and a trainer on GPUs of their own, joined by a buffer."""
+    """Configures backbone trinity: an explorer and a trainer on GPUs of their own, joined by a
+    buffer."""
 
     mode: Annotated[
         Literal["both", "explore", "train", "bench", "serve", "colocate"], NOT_TRINITY
@@ -131,7 +132,7 @@ class TrinityConfig(Section):
 
     @property
     def staleness(self) -> int:
-        """The bound in updates, `max_staleness` resolved."""
+        """Returns the bound in updates, with `max_staleness` resolved."""
         if self.max_staleness is not None:
             return self.max_staleness
         offset = self.synchronizer.sync_offset
@@ -139,7 +140,8 @@ class TrinityConfig(Section):
 
     @property
     def steps_ahead(self) -> int:
-        """How far the explorer runs ahead of the trainer, `sync_offset` resolved."""
+        """Returns the number of steps that the explorer runs ahead of the trainer, with
+        `sync_offset` resolved."""
         offset = self.synchronizer.sync_offset
         return self.staleness - (self.synchronizer.sync_interval - 1) if offset is None else offset
 

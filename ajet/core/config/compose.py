@@ -1,4 +1,4 @@
-"""From a YAML and command-line overrides to plain data, composed by Hydra from any folder.
+"""Composes a YAML and command-line overrides to plain data; Hydra does it, from any folder.
 
     math_agent.yaml ──┐
     its `defaults:`  ─┼─ Hydra ── plain dict
@@ -19,7 +19,7 @@ import yaml
 
 from ajet import default_config
 from ajet.core.config.overrides import hydra_override, override_key, unknown_override
-from ajet.core.config.stray import stray_problem
+from ajet.core.config.unknown_sections import unknown_section_problem
 from ajet.core.errors import ConfigError
 
 DEFAULTS = ["verl_default", "trinity_default", "ajet_default", "_self_"]
@@ -28,20 +28,20 @@ NAME = "__ajet_run__"
 
 
 def compose(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """The composed YAML as plain data, interpolations resolved."""
+    """Returns the composed YAML as plain data, interpolations resolved."""
     from hydra.core.config_store import ConfigStore
     from hydra.errors import HydraException, MissingConfigException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    written = read_yaml(path)
+    yaml_content = read_yaml(path)
     search = ",".join(
-        [*map(_file_url, PACKAGED), *_own_search_path(written.pop("hydra", {}), path)]
+        [*map(_file_url, PACKAGED), *_own_search_path(yaml_content.pop("hydra", {}), path)]
     )
-    written["defaults"] = _defaults(written.get("defaults"), path)
+    yaml_content["defaults"] = _defaults(yaml_content.get("defaults"), path)
     parsed = [hydra_override(override) for override in overrides]
     try:
-        ConfigStore.instance().store(name=NAME, node=OmegaConf.create(written))
+        ConfigStore.instance().store(name=NAME, node=OmegaConf.create(yaml_content))
         plain = OmegaConf.to_container(
             _composed(path, search, parsed), resolve=True, throw_on_missing=True
         )
@@ -70,14 +70,15 @@ def _composed(path: Path, search: str, overrides: Sequence[str]) -> Any:
 
 
 def _unknown(override: str, known: Any) -> str:
-    """What to do about an override of a key that the composed YAML does not have."""
+    """Says what to do about an override of a key that the composed YAML does not have."""
     root = override_key(override).split(".")[0]
-    stray = stray_problem(root)
-    return f"{root}: {stray}" if stray else unknown_override(override, known)
+    section_problem = unknown_section_problem(root)
+    return f"{root}: {section_problem}" if section_problem else unknown_override(override, known)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The YAML's own mapping; one line when there is no such file or it is no mapping."""
+    """Returns the YAML's own mapping. Raises ConfigError of one line when there is no such file or
+    it is no mapping."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -90,23 +91,24 @@ def read_yaml(path: Path) -> dict[str, Any]:
         node = yaml.compose(text)
         if node is not None and not isinstance(node, yaml.MappingNode):
             raise ConfigError(f"{path}: a config is a mapping with a section 'ajet:'")
-        written = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        yaml_content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, OSError) as error:
         raise ConfigError(_yaml_error(path, error)) from error
     except RecursionError as error:
         raise ConfigError(
             f"{path}: not valid YAML: an anchor (&name) refers to itself, or it nests too deeply"
         ) from error
-    assert isinstance(written, dict)
-    return {str(key): value for key, value in written.items()}
+    assert isinstance(yaml_content, dict)
+    return {str(key): value for key, value in yaml_content.items()}
 
 
 def hydra_notices(path: Path) -> list[str]:
-    """One line for each setting of Hydra's own that the YAML has; `searchpath` alone is read."""
-    written = read_yaml(path).get("hydra") or {}
+    """Returns one line for each setting of Hydra's own that the YAML has, since only `searchpath`
+    is read."""
+    yaml_content = read_yaml(path).get("hydra") or {}
     return [
         f"ignored: hydra.{key} (of Hydra's own settings hydra.searchpath alone is read)"
-        for key in written
+        for key in yaml_content
         if key != "searchpath"
     ]
 
@@ -120,7 +122,7 @@ def _defaults(listed: Any, path: Path) -> list[Any]:
 
 
 def _own_search_path(boilerplate: Any, path: Path) -> list[str]:
-    """The user's own `hydra.searchpath` folders that exist, as absolute ones."""
+    """Returns the user's own `hydra.searchpath` folders that exist, as absolute ones."""
     if not isinstance(boilerplate or {}, dict):
         raise ConfigError(f"{path}: hydra: a section is expected here, got {boilerplate!r}")
     listed = (boilerplate or {}).get("searchpath") or []
@@ -128,11 +130,11 @@ def _own_search_path(boilerplate: Any, path: Path) -> list[str]:
         raise ConfigError(f"{path}: hydra.searchpath: a list is expected, got {listed!r}")
     found = []
     for entry in listed:
-        scheme, _, place = str(entry).partition("://")
+        scheme, _, location = str(entry).partition("://")
         if scheme == "pkg":
             found.append(str(entry))
         elif scheme == "file":
-            folders = (base / place for base in (Path.cwd(), path.parent))
+            folders = (base / location for base in (Path.cwd(), path.parent))
             found += [_file_url(folder) for folder in folders if folder.is_dir()]
         else:
             raise ConfigError(
@@ -147,7 +149,8 @@ def _file_url(folder: Path) -> str:
 
 
 def _missing_config(path: Path, error: Any) -> str:
-    """An entry of `defaults:`, of the YAML or of one that it names, that is nowhere."""
+    """Describes an entry of `defaults:`, of the YAML or of one that it names, that does not
+    exist."""
     missing = error.missing_cfg_file
     folders = ", ".join(str(folder) for folder in [path.parent.resolve(), PACKAGED[0]])
     return (
@@ -157,18 +160,18 @@ def _missing_config(path: Path, error: Any) -> str:
 
 
 def _overridden(error: Exception, overrides: Sequence[str]) -> str | None:
-    """The override that Hydra could not carry out."""
+    """Returns the override that Hydra could not apply."""
     named = re.search(r"Could not .*?'([^']+)'|override (\S+)", str(error))
     keys = {override_key(group) for group in named.groups() if group} if named else set()
     return next((each for each in overrides if override_key(each) in keys), None)
 
 
 def _short(error: Exception, path: Path) -> str:
-    """Hydra's own words in one line, the key first where it says it last."""
+    """Returns Hydra's message in one line; a key that Hydra names last comes first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     keys = [line.partition("full_key: ")[2] for line in lines if line.startswith("full_key: ")]
-    told = [line for line in lines[:3] if not line.startswith(("object_type", "full_key"))]
-    return ": ".join([*keys[:1], " ".join(told)]).replace(NAME, path.name)
+    message_lines = [line for line in lines[:3] if not line.startswith(("object_type", "full_key"))]
+    return ": ".join([*keys[:1], " ".join(message_lines)]).replace(NAME, path.name)
 
 
 def _yaml_error(path: Path, error: Exception) -> str:
@@ -181,5 +184,5 @@ def _yaml_error(path: Path, error: Exception) -> str:
         )
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or _short(error, path)
-    place = f"{path}:{mark.line + 1}" if mark else f"{path}"
-    return f"{place}: not valid YAML: {problem}"
+    location = f"{path}:{mark.line + 1}" if mark else f"{path}"
+    return f"{location}: not valid YAML: {problem}"

@@ -1,4 +1,4 @@
-"""`ajet.data`: how many tasks a step takes and how long a conversation may be."""
+"""Defines `ajet.data`: how many tasks a step takes and how long a conversation may be."""
 
 from pydantic import Field
 
@@ -6,7 +6,7 @@ from ajet.core.config.section import Section
 
 
 class DataConfig(Section):
-    """Batch size in tasks, and the ceilings of an episode in tokens."""
+    """Configures the batch size in tasks, and the limits of an episode in tokens."""
 
     train_batch_size: int = Field(
         default=32, ge=1, description="Tasks of one step; each is run num_repeat times."

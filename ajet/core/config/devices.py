@@ -1,4 +1,4 @@
-"""`device_mapping`: which GPUs of the cluster a role has, numbered from 0 over all nodes.
+"""Reads `device_mapping`: which GPUs of the cluster a role has, numbered from 0 over all nodes.
 
     [0, 1]                             two GPUs
     list(range(0,8))                   as ROLL's YAMLs have it; also range(0,8,2)
@@ -20,7 +20,8 @@ FORMS = "write a list as [0, 1] or a text as list(range(0,8))"
 
 
 def device_list(mapping: Any) -> list[int]:
-    """The GPUs of a `device_mapping`; ValueError where it is no such thing or names one twice."""
+    """Returns the GPUs of a `device_mapping`. Raises ValueError where it is no such thing or names
+    one twice."""
     devices = list(mapping) if isinstance(mapping, list) else _read(str(mapping))
     if not all(type(device) is int and device >= 0 for device in devices):
         raise ValueError(f"GPUs are numbers from 0, got {mapping!r}; {FORMS}")

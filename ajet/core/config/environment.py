@@ -1,4 +1,5 @@
-"""`ajet.environment`: games and other environments that an agent acts in, named as ROLL names them.
+"""Defines `ajet.environment`: games and other environments that an agent acts in, named as ROLL
+names them.
 
 Four of ROLL's keys have their home elsewhere and are taken here too (renames.py):
 
@@ -16,7 +17,8 @@ from ajet.core.config.section import Section
 
 
 class CustomEnv(Section):
-    """One environment and how the agent is told of it. Its name is the tag of its episodes."""
+    """Configures one environment and how the agent is told of it. Its name is the tag of its
+    episodes."""
 
     env_type: str = Field(
         description="frozen_lake, sokoban, webshop, countdown, guess_number, a Gymnasium id, "
@@ -58,7 +60,7 @@ class CustomEnv(Section):
 
 
 class EnvManager(Section):
-    """Which environments an episode is drawn from."""
+    """Configures which environments an episode is drawn from."""
 
     tags: list[str] = Field(default=[], description="Names of custom_envs; empty takes all.")
     num_groups_partition: list[int] = Field(
@@ -75,13 +77,13 @@ class EnvManager(Section):
 
 
 class ValEnvManager(EnvManager):
-    """The same for validation."""
+    """Configures the environments of validation."""
 
     num_env_groups: int = Field(default=64, ge=0, description="Held-out instances.")
 
 
 class EnvironmentConfig(Section):
-    """Environments, with task_reader.type: environment."""
+    """Configures environments, which are used with task_reader.type: environment."""
 
     custom_envs: dict[str, CustomEnv] = Field(default={}, description="The environments, by tag.")
     train_env_manager: EnvManager = Field(default=EnvManager(), description="Training episodes.")

@@ -1,4 +1,4 @@
-"""Settings of environments that another one leaves without effect.
+"""Finds settings of environments that another one leaves without effect.
 
     custom_envs: {…}, type: jsonl_dataset_file      ignored: task_reader.type is jsonl_dataset_file
     user_workflow, type: environment                ignored: the environments name who plays
@@ -15,7 +15,7 @@ TRAJ_AGENT = "traj_env_agent"
 
 
 def unread_environment_keys(ajet: AjetSection) -> dict[str, str]:
-    """Keys and sections that nothing reads, with the key that says so."""
+    """Returns keys and sections that nothing reads, each with the setting that is the reason."""
     reader, section = ajet.task_reader.type, ajet.environment
     if "->" in reader:  # the user's own may read any section
         return {}
@@ -31,7 +31,7 @@ def unread_environment_keys(ajet: AjetSection) -> dict[str, str]:
 
 
 def environment_notices(ajet: AjetSection) -> list[str]:
-    """Keys of single environments that do nothing."""
+    """Returns a line for each key of a single environment that has no effect."""
     if ajet.task_reader.type != "environment":
         return []
     return [

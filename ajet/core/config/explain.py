@@ -1,4 +1,4 @@
-"""From pydantic's errors to lines a person can act on.
+"""Turns pydantic's errors into lines that a person can act on.
 
     math_agent.yaml:7: ajet.rollout.temprature: no such key; did you mean 'temperature'?
 
@@ -20,7 +20,8 @@ SHOWN = 5
 
 
 def explain(error: ValidationError, root: type[BaseModel], origin: "Origin") -> str:
-    """The one mistake in a line; several of them indented, the first few when there are many."""
+    """Returns the only mistake in a line; several of them indented, the first few when there are
+    many."""
     found = [_line(details, root, origin) for details in error.errors(include_url=False)]
     lines = [f"{where}: {problem}" for where, problem in dict(reversed(found)).items()][::-1]
     if len(lines) == 1:
@@ -30,14 +31,15 @@ def explain(error: ValidationError, root: type[BaseModel], origin: "Origin") -> 
 
 
 class Origin:
-    """Knows where a key was written: an override of the command line, or a line of the YAML."""
+    """Finds where a key was written: in an override of the command line, or on a line of the
+    YAML."""
 
     def __init__(self, path: Path, overrides: Sequence[str]) -> None:
         self.path = path
         self.overrides = overrides
 
     def of(self, key: str) -> str:
-        """``override 'key=value'`` or ``file.yaml:7``."""
+        """Returns ``override 'key=value'`` or ``file.yaml:7``."""
         for override in self.overrides:
             if override_key(override) == key or override_key(override).startswith(f"{key}."):
                 return f"override {override!r}"
@@ -46,7 +48,7 @@ class Origin:
 
 
 def _line_of(node: yaml.Node | None, keys: list[str]) -> int | None:
-    """The line of the deepest key of the path that the YAML has; None when it has none."""
+    """Returns the line of the deepest key of the path that the YAML has; None when it has none."""
     line = None
     for wanted in keys:
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
@@ -58,7 +60,8 @@ def _line_of(node: yaml.Node | None, keys: list[str]) -> int | None:
 
 
 def _line(details: ErrorDetails, root: type[BaseModel], origin: Origin) -> tuple[str, str]:
-    """Where (place and key) and what; a union has one error for each member, the first is told."""
+    """Returns where a mistake is (location and key) and what it is. A union has one error for each
+    member, of which the first is reported."""
     # List positions are numbers, and a union adds its member's name: a key's path has neither.
     section, keys = _descend(root, [part for part in details["loc"] if isinstance(part, str)])
     key = ".".join(keys)
@@ -76,8 +79,8 @@ def _line(details: ErrorDetails, root: type[BaseModel], origin: Origin) -> tuple
 
 
 def _descend(root: type[BaseModel], parts: list[str]) -> tuple[type[BaseModel] | None, list[str]]:
-    """The section that holds the last key of the path, and the path without a union's members. A
-    mapping of sections has one for each name that the user chose."""
+    """Returns the section that holds the last key of the path, and the path without a union's
+    members. A mapping of sections has one for each name that the user chose."""
     section: type[BaseModel] | None = root
     keys: list[str] = []
     waiting = list(parts)

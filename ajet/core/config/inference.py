@@ -1,4 +1,4 @@
-"""`ajet.rollout.router` and `.server`: several inference engines, and servers as processes."""
+"""Defines `ajet.rollout.router` and `.server`: several inference engines, and server processes."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ NO_SERVER = NoEffect("the in-process engine serves the model", on=IN_PROCESS)
 
 
 class RouterConfig(Section):
-    """Which engine takes a request, and how its health is watched."""
+    """Configures which engine takes a request, and how engines' health is checked."""
 
     skew: Annotated[int, ONE_ENGINE] = Field(
         default=32,
@@ -32,7 +32,7 @@ class RouterConfig(Section):
 
 
 class InferenceServerConfig(Section):
-    """vLLM and SGLang."""
+    """Configures vLLM and SGLang servers."""
 
     python: Annotated[str | None, NO_SERVER] = Field(
         default=None,

@@ -1,4 +1,4 @@
-"""`load_config`: a YAML and overrides in, one checked tree out.
+"""Provides `load_config`: a YAML and overrides in, one checked tree out.
 
     compose (Hydra)  ->  renames  ->  stray keys  ->  pydantic  ->  refusals, required keys, notices
 
@@ -15,9 +15,9 @@ from pydantic import ValidationError
 from ajet.core.config.compose import compose, hydra_notices
 from ajet.core.config.explain import Origin, explain
 from ajet.core.config.renames import apply_renames
-from ajet.core.config.stray import stray_problem
 from ajet.core.config.support import refusals_and_notices
 from ajet.core.config.tree import AjetConfig, AjetSection
+from ajet.core.config.unknown_sections import unknown_section_problem
 from ajet.core.errors import ConfigError
 
 REQUIRED = ("ajet.model.path",)
@@ -32,7 +32,8 @@ def load_config(
     project_dir: Path | str | None = None,
     required: Sequence[str] = REQUIRED,
 ) -> AjetConfig:
-    """The config of one run. `exp_dir` holds run folders: the run's own is <exp_dir>/<name>."""
+    """Returns the config of one run. `exp_dir` holds run folders: the run's own is
+    <exp_dir>/<name>."""
     path = Path(path)
     if project_dir is not None and not Path(project_dir).is_dir():
         raise ConfigError(f"--project-dir {project_dir}: no such folder")
@@ -40,7 +41,7 @@ def load_config(
     origin = Origin(path, overrides)
     composed = compose(path, overrides)
     values = apply_renames(composed, {"ajet": AjetSection().model_dump()})
-    _refuse_stray_sections(values, origin)
+    _refuse_unknown_sections(values, origin)
     try:
         config = AjetConfig.model_validate(_without_empty_sections(values))
     except ValidationError as error:
@@ -57,15 +58,16 @@ def load_config(
 
 
 def _without_empty_sections(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A typed section that was opened and left empty (`trinity:`) has its defaults."""
+    """Returns the values with defaults for a typed section that is there and empty (`trinity:`)."""
     typed = AjetConfig.model_fields
     return {key: {} if key in typed and inner is None else inner for key, inner in values.items()}
 
 
-def _refuse_stray_sections(values: Mapping[str, Any], origin: Origin) -> None:
-    """A top-level key that is surely a mistake, and not a section of the user's own."""
+def _refuse_unknown_sections(values: Mapping[str, Any], origin: Origin) -> None:
+    """Raises ConfigError for a top-level key that is surely a mistake, and not a section of the
+    user's own."""
     for name in values:
-        if problem := stray_problem(name):
+        if problem := unknown_section_problem(name):
             raise ConfigError(f"{origin.of(name)}: {name}: {problem}")
 
 

@@ -1,4 +1,4 @@
-"""`ajet.model`: which model is trained."""
+"""Defines `ajet.model`: which model is trained."""
 
 import re
 from typing import Annotated, Literal
@@ -15,7 +15,7 @@ def _device(value: str) -> str:
 
 
 class ModelConfig(Section):
-    """The policy and how it is loaded."""
+    """Configures the policy and how it is loaded."""
 
     path: str | None = Field(
         default=None,

@@ -1,4 +1,4 @@
-"""The overrides of the command line, in Hydra's forms: key=value, +key=value, ++key=value, ~key.
+"""Parses command-line overrides, in Hydra's forms: key=value, +key=value, ++key=value, ~key.
 
     ajet.experiment_name=7       -> ++ajet.experiment_name='7'    the field is text: so is the value
     ajet.seed=3                  -> ++ajet.seed=3                 whether the tree has it, it says
@@ -22,12 +22,13 @@ _KEY = re.compile(r"(\+{1,2}|~)?[A-Za-z_$][\w$-]*([./][\w$-]+)*(@[\w.$-]+)?", re
 
 
 def override_key(override: str) -> str:
-    """``+ajet.seed=1`` -> ``ajet.seed``."""
+    """Returns the key of an override: ``ajet.seed`` for ``+ajet.seed=1``."""
     return override.split("=", 1)[0].lstrip("+~").split("@", 1)[0]
 
 
 def hydra_override(override: str) -> str:
-    """The override as Hydra takes it; one that it cannot mean anything by is refused."""
+    """Returns the override in the form that Hydra takes. Raises ConfigError for one that has no
+    meaning."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -51,7 +52,7 @@ def hydra_override(override: str) -> str:
 
 
 def unknown_override(override: str, composed: Mapping[str, Any]) -> str:
-    """What to do about an override of a key that is not in what the YAML composes to."""
+    """Says what to do about an override of a key that is not in what the YAML composes to."""
     section: Any = composed
     path: list[str] = []
     for name in override_key(override).split("."):
@@ -79,7 +80,7 @@ def _refuse_foreign(override: str) -> None:
 
 
 def _is_text(key: str) -> bool:
-    """Whether the tree's field takes text, or text among others that are no numbers."""
+    """Returns True if the tree's field takes text, or text among others that are no numbers."""
     model: Any = AjetConfig
     for name in key.split("."):
         known = isinstance(model, type) and issubclass(model, BaseModel)

@@ -1,4 +1,4 @@
-"""Keys that have another spelling, and keys of AgentJet that have no place here.
+"""Translates keys that have another spelling, and refuses AgentJet's keys that have no counterpart.
 
 A renamed key is taken under its other name; given under both with different values, it is an error.
 """
@@ -28,7 +28,8 @@ REMOVED = {
 
 
 def apply_renames(values: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with every key under its present name; `defaults` tell what was not set."""
+    """Returns `values` with every key under its present name. `defaults` shows which keys were not
+    set."""
     values = _copied(values)
     for old, new in RENAMED.items():
         given = _pop(values, old)

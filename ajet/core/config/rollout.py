@@ -1,4 +1,4 @@
-"""`ajet.rollout`: how episodes are run and tokens are sampled."""
+"""Defines `ajet.rollout`: how episodes are run and tokens are sampled."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -23,7 +23,7 @@ PARSER_ALIASES = {
 
 
 def _parser_name(name: object) -> object:
-    """Other systems' spellings: `gpt-oss`, `llama3_json`."""
+    """Translates other systems' spellings, such as `gpt-oss` and `llama3_json`."""
     if not isinstance(name, str):
         return name
     plain = name.replace("-", "_")
@@ -31,7 +31,8 @@ def _parser_name(name: object) -> object:
 
 
 class MultiTurnConfig(Section):
-    """Limits on the model calls of one episode, and what ajet's own agents need: tools, turns."""
+    """Configures limits on the model calls of one episode, and what ajet's own agents need: tools,
+    turns."""
 
     max_steps: int = Field(default=30, ge=1, description="Model calls of one episode at most.")
     max_sample_per_task: Annotated[
@@ -86,7 +87,7 @@ class MultiTurnConfig(Section):
 
 
 class ValidationSampling(Section):
-    """How tokens are sampled in validation episodes. null means: as in training."""
+    """Configures how tokens are sampled in validation episodes. With null it is as in training."""
 
     temperature: float | None = Field(
         default=0.0,
@@ -115,7 +116,7 @@ class ValidationSampling(Section):
 
 
 class AgentConfig(Section):
-    """Where workflows run on a cluster."""
+    """Configures where workflows run on a cluster."""
 
     num_workers: Annotated[int | None, NoEffect("workflows run in this process", on=IN_PROCESS)] = (
         Field(
@@ -128,7 +129,8 @@ class AgentConfig(Section):
 
 
 class RolloutConfig(Section):
-    """Episodes: who runs them, how many, how long, and what becomes of a failed one."""
+    """Configures episodes: which agent runs, how many run, how long, and what happens to a failed
+    one."""
 
     user_workflow: str | None = Field(
         default=None,

@@ -1,4 +1,4 @@
-"""The config of a run that was: its run folder's config.yaml, as the run had it.
+"""Reads the config of an earlier run from its run folder's config.yaml, as the run had it.
 
 What the file holds is resolved already, so nothing is composed or renamed. Secrets stand in it as
 ``***``. Not covered: a file of a version whose keys differ (one line says which).
@@ -15,7 +15,8 @@ from ajet.core.errors import ConfigError
 
 
 def saved_config(file: Path, *, yaml_path: Path, project_dir: Path | None) -> AjetConfig:
-    """The config in `file`; the user's files are looked for where that of `yaml_path` did."""
+    """Returns the config in `file`. The user's files are looked for where the config at `yaml_path`
+    looked."""
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
         config = AjetConfig.model_validate(values)

@@ -1,4 +1,4 @@
-"""The base of every section of the config, and the two ways to say that a key has no full effect.
+"""Defines the base class of config sections, and the two ways to say that a key has no full effect.
 
     class Rollout(Section):
         gamma: Annotated[float, NotBuilt("…")] = Field(default=1.0, description="…")
@@ -20,7 +20,8 @@ ALL_BACKBONES = ("debug", "verl", "trinity")
 
 @dataclass(frozen=True)
 class NotBuilt:
-    """Refused on these backbones unless the key has its default or a value of `also_off`."""
+    """Marks a key that is refused on these backbones unless it has its default or a value of
+    `also_off`."""
 
     reason: str
     on: tuple[str, ...] = ALL_BACKBONES
@@ -29,7 +30,8 @@ class NotBuilt:
 
 @dataclass(frozen=True)
 class NoEffect:
-    """Taken on these backbones without effect; a notice says so unless it has its default."""
+    """Marks a key that is accepted on these backbones without effect; a notice says so unless it
+    has its default."""
 
     reason: str
     on: tuple[str, ...] = ALL_BACKBONES
@@ -37,7 +39,8 @@ class NoEffect:
 
 
 class Section(BaseModel):
-    """A strict, frozen part of the tree: unknown keys, wrong types, inf and nan are errors."""
+    """Base class of the tree's parts. It is strict and frozen: unknown keys, wrong types, inf and
+    nan are errors."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -50,7 +53,7 @@ class Section(BaseModel):
 
 @dataclass(frozen=True)
 class Leaf:
-    """One key of the tree with its value."""
+    """Holds one key of the tree with its value."""
 
     path: str
     field: FieldInfo
@@ -62,7 +65,7 @@ class Leaf:
 
 
 def leaves(section: BaseModel, path: str) -> Iterator[Leaf]:
-    """Every key below `section`, depth first in the order of declaration."""
+    """Yields every key below `section`, depth first in the order of declaration."""
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if isinstance(value, Section):

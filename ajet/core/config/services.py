@@ -1,4 +1,4 @@
-"""The smaller sections of `ajet:`: timelines, debugging, the task runner, the HTTP gateway."""
+"""Defines the small sections of `ajet:`: timelines, debugging, the task runner, the HTTP gateway."""
 
 from typing import Annotated, Literal
 
@@ -16,7 +16,7 @@ NOT_BY_TEXT = (
 
 
 class TimelineMergingPolicy(Section):
-    """How the calls of one episode are joined into timelines."""
+    """Configures how the calls of one episode are joined into timelines."""
 
     timeline_compare_level: Annotated[Literal["token", "text"], NoEffect(NOT_BY_TEXT)] = Field(
         default="token",
@@ -28,7 +28,7 @@ class TimelineMergingPolicy(Section):
 
 
 class ContextTrackerConfig(Section):
-    """How an episode's tokens are tracked."""
+    """Configures how an episode's tokens are tracked."""
 
     timeline_merging_policy: TimelineMergingPolicy = Field(
         default=TimelineMergingPolicy(), description="Joining of timelines."
@@ -56,7 +56,7 @@ class ContextTrackerConfig(Section):
 
 
 class DebugConfig(Section):
-    """`ajet debug`: a few tasks, shown in full."""
+    """Configures `ajet debug`: a few tasks, shown in full."""
 
     debug_first_n_tasks: int = Field(default=2, ge=1, description="Tasks that `ajet debug` runs.")
     debug_max_parallel: int = Field(
@@ -74,7 +74,7 @@ class DebugConfig(Section):
 
 
 class TaskRunnerConfig(Section):
-    """How a workflow is run: as a coroutine of the run's event loop."""
+    """Configures how a workflow is run: as a coroutine of the run's event loop."""
 
     llm_infer_submit_method: Annotated[
         Literal["async", "sync"], NoEffect("model calls are asynchronous")
@@ -89,7 +89,7 @@ class TaskRunnerConfig(Section):
 
 
 class InterchangeServerConfig(Section):
-    """The HTTP gateway to the model in training."""
+    """Configures the HTTP gateway to the model in training."""
 
     interchange_method: Annotated[Literal["ipc", "tcp"], NoEffect(ONE_THREAD)] = Field(
         default="ipc", description="Transport between the gateway and the workflows."

@@ -1,4 +1,4 @@
-"""What a run makes of each key: the backbone refuses it, nothing reads it, or it is honoured."""
+"""Decides for each key whether the backbone refuses it, nothing reads it, or it is honoured."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from ajet.core.config.algorithm_support import (
 from ajet.core.config.environment_support import environment_notices, unread_environment_keys
 from ajet.core.config.section import Leaf, NoEffect, NotBuilt, leaves
 from ajet.core.config.task_judge import TaskJudgeConfig
-from ajet.core.config.task_reader import BUILT
+from ajet.core.config.task_reader import BUILT_IN_READERS
 from ajet.core.config.tree import AjetConfig, AjetSection
 
 LLM_JUDGES = ("llm", "llm_listwise")
 
 
 def refusals_and_notices(config: AjetConfig) -> tuple[list[tuple[str, str]], list[str]]:
-    """Refused keys as (key, reason), and one notice for each key that has no effect."""
+    """Returns refused keys as (key, reason), and one notice for each key that has no effect."""
     backbone = config.ajet.backbone
     unread = unread_keys(config.ajet)
     refused = [*contradictions(config.ajet), *_wide_servers(config.ajet)]
@@ -47,23 +47,25 @@ def refusals_and_notices(config: AjetConfig) -> tuple[list[tuple[str, str]], lis
 
 
 def unread_keys(ajet: AjetSection) -> dict[str, str]:
-    """Keys and sections that nothing reads in this run, with the key that says so."""
+    """Returns keys and sections that nothing reads in this run, each with the setting that is the
+    reason."""
     return _unread_sections(ajet) | unread_algorithm_keys(ajet) | unread_environment_keys(ajet)
 
 
 def _unread_sections(ajet: AjetSection) -> dict[str, str]:
-    """The sections of readers and judges that are not chosen, with the key that chooses.
+    """Returns the sections of readers and judges that are not chosen, with the key that chooses.
 
     A reader of the user's own may read any of them.
     """
     reader = ajet.task_reader.type
-    others = [] if "->" in reader else [name for name in BUILT if name != reader]
+    others = [] if "->" in reader else [name for name in BUILT_IN_READERS if name != reader]
     unread = {f"ajet.task_reader.{name}": f"ajet.task_reader.type is {reader}" for name in others}
     return unread | _unread_judge_keys(ajet.task_judge)
 
 
 def _unread_judge_keys(judge: TaskJudgeConfig) -> dict[str, str]:
-    """A judge of the user's own may read any section but the rubrics'."""
+    """Returns the judge's keys that nothing reads. A judge of the user's own may read any section
+    but the rubrics'."""
     by_type = f"ajet.task_judge.judge_type is {judge.judge_type}"
     if judge.judge_type == "rubrics_auto_grader":
         return {f"ajet.task_judge.{key}": by_type for key in ("judge_protocol", "llm")}

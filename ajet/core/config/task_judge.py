@@ -1,4 +1,4 @@
-"""`ajet.task_judge`: who rewards an episode."""
+"""Defines `ajet.task_judge`: who rewards an episode."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -8,18 +8,19 @@ from ajet.core.config.address import Address
 from ajet.core.config.section import NoEffect, NotBuilt, Section
 from ajet.core.config.task_reader import JsonlSplit
 
-OF_THE_REQUEST = ("messages", "model", "n", "stream")
+REQUEST_FIELDS = ("messages", "model", "n", "stream")
 
 
 def _no_request(sampling: dict[str, Any]) -> dict[str, Any]:
-    for name in OF_THE_REQUEST:
+    for name in REQUEST_FIELDS:
         if name in sampling:
             raise ValueError(f"{name} is not how a reply is sampled: the judge sets it")
     return sampling
 
 
 class JudgeClientConfig(Section):
-    """How a judge that asks a model reaches it. The key comes from AJET_JUDGE_API_KEY."""
+    """Configures how a judge that calls a model reaches it. The key comes from
+    AJET_JUDGE_API_KEY."""
 
     base_url: Address | None = Field(
         default=None,
@@ -41,7 +42,7 @@ class JudgeClientConfig(Section):
 
 
 class Grading(Section):
-    """What every judge that asks a model is told: the fields it reads and the scores it gives."""
+    """Configures every judge that calls a model: the fields it reads and the scores it gives."""
 
     query_field: str = Field(default="main_query", description="The task's or the row's question.")
     answer_field: str = Field(
@@ -76,7 +77,7 @@ class Grading(Section):
 
 
 class LlmJudgeConfig(Grading):
-    """A model that is asked for a score directly."""
+    """Configures a model that is asked for a score directly."""
 
     model_name: str | None = Field(default=None, description="The judging model; required.")
     prompt: str | None = Field(
@@ -87,7 +88,7 @@ class LlmJudgeConfig(Grading):
 
 
 class Criterion(Section):
-    """One line of a rubric; a plain text is a criterion of weight 1."""
+    """Configures one line of a rubric; a plain text is a criterion of weight 1."""
 
     text: str = Field(min_length=1, description="What a good answer does.")
     weight: float = Field(default=1.0, gt=0, description="Its share in the score.")
@@ -99,7 +100,7 @@ class Criterion(Section):
 
 
 class GradedExamples(Section):
-    """Rows with a question and its graded answers."""
+    """Names rows with a question and its graded answers."""
 
     training: JsonlSplit = Field(
         default=JsonlSplit(),
@@ -108,7 +109,7 @@ class GradedExamples(Section):
 
 
 class RubricsAutoGrader(Grading):
-    """A model that grades by rubrics, which it makes itself where none are given."""
+    """Configures a model that grades by rubrics, which it makes itself where none are given."""
 
     model_name: str = Field(default="qwen-max", description="The grading model.")
     grader_mode: Literal["pointwise", "listwise"] = Field(
@@ -158,7 +159,8 @@ class RubricsAutoGrader(Grading):
 
 
 class TaskJudgeConfig(Section):
-    """The judge: a class of yours, a built-in name, or none (the workflow's own reward)."""
+    """Configures the judge: a class of yours, a built-in name, or none (the workflow's own
+    reward)."""
 
     judge_type: Literal["customized_protocol", "rubrics_auto_grader"] = Field(
         default="customized_protocol",

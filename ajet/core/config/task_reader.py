@@ -1,4 +1,4 @@
-"""`ajet.task_reader`: where tasks come from. Only the chosen type's section counts."""
+"""Defines `ajet.task_reader`: where tasks come from. Only the chosen type's section counts."""
 
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
@@ -9,7 +9,7 @@ from ajet.core.config.address import Address
 from ajet.core.config.section import Section
 from ajet.core.config.tracing import DeduplicationParams, Tracing
 
-BUILT = (
+BUILT_IN_READERS = (
     "jsonl_dataset_file",
     "huggingface_dat_repo",
     "random_dummy",
@@ -21,22 +21,23 @@ BUILT = (
 
 
 def _reader_type(value: str) -> str:
-    """A built-in reader or the user's own class; the others are refused with the reason."""
-    if value in BUILT or "->" in value:
+    """Returns the name of a built-in reader or the user's own class. Raises ValueError for
+    others."""
+    if value in BUILT_IN_READERS or "->" in value:
         return value
-    close = get_close_matches(value, BUILT, 1)
+    close = get_close_matches(value, BUILT_IN_READERS, 1)
     hint = f"did you mean {close[0]!r}?" if close else "or your own class as file.py->Class"
-    raise ValueError(f"no task reader {value!r}; there are {', '.join(BUILT)}; {hint}")
+    raise ValueError(f"no task reader {value!r}; there are {', '.join(BUILT_IN_READERS)}; {hint}")
 
 
 class JsonlSplit(Section):
-    """One JSON-lines file."""
+    """Names one JSON-lines file."""
 
     file_path: str | None = Field(default=None, description="The file, one JSON object a line.")
 
 
 class JsonlDatasetFile(Section):
-    """Tasks from JSON-lines files."""
+    """Configures tasks from JSON-lines files."""
 
     training: JsonlSplit = Field(default=JsonlSplit(), description="The training tasks.")
     validation: JsonlSplit = Field(
@@ -45,7 +46,7 @@ class JsonlDatasetFile(Section):
 
 
 class HuggingfaceDatRepo(Section):
-    """Tasks from a data set of the Hugging Face Hub or from a local folder or file."""
+    """Configures tasks from a data set of the Hugging Face Hub or from a local folder or file."""
 
     dataset_path: str | None = Field(
         default=None,
@@ -58,14 +59,14 @@ class HuggingfaceDatRepo(Section):
 
 
 class RandomDummy(Section):
-    """Made-up tasks, to try a workflow without data."""
+    """Configures made-up tasks, to try a workflow without data."""
 
     num_training: int = Field(default=32, ge=1, description="Training tasks.")
     num_validation: int = Field(default=8, ge=0, description="Validation tasks.")
 
 
 class EnvService(Section):
-    """Tasks of an environment served over HTTP."""
+    """Configures tasks of an environment served over HTTP."""
 
     env_type: str | None = Field(default=None, description="The environment's name.")
     env_url: Address | None = Field(
@@ -82,7 +83,7 @@ class EnvService(Section):
 
 
 class DocumentReader(Section):
-    """Documents from which tasks are made."""
+    """Configures the documents from which tasks are made."""
 
     document_path: str | list[str] | None = Field(
         default=None,
@@ -100,7 +101,7 @@ class DocumentReader(Section):
 
 
 class QueryReader(Section):
-    """Example questions for the generator: a reader of its own."""
+    """Configures a reader of its own for the generator's example questions."""
 
     type: Literal["jsonl_dataset_file", "huggingface_dat_repo", "random_dummy"] | None = Field(
         default=None,
@@ -116,14 +117,14 @@ class QueryReader(Section):
 
 
 class DeduplicationFilter(Section):
-    """Drops generated tasks that are alike."""
+    """Configures a filter that drops generated tasks that are alike."""
 
     enabled: bool = Field(default=True, description="Whether to drop them.")
     params: DeduplicationParams = Field(default=DeduplicationParams(), description="The measure.")
 
 
 class DataGeneration(Section):
-    """Tasks made from documents by a language model."""
+    """Configures tasks made from documents by a language model."""
 
     document_reader: DocumentReader = Field(default=DocumentReader(), description="The documents.")
     query_reader: QueryReader = Field(default=QueryReader(), description="Example questions.")
@@ -147,7 +148,7 @@ class DataGeneration(Section):
 
 
 class TaskReaderConfig(Section):
-    """The reader and the settings of each kind."""
+    """Configures the reader, with the settings of each kind."""
 
     type: Annotated[str, AfterValidator(_reader_type)] = Field(
         default="huggingface_dat_repo",

@@ -1,4 +1,4 @@
-"""`ajet.task_reader.tracing`: recorded conversations, and which of them become tasks.
+"""Defines `ajet.task_reader.tracing`: recorded conversations, and which of them become tasks.
 
     filters:
       - {type: score, params: {name: correctness, min: 0.5}}
@@ -15,19 +15,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from ajet.core.config.address import Address, Place
+from ajet.core.config.address import Address, PathOrAddress
 from ajet.core.config.section import Section
 
 
-def as_time(text: str) -> datetime:
-    """ISO 8601; a time without a zone is UTC."""
+def parse_iso_time(text: str) -> datetime:
+    """Parses ISO 8601; a time without a zone is UTC."""
     moment = datetime.fromisoformat(text)
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def _iso_time(text: str) -> str:
     try:
-        as_time(text)
+        parse_iso_time(text)
     except ValueError:
         raise ValueError(f"{text!r} is no date; write 2026-01-31 or 2026-01-31T12:00") from None
     return text
@@ -42,7 +42,7 @@ def _pattern(text: str) -> str:
 
 
 class ScoreParams(Section):
-    """Keeps what was scored within a range."""
+    """Keeps conversations whose score is within a range."""
 
     name: str | None = Field(default=None, description="The score's name; null takes any.")
     min: float | None = Field(default=None, description="Kept from here.")
@@ -50,14 +50,14 @@ class ScoreParams(Section):
 
 
 class FeedbackParams(Section):
-    """Keeps what people, or a judge, gave one of these labels."""
+    """Keeps conversations to which people, or a judge, gave one of these labels."""
 
     name: str | None = Field(default=None, description="The annotation's name; null takes any.")
     labels: list[str] = Field(min_length=1, description="Labels that are kept.")
 
 
 class LengthParams(Section):
-    """Keeps what is neither too short nor too long; the answer counts."""
+    """Keeps conversations that are neither too short nor too long; the answer counts."""
 
     min_messages: int | None = Field(default=None, ge=0, description="Messages at least.")
     max_messages: int | None = Field(default=None, ge=0, description="Messages at most.")
@@ -66,7 +66,7 @@ class LengthParams(Section):
 
 
 class ToolUseParams(Section):
-    """Keeps conversations with calls of tools, or without."""
+    """Keeps conversations with calls of tools, or those without."""
 
     used: bool = Field(default=True, description="Whether tools were called.")
     names: list[str] = Field(default=[], description="These tools; empty is any.")
@@ -89,7 +89,7 @@ class ModelParams(Section):
 
 
 class DateParams(Section):
-    """Keeps a span of time."""
+    """Keeps conversations of a span of time."""
 
     after: Annotated[str, AfterValidator(_iso_time)] | None = Field(
         default=None, description="Kept from this date or time on."
@@ -100,7 +100,7 @@ class DateParams(Section):
 
 
 class DeduplicationParams(Section):
-    """How alike two questions may be."""
+    """Configures how alike two questions may be."""
 
     similarity_threshold: float = Field(
         default=0.8, gt=0, le=1, description="Alike from here: the first of them is kept."
@@ -129,7 +129,7 @@ FILTERS: dict[str, type[Section]] = {
 
 
 def read_filter(number: int, given: dict[str, Any]) -> tuple[str, Section] | None:
-    """The filter's name and its parameters; None for one that is not enabled."""
+    """Returns the filter's name and its parameters; None for one that is not enabled."""
     where = f"filter {number}"
     if odd := next((key for key in given if key not in ("type", "enabled", "params")), None):
         raise ValueError(f"{where} has a key {odd!r}; a filter has type, params and enabled")
@@ -143,11 +143,11 @@ def read_filter(number: int, given: dict[str, Any]) -> tuple[str, Section] | Non
     try:
         checked = FILTERS[name].model_validate(params)
     except ValidationError as error:
-        raise ValueError(f"{where} ({name}): {_told(error, FILTERS[name])}") from None
+        raise ValueError(f"{where} ({name}): {_problem_text(error, FILTERS[name])}") from None
     return (name, checked) if enabled else None
 
 
-def _told(error: ValidationError, params: type[Section]) -> str:
+def _problem_text(error: ValidationError, params: type[Section]) -> str:
     details = error.errors(include_url=False)[0]
     key = ".".join(map(str, details["loc"]))
     if details["type"] == "extra_forbidden":
@@ -157,16 +157,16 @@ def _told(error: ValidationError, params: type[Section]) -> str:
     return f"{key}: {details['msg'].removeprefix('Value error, ')}"
 
 
-def _all_read(filters: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+def _checked_filters(filters: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
     for number, given in enumerate(filters, 1):
         read_filter(number, given)
     return filters
 
 
 class Tracing(Section):
-    """Tasks from recorded conversations."""
+    """Configures tasks from recorded conversations."""
 
-    base_url: Place | None = Field(
+    base_url: PathOrAddress | None = Field(
         default=None,
         description="A Phoenix server's address, or a path: an SQLite file, a run folder, or spans "
         "as JSON lines.",
@@ -180,7 +180,7 @@ class Tracing(Section):
     validation_fraction: float = Field(
         default=0.3, ge=0, lt=1, description="Share of the tasks that is held out."
     )
-    filters: Annotated[list[dict[str, Any]], AfterValidator(_all_read)] = Field(
+    filters: Annotated[list[dict[str, Any]], AfterValidator(_checked_filters)] = Field(
         default=[],
         description="What is kept: score, feedback, length, tool_use, regex, model, date, "
         "deduplication.",

@@ -1,4 +1,4 @@
-"""`ajet.trainer_common`: the length of a run, the algorithm, and what is written when."""
+"""Defines `ajet.trainer_common`: the length of a run, the algorithm, and what is written when."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -18,7 +18,7 @@ def _as_list(value: Any) -> Any:
 
 
 class OptimConfig(Section):
-    """AdamW and its warm-up."""
+    """Configures AdamW and its warm-up."""
 
     lr: float = Field(
         default=1e-6, ge=0, description="Learning rate; 0 changes nothing, as a control."
@@ -41,7 +41,7 @@ class OptimConfig(Section):
 
 
 class LoraConfig(Section):
-    """Train low-rank adapters instead of all weights."""
+    """Configures the training of low-rank adapters instead of all weights."""
 
     rank: int = Field(default=0, ge=0, description="Rank of the adapters; 0 trains all weights.")
     alpha: float = Field(
@@ -53,7 +53,7 @@ class LoraConfig(Section):
 
 
 class FsdpConfig(Section):
-    """How the trainer's ranks hold and compute the model in shards."""
+    """Configures how the trainer's ranks store and compute the model in shards."""
 
     param_offload: Annotated[bool, NOT_SHARDED] = Field(
         default=True,
@@ -77,7 +77,7 @@ class FsdpConfig(Section):
 
 
 class TrainerConfig(Section):
-    """The run: steps, validation, checkpoints, loss and optimizer."""
+    """Configures the run: steps, validation, checkpoints, loss and optimizer."""
 
     total_epochs: int = Field(
         default=50,

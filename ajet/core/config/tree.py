@@ -1,4 +1,4 @@
-"""The whole config as one tree.
+"""Defines the whole config as one tree.
 
     config.ajet.rollout.num_repeat     typed, checked, frozen
     config.verl…, config.trinity…      the same
@@ -35,7 +35,7 @@ Backbone = Literal["debug", "verl", "trinity"]
 
 
 class AjetSection(Section):
-    """Everything under `ajet:`."""
+    """Configures everything under `ajet:`."""
 
     project_name: str = Field(
         default="ajet_project", description="Groups experiments in a logger's page."
@@ -79,7 +79,7 @@ class AjetSection(Section):
 
 
 class UserSection(dict[str, Any]):
-    """A section of the user's own: a mapping whose keys are attributes too.
+    """Holds a section of the user's own: a mapping whose keys are attributes too.
 
     A key comes before a method of its name: with a key `items`, `dict(section)` has the method.
     """
@@ -108,7 +108,8 @@ def _open(value: Any) -> Any:
 
 
 class AjetConfig(BaseModel):
-    """The root: `ajet`, `verl`, `trinity`, and the user's own sections beside them."""
+    """Holds the root of the tree: `ajet`, `verl`, `trinity`, and the user's own sections beside
+    them."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
@@ -142,28 +143,28 @@ class AjetConfig(BaseModel):
 
     @property
     def yaml_path(self) -> Path | None:
-        """The YAML that the config was read from."""
+        """Returns the YAML that the config was read from."""
         return self._yaml_path
 
     @property
     def project_dir(self) -> Path | None:
-        """The folder of --project-dir."""
+        """Returns the folder of --project-dir."""
         return self._project_dir
 
     @property
     def notices(self) -> list[str]:
-        """One line for each key that was set and has no effect here."""
+        """Returns one line for each key that was set and has no effect here."""
         return self._notices
 
     @property
     def base_dirs(self) -> list[Path]:
-        """Where the user's files and modules are looked for, in this order."""
+        """Returns the folders where the user's files and modules are looked for, in this order."""
         folders = [self._project_dir, self._yaml_path and self._yaml_path.parent, Path.cwd()]
         return list(dict.fromkeys(folder.resolve() for folder in folders if folder))
 
     @property
     def experiment_name(self) -> str:
-        """The experiment's name, with `read_yaml_name` resolved."""
+        """Returns the experiment's name, with `read_yaml_name` resolved."""
         name = self.ajet.experiment_name
         if name == "read_yaml_name":
             return self._yaml_path.stem if self._yaml_path else "experiment"
@@ -171,28 +172,28 @@ class AjetConfig(BaseModel):
 
     @property
     def run_folder(self) -> Path:
-        """Everything that the run writes is in this folder."""
+        """Returns the folder that everything of the run is written to."""
         folder = self.ajet.experiment_dir
         auto = Path("launcher_record") / self.experiment_name
         return auto if folder == "auto" else Path(folder).expanduser()
 
     @property
     def gpu_memory_utilization(self) -> float:
-        """The engines' share of a GPU, on this backbone."""
+        """Returns the engines' share of a GPU, on this backbone."""
         own = self.trinity if self.ajet.backbone == "trinity" else self.verl
         return own.rollout.gpu_memory_utilization
 
     @property
     def max_staleness(self) -> int:
-        """How many updates old a trained token may be; 0 where every token is sampled by the policy
-        that it trains."""
+        """Returns the number of updates that a trained token may be old; 0 where every token is
+        sampled by the policy that it trains."""
         is_async = self.ajet.backbone == "trinity" and self.trinity.mode != "colocate"
         return self.trinity.staleness if is_async else 0
 
     def user_sections(self) -> dict[str, Any]:
-        """The user's own top-level sections."""
+        """Returns the user's own top-level sections."""
         return dict(self.__pydantic_extra__ or {})
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as the run folder keeps it."""
+        """Returns plain data, as the run folder stores it."""
         return self.model_dump(mode="json")

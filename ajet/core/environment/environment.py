@@ -1,4 +1,5 @@
-"""A gym-like environment: text in, text out, with the returns of Gymnasium's `reset` and `step`.
+"""Defines a gym-like environment: text in, text out, with the returns of Gymnasium's `reset` and
+`step`.
 
     observation, info = environment.reset(seed=7, options={"split": "train"})
     observation, reward, terminated, truncated, info = environment.step("Left")
@@ -31,11 +32,12 @@ Frame = str | NDArray[np.uint8]
 
 
 class Environment:
-    """Subclass this and write `reset` and `step`; `env_config` are the constructor's arguments.
+    """Base class of environments: subclasses implement `reset` and `step`; `env_config` holds the
+    constructor's arguments.
 
-    `instruction` tells the rules and the form of an action; templates have it as
-    ``{env_instruction}``. `is_quick` says that no call ever waits: it is then called in place, and
-    not in a thread.
+    `instruction` states the rules and the form of an action; templates refer to it as
+    ``{env_instruction}``. `is_quick` says that no call ever waits: calls then run on the event
+    loop, and not in a thread.
     """
 
     instruction: str = ""
@@ -44,27 +46,28 @@ class Environment:
     def reset(
         self, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[str, Info]:
-        """A new instance. ``options["split"]``, "train" or "validation": an environment whose
-        instances may repeat keeps the two apart."""
+        """Starts a new instance. ``options["split"]`` is "train" or "validation": an environment
+        whose instances may repeat keeps the two apart."""
         raise NotImplementedError(f"{type(self).__name__} does not define reset()")
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        """Observation, reward, terminated, truncated, info. Text that is no action is answered
-        with an observation that says what one looks like, the state unchanged and
+        """Returns observation, reward, terminated, truncated, info. Text that is no action is
+        answered with an observation that shows the form of one, the state unchanged and
         ``info["metrics"]["action_is_valid"] = False``."""
         raise NotImplementedError(f"{type(self).__name__} does not define step()")
 
     def render(self) -> Frame:
-        """The state to look at; the last observation's text where it is not drawn."""
+        """Returns the state as a picture, or the last observation's text where it is not drawn."""
         raise NotImplementedError(f"{type(self).__name__} does not define render()")
 
     def close(self) -> None:
-        """Give back whatever it holds; called once, whatever happened."""
+        """Releases what the environment holds. It is called once, whatever happened."""
 
     def sample_action(self, rng: random.Random) -> str:
-        """A random valid action, for `ajet env-check`."""
+        """Returns a random valid action, for `ajet env-check`."""
         raise NotImplementedError(f"{type(self).__name__} does not define sample_action()")
 
     def oracle_action(self) -> str | None:
-        """The next action of an optimal policy, for `ajet env-check`; None where it knows none."""
+        """Returns the next action of an optimal policy, for `ajet env-check`; None where it knows
+        none."""
         return None

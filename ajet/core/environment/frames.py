@@ -1,4 +1,4 @@
-"""An episode to look at: what the environment drew after each step, as two picture files.
+"""Draws what an environment rendered after each step, as two picture files.
 
     [frame, frame, …]  ->  step_000020/FrozenLake4-0003.gif     one frame after the other
                            step_000020/FrozenLake4-0003.png     all of them on one sheet
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 FRAME_MS, LAST_FRAME_MS = 400, 1600
 MARGIN, GAP = 8, 4
 SHEET_COLUMNS = 5
-MOST_ON_SHEET = 40
-LONGEST_TEXT = 4000
+MAX_SHEET_FRAMES = 40
+MAX_TEXT_LENGTH = 4000
 COLUMNS = 80
 CELL_WIDTH, CELL_HEIGHT = 8, 14
 WHITE = (255, 255, 255)
@@ -35,8 +35,8 @@ _wrap = TextWrapper(COLUMNS, drop_whitespace=False, break_on_hyphens=False).wrap
 _TERMINAL_CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def problem_of(frame: Any) -> str | None:
-    """Why this is no frame; None where it is one."""
+def frame_problem(frame: Any) -> str | None:
+    """Says why this is no frame; None where it is one."""
     if isinstance(frame, str):
         return None
     if not isinstance(frame, np.ndarray):
@@ -48,7 +48,7 @@ def problem_of(frame: Any) -> str | None:
 
 def save_frames(frames: Sequence[Frame], folder: Path, name: str) -> None:
     """Writes `name`.gif and `name`.png."""
-    pictures = _of_one_size([picture_of(frame) for frame in frames])
+    pictures = _pad_to_one_size([frame_to_image(frame) for frame in frames])
     folder.mkdir(parents=True, exist_ok=True)
     durations = [FRAME_MS] * (len(pictures) - 1) + [LAST_FRAME_MS]
     first, *rest = pictures
@@ -58,36 +58,36 @@ def save_frames(frames: Sequence[Frame], folder: Path, name: str) -> None:
     contact_sheet(pictures).save(folder / f"{name}.png")
 
 
-def picture_of(frame: Frame) -> Image:
-    """The frame as a picture."""
+def frame_to_image(frame: Frame) -> Image:
+    """Returns the frame as a picture."""
     from PIL import Image, ImageDraw, ImageFont
 
     if not isinstance(frame, str):
         return Image.fromarray(frame)
-    lines, font = _lines_of(frame[:LONGEST_TEXT]), ImageFont.load_default()
+    lines, font = _lines_of(frame[:MAX_TEXT_LENGTH]), ImageFont.load_default()
     width = max(map(len, lines)) * CELL_WIDTH + 2 * MARGIN
     picture = Image.new("RGB", (width, len(lines) * CELL_HEIGHT + 2 * MARGIN), WHITE)
     draw = ImageDraw.Draw(picture)
     for row, line in enumerate(lines):
         for column, letter in enumerate(line):
-            aside = (CELL_WIDTH - font.getlength(letter)) / 2
-            at = (MARGIN + column * CELL_WIDTH + aside, MARGIN + row * CELL_HEIGHT)
+            offset = (CELL_WIDTH - font.getlength(letter)) / 2
+            at = (MARGIN + column * CELL_WIDTH + offset, MARGIN + row * CELL_HEIGHT)
             draw.text(at, letter, fill=(0, 0, 0), font=font)
     return picture
 
 
 def _lines_of(text: str) -> list[str]:
-    """Without a terminal's colours, long lines broken."""
+    """Returns the text's lines without a terminal's colours, long lines broken."""
     plain = _TERMINAL_CODE.sub("", text).expandtabs(4)
     lines = [part for line in plain.splitlines() for part in _wrap(line) or [""]]
     return lines if any(lines) else [" "]
 
 
 def contact_sheet(pictures: Sequence[Image]) -> Image:
-    """The pictures in rows; of a long episode those at its end."""
+    """Arranges the pictures in rows; a long episode shows only those at its end."""
     from PIL import Image
 
-    shown = pictures[-MOST_ON_SHEET:]
+    shown = pictures[-MAX_SHEET_FRAMES:]
     width, height = shown[0].width + GAP, shown[0].height + GAP
     num_columns = min(SHEET_COLUMNS, len(shown))
     num_rows = -(-len(shown) // SHEET_COLUMNS)
@@ -98,8 +98,8 @@ def contact_sheet(pictures: Sequence[Image]) -> Image:
     return sheet
 
 
-def _of_one_size(pictures: Sequence[Image]) -> list[Image]:
-    """Smaller ones get a white edge at the right and below."""
+def _pad_to_one_size(pictures: Sequence[Image]) -> list[Image]:
+    """Adds white at the right and bottom of smaller pictures, so that all have the same size."""
     from PIL import Image
 
     size = max(each.width for each in pictures), max(each.height for each in pictures)

@@ -1,4 +1,5 @@
-"""Environments in worker processes: what they crash, leak or leave running is not the run's.
+"""Runs environments in worker processes, so that their crashes, leaks and leftovers do not harm the
+run.
 
     run ── a socket of JSON lines ──> worker 1   environments 1 … max_env_num_per_worker
                                       worker 2   …                          (worker.py)
@@ -28,19 +29,19 @@ from typing import Any
 import numpy as np
 
 from ajet.core.environment.environment import Frame
-from ajet.core.environment.frames import problem_of
+from ajet.core.environment.frames import frame_problem
 from ajet.core.environment.registry import EnvironmentMaker
-from ajet.core.environment.returns import Shown, Step
+from ajet.core.environment.returns import ResetResult, StepResult
 from ajet.core.errors import EnvironmentFault
 
-LONGEST_LINE = 2**27
+MAX_MESSAGE_BYTES = 2**27
 """Bytes of one message: a large picture fits."""
 CLOSE_TIMEOUT_S = 2.0
 _workers: list[Worker] = []
 
 
-class InProcess:
-    """One environment in a worker; the same calls as in place."""
+class ProcessEnvironment:
+    """Calls one environment in a worker process."""
 
     def __init__(
         self, maker: EnvironmentMaker, step_timeout_s: float, max_env_num_per_worker: int
@@ -48,30 +49,33 @@ class InProcess:
         self._maker = maker
         self._name = maker.kind.__name__
         self._timeout_s = step_timeout_s
-        self._worker = _worker_with_room(max_env_num_per_worker)
+        self._worker = _worker_with_capacity(max_env_num_per_worker)
         self._number = self._worker.add()
         self.instruction = ""
 
     async def make(self) -> None:
-        """The environment, made in its worker; EnvironmentFault where that fails."""
-        made_of = {
+        """Makes the environment in its worker. Raises EnvironmentFault where that fails."""
+        arguments = {
             "env_type": self._maker.env_type,
             "env_config": dict(self._maker.env_config),
             "base_dirs": [str(folder) for folder in self._maker.base_dirs],
         }
-        self.instruction = await self._ask("", "make", made_of)
+        self.instruction = await self._ask("", "make", arguments)
 
-    async def reset(self, seed: int, options: Mapping[str, Any]) -> Shown:
-        return Shown(*await self._ask(".reset", "reset", {"seed": seed, "options": dict(options)}))
+    async def reset(self, seed: int, options: Mapping[str, Any]) -> ResetResult:
+        return ResetResult(
+            *await self._ask(".reset", "reset", {"seed": seed, "options": dict(options)})
+        )
 
-    async def step(self, action: str) -> Step:
-        return Step(*await self._ask(".step", "step", {"action": action}))
+    async def step(self, action: str) -> StepResult:
+        return StepResult(*await self._ask(".step", "step", {"action": action}))
 
     async def render(self) -> Frame:
-        return frame_of(await self._ask(".render", "render", {}))
+        return unpack_frame(await self._ask(".render", "render", {}))
 
     async def close(self) -> None:
-        """The worker closes it; the last one's end is the worker's."""
+        """Closes the environment in its worker; the worker ends when its last environment is
+        closed."""
         try:
             if not self._worker.is_retired:
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
@@ -82,30 +86,30 @@ class InProcess:
             self._worker.remove()
 
     async def _ask(self, method: str, call: str, arguments: Mapping[str, Any]) -> Any:
-        asked = asyncio.ensure_future(self._worker.ask(self._number, call, arguments))
+        request = asyncio.ensure_future(self._worker.ask(self._number, call, arguments))
         try:
-            done, _ = await asyncio.wait({asked}, timeout=self._timeout_s)
+            done, _ = await asyncio.wait({request}, timeout=self._timeout_s)
         finally:
-            if not asked.done():
-                asked.cancel()
+            if not request.done():
+                request.cancel()
                 self._worker.is_retired = True
         if done:
-            return asked.result()
+            return request.result()
         raise EnvironmentFault(
             f"{self._name}{method}() gave no answer within {self._timeout_s:g} s (step_timeout_s)"
         )
 
 
 class Worker:
-    """A process that holds environments, as the run sees it."""
+    """Controls one worker process, which holds environments."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.loop = asyncio.get_running_loop()
         self.is_retired = False
-        self.num_held = 0
-        self._num_given = 0
-        self._num_asked = 0
+        self.num_environments = 0
+        self._last_number = 0
+        self._num_requests = 0
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         ours, theirs = socket.socketpair()
         with theirs:
@@ -117,27 +121,28 @@ class Worker:
                 start_new_session=True,
             )
         self._streams = asyncio.ensure_future(
-            asyncio.open_connection(sock=ours, limit=LONGEST_LINE)
+            asyncio.open_connection(sock=ours, limit=MAX_MESSAGE_BYTES)
         )
         self._reading = asyncio.ensure_future(self._read())
 
     def add(self) -> int:
-        """Place for one environment; its number in this worker."""
-        self.num_held += 1
-        self._num_given += 1
-        return self._num_given
+        """Reserves room for one environment and returns its number in this worker."""
+        self.num_environments += 1
+        self._last_number += 1
+        return self._last_number
 
     def remove(self) -> None:
-        """One environment less; the process goes with the last one."""
-        self.num_held -= 1
-        if self.num_held == 0:
+        """Removes one environment and ends the process with the last one."""
+        self.num_environments -= 1
+        if self.num_environments == 0:
             self.end()
 
     async def ask(self, environment: int, call: str, arguments: Mapping[str, Any]) -> Any:
-        """What the environment gives; an EnvironmentFault where it, or the worker, fails."""
+        """Sends a call and returns the environment's result. Raises EnvironmentFault where the
+        environment, or the worker, fails."""
         _, writer = await asyncio.shield(self._streams)
-        self._num_asked += 1
-        number = self._num_asked
+        self._num_requests += 1
+        number = self._num_requests
         answer = self._waiting[number] = self.loop.create_future()
         message = {"number": number, "environment": environment, "call": call, **arguments}
         try:
@@ -158,17 +163,17 @@ class Worker:
         self._streams.add_done_callback(_close_writer)
 
     async def _read(self) -> None:
-        """Gives each answer to who asked for it, until the worker ends."""
+        """Gives each answer to its caller, until the worker ends."""
         reader, _ = await asyncio.shield(self._streams)
         with suppress(ConnectionError, ValueError):  # it died, or sent what is no message
             while line := await reader.readline():
-                self._hand_over(json.loads(line))
+                self._deliver(json.loads(line))
         self.is_retired = True
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(EnvironmentFault(self._ended()))
 
-    def _hand_over(self, message: dict[str, Any]) -> None:
+    def _deliver(self, message: dict[str, Any]) -> None:
         waiting = self._waiting.get(message["number"])
         if waiting is None or waiting.done():
             return
@@ -183,26 +188,26 @@ class Worker:
 
 
 def _close_writer(streams: asyncio.Future[Any]) -> None:
-    """Also where the streams are only now being made."""
+    """Closes the connection, also where it is still being opened."""
     if not streams.cancelled() and streams.exception() is None:
         streams.result()[1].close()
 
 
-def _worker_with_room(limit: int) -> Worker:
-    """The first that takes another environment, or a new one."""
+def _worker_with_capacity(limit: int) -> Worker:
+    """Returns the first worker that takes another environment, or a new one."""
     loop = asyncio.get_running_loop()
     for worker in _workers:
-        has_room = worker.num_held < worker.limit == limit
-        if has_room and worker.loop is loop and not worker.is_retired:
+        has_capacity = worker.num_environments < worker.limit == limit
+        if has_capacity and worker.loop is loop and not worker.is_retired:
             return worker
     worker = Worker(limit)
     _workers.append(worker)
     return worker
 
 
-def packed_frame(frame: Any) -> Any:
-    """A frame as JSON; an EnvironmentFault for what is none."""
-    problem = problem_of(frame)
+def pack_frame(frame: Any) -> Any:
+    """Returns a frame as JSON. Raises EnvironmentFault for what is no frame."""
+    problem = frame_problem(frame)
     if problem is not None:
         raise EnvironmentFault(f"its frame {problem}")
     if isinstance(frame, str):
@@ -211,8 +216,8 @@ def packed_frame(frame: Any) -> Any:
     return {"shape": frame.shape, "pixels": base64.b64encode(pixels.tobytes()).decode()}
 
 
-def frame_of(packed: Any) -> Frame:
-    """The frame that `packed_frame` has packed."""
+def unpack_frame(packed: Any) -> Frame:
+    """Returns the frame that `pack_frame` has packed."""
     if isinstance(packed, str):
         return packed
     pixels = np.frombuffer(base64.b64decode(packed["pixels"]), np.uint8)

@@ -1,6 +1,6 @@
-"""An environment in an agent's hands: every call awaited, bounded and checked.
+"""Gives an agent an environment in which every call is awaited, bounded in time and checked.
 
-    async with open_live(maker, isolation="auto", step_timeout_s=60) as environment:
+    async with open_environment(maker, isolation="auto", step_timeout_s=60) as environment:
         shown = await environment.reset(seed=7, options={"split": "train"})
         step = await environment.step("Left")                        # close() always follows
 
@@ -25,9 +25,9 @@ from typing import Any, Literal, Protocol, TypeVar
 from loguru import logger
 
 from ajet.core.environment.environment import Environment, Frame
-from ajet.core.environment.isolated import InProcess
+from ajet.core.environment.isolated import ProcessEnvironment
 from ajet.core.environment.registry import EnvironmentMaker
-from ajet.core.environment.returns import Shown, Step, checked_reset, checked_step
+from ajet.core.environment.returns import ResetResult, StepResult, checked_reset, checked_step
 from ajet.core.error_text import one_line
 from ajet.core.errors import EnvironmentFault
 
@@ -41,44 +41,45 @@ _closing: set[asyncio.Task[None]] = set()
 
 
 class LiveEnvironment(Protocol):
-    """One environment of one episode."""
+    """Describes one episode's environment as an agent calls it."""
 
     @property
     def instruction(self) -> str: ...
 
-    async def reset(self, seed: int, options: Mapping[str, Any]) -> Shown: ...
+    async def reset(self, seed: int, options: Mapping[str, Any]) -> ResetResult: ...
 
-    async def step(self, action: str) -> Step: ...
+    async def step(self, action: str) -> StepResult: ...
 
     async def render(self) -> Frame: ...
 
 
-def open_live(
+def open_environment(
     maker: EnvironmentMaker,
     isolation: Isolation = "auto",
     step_timeout_s: float = 60.0,
     max_env_num_per_worker: int = 16,
-) -> OpenEnvironment:
-    """A new environment until the end of its ``async with``."""
+) -> EnvironmentContext:
+    """Returns a context manager; the environment lives until the end of its ``async with``."""
     if isolation == "inline" or (isolation == "auto" and maker.kind.is_quick):
-        return InPlace(maker)
+        return InlineEnvironment(maker)
     if isolation == "process":
-        return Apart(InProcess(maker, step_timeout_s, max_env_num_per_worker))
-    return Apart(InThread(maker, step_timeout_s))
+        return ManagedEnvironment(ProcessEnvironment(maker, step_timeout_s, max_env_num_per_worker))
+    return ManagedEnvironment(ThreadEnvironment(maker, step_timeout_s))
 
 
-class OpenEnvironment(Protocol):
-    """What `async with` opens and closes."""
+class EnvironmentContext(Protocol):
+    """Opens and closes an environment with `async with`."""
 
     async def __aenter__(self) -> LiveEnvironment: ...
 
     async def __aexit__(self, *_: object) -> None: ...
 
 
-class Apart:
-    """An environment in a thread or a process: closing goes on when waiting for it is cancelled."""
+class ManagedEnvironment:
+    """Opens and closes an environment in a thread or a process: closing continues when waiting for
+    it is cancelled."""
 
-    def __init__(self, environment: InThread | InProcess) -> None:
+    def __init__(self, environment: ThreadEnvironment | ProcessEnvironment) -> None:
         self._environment = environment
 
     async def __aenter__(self) -> LiveEnvironment:
@@ -99,16 +100,16 @@ class Apart:
         await asyncio.shield(task)
 
 
-class InPlace:
-    """Calls on the event loop, for environments that never wait."""
+class InlineEnvironment:
+    """Runs calls on the event loop, for environments that never wait."""
 
     def __init__(self, maker: EnvironmentMaker) -> None:
         self._maker = maker
         self._name = maker.kind.__name__
         self._step_name = f"{self._name}.step()"
 
-    async def __aenter__(self) -> InPlace:
-        self._environment = called(self._maker, f"{self._name}()")
+    async def __aenter__(self) -> InlineEnvironment:
+        self._environment = call_environment(self._maker, f"{self._name}()")
         self._step = self._environment.step
         return self
 
@@ -117,13 +118,17 @@ class InPlace:
 
     @property
     def instruction(self) -> str:
-        return str(called(lambda: self._environment.instruction, f"{self._name}.instruction"))
+        return str(
+            call_environment(lambda: self._environment.instruction, f"{self._name}.instruction")
+        )
 
-    async def reset(self, seed: int, options: Mapping[str, Any]) -> Shown:
+    async def reset(self, seed: int, options: Mapping[str, Any]) -> ResetResult:
         who = f"{self._name}.reset()"
-        return checked_reset(called(lambda: self._environment.reset(seed, options), who), who)
+        return checked_reset(
+            call_environment(lambda: self._environment.reset(seed, options), who), who
+        )
 
-    async def step(self, action: str) -> Step:
+    async def step(self, action: str) -> StepResult:
         try:
             returned = self._step(action)
         except (Exception, SystemExit) as error:  # the environment may raise anything
@@ -131,11 +136,11 @@ class InPlace:
         return checked_step(returned, self._step_name)
 
     async def render(self) -> Frame:
-        return called(self._environment.render, f"{self._name}.render()")
+        return call_environment(self._environment.render, f"{self._name}.render()")
 
 
-class InThread:
-    """All calls of one environment in one thread of its own, in their order."""
+class ThreadEnvironment:
+    """Runs all calls of one environment in one thread of its own, in their order."""
 
     def __init__(self, maker: EnvironmentMaker, step_timeout_s: float | None) -> None:
         self._maker = maker
@@ -147,24 +152,27 @@ class InThread:
         self.instruction = ""
 
     async def make(self) -> None:
-        """The environment, made in its thread; EnvironmentFault where that fails."""
+        """Makes the environment in its thread. Raises EnvironmentFault where that fails."""
         thread = threading.Thread(target=self._work, name=f"ajet-{self._name}", daemon=True)
         thread.start()
-        self.instruction = await self._ask(f"{self._name}()", self._made)
+        self.instruction = await self._ask(f"{self._name}()", self._construct)
 
-    async def reset(self, seed: int, options: Mapping[str, Any]) -> Shown:
+    async def reset(self, seed: int, options: Mapping[str, Any]) -> ResetResult:
         who = f"{self._name}.reset()"
-        return await self._ask(who, lambda: checked_reset(self._own.reset(seed, options), who))
+        return await self._ask(
+            who, lambda: checked_reset(self._made_environment.reset(seed, options), who)
+        )
 
-    async def step(self, action: str) -> Step:
+    async def step(self, action: str) -> StepResult:
         who = f"{self._name}.step()"
-        return await self._ask(who, lambda: checked_step(self._own.step(action), who))
+        return await self._ask(who, lambda: checked_step(self._made_environment.step(action), who))
 
     async def render(self) -> Frame:
-        return await self._ask(f"{self._name}.render()", lambda: self._own.render())
+        return await self._ask(f"{self._name}.render()", lambda: self._made_environment.render())
 
     async def close(self) -> None:
-        """Asks the thread to close and to end. One that hangs does so when it comes back."""
+        """Asks the thread to close the environment and to end. A thread that hangs does so when its
+        call returns."""
         closed = self._post("close()", lambda: close_quietly(self._environment))
         self._jobs.put(None)
         if not self._hangs:
@@ -173,19 +181,19 @@ class InThread:
             _count_left_behind(self._name)
 
     @property
-    def _own(self) -> Environment:
+    def _made_environment(self) -> Environment:
         assert self._environment is not None
         return self._environment
 
-    def _made(self) -> str:
+    def _construct(self) -> str:
         self._environment = self._maker()
         return str(self._environment.instruction)
 
     async def _ask(self, who: str, job: Callable[[], Result]) -> Result:
-        asked = self._post(who, job)
-        await asyncio.wait({asked}, timeout=self._timeout_s)
-        if asked.done():
-            return asked.result()
+        future = self._post(who, job)
+        await asyncio.wait({future}, timeout=self._timeout_s)
+        if future.done():
+            return future.result()
         self._hangs = True
         raise EnvironmentFault(
             f"{who} gave no answer within {self._timeout_s:g} s (step_timeout_s)"
@@ -193,7 +201,7 @@ class InThread:
 
     def _post(self, who: str, job: Callable[[], Result]) -> asyncio.Future[Result]:
         loop = asyncio.get_running_loop()
-        asked: asyncio.Future[Result] = loop.create_future()
+        future: asyncio.Future[Result] = loop.create_future()
 
         def run() -> None:
             result, fault = None, None
@@ -202,18 +210,19 @@ class InThread:
             except BaseException as error:  # noqa: BLE001  # the environment may raise anything
                 fault = _fault(who, error)
             with suppress(RuntimeError):  # the loop is closed: nobody waits
-                loop.call_soon_threadsafe(_settle, asked, result, fault)
+                loop.call_soon_threadsafe(_resolve, future, result, fault)
 
         self._jobs.put(run)
-        return asked
+        return future
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
 
 
-def called(call: Callable[[], Result], who: str) -> Result:
-    """What the environment gives; whatever it raises is an EnvironmentFault that names the call."""
+def call_environment(call: Callable[[], Result], who: str) -> Result:
+    """Returns what the environment returns. Whatever it raises becomes an EnvironmentFault that
+    names the call."""
     try:
         return call()
     except EnvironmentFault:
@@ -223,7 +232,7 @@ def called(call: Callable[[], Result], who: str) -> Result:
 
 
 def close_quietly(environment: Environment | None) -> None:
-    """What a `close()` raises takes nothing from an episode that is over."""
+    """Closes the environment. What `close()` raises is logged only, since the episode is over."""
     if environment is None:
         return
     try:
@@ -240,14 +249,14 @@ def _fault(who: str, error: BaseException) -> EnvironmentFault:
     return fault
 
 
-def _settle(asked: asyncio.Future[Any], result: Any, fault: EnvironmentFault | None) -> None:
-    if asked.done():
+def _resolve(future: asyncio.Future[Any], result: Any, fault: EnvironmentFault | None) -> None:
+    if future.done():
         return
     if fault is None:
-        asked.set_result(result)
+        future.set_result(result)
         return
-    asked.set_exception(fault)
-    asked.exception()  # looked at: an episode that is over asks no more
+    future.set_exception(fault)
+    future.exception()  # looked at: an episode that is over asks no more
 
 
 def _count_left_behind(name: str) -> None:

@@ -1,4 +1,4 @@
-"""Environments by `env_type`.
+"""Finds environments by `env_type`.
 
     frozen_lake                     one of ajet/envs, imported when it is asked for
     FrozenLake-v1, gymnasium:ID     anything registered with Gymnasium whose observations are text,
@@ -42,7 +42,7 @@ PREFIXED = {
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentMaker:
-    """Makes a new environment at each call. The names are kept beside the class: another process
+    """Makes a new environment at each call. The names are stored beside the class: another process
     finds the class by them."""
 
     kind: type[Environment]
@@ -58,7 +58,8 @@ class EnvironmentMaker:
 def environment_maker(
     env_type: str, env_config: Mapping[str, Any], base_dirs: Sequence[Path], where: str
 ) -> EnvironmentMaker:
-    """A ConfigError now for a type that does not exist, or an argument that it does not take."""
+    """Returns the maker of an `env_type`. Raises ConfigError for a type that does not exist, or an
+    argument that it does not take."""
     kind, arguments = _kind_of(env_type, base_dirs, where)
     known = arguments_of(kind)
     unknown = next((name for name in env_config if known is not None and name not in known), None)
@@ -70,7 +71,7 @@ def environment_maker(
 
 
 def arguments_of(kind: type[Environment]) -> tuple[str, ...] | None:
-    """The names that may stand in its `env_config`; None where it takes any."""
+    """Returns the names that its `env_config` may have; None where it takes any."""
     parameters = signature(kind).parameters.values()
     if any(each.kind is Parameter.VAR_KEYWORD for each in parameters):
         return None

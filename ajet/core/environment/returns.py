@@ -1,7 +1,7 @@
-"""What an environment returned, checked once and made plain.
+"""Checks what an environment returned and converts it to plain values.
 
     ("You are at 3.", np.float32(1), True, np.bool_(False), {"metrics": {"success": True}})
-        -> Step("You are at 3.", 1.0, True, False, {"success": True}, {}, None)
+        -> StepResult("You are at 3.", 1.0, True, False, {"success": True}, {}, None)
     ("You are at 3.", nan, True, False, {})     -> EnvironmentFault of one line
 
 Not covered: pictures (frames.py).
@@ -20,15 +20,16 @@ AGGREGATIONS = ("mean", "sum", "last", "min", "max")
 NOTHING: Mapping[str, Any] = {}
 
 
-class Shown(NamedTuple):
-    """The beginning of an episode."""
+class ResetResult(NamedTuple):
+    """Holds what `reset` returned."""
 
     observation: str
     state_key: str | None
 
 
-class Step(NamedTuple):
-    """What came of an action. `state_key` is that of the state which the next action meets."""
+class StepResult(NamedTuple):
+    """Holds what `step` returned. `state_key` is that of the state in which the next action is
+    taken."""
 
     observation: str
     reward: float
@@ -39,17 +40,17 @@ class Step(NamedTuple):
     state_key: str | None
 
 
-def checked_reset(returned: Any, who: str) -> Shown:
-    """`who` is the call, as ``Maze.reset()``."""
+def checked_reset(returned: Any, who: str) -> ResetResult:
+    """Checks what `reset` returned; `who` is the call, as ``Maze.reset()``."""
     if not isinstance(returned, tuple) or len(returned) != 2:
         _refuse(who, f"returned {_kind(returned)}, not (observation, info)")
     observation, info = returned
     _check_observation(observation, who)
-    return Shown(observation, _state_key(_info(info, who), who))
+    return ResetResult(observation, _state_key(_info(info, who), who))
 
 
-def checked_step(returned: Any, who: str) -> Step:
-    """`who` is the call, as ``Maze.step()``."""
+def checked_step(returned: Any, who: str) -> StepResult:
+    """Checks what `step` returned; `who` is the call, as ``Maze.step()``."""
     if not isinstance(returned, tuple) or len(returned) != 5:
         _refuse(
             who,
@@ -61,7 +62,7 @@ def checked_step(returned: Any, who: str) -> Step:
     if type(info) is not dict:
         info = _info(info, who)
     key = info.get("state_key")
-    return Step(
+    return StepResult(
         observation,
         reward
         if type(reward) is float and math.isfinite(reward)
@@ -86,7 +87,7 @@ def _info(info: Any, who: str) -> Mapping[str, Any]:
 
 
 def _number(value: Any, what: str, who: str) -> float:
-    """Python's and numpy's numbers; a bool is 0 or 1."""
+    """Converts Python's and numpy's numbers to a float; a bool becomes 0 or 1."""
     kind = type(value)
     if kind is bool:
         return 1.0 if value else 0.0
@@ -149,7 +150,7 @@ def _refuse(who: str, what: str) -> NoReturn:
 
 
 def _kind(value: Any) -> str:
-    """The type, and how long it is or what it says where that is short."""
+    """Describes a value by its type, and by its length or its text where that is short."""
     if value is None:
         return "None"
     if isinstance(value, tuple | list | dict | set):

@@ -1,4 +1,4 @@
-"""The process that holds environments for a run: ``python -m ajet.core.environment.worker``.
+"""Runs environments for a run in a process of its own: ``python -m ajet.core.environment.worker``.
 
     {"number": 1, "environment": 1, "call": "make", "env_type": "frozen_lake", …}
       ->  {"number": 1, "result": "You stand on a frozen lake. …"}
@@ -21,27 +21,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ajet.core.environment.isolated import LONGEST_LINE, packed_frame
-from ajet.core.environment.live import InThread
+from ajet.core.environment.isolated import MAX_MESSAGE_BYTES, pack_frame
+from ajet.core.environment.live import ThreadEnvironment
 from ajet.core.environment.registry import environment_maker
 from ajet.core.errors import AjetError, EnvironmentFault
 
 
-class Held:
-    """The environments of this process, by number."""
+class WorkerEnvironments:
+    """Holds the environments of this process, by number."""
 
     def __init__(self) -> None:
-        self._environments: dict[int, InThread] = {}
+        self._environments: dict[int, ThreadEnvironment] = {}
 
     async def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """The message's answer, with its number."""
+        """Returns the answer to a message, with its number."""
         number = message["number"]
         try:
-            return {"number": number, "result": await self._done(message)}
+            return {"number": number, "result": await self._call(message)}
         except (EnvironmentFault, AjetError) as fault:
             return {"number": number, "fault": str(fault)}
 
-    async def _done(self, message: Mapping[str, Any]) -> Any:
+    async def _call(self, message: Mapping[str, Any]) -> Any:
         key, call = message["environment"], message["call"]
         if call == "make":
             return await self._make(key, message)
@@ -52,7 +52,7 @@ class Held:
             case "step":
                 return await environment.step(message["action"])
             case "render":
-                return packed_frame(await environment.render())
+                return pack_frame(await environment.render())
             case _:
                 return await self._environments.pop(key).close()
 
@@ -63,18 +63,18 @@ class Held:
             [Path(folder) for folder in message["base_dirs"]],
             message["env_type"],
         )
-        environment = self._environments[key] = InThread(maker, step_timeout_s=None)
+        environment = self._environments[key] = ThreadEnvironment(maker, step_timeout_s=None)
         await environment.make()
         return environment.instruction
 
 
 async def serve(sock: socket.socket) -> None:
     """Answers each message in a task of its own, until the socket ends."""
-    reader, writer = await asyncio.open_connection(sock=sock, limit=LONGEST_LINE)
-    held, answering = Held(), set[asyncio.Task[None]]()
+    reader, writer = await asyncio.open_connection(sock=sock, limit=MAX_MESSAGE_BYTES)
+    environments, answering = WorkerEnvironments(), set[asyncio.Task[None]]()
 
     async def answer(message: Mapping[str, Any]) -> None:
-        writer.write(json.dumps(await held.answer(message)).encode() + b"\n")
+        writer.write(json.dumps(await environments.answer(message)).encode() + b"\n")
 
     while line := await reader.readline():
         task = asyncio.create_task(answer(json.loads(line)))
@@ -83,7 +83,8 @@ async def serve(sock: socket.socket) -> None:
 
 
 def _own_socket() -> socket.socket:
-    """The socket under a number that children do not inherit; standard input is empty."""
+    """Moves the socket to a file descriptor that children do not inherit, and empties standard
+    input."""
     sock = socket.socket(fileno=os.dup(0))
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)

@@ -1,7 +1,8 @@
-"""In: a task and a workflow's output. Out: ``(reward, is_success)``.
+"""Turns outputs into rewards. In: a task and a workflow's output. Out: ``(reward, is_success)``.
 
-What a judge is, which one the config names, and the checks of what it returns. The judges that come
-with ajet are in ajet/judges. Ignores tokens and turns."""
+This package defines what a judge is, finds the one that the config names, and checks what it
+returns. The judges that come with ajet are in ajet/judges. It ignores tokens and turns.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +30,14 @@ JUDGES = {
 
 
 def judge_spec(section: TaskJudgeConfig) -> str | None:
-    """The judge that `ajet.task_judge` names; None for the workflow's own reward."""
+    """Returns the judge that `ajet.task_judge` names; None for the workflow's own reward."""
     if section.judge_type == "rubrics_auto_grader":
         return f"rubrics_auto_grader ({section.rubrics_auto_grader.grader_mode})"
     return section.judge_protocol
 
 
 def judge_class(spec: str | None, base_dirs: Sequence[Path] = ()) -> type[BaseJudge] | None:
-    """The class of what `judge_spec` gives."""
+    """Returns the class for a string that `judge_spec` returns."""
     if spec is None:
         return None
     if spec in JUDGES:
@@ -47,7 +48,8 @@ def judge_class(spec: str | None, base_dirs: Sequence[Path] = ()) -> type[BaseJu
 
 
 def make_judge(config: AjetConfig) -> BaseJudge | None:
-    """The config's judge; None for the workflow's own reward. A run makes one, for every runner."""
+    """Makes the config's judge; None for the workflow's own reward. A run makes one, for every
+    runner."""
     spec = judge_spec(config.ajet.task_judge)
     kind = judge_class(spec, config.base_dirs)
     if kind is None:

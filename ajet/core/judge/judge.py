@@ -1,4 +1,4 @@
-"""What a judge is: it reads episodes' outputs and gives rewards.
+"""Defines the base classes of judges, which read episodes' outputs and give rewards.
 
     class MyJudge(BaseJudge):           one episode at a time
         async def compute_reward(self, workflow_task, workflow_output): return 1.0, True
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class BaseJudge:
-    """Subclass this and write `compute_reward`, plain or async. Made once for each run: training
-    and validation ask the same object.
+    """Base class of judges: subclasses implement `compute_reward`, plain or async. One object is
+    made for each run, which training and validation share.
 
     `config` is the whole config tree (the user's own sections included).
     """
@@ -32,29 +32,31 @@ class BaseJudge:
 
     @cached_property
     def client(self) -> "ChatClient":
-        """`ajet.task_judge.alien_llm_model`, for a judge of yours that asks a model:
-        `await self.client.complete(messages, max_tokens=512)`. What it says is never trained."""
-        from ajet.core.judge.judge_client import alien_client
+        """Returns a client for `ajet.task_judge.alien_llm_model`, for a judge of yours that calls a
+        model: `await self.client.complete(messages, max_tokens=512)`. Its replies are never
+        trained."""
+        from ajet.core.judge.judge_client import user_judge_client
 
-        return alien_client(self.config)
+        return user_judge_client(self.config)
 
     def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
     ) -> tuple[float, bool] | Awaitable[tuple[float, bool]]:
-        """``(reward, is_success)``; the reward a finite number. A plain method that takes long
-        holds up all episodes: make it async, and await."""
+        """Returns ``(reward, is_success)``; the reward is a finite number. A plain method that
+        takes long blocks all episodes: make it async, and await."""
         raise NotImplementedError(f"{type(self).__name__} does not define compute_reward()")
 
 
 class GroupJudge(BaseJudge):
-    """Subclass this and write `compute_group_rewards`, plain or async, for a judge that compares
-    the answers to one task. It is asked once a group, when the last member has ended."""
+    """Base class of judges that compare the answers to one task: subclasses implement
+    `compute_group_rewards`, plain or async. It is called once for each group, when the last member
+    has ended."""
 
     def compute_group_rewards(
         self,
         workflow_tasks: Sequence[WorkflowTask],
         workflow_outputs: Sequence[WorkflowOutput],
     ) -> Sequence[tuple[float, bool]] | Awaitable[Sequence[tuple[float, bool]]]:
-        """One ``(reward, is_success)`` for each member, in their order. Members that failed, or
-        that their workflow has rewarded, are left out; there may be only one."""
+        """Returns one ``(reward, is_success)`` for each member, in their order. Members that
+        failed, or that their workflow has rewarded, are left out; there may be only one."""
         raise NotImplementedError(f"{type(self).__name__} does not define compute_group_rewards()")

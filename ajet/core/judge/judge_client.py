@@ -1,4 +1,4 @@
-"""A judge's `ChatClient`, from the config.
+"""Makes a judge's `ChatClient` from the config.
 
     ajet.task_judge.client       address, limits, cache        + a model's name  ->  ChatClient
 
@@ -20,7 +20,7 @@ REPLIES = "judge_replies.sqlite"
 
 
 def judge_client(config: AjetConfig, model: str) -> ChatClient:
-    """Asks `model` as `ajet.task_judge.client` says."""
+    """Returns a client that calls `model` with the settings of `ajet.task_judge.client`."""
     section = config.ajet.task_judge.client
     return ChatClient(
         model,
@@ -33,8 +33,8 @@ def judge_client(config: AjetConfig, model: str) -> ChatClient:
     )
 
 
-def alien_client(config: AjetConfig | None) -> ChatClient:
-    """The model for the user's own judge."""
+def user_judge_client(config: AjetConfig | None) -> ChatClient:
+    """Returns the client of the model that the user's own judge calls."""
     model = config and config.ajet.task_judge.alien_llm_model
     if config is None or model is None:
         raise ConfigError(
@@ -45,8 +45,9 @@ def alien_client(config: AjetConfig | None) -> ChatClient:
 
 
 def _cache_path(config: AjetConfig) -> Path | None:
-    """Replies are kept in the run folder once there is one: `ajet debug` makes none."""
-    asked = config.ajet.task_judge.client.cache_path
-    if asked != "auto":
-        return None if asked is None else Path(asked).expanduser()
+    """Returns the file that caches replies. It is in the run folder once there is one: `ajet debug`
+    makes none."""
+    configured = config.ajet.task_judge.client.cache_path
+    if configured != "auto":
+        return None if configured is None else Path(configured).expanduser()
     return config.run_folder / REPLIES if config.run_folder.is_dir() else None

@@ -1,4 +1,5 @@
-"""One episode's reward: the workflow's own, or the judge's. What either returns is made plain:
+"""Determines one episode's reward: the workflow's own, or the judge's. What either returns is
+converted to plain values:
 
     WorkflowOutput(reward=np.float32(1), is_success=1, log_metrics=None)  ->  1.0, True, {}
     WorkflowOutput(reward=10**400), is_success="False", (nan, True)       ->  one line that says so
@@ -27,12 +28,12 @@ Result = TypeVar("Result")
 
 
 class JudgeFault(Exception):
-    """The judge gave no usable verdict; the message names it."""
+    """Raised when the judge gave no usable verdict; the message names the judge."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`output` is the workflow's, with what the judge added to it."""
+    """Holds a reward and a success. `output` is the workflow's, with what the judge added to it."""
 
     reward: float
     is_success: bool | None
@@ -40,8 +41,8 @@ class Verdict:
 
 
 def checked_output(output: Any, workflow_name: str) -> WorkflowOutput:
-    """A copy of the workflow's return value with plain fields, or a `TypeError` or `ValueError` of
-    one line."""
+    """Returns a copy of the workflow's return value with plain fields. Raises a `TypeError` or
+    `ValueError` of one line for a value that is not allowed."""
     if not isinstance(output, WorkflowOutput):
         raise TypeError(
             f"{workflow_name}.execute() returned {_kind(output)}: return a WorkflowOutput"
@@ -66,7 +67,8 @@ async def verdict(
     output: WorkflowOutput,
     timeout_s: float | None,
 ) -> Verdict:
-    """What the episode earns. A workflow's own reward stands; the judge is not asked then."""
+    """Returns the episode's verdict. A workflow's own reward is taken as it is; the judge is not
+    called then."""
     if output.reward is not None:
         return Verdict(output.reward, output.is_success, output)
     if judge is None:
@@ -75,9 +77,9 @@ async def verdict(
             "and ajet.task_judge.judge_protocol is null"
         )
     name = _name(judge)
-    output = _own_copy(output)
+    output = _copy_output(output)
     answer = await _answer(partial(judge.compute_reward, workflow_task, output), name, timeout_s)
-    return _read(partial(_checked_verdict, answer, output, name))
+    return _or_judge_fault(partial(_checked_verdict, answer, output, name))
 
 
 async def group_verdicts(
@@ -86,31 +88,33 @@ async def group_verdicts(
     outputs: Sequence[WorkflowOutput],
     timeout_s: float | None,
 ) -> list[Verdict]:
-    """What each member of a group earns, seen together."""
+    """Returns the verdict of each member of a group, judged together."""
     name = _name(judge)
-    copies = [_own_copy(output) for output in outputs]
+    copies = [_copy_output(output) for output in outputs]
     ask = partial(judge.compute_group_rewards, list(workflow_tasks), list(copies))
     answer = await _answer(ask, name, timeout_s)
-    return _read(partial(_checked_verdicts, answer, copies, name))
+    return _or_judge_fault(partial(_checked_verdicts, answer, copies, name))
 
 
 def _name(judge: BaseJudge) -> str:
     return f"judge {type(judge).__name__!r}"
 
 
-def _own_copy(output: WorkflowOutput) -> WorkflowOutput:
-    """A judge that fails on the way leaves the trajectory's as it was."""
+def _copy_output(output: WorkflowOutput) -> WorkflowOutput:
+    """Returns a copy for the judge to write to: one that fails on the way leaves the trajectory's
+    output unchanged."""
     output = copy.copy(output)
     output.log_metrics = dict(output.log_metrics)
     return output
 
 
 async def _answer(ask: Callable[[], Any], name: str, timeout_s: float | None) -> Any:
-    """What the judge returns, within its deadline; whatever else it does is a `JudgeFault`."""
+    """Returns what the judge returns within its deadline. Whatever else it does is a
+    `JudgeFault`."""
     deadline = asyncio.timeout(timeout_s)
     try:
         async with deadline:
-            return await _asked(ask)
+            return await _call(ask)
     except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
         raise  # the run's own end
     except BaseException as error:  # libraries in Rust panic outside Exception
@@ -119,14 +123,15 @@ async def _answer(ask: Callable[[], Any], name: str, timeout_s: float | None) ->
         raise JudgeFault(f"{name} raised {one_line(error)}") from error
 
 
-async def _asked(ask: Callable[[], Any]) -> Any:
-    """The judge's answer; if it wants to end more than itself, that is an error of its own."""
+async def _call(ask: Callable[[], Any]) -> Any:
+    """Calls the judge and returns its answer. If it tries to end the process or the task, that
+    becomes an error of its own."""
     try:
         answer: Any = ask()
         return await answer if inspect.isawaitable(answer) else answer
     except SystemExit as error:
-        wish = f"it called sys.exit({error.code!r})"
-        raise RuntimeError(wish).with_traceback(error.__traceback__) from error
+        message = f"it called sys.exit({error.code!r})"
+        raise RuntimeError(message).with_traceback(error.__traceback__) from error
     except asyncio.CancelledError as error:
         if _is_being_cancelled():
             raise
@@ -134,12 +139,12 @@ async def _asked(ask: Callable[[], Any]) -> Any:
 
 
 def _is_being_cancelled() -> bool:
-    """Whether somebody else asked this task to end: the run or the deadline."""
+    """Returns True if somebody else cancelled this task: the run or the deadline."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
-def _read(check: Callable[[], Result]) -> Result:
+def _or_judge_fault(check: Callable[[], Result]) -> Result:
     try:
         return check()
     except Exception as error:
@@ -171,7 +176,8 @@ def _reward(value: Any, name: str, advice: str) -> float:
 
 
 def _finite(value: Any, name: str, advice: str) -> float:
-    """Python's and numpy's numbers. A bool is none: ``(is_success, reward)`` is a common slip."""
+    """Returns a number of Python's or numpy's as a float. A bool is refused: ``(is_success,
+    reward)`` is a common slip."""
     if not isinstance(value, numbers.Real) or _is_bool(value):
         raise TypeError(f"{name} is {_kind(value)}: {advice}")
     try:
@@ -184,7 +190,8 @@ def _finite(value: Any, name: str, advice: str) -> float:
 
 
 def _success(value: Any, name: str, advice: str) -> bool | None:
-    """A bool of Python's or numpy's, 0, 1 or None. What else is true or false is a slip."""
+    """Returns a bool for True, False, 0, 1 or their numpy types, and None for None. Other values
+    that are true or false are refused as slips."""
     if value is None:
         return None
     if _is_bool(value) or (isinstance(value, numbers.Integral) and value in (0, 1)):
@@ -205,7 +212,8 @@ def _is_bool(value: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    """The type, and the value where it is short to show: the user's objects may show anything."""
+    """Describes a value by its type, and by the value where that is short: the user's objects may
+    print anything."""
     if value is None:
         return "None"
     kind = type(value).__name__

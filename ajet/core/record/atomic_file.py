@@ -1,4 +1,4 @@
-"""A small file that is there whole or not at all, whatever kills the process.
+"""Writes a small file so that it exists completely or not at all, whenever the process is killed.
 
 Not covered: folders and big files with checksums, which checkpoints need.
 """
@@ -10,14 +10,15 @@ from ajet.core.errors import CheckpointError
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Write aside, flush to the disk, rename over `path`; `CheckpointError` when it fails."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Writes a temporary file, flushes it to the disk, and renames it over `path`. Raises
+    `CheckpointError` when that fails."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with aside.open("w", encoding="utf-8") as file:
+        with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        aside.replace(path)
+        temporary.replace(path)
     except OSError as error:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise CheckpointError(f"{path} cannot be written: {error.strerror}") from error

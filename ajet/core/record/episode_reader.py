@@ -39,7 +39,8 @@ _LISTED = (
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFilter:
-    """Which episodes; None is any. Ranges include both ends; `text` is searched in the query."""
+    """Selects episodes; a field that is None selects all. Ranges include both ends; `text` is
+    searched in the query."""
 
     first_step: int | None = None
     last_step: int | None = None
@@ -52,7 +53,7 @@ class EpisodeFilter:
     group_id: str | None = None
 
     def where(self) -> tuple[str, list[Any]]:
-        """SQL conditions and their arguments."""
+        """Returns SQL conditions and their arguments."""
         conditions = {
             "step >= ?": self.first_step,
             "step <= ?": self.last_step,
@@ -70,7 +71,7 @@ class EpisodeFilter:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRow:
-    """One line of the list; fields as in episode_schema.py."""
+    """Holds one line of the list; the fields are described in episode_schema.py."""
 
     id: int
     episode_id: str
@@ -94,7 +95,8 @@ class EpisodeRow:
 
 @dataclass(frozen=True, slots=True)
 class TurnRecord:
-    """One call of the model, complete; the last four arrays have an entry for each sampled token.
+    """Holds one complete call of the model; the last four arrays have an entry for each sampled
+    token.
 
     `advantages` and `loss_mask` are None where nothing was trained.
     """
@@ -125,7 +127,7 @@ class TurnRecord:
 
     @property
     def completion(self) -> Completion:
-        """The call as the engine answered it."""
+        """Returns the call as the engine answered it."""
         return Completion(
             tuple(self.prompt_ids.tolist()),
             tuple(self.token_ids.tolist()),
@@ -137,7 +139,7 @@ class TurnRecord:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRecord:
-    """One episode with its turns."""
+    """Holds one episode with its turns."""
 
     row: EpisodeRow
     reward_breakdown: dict[str, float]
@@ -153,7 +155,7 @@ class EpisodeRecord:
 
 
 class EpisodeReader:
-    """A read-only view of one run's episodes. Not shared between threads."""
+    """Reads one run's episodes. An object is not shared between threads."""
 
     def __init__(self, path: Path) -> None:
         self._connection = open_for_reading(path)
@@ -161,7 +163,8 @@ class EpisodeReader:
     def list(
         self, which: EpisodeFilter | None = None, *, limit: int = 50, after: int | None = None
     ) -> list[EpisodeRow]:
-        """Newest first; `after` is the id of the last row of the page before."""
+        """Returns one page of the list, newest first. `after` is the id of the last row of the page
+        before."""
         where, arguments = (which or EpisodeFilter()).where()
         rows = self._connection.execute(
             f"SELECT {_LISTED} FROM episodes WHERE {where} AND id < ? ORDER BY id DESC LIMIT ?",
@@ -170,7 +173,7 @@ class EpisodeReader:
         return [_episode_row(row) for row in rows]
 
     def count(self, which: EpisodeFilter | None = None) -> int:
-        """How many episodes pass the filter."""
+        """Returns the number of episodes that pass the filter."""
         where, arguments = (which or EpisodeFilter()).where()
         query = f"SELECT count(*) FROM episodes WHERE {where}"
         return self._connection.execute(query, arguments).fetchone()[0]
@@ -178,7 +181,7 @@ class EpisodeReader:
     def walk(
         self, which: EpisodeFilter | None = None, limit: int | None = None
     ) -> Iterator[EpisodeRecord]:
-        """The newest `limit` episodes complete, newest first; None is all of them."""
+        """Yields the newest `limit` episodes complete, newest first; None yields all of them."""
         after: int | None = None
         while limit is None or limit > 0:
             page = self.list(which, limit=min(PAGE, limit or PAGE), after=after)
@@ -189,13 +192,13 @@ class EpisodeReader:
             limit = None if limit is None else limit - len(page)
 
     def values(self, column: str) -> list[str]:
-        """The values that occur in `status` or `mode`, for a menu."""
+        """Returns the values that occur in `status` or `mode`, for a menu."""
         assert column in ("status", "mode"), column
         rows = self._connection.execute(f"SELECT DISTINCT {column} FROM episodes ORDER BY 1")
         return [row[0] for row in rows]
 
     def episode(self, episode_id: str) -> EpisodeRecord:
-        """One episode, complete; `KeyError` when it is not there."""
+        """Returns one complete episode. Raises `KeyError` when it does not exist."""
         row = self._connection.execute(
             "SELECT episodes.*, tasks.task FROM episodes LEFT JOIN tasks ON tasks.id = tasks_id "
             "WHERE episode_id = ?",
@@ -219,7 +222,8 @@ class EpisodeReader:
         )
 
     def find(self, name: str) -> str:
-        """The id that `name` is, or is the beginning of, alone; `DataError` says what is near."""
+        """Returns the id that equals `name`, or the only id that begins with it. Raises
+        `DataError`, with similar ids, when there is none or more than one."""
         below = f"{_escaped(name)}%"
         query = "SELECT episode_id FROM episodes WHERE episode_id LIKE ? ESCAPE '!' ORDER BY 1"
         found = [row[0] for row in self._connection.execute(query, [below])]
@@ -234,7 +238,7 @@ class EpisodeReader:
         raise DataError(f"no episode {name!r}; {f'near: {near}' if near else 'see ajet view'}")
 
     def _neighbours(self, name: str) -> list[str]:
-        """Ids before and after it in their order."""
+        """Returns the ids before and after `name` in their order."""
         ids: list[str] = []
         for sign, order in ((">=", "ASC"), ("<", "DESC")):
             query = f"SELECT episode_id FROM episodes WHERE episode_id {sign} ?"
@@ -253,7 +257,7 @@ class EpisodeReader:
 
 
 def _containing(text: str) -> str:
-    """A LIKE pattern in which the user's own % and _ are plain characters."""
+    """Returns a LIKE pattern in which the user's own % and _ are plain characters."""
     return f"%{_escaped(text)}%"
 
 
@@ -275,7 +279,7 @@ def _turns(rows: Iterable[sqlite3.Row]) -> tuple[TurnRecord, ...]:
 
 
 def _turn(row: sqlite3.Row, before: list[TurnRecord]) -> TurnRecord:
-    """Undo the sharing with the base turn."""
+    """Restores a turn whose beginning is stored with its base turn."""
     base = None if row["base_turn"] is None else before[row["base_turn"]]
     messages = json.loads(row["messages"])
     prompt_ids = np.frombuffer(zlib.decompress(row["prompt_ids"]), "<i4")

@@ -1,4 +1,4 @@
-"""The tables of `episodes.sqlite`, version 3 (`PRAGMA user_version`).
+"""Defines the tables of `episodes.sqlite`, version 3 (`PRAGMA user_version`).
 
 `episodes`: one row an episode. `step` counts from 1 (0: before training), `mode` is train, eval or
 baseline (ReMax's greedy ones), `status` an `EpisodeStatus`, `ended_as` what it was before a policy
@@ -149,7 +149,7 @@ CREATE TABLE turns (
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
-    """A connection to the file, made if absent; write-ahead log, so readers never wait."""
+    """Opens the file, and makes it if absent. It has a write-ahead log, so readers never wait."""
     try:
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         connection.execute("PRAGMA journal_mode = WAL")
@@ -162,7 +162,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
-    """A read-only connection; it sees each step as soon as it is written."""
+    """Opens a read-only connection, which sees each step as soon as it is written."""
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file; is this the folder of a run?")
     try:
@@ -177,7 +177,8 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
 
 
 def _is_current(connection: sqlite3.Connection, path: Path) -> bool:
-    """False for an empty file; an error for another version."""
+    """Returns True for a file of this version and False for an empty one; raises for another
+    version."""
     found: Any = connection.execute("PRAGMA user_version").fetchone()[0]
     if found not in (0, VERSION):
         raise CheckpointError(

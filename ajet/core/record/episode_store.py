@@ -45,12 +45,12 @@ _encode = json.JSONEncoder(default=str, separators=(",", ":")).encode
 
 
 class EpisodeStore:
-    """The writing side of `episodes.sqlite`."""
+    """Writes `episodes.sqlite`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._connection = open_for_writing(path)
-        self._known: dict[tuple[str, str], int] = {}
+        self._row_ids: dict[tuple[str, str], int] = {}
 
     def write(
         self,
@@ -59,11 +59,11 @@ class EpisodeStore:
         advantages: Advantages | None = None,
         samples: Iterable[TrainingSample] = (),
     ) -> None:
-        """Store all episodes of a step (or of an evaluation: then without the last two)."""
+        """Stores all episodes of a step. For an evaluation the last two arguments are left out."""
         masks = loss_masks(samples)
-        self._known.clear()  # a transaction that was rolled back may have taken a row with it
-        told = [(a, g.task) for g in groups for t in g.trajectories for a in t.attempts]
-        trajectories = [trajectory for trajectory, _ in told]
+        self._row_ids.clear()  # a transaction that was rolled back may have taken a row with it
+        recorded = [(a, g.task) for g in groups for t in g.trajectories for a in t.attempts]
+        trajectories = [trajectory for trajectory, _ in recorded]
         per_turn = advantages or {}
         with self._transaction() as connection:
             connection.executemany(
@@ -73,7 +73,7 @@ class EpisodeStore:
                 _INSERT_EPISODE,
                 [
                     _episode_row(step, t, per_turn.get(t.episode_id, ()), self._task_row(task))
-                    for t, task in told
+                    for t, task in recorded
                 ],
             )
             connection.executemany(
@@ -86,7 +86,8 @@ class EpisodeStore:
             )
 
     def truncate_from(self, step: int, mode: str | None = None) -> int:
-        """Forget the episodes of `step` and later (of one mode, or all); returns how many."""
+        """Deletes the episodes of `step` and later (of one mode, or all) and returns their
+        number."""
         where = "step >= ? AND (? IS NULL OR mode = ?)"
         arguments = (step, mode, mode)
         with self._transaction() as connection:
@@ -98,7 +99,7 @@ class EpisodeStore:
             return connection.execute(f"DELETE FROM episodes WHERE {where}", arguments).rowcount
 
     def close(self) -> None:
-        """Fold the write-ahead log in and close the file."""
+        """Merges the write-ahead log into the file and closes it."""
         self._connection.close()
 
     def __enter__(self) -> EpisodeStore:
@@ -136,7 +137,7 @@ class EpisodeStore:
                     turn.completion.finish_reason,
                     turn.completion.policy_version,
                     turn.reward,
-                    None if turn.state_key is None else _clean(turn.state_key),
+                    None if turn.state_key is None else _without_surrogates(turn.state_key),
                     turn.started_s,
                     turn.ended_s,
                     _to_json(turn.notes),
@@ -148,24 +149,25 @@ class EpisodeStore:
     def _tools_id(self, tools: list[dict[str, Any]] | None) -> int | None:
         if not tools:
             return None
-        return self._row_of("tools", "tools", _to_json(tools))
+        return self._row_id("tools", "tools", _to_json(tools))
 
     def _task_row(self, task: Task | None) -> int | None:
         text = None if task is None else _exact_json(asdict(task))
-        return None if text is None else self._row_of("tasks", "task", text)
+        return None if text is None else self._row_id("tasks", "task", text)
 
-    def _row_of(self, table: str, column: str, text: str) -> int:
-        """The id of the row of `table` that holds this text; it is made if it is not there."""
-        if (table, text) not in self._known:
+    def _row_id(self, table: str, column: str, text: str) -> int:
+        """Returns the id of the row of `table` that holds this text; the row is added if it does
+        not exist."""
+        if (table, text) not in self._row_ids:
             insert = f"INSERT OR IGNORE INTO {table} ({column}) VALUES (?)"
             self._connection.execute(insert, (text,))
             found = self._connection.execute(f"SELECT id FROM {table} WHERE {column} = ?", (text,))
-            self._known[table, text] = found.fetchone()[0]
-        return self._known[table, text]
+            self._row_ids[table, text] = found.fetchone()[0]
+        return self._row_ids[table, text]
 
 
 class _Transaction:
-    """All or nothing; a full disk is one line that says so."""
+    """Commits all writes of a block or none. A full disk becomes an error of one line."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection = connection
@@ -192,7 +194,8 @@ class _Transaction:
 
 
 def loss_masks(samples: Iterable[TrainingSample]) -> Masks:
-    """For each (episode, turn) one entry a sampled token: 1 where some timeline trains it."""
+    """Returns for each (episode, turn) an array with one entry a sampled token: 1 where a timeline
+    trains it."""
     masks: Masks = {}
     for sample in samples:
         for span in sample.spans:
@@ -208,19 +211,19 @@ def _episode_row(
     advantages: Sequence[NDArray[np.float32]],
     tasks_id: int | None,
 ) -> tuple[Any, ...]:
-    who, turns = trajectory.workflow_task, trajectory.turns
+    plan, turns = trajectory.workflow_task, trajectory.turns
     versions = [t.completion.policy_version for t in turns]
     parts = [a for a in advantages if len(a)]
     return (
-        who.episode_id,
+        plan.episode_id,
         step,
-        who.mode,
-        who.group_id,
-        who.rollout_index,
-        who.task_id,
+        plan.mode,
+        plan.group_id,
+        plan.rollout_index,
+        plan.task_id,
         str(trajectory.status),
         str(trajectory.ended_as),
-        who.seed,
+        plan.seed,
         tasks_id,
         None if trajectory.reward is None else float(trajectory.reward),
         None if trajectory.is_success is None else bool(trajectory.is_success),
@@ -230,8 +233,8 @@ def _episode_row(
         max(versions, default=None),
         max(t.ended_s for t in turns) - min(t.started_s for t in turns) if turns else 0.0,
         float(np.concatenate(parts).mean()) if parts else None,
-        _clean(who.task.main_query),
-        None if trajectory.error is None else _clean(trajectory.error),
+        _without_surrogates(plan.task.main_query),
+        None if trajectory.error is None else _without_surrogates(trajectory.error),
         _to_json(trajectory.reward_breakdown),
         _to_json(trajectory.timings),
         _to_json(trajectory.output.metadata if trajectory.output else {}),
@@ -240,20 +243,22 @@ def _episode_row(
 
 
 def _to_json(value: Any) -> str:
-    """JSON of what the user's code left in a dict; what has no JSON form is kept as its repr."""
+    """Returns what the user's code put into a dict as JSON; what has no JSON form is stored as its
+    repr."""
     try:
         return _encode(value)
     except (TypeError, ValueError, RecursionError):  # keys that are tuples, cycles
         return _encode({"repr": repr(value)})
 
 
-def plain(value: Any) -> Any:
-    """What a reader of the store would find: dicts, lists, texts and numbers alone."""
+def as_plain_json(value: Any) -> Any:
+    """Returns the value as a reader of the store would find it: dicts, lists, texts and numbers
+    only."""
     return json.loads(_to_json(value))
 
 
 def _exact_json(value: Any) -> str | None:
-    """JSON that gives the value back as it is; None where there is none."""
+    """Returns JSON that reads back as an equal value; None where there is none."""
     try:
         text = json.dumps(value, separators=(",", ":"))
         return text if json.loads(text) == value else None
@@ -261,29 +266,29 @@ def _exact_json(value: Any) -> str | None:
         return None
 
 
-def _clean(text: str) -> str:
-    """Without lone surrogates, which SQLite cannot hold."""
+def _without_surrogates(text: str) -> str:
+    """Returns the text without lone surrogates, which SQLite cannot store."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _new_text(turn: Turn, base: Turn | None) -> tuple[int, str]:
-    """How many messages the base turn already has, and the rest as JSON."""
-    kept = _common([*base.messages, base.reply], turn.messages) if base else 0
+    """Returns how many messages the base turn already has, and the rest as JSON."""
+    kept = _common_prefix_length([*base.messages, base.reply], turn.messages) if base else 0
     return kept, _to_json(turn.messages[kept:])
 
 
 def _new_prompt(turn: Turn, base: Turn | None) -> tuple[int, bytes]:
-    """How many prompt ids the base turn already has, and the rest as a blob."""
+    """Returns how many prompt ids the base turn already has, and the rest as a blob."""
     prompt = turn.completion.prompt_ids
     kept = 0
     if base is not None:
         seen = base.completion.prompt_ids + base.completion.token_ids
-        kept = len(seen) if prompt[: len(seen)] == seen else _common(seen, prompt)
+        kept = len(seen) if prompt[: len(seen)] == seen else _common_prefix_length(seen, prompt)
     return kept, zlib.compress(_blob(prompt[kept:], "<i4"), 1)
 
 
-def _common(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """Length of the common beginning."""
+def _common_prefix_length(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """Returns the length of the common prefix."""
     for index, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return index

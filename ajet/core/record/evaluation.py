@@ -1,4 +1,5 @@
-"""What an evaluation says: success, mean@k and pass@k over tasks, each with a 95 % interval.
+"""Computes the figures of an evaluation: success, mean@k and pass@k over tasks, each with a 95 %
+interval.
 
 The unit is the task: k episodes of one task are not independent. The interval of mean@k is that of
 a mean over tasks; those of success and pass@k are Wilson's, with as many trials as independent ones
@@ -24,8 +25,8 @@ Z_95 = 1.959963984540054
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
-    """A value with the ends of its 95 % interval."""
+class IntervalEstimate:
+    """Holds a value with the ends of its 95 % interval."""
 
     value: float
     low: float
@@ -37,19 +38,22 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """`success` is over all episodes, `mean_at_k` of rewards, `pass_at_k` by k = 1, 2, 4, …, n;
-    `success_by_tag` has the tags of environments, where tasks have one."""
+    """Holds the figures of one evaluation.
+
+    `success` is over all episodes, `mean_at_k` is of rewards, `pass_at_k` is by k = 1, 2, 4, …, n;
+    `success_by_tag` has the tags of environments, where tasks have one.
+    """
 
     num_tasks: int
     num_repeat: int
-    success: Estimate
-    mean_at_k: Estimate
-    pass_at_k: dict[int, Estimate]
+    success: IntervalEstimate
+    mean_at_k: IntervalEstimate
+    pass_at_k: dict[int, IntervalEstimate]
     statuses: dict[str, int]
-    success_by_tag: dict[str, Estimate] = field(default_factory=dict)
+    success_by_tag: dict[str, IntervalEstimate] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data; an end of an interval that is not known (a single task) is None."""
+        """Returns plain data; an end of an interval that is not known (a single task) is None."""
         return _finite(asdict(self))
 
 
@@ -59,19 +63,19 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def wilson(successes: float, trials: float) -> Estimate:
-    """Wilson's score interval of a proportion (Wilson 1927)."""
+def wilson(successes: float, trials: float) -> IntervalEstimate:
+    """Returns Wilson's score interval of a proportion (Wilson 1927)."""
     if trials == 0:
-        return Estimate(math.nan, 0.0, 1.0)
+        return IntervalEstimate(math.nan, 0.0, 1.0)
     share, z2 = successes / trials, Z_95**2
     centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
     half = Z_95 / (1 + z2 / trials) * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2))
-    return Estimate(share, max(0.0, centre - half), min(1.0, centre + half))
+    return IntervalEstimate(share, max(0.0, centre - half), min(1.0, centre + half))
 
 
-def share_over_tasks(shares: Sequence[float], num_repeat: int) -> Estimate:
-    """Mean of shares of successes, one a task, with Wilson's interval at the effective number of
-    trials (Franco et al. 2019): at least a task each, at most an episode each."""
+def share_over_tasks(shares: Sequence[float], num_repeat: int) -> IntervalEstimate:
+    """Returns the mean of shares of successes, one a task, with Wilson's interval at the effective
+    number of trials (Franco et al. 2019): at least a task each, at most an episode each."""
     num_tasks = len(shares)
     if num_tasks == 0:
         return wilson(0, 0)
@@ -84,24 +88,26 @@ def share_over_tasks(shares: Sequence[float], num_repeat: int) -> Estimate:
     return replace(wilson(share * trials, trials), value=share)
 
 
-def mean_over_tasks(values: Sequence[float]) -> Estimate:
-    """Mean of independent values with the normal interval; degenerate for fewer than two."""
+def mean_over_tasks(values: Sequence[float]) -> IntervalEstimate:
+    """Returns the mean of independent values with the normal interval, which is infinite for fewer
+    than two."""
     if not values:
-        return Estimate(math.nan, -math.inf, math.inf)
+        return IntervalEstimate(math.nan, -math.inf, math.inf)
     mean = fmean(values)
     half = Z_95 * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
-    return Estimate(mean, mean - half, mean + half)
+    return IntervalEstimate(mean, mean - half, mean + half)
 
 
 def pass_at_k(num_episodes: int, num_successes: int, k: int) -> float:
-    """Probability that at least one of k episodes, drawn without replacement, succeeds."""
+    """Returns the probability that at least one of k episodes, drawn without replacement,
+    succeeds."""
     if not 1 <= k <= num_episodes:
         raise ValueError(f"pass@{k} needs 1 <= k <= {num_episodes} episodes a task")
     return 1.0 - math.comb(num_episodes - num_successes, k) / math.comb(num_episodes, k)
 
 
 def success_by_task(groups: Sequence[Group]) -> dict[str, float]:
-    """The share of each task's episodes that succeeded."""
+    """Returns the share of each task's episodes that succeeded."""
     return {
         group.trajectories[0].workflow_task.task_id: _num_successful(group)
         / len(group.trajectories)
@@ -114,7 +120,7 @@ def _num_successful(group: Group) -> int:
 
 
 def evaluate(groups: Sequence[Group]) -> Evaluation:
-    """The figures of one evaluation; every group has the same number of episodes."""
+    """Computes the figures of one evaluation; every group has the same number of episodes."""
     num_repeat = max((len(g.trajectories) for g in groups), default=0)
     wins = [_num_successful(group) for group in groups]
     rewards = [fmean(t.reward or 0.0 for t in g.trajectories) for g in groups]
@@ -134,7 +140,7 @@ def evaluate(groups: Sequence[Group]) -> Evaluation:
     )
 
 
-def _success_by_tag(groups: Sequence[Group], num_repeat: int) -> dict[str, Estimate]:
+def _success_by_tag(groups: Sequence[Group], num_repeat: int) -> dict[str, IntervalEstimate]:
     shares: defaultdict[str, list[float]] = defaultdict(list)
     for group in groups:
         if tag := group.trajectories[0].workflow_task.task.metadata.get("tag"):

@@ -1,4 +1,4 @@
-"""Numbers by step, to every logger the config names.
+"""Sends numbers by step to every logger that the config names.
 
     metrics = MetricsLogger(["tensorboard", "console"], folder, experiment="math", start_step=1)
     metrics.log(1, {"reward/mean": 0.31, "update/loss": -0.02, "rollout/tokens_per_s": 5120.0})
@@ -27,12 +27,12 @@ from typing import Any
 from ajet.core.errors import CheckpointError, ConfigError
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.record.run_folder import RunFolder, redacted
-from ajet.core.record.sink import Run, Sink
+from ajet.core.record.sink import RunInfo, Sink
 from ajet.core.record.trackers import MlflowSink, SwanlabSink, WandbSink
 
 
 class MetricsLogger:
-    """Sends each step's metrics to all sinks; use one for a run."""
+    """Sends each step's metrics to all sinks. A run uses one object."""
 
     def __init__(
         self,
@@ -44,13 +44,13 @@ class MetricsLogger:
         config: Mapping[str, Any] | None = None,
         start_step: int = 0,
     ) -> None:
-        run = Run(folder, project, experiment, start_step, redacted(config or {}))
+        run = RunInfo(folder, project, experiment, start_step, redacted(config or {}))
         names = [names] if isinstance(names, str) else list(names)
         wanted = [_sink_class(name) for name in dict.fromkeys(names)]
         self._sinks: list[Sink] = [JsonLinesSink(run), *(sink(run) for sink in wanted)]
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log plain numbers; an evaluation may log its own at the step after which it ran."""
+        """Logs plain numbers. An evaluation may log its own at the step after which it ran."""
         numbers = {name: float(value) for name, value in metrics.items()}
         for sink in self._sinks:
             try:
@@ -62,16 +62,16 @@ class MetricsLogger:
                 ) from error
 
     def close(self) -> None:
-        """Flush and close every sink; what a full disk does not take is lost."""
+        """Flushes and closes every sink; what does not fit on a full disk is lost."""
         for sink in self._sinks:
             with suppress(OSError):
                 sink.close()
 
 
 class JsonLinesSink:
-    """`logs/metrics.jsonl`: ``{"step": 3, "time": 1790000000.0, "reward/mean": 0.4, …}``."""
+    """Writes `logs/metrics.jsonl`: ``{"step": 3, "time": 1790000000.0, "reward/mean": 0.4, …}``."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunInfo) -> None:
         path = run.folder.metrics_jsonl
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         write_text_atomically(path, _lines_before(text, run.start_step))
@@ -87,9 +87,9 @@ class JsonLinesSink:
 
 
 class TensorBoardSink:
-    """Scalars as TensorBoard event files, written by its protocol classes alone (no TensorFlow)."""
+    """Writes scalars as TensorBoard event files, with its protocol classes only (no TensorFlow)."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunInfo) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -119,9 +119,9 @@ class TensorBoardSink:
 
 
 class ConsoleSink:
-    """One line a step on standard output, for logs that a machine collects."""
+    """Prints one line a step on standard output, for logs that a machine collects."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunInfo) -> None:
         pass
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -152,6 +152,6 @@ def _sink_class(name: str) -> type[Sink]:
 
 
 def _lines_before(text: str, step: int) -> str:
-    """The whole lines of earlier steps; a line cut off by a kill is dropped."""
+    """Returns the complete lines of earlier steps; a line that was cut by a kill is dropped."""
     lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
     return "".join(line for line in lines if json.loads(line)["step"] < step)

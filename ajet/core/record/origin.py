@@ -1,4 +1,4 @@
-"""Where a run comes from: what config.yaml does not say, and a later look at the run needs.
+"""Stores where a run comes from: what config.yaml does not say, and a later look at the run needs.
 
     {"yaml": "/home/ada/math/math.yaml", "project_dir": null, "current_folder": "/home/ada/math",
      "begun": "2026-03-01T09:30:00", "stop_token_ids": [151645, 151643]}
@@ -22,7 +22,8 @@ from ajet.core.record.atomic_file import write_text_atomically
 
 @dataclass(frozen=True, slots=True)
 class RunOrigin:
-    """`begun` is the run's first day (ISO 8601), also after it was resumed."""
+    """Holds the folders and the start of a run. `begun` is the run's first day (ISO 8601), also
+    after it was resumed."""
 
     yaml: str | None
     project_dir: str | None
@@ -31,8 +32,10 @@ class RunOrigin:
     stop_token_ids: list[int]
 
     @classmethod
-    def of(cls, config: AjetConfig, stop_token_ids: Sequence[int], begun: str) -> RunOrigin:
-        """That of a run of this config, started in the current folder."""
+    def from_config(
+        cls, config: AjetConfig, stop_token_ids: Sequence[int], begun: str
+    ) -> RunOrigin:
+        """Returns the origin of a run of this config, started in the current folder."""
         return cls(
             yaml=str(config.yaml_path) if config.yaml_path else None,
             project_dir=str(config.project_dir) if config.project_dir else None,

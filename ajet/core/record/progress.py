@@ -1,4 +1,4 @@
-"""What a person sees while training: reward, success, speed and the time left.
+"""Displays a training run: reward, success, speed and the time left.
 
     with TrainingProgress(total_steps=60, title="math") as progress:
         progress.phase("set-up")
@@ -39,7 +39,7 @@ MAX_WIDTH = 92
 
 
 class TrainingProgress:
-    """The live display of one run; `first_step` is 1, or the step after the one resumed from."""
+    """Displays one run live; `first_step` is 1, or the step after the one resumed from."""
 
     def __init__(
         self,
@@ -80,7 +80,8 @@ class TrainingProgress:
             self._live = None
 
     def phase(self, name: str, total: float = 0) -> None:
-        """What runs now; `total` counts what `advance` counts (0: unknown)."""
+        """Starts a phase of this name; `total` is the number that `advance` counts to (0:
+        unknown)."""
         now = self._clock()
         self._phase_seconds[self._phase] = now - self._phase_started
         if self._phase == "set-up":
@@ -90,24 +91,24 @@ class TrainingProgress:
         self._phase_started = now
 
     def advance(self, amount: float = 1) -> None:
-        """So much more of the phase is done; episodes that end meanwhile are no part of one whose
-        share is told."""
+        """Adds to what is done of the phase. It has no effect in a phase that reports its share:
+        episodes that end meanwhile are no part of it."""
         if not self._is_share:
             self._phase_done += amount
 
     def fraction(self, done: float) -> None:
-        """This share of the phase is done, 0 to 1."""
+        """Sets the share of the phase that is done, from 0 to 1."""
         self._is_share = True
         self._phase_total, self._phase_done = 1.0, done
 
     def held_out(self, step: int, success: float) -> None:
-        """Success on held-out tasks after `step` steps, 0 to 1."""
+        """Shows the success on held-out tasks after `step` steps, from 0 to 1."""
         self._held_out.append((step, success))
         if self._live is None:
             self._line(f"step {step}/{self.total_steps}  held-out success {success:.3f}")
 
     def step_done(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step is over: its metrics are shown until the next one's."""
+        """Shows the metrics of a finished step until the next one's."""
         now = self._clock()
         self._step_seconds.append(now - self._step_started)
         self._step_started = now
@@ -118,12 +119,13 @@ class TrainingProgress:
             self._line("  ".join([f"step {step}/{self.total_steps}", *self._facts()]))
 
     def note(self, text: str) -> None:
-        """One line that stays above the display."""
+        """Prints one line that stays above the display."""
         self._line(text)
 
     @property
     def seconds_left(self) -> float | None:
-        """For the rest of the run, by the pace of the last steps; None before the first."""
+        """Returns the seconds until the end of the run at the pace of the last steps; None before
+        the first."""
         if not self._step_seconds:
             return None
         pace = sum(self._step_seconds) / len(self._step_seconds)
@@ -132,7 +134,8 @@ class TrainingProgress:
 
     @property
     def phase_seconds_left(self) -> float | None:
-        """For this phase: by its own progress, or by how long it took the last time."""
+        """Returns the seconds until the end of the phase, by its own progress or by how long it
+        took last time."""
         spent = self._clock() - self._phase_started
         if self._phase_total and self._phase_done:
             return spent * max(0.0, self._phase_total / self._phase_done - 1)
@@ -200,7 +203,7 @@ class TrainingProgress:
         return text.append(f"  step {step}", style="dim")
 
     def _facts(self) -> list[str]:
-        """The plain line's parts; what is unknown is left out."""
+        """Returns the parts of the plain line; what is unknown is left out."""
         shown = (
             ("reward/mean", "reward {:.3f}"),
             ("reward/success", "success {:.3f}"),
@@ -216,7 +219,7 @@ class TrainingProgress:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The course of `values` in at most `width` characters, each the mean of its share."""
+    """Draws the course of `values` in at most `width` characters, each the mean of its share."""
     if not values:
         return ""
     count = min(width, len(values))
@@ -245,7 +248,7 @@ def _left(seconds: float | None) -> str:
 
 
 def _clock_text(seconds: float | None) -> str:
-    """1:05 for minutes, 2:01:05 for hours."""
+    """Formats seconds as 1:05 for minutes and 2:01:05 for hours."""
     if seconds is None:
         return "–"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,4 +1,4 @@
-"""A run folder read back: its config, its chat template, its episodes.
+"""Reads a run folder back: its config, its chat template, its episodes.
 
     run = RecordedRun(Path("launcher_record/math_demo"))
     run.config.ajet.model.path, run.template.prompt_ids(messages, tools), run.reader().episode(name)
@@ -28,10 +28,12 @@ if TYPE_CHECKING:
 
 
 class RecordedRun:
-    """See the module's docstring. `CheckpointError` when the folder is not that of a run."""
+    """Gives access to a run folder (see the module's docstring). Raises `CheckpointError` when the
+    folder is not that of a run."""
 
     def __init__(self, path: Path, project_dir: Path | None = None) -> None:
-        """`project_dir` is looked in first for the user's files, in the place of the run's own."""
+        """Opens the folder. `project_dir` is searched first for the user's files, instead of the
+        run's own."""
         self.folder = RunFolder(path)
         EpisodeReader(self.folder.episodes_db).close()  # says at once when this is no run folder
         self.origin = RunOrigin.read(self.folder.origin_json)
@@ -39,7 +41,7 @@ class RecordedRun:
 
     @cached_property
     def config(self) -> AjetConfig:
-        """As the run had it, secrets apart."""
+        """Returns the config as the run had it, without secrets."""
         yaml, project = self.origin.yaml, self._project_dir or self.origin.project_dir
         return saved_config(
             self.folder.config_yaml,
@@ -49,12 +51,13 @@ class RecordedRun:
 
     @cached_property
     def template(self) -> ChatTemplate:
-        """The tokenizer's chat template, on the day on which the run began."""
-        return template_of(self.folder)
+        """Returns the tokenizer's chat template, set to the day on which the run started."""
+        return load_template(self.folder)
 
     @property
     def current_folder(self) -> Path:
-        """Where the run was started: what is relative in its config and its code begins there."""
+        """Returns the folder where the run was started: relative paths of its config and its code
+        begin there."""
         folder = Path(self.origin.current_folder)
         if not folder.is_dir():
             raise CheckpointError(
@@ -67,12 +70,12 @@ class RecordedRun:
         return EpisodeReader(self.folder.episodes_db)
 
     def secrets(self) -> list[str]:
-        """The keys of the config whose values were not kept."""
+        """Returns the keys of the config whose values were not stored."""
         return list(_redacted_keys(self.config.to_dict()))
 
 
-def template_of(folder: RunFolder) -> ChatTemplate:
-    """The words of a run that has begun."""
+def load_template(folder: RunFolder) -> ChatTemplate:
+    """Loads the chat template of a run that has started."""
     from ajet.core.inference.chat_template import ChatTemplate
     from ajet.core.model.tokenizer import load_tokenizer
 

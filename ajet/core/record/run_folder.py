@@ -1,4 +1,4 @@
-"""One folder holds everything that a person looks at after a run, and one process writes it.
+"""Defines the folder that holds everything a person looks at after a run; one process writes it.
 
     launcher_record/{experiment}/        or {--exp-dir}/{experiment}/
     ├── config.yaml        the resolved config, secrets replaced by ***
@@ -52,7 +52,7 @@ _SECRET_KEY = re.compile(
 
 
 class RunFolder:
-    """The paths of one run, and the lock on them."""
+    """Names the paths of one run, and holds the lock on them."""
 
     def __init__(self, path: Path, _lock: IO[str] | None = None) -> None:
         self.path = Path(path).absolute()
@@ -60,8 +60,8 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path, lock_name: str = ".lock") -> RunFolder:
-        """Make the folder and take its lock; `CheckpointError` when another run has it. Who only
-        adds to what the run's own process writes has a lock of another name."""
+        """Makes the folder and takes its lock. Raises `CheckpointError` when another run has it. A
+        process that only adds to what the run's own process writes takes a lock of another name."""
         folder = cls(path)
         try:
             for each in (folder.path, folder.checkpoints, folder.logs, folder.tensorboard):
@@ -78,7 +78,7 @@ class RunFolder:
         return folder
 
     def close(self) -> None:
-        """Give the lock back; the paths stay usable."""
+        """Gives the lock back; the paths stay usable."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -89,33 +89,35 @@ class RunFolder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def set_aside(self) -> None:
-        """Move what an earlier run recorded to earlier-N/: one that starts anew loses nothing."""
-        begun = (self.metrics_jsonl, self.buffer_db, self.finished_db)
-        if not any(self.checkpoints.iterdir()) and not any(each.exists() for each in begun):
+    def archive_previous_run(self) -> None:
+        """Moves what an earlier run recorded to earlier-N/, so that a run that starts anew loses
+        nothing."""
+        records = (self.metrics_jsonl, self.buffer_db, self.finished_db)
+        if not any(self.checkpoints.iterdir()) and not any(each.exists() for each in records):
             return
         number = 1 + sum(1 for _ in self.path.glob("earlier-*"))
-        aside = self.path / f"earlier-{number}"
-        aside.mkdir()
+        archive = self.path / f"earlier-{number}"
+        archive.mkdir()
         own = (self.episodes_db, self.buffer_db, self.finished_db)  # a judge's replies stay
         databases = (at for db in own for at in self.path.glob(f"{db.name}*"))  # and their logs
         for path in (self.checkpoints, self.tensorboard, *databases, self.summary_json):
             if path.exists():
-                path.rename(aside / path.name)
+                path.rename(archive / path.name)
         if self.metrics_jsonl.exists():
-            self.metrics_jsonl.rename(aside / self.metrics_jsonl.name)
+            self.metrics_jsonl.rename(archive / self.metrics_jsonl.name)
         self.checkpoints.mkdir()
         self.tensorboard.mkdir()
 
-    def set_aside_checkpoints_after(self, step: int) -> None:
-        """Rename later checkpoints: the newest one is to be that of the run that goes on."""
+    def archive_checkpoints_after(self, step: int) -> None:
+        """Renames later checkpoints, so that the newest one is of the run that resumes."""
         for path in sorted(self.checkpoints.glob("step_*")):
             if int(path.name.removeprefix("step_")) > step:
                 number = 1 + sum(1 for _ in self.checkpoints.glob(f"earlier-*-{path.name}"))
                 path.rename(path.with_name(f"earlier-{number}-{path.name}"))
 
     def run_id(self) -> str:
-        """Tells this folder from all others, wherever it is moved; made by the first who asks."""
+        """Returns an id that distinguishes this folder from all others, wherever it is moved. The
+        first caller makes it."""
         file = self.path / "run_id"
         made = file.with_name(f".run_id.{os.getpid()}")
         if not file.exists():
@@ -182,17 +184,17 @@ class RunFolder:
         return self.path / "summary.json"
 
     def save_config(self, config: Mapping[str, Any]) -> None:
-        """Write the resolved config as YAML (plain dicts, lists and scalars), secrets redacted."""
+        """Writes the resolved config as YAML (plain dicts, lists and scalars), secrets redacted."""
         import yaml
 
         text = yaml.safe_dump(redacted(config), sort_keys=False, allow_unicode=True)
         write_text_atomically(self.config_yaml, text)
 
     def save_code(self, files: Iterable[Path]) -> list[Path]:
-        """Copy the *.py beside each file, and itself if it is one, to code/; returns what was left
-        out.
+        """Copies the *.py beside each file, and the file itself if it is one, to code/, and returns
+        the files that were not copied.
 
-        That is what is too big, too many or cannot be read: a copy must not stop a run.
+        Files that are too big, too many or unreadable are not copied: a copy must not stop a run.
         """
         folders = list(dict.fromkeys(Path(file).resolve().parent for file in files))
         pairs = [
@@ -205,7 +207,8 @@ class RunFolder:
 
 
 def redacted(value: Any, *, secret: bool = False) -> Any:
-    """A copy with every value under a key such as `api_key`, and logins in URLs, replaced."""
+    """Returns a copy in which every value under a key such as `api_key`, and logins in URLs, are
+    replaced."""
     if isinstance(value, Mapping):
         return {k: redacted(v, secret=secret or is_secret_key(str(k))) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -216,7 +219,8 @@ def redacted(value: Any, *, secret: bool = False) -> Any:
 
 
 def is_secret_key(key: str) -> bool:
-    """Whether a key names a secret: `api_key`, `hf_token`, `db_password`; not `tokenizer`."""
+    """Returns True if a key names a secret: `api_key`, `hf_token`, `db_password`; not
+    `tokenizer`."""
     return _SECRET_KEY.search(key) is not None
 
 
@@ -248,7 +252,7 @@ def _close_in_forked_children(lock: IO[str]) -> None:
 
 
 def _copy(source: Path, target: Path) -> bool:
-    """Whether the file is small enough and was copied."""
+    """Copies the file and returns True, or returns False if it is too big or cannot be copied."""
     try:
         if source.stat().st_size > MAX_CODE_FILE_BYTES:
             return False
@@ -260,7 +264,8 @@ def _copy(source: Path, target: Path) -> bool:
 
 
 def _code_targets(folders: list[Path], root: Path) -> list[tuple[Path, Path]]:
-    """Each source folder with a place of its own: two folders of one name must not mix."""
+    """Returns each source folder with its own target folder: two folders of one name must not
+    mix."""
     targets: dict[str, Path] = {}
     for folder in folders:
         name, number = folder.name or "root", 1

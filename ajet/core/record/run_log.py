@@ -1,4 +1,4 @@
-"""The run's own log, logs/run.log: every line of any part of it, whatever the screen shows.
+"""Writes the run's own log, logs/run.log: every line of any part of it, whatever the screen shows.
 
 Keys to the model are cut to their prefix, and tracebacks show no values.
 
@@ -22,7 +22,7 @@ FORMAT = "{time:YYYY-MM-DD HH:mm:ss} {level: <7} {message}"
 
 @contextmanager
 def run_log(path: Path) -> Iterator[None]:
-    """Lines go to `path` as well, after those of earlier sittings."""
+    """Writes log lines to `path` as well, after those of earlier attempts of the run."""
     sink = logger.add(
         path, level="DEBUG", format=FORMAT, filter=_redacted, encoding="utf-8", diagnose=False
     )

@@ -1,4 +1,4 @@
-"""Writes down what a run does, whatever its backbone: episodes, metrics, warnings, the display.
+"""Records what a run does, whatever its backbone: episodes, metrics, warnings, the display.
 
     recorder.step(step, rollout, update, metrics)     episodes.sqlite, metrics.jsonl, the display
     recorder.validation(step, groups)                 the same for held-out tasks
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 
 class UpdateRecord(Protocol):
-    """What is recorded of an update: the advantages of each episode's tokens, and the samples."""
+    """Holds what is recorded of an update: the advantages of each episode's tokens, and the
+    samples."""
 
     @property
     def advantages(self) -> TokenAdvantages: ...
@@ -47,7 +48,7 @@ class UpdateRecord(Protocol):
 
 
 class RunRecorder:
-    """The records of one attempt of a run, which begins at `first_step`."""
+    """Writes the records of one attempt of a run, which starts at `first_step`."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class RunRecorder:
         self._estimator = trainer.algorithm.adv_estimator
         self._warnings = StepWarnings(config.ajet.context_tracker)
 
-    def keep_inputs(
+    def save_inputs(
         self, tokenizer: PreTrainedTokenizerBase, origin: RunOrigin, user_files: Iterable[Path]
     ) -> None:
         """Writes the config, the user's code and the tokenizer, so that the folder can be read
@@ -104,28 +105,28 @@ class RunRecorder:
         self._metrics.close()
         self._store.close()
 
-    def say_failures(self, when: str, groups: Sequence[Group]) -> None:
+    def warn_of_failures(self, when: str, groups: Sequence[Group]) -> None:
         """Warns of episodes that failed, if any."""
-        self._warnings.of_failures(when, groups)
+        self._warnings.warn_of_failures(when, groups)
 
     def step(
         self, step: int, rollout: StepGroups, update: UpdateRecord, metrics: dict[str, float]
     ) -> TimelineCounts:
-        """Records a step of training; returns the counts of its timelines."""
+        """Records a step of training and returns the counts of its timelines."""
         groups, samples = rollout.groups, update.samples
         metrics = step_metrics(rollout, samples, metrics, selections=self._selections)
         self._store.write(step, rollout.all, update.advantages, samples)
         self._metrics.log(step, metrics)
-        counts = TimelineCounts.of(groups, samples)
-        self._warnings.of_metrics(metrics)
-        self._warnings.of_credit(self._estimator, groups)
-        self._warnings.of_timelines(f"step {step}", groups, counts)
+        counts = TimelineCounts.from_groups(groups, samples)
+        self._warnings.check_metrics(metrics)
+        self._warnings.check_credit(self._estimator, groups)
+        self._warnings.log_timelines(f"step {step}", groups, counts)
         self.progress.step_done(step, metrics)
         return counts
 
     def validation(self, step: int, groups: Sequence[Group]) -> None:
         """Records the episodes of the held-out tasks after `step` steps."""
-        self.say_failures(f"held-out tasks after step {step}", groups)
+        self.warn_of_failures(f"held-out tasks after step {step}", groups)
         report = evaluate(groups)
         self._store.write(step, groups)
         self._metrics.log(step, held_out_metrics(report))

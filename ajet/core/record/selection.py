@@ -1,4 +1,5 @@
-"""What each selection does to the batch: who is kept against who is left out, in one step.
+"""Measures what each selection does to the batch: which episodes it keeps and leaves out in one
+step.
 
     selection/redundancy/kept            24     episodes that it kept
     selection/redundancy/left_out         8     episodes that this selection kept out
@@ -23,20 +24,20 @@ from ajet.core.trajectory.trajectory import Group, LeftOut, Trajectory
 
 
 def selections(config: AjetConfig) -> list[LeftOut]:
-    """The selections that the config asks for: their metrics are there in every step."""
+    """Returns the selections that the config enables: their metrics are logged in every step."""
     rollout, algorithm = config.ajet.rollout, config.ajet.trainer_common.algorithm
-    asked: dict[LeftOut, bool] = {
+    enabled: dict[LeftOut, bool] = {
         "redundancy": rollout.group_size_redundancy > 0,
         "drop_group": rollout.failure_policy == "drop_group",
         "dynamic_sampling": algorithm.dynamic_sampling.enable,
         "oversampling": rollout.enable_oversample,
         "overlong": algorithm.overlong.mask_truncated,
     }
-    return [name for name, is_asked in asked.items() if is_asked]
+    return [name for name, is_enabled in enabled.items() if is_enabled]
 
 
 def selection_metrics(groups: Sequence[Group], selections: Sequence[LeftOut]) -> dict[str, float]:
-    """Of these selections, and of any other that left somebody out."""
+    """Returns the metrics of these selections, and of any other that left an episode out."""
     trajectories = [t for group in groups for t in group.trajectories]
     shown = {*selections, *(t.left_out for t in trajectories)}
     order: tuple[LeftOut, ...] = get_args(LeftOut)

@@ -1,4 +1,4 @@
-"""One place that numbers go to, and what it is told of the run."""
+"""Defines the interface of a metrics logger's backend, and what it is told of the run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,8 +8,8 @@ from ajet.core.record.run_folder import RunFolder
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """What a logger needs to know about the run."""
+class RunInfo:
+    """Holds what a logger needs to know about the run."""
 
     folder: RunFolder
     project: str
@@ -19,8 +19,8 @@ class Run:
 
 
 class Sink(Protocol):
-    """One place that numbers go to."""
+    """Receives the metrics of each step and writes them somewhere."""
 
-    def __init__(self, run: Run) -> None: ...
+    def __init__(self, run: RunInfo) -> None: ...
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
     def close(self) -> None: ...

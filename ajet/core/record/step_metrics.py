@@ -1,4 +1,4 @@
-"""One step in numbers: name -> float, the part before the "/" is its group on a page.
+"""Computes one step's metrics: name -> float; the part before the "/" is its group on a page.
 
     reward/mean, reward/std, reward/success      over judged episodes, also those that a selection
                                                  left out: selection/… has both means
@@ -42,12 +42,12 @@ from ajet.core.trajectory.trajectory import EpisodeStatus, Group, LeftOut, Traje
 def step_metrics(
     rollout: StepGroups,
     samples: Sequence[TrainingSample],
-    learnt: Mapping[str, float],
+    update_metrics: Mapping[str, float],
     *,
     selections: Sequence[LeftOut] = (),
 ) -> dict[str, float]:
-    """Everything that is logged of one training step; `learnt` are the learner's own figures,
-    `selections` those that the config asks for."""
+    """Returns everything that is logged of one training step. `update_metrics` are the learner's
+    own figures, `selections` the ones that the config enables."""
     groups, rollout_s = rollout.groups, rollout.seconds
     trajectories = [t for g in groups for t in g.trajectories]
     ran = [t for g in rollout.all for t in g.trajectories]
@@ -57,19 +57,19 @@ def step_metrics(
         **_reward_metrics(trajectories),
         **_status_metrics(trajectories),
         **_turn_metrics(trajectories),
-        **_timeline_metrics(TimelineCounts.of(groups, samples)),
+        **_timeline_metrics(TimelineCounts.from_groups(groups, samples)),
         **_group_metrics(groups),
         **selection_metrics(groups, selections),
         "rollout/seconds": rollout_s,
         "rollout/episodes_per_s": len(ran) / rollout_s,
         "rollout/tokens_per_s": sampled / rollout_s,
         **_baseline_metrics(rollout.baselines),
-        **learnt,
+        **update_metrics,
     }
 
 
 def held_out_metrics(report: Evaluation) -> dict[str, float]:
-    """Everything that is logged of one validation."""
+    """Returns everything that is logged of one validation."""
     return {
         "held_out/success": report.success.value,
         "held_out/reward": report.mean_at_k.value,
@@ -79,7 +79,8 @@ def held_out_metrics(report: Evaluation) -> dict[str, float]:
 
 
 def _reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Reward and success over judged episodes, and the means of the workflows' own metrics."""
+    """Returns reward and success over judged episodes, and the means of the workflows' own
+    metrics."""
     valid = [t for t in trajectories if t.is_valid or (t.left_out and t.reward is not None)]
     rewards = [t.reward for t in valid if t.reward is not None]
     own: defaultdict[str, list[float]] = defaultdict(list)
@@ -107,7 +108,7 @@ def _status_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _group_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Groups with signal are among those that are trained."""
+    """Counts groups. Groups with signal are among those that are trained."""
     return {
         "groups/total": float(len(groups)),
         "groups/trained": float(sum(bool(group.valid) for group in groups)),
@@ -137,7 +138,7 @@ def _turn_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _timeline_metrics(counts: TimelineCounts) -> dict[str, float]:
-    """Sampled tokens are trained, or are not for one of these reasons, each counted."""
+    """Counts sampled tokens: each is trained, or is not for one of these reasons."""
     left = dict(counts.not_trained)
     always = (OTHER_AGENT, RETRIED, DROPPED)
     names = (*always, *(name for name in get_args(LeftOut) if name in left))

@@ -1,4 +1,4 @@
-"""What a person should hear of a step: failed episodes every time, settings that miss once.
+"""Warns a person of a step's problems: failed episodes every time, wrong settings once.
 
 Not covered: failures that end the run (rollout/failure.py raises those).
 """
@@ -32,50 +32,51 @@ NO_TURN_REWARD = (
 
 
 class StepWarnings:
-    """One for a run; `asked` says what of an episode's tokens is to be logged."""
+    """Logs the warnings of one run; `config` says what of an episode's tokens is to be logged."""
 
-    def __init__(self, asked: ContextTrackerConfig | None = None) -> None:
-        self._asked = asked or ContextTrackerConfig()
-        self._said: set[str] = set()
+    def __init__(self, config: ContextTrackerConfig | None = None) -> None:
+        self._config = config or ContextTrackerConfig()
+        self._logged: set[str] = set()
 
-    def of_failures(self, where: str, groups: Sequence[Group]) -> None:
-        """One line with how many episodes failed, as what, and the first error."""
+    def warn_of_failures(self, where: str, groups: Sequence[Group]) -> None:
+        """Logs one line with the number of failed episodes by status, and the first error."""
         if failures := failures_line(groups):
             logger.warning(f"{where}: {failures}")
 
-    def of_metrics(self, metrics: Mapping[str, float]) -> None:
-        """What makes a run pointless, or another one than was asked for."""
+    def check_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Warns where the metrics show that a run is pointless, or not the one that was asked
+        for."""
         if not metrics["tokens/sampled"]:
-            self._once(UNUSED_MODEL)
+            self._warn_once(UNUSED_MODEL)
         if metrics["turns/sampling_not_taken"]:
-            self._once(OWN_SAMPLING)
+            self._warn_once(OWN_SAMPLING)
 
-    def of_credit(self, estimator: str, groups: Sequence[Group]) -> None:
-        """What a step-wise estimator needs of turns and does not find."""
+    def check_credit(self, estimator: str, groups: Sequence[Group]) -> None:
+        """Warns where a step-wise estimator finds nothing of what it needs in the turns."""
         turns = [x for g in groups for t in g.valid for x in t.turns if x.trainable]
         if not turns:
             return
         if estimator == "gigpo" and all(turn.state_key is None for turn in turns):
-            self._once(NO_STATE_KEY)
+            self._warn_once(NO_STATE_KEY)
         if estimator == "step_reinforce" and all(turn.reward is None for turn in turns):
-            self._once(NO_TURN_REWARD)
+            self._warn_once(NO_TURN_REWARD)
 
-    def of_timelines(self, where: str, groups: Sequence[Group], counts: TimelineCounts) -> None:
-        """What the config asks to log: calls of tools that are wrong, timelines that break off."""
-        if self._asked.log_tool_format_check:
+    def log_timelines(self, where: str, groups: Sequence[Group], counts: TimelineCounts) -> None:
+        """Logs, as far as the config asks for it, wrong tool calls and timelines that break off."""
+        if self._config.log_tool_format_check:
             num = counts.malformed.get("wrong_toolcall", 0)
             logger.info(f"{where}: {num} replies with a wrong call of a tool")
-            if self._asked.log_tool_format_error_detail:
+            if self._config.log_tool_format_error_detail:
                 for line in _wrong_calls(groups):
                     logger.info(f"{where}: {line}")
-        if self._asked.detect_timeline_snap:
+        if self._config.detect_timeline_snap:
             listed = "; ".join(f"{num}: {reason}" for reason, num in counts.splits.items())
             num = sum(counts.splits.values())
             logger.info(f"{where}: {num} timelines broke off" + (f" ({listed})" if num else ""))
 
-    def _once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+    def _warn_once(self, text: str) -> None:
+        if text not in self._logged:
+            self._logged.add(text)
             logger.warning(text)
 
 

@@ -1,4 +1,4 @@
-"""The result of a run in numbers: `summary.json`.
+"""Writes the result of a run in numbers: `summary.json`.
 
     {"success_before": 0.31, "success_after": 0.88, "num_held_out": 200, "wall_seconds": 412.0,
      "peak_rss_bytes": 1523000000, "episodes": 15360, "steps": 60, "seed": 0,
@@ -27,7 +27,7 @@ from ajet.core.record.atomic_file import write_text_atomically
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """What `summary.json` holds; `extra` is written beside the other fields, flat.
+    """Holds the content of `summary.json`; `extra` is written beside the other fields, flat.
 
     Success is the share of held-out tasks solved, None when it was not evaluated. `timelines` is
     `TimelineCounts.report()` over all steps.
@@ -45,14 +45,14 @@ class RunSummary:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
-        """Write the file whole or not at all."""
+        """Writes the file completely or not at all."""
         content = asdict(self)
         content |= content.pop("extra")
         write_text_atomically(path, json.dumps(content, indent=2) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> RunSummary:
-        """The summary of a finished run."""
+        """Reads the summary of a finished run."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -63,7 +63,8 @@ class RunSummary:
 
 
 def peak_rss_bytes() -> int:
-    """The most memory held so far by this process and its living children, in bytes."""
+    """Returns the largest amount of memory that this process and its living children have used, in
+    bytes."""
     own = _status_bytes(os.getpid(), "VmHWM")
     if own is None:  # not Linux
         unit = 1 if sys.platform == "darwin" else 1024

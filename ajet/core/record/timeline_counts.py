@@ -1,4 +1,4 @@
-"""What became of a run's calls and sampled tokens, in counts that add up over steps.
+"""Counts what became of a run's calls and sampled tokens; the counts add up over steps.
 
     turn 0   [q]·a        timeline 0   [q] a [t] b     calls 3, timelines 2 in 1 episode
     turn 1   [q a t]·b    timeline 1   [q'] c          split "edited history": 1
@@ -33,10 +33,13 @@ NOT_RECORDED = "its messages begin like no recorded call: edited history, or a n
 
 @dataclass
 class TimelineCounts:
-    """`row_tokens` are what the update would have if each call was a row of its own,
-    `timeline_tokens` what it has. `without_advantage` are trained tokens of advantage 0.
-    `not_trained` counts tokens, `splits` timelines, `malformed` turns and `drift_at` calls by
-    the first position that differs (as text, for JSON)."""
+    """Holds the counts of one step or of several.
+
+    `row_tokens` are the tokens that the update would have if each call was a row of its own,
+    `timeline_tokens` those that it has. `without_advantage` are trained tokens of advantage 0.
+    `not_trained` counts tokens, `splits` timelines, `malformed` turns and `drift_at` calls by the
+    first position that differs (as text, for JSON).
+    """
 
     episodes: int = 0
     calls: int = 0
@@ -53,8 +56,8 @@ class TimelineCounts:
     drift_at: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, groups: Sequence[Group], samples: Sequence[TrainingSample]) -> Self:
-        """One step's."""
+    def from_groups(cls, groups: Sequence[Group], samples: Sequence[TrainingSample]) -> Self:
+        """Counts one step."""
         trajectories = [t for group in groups for t in group.trajectories]
         turns = [turn for t in trajectories for a in t.attempts for turn in a.turns]
         drifts = [turn.notes.get("drift") for turn in turns if "drift_checked" in turn.notes]
@@ -82,17 +85,18 @@ class TimelineCounts:
 
     @property
     def merge_ratio(self) -> float:
-        """Calls a timeline."""
+        """Returns the number of calls per timeline."""
         return self.calls / self.timelines if self.timelines else 0.0
 
     @property
     def token_ratio(self) -> float:
-        """How many times more tokens the update would have with a row for each call."""
+        """Returns the number of tokens with a row for each call, divided by the number that the
+        update has."""
         return self.row_tokens / self.timeline_tokens if self.timeline_tokens else 0.0
 
     @property
     def drift(self) -> dict[str, float]:
-        """How many calls were checked, and what was found."""
+        """Returns the number of calls that were checked, and what was found."""
         found: dict[str, float] = {"checked": self.drift_checked}
         positions = [int(at) for at, num in self.drift_at.items() for _ in range(num)]
         if self.drift_checked:
@@ -103,7 +107,7 @@ class TimelineCounts:
         return found
 
     def report(self) -> dict[str, Any]:
-        """The block `timelines` of summary.json."""
+        """Returns the block `timelines` of summary.json."""
         names = ("episodes", "calls", "timelines", "splits", "malformed")
         counts = asdict(self)
         return {
@@ -129,7 +133,7 @@ def _without_advantage(sample: TrainingSample) -> int:
 
 
 def _not_trained(trajectories: Sequence[Trajectory]) -> dict[str, int]:
-    """Sampled tokens by the reason why no loss mask has them."""
+    """Counts sampled tokens by the reason why no loss mask has them."""
     tokens: Counter[str] = Counter()
     for trajectory in trajectories:
         for attempt in trajectory.attempts:
@@ -155,7 +159,7 @@ def _reason(trajectory: Trajectory, attempt: Trajectory, turn: Turn) -> str | No
 def _splits(
     trajectories: Sequence[Trajectory], samples: Sequence[TrainingSample]
 ) -> dict[str, int]:
-    """Timelines after the first of their episode, by the reason why they began."""
+    """Counts the timelines after the first of their episode by the reason why they began."""
     turns = {t.episode_id: t.turns for t in trajectories}
     opened: dict[str, list[int]] = {}
     for sample in samples:
@@ -170,7 +174,7 @@ def _splits(
 
 
 def _why(turns: Sequence[Turn], at: int) -> str:
-    """Why turn `at` does not go on from the calls before it."""
+    """Returns the reason why turn `at` does not continue the calls before it."""
     turn, earlier = turns[at], turns[:at]
     if "reason" in turn.notes:
         return turn.notes["reason"]

@@ -1,4 +1,4 @@
-"""Metrics to wandb, swanlab and mlflow: imported when the config names them, asked nothing.
+"""Sends metrics to wandb, swanlab and mlflow, which are imported when the config names them.
 
 Whoever is logged in gets their run online. Whoever is not keeps it in the run folder's logs/, and
 is told so: a training run must not wait for an answer. A resumed run goes on in the same one.
@@ -16,15 +16,15 @@ from typing import Any
 from loguru import logger
 
 from ajet.core.errors import ConfigError
-from ajet.core.record.sink import Run
+from ajet.core.record.sink import RunInfo
 
 PACKAGES = ("swanlab", "wandb", "mlflow")
 
 
 class WandbSink:
-    """Weights & Biases."""
+    """Logs to Weights & Biases."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunInfo) -> None:
         wandb = _import("wandb")
         try:
             self._run = wandb.init(
@@ -53,9 +53,9 @@ class WandbSink:
 
 
 class SwanlabSink:
-    """SwanLab."""
+    """Logs to SwanLab."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunInfo) -> None:
         self._swanlab = _import("swanlab")
         folder = run.folder.logs / "swanlab"
         settings = self._swanlab.Settings()
@@ -84,9 +84,9 @@ class SwanlabSink:
 
 
 class MlflowSink:
-    """MLflow, at its own tracking address, or in logs/ when none is set."""
+    """Logs to MLflow, at its own tracking address, or in logs/ when none is set."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunInfo) -> None:
         self._mlflow = _import("mlflow")
         if "MLFLOW_TRACKING_URI" not in os.environ:
             self._mlflow.set_tracking_uri(f"sqlite:///{run.folder.logs / 'mlflow.db'}")
@@ -94,10 +94,10 @@ class MlflowSink:
         try:
             self._mlflow.set_experiment(run.project)
             run_id = known.read_text(encoding="utf-8") if known.exists() else None
-            begun = self._mlflow.start_run(run_id=run_id, run_name=run.experiment)
+            active_run = self._mlflow.start_run(run_id=run_id, run_name=run.experiment)
         except self._mlflow.MlflowException as error:
             raise _refused("mlflow", error) from error
-        known.write_text(begun.info.run_id, encoding="utf-8")
+        known.write_text(active_run.info.run_id, encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._mlflow.log_metrics(dict(metrics), step=step)

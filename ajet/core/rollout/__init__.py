@@ -1,4 +1,4 @@
-"""In: tasks and workflows. Out: groups of judged trajectories, failures as values.
+"""Runs episodes. In: tasks and workflows. Out: groups of judged trajectories, failures as values.
 
-Ignores gradients.
+This package ignores gradients.
 """

@@ -29,8 +29,8 @@ RunEpisode = Callable[[WorkflowTask, "Slot"], Coroutine[Any, Any, Trajectory]]
 
 
 class Slot:
-    """The right of one episode to run. It is given back when the episode's workflow is over; the
-    episode may then still be judged."""
+    """Gives one episode the right to run. The slot is given back when the episode's workflow is
+    over; the episode may then still be judged."""
 
     def __init__(
         self,
@@ -44,26 +44,26 @@ class Slot:
         self._on_workflow_end: Callable[[EpisodeStatus], None] | None = None
         self.is_free = False
 
-    def tell_workflow_end(self, listener: Callable[[EpisodeStatus], None]) -> None:
-        """`listener` is called once, when the workflow has come to its end and before the slot is
+    def set_workflow_end_callback(self, callback: Callable[[EpisodeStatus], None]) -> None:
+        """Sets the function that is called once, when the workflow is over and before the slot is
         given back."""
-        self._on_workflow_end = listener
+        self._on_workflow_end = callback
 
     def renew(self, episode_id: str) -> None:
-        """The same slot for another attempt at the episode."""
+        """Keeps the slot for another attempt at the episode, which has another id."""
         if self._endpoint is not None:
             self._endpoint.enter(episode_id)
             self._endpoint.leave(self.episode_id)
         self.episode_id = episode_id
 
     def workflow_ended(self, status: EpisodeStatus) -> None:
-        """The workflow has come to its end, with this status so far: the slot is given back."""
+        """Reports that the workflow is over, with its status so far, and gives the slot back."""
         if self._on_workflow_end is not None:
             self._on_workflow_end(status)
         self.free()
 
     def free(self) -> None:
-        """Give the slot back; once is enough."""
+        """Gives the slot back. Further calls have no effect."""
         if self.is_free:
             return
         self.is_free = True
@@ -74,7 +74,7 @@ class Slot:
 
 
 class Admission:
-    """The slots of one runner, and the episodes that wait for them."""
+    """Holds the slots of one runner and the episodes that wait for them."""
 
     def __init__(self, num_slots: int, endpoint: ModelEndpoint | None = None) -> None:
         self.endpoint = endpoint
@@ -84,17 +84,18 @@ class Admission:
 
     @property
     def free_slots(self) -> int:
-        """Slots without an episode, less the episodes that wait."""
+        """Returns the number of slots without an episode, minus the number of episodes that
+        wait."""
         return self._num_free - sum(episodes.num_waiting for episodes in self._waiting)
 
     @property
     def waves(self) -> WaveEndpoint | None:
-        """The endpoint, if it computes in waves."""
+        """Returns the endpoint if it computes in waves, else None."""
         return None if self.endpoint is None else self.endpoint.waves
 
     def admit(self, episodes: AdmittedEpisodes | None = None) -> None:
         """Appends `episodes` to those that wait, and starts as many as there are free slots. All
-        that start enter before the first of them runs."""
+        episodes that start enter the endpoint before the first of them runs."""
         if episodes is not None:
             self._waiting.append(episodes)
         starting: list[tuple[AdmittedEpisodes, int]] = []
@@ -104,15 +105,19 @@ class Admission:
             else:
                 starting.append((self._waiting[0], index))
         self._num_free -= len(starting)
-        for of, index in starting:
-            of.slots[index] = Slot(of.plans[index].episode_id, self.endpoint, self._freed)
+        for admitted, index in starting:
+            admitted.slots[index] = Slot(
+                admitted.plans[index].episode_id, self.endpoint, self._slot_freed
+            )
             if self.endpoint is not None:
-                self.endpoint.enter(of.plans[index].episode_id)
-        for of, index in starting:
-            of.tasks[index] = asyncio.create_task(of.run(of.plans[index], of.slots[index]))
-            of.tasks[index].add_done_callback(partial(of.ended, index))
+                self.endpoint.enter(admitted.plans[index].episode_id)
+        for admitted, index in starting:
+            admitted.tasks[index] = asyncio.create_task(
+                admitted.run(admitted.plans[index], admitted.slots[index])
+            )
+            admitted.tasks[index].add_done_callback(partial(admitted.ended, index))
 
-    def _freed(self) -> None:
+    def _slot_freed(self) -> None:
         self._num_free += 1
         self.admit()
         if self.on_free_slot is not None:
@@ -120,7 +125,8 @@ class Admission:
 
 
 class AdmittedEpisodes:
-    """The episodes of one rollout: each plan is run once, unless it is stopped or dropped first."""
+    """Holds the episodes of one rollout. Each plan is run once, unless it is stopped or dropped
+    first."""
 
     def __init__(self, plans: Sequence[WorkflowTask], run: RunEpisode) -> None:
         self.plans = plans
@@ -135,11 +141,12 @@ class AdmittedEpisodes:
 
     @property
     def num_waiting(self) -> int:
-        """Plans that are still to be started."""
+        """Returns the number of plans that have not started yet."""
         return len(self._waiting)
 
     def next_waiting(self) -> int | None:
-        """The next plan to be started, which waits no longer; None when there is none."""
+        """Removes the next plan from those that wait and returns its index; None when there is
+        none."""
         index = next(iter(self._waiting), None)
         if index is not None:
             del self._waiting[index]
@@ -147,12 +154,12 @@ class AdmittedEpisodes:
 
     @property
     def is_dropping(self) -> bool:
-        """Whether a dropped episode has not left its slot yet."""
+        """Returns True while a dropped episode has not left its slot yet."""
         return any(not self.slots[index].is_free for index in self._dropped & self.slots.keys())
 
     def drop(self, indices: Iterable[int]) -> None:
-        """Cancel these episodes, or do not start them. Those whose workflow is over go on being
-        judged."""
+        """Cancels these episodes, or does not start them. Episodes whose workflow is over are
+        judged nevertheless."""
         for index in set(indices) - self._dropped:
             self._dropped.add(index)
             self._waiting.pop(index, None)
@@ -161,15 +168,16 @@ class AdmittedEpisodes:
         self._changed.set()
 
     def stop(self) -> None:
-        """Start no more episodes, and cancel those that run."""
+        """Starts no more episodes and cancels those that run."""
         self._waiting.clear()
         for task in self.tasks.values():
             task.cancel()
         self._changed.set()
 
     async def results(self) -> list[Trajectory | None]:
-        """Returns when no episode runs or waits, in the order of the plans; None for one that did
-        not start. What an episode raises ends the others and is raised here."""
+        """Returns, when no episode runs or waits, the trajectories in the order of the plans; None
+        stands for an episode that did not start. An exception that an episode raises ends the
+        others and is raised here."""
         try:
             while self._failure is None and (self.tasks or self._waiting):
                 self._changed.clear()
@@ -183,7 +191,7 @@ class AdmittedEpisodes:
         return [self._results.get(index) for index in range(len(self.plans))]
 
     def ended(self, index: int, task: asyncio.Task[Trajectory]) -> None:
-        """The task of one episode is done: keep its result, give its slot back."""
+        """Stores the result of an episode whose task is done, and gives its slot back."""
         del self.tasks[index]
         if task.cancelled():
             pass  # it was cancelled before its first line

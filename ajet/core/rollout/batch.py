@@ -1,4 +1,4 @@
-"""The groups of one training step: rounds of tasks until enough of them can be learnt from.
+"""Rolls out the groups of one training step: rounds of tasks until enough groups have signal.
 
     round 1   tasks 0..3   rewards 1011  1111  0010  0000      two groups say nothing: set aside
     round 2   tasks 4..5   rewards       0110        0001      a batch of 4 is full
@@ -40,7 +40,8 @@ OnRound = Callable[[str, int], None]
 
 @dataclass(frozen=True, slots=True)
 class BatchSettings:
-    """`train_batch_size` groups a step. With `max_rounds` above 0, only such as have signal."""
+    """Says how the groups of a step are chosen: `train_batch_size` of them, and with `max_rounds`
+    above 0 only groups with signal."""
 
     train_batch_size: int
     num_repeat: int
@@ -52,7 +53,7 @@ class BatchSettings:
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
-        """Which groups the config wants in the batch of a step."""
+        """Returns the settings that the config describes."""
         rollout, algorithm = config.ajet.rollout, config.ajet.trainer_common.algorithm
         sampling = algorithm.dynamic_sampling
         compares_greedy = algorithm.adv_estimator == "remax"
@@ -68,23 +69,26 @@ class BatchSettings:
 
     @property
     def first_round(self) -> int:
-        """Its tasks. 1.1 times 10 are 11, though as floats the product is a little more."""
+        """Returns the number of tasks in the first round. The product is rounded first: 1.1 times
+        10 gives 11, though as floats it is a little more."""
         return math.ceil(round(self.train_batch_size * self.oversampling, 6))
 
     @property
     def group_size(self) -> int:
-        """Episodes that begin."""
+        """Returns the number of episodes that start in each group."""
         return self.num_repeat + self.redundancy
 
     @property
     def num_episodes(self) -> int:
-        """Of the first round: a later one may be so small that a few failures are most of it."""
+        """Returns the number of episodes in the first round. Failure rates refer to it, because a
+        later round may be so small that a few failures are most of it."""
         return self.first_round * self.group_size
 
 
 @dataclass(frozen=True, slots=True)
 class StepGroups:
-    """All groups of a step, also those set aside, and the baselines' own."""
+    """Holds all groups of a step, the ones that are left out included, and the groups of greedy
+    baselines."""
 
     groups: list[Group]
     baselines: list[Group]
@@ -92,11 +96,13 @@ class StepGroups:
 
     @property
     def all(self) -> list[Group]:
+        """Returns all groups that were rolled out, baselines included."""
         return [*self.groups, *self.baselines]
 
 
 class BatchRollout:
-    """Takes tasks where the cursor stands; a checkpoint keeps the cursor."""
+    """Rolls out the groups of one step after another. It takes tasks where the cursor stands; the
+    cursor is part of a checkpoint."""
 
     def __init__(
         self,
@@ -115,8 +121,8 @@ class BatchRollout:
         self._on_round = on_round
         self._on_episode = on_episode
 
-    async def groups_of(self, step: int) -> StepGroups:
-        """All groups of one step; they end together."""
+    async def rollout_step(self, step: int) -> StepGroups:
+        """Rolls out all groups of one step and returns them together."""
         settings, started_s = self._settings, time.monotonic()
         groups: list[Group] = []
         for _ in range(max(settings.max_rounds, 1)):
@@ -124,16 +130,16 @@ class BatchRollout:
             tasks = [self._tasks[index] for index in self._cursor.next_batch(num_tasks)]
             self._on_round("rollout", num_tasks * settings.group_size)
             request = self._request(step, tasks, range(len(groups), len(groups) + num_tasks))
-            found = await self._runner.rollout(request, self._on_episode)
-            groups += self._selected(found)
+            new_groups = await self._runner.rollout(request, self._on_episode)
+            groups += self._selected(new_groups)
             if not self._num_missing(groups):
                 break
         groups = top_by_variance(groups, settings.train_batch_size)
         return await self._with_baselines(step, groups, started_s)
 
-    async def group_of(self, step: int, number: int, task: int) -> StepGroups:
-        """One group alone, of the task at that index in the data: where a step takes groups as they
-        end. Which of several a step keeps, and how many rounds it makes, is its own affair."""
+    async def rollout_group(self, step: int, number: int, task: int) -> StepGroups:
+        """Rolls out one group, of the task at index `task` in the data. Steps that take groups as
+        they end use it; they decide themselves which groups to keep and how many rounds to make."""
         started_s = time.monotonic()
         request = self._request(step, [self._tasks[task]], [number])
         groups = self._selected(await self._runner.rollout(request, self._on_episode))
@@ -155,41 +161,44 @@ class BatchRollout:
             num_repeat=self._settings.num_repeat,
             redundancy=self._settings.redundancy,
             numbers=numbers,
-            failure_rate_of=self._settings.num_episodes,
+            failure_rate_total=self._settings.num_episodes,
         )
 
     def _selected(self, groups: list[Group]) -> list[Group]:
-        """The groups with those left out that the settings leave out."""
+        """Returns the groups after `mask_truncated` and dynamic sampling have left members or
+        groups out."""
         if self._settings.mask_truncated:
             groups = [without_truncated(group) for group in groups]
         return [without_signal(group) for group in groups] if self._settings.max_rounds else groups
 
     async def _with_baselines(self, step: int, groups: list[Group], started_s: float) -> StepGroups:
-        """The groups, each with the reward of its greedy episode where the settings want one."""
+        """Returns the groups, each with the reward of its greedy episode where the settings ask for
+        one."""
         baselines: list[Group] = []
         if self._settings.greedy is not None:
-            kept = [group for group in groups if group.valid]
-            self._on_round("greedy", len(kept))
+            trained_groups = [group for group in groups if group.valid]
+            self._on_round("greedy", len(trained_groups))
             request = RolloutRequest(
-                [group.task for group in kept if group.task is not None],
+                [group.task for group in trained_groups if group.task is not None],
                 step=step,
                 mode="baseline",
                 num_repeat=1,
-                numbers=[group.number for group in kept],
-                failure_rate_of=self._settings.num_episodes,
+                numbers=[group.number for group in trained_groups],
+                failure_rate_total=self._settings.num_episodes,
                 sampling=self._settings.greedy,
             )
             baselines = await self._runner.rollout(request, self._on_episode)
             rewards = {
                 group.group_id: baseline.trajectories[0].reward
-                for group, baseline in zip(kept, baselines, strict=True)
+                for group, baseline in zip(trained_groups, baselines, strict=True)
             }
             groups = [replace(group, baseline=rewards.get(group.group_id)) for group in groups]
         return StepGroups(groups, baselines, time.monotonic() - started_s)
 
 
 def without_signal(group: Group) -> Group:
-    """Set aside where no two valid members earned different rewards."""
+    """Leaves the whole group out of the update unless two of its valid members earned different
+    rewards."""
     if group.has_signal or not group.valid:
         return group
     reward = group.valid[0].reward
@@ -198,8 +207,8 @@ def without_signal(group: Group) -> Group:
 
 
 def without_truncated(group: Group) -> Group:
-    """Without the members that a limit cut. One with a malformed reply, or that counts with reward
-    0 because it failed, has the reward that the config gives it, and stays."""
+    """Leaves out the members that a limit cut. A member with a malformed reply, or one that counts
+    with reward 0 because it failed, has the reward that the config gives it, and stays."""
     reason = "a limit cut it (overlong.mask_truncated)"
     members = (t.leave_out("overlong", reason) if _is_cut(t) else t for t in group.trajectories)
     return replace(group, trajectories=tuple(members))
@@ -210,7 +219,8 @@ def _is_cut(t: Trajectory) -> bool:
 
 
 def top_by_variance(groups: Sequence[Group], num: int) -> list[Group]:
-    """The `num` groups whose rewards vary most stay, earlier ones where they vary alike."""
+    """Keeps the `num` groups whose rewards vary most and leaves the others out; earlier groups win
+    ties."""
     counted = [(_variance(g), g.group_id) for g in groups if g.valid]
     ranked = sorted(counted, key=lambda pair: (-pair[0], pair[1]))
     surplus = {group_id for _, group_id in ranked[num:]}

@@ -1,4 +1,4 @@
-"""One episode, from its plan to a judged trajectory.
+"""Runs one episode, from its plan to a judged trajectory.
 
     plan -> workflow.execute(task, model) -> WorkflowOutput -> judge -> Trajectory
                        |  ^
@@ -57,17 +57,18 @@ if TYPE_CHECKING:
     from ajet.core.inference.tool_parser import ToolParser
     from ajet.core.workflow.gateway.gateway import Gateway
 
-SHORTEST_WAIT_S = 0.01
+MIN_WAIT_S = 0.01
 STOPPED = "the run was stopped"
 OnError = Callable[[BaseException], None]
 JudgeInGroup = Callable[[Trajectory], Awaitable[Trajectory]]
 """Returns the trajectory with its verdict once the other members of its group have ended."""
-_left_behind: set[asyncio.Task[Any]] = set()
+_abandoned_tasks: set[asyncio.Task[Any]] = set()
 """Workflows that ignore cancellation; kept here so that they are not collected while they run."""
 
 
 class EpisodeExecutor(Protocol):
-    """Runs single episodes: in this process (`EpisodeRunner`), or in others (ajet/cluster)."""
+    """Runs single episodes: in this process (`EpisodeRunner`), or in other processes
+    (ajet/cluster)."""
 
     async def run(
         self,
@@ -77,16 +78,16 @@ class EpisodeExecutor(Protocol):
         judge_in_group: JudgeInGroup | None = None,
     ) -> Trajectory:
         """Runs the episode to its end and judges it. Whatever the user's code does becomes the
-        trajectory's status. `slot` is told when the workflow is over. `sampling` replaces the
-        executor's. `judge_in_group` is asked in place of a judge that compares whole groups."""
+        trajectory's status. `slot` is notified when the workflow is over. `sampling` replaces the
+        executor's. `judge_in_group` is called instead of a judge that compares whole groups."""
         ...
 
 
 class TaskEnvironment(Protocol):
-    """The environment of one episode; the end of the ``async with`` releases it."""
+    """Manages the environment of one episode; the end of the ``async with`` releases it."""
 
     async def begin(self, workflow_task: WorkflowTask) -> WorkflowTask:
-        """Makes it; returns the task with what the environment showed first."""
+        """Makes the environment and returns the task with the environment's first messages."""
         ...
 
     async def __aenter__(self) -> Any: ...
@@ -94,18 +95,20 @@ class TaskEnvironment(Protocol):
 
 
 class EnvironmentHost(Protocol):
-    """Has an environment for each episode of its kind of task (tools/env_service/host.py)."""
+    """Provides an environment for each episode of its kind of task (tools/env_service/host.py)."""
 
     def episode(self, workflow_task: WorkflowTask) -> TaskEnvironment | None:
-        """The environment of an episode that has not begun; None for another kind of task."""
+        """Returns the environment of an episode that has not started; None for another kind of
+        task."""
         ...
 
 
 class EpisodeRunner:
     """Runs episodes in this process, against one endpoint.
 
-    `workflow` makes a fresh object for each episode. A chat endpoint needs neither template nor
-    parser, and can only be evaluated."""
+    `workflow` makes a new object for each episode. A chat endpoint needs neither template nor
+    parser, and can only be evaluated.
+    """
 
     def __init__(
         self,
@@ -124,10 +127,10 @@ class EpisodeRunner:
         environments: EnvironmentHost | None = None,
         on_error: OnError | None = None,
     ) -> None:
-        """`debug` lets exceptions of the workflow and the judge through unchanged, and drops the
-        deadline: a person may be standing at a breakpoint. `environments` gives each task of its
-        kind an environment, until the episode is judged. `on_error` is told of exceptions where
-        they become a status."""
+        """Stores the parts that every episode shares. `debug` lets exceptions of the workflow and
+        the judge through unchanged, and drops the deadline, because a person may be at a
+        breakpoint. `environments` gives each task of its kind an environment, until the episode is
+        judged. `on_error` is called with each exception that becomes a status."""
         self.endpoint = None if isinstance(endpoint, ChatEndpoint) else endpoint
         self._chat_endpoint = endpoint if isinstance(endpoint, ChatEndpoint) else None
         self._template = template
@@ -151,8 +154,8 @@ class EpisodeRunner:
         sampling: SamplingParams | None = None,
         judge_in_group: JudgeInGroup | None = None,
     ) -> Trajectory:
-        """See `EpisodeExecutor`. With the failure policy ``retry`` an episode that fails is run
-        again, with seeds of its own; the failed attempts are kept in the trajectory."""
+        """Implements `EpisodeExecutor.run`. With the failure policy ``retry`` an episode that fails
+        is run again, with seeds of its own; the failed attempts are kept in the trajectory."""
         if plan.mode == "train" and self._chat_endpoint is not None:
             raise ConfigError("a chat endpoint shows no token ids: evaluate it, it cannot train")
         retries = self.limits.max_retries if self.limits.failure_policy == "retry" else 0
@@ -175,8 +178,8 @@ class EpisodeRunner:
     def _attempt(
         self, plan: WorkflowTask, sampling: SamplingParams, number: int, resources: AsyncExitStack
     ) -> Attempt | Trajectory:
-        """The attempt of this number, ready to run; the trajectory of one whose workflow cannot be
-        made. `resources` releases its environment."""
+        """Returns the attempt with this number, ready to run, or the trajectory of an episode whose
+        workflow cannot be made. `resources` releases its environment."""
         try:
             workflow = self._workflow(plan.task)
         except AjetError:
@@ -226,7 +229,8 @@ class EpisodeRunner:
     async def _judged(
         self, trajectory: Trajectory, judge_in_group: JudgeInGroup | None
     ) -> Trajectory:
-        """The trajectory with its reward; as it is where there is no output to judge."""
+        """Returns the trajectory with its reward, or unchanged where there is no output to
+        judge."""
         output = trajectory.output
         if output is None:
             return trajectory
@@ -235,7 +239,7 @@ class EpisodeRunner:
             breakdown = {"malformed": reward}
             return replace(trajectory, reward=reward, is_success=False, reward_breakdown=breakdown)
         if self.judge is None and trajectory.status is EpisodeStatus.TRUNCATED:
-            output = _nothing_if_unrewarded(output)
+            output = _zero_reward_if_none(output)
             trajectory = replace(trajectory, output=output)
         if output.reward is None and judge_in_group is not None:
             return await judge_in_group(trajectory)
@@ -247,7 +251,8 @@ class EpisodeRunner:
 
 
 class JudgeErrors(Protocol):
-    """What becomes of a judge's exception: it is raised (`debug`), or told and made a status."""
+    """Says what happens to a judge's exception: it is raised (`debug`), or reported and made a
+    status."""
 
     @property
     def debug(self) -> bool: ...
@@ -256,20 +261,21 @@ class JudgeErrors(Protocol):
 
 
 async def with_verdict(
-    trajectory: Trajectory, asked: Awaitable[Verdict], errors: JudgeErrors
+    trajectory: Trajectory, pending_verdict: Awaitable[Verdict], errors: JudgeErrors
 ) -> Trajectory:
-    """The trajectory with the verdict that `asked` returns, or with the status of its failure."""
+    """Returns the trajectory with the verdict that `pending_verdict` gives, or with the status of
+    the judge's failure."""
     assert trajectory.output is not None
     source = "judge" if trajectory.output.reward is None else "workflow"
     started_s = time.perf_counter()
     try:
-        judged = await asked
+        judged = await pending_verdict
     except JudgeFault as fault:
         if errors.debug:
             raise fault.__cause__ or fault from None
         errors.on_error(fault.__cause__ or fault)
-        is_environments = isinstance(fault.__cause__, EnvironmentFault)
-        status = EpisodeStatus.ENV_ERROR if is_environments else EpisodeStatus.JUDGE_ERROR
+        is_environment_fault = isinstance(fault.__cause__, EnvironmentFault)
+        status = EpisodeStatus.ENV_ERROR if is_environment_fault else EpisodeStatus.JUDGE_ERROR
         return replace(trajectory, status=status, error=str(fault))
     except asyncio.CancelledError:
         return replace(trajectory, status=EpisodeStatus.ABORTED, error=STOPPED)
@@ -284,7 +290,7 @@ async def with_verdict(
 
 
 class Attempt:
-    """One run of one workflow, from its first line to its end or its deadline. `run` returns a
+    """Runs one workflow once, from its first line to its end or its deadline. `run` returns a
     trajectory that is not judged yet."""
 
     def __init__(
@@ -310,22 +316,26 @@ class Attempt:
         self._started_s = time.perf_counter()
 
     async def run(self) -> Trajectory:
-        """Runs the workflow in a task of its own and waits for it, or for its deadline."""
+        """Runs the workflow in a task of its own and waits for its end or its deadline."""
         task = asyncio.create_task(self._execute())
         timeout_s = self._limits.episode_timeout_s
         try:
             await self._wait(task)
         except asyncio.CancelledError:
             await self._cancel(task)
-            return self._ended(EpisodeStatus.ABORTED, STOPPED)
+            return self._end(EpisodeStatus.ABORTED, STOPPED)
         if not task.done():
             await self._cancel(task)
             where = "ajet.rollout.episode_timeout_s"
-            return self._ended(
+            return self._end(
                 EpisodeStatus.TIMEOUT, f"not finished within {timeout_s:g} s ({where})"
             )
         error = _error_of(task)
-        return self._returned(task.result()) if error is None else self._raised(error)
+        return (
+            self._trajectory_of_result(task.result())
+            if error is None
+            else self._trajectory_of_error(error)
+        )
 
     async def _wait(self, task: asyncio.Task[Any]) -> None:
         """Returns when the workflow is over or has used up its own time."""
@@ -337,49 +347,49 @@ class Attempt:
             used_s = time.perf_counter() - self._started_s - self._recorder.wave_wait_s
             if used_s >= timeout_s:
                 return
-            await asyncio.wait({task}, timeout=max(timeout_s - used_s, SHORTEST_WAIT_S))
+            await asyncio.wait({task}, timeout=max(timeout_s - used_s, MIN_WAIT_S))
 
     async def _execute(self) -> Any:
         try:
             if self._environment is not None:
                 self._workflow_task = await self._environment.begin(self._workflow_task)
-            execute, given = self._workflow.execute, (self._workflow_task, self._tuner)
+            execute, arguments = self._workflow.execute, (self._workflow_task, self._tuner)
             is_async = inspect.iscoroutinefunction(execute)
-            result: Any = execute(*given) if is_async else await in_thread(execute, *given)
+            result: Any = execute(*arguments) if is_async else await in_thread(execute, *arguments)
             return await result if inspect.isawaitable(result) else result
         except SystemExit as error:
             raise RuntimeError(f"the workflow called sys.exit({error.code!r})") from error
 
-    def _returned(self, result: Any) -> Trajectory:
+    def _trajectory_of_result(self, result: Any) -> Trajectory:
         try:
             output = checked_output(result, type(self._workflow).__name__)
         except Exception as error:  # a subclass of WorkflowOutput may do anything
             if self._debug:
                 raise
-            return self._ended(EpisodeStatus.AGENT_ERROR, str(error))
+            return self._end(EpisodeStatus.AGENT_ERROR, str(error))
         cut = self._recorder.truncation
-        return self._ended(EpisodeStatus.TRUNCATED if cut else EpisodeStatus.OK, cut, output)
+        return self._end(EpisodeStatus.TRUNCATED if cut else EpisodeStatus.OK, cut, output)
 
-    def _raised(self, error: BaseException) -> Trajectory:
+    def _trajectory_of_error(self, error: BaseException) -> Trajectory:
         if self._recorder.truncation is not None:
             output = _output_so_far(self._recorder)
-            return self._ended(EpisodeStatus.TRUNCATED, self._recorder.truncation, output)
+            return self._end(EpisodeStatus.TRUNCATED, self._recorder.truncation, output)
         if self._debug:
             raise error
         self._on_error(error)
         if self._recorder.endpoint_fault is not None:
             fault = f"the endpoint failed: {self._recorder.endpoint_fault}"
-            return self._ended(EpisodeStatus.ENV_ERROR, fault)
-        return self._ended(status_of(error), one_line(error))
+            return self._end(EpisodeStatus.ENV_ERROR, fault)
+        return self._end(status_of(error), one_line(error))
 
     async def _cancel(self, task: asyncio.Task[Any]) -> None:
         self._recorder.close()
         task.cancel()
-        _left_behind.add(task)
+        _abandoned_tasks.add(task)
         task.add_done_callback(_consume_exception)
         await asyncio.wait({task}, timeout=self._limits.cancel_grace_s)
 
-    def _ended(
+    def _end(
         self, status: EpisodeStatus, error: str | None, output: WorkflowOutput | None = None
     ) -> Trajectory:
         self._recorder.close()
@@ -395,18 +405,19 @@ class Attempt:
 
 
 def awaits_group_verdict(trajectory: Trajectory) -> bool:
-    """Whether a judge of groups is still to give the reward."""
+    """Returns True if a group judge has still to give the reward."""
     output = trajectory.output
     return output is not None and output.reward is None and trajectory.reward is None
 
 
 def compares_groups(judge: BaseJudge | None) -> bool:
-    """Whether the judge compares the members of a group."""
+    """Returns True if the judge compares the members of a group."""
     return isinstance(judge, GroupJudge)
 
 
 def _output_so_far(recorder: BaseRecorder) -> WorkflowOutput:
-    """For a workflow that a limit stopped before it returned: the judge gets its last reply."""
+    """Returns an output for a workflow that a limit stopped before it returned: its last reply, for
+    the judge."""
     reply = recorder.turns[-1].reply["content"] if recorder.turns else ""
     return WorkflowOutput(metadata={"final_answer": reply, "truncated": True})
 
@@ -416,13 +427,14 @@ def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
 
 
 def _consume_exception(task: asyncio.Task[Any]) -> None:
-    _left_behind.discard(task)
+    _abandoned_tasks.discard(task)
     if not task.cancelled():
         task.exception()  # whatever it still raises belongs to an episode that is over
 
 
-def _nothing_if_unrewarded(output: WorkflowOutput) -> WorkflowOutput:
-    """A workflow that rewards itself but was cut before it could has earned nothing."""
+def _zero_reward_if_none(output: WorkflowOutput) -> WorkflowOutput:
+    """Returns the output with reward 0 if it has none: a workflow that rewards itself, but was cut
+    before it could, has earned nothing."""
     if output.reward is None:
         output = copy.copy(output)
         output.reward, output.is_success = 0.0, False
@@ -430,4 +442,4 @@ def _nothing_if_unrewarded(output: WorkflowOutput) -> WorkflowOutput:
 
 
 def _ignore(_error: BaseException) -> None:
-    """Its status says enough."""
+    """Does nothing: the trajectory's status tells enough."""

@@ -1,4 +1,5 @@
-"""What an episode's failure becomes: a status, one line, and what the policy makes of its group.
+"""Turns an episode's failure into a status and one line, and applies the failure policy to its
+group.
 
 mask        the episode stays in the record and out of the update; the group's baseline is that
             of the others
@@ -20,11 +21,11 @@ from ajet.core.trajectory.limits import EndpointFault, EpisodeClosed, EpisodeTru
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 
 RETRIED = (EpisodeStatus.TIMEOUT, EpisodeStatus.ENV_ERROR, EpisodeStatus.AGENT_ERROR)
-_SOUND = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED, EpisodeStatus.ABORTED)
+_NOT_FAILED = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED, EpisodeStatus.ABORTED)
 
 
 def status_of(error: BaseException) -> EpisodeStatus:
-    """The status of an episode whose workflow raised this."""
+    """Returns the status of an episode whose workflow raised this exception."""
     match error:
         case EpisodeTruncated():
             return EpisodeStatus.TRUNCATED
@@ -36,7 +37,8 @@ def status_of(error: BaseException) -> EpisodeStatus:
 
 
 def has_failed(trajectory: Trajectory) -> bool:
-    return trajectory.ended_as not in _SOUND
+    """Returns True if the episode ended in an error or a timeout."""
+    return trajectory.ended_as not in _NOT_FAILED
 
 
 def check_failure_rate(failed: Sequence[Trajectory], total: int, max_rate: float) -> None:
@@ -44,37 +46,38 @@ def check_failure_rate(failed: Sequence[Trajectory], total: int, max_rate: float
     if len(failed) <= max_rate * total:
         return
     raise RunFailed(
-        f"{_counted(failed, total)}, more than "
+        f"{_failure_counts(failed, total)}, more than "
         f"ajet.rollout.max_failure_rate={max_rate:g}; first: {failed[0].error}"
     )
 
 
 def failures_line(groups: Sequence[Group]) -> str | None:
-    """How many episodes failed, as what, and the first one's error; None when none did."""
+    """Returns one line that counts the failed episodes by status and quotes the first error; None
+    when none failed."""
     trajectories = [t for group in groups for t in group.trajectories]
     failed = [t for t in trajectories if has_failed(t)]
     if not failed:
         return None
     first = failed[0]
-    return f"{_counted(failed, len(trajectories))}; first: {first.episode_id}: {first.error}"
+    return f"{_failure_counts(failed, len(trajectories))}; first: {first.episode_id}: {first.error}"
 
 
-def _counted(failed: Sequence[Trajectory], total: int) -> str:
+def _failure_counts(failed: Sequence[Trajectory], total: int) -> str:
     counts = Counter(str(t.ended_as) for t in failed)
     listed = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     return f"{len(failed)} of {total} episodes failed ({listed})"
 
 
 def apply_policy(group: Group, policy: FailurePolicy) -> Group:
-    """The group's episodes as the update shall see them."""
+    """Returns the group as the update is to see it under this failure policy."""
     failed = [t for t in group.trajectories if has_failed(t)]
     if not failed or policy in ("mask", "retry"):
         return group
     if policy == "zero":
-        seen = (_as_zero(t) if has_failed(t) else t for t in group.trajectories)
+        members = (_as_zero(t) if has_failed(t) else t for t in group.trajectories)
     else:
-        seen = (_dropped(t, failed[0]) if t.is_valid else t for t in group.trajectories)
-    return replace(group, trajectories=tuple(seen))
+        members = (_dropped(t, failed[0]) if t.is_valid else t for t in group.trajectories)
+    return replace(group, trajectories=tuple(members))
 
 
 def _as_zero(t: Trajectory) -> Trajectory:

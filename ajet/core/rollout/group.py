@@ -44,16 +44,16 @@ from ajet.core.rollout.episode import (
     with_verdict,
 )
 from ajet.core.rollout.failure import apply_policy, check_failure_rate, has_failed
-from ajet.core.rollout.garbage import collected_seldom
+from ajet.core.rollout.gc_thresholds import infrequent_gc
 from ajet.core.rollout.limits import FailurePolicy, RolloutLimits
 from ajet.core.rollout.request import EpisodeJournal, OnEpisode, RolloutRequest
 from ajet.core.shared_call import SharedCall
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 
-KEY = "ajet.rollout.group_size_redundancy"
-ENOUGH_MEMBERS = f"the group had enough members ({KEY})"
-SURPLUS = f"ended after enough members of its group ({KEY})"
+REDUNDANCY_KEY = "ajet.rollout.group_size_redundancy"
+ENOUGH_MEMBERS = f"the group had enough members ({REDUNDANCY_KEY})"
+SURPLUS = f"ended after enough members of its group ({REDUNDANCY_KEY})"
 
 
 class GroupRunner:
@@ -71,8 +71,8 @@ class GroupRunner:
         on_error: OnError | None = None,
         journal: EpisodeJournal | None = None,
     ) -> None:
-        """`judge` is asked here if it compares groups; others are the executor's. Episodes that
-        `journal` has are not run again."""
+        """Stores the parts that all requests share. `judge` is called here if it compares groups;
+        other judges are the executor's. Episodes that `journal` holds are not run again."""
         self.executor = executor
         self.admission = admission
         self.limits = limits
@@ -85,8 +85,8 @@ class GroupRunner:
         self._running: set[AdmittedEpisodes] = set()
 
     @classmethod
-    def of(cls, runner: EpisodeRunner) -> GroupRunner:
-        """The groups of episodes that run in this process."""
+    def from_episode_runner(cls, runner: EpisodeRunner) -> GroupRunner:
+        """Returns a runner whose episodes run in this process."""
         return cls(
             runner,
             Admission(runner.limits.max_env_worker, runner.endpoint),
@@ -98,7 +98,8 @@ class GroupRunner:
         )
 
     def with_journal(self, journal: EpisodeJournal) -> GroupRunner:
-        """A runner that shares this one's executor and slots, and keeps its episodes there."""
+        """Returns a runner that shares this one's executor and slots, and stores its episodes in
+        `journal`."""
         return GroupRunner(
             self.executor,
             self.admission,
@@ -112,47 +113,47 @@ class GroupRunner:
 
     @property
     def free_slots(self) -> int:
-        """See `RolloutRunner`."""
+        """Implements `RolloutRunner.free_slots`."""
         return self.admission.free_slots
 
-    def tell_free_slots(self, notify: Callable[[], None]) -> None:
-        """See `RolloutRunner`."""
+    def set_free_slot_callback(self, notify: Callable[[], None]) -> None:
+        """Implements `RolloutRunner.set_free_slot_callback`."""
         self.admission.on_free_slot = notify
 
     async def rollout(
         self, request: RolloutRequest, on_episode: OnEpisode | None = None
     ) -> list[Group]:
-        """See `RolloutRunner`. The failure policy is applied to groups of training; an evaluation
-        shows what happened."""
+        """Implements `RolloutRunner.rollout`. The failure policy is applied to training groups
+        only; an evaluation shows what happened."""
         running = GroupsInProgress(self, request, on_episode, self._journal)
         episodes = AdmittedEpisodes(running.plans, running.run_member)
         self._running.add(episodes)
         try:
-            with collected_seldom(), running.early_stop.watching(episodes, self.admission):
+            with infrequent_gc(), running.early_stop.active(episodes, self.admission):
                 self.admission.admit(episodes)
                 results = await episodes.results()
         finally:
             self._running.discard(episodes)
         groups = running.groups(results)
         if request.mode == "train" and not self._has_trained:
-            self._has_trained = somebody_is_trained(groups)
+            self._has_trained = has_trained_agent(groups)
         return groups
 
-    async def run_again(self, plan: WorkflowTask) -> Trajectory:
-        """Runs one episode as it was planned before. A judge of groups sees it alone."""
+    async def rerun(self, plan: WorkflowTask) -> Trajectory:
+        """Runs one episode again from its plan. A group judge sees it alone."""
         judging = GroupJudging(self.judge, self, self.limits, group_size=1)
         return await self.executor.run(
             plan, Slot(plan.episode_id), judge_in_group=judging.judged if self.judge else None
         )
 
     def stop(self) -> None:
-        """End the rollouts in progress: they return, with unfinished episodes as `aborted`."""
+        """Ends the rollouts in progress: they return, with unfinished episodes as `aborted`."""
         for episodes in self._running:
             episodes.stop()
 
 
 class GroupsInProgress:
-    """The groups of one request while their episodes run."""
+    """Holds the groups of one request while their episodes run."""
 
     def __init__(
         self,
@@ -175,13 +176,13 @@ class GroupsInProgress:
         self._failed: list[Trajectory] = []
 
     async def run_member(self, plan: WorkflowTask, slot: Slot) -> Trajectory:
-        """One episode: run, judged, reported, and counted where it failed."""
-        slot.tell_workflow_end(lambda status: self._workflow_ended(plan, status))
-        if (kept := self._finished.get(plan.episode_id)) is not None:
-            slot.workflow_ended(kept.ended_as)
+        """Runs one episode, judges it, reports it, and counts it if it failed."""
+        slot.set_workflow_end_callback(lambda status: self._workflow_ended(plan, status))
+        if (finished := self._finished.get(plan.episode_id)) is not None:
+            slot.workflow_ended(finished.ended_as)
             self._judging.leave_out(plan)
-            self._report(kept)
-            return kept
+            self._report(finished)
+            return finished
         try:
             trajectory = await self._runner.executor.run(
                 plan,
@@ -191,7 +192,7 @@ class GroupsInProgress:
             )
         finally:
             self._judging.leave_out(plan)
-        trajectory = self.early_stop.told(trajectory)
+        trajectory = self.early_stop.mark_stopped(trajectory)
         if self._journal is not None:
             self._journal.put(trajectory)
         self._report(trajectory)
@@ -206,26 +207,29 @@ class GroupsInProgress:
             self._on_episode(trajectory)
 
     def _workflow_ended(self, plan: WorkflowTask, status: EpisodeStatus) -> None:
-        if comes_to_count(status, self._runner.limits.failure_policy):
+        if will_be_valid(status, self._runner.limits.failure_policy):
             self.early_stop.ended(plan)
 
     def groups(self, results: Sequence[Trajectory | None]) -> list[Group]:
-        """The groups of these results, which are in the order of the plans; None never started."""
+        """Returns the groups of these results, which are in the order of the plans; None stands for
+        an episode that never started."""
         members = [
-            self.early_stop.told(never_started(plan)) if trajectory is None else trajectory
+            self.early_stop.mark_stopped(unstarted_trajectory(plan))
+            if trajectory is None
+            else trajectory
             for plan, trajectory in zip(self.plans, results, strict=True)
         ]
         size = self._request.group_size
         groups = [
-            Group(group_id, tuple(members[at * size : (at + 1) * size]), task)
-            for at, (group_id, task) in enumerate(
+            Group(group_id, tuple(members[index * size : (index + 1) * size]), task)
+            for index, (group_id, task) in enumerate(
                 zip(self._request.group_ids, self._request.tasks, strict=True)
             )
         ]
         if self._request.mode != "train":
             return groups
         policy = self._runner.limits.failure_policy
-        return [self.early_stop.kept(apply_policy(group, policy)) for group in groups]
+        return [self.early_stop.select(apply_policy(group, policy)) for group in groups]
 
 
 class EarlyStop:
@@ -238,7 +242,8 @@ class EarlyStop:
         *,
         on_stopped: Callable[[WorkflowTask], None],
     ) -> None:
-        """`on_stopped` is told of members that are stopped, or never begin."""
+        """Stores the plans by group. `on_stopped` is called for members that are stopped or never
+        start."""
         self._plans = plans
         self._num_needed = num_needed
         self._on_stopped = on_stopped
@@ -248,14 +253,14 @@ class EarlyStop:
         self._ended: defaultdict[str, dict[int, int]] = defaultdict(dict)
         self._to_stop: list[str] = []
         self._stopped: set[tuple[str, int]] = set()
-        self._moment = 0
+        self._end_order = 0
         self._has_waves = False
         self._episodes: AdmittedEpisodes | None = None
 
     @contextmanager
-    def watching(self, episodes: AdmittedEpisodes, admission: Admission) -> Iterator[None]:
-        """Stops members of complete groups within the block: before each wave, or at once where
-        the endpoint has none."""
+    def active(self, episodes: AdmittedEpisodes, admission: Admission) -> Iterator[None]:
+        """Stops members of complete groups within the block: before each wave, or at once where the
+        endpoint has no waves."""
         self._episodes = episodes
         waves = admission.waves
         self._has_waves = waves is not None
@@ -268,41 +273,42 @@ class EarlyStop:
                 waves.ask_before_waves(None)
 
     def ended(self, plan: WorkflowTask) -> None:
-        """The workflow of this member came to its end; its slot is not free yet."""
+        """Reports that this member's workflow is over; its slot is not free yet."""
         ended = self._ended[plan.group_id]
-        ended[plan.rollout_index] = self._moment
+        ended[plan.rollout_index] = self._end_order
         if len(ended) == self._num_needed:
             self._to_stop.append(plan.group_id)
         if not self._has_waves:
-            self._moment += 1
+            self._end_order += 1
             self._stop_surplus()
 
-    def told(self, trajectory: Trajectory) -> Trajectory:
-        """The trajectory, with the reason where the member was told to stop or not to start."""
+    def mark_stopped(self, trajectory: Trajectory) -> Trajectory:
+        """Returns the trajectory; if the member was stopped or not started, it is left out with the
+        reason."""
         member = (trajectory.group_id, trajectory.workflow_task.rollout_index)
         if trajectory.status is not EpisodeStatus.ABORTED or member not in self._stopped:
             return trajectory
         return trajectory.leave_out("redundancy", ENOUGH_MEMBERS)
 
-    def kept(self, group: Group) -> Group:
-        """The group with the first `num_needed` valid members; the others are left out."""
+    def select(self, group: Group) -> Group:
+        """Returns the group with its first `num_needed` valid members; the others are left out."""
         return first_members(group, self._ended[group.group_id], self._num_needed)
 
     def _before_wave(self) -> bool:
-        """Whether the wave may start: no member is on its way out."""
+        """Returns True if the wave may start: no member is being cancelled."""
         assert self._episodes is not None
         self._stop_surplus()
         if self._episodes.is_dropping:
             return False
-        self._moment += 1
+        self._end_order += 1
         return True
 
     def _stop_surplus(self) -> None:
-        """Stops all members of complete groups that have not come to their end."""
+        """Stops all members of complete groups whose workflow is not over."""
         assert self._episodes is not None
         for group_id in self._to_stop:
             members, ended = self._members[group_id], self._ended[group_id]
-            surplus = [index for place, index in enumerate(members) if place not in ended]
+            surplus = [index for member, index in enumerate(members) if member not in ended]
             self._episodes.drop(surplus)
             for plan in (self._plans[index] for index in surplus):
                 self._stopped.add((group_id, plan.rollout_index))
@@ -311,8 +317,9 @@ class EarlyStop:
 
 
 def first_members(group: Group, ended: Mapping[int, int], num_needed: int) -> Group:
-    """The group with its first `num_needed` valid members; `ended` has for each member's index the
-    moment of its end."""
+    """Returns the group with its first `num_needed` valid members. `ended` maps each member's index
+    to the position of its end among the others'; members that ended in one wave share a
+    position."""
     index_of = {t.episode_id: t.workflow_task.rollout_index for t in group.valid}
     order = sorted(index_of, key=lambda name: (ended[index_of[name]], index_of[name]))
     surplus = set(order[num_needed:])
@@ -324,9 +331,10 @@ def first_members(group: Group, ended: Mapping[int, int], num_needed: int) -> Gr
 
 
 class GroupJudging:
-    """Asks a judge of groups once for each group of `group_size` members, when all have ended.
+    """Calls a group judge once for each group of `group_size` members, when all have ended.
 
-    Members that wait for the verdict hold no slot. At most `max_env_worker` calls run at once."""
+    Members that wait for the verdict hold no slot. At most `max_env_worker` calls run at once.
+    """
 
     def __init__(
         self,
@@ -342,21 +350,21 @@ class GroupJudging:
         self._groups: defaultdict[str, _JudgedGroup] = defaultdict(lambda: _JudgedGroup(group_size))
 
     async def judged(self, trajectory: Trajectory) -> Trajectory:
-        """The trajectory with its verdict, once the group is complete."""
+        """Returns the trajectory with its verdict, once the group is complete."""
         return await with_verdict(trajectory, self._verdict(trajectory), self._errors)
 
     def leave_out(self, plan: WorkflowTask) -> None:
-        """The other members need not wait for this one any longer; saying so again has no
+        """Lets the other members no longer wait for this one. A second call for a member has no
         effect."""
         if self._judge is not None:
-            self._groups[plan.group_id].expect_no_more(plan.rollout_index)
+            self._groups[plan.group_id].mark_ended(plan.rollout_index)
 
     async def _verdict(self, trajectory: Trajectory) -> Verdict:
         task, output = trajectory.workflow_task, trajectory.output
         assert output is not None
         group = self._groups[task.group_id]
         group.members[task.rollout_index] = (task, output)
-        group.expect_no_more(task.rollout_index)
+        group.mark_ended(task.rollout_index)
         await group.is_complete.wait()
         if group.call is None:
             group.call = SharedCall(self._ask(group))
@@ -373,36 +381,38 @@ class GroupJudging:
 
 @dataclass
 class _JudgedGroup:
-    """The members to be judged, by their index, and the one call that judges them."""
+    """Holds the members to be judged, by their index, and the one call that judges them."""
 
     num_members: int
-    heard_of: set[int] = field(default_factory=set)
+    ended: set[int] = field(default_factory=set)
     members: dict[int, tuple[WorkflowTask, WorkflowOutput]] = field(default_factory=dict)
     is_complete: asyncio.Event = field(default_factory=asyncio.Event)
     call: SharedCall[dict[int, Verdict]] | None = None
 
-    def expect_no_more(self, index: int) -> None:
-        """This member has ended, judged or not."""
-        self.heard_of.add(index)
-        if len(self.heard_of) == self.num_members:
+    def mark_ended(self, index: int) -> None:
+        """Reports that this member has ended, judged or not."""
+        self.ended.add(index)
+        if len(self.ended) == self.num_members:
             self.is_complete.set()
 
 
-def comes_to_count(status: EpisodeStatus, policy: FailurePolicy) -> bool:
-    """Whether an episode whose workflow ended so will be valid, if the judge does not fail."""
+def will_be_valid(status: EpisodeStatus, policy: FailurePolicy) -> bool:
+    """Returns True if an episode whose workflow ended with this status will be valid, unless the
+    judge fails."""
     if status is EpisodeStatus.ABORTED:
         return False
     return policy == "zero" or status in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
 
 
-def never_started(plan: WorkflowTask) -> Trajectory:
-    """An episode of a run that was stopped before."""
+def unstarted_trajectory(plan: WorkflowTask) -> Trajectory:
+    """Returns the trajectory of an episode that did not start before the run was stopped."""
     return Trajectory(plan, (), EpisodeStatus.ABORTED, error=STOPPED)
 
 
-def somebody_is_trained(groups: Sequence[Group]) -> bool:
-    """Whether a call of the model was made for training. A ConfigError where agents call the model
-    and none of them is trained; later steps may do by chance what is a mistake in the first."""
+def has_trained_agent(groups: Sequence[Group]) -> bool:
+    """Returns True if a call of the model was made for training. Raises ConfigError where agents
+    call the model and none of them is trained. Only the first step is checked: in later ones the
+    same may happen by chance."""
     turns = [turn for group in groups for t in group.trajectories for turn in t.turns]
     if turns and not any(turn.trainable for turn in turns):
         names = sorted({turn.agent_name for turn in turns} | {turn.target_tag for turn in turns})

@@ -1,4 +1,6 @@
-"""How many episodes run at once, how long each may take, and what becomes of those that fail."""
+"""Defines how many episodes run at once, how long each may take, and what happens to those that
+fail.
+"""
 
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -13,13 +15,13 @@ DriftCheck = Literal["none", "first", "all"]
 
 @dataclass(frozen=True, slots=True)
 class RolloutLimits(EpisodeLimits):
-    """The limits of one episode, and those of the whole rollout.
+    """Holds the limits of one episode and those of the whole rollout.
 
     `episode_timeout_s` counts from the start of the workflow, without the time in which the
-    in-process engine has it wait (see episode.py); a workflow that is still there
-    `cancel_grace_s` after being cancelled is left behind. `failure_policy` (see failure.py) says
-    what becomes of a failed episode; `max_retries` belongs to ``retry``. The run fails when more
-    than `max_failure_rate` of a rollout's episodes failed. `check_drift` says in which members of a
+    in-process engine makes it wait (see episode.py); a workflow that still runs `cancel_grace_s`
+    after it was cancelled is abandoned. `failure_policy` (see failure.py) says what happens to a
+    failed episode; `max_retries` belongs to ``retry``. The run fails when more than
+    `max_failure_rate` of a rollout's episodes failed. `check_drift` says in which members of a
     group the prompts are compared with a fresh render.
     """
 
@@ -33,7 +35,7 @@ class RolloutLimits(EpisodeLimits):
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
-        """The limits that the config sets."""
+        """Returns the limits that the config sets."""
         data, rollout = config.ajet.data, config.ajet.rollout
         return cls(
             max_prompt_length=data.max_prompt_length,
@@ -56,5 +58,5 @@ class RolloutLimits(EpisodeLimits):
         )
 
     def checks_drift(self, rollout_index: int) -> bool:
-        """Whether this member of its group is compared."""
+        """Returns True if the prompts of this member of its group are compared."""
         return self.check_drift == "all" or (self.check_drift == "first" and rollout_index == 0)

@@ -1,4 +1,4 @@
-"""Which episodes a rollout runs: their ids, their order and their seeds, before any of them begins.
+"""Describes which episodes a rollout runs: their ids, order and seeds, all fixed before any starts.
 
     RolloutRequest(tasks, step=12, mode="train", num_repeat=8).plans(run_seed)
 
@@ -25,12 +25,12 @@ OnEpisode = Callable[[Trajectory], None]
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
-    """`num_repeat` episodes of each task, as part of one step of one mode.
+    """Asks for `num_repeat` episodes of each task, as part of one step of one mode.
 
-    With `redundancy` so many more begin in each group, which then ends with `num_repeat` of them
+    `redundancy` further episodes start in each group, which then ends with `num_repeat` of them
     (group.py). `numbers` are the groups' indices in the step, where a step has several rollouts;
-    None counts from 0. `failure_rate_of` is the number of episodes that `max_failure_rate` is a
-    share of; None is this rollout's own. `sampling` replaces the runner's.
+    None counts from 0. `failure_rate_total` is the number of episodes that `max_failure_rate` is a
+    share of; None takes this rollout's own number. `sampling` replaces the runner's.
     """
 
     tasks: Sequence[Task]
@@ -39,35 +39,36 @@ class RolloutRequest:
     num_repeat: int
     redundancy: int = 0
     numbers: Sequence[int] | None = None
-    failure_rate_of: int | None = None
+    failure_rate_total: int | None = None
     sampling: SamplingParams | None = None
 
     @property
     def group_size(self) -> int:
-        """The episodes that begin in each group."""
+        """Returns the number of episodes that start in each group."""
         return self.num_repeat + self.redundancy
 
     @property
     def group_numbers(self) -> Sequence[int]:
-        """The index of each task's group in the step."""
+        """Returns the index in the step of each task's group."""
         return range(len(self.tasks)) if self.numbers is None else self.numbers
 
     @property
     def group_ids(self) -> list[str]:
-        """The id of each task's group."""
+        """Returns the id of each task's group."""
         return [group_id_of(self.step, self.mode, number) for number in self.group_numbers]
 
     @property
     def num_episodes(self) -> int:
-        """The number of episodes that the failure rate is a share of."""
-        return self.failure_rate_of or self.group_size * len(self.tasks)
+        """Returns the number of episodes that the failure rate is a share of."""
+        return self.failure_rate_total or self.group_size * len(self.tasks)
 
     def plans(self, run_seed: int) -> list[WorkflowTask]:
-        """All episodes, group by group, each with a task of its own: a workflow may append to its
-        messages.
+        """Returns all episodes, group by group. Each has its own copy of the task, because a
+        workflow may append to its messages.
 
         The seeds of evaluation leave out the step, so that two checkpoints are measured under the
-        same conditions. A baseline has the seeds of the group that it is compared with."""
+        same conditions. A baseline has the seeds of the group that it is compared with.
+        """
         world = seed_path_of_step("train" if self.mode == "baseline" else self.mode, self.step)
         return [
             WorkflowTask(
@@ -87,15 +88,16 @@ class RolloutRequest:
 
 
 class RolloutRunner(Protocol):
-    """What runs the episodes of a request and returns them as groups."""
+    """Runs the episodes of a request and returns them as groups."""
 
     @property
     def free_slots(self) -> int:
-        """Episodes that could begin now; negative by those that wait for a slot."""
+        """Returns the number of episodes that could start now, negative while episodes wait for a
+        slot."""
         ...
 
-    def tell_free_slots(self, notify: Callable[[], None]) -> None:
-        """`notify` is called whenever an episode gives its slot back."""
+    def set_free_slot_callback(self, notify: Callable[[], None]) -> None:
+        """Sets the function that is called whenever an episode gives its slot back."""
         ...
 
     async def rollout(
@@ -106,34 +108,34 @@ class RolloutRunner(Protocol):
 
 
 class EpisodeJournal(Protocol):
-    """Keeps episodes that have ended while their group, or their step, is in no checkpoint yet: a
-    run that goes on has them, and runs only the others again (core/buffer/journal.py)."""
+    """Stores episodes that have ended while their group, or their step, is in no checkpoint yet: a
+    resumed run takes them from here and runs only the others again (core/buffer/journal.py)."""
 
     def take(self, group_id: str) -> Mapping[str, Trajectory]:
-        """The episodes of this group that an earlier attempt of the run has brought to their end,
-        by the ids that they were planned with."""
+        """Returns the episodes of this group that an earlier attempt of the run finished, by the
+        ids with which they were planned."""
         ...
 
     def put(self, trajectory: Trajectory) -> None:
-        """Keeps an episode that has ended."""
+        """Stores an episode that has ended."""
         ...
 
 
 def group_id_of(step: int, mode: Mode, number: int) -> str:
-    """The id of the group of this index in its step."""
+    """Returns the id of the group with this index in its step."""
     return f"{step:06d}-{mode}-{number:04d}"
 
 
 def episode_id_of(group_id: str, member: int) -> str:
-    """The id with which an episode is planned; a retry of it gets another."""
+    """Returns the id with which an episode is planned; a retry of it gets another."""
     return f"{group_id}-{member:02d}"
 
 
 def step_of_group(group_id: str) -> int:
-    """The step that a group is planned for."""
+    """Returns the step that a group is planned for."""
     return int(group_id.partition("-")[0])
 
 
 def seed_path_of_step(mode: Mode, step: int) -> tuple[str, int]:
-    """The first part of the path from which seeds are derived."""
+    """Returns the first part of the path from which seeds are derived."""
     return (mode, 0) if mode == "eval" else (mode, step)

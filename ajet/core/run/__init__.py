@@ -1,5 +1,5 @@
-"""What every training loop shares. In: a config and its tasks. Out: which step comes next, when to
-validate and to save, and the state from which a killed run goes on.
+"""Holds what every training loop shares.
 
-Ignores how a step is computed: each backbone's loop says that.
+In: a config and its tasks. Out: which step comes next, when to validate and to save, and the state
+from which a killed run resumes. Ignores how a step is computed: each backbone's loop does that.
 """

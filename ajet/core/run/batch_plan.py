@@ -1,4 +1,5 @@
-"""The arithmetic of a run before it starts: from tasks to episodes, optimizer steps and tokens.
+"""Computes what a run comes to before it starts: from tasks to episodes, optimizer steps and
+tokens.
 
     264 tasks a step x 4 episodes = 1,056 episodes a step; 7,473 tasks / 264 = 28.3 steps an epoch
 
@@ -14,7 +15,7 @@ from ajet.core.task.cursor import DataCursor
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What a run with this config and this many tasks comes to."""
+    """Holds the arithmetic of a run with this config and this many tasks."""
 
     config: AjetConfig
     num_tasks: int
@@ -22,26 +23,30 @@ class BatchPlan:
 
     @property
     def total_steps(self) -> int:
+        """Returns the number of steps of the run."""
         trainer = self.config.ajet.trainer_common
         if trainer.total_training_steps is not None:
             return trainer.total_training_steps
-        return DataCursor(self.num_tasks, self.tasks_taken, seed=0).total_steps(
+        return DataCursor(self.num_tasks, self.tasks_per_step, seed=0).total_steps(
             trainer.total_epochs
         )
 
     @property
-    def tasks_taken(self) -> int:
-        """By a step, from the data; further rounds of dynamic sampling take more."""
+    def tasks_per_step(self) -> int:
+        """Returns the number of tasks that a step takes from the data; further rounds of dynamic
+        sampling take more."""
         return BatchSettings.from_config(self.config).first_round
 
     @property
     def episodes_per_step(self) -> int:
-        """That are trained, if none fails; `episodes_begun` is how many begin at most."""
+        """Returns the number of episodes that a step trains if none fails. `max_episodes_per_step`
+        counts those that start."""
         return self.config.ajet.data.train_batch_size * self.config.ajet.rollout.num_repeat
 
     @property
-    def episodes_begun(self) -> int:
-        """With redundancy, oversampling, the rounds of dynamic sampling and greedy baselines."""
+    def max_episodes_per_step(self) -> int:
+        """Returns the largest number of episodes that start in a step, with redundancy,
+        oversampling, the rounds of dynamic sampling and greedy baselines."""
         settings = BatchSettings.from_config(self.config)
         rounds = max(settings.max_rounds - 1, 0)
         tasks = settings.first_round + rounds * settings.train_batch_size
@@ -50,28 +55,30 @@ class BatchPlan:
 
     @property
     def optimizer_steps_per_step(self) -> int:
-        """At most one for each group: a mini-batch holds whole groups."""
+        """Returns the number of optimizer steps of a step. It is at most one for each group,
+        because a mini-batch holds whole groups."""
         groups = self.config.ajet.data.train_batch_size
         return min(self.config.ajet.trainer_common.mini_batch_num, groups)
 
     @property
     def validation_episodes(self) -> int:
+        """Returns the number of episodes of one validation."""
         cap = self.config.ajet.data.val_max_tasks
         tasks = self.num_validation_tasks if cap is None else min(cap, self.num_validation_tasks)
         return tasks * self.config.ajet.trainer_common.val_pass_n
 
     @property
     def tokens_per_episode(self) -> int:
-        """Of one timeline, at most."""
+        """Returns the largest number of tokens of one timeline."""
         data = self.config.ajet.data
         ceiling = data.max_prompt_length + data.max_response_length
         return min(ceiling, self.config.ajet.rollout.max_model_len)
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """(what, how many, how it comes about), for a table."""
+        """Returns rows of (name, number, origin) for a table."""
         ajet = self.config.ajet
         batch, repeat = ajet.data.train_batch_size, ajet.rollout.num_repeat
-        mini, asked = self.optimizer_steps_per_step, ajet.trainer_common.mini_batch_num
+        mini, requested = self.optimizer_steps_per_step, ajet.trainer_common.mini_batch_num
         steps, episodes, tokens = self.total_steps, self.episodes_per_step, self.tokens_per_episode
         turn = min(ajet.rollout.max_response_length_in_one_turn, tokens)
         return [
@@ -79,15 +86,17 @@ class BatchPlan:
             ("tasks per step", f"{batch:,}", "data.train_batch_size"),
             (
                 "batches per epoch",
-                f"{self.num_tasks / self.tasks_taken:,.1f}",
-                f"{self.num_tasks:,} / {self.tasks_taken}",
+                f"{self.num_tasks / self.tasks_per_step:,.1f}",
+                f"{self.num_tasks:,} / {self.tasks_per_step}",
             ),
             ("episodes per step", f"{episodes:,}", f"{batch} x {repeat} (rollout.num_repeat)"),
-            *self._surplus(),
+            *self._surplus_row(),
             (
                 "optimizer steps per step",
                 f"{mini:,}",
-                "trainer_common.mini_batch_num" if mini == asked else "one for each task at most",
+                "trainer_common.mini_batch_num"
+                if mini == requested
+                else "one for each task at most",
             ),
             ("steps", f"{steps:,}", "total_training_steps, or total_epochs passes"),
             ("episodes in all", f"{steps * episodes:,}", f"{steps:,} x {episodes:,}"),
@@ -99,9 +108,10 @@ class BatchPlan:
             ("tokens of a step", f"<= {episodes * tokens:,}", f"{episodes:,} x {tokens:,}"),
         ]
 
-    def _surplus(self) -> list[tuple[str, str, str]]:
-        """How many episodes may begin, where these are more than are trained."""
-        if self.episodes_begun == self.episodes_per_step:
+    def _surplus_row(self) -> list[tuple[str, str, str]]:
+        """Returns a row with the number of episodes that may start, if it differs from the number
+        trained."""
+        if self.max_episodes_per_step == self.episodes_per_step:
             return []
         rollout, algorithm = self.config.ajet.rollout, self.config.ajet.trainer_common.algorithm
         causes = {
@@ -111,4 +121,4 @@ class BatchPlan:
             "remax": algorithm.adv_estimator == "remax",
         }
         named = ", ".join(name for name, is_one in causes.items() if is_one)
-        return [("episodes that begin", f"<= {self.episodes_begun:,}", f"a step: {named}")]
+        return [("episodes that begin", f"<= {self.max_episodes_per_step:,}", f"a step: {named}")]

@@ -1,4 +1,4 @@
-"""The checkpoint that a run goes on from.
+"""Finds the checkpoint from which a run resumes.
 
     find_resume_point(folder, "auto")         the newest whole checkpoint, or None
     find_resume_point(folder, "disable")      None; what the folder holds is set aside
@@ -19,7 +19,8 @@ from ajet.core.update.checkpoint import newest_checkpoint, read_state, step_of
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """A whole checkpoint: its folder, its step, and the state of the run that it holds."""
+    """Describes a complete checkpoint: its folder, its step, and the state of the run that it
+    holds."""
 
     path: Path
     step: int
@@ -27,9 +28,9 @@ class ResumePoint:
 
 
 def find_resume_point(folder: RunFolder, resume: str) -> ResumePoint | None:
-    """The checkpoint that `trainer_common.resume` means; None begins at step 0."""
+    """Returns the checkpoint that `trainer_common.resume` names; None starts at step 0."""
     if resume == "disable":
-        folder.set_aside()
+        folder.archive_previous_run()
         return None
     if resume == "auto":
         path = newest_checkpoint(folder.checkpoints)
@@ -39,5 +40,5 @@ def find_resume_point(folder: RunFolder, resume: str) -> ResumePoint | None:
     path = Path(resume)
     state = read_state(path)
     point = ResumePoint(path, step_of(path), state)
-    folder.set_aside_checkpoints_after(point.step)
+    folder.archive_checkpoints_after(point.step)
     return point

@@ -1,4 +1,4 @@
-"""Where a run stands: what its checkpoint holds beside the policy.
+"""Defines the state of a run that its checkpoint holds beside the policy.
 
 Not covered: weights, optimizer and random state (the policy has them).
 """
@@ -15,11 +15,14 @@ SuccessByTask = dict[str, float]
 
 @dataclass
 class RunState:
-    """After the last whole step. `cursor` is the place in the data, `held_out` the success on each
-    held-out task "before" training and "after" `validated_step` steps, `seconds` what training
-    took, `begun` the day that a chat template may write into prompts (ISO 8601), `timelines` the
-    counts of all steps, `staleness` the trained tokens by their age in updates (empty where every
-    token is of its own step), `explorer` the place of backbone trinity's explorer."""
+    """Holds the state after the last complete step.
+
+    `cursor` is the position in the data. `held_out` holds the success on each held-out task
+    "before" training and "after" `validated_step` steps. `seconds` is the duration of training.
+    `begun` is the date that a chat template may write into prompts (ISO 8601). `timelines` holds
+    the counts of all steps. `staleness` counts trained tokens by their age in updates (empty where
+    every token is of its own step). `explorer` is the state of backbone trinity's explorer.
+    """
 
     step: int = 0
     num_episodes: int = 0
@@ -41,6 +44,6 @@ class RunState:
         return cls(**{**content, "timelines": timelines})
 
     def success(self, moment: str) -> float | None:
-        """The mean over the held-out tasks; None where there was no validation."""
+        """Returns the mean success over the held-out tasks; None where there was no validation."""
         of_tasks = self.held_out.get(moment)
         return sum(of_tasks.values()) / len(of_tasks) if of_tasks else None

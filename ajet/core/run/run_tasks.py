@@ -1,4 +1,4 @@
-"""The tasks of one run: what it trains on, what it is measured on, and how far it is.
+"""Reads the tasks of one run: those it trains on and those it is measured on.
 
     reader ─┬─ training ── cursor ─> the next batch           total_steps = how often
             └─ held_out ─> validation
@@ -19,7 +19,7 @@ from ajet.core.task.task import Task
 
 @dataclass(frozen=True, slots=True)
 class RunTasks:
-    """`cursor` moves; a checkpoint keeps its state."""
+    """Holds the tasks of a run. `cursor` moves during the run; a checkpoint stores its state."""
 
     training: list[Task]
     held_out: list[Task]
@@ -28,7 +28,7 @@ class RunTasks:
 
     @classmethod
     def read(cls, config: AjetConfig) -> RunTasks:
-        """The tasks that the config's reader gives."""
+        """Reads the tasks with the reader that the config names."""
         reader = make_reader(config)
         training = reader.get_training_tasks()
         held_out = reader.get_validation_tasks()[: config.ajet.data.val_max_tasks]

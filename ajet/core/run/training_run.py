@@ -1,4 +1,4 @@
-"""The run as its training loop sees it: steps, validation, checkpoints, the end.
+"""Offers a training loop the parts of a run: steps, validation, checkpoints, the end.
 
     run = TrainingRun(config, folder, tasks, save=…, interrupt=…, console=…, resume_point=…)
     with run:
@@ -43,7 +43,7 @@ Save = Callable[[int, dict[str, Any]], Awaitable[None]]
 
 
 class TrainingRun:
-    """One attempt of a run, from a checkpoint or the beginning to the last step."""
+    """Manages one attempt of a run, from a checkpoint or the start to the last step."""
 
     def __init__(
         self,
@@ -56,8 +56,9 @@ class TrainingRun:
         console: Console,
         resume_point: ResumePoint | None = None,
     ) -> None:
-        """`save` writes a checkpoint. The learner has loaded `resume_point` already: a checkpoint
-        of another model must leave the records alone."""
+        """Restores the state of `resume_point`, if given, and opens the records. `save` writes a
+        checkpoint. The learner must have loaded `resume_point` already: a checkpoint of another
+        model must leave the records unchanged."""
         self.config, self.folder, self.tasks, self.interrupt = config, folder, tasks, interrupt
         self._trainer = config.ajet.trainer_common
         self._save = save
@@ -94,11 +95,11 @@ class TrainingRun:
 
     @property
     def progress(self) -> TrainingProgress:
-        """The live display."""
+        """Returns the live display."""
         return self.recorder.progress
 
     def batches(self, runner: RolloutRunner) -> BatchRollout:
-        """The run's batches, rolled out by `runner`, with their progress on the display."""
+        """Returns the run's batches, rolled out by `runner`, with their progress on the display."""
         return BatchRollout(
             runner,
             self.tasks.training,
@@ -109,20 +110,21 @@ class TrainingRun:
         )
 
     def steps_left(self) -> Iterator[int]:
-        """The steps to come, until the last one is recorded or somebody asks to stop."""
+        """Yields the remaining steps, until the last one is recorded or a stop is requested."""
         while self.state.step < self.tasks.total_steps and not self.interrupt.requested:
             yield self.state.step + 1
 
     def rollout_done(self, step: int, rollout: StepGroups) -> None:
-        """The episodes of a step have ended: failures are said, and the update is next."""
-        self.recorder.say_failures(f"step {step}", rollout.all)
+        """Reports the failures of a step's episodes, which have ended, and shows that the update is
+        next."""
+        self.recorder.warn_of_failures(f"step {step}", rollout.all)
         self.progress.phase("update")
         self.progress.fraction(0.0)
 
     def record_step(
         self, step: int, rollout: StepGroups, update: UpdateRecord, metrics: dict[str, float]
     ) -> None:
-        """The step is over: it is written down, and the run stands after it."""
+        """Records a finished step and advances the run's state past it."""
         self.state.timelines += self.recorder.step(step, rollout, update, metrics)
         self.state.step = step
         self.state.num_episodes += sum(len(group.trajectories) for group in rollout.all)
@@ -130,8 +132,8 @@ class TrainingRun:
         self._is_saved = False
 
     async def validate_if_due(self, runner: RolloutRunner) -> None:
-        """Measures success on the held-out tasks if it is time, under the same seeds at every
-        step."""
+        """Measures success on the held-out tasks if validation is due, under the same seeds at
+        every step."""
         moment = self._validation_due()
         if moment is None:
             return
@@ -152,7 +154,7 @@ class TrainingRun:
             await self.save_if_new()
 
     async def save_if_new(self) -> None:
-        """Writes a checkpoint, unless the last one is of this very state."""
+        """Writes a checkpoint, unless the last one holds this very state."""
         if self._is_saved:
             return
         self.progress.phase("checkpoint")
@@ -161,7 +163,7 @@ class TrainingRun:
         self._is_saved = True
 
     def finish(self) -> RunSummary:
-        """Writes and returns the summary; called last."""
+        """Writes and returns the summary. It is called last."""
         summary = self._summary()
         summary.write(self.folder.summary_json)
         if self.state.step < self.tasks.total_steps:
@@ -173,9 +175,9 @@ class TrainingRun:
         return summary
 
     def _validation_due(self) -> str | None:
-        """The moment of a validation that is to come now: "before" the first step if asked,
-        "after" every `test_freq` steps and at the end of a run that was validated at its beginning.
-        One that an interrupt kept back comes on resuming."""
+        """Returns the label of a validation that is due now: "before" the first step if the config
+        asks for it, "after" every `test_freq` steps and at the end of a run that was validated at
+        its start; else None. A validation that an interrupt prevented is due on resuming."""
         state = self.state
         if self.interrupt.requested or state.validated_step == state.step:
             return None

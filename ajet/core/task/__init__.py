@@ -1,1 +1,4 @@
-"""In: rows of a data set. Out: tasks, in an order that resumes. Ignores models and agents."""
+"""Provides tasks. In: rows of a data set. Out: tasks, in an order that resumes.
+
+This package ignores models and agents.
+"""

@@ -1,4 +1,5 @@
-"""Which tasks a step takes: a seeded order for every epoch, and a place in it that can be saved.
+"""Decides which tasks a step takes: a seeded order for every epoch, and a position in it that can
+be saved.
 
     epoch 0: 3 0 2 4 1 | epoch 1: 1 4 0 2 3 | …        batches of 2:  [3 0] [2 4] [1 1] [4 0] …
 
@@ -15,7 +16,7 @@ from ajet.core.seeding import derive
 
 
 class DataCursor:
-    """Gives batches of task indices, for ever."""
+    """Yields batches of task indices without end."""
 
     def __init__(self, num_tasks: int, batch_size: int, *, seed: int, shuffle: bool = True) -> None:
         if num_tasks < 1:
@@ -29,22 +30,22 @@ class DataCursor:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next task."""
+        """Returns the epoch of the next task."""
         return self._taken // self.num_tasks
 
     def total_steps(self, num_epochs: int) -> int:
-        """Steps that take every task `num_epochs` times at least."""
+        """Returns the number of steps that take every task at least `num_epochs` times."""
         return -(-self.num_tasks * num_epochs // self.batch_size)
 
     def next_batch(self, size: int | None = None) -> list[int]:
-        """The next `size` task indices; None takes `batch_size`."""
+        """Returns the next `size` task indices; None takes `batch_size`."""
         size = self.batch_size if size is None else size
         batch: list[int] = []
         while len(batch) < size:
-            place = self._taken % self.num_tasks
-            piece = self._order(self.epoch)[place : place + size - len(batch)]
-            batch += piece
-            self._taken += len(piece)
+            offset = self._taken % self.num_tasks
+            chunk = self._order(self.epoch)[offset : offset + size - len(batch)]
+            batch += chunk
+            self._taken += len(chunk)
         return batch
 
     def _order(self, epoch: int) -> list[int]:
@@ -54,7 +55,7 @@ class DataCursor:
         return order
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: JSON."""
+        """Returns what a checkpoint stores, as JSON values."""
         return {
             "num_tasks": self.num_tasks,
             "seed": self.seed,
@@ -63,7 +64,8 @@ class DataCursor:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was saved; the data set and the seed must be the same."""
+        """Continues where `state` was saved. Raises CheckpointError unless the data set and the
+        seed are the same."""
         for name in ("num_tasks", "seed", "shuffle"):
             if state[name] != getattr(self, name):
                 raise CheckpointError(

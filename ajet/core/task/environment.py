@@ -1,4 +1,5 @@
-"""`environment`: a task for each group of a step, which names its environment and nothing more.
+"""Reads `environment`: a task for each group of a step, which names its environment and nothing
+more.
 
     train_batch_size: 4, custom_envs: {FrozenLake4: …, Sokoban: …}
       -> FrozenLake4-0000, Sokoban-0000, FrozenLake4-0001, Sokoban-0001       one epoch is one step
@@ -23,7 +24,7 @@ SECTION = "ajet.environment"
 
 
 class EnvironmentReader(BaseTaskReader):
-    """Shares the groups among the tags of each manager."""
+    """Divides the groups among the tags of each manager."""
 
     def get_training_tasks(self) -> list[Task]:
         size = self.config.ajet.data.train_batch_size
@@ -46,9 +47,10 @@ class EnvironmentReader(BaseTaskReader):
     def _tasks(
         self, manager: EnvManager, size: int, split: str, name: str, size_key: str
     ) -> list[Task]:
-        """Tags take turns, so that the first of the tasks are a fair part of them all."""
+        """Returns the tasks with the tags interleaved, so that the first tasks represent all of
+        them fairly."""
         tags = played_tags(self._section, manager)
-        parts = manager.num_groups_partition or _evenly(size, len(tags))
+        parts = manager.num_groups_partition or _split_evenly(size, len(tags))
         if sum(parts) != size:
             raise ConfigError(
                 f"{SECTION}.{name}.num_groups_partition adds up to {sum(parts)}, "
@@ -60,12 +62,12 @@ class EnvironmentReader(BaseTaskReader):
                 f"{SECTION}.{name}: no group is left for {tags[parts.index(fewest)]!r}: "
                 f"raise {size_key}, or leave it out of tags"
             )
-        places = [
+        order_keys = [
             ((number + 0.5) / part, order, number)
             for order, part in enumerate(parts)
             for number in range(part)
         ]
-        return [self._task(tags[order], number, split) for _, order, number in sorted(places)]
+        return [self._task(tags[order], number, split) for _, order, number in sorted(order_keys)]
 
     def _task(self, tag: str, number: int, split: str) -> Task:
         environment = self._section.custom_envs[tag]
@@ -74,7 +76,7 @@ class EnvironmentReader(BaseTaskReader):
 
 
 def played_tags(section: EnvironmentConfig, manager: EnvManager) -> Sequence[str]:
-    """The manager's tags; all of them where it names none."""
+    """Returns the manager's tags; all of them where it names none."""
     tags = manager.tags or list(section.custom_envs)
     if not tags:
         raise ConfigError(
@@ -84,7 +86,8 @@ def played_tags(section: EnvironmentConfig, manager: EnvManager) -> Sequence[str
     return tags
 
 
-def _evenly(size: int, num_parts: int) -> list[int]:
-    """The first parts are larger by one where the size is no multiple."""
+def _split_evenly(size: int, num_parts: int) -> list[int]:
+    """Divides `size` into `num_parts`; the first parts are larger by one where it is no
+    multiple."""
     each, left = divmod(size, num_parts)
     return [each + (order < left) for order in range(num_parts)]

@@ -1,4 +1,4 @@
-"""Rows of a data set on the Hugging Face Hub, through the `datasets` package.
+"""Reads rows of a data set on the Hugging Face Hub, through the `datasets` package.
 
     gsm8k/main      the Hub's `openai/gsm8k`, configuration `main`
     openai/gsm8k    owner and name, or name and configuration: the first that is there
@@ -21,7 +21,8 @@ PROBE_S = 3.0
 
 
 def read_hub(path: str, split: str) -> list[dict[str, Any]]:
-    """`name` or `name/config` on the Hub, or in the cache where the Hub is out of reach."""
+    """Reads `name` or `name/config` from the Hub, or from the cache where the Hub is out of
+    reach."""
     try:
         import datasets.config
     except ModuleNotFoundError as error:
@@ -56,7 +57,8 @@ def _load(path: str, split: str) -> list[dict[str, Any]]:
 
 
 def _takes_connections(endpoint: str) -> bool:
-    """Whether the address resolves and answers; behind a proxy only the request itself can tell."""
+    """Returns True if the address resolves and answers. Behind a proxy only the request itself can
+    tell."""
     if getproxies().keys() - {"no"}:
         return True
     address = urlsplit(endpoint)
@@ -70,7 +72,7 @@ def _takes_connections(endpoint: str) -> bool:
 
 @contextmanager
 def _offline() -> Iterator[None]:
-    """Within it the libraries read their caches alone, as under HF_HUB_OFFLINE=1."""
+    """Makes the libraries read only their caches within the block, as under HF_HUB_OFFLINE=1."""
     import datasets.config
     from huggingface_hub import constants
 
@@ -83,7 +85,8 @@ def _offline() -> Iterator[None]:
 
 
 def _hub_names(path: str) -> list[tuple[str, str | None]]:
-    """`gsm8k/main` may be owner/name or name/config: gsm8k has a home of its own on the Hub."""
+    """Returns the (name, configuration) pairs to try. `gsm8k/main` may be owner/name or
+    name/config: gsm8k has a repository of its own on the Hub."""
     parts = path.split("/")
     if len(parts) == 3:
         return [("/".join(parts[:2]), parts[2])]

@@ -1,4 +1,4 @@
-"""`huggingface_dat_repo`: tasks from a data set of the Hub, a local folder or a local file.
+"""Reads `huggingface_dat_repo`: tasks from a data set of the Hub, a local folder or a local file.
 
     dataset_path: gsm8k/main            the Hub's data set `gsm8k`, configuration `main`
     dataset_path: openai/gsm8k          a Hub data set with one configuration
@@ -66,8 +66,8 @@ class HuggingFaceReader(BaseTaskReader):
         return path
 
     def _single_file(self) -> Path | None:
-        place = resolve(self._path(), self.config.base_dirs)
-        return place if place.is_file() else None
+        path_on_disk = resolve(self._path(), self.config.base_dirs)
+        return path_on_disk if path_on_disk.is_file() else None
 
     def _read(self, split: str) -> list[dict[str, Any]]:
         return read_split(self._path(), split, self.config.base_dirs)
@@ -78,15 +78,15 @@ class HuggingFaceReader(BaseTaskReader):
 
 
 def read_split(path: str, split: str, base_dirs: list[Path]) -> list[dict[str, Any]]:
-    """The rows of one split, from disk where `path` is there, else from the Hub. One file has no
-    splits: whoever takes its rows says what they are."""
+    """Reads the rows of one split, from disk where `path` exists, else from the Hub. One file has
+    no splits: the caller that takes its rows decides what they are."""
     if path.startswith(EMBEDDED):
         return _read_folder(_embedded(path.removeprefix(EMBEDDED)), split)
-    place = resolve(path, base_dirs)
-    if place.is_file():
-        raise DataError(f"{place}: one file has no split {split!r}; give a folder of splits")
-    if place.is_dir():
-        return _read_folder(place, split)
+    path_on_disk = resolve(path, base_dirs)
+    if path_on_disk.is_file():
+        raise DataError(f"{path_on_disk}: one file has no split {split!r}; give a folder of splits")
+    if path_on_disk.is_dir():
+        return _read_folder(path_on_disk, split)
     if path.startswith((".", "/", "~")) or path.endswith((*READABLE, CSV)):
         raise DataError(f"{path}: no such data folder or file; looked in {_listed(base_dirs)}")
     return read_hub(path, split)
@@ -119,7 +119,8 @@ def _read_folder(folder: Path, split: str) -> list[dict[str, Any]]:
 
 
 def splits_of(folder: Path) -> dict[str, list[Path]]:
-    """Split names with their files: train.jsonl, train-00000-of-00002.parquet, train/part.jsonl."""
+    """Returns split names with their files: train.jsonl, train-00000-of-00002.parquet,
+    train/part.jsonl."""
     splits: dict[str, list[Path]] = {}
     for file in sorted(_data_files(folder)):
         nested = file.parent not in (folder, folder / "data")
@@ -143,7 +144,7 @@ def _read_files(files: list[Path]) -> list[dict[str, Any]]:
 
 
 def _read_json(file: Path) -> list[dict[str, Any]]:
-    """JSON lines, or a .json file that is one list of objects."""
+    """Reads JSON lines, or a .json file that is one list of objects."""
     if file.suffix != ".json" or not (text := read_text(file)).lstrip().startswith("["):
         return read_jsonl(file)
     try:

@@ -1,4 +1,4 @@
-"""`jsonl_dataset_file`: tasks from JSON-lines files in UTF-8, one object a line.
+"""Reads `jsonl_dataset_file`: tasks from JSON-lines files in UTF-8, one object a line.
 
 Not covered: CSV, compressed files.
 """
@@ -19,7 +19,7 @@ REFUSED = {
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The file's rows; empty lines are skipped."""
+    """Returns the file's rows; empty lines are skipped."""
     if not path.is_file():
         raise DataError(f"{path}: no such data file")
     if path.suffix in REFUSED:
@@ -31,7 +31,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def read_text(path: Path) -> str:
-    """The whole of a data file, with or without a byte-order mark."""
+    """Returns the whole text of a data file, with or without a byte-order mark."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -42,15 +42,17 @@ def read_text(path: Path) -> str:
 
 
 def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
-    """One object a line, text as it is."""
+    """Writes one object a line, text unescaped."""
     lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     path.write_text("".join(lines), encoding="utf-8")
 
 
 def resolve(path: str, base_dirs: list[Path]) -> Path:
-    """A relative path is looked for in the YAML's folder and the current one."""
+    """Looks for a relative path in the YAML's folder and the current one."""
     candidates = [folder / Path(path).expanduser() for folder in base_dirs]
-    return next((place for place in candidates if place.exists()), Path(path).expanduser())
+    return next(
+        (candidate for candidate in candidates if candidate.exists()), Path(path).expanduser()
+    )
 
 
 def _parse(line: str, where: str) -> dict[str, Any]:

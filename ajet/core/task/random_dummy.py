@@ -1,4 +1,4 @@
-"""`random_dummy`: made-up sums, to try a workflow where there is no data."""
+"""Provides `random_dummy`: made-up sums, to try a workflow where there is no data."""
 
 import random
 
@@ -8,7 +8,7 @@ from ajet.core.task.task import Task
 
 
 class RandomDummyReader(BaseTaskReader):
-    """Questions such as ``What is 12 + 34?``, drawn from the run's seed."""
+    """Draws questions such as ``What is 12 + 34?`` from the run's seed."""
 
     def get_training_tasks(self) -> list[Task]:
         return self._draw("train", self.config.ajet.task_reader.random_dummy.num_training)

@@ -1,4 +1,4 @@
-"""Where tasks come from: a reader gives the training and the validation tasks, as lists.
+"""Defines task readers: a reader returns the training and the validation tasks, as lists.
 
     {"question": "…", "answer": "#### 42"}   ->   Task("train-0", "…", metadata=the row)
 
@@ -33,22 +33,24 @@ QUERY_FIELDS = ("question", "main_query", "query", "prompt", "problem")
 
 
 class BaseTaskReader:
-    """Subclass this and write both methods. Made once for each run, with the whole config."""
+    """Base class of task readers: subclasses implement both methods. One object is made for each
+    run, with the whole config."""
 
     def __init__(self, config: AjetConfig) -> None:
         self.config = config
 
     def get_training_tasks(self) -> list[Task]:
-        """Every training task, in a fixed order."""
+        """Returns every training task, in a fixed order."""
         raise NotImplementedError(f"{type(self).__name__} does not define get_training_tasks()")
 
     def get_validation_tasks(self) -> list[Task]:
-        """Every held-out task, in a fixed order; an empty list has no validation."""
+        """Returns every held-out task, in a fixed order; with an empty list there is no
+        validation."""
         raise NotImplementedError(f"{type(self).__name__} does not define get_validation_tasks()")
 
 
 def make_reader(config: AjetConfig) -> BaseTaskReader:
-    """The reader that `ajet.task_reader.type` names."""
+    """Makes the reader that `ajet.task_reader.type` names."""
     from ajet.core.importing import load_object
 
     name = config.ajet.task_reader.type
@@ -65,15 +67,16 @@ def make_reader(config: AjetConfig) -> BaseTaskReader:
 def tasks_from_rows(
     rows: Iterable[Mapping[str, Any]], *, split: str, source: str, query_field: str | None = None
 ) -> list[Task]:
-    """One task for each row; DataError when there is none, or a row has no question."""
+    """Returns one task for each row. Raises DataError when there is none, or a row has no
+    question."""
     tasks = [
         task_from_row(row, index, split=split, source=source, query_field=query_field)
         for index, row in enumerate(rows)
     ]
     if not tasks:
         raise DataError(f"{source}: the {split} split is empty")
-    if twins := first_twins(tasks):
-        first, second = twins
+    if duplicates := first_duplicate_ids(tasks):
+        first, second = duplicates
         raise DataError(
             f"{source}: rows {first} and {second} have one task_id {tasks[first - 1].task_id!r}; "
             "give each its own, or leave the field out"
@@ -84,7 +87,7 @@ def tasks_from_rows(
 def task_from_row(
     row: Mapping[str, Any], index: int, *, split: str, source: str, query_field: str | None = None
 ) -> Task:
-    """The row as a task. `index` counts from 0; messages count rows from 1."""
+    """Returns the row as a task. `index` counts from 0; messages count rows from 1."""
     if not isinstance(row, Mapping):
         raise DataError(f"{source}: row {index + 1} is a {type(row).__name__}, not an object")
     wanted = (query_field,) if query_field else QUERY_FIELDS
@@ -109,7 +112,8 @@ def task_from_row(
 
 
 def _query_and_messages(value: Any, where: str) -> tuple[str, list[dict[str, Any]]]:
-    """Text is the question; chat messages are the question (the last user's) and what precedes."""
+    """Splits a row's value: text is the question; of chat messages the last user's is the question
+    and the others precede it."""
     if isinstance(value, str):
         return value, []
     if value and are_messages(value):
@@ -120,14 +124,15 @@ def _query_and_messages(value: Any, where: str) -> tuple[str, list[dict[str, Any
 
 
 def are_messages(value: Any) -> bool:
-    """Whether it is a list of objects, as chat messages are."""
+    """Returns True if the value is a list of objects, as chat messages are."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         return False
     return all(isinstance(message, Mapping) for message in value)
 
 
-def first_twins(tasks: Sequence[Task]) -> tuple[int, int] | None:
-    """The numbers, from 1, of two tasks of one id: they would be one task in the record."""
+def first_duplicate_ids(tasks: Sequence[Task]) -> tuple[int, int] | None:
+    """Returns the numbers, from 1, of two tasks with the same id, which would be one task in the
+    record; None when all ids differ."""
     seen: dict[str, int] = {}
     for number, task in enumerate(tasks, 1):
         first = seen.setdefault(task.task_id, number)

@@ -1,4 +1,4 @@
-"""One problem for the agent."""
+"""Defines one problem for the agent."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a reader makes of one row.
+    """Holds what a reader makes of one row.
 
     `main_query` is the question as text; `init_messages` are chat messages that come before the
     agent's own (may be empty); `metadata` is the whole row, so a judge finds ``answer`` there.

@@ -1,4 +1,4 @@
-"""A user's own task reader, behind checks.
+"""Wraps a user's own task reader in checks.
 
     what the class raises        ->  ConfigError  rd.py:4: RuntimeError: db down
     what it gives and is no list ->  DataError    rd.py:12: D.get_training_tasks() gave a NoneType
@@ -12,12 +12,12 @@ from typing import Any
 from ajet.core.config import AjetConfig
 from ajet.core.errors import DataError
 from ajet.core.importing import construct, line_of, run_user_code
-from ajet.core.task.reader import BaseTaskReader, are_messages, first_twins
+from ajet.core.task.reader import BaseTaskReader, are_messages, first_duplicate_ids
 from ajet.core.task.task import Task
 
 
 class UserReader(BaseTaskReader):
-    """Made from the user's class: `__init__(self, config)` or `__init__(self)`."""
+    """Calls the user's class, which is made with `__init__(self, config)` or `__init__(self)`."""
 
     def __init__(self, kind: type[BaseTaskReader], config: AjetConfig) -> None:
         super().__init__(config)
@@ -50,19 +50,20 @@ class UserReader(BaseTaskReader):
         return _checked(given, self._where(method))
 
     def _where(self, method: str) -> str:
-        place = line_of(getattr(self.kind, method))
-        return f"{self.prefix}: {place}: {self.kind.__name__}.{method}()"
+        location = line_of(getattr(self.kind, method))
+        return f"{self.prefix}: {location}: {self.kind.__name__}.{method}()"
 
 
 def _checked(given: Any, where: str) -> list[Task]:
-    """What the class gave, when it is a list of whole tasks that differ in their ids."""
+    """Returns what the class returned. Raises DataError unless it is a list of complete tasks whose
+    ids differ."""
     if not isinstance(given, list | tuple):
         raise DataError(f"{where} gave a {type(given).__name__}; return a list of ajet.Task")
     for number, task in enumerate(given, 1):
-        if flaw := _flaw(task):
-            raise DataError(f"{where}: number {number} of the list {flaw}")
-    if twins := first_twins(given):
-        first, second = twins
+        if problem := _task_problem(task):
+            raise DataError(f"{where}: number {number} of the list {problem}")
+    if duplicates := first_duplicate_ids(given):
+        first, second = duplicates
         raise DataError(
             f"{where}: numbers {first} and {second} of the list have one task_id "
             f"{given[first - 1].task_id!r}; give each its own"
@@ -70,8 +71,8 @@ def _checked(given: Any, where: str) -> list[Task]:
     return list(given)
 
 
-def _flaw(task: Any) -> str | None:
-    """What keeps it from being a task of a run."""
+def _task_problem(task: Any) -> str | None:
+    """Says what keeps the object from being a task of a run; None where nothing does."""
     if not isinstance(task, Task):
         return f"is a {type(task).__name__}, not an ajet.Task"
     for name in ("task_id", "main_query", "env_type"):

@@ -1,4 +1,5 @@
-"""What a workflow is given and what it returns: plain data, so that both can be recorded and sent.
+"""Defines what a workflow is given and what it returns: plain data, so that both can be recorded
+and sent.
 
     WorkflowTask(task, episode_id, …)  ->  workflow.execute(…)  ->  WorkflowOutput(reward, metadata)
 
@@ -20,23 +21,25 @@ LARGEST_REWARD = 1e30
 
 
 class EpisodeEnvironment(Protocol):
-    """The environment of one live episode, as its workflow calls it (tools/env_service/gym_env.py).
+    """Describes one live episode's environment as its workflow calls it
+    (tools/env_service/gym_env.py).
 
-    On the event loop each call is awaited; in a thread it returns its result."""
+    On the event loop each call is awaited; in a thread it returns its result.
+    """
 
     @property
     def state(self) -> list[dict[str, Any]]:
-        """The messages that it showed last."""
+        """Returns the messages that the environment showed last."""
         ...
 
     def step(self, action: str | Mapping[str, Any], params: Mapping[str, Any] | None = None) -> Any:
-        """Acts; the result is ``(observation, reward, terminate, info)``."""
+        """Acts and returns ``(observation, reward, terminate, info)``."""
         ...
 
     def evaluate(
         self, episode_uuid: str | None = None, params: Mapping[str, Any] | None = None
     ) -> Any:
-        """The score so far."""
+        """Returns the score so far."""
         ...
 
 
@@ -46,10 +49,10 @@ open_environments: dict[str, EpisodeEnvironment] = {}
 
 @dataclass(frozen=True, slots=True)
 class WorkflowTask:
-    """One run of one task: data only.
+    """Describes one run of one task, as plain data.
 
-    `group_id` names the task within its step; the members of a group (`rollout_index` 0, 1, …)
-    run the same task and share the environment's seed, `seed`.
+    `group_id` names the task within its step; the members of a group (`rollout_index` 0, 1, …) run
+    the same task and share the environment's seed, `seed`.
     """
 
     task: Task
@@ -80,7 +83,7 @@ class WorkflowTask:
 
     @property
     def task_batch_index(self) -> int:
-        """The task's index in its batch: the last part of `group_id`."""
+        """Returns the task's index in its batch: the last part of `group_id`."""
         return int(self.group_id.rpartition("-")[2])
 
     @property
@@ -89,13 +92,13 @@ class WorkflowTask:
 
     @property
     def gym_env(self) -> EpisodeEnvironment | None:
-        """The episode's environment while it lives; None where the tasks have none."""
+        """Returns the episode's environment while it lives; None where the tasks have none."""
         return open_environments.get(self.episode_id)
 
 
 @dataclass(slots=True)
 class WorkflowOutput:
-    """What a workflow returns. `reward=None` asks the judge."""
+    """Holds what a workflow returns. With `reward=None` the judge gives the reward."""
 
     reward: float | None = None
     is_success: bool | None = None

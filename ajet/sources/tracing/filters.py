@@ -27,7 +27,7 @@ from ajet.core.config.tracing import (
     RegexParams,
     ScoreParams,
     ToolUseParams,
-    as_time,
+    parse_iso_time,
 )
 from ajet.sources.similarity import Deduplicator
 from ajet.sources.tracing.conversation import Conversation, text_of
@@ -100,8 +100,8 @@ def _is_of_model(params: ModelParams, each: Conversation) -> bool:
 def _is_in_time(params: DateParams, each: Conversation) -> bool:
     if each.ended is None:
         return False
-    is_late_enough = params.after is None or each.ended >= as_time(params.after)
-    return is_late_enough and (params.before is None or each.ended < as_time(params.before))
+    is_late_enough = params.after is None or each.ended >= parse_iso_time(params.after)
+    return is_late_enough and (params.before is None or each.ended < parse_iso_time(params.before))
 
 
 TESTS: dict[str, Callable[[Any, Conversation], bool]] = {

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from ajet.core.config.tracing import as_time
+from ajet.core.config.tracing import parse_iso_time
 from ajet.sources.tracing.conversation import Conversation, Message, conversation_of
 from ajet.sources.tracing.span_messages import call_messages, find, nest, value_messages
 
@@ -141,7 +141,7 @@ def parse_time(text: str) -> datetime | None:
     try:
         if text.isdecimal():
             return datetime.fromtimestamp(int(text) / NANOSECONDS, UTC)
-        return as_time(text) if text else None
+        return parse_iso_time(text) if text else None
     except (ValueError, OverflowError, OSError):
         return None
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ajet.core.environment.environment import Environment, Info
-from ajet.core.environment.live import called, close_quietly
+from ajet.core.environment.live import call_environment, close_quietly
 from ajet.core.environment.returns import checked_reset, checked_step
 from ajet.core.seeding import derive
 
@@ -48,7 +48,7 @@ class Instance:
         seed = derive("env_service", self.task_id) if seed is None else int(seed)
         split = self.task_id.rpartition("-")[0]
         options, who = {"split": split} if split else {}, f"{self._name}.reset()"
-        returned = called(lambda: self._environment.reset(seed, options), who)
+        returned = call_environment(lambda: self._environment.reset(seed, options), who)
         shown = checked_reset(returned, who)
         state = [{"role": "user", "content": shown.observation}]
         if self._environment.instruction:
@@ -61,7 +61,7 @@ class Instance:
             if self.is_over:
                 return _observed("The episode is over.", 0.0, True, {})
             who = f"{self._name}.step()"
-            returned = called(lambda: self._environment.step(action), who)
+            returned = call_environment(lambda: self._environment.step(action), who)
             step = checked_step(returned, who)
             self.is_over = step.terminated or step.truncated
             self._earned += step.reward

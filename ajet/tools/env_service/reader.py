@@ -13,7 +13,7 @@ from loguru import logger
 
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.errors import DataError, EnvironmentFault
-from ajet.core.task.reader import BaseTaskReader, first_twins
+from ajet.core.task.reader import BaseTaskReader, first_duplicate_ids
 from ajet.core.task.task import Task
 from ajet.tools.env_service.host import SECTION, EnvServiceHost, environment_host
 
@@ -45,8 +45,8 @@ class EnvServiceReader(BaseTaskReader):
         except EnvironmentFault as fault:
             raise DataError(f"{SECTION}.env_url: {fault}") from fault
         tasks = [Task(name, "", env_type=host.env_type) for name in names]
-        if twins := first_twins(tasks):
-            name = tasks[twins[0] - 1].task_id
+        if duplicates := first_duplicate_ids(tasks):
+            name = tasks[duplicates[0] - 1].task_id
             raise DataError(f"{host.url}: the split {split!r} lists the task {name!r} twice")
         return tasks
 

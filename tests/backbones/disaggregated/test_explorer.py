@@ -19,7 +19,7 @@ class Endless:
 
     free_slots = 8
 
-    def tell_free_slots(self, notify): ...
+    def set_free_slot_callback(self, notify): ...
 
     async def group_of(self, step, number, task):
         try:

@@ -4,7 +4,7 @@ import pytest
 
 from ajet.core.advantage import ESTIMATORS, EstimatorSettings, estimate
 from ajet.core.config import load_config
-from ajet.core.config.algorithm_support import OF_GROUPS
+from ajet.core.config.algorithm_support import GROUP_ESTIMATORS
 from ajet.core.errors import ConfigError
 from tests.core.advantage.advantage_fixtures import credited
 
@@ -102,7 +102,7 @@ def test_settings_that_contradict_one_another_are_refused_in_one_line(load, over
     assert key.replace("ALG", ALGORITHM) in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("estimator", OF_GROUPS)
+@pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
 def test_estimators_of_groups_give_a_lone_episode_nothing_and_that_is_noticed(load, estimator):
     notices = load("ajet.rollout.num_repeat=1", f"ALG.adv_estimator={estimator}").notices
     assert "nothing is learnt" in notices[0]
@@ -110,7 +110,7 @@ def test_estimators_of_groups_give_a_lone_episode_nothing_and_that_is_noticed(lo
     assert not any_signal(estimator, groups)
 
 
-@pytest.mark.parametrize("estimator", sorted(set(ESTIMATORS) - set(OF_GROUPS) - {"gae"}))
+@pytest.mark.parametrize("estimator", sorted(set(ESTIMATORS) - set(GROUP_ESTIMATORS) - {"gae"}))
 def test_the_others_learn_from_lone_episodes(load, estimator):
     notices = load("ajet.rollout.num_repeat=1", f"ALG.adv_estimator={estimator}").notices
     assert notices == []

@@ -12,7 +12,7 @@ from ajet.core.config.compose import PACKAGED, compose, read_yaml
 from ajet.core.config.environment import CustomEnv
 from ajet.core.config.rollout import RolloutConfig
 from ajet.core.config.section import Section
-from ajet.core.config.task_reader import BUILT
+from ajet.core.config.task_reader import BUILT_IN_READERS
 from ajet.core.errors import ConfigError
 from ajet.tool_parsers import PARSERS
 
@@ -168,7 +168,9 @@ JUDGE_OF = {
 
 def _chosen(key):
     """What makes the section of a reader or judge count."""
-    reader = next((name for name in BUILT if key.startswith(f"task_reader.{name}.")), None)
+    reader = next(
+        (name for name in BUILT_IN_READERS if key.startswith(f"task_reader.{name}.")), None
+    )
     if reader:
         return [f"ajet.task_reader.type={reader}"]
     return next((over for part, over in JUDGE_OF.items() if key.startswith(f"{part}.")), [])
@@ -242,7 +244,7 @@ def test_a_scale_must_be_one(override, problem, yaml_path):
         load_config(yaml_path, [f"ajet.task_judge.llm.{override}"])
 
 
-@pytest.mark.parametrize("chosen", [*BUILT, "own.py->Reader"])
+@pytest.mark.parametrize("chosen", [*BUILT_IN_READERS, "own.py->Reader"])
 def test_only_sections_of_built_in_readers_that_are_not_chosen_are_noticed(chosen, yaml_path):
     given = {
         "jsonl_dataset_file": "jsonl_dataset_file.training.file_path=f",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ajet.core.environment import isolated
-from ajet.core.environment.live import open_live
+from ajet.core.environment.live import open_environment
 from ajet.core.environment.registry import environment_maker
 from ajet.core.errors import EnvironmentFault
 from ajet.core.trajectory.trajectory import EpisodeStatus
@@ -156,7 +156,7 @@ async def test_a_process_that_dies_is_an_env_error_and_the_next_episode_has_anot
 async def test_what_is_no_picture_is_told_by_its_process(frame, told):
     spec = "tests.core.environment.unruly->OddlyDrawn"
     maker = environment_maker(spec, {"frame": frame}, [], "here")
-    async with open_live(maker, "process", step_timeout_s=10.0) as environment:
+    async with open_environment(maker, "process", step_timeout_s=10.0) as environment:
         with pytest.raises(EnvironmentFault, match=told):
             await environment.render()
 
@@ -166,7 +166,7 @@ async def test_a_process_given_up_at_once_leaves_no_open_file():
     before = num_open_files()
 
     async def begin():
-        async with open_live(maker, "process"):
+        async with open_environment(maker, "process"):
             pass
 
     for _ in range(3):

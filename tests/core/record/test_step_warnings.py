@@ -22,20 +22,20 @@ def test_failed_episodes_are_said_at_every_step_with_the_first_error(warnings):
     )
     said = StepWarnings()
     for step in (1, 2):
-        said.of_failures(f"step {step}", [group_of(episode(member=0), failed)])
+        said.warn_of_failures(f"step {step}", [group_of(episode(member=0), failed)])
     assert warnings[1] == (
         "step 2: 1 of 2 episodes failed (1 agent_error); "
         "first: 000001-train-0000-01: ValueError: no (a.py:3)"
     )
-    said.of_failures("step 3", [group_of(episode(member=0))])
+    said.warn_of_failures("step 3", [group_of(episode(member=0))])
     assert len(warnings) == 2
 
 
 def test_a_setting_that_misses_is_said_once(warnings):
     said = StepWarnings()
     for _ in range(2):
-        said.of_metrics({"tokens/sampled": 0.0, "turns/sampling_not_taken": 3.0})
-    said.of_metrics({"tokens/sampled": 5.0, "turns/sampling_not_taken": 0.0})
+        said.check_metrics({"tokens/sampled": 0.0, "turns/sampling_not_taken": 3.0})
+    said.check_metrics({"tokens/sampled": 5.0, "turns/sampling_not_taken": 0.0})
     assert warnings == [UNUSED_MODEL, OWN_SAMPLING]
 
 
@@ -58,11 +58,11 @@ def test_wrong_calls_and_broken_timelines_are_logged_where_the_config_asks(lines
     counts = TimelineCounts(
         malformed={"wrong_toolcall": 1}, splits={"the agent went back to an earlier call": 2}
     )
-    StepWarnings().of_timelines("step 1", [group], counts)
+    StepWarnings().log_timelines("step 1", [group], counts)
     assert lines == []
     asked = ContextTrackerConfig(log_tool_format_check=True, detect_timeline_snap=True)
-    StepWarnings(asked).of_timelines("step 2", [group], counts)
-    StepWarnings(asked).of_timelines("step 3", [group], TimelineCounts())
+    StepWarnings(asked).log_timelines("step 2", [group], counts)
+    StepWarnings(asked).log_timelines("step 3", [group], TimelineCounts())
     assert lines == [
         "step 2: 1 replies with a wrong call of a tool",
         "step 2: 2 timelines broke off (2: the agent went back to an earlier call)",
@@ -75,21 +75,21 @@ def test_each_wrong_call_is_logged_where_the_config_asks_for_detail(lines):
     asked = ContextTrackerConfig(log_tool_format_check=True, log_tool_format_error_detail=True)
     group = wrong_call(group_of(episode()))
     counts = TimelineCounts(malformed={"wrong_toolcall": 1})
-    StepWarnings(asked).of_timelines("step 2", [group], counts)
+    StepWarnings(asked).log_timelines("step 2", [group], counts)
     assert lines[1:] == ["step 2: 000001-train-0000-00, turn 1: no tool 'x' was offered"]
 
 
 def test_step_wise_credit_without_states_or_rewards_of_turns_is_said_once(warnings):
     said, plain = StepWarnings(), episode()
     for _ in range(2):
-        said.of_credit("gigpo", [group_of(plain)])
-        said.of_credit("step_reinforce", [group_of(plain)])
-        said.of_credit("grpo", [group_of(plain)])
+        said.check_credit("gigpo", [group_of(plain)])
+        said.check_credit("step_reinforce", [group_of(plain)])
+        said.check_credit("grpo", [group_of(plain)])
     assert warnings == [NO_STATE_KEY, NO_TURN_REWARD]
     first, second = plain.turns
     noted = replace(plain, turns=(first, replace(second, state_key="s", reward=0.0)))
     again = StepWarnings()
     for estimator in ("gigpo", "step_reinforce"):
-        again.of_credit(estimator, [group_of(noted)])
-        again.of_credit(estimator, [group_of(episode(turns=()))])
+        again.check_credit(estimator, [group_of(noted)])
+        again.check_credit(estimator, [group_of(episode(turns=()))])
     assert len(warnings) == 2

@@ -31,7 +31,7 @@ def counts_of(*groups, advantage=1.0):
         for group in groups
         for t in group.valid
     }
-    return TimelineCounts.of(groups, to_samples(groups, given))
+    return TimelineCounts.from_groups(groups, to_samples(groups, given))
 
 
 def counts_of_turns(*turns):
@@ -162,6 +162,6 @@ def test_the_report_says_it_all_in_one_block():
 
 
 def test_nothing_at_all_is_counted_as_such():
-    empty = TimelineCounts.of([], [])
+    empty = TimelineCounts.from_groups([], [])
     assert empty == TimelineCounts()
     assert (empty.merge_ratio, empty.token_ratio) == (0.0, 0.0)

@@ -38,7 +38,7 @@ def tasks_of(groups):
 
 async def test_without_selection_a_step_takes_as_many_tasks_as_the_batch_has():
     rollout, cursor = batch()
-    found = await rollout.groups_of(1)
+    found = await rollout.rollout_step(1)
     assert tasks_of(found.groups) == ["t0", "t1", "t2", "t3"]
     assert (cursor.state_dict()["taken"], found.baselines) == (4, [])
     assert all(len(group.valid) == 2 for group in found.groups)
@@ -46,7 +46,7 @@ async def test_without_selection_a_step_takes_as_many_tasks_as_the_batch_has():
 
 async def test_groups_without_signal_are_set_aside_and_others_rolled_out():
     rollout, cursor = batch(max_rounds=4)
-    found = await rollout.groups_of(1)
+    found = await rollout.rollout_step(1)
     # rounds of 4, 2, 1 and 1 tasks: t0 t1 t2 t3 | t4 t5 | t6
     assert tasks_of(found.groups) == [f"t{i}" for i in range(7)]
     assert tasks_of(group for group in found.groups if group.valid) == ["t0", "t2", "t4", "t6"]
@@ -59,18 +59,18 @@ async def test_groups_without_signal_are_set_aside_and_others_rolled_out():
 
 async def test_groups_of_later_rounds_have_numbers_and_seeds_of_their_own():
     rollout, _ = batch(max_rounds=4)
-    found = await rollout.groups_of(5)
+    found = await rollout.rollout_step(5)
     assert [g.group_id for g in found.groups] == [f"000005-train-{n:04d}" for n in range(7)]
     assert len({group.trajectories[0].workflow_task.seed for group in found.groups}) == 7
     again, _ = batch(max_rounds=4)
-    same = await again.groups_of(5)
+    same = await again.rollout_step(5)
     for one, two in zip(found.groups, same.groups, strict=True):
         assert one.trajectories[0].workflow_task.seed == two.trajectories[0].workflow_task.seed
 
 
 async def test_after_the_last_round_the_batch_stays_smaller():
     rollout, cursor = batch(max_rounds=2, tasks=TASKS[1:2])  # a task that says nothing, for ever
-    found = await rollout.groups_of(1)
+    found = await rollout.rollout_step(1)
     assert len(found.groups) == 8
     assert not any(group.valid for group in found.groups)
     assert cursor.state_dict()["taken"] == 8
@@ -78,7 +78,7 @@ async def test_after_the_last_round_the_batch_stays_smaller():
 
 async def test_oversampling_keeps_the_groups_whose_rewards_vary_most():
     rollout, cursor = batch(train_batch_size=2, num_repeat=3, oversampling=2.4)
-    found = await rollout.groups_of(1)
+    found = await rollout.rollout_step(1)
     assert tasks_of(found.groups) == ["t0", "t1", "t2", "t3", "t4"]
     assert tasks_of(group for group in found.groups if group.valid) == ["t0", "t2"]
     assert found.groups[4].trajectories[0].left_out == "oversampling"
@@ -95,7 +95,7 @@ async def test_an_episode_that_a_limit_cut_leaves_the_baseline_of_its_group_too(
             return output
 
     rollout, _ = batch(FirstTalksOn, num_repeat=3, limits={"max_steps": 1}, mask_truncated=True)
-    found = await rollout.groups_of(1)
+    found = await rollout.rollout_step(1)
     for group in found.groups:
         assert [t.workflow_task.rollout_index for t in group.valid] == [1, 2]
         assert group.trajectories[0].left_out == "overlong"
@@ -108,7 +108,7 @@ GREEDY = SamplingParams(temperature=0.0)
 async def test_a_greedy_episode_runs_in_the_world_of_each_group_that_is_kept():
     endpoint = ScriptedEndpoint(TOKENIZER, lambda *_: "yes")
     rollout, _ = batch(endpoint=endpoint, num_repeat=2, max_rounds=4, greedy=GREEDY)
-    found = await rollout.groups_of(5)
+    found = await rollout.rollout_step(5)
     kept = [group for group in found.groups if group.valid]
     assert [b.group_id for b in found.baselines] == [
         f"000005-baseline-{n:04d}" for n in (0, 2, 4, 6)
@@ -133,7 +133,7 @@ async def test_a_group_whose_greedy_episode_failed_has_no_baseline():
             return await super().execute(workflow_task, model_tuner)
 
     rollout, _ = batch(GreedyFails, greedy=GREEDY)
-    found = await rollout.groups_of(1)
+    found = await rollout.rollout_step(1)
     assert [group.baseline for group in found.groups] == [0.0, 1.0, None, 1.0]
     assert found.baselines[2].trajectories[0].status == "agent_error"
 
@@ -148,12 +148,12 @@ async def test_a_small_later_round_that_fails_does_not_end_the_run_and_a_first_o
             return await super().execute(workflow_task, model_tuner)
 
     rollout, _ = batch(LaterFails, max_rounds=2)
-    found = await rollout.groups_of(1)
+    found = await rollout.rollout_step(1)
     assert [len(group.valid) for group in found.groups] == [2, 0, 2, 0, 0, 0]
     always = type("AlwaysFails", (LaterFails,), {"first_bad": 0})
     rollout, _ = batch(always, max_rounds=2)
     with pytest.raises(RunFailed, match="of 8 episodes failed"):
-        await rollout.groups_of(1)
+        await rollout.rollout_step(1)
 
 
 def test_settings_say_how_many_episodes_begin():

@@ -39,7 +39,7 @@ async def trained(workflow, *, num_repeat=1, said=lambda *_: "ok", **limits):
         RolloutRequest([Task("t", "q")], step=0, mode="train", num_repeat=num_repeat)
     )
     samples = to_samples([group], advantages(group))
-    return group, samples, TimelineCounts.of([group], samples)
+    return group, samples, TimelineCounts.from_groups([group], samples)
 
 
 def spans(samples):
@@ -210,7 +210,7 @@ async def test_drift_is_looked_for_in_the_members_that_the_config_names(which, m
     assert found == [
         [None, first, first] if member in members else [None] * 3 for member in range(3)
     ]
-    counts = TimelineCounts.of([group], to_samples([group], advantages(group)))
+    counts = TimelineCounts.from_groups([group], to_samples([group], advantages(group)))
     assert counts.drift_checked == 2 * len(members)
     assert counts.timelines == 3  # drift splits nothing: what was sampled goes on as it is
 

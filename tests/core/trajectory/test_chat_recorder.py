@@ -145,7 +145,7 @@ class Says(Workflow):
 
 
 async def test_an_episode_is_evaluated_and_refused_in_training():
-    runner = GroupRunner.of(
+    runner = GroupRunner.from_episode_runner(
         EpisodeRunner(
             endpoint=ChatEndpointFake({"content": "a"}),
             workflow=lambda task: Says(),

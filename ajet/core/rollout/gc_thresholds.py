@@ -1,6 +1,6 @@
-"""Python's garbage collection while hundreds of agents run.
+"""Makes Python's garbage collection rarer while hundreds of agents run.
 
-    with collected_seldom():
+    with infrequent_gc():
         …            # a young collection every 50,000 objects, not every 700
 
 Agent frameworks make many objects that live as long as their episode. With Python's thresholds each
@@ -16,8 +16,9 @@ THRESHOLDS = (50_000, 20, 100)
 
 
 @contextmanager
-def collected_seldom() -> Iterator[None]:
-    """Raises the thresholds, and puts back those of before; a collector that is off stays off."""
+def infrequent_gc() -> Iterator[None]:
+    """Raises the collection thresholds within the block and restores them after it; a collector
+    that is off stays off."""
     before = gc.get_threshold()
     if before[0] == 0:  # off
         yield

@@ -1,4 +1,4 @@
-"""Top-level keys that are surely a mistake, and not a section of the user's own.
+"""Finds top-level keys that are surely a mistake, and not a section of the user's own.
 
 ajt.seed=1 -> did you mean 'ajet'?        seed: 1 -> write it under 'ajet:' as ajet.seed
 """
@@ -12,8 +12,8 @@ RESERVED = {name for name in dir(AjetConfig) if not name.startswith("__")} - {
 }
 
 
-def stray_problem(name: str) -> str | None:
-    """What is wrong with this name for a section; None where nothing is."""
+def unknown_section_problem(name: str) -> str | None:
+    """Says what is wrong with this name for a section; None where nothing is."""
     typed = list(AjetConfig.model_fields)
     if name in typed:
         return None

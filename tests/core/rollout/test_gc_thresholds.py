@@ -4,14 +4,14 @@ import gc
 
 import pytest
 
-from ajet.core.rollout.garbage import THRESHOLDS, collected_seldom
+from ajet.core.rollout.gc_thresholds import THRESHOLDS, infrequent_gc
 
 
 def test_thresholds_are_raised_and_put_back_even_after_an_error():
     before = gc.get_threshold()
-    with pytest.raises(KeyError), collected_seldom():
+    with pytest.raises(KeyError), infrequent_gc():
         assert gc.get_threshold() == THRESHOLDS
-        with collected_seldom():
+        with infrequent_gc():
             pass
         assert gc.get_threshold() == THRESHOLDS
         raise KeyError
@@ -22,7 +22,7 @@ def test_thresholds_that_a_user_raised_further_stay():
     before = gc.get_threshold()
     gc.set_threshold(90_000, 5, 5)
     try:
-        with collected_seldom():
+        with infrequent_gc():
             assert gc.get_threshold() == (90_000, 20, 100)
         assert gc.get_threshold() == (90_000, 5, 5)
     finally:
@@ -33,7 +33,7 @@ def test_a_collector_that_is_off_stays_off():
     before = gc.get_threshold()
     gc.set_threshold(0)
     try:
-        with collected_seldom():
+        with infrequent_gc():
             assert gc.get_threshold()[0] == 0
         assert gc.get_threshold()[0] == 0
     finally:
