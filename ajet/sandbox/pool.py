@@ -209,7 +209,7 @@ def _start_zygote(mode: str, limits: Limits, num_ready: int, num_running: int) -
         if parent >= 0:
             cleanup.callback(os.close, parent)
         shown, packages = _python_folders()
-        setup = zygote.Setup(
+        setup = zygote.ZygoteConfig(
             mode=mode,
             limits=limits.to_json(),
             num_ready=num_ready,
@@ -250,7 +250,7 @@ def _await_ready(
     return _Running(process, inbox, mode, hello["landlock"], hello["seccomp"])
 
 
-def _command(mode: str, setup: zygote.Setup) -> list[str]:
+def _command(mode: str, setup: zygote.ZygoteConfig) -> list[str]:
     here = Path(__file__).resolve().parent
     boot = _BOOT.format(str(here.parent.parent), str(here.parent), str(here))
     interpreter = str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
@@ -284,7 +284,7 @@ async def _call(inbox: socket.socket, frame: bytes) -> bytes | None:
     try:
         ours.setblocking(False)
         with theirs:
-            if not await _hand_over(inbox, theirs):
+            if not await _send_call(inbox, theirs):
                 return None
         with contextlib.suppress(ConnectionError):  # nobody reads: the answer below says so
             await loop.sock_sendall(ours, frame)
@@ -297,7 +297,7 @@ async def _call(inbox: socket.socket, frame: bytes) -> bytes | None:
         ours.close()
 
 
-async def _hand_over(inbox: socket.socket, call: socket.socket) -> bool:
+async def _send_call(inbox: socket.socket, call: socket.socket) -> bool:
     while True:
         try:
             socket.send_fds(inbox, [b"call"], [call.fileno()])

@@ -27,7 +27,7 @@ CPU_ENVIRONMENT = Path(".venv-vllm/bin/python")
 
 
 @dataclass(frozen=True, slots=True)
-class ServerStart:
+class ServerSpec:
     """What a server begins with. The folder of `weights` has the model's config beside them."""
 
     engine: ServerName
@@ -59,12 +59,12 @@ def server_python(config: AjetConfig, *, engine: EngineName, on_gpu: bool) -> st
 
 
 async def start_server(
-    config: AjetConfig, start: ServerStart, *, name: str, log_path: Path
+    config: AjetConfig, start: ServerSpec, *, name: str, log_path: Path
 ) -> ServerReplica:
     """The config's server over published weights, healthy. They are loaded once more, in place:
     that compares checksums, and the names of what later versions must have."""
     with start.weights.held():
-        replica = await _started(config, start, name=name, log_path=log_path)
+        replica = await _start(config, start, name=name, log_path=log_path)
         try:
             await replica.load_weights(start.weights, start.weights.version)
         except BaseException:
@@ -73,8 +73,8 @@ async def start_server(
     return replica
 
 
-async def _started(
-    config: AjetConfig, start: ServerStart, *, name: str, log_path: Path
+async def _start(
+    config: AjetConfig, start: ServerSpec, *, name: str, log_path: Path
 ) -> ServerReplica:
     from ajet.servers import sglang, vllm
 
@@ -92,5 +92,5 @@ async def _started(
         "version": start.weights.version,
     }
     if start.engine == "vllm":
-        return await vllm.start_vllm(vllm.VllmServerArgs.read(config, **asked), **how)
-    return await sglang.start_sglang(sglang.SglangServerArgs.read(config, **asked), **how)
+        return await vllm.start_vllm(vllm.VllmServerArgs.from_config(config, **asked), **how)
+    return await sglang.start_sglang(sglang.SglangServerArgs.from_config(config, **asked), **how)

@@ -1,8 +1,8 @@
-"""What inference servers of every kind are told, from the config.
+"""The settings that inference servers of every kind have in common, read from the config.
 
-    ServerSettings.read(config, model_path=…, device="cuda", port=8100, python=sys.executable)
+    ServerSettings.from_config(config, model_path=…, device="cuda", port=8100, python=…)
 
-Not covered: how each says it on its command line (vllm.py, sglang.py).
+Not covered: the command line of each server (vllm.py, sglang.py).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ServerSettings:
     deterministic: bool = True
 
     @classmethod
-    def read(
+    def from_config(
         cls, config: AjetConfig, *, model_path: str, device: str, port: int, python: str
     ) -> Self:
         """From the config."""

@@ -45,7 +45,7 @@ from ajet.servers.replica import LOAD_S, ServedModel, ServerReplica
 if TYPE_CHECKING:
     from torch import Tensor
 
-OLDEST = (0, 5, 10)
+MIN_VERSION = (0, 5, 10)
 REASONS = {"stop", "length", "abort"}
 BUCKET_BYTES = 1 << 29
 FLUSH_S, FLUSH_AGAIN_S = 30.0, 0.2
@@ -84,8 +84,8 @@ class SglangReplica(ServerReplica):
             told = await self.request("GET", "/get_server_info")  # its name in older ones
         version = str(told.get("version", "unknown"))
         numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
-        if numbers is None or tuple(map(int, numbers.groups())) < OLDEST:
-            oldest = ".".join(map(str, OLDEST))
+        if numbers is None or tuple(map(int, numbers.groups())) < MIN_VERSION:
+            oldest = ".".join(map(str, MIN_VERSION))
             raise ModelError(
                 f"{self.name}: SGLang {version} lets a stranger run code in it; install sglang>="
                 f"{oldest}"
@@ -119,11 +119,11 @@ class SglangReplica(ServerReplica):
 
     async def send_abort(self, request_id: str) -> None:
         """One request."""
-        await self.tell("/abort_request", json={"rid": request_id, "abort_all": False})
+        await self.post("/abort_request", json={"rid": request_id, "abort_all": False})
 
     async def send_abort_all(self) -> None:
         """All that have arrived there."""
-        await self.tell("/abort_request", json={"rid": "", "abort_all": True})
+        await self.post("/abort_request", json={"rid": "", "abort_all": True})
 
     async def send_pause(self) -> None:
         """Nobody else asks this server: requests are held here."""
@@ -138,7 +138,9 @@ class SglangReplica(ServerReplica):
             return
         await self._empty_cache()
         if self._memory_saver:
-            await self.tell_of_memory("/release_memory_occupation", json={"tags": list(MEMORY)})
+            await self.post_memory_control(
+                "/release_memory_occupation", json={"tags": list(MEMORY)}
+            )
             self._asleep = set(MEMORY)
 
     async def wake(self) -> None:
@@ -172,7 +174,7 @@ class SglangReplica(ServerReplica):
         }
         await self._load("/update_weights_from_disk", body)
         await self._empty_cache()
-        return await self._arrived(manifest, started)
+        return await self._verified_report(manifest, started)
 
     async def _send_tensors(self, source: LiveSource) -> SyncReport:
         started = time.perf_counter()
@@ -189,7 +191,7 @@ class SglangReplica(ServerReplica):
             }
             await self._load("/update_weights_from_tensor", body)
         await self._empty_cache()
-        return await self._arrived(Manifest(source.version, tuple(infos)), started)
+        return await self._verified_report(Manifest(source.version, tuple(infos)), started)
 
     async def _load(self, path: str, body: dict[str, Any]) -> None:
         try:
@@ -199,9 +201,9 @@ class SglangReplica(ServerReplica):
         if not answer["success"]:
             raise WeightsError(f"{self.name}: POST {path}: {answer['message']}")
 
-    async def _arrived(self, manifest: Manifest, started: float) -> SyncReport:
+    async def _verified_report(self, manifest: Manifest, started: float) -> SyncReport:
         """A change here is a change there."""
-        theirs = await self._their_checksum()
+        theirs = await self._server_checksum()
         if theirs is not None:
             known = self._checksums.setdefault(manifest.checksum, theirs)
             others = [t for ours, t in self._checksums.items() if ours != manifest.checksum]
@@ -214,11 +216,11 @@ class SglangReplica(ServerReplica):
         seconds = time.perf_counter() - started
         return SyncReport(manifest.version, seconds, manifest.num_bytes, manifest.checksum)
 
-    async def _their_checksum(self) -> str | None:
+    async def _server_checksum(self) -> str | None:
         if not self._can_check:
             return None
         try:
-            answer = await self.tell("/weights_checker", json={"action": "checksum"})
+            answer = await self.post("/weights_checker", json={"action": "checksum"})
             return str(answer["per_engine_checksum"])
         except (ModelError, KeyError, TypeError):
             self._can_check = False
@@ -246,7 +248,7 @@ class SglangReplica(ServerReplica):
 
     async def _take(self, tags: set[str]) -> None:
         if tags:
-            await self.tell_of_memory("/resume_memory_occupation", json={"tags": sorted(tags)})
+            await self.post_memory_control("/resume_memory_occupation", json={"tags": sorted(tags)})
             self._asleep -= tags
 
     async def _empty_cache(self) -> None:
@@ -254,7 +256,7 @@ class SglangReplica(ServerReplica):
         deadline = time.monotonic() + FLUSH_S
         while True:
             try:
-                return await self.tell("/flush_cache")
+                return await self.post("/flush_cache")
             except ModelError as error:
                 if time.monotonic() > deadline:
                     raise WeightsError(str(error)) from error

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]
 
-SYNTAX = (
+REPLY_TAGS = (
     "<tool_call>",
     "</tool_call>",
     "<tool_response>",
@@ -55,7 +55,7 @@ SYNTAX = (
 )
 """Tags that a reply is parsed by: text, even where a tokenizer calls them special."""
 
-CALL_ENDS = (
+CALL_END_TOKENS = (
     "<｜tool▁call▁end｜>",
     "<｜tool▁calls▁end｜>",
     "<|tool_call_end|>",
@@ -69,7 +69,7 @@ CALL_ENDS = (
 )
 """Special tokens that close a call or a value in it, not the reply."""
 
-HANDOVERS = (
+CALL_STOP_TOKENS = (
     "<|call|>",
     "<|eom_id|>",
     "<|observation|>",
@@ -109,7 +109,7 @@ class ChatTemplate:
             token.content: token_id
             for token_id, token in tokenizer.added_tokens_decoder.items()
             if (token.special or _LIKE_SPECIAL.fullmatch(token.content))
-            and token.content not in SYNTAX
+            and token.content not in REPLY_TAGS
         }
         self._spelled = {
             token.content for token in tokenizer.added_tokens_decoder.values() if not token.special
@@ -120,7 +120,7 @@ class ChatTemplate:
         self._unsafe = re.compile(f"{names}|{_MARKS.pattern}|{_SURROGATES.pattern}")
         self._unmarked_control = re.compile(f"(?<!{_OPEN})(?:{names})")
         # The members of a group begin with one prompt: it is tokenized once.
-        self._encode_once = lru_cache(maxsize=128)(lambda text: tuple(self.encode(text)))
+        self._encode_cached = lru_cache(maxsize=128)(lambda text: tuple(self.encode(text)))
         self._writes_the_date = "strftime_now" in self.text
         self.today = datetime.now()  # what a template writes as the date; a resumed run keeps its
         self._is_noticed = True  # not while it is tried out
@@ -154,7 +154,7 @@ class ChatTemplate:
 
     def prompt_ids(self, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
         """The ids of a fresh render, ready for a reply."""
-        return list(self.encode_once(self.render_marked(messages, tools)))
+        return list(self.encode_cached(self.render_marked(messages, tools)))
 
     def decode(self, ids: Sequence[int], keep: Sequence[str] = ()) -> str:
         """The text of sampled ids, without special tokens; tags that parsers read stay.
@@ -249,9 +249,9 @@ class ChatTemplate:
             verbose=False,
         )
 
-    def encode_once(self, marked_text: str) -> tuple[int, ...]:
+    def encode_cached(self, marked_text: str) -> tuple[int, ...]:
         """As `encode`, remembering the latest texts."""
-        return self._encode_once(marked_text)
+        return self._encode_cached(marked_text)
 
     def find_control(self, marked_text: str, start: int) -> tuple[int, int] | None:
         """Position and id of the template's first own special token at or after `start`."""
@@ -261,7 +261,7 @@ class ChatTemplate:
     def find_reply_end(self, marked_text: str, start: int) -> tuple[int, int] | None:
         """As `find_control`, past the tokens that close a call."""
         found = self.find_control(marked_text, start)
-        while found and marked_text.startswith(CALL_ENDS, found[0]):
+        while found and marked_text.startswith(CALL_END_TOKENS, found[0]):
             found = self.find_control(marked_text, found[0] + 1)
         return found
 
@@ -352,7 +352,9 @@ class ChatTemplate:
             found = self.find_control(text, text.rfind(_PROBE)) if _PROBE in text else None
         eos = self._tokenizer.eos_token_id
         ends = ([eos] if isinstance(eos, int) else []) + ([found[1]] if found else [])
-        handovers = [self._control_ids[name] for name in HANDOVERS if name in self._control_ids]
+        handovers = [
+            self._control_ids[name] for name in CALL_STOP_TOKENS if name in self._control_ids
+        ]
         return tuple(dict.fromkeys([*ends, *end_token_ids, *handovers]))
 
 

@@ -116,7 +116,7 @@ class WaveEndpoint(ModelEndpoint, Protocol):
     """An endpoint that begins a batch (a wave) when every live episode waits for it, so that what
     is computed together does not depend on timing. An episode is live from `enter` to `leave`."""
 
-    def ask_before_waves(self, ask: Callable[[], bool] | None) -> None:
+    def set_wave_check(self, ask: Callable[[], bool] | None) -> None:
         """Call `ask` on the event loop before each wave, which begins if that is true; if not, it
         waits for the next request or `leave`. None asks nobody."""
         ...

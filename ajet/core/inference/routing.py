@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-MAX_HOMES = 1_000_000
+MAX_EPISODES = 1_000_000
 """Episodes that are remembered; the oldest go when somebody never says `leave`."""
 
 
@@ -43,10 +43,10 @@ class Routing:
     """See the module's docstring. Not thread-safe: one loop, or one actor, owns it."""
 
     def __init__(
-        self, names: Iterable[str] = (), *, skew: int = 32, max_homes: int = MAX_HOMES
+        self, names: Iterable[str] = (), *, skew: int = 32, max_episodes: int = MAX_EPISODES
     ) -> None:
         self._skew = skew
-        self._max_young = max(1, max_homes // 2)
+        self._max_young = max(1, max_episodes // 2)
         self._counts: dict[str, int] = {}  # requests by replica
         self._replica_of: dict[str, str] = {}  # by request
         self._young: dict[str, str] = {}  # replica by episode

@@ -255,7 +255,7 @@ class TokenSession:
 
     def _fresh(self, messages: Sequence[Message], tools: Tools | None) -> _Rendered:
         text = self._template.render_marked(messages, tools)
-        return _Rendered(self._template.encode_once(text), list(map(normalised, messages)), text)
+        return _Rendered(self._template.encode_cached(text), list(map(normalised, messages)), text)
 
     def _unasked(
         self, messages: Sequence[Message], tools: Tools | None, completion: Completion

@@ -1,7 +1,7 @@
 """Whether a call's arguments fit the JSON schema of its tool.
 
     check_parameters("add", {"type": "object", "properties": {"x": {"type": "integer"}}})
-    first_misfit("add", {…}, {"x": "1"})    ->    its path is ["x"]: '1' is not of type 'integer'
+    first_violation("add", {…}, {"x": "1"})    ->    its path is ["x"]: '1' is not of type 'integer'
 
 A schema comes from the user or from somebody's server: one that is none, or that refers to what is
 not within it, is one line before a launch, and nothing that it refers to is ever fetched.
@@ -33,7 +33,7 @@ def check_parameters(name: str, parameters: Any) -> None:
         next(validator.iter_errors({}), None)
 
 
-def first_misfit(
+def first_violation(
     name: str, parameters: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> ValidationError | None:
     """Where and why the arguments are not what the tool takes; None when they are."""

@@ -1,8 +1,8 @@
 """Between an episode's event loop and other threads.
 
-    the loop:  await in_thread(workflow.execute, …)      plain code, in a thread of its own
-    a thread:  wait_for(loop, recorder.chat(…))          blocks until the loop has done it
-    any loop:  await on_loop(loop, recorder.chat(…))     the same, for code on another loop
+    the loop:  await run_in_thread(workflow.execute, …)      plain code, in a thread of its own
+    a thread:  run_blocking(loop, recorder.chat(…))          blocks until the loop has done it
+    any loop:  await run_on_loop(loop, recorder.chat(…))     the same, for code on another loop
 
 All calls of the model are made on the loop that the episode's recorder was made on: the recorder,
 the judge and the engine's waves need no locks of their own then.
@@ -23,11 +23,11 @@ from ajet.core.trajectory.limits import EpisodeClosed
 
 Result = TypeVar("Result")
 
-LOOK_S = 1.0
+POLL_S = 1.0
 """So often a waiting thread looks whether the loop is still there."""
 
 
-async def in_thread(function: Callable[..., Result], *arguments: Any) -> Result:
+async def run_in_thread(function: Callable[..., Result], *arguments: Any) -> Result:
     """What `function` returns or raises in a new thread. The threads of a pool would run out: an
     episode that waits for one holds up all that wait for the model."""
     loop = asyncio.get_running_loop()
@@ -44,7 +44,9 @@ async def in_thread(function: Callable[..., Result], *arguments: Any) -> Result:
     return await outcome
 
 
-def wait_for(loop: asyncio.AbstractEventLoop | None, call: Coroutine[Any, Any, Result]) -> Result:
+def run_blocking(
+    loop: asyncio.AbstractEventLoop | None, call: Coroutine[Any, Any, Result]
+) -> Result:
     """What `call` gives, run on `loop`; blocks the thread meanwhile."""
     if loop is None or not loop.is_running() or loop is running_loop():
         call.close()
@@ -55,7 +57,7 @@ def wait_for(loop: asyncio.AbstractEventLoop | None, call: Coroutine[Any, Any, R
     asked = asyncio.run_coroutine_threadsafe(call, loop)
     while True:
         try:
-            return asked.result(LOOK_S)
+            return asked.result(POLL_S)
         except TimeoutError:
             if asked.done():  # in this very moment, or with an error of its own
                 return asked.result()
@@ -63,7 +65,7 @@ def wait_for(loop: asyncio.AbstractEventLoop | None, call: Coroutine[Any, Any, R
                 raise EpisodeClosed("the event loop of the episode has ended") from None
 
 
-def on_loop(
+def run_on_loop(
     loop: asyncio.AbstractEventLoop | None, call: Coroutine[Any, Any, Result]
 ) -> Awaitable[Result]:
     """`call` as something to await here, run on `loop`, which may be this one. Cancelling the

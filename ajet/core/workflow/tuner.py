@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ajet.core.task.workflow_task import LARGEST_REWARD
-from ajet.core.workflow.bridge import on_loop
+from ajet.core.workflow.bridge import run_on_loop
 
 if TYPE_CHECKING:
     from agentscope.model import ChatModelBase
@@ -121,7 +121,7 @@ class ModelTuner:
             tool_choice=tool_choice,
             overrides=Overrides(**sampling),
         )
-        turn = await on_loop(self._recorder.loop, call)
+        turn = await run_on_loop(self._recorder.loop, call)
         reply = copy.deepcopy(turn.reply)  # the agent may edit its own
         if malformed := turn.notes.get("malformed_calls"):
             reply["malformed_tool_calls"] = list(malformed)
@@ -137,7 +137,7 @@ class ModelTuner:
             target_tag=self.target_tag,
             overrides=Overrides(**sampling),
         )
-        turn = await on_loop(self._recorder.loop, call)
+        turn = await run_on_loop(self._recorder.loop, call)
         return turn.completion
 
     def credit_turn(self, reward: float | None = None, state_key: str | None = None) -> None:

@@ -40,7 +40,7 @@ class ReplayedCall:
     completion: Completion | None = field(default=None, compare=False)
 
     @property
-    def is_cut_otherwise(self) -> bool:
+    def exceeds_max_tokens(self) -> bool:
         """Whether the recorded reply is longer than this call asks for."""
         given = self.completion
         return given is not None and len(given.token_ids) > self.max_tokens
@@ -65,7 +65,7 @@ class ReplayEngine(ModelEndpoint):
         overflow: str | None = None,
     ) -> None:
         self.calls: list[ReplayedCall] = []
-        self.over = asyncio.Event()
+        self.ended = asyncio.Event()
         self._recorded = recorded
         self._left = list(range(len(recorded)))
         self._in_flight: set[int] = set()
@@ -75,10 +75,10 @@ class ReplayEngine(ModelEndpoint):
     @property
     def stopped(self) -> bool:
         """Whether the replay ended before the workflow did."""
-        return self.over.is_set()
+        return self.ended.is_set()
 
     @property
-    def not_made(self) -> list[int]:
+    def missing_calls(self) -> list[int]:
         """The recorded calls that did not come."""
         return list(self._left)
 
@@ -94,7 +94,7 @@ class ReplayEngine(ModelEndpoint):
             self.calls.append(asked)
             if self._overflow is not None:
                 raise ContextOverflow(self._overflow)
-            self.over.set()
+            self.ended.set()
             raise ReplayStopped(f"the run recorded {len(self._recorded)} calls of this episode")
         index = self._match(asked.prompt_ids)
         self._left.remove(index)
@@ -107,8 +107,8 @@ class ReplayEngine(ModelEndpoint):
             completion=given,
         )
         self.calls.append(call)
-        if self._stops_at_departure and (call.departs_at is not None or call.is_cut_otherwise):
-            self.over.set()
+        if self._stops_at_departure and (call.departs_at is not None or call.exceeds_max_tokens):
+            self.ended.set()
             raise ReplayStopped("the prompt departs from the recorded one")
         await self._turn_of(index)
         return given

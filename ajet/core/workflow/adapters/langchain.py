@@ -38,7 +38,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import Field
 
 from ajet.core.trajectory.base_recorder import Overrides
-from ajet.core.workflow.bridge import on_loop, wait_for
+from ajet.core.workflow.bridge import run_blocking, run_on_loop
 
 if TYPE_CHECKING:
     from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -101,7 +101,7 @@ class LangChainModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        message = wait_for(self.recorder.loop, self._reply(messages, stop, **kwargs))
+        message = run_blocking(self.recorder.loop, self._reply(messages, stop, **kwargs))
         return ChatResult(generations=[ChatGeneration(message=message)])
 
     async def _astream(
@@ -120,7 +120,7 @@ class LangChainModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        yield _as_chunk(wait_for(self.recorder.loop, self._reply(messages, stop, **kwargs)))
+        yield _as_chunk(run_blocking(self.recorder.loop, self._reply(messages, stop, **kwargs)))
 
     def bind_tools(
         self,
@@ -177,7 +177,7 @@ class LangChainModel(BaseChatModel):
             tool_choice=_choice(tool_choice),
             overrides=self._overrides(stop, **sampling),
         )
-        turn = await on_loop(self.recorder.loop, call)
+        turn = await run_on_loop(self.recorder.loop, call)
         return self._message(turn, 1 if parallel_tool_calls is False else self.max_parallel_calls)
 
     def _overrides(
@@ -245,8 +245,8 @@ def _reply_form(message: AIMessage) -> dict[str, Any]:
         form["content"] = rest  # text alone is joined without a line break between its blocks
     if thinking:
         form["reasoning_content"] = thinking
-    if not_made := message.additional_kwargs.get(NOT_MADE):
-        form["tool_calls"] = [*form.get("tool_calls", ()), *not_made]
+    if missing_calls := message.additional_kwargs.get(NOT_MADE):
+        form["tool_calls"] = [*form.get("tool_calls", ()), *missing_calls]
     return form
 
 

@@ -37,7 +37,7 @@ class Grant:
     stored: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     serial: Iterator[int] = field(default_factory=itertools.count)
 
-    def answer_id(self, prefix: str) -> str:
+    def response_id(self, prefix: str) -> str:
         return f"{prefix}{self.recorder.episode_id}-{self.agent_name}-{next(self.serial)}"
 
 

@@ -18,9 +18,15 @@ from ajet.core.trajectory.turn import Turn
 from ajet.core.workflow.gateway.dialects.chat_completions import read_stop, read_tool_choice
 from ajet.core.workflow.gateway.dialects.dialect import event
 from ajet.core.workflow.gateway.keys import Grant
-from ajet.core.workflow.gateway.request import ChatRequest, Fields, Refusal, object_list, overrides
+from ajet.core.workflow.gateway.request import (
+    ChatRequest,
+    Fields,
+    RequestError,
+    object_list,
+    overrides,
+)
 
-PASSED_OVER = ("metadata", "service_tier", "container", "context_management", "cache_control")
+IGNORED_FIELDS = ("metadata", "service_tier", "container", "context_management", "cache_control")
 _KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -36,7 +42,7 @@ class Messages:
     path = "/messages"
 
     def parse(self, body: Mapping[str, Any], grant: Grant) -> ChatRequest:
-        fields = Fields(body, PASSED_OVER)
+        fields = Fields(body, IGNORED_FIELDS)
         tools = [_tool(tool) for tool in object_list(fields.take("tools", list, []), "tools")]
         choice = fields.take("tool_choice", dict, {})
         system = _text(fields.take("system", (str, list), ""), "system")
@@ -46,7 +52,7 @@ class Messages:
         fields.refuse("output_config", "the model's reply is free text", unless=[{}])
         messages = [message for each in given for message in _messages(each)]
         if not messages or messages[-1]["role"] == "assistant":
-            raise Refusal("messages must end with the user's", param="messages")
+            raise RequestError("messages must end with the user's", param="messages")
         head = [{"role": "system", "content": system}] if system else []
         request = ChatRequest(
             messages=[*head, *messages],
@@ -70,7 +76,7 @@ class Messages:
         turn = turns[0]
         reason, stop = _stop_reason(turn)
         return {
-            "id": grant.answer_id("msg_"),
+            "id": grant.response_id("msg_"),
             "type": "message",
             "role": "assistant",
             "model": request.model,
@@ -96,7 +102,7 @@ class Messages:
         yield _event("message_delta", delta=ended, usage=message["usage"])
         yield _event("message_stop")
 
-    def refusal(self, refusal: Refusal) -> dict[str, Any]:
+    def refusal(self, refusal: RequestError) -> dict[str, Any]:
         kind = _KINDS.get(refusal.status, "api_error")
         return {"type": "error", "error": {"type": kind, "message": str(refusal)}}
 
@@ -108,7 +114,7 @@ def _event(kind: str, **data: Any) -> str:
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Chat Completions' form."""
     if tool.get("type", "custom") != "custom":
-        raise Refusal(f"tools: {tool['type']!r} is the provider's own", param="tools")
+        raise RequestError(f"tools: {tool['type']!r} is the provider's own", param="tools")
     told = {key: tool[key] for key in ("name", "description") if tool.get(key)}
     told["parameters"] = tool.get("input_schema") or {"type": "object", "properties": {}}
     return {"type": "function", "function": told}
@@ -119,7 +125,7 @@ def _tool_choice(choice: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) 
     if kind == "tool":
         return read_tool_choice({"name": choice.get("name")}, tools)
     if kind is not None and str(kind) not in _CHOICES:
-        raise Refusal(f"tool_choice: unknown type {kind!r}", param="tool_choice")
+        raise RequestError(f"tool_choice: unknown type {kind!r}", param="tool_choice")
     return read_tool_choice(_CHOICES.get(str(kind)), tools)
 
 
@@ -127,7 +133,7 @@ def _messages(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One message of blocks as messages of Chat Completions: tools' results come first."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant"):
-        raise Refusal(f"messages: unknown role {role!r}", param="messages")
+        raise RequestError(f"messages: unknown role {role!r}", param="messages")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     blocks = object_list(content, "messages")
@@ -165,7 +171,9 @@ def _text(content: Any, name: str) -> str:
     blocks = object_list(content, name)
     for block in blocks:
         if block.get("type") != "text":
-            raise Refusal(f"{name}: {block.get('type')!r} is not served: text only", param=name)
+            raise RequestError(
+                f"{name}: {block.get('type')!r} is not served: text only", param=name
+            )
     return "".join(str(block.get("text") or "") for block in blocks)
 
 

@@ -24,9 +24,15 @@ from ajet.core.workflow.gateway.dialects.chat_completions import (
 )
 from ajet.core.workflow.gateway.dialects.dialect import event, openai_error
 from ajet.core.workflow.gateway.keys import Grant
-from ajet.core.workflow.gateway.request import ChatRequest, Fields, Refusal, object_list, overrides
+from ajet.core.workflow.gateway.request import (
+    ChatRequest,
+    Fields,
+    RequestError,
+    object_list,
+    overrides,
+)
 
-PASSED_OVER = (
+IGNORED_FIELDS = (
     "metadata",
     "prompt_cache_key",
     "prompt_cache_retention",
@@ -37,7 +43,7 @@ PASSED_OVER = (
     "user",
 )
 PLAIN_TEXT = {"format": {"type": "text"}}
-HARMLESS = (["reasoning.encrypted_content"],)
+IGNORED_INCLUDES = (["reasoning.encrypted_content"],)
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
@@ -47,10 +53,10 @@ class Responses:
     path = "/responses"
 
     def parse(self, body: Mapping[str, Any], grant: Grant) -> ChatRequest:
-        fields = Fields(body, PASSED_OVER)
+        fields = Fields(body, IGNORED_FIELDS)
         tools = [_tool(tool) for tool in object_list(fields.take("tools", list, []), "tools")]
         fields.refuse("text", f"but as free text; {BY_GRAMMAR}", unless=[PLAIN_TEXT, {}])
-        fields.refuse("include", "nothing more is known of a reply", unless=[[], *HARMLESS])
+        fields.refuse("include", "nothing more is known of a reply", unless=[[], *IGNORED_INCLUDES])
         fields.refuse("truncation", "the agent shortens its history", unless=["disabled"])
         fields.refuse("reasoning", "the chat template decides", unless=[{}])
         fields.refuse("background", "the answer comes at once", unless=[False])
@@ -78,7 +84,7 @@ class Responses:
 
     def reply(self, request: ChatRequest, turns: Sequence[Turn], grant: Grant) -> dict[str, Any]:
         turn = turns[0]
-        identity = grant.answer_id("resp_")
+        identity = grant.response_id("resp_")
         grant.stored[identity] = [*request.messages[request.has_instructions :], turn.reply]
         is_cut = finish_reason(turn) == "length"
         return {
@@ -106,14 +112,16 @@ class Responses:
         for number, (kind, data) in enumerate(told):
             yield event({"type": kind, "sequence_number": number, **data}, kind)
 
-    def refusal(self, refusal: Refusal) -> dict[str, Any]:
+    def refusal(self, refusal: RequestError) -> dict[str, Any]:
         return openai_error(refusal)
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Chat Completions' form, whose function stands one level deeper."""
     if tool.get("type") != "function":
-        raise Refusal(f"tools: only functions are served, not {tool.get('type')!r}", param="tools")
+        raise RequestError(
+            f"tools: only functions are served, not {tool.get('type')!r}", param="tools"
+        )
     told = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key)}
     return {"type": "function", "function": told}
 
@@ -122,7 +130,7 @@ def _stored(identity: str | None, grant: Grant) -> list[dict[str, Any]]:
     if identity is None:
         return []
     if identity not in grant.stored:
-        raise Refusal(
+        raise RequestError(
             f"no response {identity} was given to this key",
             status=404,
             param="previous_response_id",
@@ -159,7 +167,7 @@ def _message(item: Mapping[str, Any]) -> dict[str, Any]:
             output = _text(item.get("output"))
             return {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
         case kind:
-            raise Refusal(f"input: items of type {kind!r} are not served", param="input")
+            raise RequestError(f"input: items of type {kind!r} are not served", param="input")
 
 
 def _add(message: dict[str, Any], part: Mapping[str, Any]) -> None:
@@ -177,7 +185,9 @@ def _text(content: Any) -> str:
     parts = object_list(content, "input")
     for part in parts:
         if part.get("type") not in (*_TEXT_PARTS, "reasoning_text"):
-            raise Refusal(f"input: {part.get('type')!r} is not served: text only", param="input")
+            raise RequestError(
+                f"input: {part.get('type')!r} is not served: text only", param="input"
+            )
     return "".join(str(part.get("text") or "") for part in parts)
 
 
@@ -220,16 +230,18 @@ def _told(index: int, item: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]
     empty = {**item, "status": "in_progress"}
     if item["type"] == "function_call":
         empty["arguments"] = ""
-        told = _told_call(where, item)
+        told = _call_events(where, item)
     else:
         empty["content"] = []
-        told = _told_text(where, item)
+        told = _text_events(where, item)
     begun = ("output_item.added", {"output_index": index, "item": empty})
     ended = ("output_item.done", {"output_index": index, "item": item})
     return [(f"response.{kind}", data) for kind, data in (begun, *told, ended)]
 
 
-def _told_call(where: dict[str, Any], item: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def _call_events(
+    where: dict[str, Any], item: Mapping[str, Any]
+) -> list[tuple[str, dict[str, Any]]]:
     written = {"arguments": item["arguments"], "name": item["name"]}
     return [
         ("function_call_arguments.delta", {**where, "delta": item["arguments"]}),
@@ -237,7 +249,9 @@ def _told_call(where: dict[str, Any], item: Mapping[str, Any]) -> list[tuple[str
     ]
 
 
-def _told_text(where: dict[str, Any], item: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def _text_events(
+    where: dict[str, Any], item: Mapping[str, Any]
+) -> list[tuple[str, dict[str, Any]]]:
     part = item["content"][0]
     place = {**where, "content_index": 0}
     if part["type"] == "reasoning_text":
