@@ -45,7 +45,7 @@ class ChildSignal:
             os.read(self._read, 4096)
 
     @staticmethod
-    def forget() -> None:
+    def restore_defaults() -> None:
         """In a forked child: back to Python's defaults."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -119,7 +119,7 @@ def fork_program(confinement: Confinement, num_other_tasks: int) -> Child:
 
 def _keep_only(kept: int, stdout: int, stderr: int) -> None:
     """In the program's process: its streams and one more descriptor, nothing of the worker's."""
-    ChildSignal.forget()
+    ChildSignal.restore_defaults()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)

@@ -66,8 +66,8 @@ def main(text: str) -> None:
     except OSError as error:
         inbox.send(json.dumps({"error": str(error)}).encode())
         return
-    hello = {"error": "", "landlock": landlock.version(), "seccomp": seccomp.is_available()}
-    inbox.send(json.dumps(hello).encode())
+    status = {"error": "", "landlock": landlock.version(), "seccomp": seccomp.is_available()}
+    inbox.send(json.dumps(status).encode())
     zygote.serve()
     zygote.end()
 
@@ -199,7 +199,7 @@ def _become_worker(zygote: Zygote, name_pipe: int) -> NoReturn:
     os.close(name_pipe)
     try:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-        worker.ChildSignal.forget()
+        worker.ChildSignal.restore_defaults()
         zygote.status.close()
         _run_worker(zygote, name)
     except OSError as error:

@@ -130,11 +130,17 @@ class ServerProcess:
 
     def _launch(self) -> None:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        guarded = [sys.executable, "-S", process_guard.__file__, str(GRACE_S), str(self.pid_path)]
+        guard_command = [
+            sys.executable,
+            "-S",
+            process_guard.__file__,
+            str(GRACE_S),
+            str(self.pid_path),
+        ]
         with self.log_path.open("ab") as log:
             self._log_begin = log.tell()
             self._process = subprocess.Popen(
-                [*guarded, *self.command.arguments],
+                [*guard_command, *self.command.arguments],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -121,8 +121,8 @@ class ServerReplica:
         if not await self._gate.enter(request_id):
             return Completion(tuple(prompt_ids), (), (), "abort", self.version)
         try:
-            fitting = limit_sampling(sampling, room, self._model.stop_token_ids)
-            return await self.sample(list(prompt_ids), fitting, request_id)
+            limited = limit_sampling(sampling, room, self._model.stop_token_ids)
+            return await self.sample(list(prompt_ids), limited, request_id)
         finally:
             self._gate.leave(request_id)
 
@@ -214,14 +214,14 @@ class ServerReplica:
         try:
             response = await self._client.request(method, path, timeout=within, **options)
         except httpx.ReadTimeout as error:
-            told = f"no answer within {timeout:g} s"
-            raise ReplicaDown(f"{self.name}: {method} {path}: {told}") from error
+            reason = f"no answer within {timeout:g} s"
+            raise ReplicaDown(f"{self.name}: {method} {path}: {reason}") from error
         except httpx.HTTPError as error:
-            told = str(error) or type(error).__name__
-            raise ReplicaDown(f"{self.name}: {method} {path}: {told}") from error
+            reason = str(error) or type(error).__name__
+            raise ReplicaDown(f"{self.name}: {method} {path}: {reason}") from error
         if response.status_code != 200:
-            told = " ".join(response.text.split())[:MAX_ERROR_CHARACTERS]
-            line = f"{self.name}: {method} {path}: {response.status_code} {told}".strip()
+            reason = " ".join(response.text.split())[:MAX_ERROR_CHARACTERS]
+            line = f"{self.name}: {method} {path}: {response.status_code} {reason}".strip()
             raise ReplicaDown(line) if response.status_code >= 500 else ModelError(line)
         is_json = "json" in response.headers.get("content-type", "")
         return response.json() if is_json and response.content else None
@@ -263,10 +263,10 @@ class ServerReplica:
             )
         return max_model_len - len(prompt_ids)
 
-    async def _suppress_errors(self, asking: Coroutine[Any, Any, None]) -> None:
+    async def _suppress_errors(self, request: Coroutine[Any, Any, None]) -> None:
         """An abort that does not arrive: the request ends by itself, or with its server."""
         try:
-            await asking
+            await request
         except (ReplicaDown, ModelError):
             return
 

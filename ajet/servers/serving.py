@@ -54,8 +54,12 @@ def server_python(config: AjetConfig, *, engine: EngineName, on_gpu: bool) -> st
     given = config.ajet.rollout.server.python
     if given is not None:
         return given
-    own = Path.cwd() / CPU_ENVIRONMENT
-    return str(own) if engine == "vllm" and not on_gpu and own.exists() else sys.executable
+    cpu_python = Path.cwd() / CPU_ENVIRONMENT
+    return (
+        str(cpu_python)
+        if engine == "vllm" and not on_gpu and cpu_python.exists()
+        else sys.executable
+    )
 
 
 async def start_server(
@@ -78,13 +82,13 @@ async def _start(
 ) -> ServerReplica:
     from ajet.servers import sglang, vllm
 
-    asked = {
+    settings = {
         "model_path": str(start.weights.path),
         "device": "cuda" if start.on_gpu else "cpu",
         "port": free_port(),
         "python": server_python(config, engine=start.engine, on_gpu=start.on_gpu),
     }
-    how = {
+    options = {
         "name": name,
         "log_path": log_path,
         "stop_token_ids": start.stop_token_ids,
@@ -92,5 +96,7 @@ async def _start(
         "version": start.weights.version,
     }
     if start.engine == "vllm":
-        return await vllm.start_vllm(vllm.VllmServerArgs.from_config(config, **asked), **how)
-    return await sglang.start_sglang(sglang.SglangServerArgs.from_config(config, **asked), **how)
+        return await vllm.start_vllm(vllm.VllmServerArgs.from_config(config, **settings), **options)
+    return await sglang.start_sglang(
+        sglang.SglangServerArgs.from_config(config, **settings), **options
+    )

@@ -61,8 +61,8 @@ class ServerSettings:
 
     def served_model(self, stop_token_ids: tuple[int, ...]) -> ServedModel:
         """What a replica needs to know of the model's folder."""
-        told = json.loads((Path(self.model_path) / "config.json").read_text("utf-8"))
-        vocab_size = told.get("vocab_size") or told["text_config"]["vocab_size"]
+        model_config = json.loads((Path(self.model_path) / "config.json").read_text("utf-8"))
+        vocab_size = model_config.get("vocab_size") or model_config["text_config"]["vocab_size"]
         return ServedModel(self.model_path, vocab_size, self.max_model_len, stop_token_ids)
 
 

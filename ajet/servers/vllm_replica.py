@@ -97,17 +97,17 @@ class VllmReplica(ServerReplica):
 
     async def wake(self) -> None:
         """Take again what `sleep` gave."""
-        await self._take(set(self._asleep))
+        await self._resume_memory(set(self._asleep))
 
     async def send_weights(self, source: FolderSource) -> SyncReport:
         """Read by the workers, each of which must have got the same."""
-        await self._take({"weights"} & self._asleep)
-        asked = {
+        await self._resume_memory({"weights"} & self._asleep)
+        arguments = {
             "path": str(source.path),
             "version": str(source.version),
             "model_path": self._model.path,
         }
-        body = {"method": "ajet_load_weights", "kwargs": asked}
+        body = {"method": "ajet_load_weights", "kwargs": arguments}
         answer = await self.request("POST", "/collective_rpc", timeout=LOAD_S, json=body)
         reports: list[dict[str, Any]] = answer["results"]
         for report in reports:
@@ -124,7 +124,7 @@ class VllmReplica(ServerReplica):
         """`clear_cache`: a pause alone keeps the prefixes."""
         await self.post("/pause", params={"mode": mode, "clear_cache": "false"})
 
-    async def _take(self, tags: set[str]) -> None:
+    async def _resume_memory(self, tags: set[str]) -> None:
         if tags:
             await self.post_memory_control("/wake_up", params={"tags": sorted(tags)})
             self._asleep -= tags

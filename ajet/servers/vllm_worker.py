@@ -123,11 +123,11 @@ def packed_layers(model: nn.Module) -> dict[str, object]:
 def repack(model: nn.Module) -> None:
     """Pack those whose plain weights are kept: nobody may have seen that they changed."""
     modules = dict(model.named_modules())
-    kept = [modules[name] for name in packed_layers(model) if modules[name].weight.ndim == 2]
-    if kept:
+    repackable = [modules[name] for name in packed_layers(model) if modules[name].weight.ndim == 2]
+    if repackable:
         from vllm.model_executor.layers import utils as layers  # pyright: ignore[reportMissingImports]
 
-        for module in kept:
+        for module in repackable:
             layers.dispatch_cpu_unquantized_gemm(module, remove_weight=False)
 
 

@@ -64,7 +64,7 @@ PARSERS: dict[str, ParserFactory] = {
 }
 
 # What a template that writes a family's calls has in its source; the first that is found decides.
-_MARKS = (
+_TEMPLATE_MARKERS = (
     ("<|channel|>", "gpt_oss"),
     ("<｜tool▁calls▁begin｜>", "deepseek"),
     ("[TOOL_CALLS]", "mistral"),
@@ -83,7 +83,7 @@ _MARKS = (
 
 def detect_family(template: ChatTemplate) -> str | None:
     """Whose calls the template writes; None if it writes none, or in a form that nothing reads."""
-    return next((family for mark, family in _MARKS if mark in template.text), None)
+    return next((family for marker, family in _TEMPLATE_MARKERS if marker in template.text), None)
 
 
 def parser_for(template: ChatTemplate, name: str = "auto") -> ToolParser:

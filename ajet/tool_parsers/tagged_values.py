@@ -49,13 +49,13 @@ def read_values(
 
 
 def coerce_types(
-    parsed: ParsedReply, tools: Tools | None, words: Literals | None = None
+    parsed: ParsedReply, tools: Tools | None, literals: Literals | None = None
 ) -> ParsedReply:
     """The reply with the arguments of its calls, all of them text, in the types of their schemas.
-    `words` are values that the family writes otherwise than JSON does (Python's `True`)."""
+    `literals` are values that the family writes otherwise than JSON does (Python's `True`)."""
     schemas = _schemas(tools or ()) if parsed.tool_calls else {}
     calls = (
-        replace(call, arguments=_typed(call.arguments, schemas.get(call.name, {}), words or {}))
+        replace(call, arguments=_typed(call.arguments, schemas.get(call.name, {}), literals or {}))
         for call in parsed.tool_calls
     )
     return replace(parsed, tool_calls=tuple(calls))
@@ -74,18 +74,18 @@ def _schemas(tools: Tools) -> dict[str, Mapping[str, Any]]:
 
 
 def _typed(
-    arguments: dict[str, Any], properties: Mapping[str, Any], words: Literals
+    arguments: dict[str, Any], properties: Mapping[str, Any], literals: Literals
 ) -> dict[str, Any]:
     return {
-        key: _value(text, _types(properties.get(key)), words) for key, text in arguments.items()
+        key: _value(text, _types(properties.get(key)), literals) for key, text in arguments.items()
     }
 
 
-def _value(text: str, types: set[str], words: Literals) -> Any:
+def _value(text: str, types: set[str], literals: Literals) -> Any:
     if types == {"string"}:
         return text
     word = text.strip()
-    found = (words[word], len(word)) if word in words else read_json(word, 0)
+    found = (literals[word], len(word)) if word in literals else read_json(word, 0)
     if not found or found[1] != len(word) or isinstance(found[0], str):
         return text
     if types and not any(type(found[0]) in _TYPES.get(name, ()) for name in types):

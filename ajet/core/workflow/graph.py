@@ -106,14 +106,14 @@ class BaseAgentGraph:
         meta = {} if last is None else last.response_metadata
         ids, mask = meta.get("token_ids", []), meta.get("loss_mask", [])
         start = mask.index(1) if 1 in mask else len(mask)
-        words = "" if last is None else str(last.text)
+        text = "" if last is None else str(last.text)
         return AgentGraphOutput(
-            str_output=self.tokenizer.decode(ids[start:]) if self.tokenizer else words,
+            str_output=self.tokenizer.decode(ids[start:]) if self.tokenizer else text,
             prompt_ids=ids[:start],
             all_token_ids=ids,
             loss_mask=mask,
             num_turns=index + 1,
-            extra_fields={"final_answer": words},
+            extra_fields={"final_answer": text},
         )
 
 
@@ -149,14 +149,14 @@ class GraphWorkflow(Workflow):
 
 def as_workflow(kind: type, agent_name: str) -> type[GraphWorkflow]:
     """The workflow of a graph class: errors and the run folder name the user's class."""
-    same = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    own = {
+    copied = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    attributes = {
         "graph_class": kind,
         "agent_name": agent_name,
         "name": agent_name,
         "trainable_targets": getattr(kind, "trainable_targets", None),
     }
-    return type(kind.__name__, (GraphWorkflow,), same | own)
+    return type(kind.__name__, (GraphWorkflow,), copied | attributes)
 
 
 def is_graph(kind: type) -> bool:

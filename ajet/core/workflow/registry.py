@@ -47,18 +47,18 @@ def register(agent_name: str) -> Callable[[type[T]], type[T]]:
     if agent_name in BUILT_IN_AGENTS:
         raise ConfigError(f"agent_name {agent_name!r} is one of ajet's own agents: choose another")
 
-    def keep(kind: type[T]) -> type[T]:
+    def decorate(kind: type[T]) -> type[T]:
         workflow = workflow_for(kind, f"@register({agent_name!r})", agent_name)
-        known = _WORKFLOWS.get(agent_name)
-        if known is not None and _qualified_name(known) != _qualified_name(workflow):
+        existing = _WORKFLOWS.get(agent_name)
+        if existing is not None and _qualified_name(existing) != _qualified_name(workflow):
             raise ConfigError(
                 f"agent_name {agent_name!r} is registered twice: "
-                f"by {_qualified_name(known)} and by {_qualified_name(workflow)}"
+                f"by {_qualified_name(existing)} and by {_qualified_name(workflow)}"
             )
         _WORKFLOWS[agent_name] = workflow
         return kind
 
-    return keep
+    return decorate
 
 
 def workflow_for(kind: type, where: str, agent_name: str | None = None) -> type[Workflow]:
@@ -71,9 +71,9 @@ def workflow_for(kind: type, where: str, agent_name: str | None = None) -> type[
             f"{where}: {line_of(kind)}: {kind.__name__} is not a Workflow; "
             "derive it from ajet.Workflow"
         )
-    for known in _WORKFLOWS.values():
-        if getattr(known, "graph_class", None) is kind and agent_name is None:
-            return known
+    for existing in _WORKFLOWS.values():
+        if getattr(existing, "graph_class", None) is kind and agent_name is None:
+            return existing
     return as_workflow(kind, agent_name or kind.__name__)
 
 
@@ -137,9 +137,9 @@ class WorkflowFactory:
 
 def unknown_agent_hint(name: str) -> str:
     """What to do about a name that nobody registered."""
-    known = sorted([*BUILT_IN_AGENTS, *_WORKFLOWS])
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+    existing = sorted([*BUILT_IN_AGENTS, *_WORKFLOWS])
+    close = difflib.get_close_matches(name, existing, n=1, cutoff=0.75)
+    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(existing)}"
     return f"{hint} (a file that registers more is named in ajet.rollout.agent_modules)"
 
 

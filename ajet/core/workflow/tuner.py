@@ -61,7 +61,7 @@ class ModelTuner:
         self._own_gateway: Gateway | None = None  # where nobody gave one
         self._keys: list[str] = []
         self._grants: dict[tuple[str, str], Grant] = {}
-        self._serial = itertools.count()  # of answers, whichever client gets them
+        self._response_numbers = itertools.count()  # of answers, whichever client gets them
         self._agentscope: ChatModelBase | None = None
 
     async def __call__(
@@ -252,7 +252,9 @@ class ModelTuner:
 
         names = agent_name or self.agent_name, target_tag or self.target_tag
         if names not in self._grants:
-            self._grants[names] = Grant(self._recorder, *names, serial=self._serial)
+            self._grants[names] = Grant(
+                self._recorder, *names, response_numbers=self._response_numbers
+            )
         return self._grants[names]
 
     def _is_trained(self, grant: Grant) -> bool:

@@ -164,10 +164,10 @@ class InProcessEngine:
         """This engine where it is deterministic; else requests join a running batch."""
         return self if self._deterministic else None
 
-    def set_wave_check(self, ask: Callable[[], bool] | None) -> None:
+    def set_wave_check(self, check: Callable[[], bool] | None) -> None:
         """See `WaveEndpoint`."""
         with self._changed:
-            self._wave_check = ask
+            self._wave_check = check
 
     def publish(self, version: int) -> None:
         """The weights have changed in place: forget what was computed with the old ones."""

@@ -144,10 +144,10 @@ class PrefixCache:
 
         The extra tenth spares a walk over the trie at every insertion once the cache is full.
         """
-        goal = max(count, self.num_slots // 10)
+        target = max(count, self.num_slots // 10)
         heap = [(n.last_used, n.serial, n) for n in self._leaves() if n.last_used < self._clock]
         heapq.heapify(heap)
-        while heap and self._num_free < goal:
+        while heap and self._num_free < target:
             node = heapq.heappop(heap)[2]
             parent = node.parent
             self.remove(node)

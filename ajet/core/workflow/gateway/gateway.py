@@ -141,16 +141,16 @@ class Gateway:
             return await self._run_on_episode_loop(grant, sample(grant, request))
         except EpisodeClosed as over:
             raise RequestError(str(over), status=401, code="episode_over") from over
-        except EpisodeTruncated as cut:
-            raise RequestError(str(cut), code="context_length_exceeded") from cut
+        except EpisodeTruncated as error:
+            raise RequestError(str(error), code="context_length_exceeded") from error
         except EndpointFault as fault:
             raise RequestError(str(fault), status=502, kind="server_error") from fault
         except (
             AjetError,
             ValueError,
             RecursionError,
-        ) as mistake:  # no such tool, a template that cannot render
-            raise RequestError(str(mistake)) from mistake
+        ) as error:  # no such tool, a template that cannot render
+            raise RequestError(str(error)) from error
 
     async def _run_on_episode_loop(
         self, grant: Grant, call: Coroutine[Any, Any, list[Turn]]
@@ -158,18 +158,18 @@ class Gateway:
         loop = grant.recorder.loop
         if loop is None or loop is running_loop():
             return await call
-        asked = asyncio.ensure_future(run_on_loop(loop, call))
+        task = asyncio.ensure_future(run_on_loop(loop, call))
         try:
-            while not (await asyncio.wait({asked}, timeout=self._stall_s / 2))[0]:
+            while not (await asyncio.wait({task}, timeout=self._stall_s / 2))[0]:
                 await self._check_loop_responds(loop)
-            return asked.result()
+            return task.result()
         finally:
-            asked.cancel()
+            task.cancel()
 
     async def _check_loop_responds(self, loop: asyncio.AbstractEventLoop) -> None:
-        here, alive = asyncio.get_running_loop(), asyncio.Event()
+        own_loop, alive = asyncio.get_running_loop(), asyncio.Event()
         if not loop.is_closed():
-            loop.call_soon_threadsafe(lambda: here.call_soon_threadsafe(alive.set))
+            loop.call_soon_threadsafe(lambda: own_loop.call_soon_threadsafe(alive.set))
         try:
             await asyncio.wait_for(alive.wait(), self._stall_s / 2)
         except TimeoutError:

@@ -96,8 +96,8 @@ class Fields:
         if name not in self._left:
             return default
         value = self._left.pop(name)
-        is_number_of_bool = isinstance(value, bool) and bool not in _as_tuple(kind)
-        if not isinstance(value, kind) or is_number_of_bool:
+        is_unwanted_bool = isinstance(value, bool) and bool not in _as_tuple(kind)
+        if not isinstance(value, kind) or is_unwanted_bool:
             names = " or ".join(each.__name__ for each in _as_tuple(kind))
             raise RequestError(f"{name} must be {names}, not {type(value).__name__}", param=name)
         return value
@@ -109,7 +109,7 @@ class Fields:
                 f"{name} is not served: {reason}", param=name, code="unsupported_parameter"
             )
 
-    def end(self) -> None:
+    def refuse_rest(self) -> None:
         for name in self._left:
             raise RequestError(f"unknown field {name}", param=name, code="unknown_parameter")
 

@@ -77,7 +77,7 @@ class ChatCompletions:
             logprobs=fields.take("logprobs", bool, False),
             model=fields.take("model", str, "ajet"),
         )
-        fields.end()
+        fields.refuse_rest()
         if request.logprobs and not grant.recorder.shows_tokens:
             raise RequestError("logprobs: this endpoint shows no tokens", param="logprobs")
         return request
@@ -92,11 +92,11 @@ class ChatCompletions:
             }
             for index, turn in enumerate(turns)
         ]
-        head = _head(request, grant, "chat.completion")
+        head = _common_fields(request, grant, "chat.completion")
         return {**head, "choices": choices, "usage": _usage(turns)}
 
     def events(self, request: ChatRequest, turns: Sequence[Turn], grant: Grant) -> Iterator[str]:
-        head = _head(request, grant, "chat.completion.chunk")
+        head = _common_fields(request, grant, "chat.completion.chunk")
         usage = {"usage": None} if request.stream_usage else {}
         for index, turn in enumerate(turns):
             for number, delta in enumerate(_deltas(turn)):
@@ -131,11 +131,11 @@ def read_messages(value: Any) -> list[dict[str, Any]]:
         role = message.get("role")
         if role not in ("system", "developer", "user", "assistant", "tool"):
             raise RequestError(f"messages[{index}]: unknown role {role!r}", param="messages")
-        told = {key: item for key, item in message.items() if item is not None}
-        _check_shape(told, f"messages[{index}]")
-        told.pop("refusal", None)
-        told.pop("annotations", None)
-        messages.append({**told, "role": "system" if role == "developer" else role})
+        given = {key: item for key, item in message.items() if item is not None}
+        _check_shape(given, f"messages[{index}]")
+        given.pop("refusal", None)
+        given.pop("annotations", None)
+        messages.append({**given, "role": "system" if role == "developer" else role})
     return messages
 
 
@@ -198,7 +198,7 @@ def _max_tokens(fields: Fields) -> int | None:
     return old if new is None else new
 
 
-def _head(request: ChatRequest, grant: Grant, kind: str) -> dict[str, Any]:
+def _common_fields(request: ChatRequest, grant: Grant, kind: str) -> dict[str, Any]:
     return {
         "id": grant.response_id("chatcmpl-"),
         "object": kind,
@@ -210,10 +210,10 @@ def _head(request: ChatRequest, grant: Grant, kind: str) -> dict[str, Any]:
 def _message(turn: Turn) -> dict[str, Any]:
     """What the reply says, without its role."""
     calls = turn.reply.get("tool_calls")
-    said: dict[str, Any] = {"content": turn.reply["content"] or (None if calls else "")}
+    message: dict[str, Any] = {"content": turn.reply["content"] or (None if calls else "")}
     if turn.reply.get("reasoning_content"):
-        said["reasoning_content"] = turn.reply["reasoning_content"]
-    return said | ({"tool_calls": calls} if calls else {})
+        message["reasoning_content"] = turn.reply["reasoning_content"]
+    return message | ({"tool_calls": calls} if calls else {})
 
 
 def _deltas(turn: Turn) -> Iterator[dict[str, Any]]:
@@ -243,6 +243,6 @@ def _logprobs(turn: Turn, grant: Grant) -> dict[str, Any]:
     entries = []
     for token_id, logprob in zip(turn.completion.token_ids, turn.completion.logprobs, strict=True):
         text = grant.recorder.words.decode_one(token_id)
-        whole = None if "\ufffd" in text else list(text.encode())
-        entries.append({"token": text, "logprob": logprob, "bytes": whole, "top_logprobs": []})
+        utf8 = None if "\ufffd" in text else list(text.encode())
+        entries.append({"token": text, "logprob": logprob, "bytes": utf8, "top_logprobs": []})
     return {"content": entries, "refusal": None}

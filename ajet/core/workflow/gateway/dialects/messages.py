@@ -27,13 +27,13 @@ from ajet.core.workflow.gateway.request import (
 )
 
 IGNORED_FIELDS = ("metadata", "service_tier", "container", "context_management", "cache_control")
-_KINDS = {
+_ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
     413: "request_too_large",
 }
-_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class Messages:
@@ -69,7 +69,7 @@ class Messages:
             stream=fields.take("stream", bool, False),
             model=fields.take("model", str, "ajet"),
         )
-        fields.end()
+        fields.refuse_rest()
         return request
 
     def reply(self, request: ChatRequest, turns: Sequence[Turn], grant: Grant) -> dict[str, Any]:
@@ -92,10 +92,10 @@ class Messages:
     def events(self, request: ChatRequest, turns: Sequence[Turn], grant: Grant) -> Iterator[str]:
         message = self.reply(request, turns, grant)
         ended = {key: message[key] for key in ("stop_reason", "stop_sequence")}
-        begun = {**message, "content": [], "stop_reason": None, "stop_sequence": None}
-        yield _event("message_start", message=begun)
+        started = {**message, "content": [], "stop_reason": None, "stop_sequence": None}
+        yield _event("message_start", message=started)
         for index, block in enumerate(message["content"]):
-            empty, delta = _begun(block)
+            empty, delta = _start_and_delta(block)
             yield _event("content_block_start", index=index, content_block=empty)
             yield _event("content_block_delta", index=index, delta=delta)
             yield _event("content_block_stop", index=index)
@@ -103,7 +103,7 @@ class Messages:
         yield _event("message_stop")
 
     def refusal(self, refusal: RequestError) -> dict[str, Any]:
-        kind = _KINDS.get(refusal.status, "api_error")
+        kind = _ERROR_TYPES.get(refusal.status, "api_error")
         return {"type": "error", "error": {"type": kind, "message": str(refusal)}}
 
 
@@ -115,18 +115,18 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Chat Completions' form."""
     if tool.get("type", "custom") != "custom":
         raise RequestError(f"tools: {tool['type']!r} is the provider's own", param="tools")
-    told = {key: tool[key] for key in ("name", "description") if tool.get(key)}
-    told["parameters"] = tool.get("input_schema") or {"type": "object", "properties": {}}
-    return {"type": "function", "function": told}
+    function = {key: tool[key] for key in ("name", "description") if tool.get(key)}
+    function["parameters"] = tool.get("input_schema") or {"type": "object", "properties": {}}
+    return {"type": "function", "function": function}
 
 
 def _tool_choice(choice: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> str | None:
     kind = choice.get("type")
     if kind == "tool":
         return read_tool_choice({"name": choice.get("name")}, tools)
-    if kind is not None and str(kind) not in _CHOICES:
+    if kind is not None and str(kind) not in _TOOL_CHOICES:
         raise RequestError(f"tool_choice: unknown type {kind!r}", param="tool_choice")
-    return read_tool_choice(_CHOICES.get(str(kind)), tools)
+    return read_tool_choice(_TOOL_CHOICES.get(str(kind)), tools)
 
 
 def _messages(message: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -140,15 +140,17 @@ def _messages(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     if role == "assistant":
         return [_assistant(blocks)]
     results = [_result(block) for block in blocks if block.get("type") == "tool_result"]
-    said = [block for block in blocks if block.get("type") != "tool_result"]
-    return results + ([{"role": "user", "content": _text(said, "messages")}] if said else [])
+    other_blocks = [block for block in blocks if block.get("type") != "tool_result"]
+    return results + (
+        [{"role": "user", "content": _text(other_blocks, "messages")}] if other_blocks else []
+    )
 
 
 def _assistant(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     thinking = [str(b.get("thinking") or "") for b in blocks if b.get("type") == "thinking"]
     calls = [_call(block) for block in blocks if block.get("type") == "tool_use"]
-    said = [block for block in blocks if block.get("type") not in ("thinking", "tool_use")]
-    message: dict[str, Any] = {"role": "assistant", "content": _text(said, "messages")}
+    other_blocks = [block for block in blocks if block.get("type") not in ("thinking", "tool_use")]
+    message: dict[str, Any] = {"role": "assistant", "content": _text(other_blocks, "messages")}
     if any(thinking):
         message["reasoning_content"] = "".join(thinking)
     return message | ({"tool_calls": calls} if calls else {})
@@ -202,7 +204,7 @@ def _blocks(reply: Mapping[str, Any]) -> list[dict[str, Any]]:
     return blocks
 
 
-def _begun(block: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _start_and_delta(block: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The block before anything of it has come, and all of it as one delta."""
     if block["type"] == "tool_use":
         partial = json.dumps(block["input"], ensure_ascii=False)
