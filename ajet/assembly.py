@@ -29,7 +29,7 @@ from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.run.run_tasks import RunTasks
 from ajet.core.task.workflow_task import Mode
-from ajet.core.workflow.registry import WorkflowChooser, agent_modules
+from ajet.core.workflow.registry import WorkflowFactory, import_agent_modules
 from ajet.tools.env_service.host import environment_host
 
 if TYPE_CHECKING:
@@ -81,12 +81,12 @@ def load_learning_model(
 def make_template(loaded: LoadedModel) -> ChatTemplate:
     """Returns the tokenizer's chat template, which also knows the model's own end tokens."""
     from ajet.core.inference.chat_template import ChatTemplate
-    from ajet.tool_parsers import family_of
+    from ajet.tool_parsers import detect_family
 
     end = getattr(loaded.model.generation_config, "eos_token_id", None)
     ends = [end] if isinstance(end, int) else list(end or ())
     template = ChatTemplate(loaded.tokenizer, ends)
-    if "tools" in template.text and family_of(template) is None:
+    if "tools" in template.text and detect_family(template) is None:
         logger.warning(
             "no parser is known for the chat template's form of tool calls: they stay text, unless "
             "ajet.rollout.tool_parser names one"
@@ -143,13 +143,13 @@ def user_files(config: AjetConfig) -> list[Path]:
     them. The files that list tools may hold keys, so the run stores the tools' code and not the
     lists."""
     judge = judge_class(judge_spec(config.ajet.task_judge), config.base_dirs)
-    workflow = WorkflowChooser.from_config(config).default
+    workflow = WorkflowFactory.from_config(config).default
     kinds = [kind for kind in (workflow, judge) if kind is not None]
     own = [each for each in kinds if not each.__module__.startswith("ajet.")]
     turns = config.ajet.rollout.multi_turn
     listings = [path for path in (turns.tool_config_path, turns.interaction_config_path) if path]
     return [
-        *(Path(inspect.getfile(each)) for each in [*own, *agent_modules(config)]),
+        *(Path(inspect.getfile(each)) for each in [*own, *import_agent_modules(config)]),
         *(find_file(path, config.base_dirs, "ajet.rollout.multi_turn") for path in listings),
     ]
 
@@ -158,7 +158,7 @@ def read_tasks(config: AjetConfig) -> RunTasks:
     """Reads the tasks of a run. An agent that would refuse the config in every episode refuses it
     here."""
     tasks = RunTasks.read(config)
-    workflow = WorkflowChooser.from_config(config)
+    workflow = WorkflowFactory.from_config(config)
     for agent in workflow.classes_for([*tasks.training, *tasks.held_out]):
         agent.check_config(config)
     return tasks
@@ -227,7 +227,7 @@ def make_runner(
         endpoint=endpoint,
         template=template,
         parser=parser_for(template, config.ajet.rollout.tool_parser) if template else None,
-        workflow=WorkflowChooser.from_config(config),
+        workflow=WorkflowFactory.from_config(config),
         judge=judge,
         limits=limits or RolloutLimits.from_config(config),
         sampling=SamplingParams.from_config(config, mode),

@@ -79,7 +79,10 @@ WITHOUT_VOCABULARY = ("gptoss",)
 PLAIN = ["<tool_response>", "</tool_response>"]
 SPECIAL = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 SPECIAL += ["<|end_of_text|>", "<|image>", "<|image|>", "<image|>"]
-HANDOVERS = ("<|observation|>", "<|tool_response>")  # end a reply, and are no part of its call
+CALL_STOP_TOKENS = (
+    "<|observation|>",
+    "<|tool_response>",
+)  # end a reply, no part of its call
 
 
 def system(text: str) -> dict[str, Any]:
@@ -479,7 +482,7 @@ def cases(one: Family) -> Iterator[tuple[Reply, list[int]]]:
     if one.name not in FAMILY_CALL:
         return
     call = FAMILY_CALL[one.name]
-    for token in HANDOVERS:
+    for token in CALL_STOP_TOKENS:
         call = call.removesuffix(token)
     for reply in PARSED:
         if reply.kept == "Done." and call.endswith("<|call|>"):
@@ -538,7 +541,9 @@ def how_read(reply: Reply, got: Any) -> tuple[str, str]:
 def our_calls(one: Family, ids: list[int]) -> tuple[list[Any], str, bool]:
     """Calls, content, and whether something was malformed."""
     parser = parser_for(one.template)
-    parsed = parser.parse(one.template.decode(ids, keep=parser.reads), TOOLS).without_marks()
+    parsed = parser.parse(
+        one.template.decode(ids, keep=parser.special_tokens), TOOLS
+    ).without_marks()
     calls = [(call.name, call.arguments) for call in parsed.tool_calls]
     return calls, parsed.content, bool(parsed.malformed)
 
@@ -632,7 +637,7 @@ def compare_time(one: Family, rounds: int, repeats: int) -> dict[str, Any] | Non
 
 def our_calls_only(one: Family, ids: list[int]) -> Any:
     parser = parser_for(one.template)
-    return parser.parse(one.template.decode(ids, keep=parser.reads), TOOLS).without_marks()
+    return parser.parse(one.template.decode(ids, keep=parser.special_tokens), TOOLS).without_marks()
 
 
 def timed(sides: dict[str, Callable[[], Any]], repeats: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from ajet.core.config import load_config
 from ajet.core.environment.environment import Environment
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.environment import EnvironmentReader
-from ajet.core.workflow.registry import registered
+from ajet.core.workflow.registry import registered_workflow
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 
 TOKENIZER = chat_tokenizer("qwen2_5")
@@ -90,7 +90,7 @@ async def play(config, endpoint, mode="train", num=1, **limits):
     reader = EnvironmentReader(config)
     held_out = mode == "eval"
     task = (reader.get_validation_tasks() if held_out else reader.get_training_tasks())[0]
-    agent = registered(task.metadata["agent_name"])
+    agent = registered_workflow(task.metadata["agent_name"])
     agent.check_config(config)
     limits = {"max_failure_rate": 1.0, **limits}
     runner = episode_runner(agent, endpoint, TOKENIZER, config=config, **limits)

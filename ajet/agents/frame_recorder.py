@@ -22,7 +22,7 @@ from ajet.core.environment.frames import frame_problem, save_frames
 from ajet.core.environment.live import LiveEnvironment
 from ajet.core.errors import EnvironmentFault
 from ajet.core.task.workflow_task import WorkflowTask
-from ajet.core.workflow.bridge import in_thread
+from ajet.core.workflow.bridge import run_in_thread
 
 _told: set[str] = set()
 
@@ -53,7 +53,7 @@ class Album:
     async def save(self) -> None:
         """Writes the files."""
         try:
-            await in_thread(partial(save_frames, self._frames, self._folder, self._name))
+            await run_in_thread(partial(save_frames, self._frames, self._folder, self._name))
         except (OSError, ValueError) as error:
             _tell_once(f"no pictures in {self._folder}: {error}")
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.limits import EndpointFault, EpisodeClosed, EpisodeTruncated
-from ajet.core.workflow.graph import conversation, last_words
+from ajet.core.workflow.graph import conversation, last_reply_text
 from ajet.core.workflow.workflow import Workflow
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class ReactAgent(Workflow):
         model_tuner.tighten_limits(max_steps=self.max_turns)
         graph = self.build_graph(model_tuner.as_langchain_model())
         state = await graph.ainvoke({"messages": conversation(workflow_task)})
-        return WorkflowOutput(metadata={"final_answer": last_words(state["messages"])})
+        return WorkflowOutput(metadata={"final_answer": last_reply_text(state["messages"])})
 
 
 def tool_error(error: Exception, _request: Any) -> str | None:

@@ -31,7 +31,7 @@ from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
 from ajet.core.update.settings import UpdateSettings
-from ajet.core.workflow.registry import WorkflowChooser
+from ajet.core.workflow.registry import WorkflowFactory
 from ajet.reports.evaluation_report import EvaluationReport
 
 Split = Literal["validation", "training"]
@@ -77,7 +77,7 @@ def evaluate_subject(
         raise _no_validation_task(config)
     tasks = tasks[: num_tasks or config.ajet.data.val_max_tasks]
     k = k or config.ajet.trainer_common.val_pass_n
-    for agent in WorkflowChooser.from_config(config).classes_for(tasks):
+    for agent in WorkflowFactory.from_config(config).classes_for(tasks):
         agent.check_config(config)
     judge = make_judge(config)  # a mistake in it comes before a model is loaded
     served = serve(config, subject)

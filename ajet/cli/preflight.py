@@ -24,7 +24,7 @@ from ajet.core.judge.judge import BaseJudge, GroupJudge
 from ajet.core.record.trackers import PACKAGES, not_installed
 from ajet.core.task.task import Task
 from ajet.core.workflow.graph import GraphWorkflow, check_graph, read_agent_cfg
-from ajet.core.workflow.registry import WorkflowChooser
+from ajet.core.workflow.registry import WorkflowFactory
 from ajet.core.workflow.workflow import Workflow
 
 WORKFLOW_KEY, JUDGE_KEY = "ajet.rollout.user_workflow", "ajet.task_judge.judge_protocol"
@@ -63,7 +63,7 @@ def cluster_notices(config: AjetConfig) -> list[str]:
 def check_classes(config: AjetConfig) -> None:
     """Raises ConfigError unless the workflow and the judge load and have the methods that are
     called."""
-    workflow = WorkflowChooser.from_config(config).default
+    workflow = WorkflowFactory.from_config(config).default
     _check_workflow(workflow, config, f"{WORKFLOW_KEY}: {config.ajet.rollout.user_workflow!r}")
     spec = judge_spec(config.ajet.task_judge)
     judge = judge_class(spec, config.base_dirs)
@@ -85,7 +85,7 @@ def check_agents(config: AjetConfig, tasks: Iterable[Task]) -> None:
     """Raises ConfigError unless each task's `agent_name`, where it has one, is that of a
     workflow."""
     tasks = list(tasks)
-    for workflow in WorkflowChooser.from_config(config).classes_for(tasks):
+    for workflow in WorkflowFactory.from_config(config).classes_for(tasks):
         _check_workflow(workflow, config, "agent_name of a task")
     for path in dict.fromkeys(str(task.metadata.get("agent_cfg_path") or "") for task in tasks):
         read_agent_cfg(path, config.base_dirs)

@@ -30,7 +30,7 @@ from ajet.core.record.run_folder import RunFolder
 if TYPE_CHECKING:
     from ajet.core.inference.replica import Replica
     from ajet.core.weight_sync.manifest import SyncReport, WeightSource
-    from ajet.servers.serving import ServerStart
+    from ajet.servers.serving import ServerSpec
 
 MAX_CALLS = 10_000
 """Calls that one engine or router answers at the same time."""
@@ -49,7 +49,7 @@ class EngineProcess:
         self._import_env = import_env
         self._outcomes: defaultdict[str, asyncio.Queue[Outcome]] = defaultdict(asyncio.Queue)
 
-    async def start(self, config: AjetConfig, name: str, server: ServerStart | None) -> int:
+    async def start(self, config: AjetConfig, name: str, server: ServerSpec | None) -> int:
         """Loads the model, here or in a server; returns this process's id."""
         self._import_env.enter()
         from ajet import assembly

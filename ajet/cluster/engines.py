@@ -29,7 +29,7 @@ from ajet.core.inference.routed_endpoint import RoutedEndpoint
 
 if TYPE_CHECKING:
     from ajet.core.weight_sync.manifest import BroadcastSource, SyncReport, WeightSource
-    from ajet.servers.serving import ServerStart
+    from ajet.servers.serving import ServerSpec
 
 
 def routed_endpoint(router: Any, max_tries: int) -> RoutedEndpoint:
@@ -50,7 +50,7 @@ class Engines:
         self._max_tries = config.ajet.rollout.router.max_tries
         self.router: Any = remote.remote(config, list(options), ImportEnv.of_this_process())
 
-    async def start(self, server: ServerStart | None = None) -> None:
+    async def start(self, server: ServerSpec | None = None) -> None:
         """In-process engines, or servers that begin so."""
         self.pids = await self._ask(self.router.start.remote(server))
         self._holds_memory = server is not None and not server.can_sleep

@@ -99,9 +99,9 @@ class RolloutWorker:
         """Imports the user's code, and nothing heavy. Is called first."""
         self._import_env.enter()
         from ajet.core.judge import judge_class, judge_spec
-        from ajet.core.workflow.registry import WorkflowChooser
+        from ajet.core.workflow.registry import WorkflowFactory
 
-        WorkflowChooser.from_config(config)
+        WorkflowFactory.from_config(config)
         judge_class(judge_spec(config.ajet.task_judge), config.base_dirs)
 
     def start(

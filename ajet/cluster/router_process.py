@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from loguru import Message
 
     from ajet.core.weight_sync.manifest import BroadcastSource, SyncReport, WeightSource
-    from ajet.servers.serving import ServerStart
+    from ajet.servers.serving import ServerSpec
 
 ActorOptions = dict[str, Any]
 
@@ -50,7 +50,7 @@ class RouterProcess:
         self._news: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
         self._is_heard = False
 
-    async def start(self, server: ServerStart | None) -> list[int]:
+    async def start(self, server: ServerSpec | None) -> list[int]:
         """All engines, each with its model, or its server; the ids of their processes."""
         self._import_env.enter()
         from ajet.core.inference.router import Router, RouterSettings

@@ -38,7 +38,7 @@ from ajet.core.rollout.request import step_of_group
 from ajet.core.run.resume_point import ResumePoint, find_resume_point
 from ajet.core.run.training_run import TrainingRun
 from ajet.core.weight_sync.folder import FolderSource
-from ajet.servers.serving import ServerName, ServerStart, engine_name
+from ajet.servers.serving import ServerName, ServerSpec, engine_name
 
 
 class RunProcesses:
@@ -84,7 +84,7 @@ class RunProcesses:
         weights = await self.trainer.publish(version)
         assert isinstance(weights, FolderSource)  # sync_method gives servers files
         ends = self._model.end_token_ids
-        await self.engines.start(ServerStart(engine, self._on_gpu, weights, ends))
+        await self.engines.start(ServerSpec(engine, self._on_gpu, weights, ends))
 
     async def begin(self, run: TrainingRun) -> None:
         """The run's inputs are recorded, and the workers get what their agents need of them."""

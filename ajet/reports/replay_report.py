@@ -71,7 +71,7 @@ class ReplayReport:
         """Calls that differ, in their order, then those that were not made."""
         found = [each for n, call in enumerate(self.engine.calls) for each in self._of(n, call)]
         if not self.engine.stopped:
-            found += [Departure(n, "recorded, and not made") for n in self.engine.not_made]
+            found += [Departure(n, "recorded, and not made") for n in self.engine.missing_calls]
         return found
 
     @cached_property
@@ -146,7 +146,7 @@ class ReplayReport:
                 self._window(turn.prompt_ids.tolist(), call.departs_at),
                 self._window(call.prompt_ids, call.departs_at),
             )
-        if call.is_cut_otherwise:
+        if call.exceeds_max_tokens:
             limit = f"asks for at most {call.max_tokens} tokens"
             have = f"the recorded reply has {len(turn.token_ids)}"
             yield Departure(call.recorded, f"{limit}; {have}", call.completion)

@@ -40,7 +40,7 @@ _FRESH = ("/proc", SCRATCH)
 
 
 @dataclass(frozen=True)
-class View:
+class FilesystemView:
     """`folders`: host path -> path inside; `links`: path inside -> what it points at."""
 
     folders: dict[str, str]
@@ -53,7 +53,7 @@ def path_inside(path: str) -> str:
     return "/opt/sandbox" + path if covered else path
 
 
-def view_of(python_folders: Sequence[str]) -> View:
+def view_of(python_folders: Sequence[str]) -> FilesystemView:
     """The system's folders, its devices and the interpreter's folders, where they exist."""
     folders: dict[str, str] = {}
     links = dict(_LINKS)
@@ -66,7 +66,7 @@ def view_of(python_folders: Sequence[str]) -> View:
     for path in python_folders:
         if Path(path).exists() and not path.startswith("/usr/"):
             folders[path] = path_inside(path)
-    return View(folders, links)
+    return FilesystemView(folders, links)
 
 
 def is_privileged() -> bool:
@@ -101,7 +101,7 @@ def forbid_further_user_namespaces() -> None:
     Path("/proc/sys/user/max_user_namespaces").write_text("0")
 
 
-def enter_view(view: View) -> None:
+def enter_view(view: FilesystemView) -> None:
     """Leave the host's file tree for one that holds the view alone; everything is read-only."""
     if not is_privileged():
         enter_user_namespace(os.geteuid())
@@ -125,7 +125,7 @@ def enter_view(view: View) -> None:
     _make_view_read_only(view)
 
 
-def _fill(old: str, new: str, view: View) -> None:
+def _fill(old: str, new: str, view: FilesystemView) -> None:
     for folder in _FRESH:
         Path(new + folder).mkdir(parents=True)
     for source, inside in view.folders.items():
@@ -145,7 +145,7 @@ def _show(source: str, target: str) -> None:
     kernel.mount(source, target, None, kernel.MS_BIND | kernel.MS_REC)
 
 
-def _make_view_read_only(view: View) -> None:
+def _make_view_read_only(view: FilesystemView) -> None:
     """All but the host's /proc, which each program's namespace detaches."""
     for inside in view.folders.values():
         if not inside.startswith("/dev/"):
@@ -176,7 +176,7 @@ def make_proc_read_only() -> None:
     kernel.mount("none", "/proc", None, remount | flags)
 
 
-def bubblewrap_command(bubblewrap: str, view: View) -> list[str]:
+def bubblewrap_command(bubblewrap: str, view: FilesystemView) -> list[str]:
     """The same view, built by bubblewrap. The capabilities are for `enter_fresh_namespaces`;
     a program itself has none."""
     command = [bubblewrap, "--unshare-net", "--unshare-ipc", "--unshare-uts"]

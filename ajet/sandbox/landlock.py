@@ -16,7 +16,7 @@ import struct
 from pathlib import Path
 
 from ajet.sandbox import kernel
-from ajet.sandbox.isolation import View
+from ajet.sandbox.isolation import FilesystemView
 
 _CREATE, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same numbers on every architecture
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
@@ -42,7 +42,7 @@ def describe(abi: int) -> str:
     return "Landlock holds back reads and writes, NOT truncation, NOT signals"
 
 
-def restrict(view: View, scratch: str) -> None:
+def restrict(view: FilesystemView, scratch: str) -> None:
     """Hold the calling process to the view and the scratch folder. Needs no-new-privileges."""
     abi = version()
     if abi == 0:

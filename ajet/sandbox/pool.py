@@ -69,7 +69,7 @@ class Outcome:
 
 
 @dataclass
-class _Running:
+class _RunningZygote:
     """A zygote that has said that it is ready."""
 
     process: subprocess.Popen[bytes]
@@ -93,7 +93,7 @@ class SandboxPool:
         self.limits = limits or Limits()
         self._modes = tuple(modes) if modes is not None else available_modes()
         self._num_ready, self._num_running = num_ready, num_running
-        self._running: _Running | None = None
+        self._running: _RunningZygote | None = None
         self._refusals: list[str] = []
         self._lock = threading.Lock()
         atexit.register(self.close)
@@ -111,11 +111,11 @@ class SandboxPool:
             self._discard(running)
         raise SandboxError(f"the sandbox died {_ATTEMPTS} times before it took a program")
 
-    def start(self) -> _Running:
+    def start(self) -> _RunningZygote:
         """Start the zygote in the strongest mode that works here; blocks for about 0.2 s."""
         with self._lock:
             if self._running is None:
-                self._running = self._start_in_first_mode_that_works()
+                self._running = self._start_in_first_working_mode()
             return self._running
 
     def report(self) -> str:
@@ -138,16 +138,16 @@ class SandboxPool:
         if running is not None:
             self._discard(running)
 
-    def _start_in_first_mode_that_works(self) -> _Running:
+    def _start_in_first_working_mode(self) -> _RunningZygote:
         self._refusals = []
         for mode in self._modes:
             started = _start_zygote(mode, self.limits, self._num_ready, self._num_running)
-            if isinstance(started, _Running):
+            if isinstance(started, _RunningZygote):
                 return started
             self._refusals.append(f"{mode}: {started}")
         raise SandboxError(f"no sandbox: {'; '.join(self._refusals)}")
 
-    def _discard(self, running: _Running) -> None:
+    def _discard(self, running: _RunningZygote) -> None:
         with self._lock:
             if self._running is running:
                 self._running = None
@@ -201,7 +201,9 @@ def _python_folders() -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(shown), tuple(packages)
 
 
-def _start_zygote(mode: str, limits: Limits, num_ready: int, num_running: int) -> _Running | str:
+def _start_zygote(
+    mode: str, limits: Limits, num_ready: int, num_running: int
+) -> _RunningZygote | str:
     """A running zygote, or why it could not start."""
     ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
     with theirs, contextlib.ExitStack() as cleanup:
@@ -209,7 +211,7 @@ def _start_zygote(mode: str, limits: Limits, num_ready: int, num_running: int) -
         if parent >= 0:
             cleanup.callback(os.close, parent)
         shown, packages = _python_folders()
-        setup = zygote.Setup(
+        setup = zygote.ZygoteConfig(
             mode=mode,
             limits=limits.to_json(),
             num_ready=num_ready,
@@ -235,22 +237,22 @@ def _start_zygote(mode: str, limits: Limits, num_ready: int, num_running: int) -
 
 def _await_ready(
     mode: str, process: subprocess.Popen[bytes], inbox: socket.socket
-) -> _Running | str:
+) -> _RunningZygote | str:
     inbox.settimeout(_START_TIMEOUT_S)
     try:
         answer = inbox.recv(4096)
     except OSError as error:
         answer = json.dumps({"error": f"no answer ({error})"}).encode()
-    hello: dict[str, Any] = json.loads(answer) if answer else {"error": "it ended at once"}
-    if hello["error"]:
+    status: dict[str, Any] = json.loads(answer) if answer else {"error": "it ended at once"}
+    if status["error"]:
         inbox.close()
         _wait_for_end(process)
-        return hello["error"]
+        return status["error"]
     inbox.setblocking(False)
-    return _Running(process, inbox, mode, hello["landlock"], hello["seccomp"])
+    return _RunningZygote(process, inbox, mode, status["landlock"], status["seccomp"])
 
 
-def _command(mode: str, setup: zygote.Setup) -> list[str]:
+def _command(mode: str, setup: zygote.ZygoteConfig) -> list[str]:
     here = Path(__file__).resolve().parent
     boot = _BOOT.format(str(here.parent.parent), str(here.parent), str(here))
     interpreter = str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
@@ -284,7 +286,7 @@ async def _call(inbox: socket.socket, frame: bytes) -> bytes | None:
     try:
         ours.setblocking(False)
         with theirs:
-            if not await _hand_over(inbox, theirs):
+            if not await _send_call(inbox, theirs):
                 return None
         with contextlib.suppress(ConnectionError):  # nobody reads: the answer below says so
             await loop.sock_sendall(ours, frame)
@@ -297,7 +299,7 @@ async def _call(inbox: socket.socket, frame: bytes) -> bytes | None:
         ours.close()
 
 
-async def _hand_over(inbox: socket.socket, call: socket.socket) -> bool:
+async def _send_call(inbox: socket.socket, call: socket.socket) -> bool:
     while True:
         try:
             socket.send_fds(inbox, [b"call"], [call.fileno()])

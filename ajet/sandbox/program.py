@@ -35,44 +35,46 @@ _INSIDE_ID = 1000
 
 
 @dataclass(frozen=True)
-class Standing:
+class Confinement:
     """How the zygote was started: decides how a program can be confined."""
 
     namespaces: bool
     limits: Limits
     packages: tuple[str, ...]  # folders appended to sys.path
-    view: isolation.View  # what Landlock leaves readable without namespaces
+    view: isolation.FilesystemView  # what Landlock leaves readable without namespaces
     is_nobody: bool  # root gives itself up for programs
     reads_as_root: bool  # ... but keeps the right to read, for a standard library of root's own
 
 
-def confine(standing: Standing, num_other_tasks: int) -> None:
+def confine(confinement: Confinement, num_other_tasks: int) -> None:
     """Give up everything that a program has no use for. No way back from here."""
     os.setsid()
     Path("/proc/self/oom_score_adj").write_text("1000")  # the first to go when memory is short
-    if standing.is_nobody:
-        kernel.prctl(kernel.PR_SET_KEEPCAPS, int(standing.reads_as_root))
+    if confinement.is_nobody:
+        kernel.prctl(kernel.PR_SET_KEEPCAPS, int(confinement.reads_as_root))
         os.setgroups([])
         os.setresgid(*[isolation.NOBODY] * 3)
         os.setresuid(*[isolation.NOBODY] * 3)
-    if standing.namespaces:
+    if confinement.namespaces:
         isolation.enter_user_namespace(_INSIDE_ID)
         isolation.forbid_further_user_namespaces()
-    apply_rlimits(standing.limits, num_other_tasks)
-    kernel.drop_capabilities(keep_reading=standing.reads_as_root)
+    apply_rlimits(confinement.limits, num_other_tasks)
+    kernel.drop_capabilities(keep_reading=confinement.reads_as_root)
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     kernel.prctl(
         kernel.PR_SET_PDEATHSIG, signal.SIGKILL
     )  # after the change of user, which clears it
-    if not standing.namespaces:
-        landlock.restrict(standing.view, os.getcwd())  # noqa: PTH109 - the scratch folder
-    seccomp.install(host_in_sight=not standing.namespaces)
+    if not confinement.namespaces:
+        landlock.restrict(confinement.view, os.getcwd())  # noqa: PTH109 - the scratch folder
+    seccomp.install(host_in_sight=not confinement.namespaces)
 
 
-def wait_and_run(control: socket.socket, standing: Standing, num_other_tasks: int) -> NoReturn:
+def wait_and_run(
+    control: socket.socket, confinement: Confinement, num_other_tasks: int
+) -> NoReturn:
     """The whole life of the process. `control` brings the program, or EOF at once."""
     try:
-        confine(standing, num_other_tasks)
+        confine(confinement, num_other_tasks)
     except OSError as error:
         control.sendall(f"the program's process: {error}".encode())
         os._exit(1)
@@ -83,7 +85,7 @@ def wait_and_run(control: socket.socket, standing: Standing, num_other_tasks: in
         os._exit(0)
     os.closerange(3, 256)
     random.seed(text)  # after the last fork, which seeds it from the system
-    os._exit(_finish(_run(text.decode("utf-8", "surrogatepass"), standing.packages)))
+    os._exit(_finish(_run(text.decode("utf-8", "surrogatepass"), confinement.packages)))
 
 
 def _read_all(control: socket.socket) -> bytes:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ajet.sandbox import isolation, kernel, program
 from ajet.sandbox.limits import Limits
-from ajet.sandbox.program import Standing
+from ajet.sandbox.program import Confinement
 
 STARTED = b"S"
 TIMEOUT, ABANDONED = "timeout", "abandoned"
@@ -45,7 +45,7 @@ class ChildSignal:
             os.read(self._read, 4096)
 
     @staticmethod
-    def forget() -> None:
+    def restore_defaults() -> None:
         """In a forked child: back to Python's defaults."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -94,7 +94,7 @@ class Child:
     stderr: int
 
 
-def fork_program(standing: Standing, num_other_tasks: int) -> Child:
+def fork_program(confinement: Confinement, num_other_tasks: int) -> Child:
     """Fork the process that will run the program; raises OSError if it cannot be confined."""
     control, control_inside = socket.socketpair()
     stdout, stdout_inside = os.pipe2(os.O_CLOEXEC)
@@ -102,14 +102,14 @@ def fork_program(standing: Standing, num_other_tasks: int) -> Child:
     pid = os.fork()
     if pid == 0:
         _keep_only(control_inside.fileno(), stdout_inside, stderr_inside)
-        program.wait_and_run(control_inside, standing, num_other_tasks)
+        program.wait_and_run(control_inside, confinement, num_other_tasks)
     for fd in (stdout_inside, stderr_inside):
         os.close(fd)
     control_inside.close()
     answer = control.recv(4096)
     if answer != program.READY:
         raise OSError(answer.decode() or "the program's process ended before it was ready")
-    if standing.namespaces:
+    if confinement.namespaces:
         isolation.make_proc_read_only()
     os.set_blocking(stdout, False)
     os.set_blocking(stderr, False)
@@ -119,7 +119,7 @@ def fork_program(standing: Standing, num_other_tasks: int) -> Child:
 
 def _keep_only(kept: int, stdout: int, stderr: int) -> None:
     """In the program's process: its streams and one more descriptor, nothing of the worker's."""
-    ChildSignal.forget()
+    ChildSignal.restore_defaults()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)

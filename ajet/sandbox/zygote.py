@@ -26,7 +26,7 @@ from typing import NoReturn
 
 from ajet.sandbox import isolation, kernel, landlock, seccomp, worker
 from ajet.sandbox.limits import Limits
-from ajet.sandbox.program import Standing
+from ajet.sandbox.program import Confinement
 
 NAMESPACES, BUBBLEWRAP, RLIMITS = "namespaces", "bubblewrap", "rlimits"
 
@@ -39,7 +39,7 @@ _MAX_FAILURES = 5  # workers in a row that end before they took a call
 
 
 @dataclass(frozen=True)
-class Setup:
+class ZygoteConfig:
     """What the parent tells the zygote, as JSON."""
 
     mode: str
@@ -54,8 +54,8 @@ class Setup:
 
 
 def main(text: str) -> None:
-    """Entry point: `text` is a `Setup`. Answers on the inbox with one JSON line, then serves."""
-    setup = Setup(**json.loads(text))
+    """Answers on the inbox with one JSON line, then serves. `text` is a `ZygoteConfig` as JSON."""
+    setup = ZygoteConfig(**json.loads(text))
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     inbox = socket.socket(fileno=setup.inbox)
     for name in _PRELOADED:
@@ -66,8 +66,8 @@ def main(text: str) -> None:
     except OSError as error:
         inbox.send(json.dumps({"error": str(error)}).encode())
         return
-    hello = {"error": "", "landlock": landlock.version(), "seccomp": seccomp.is_available()}
-    inbox.send(json.dumps(hello).encode())
+    status = {"error": "", "landlock": landlock.version(), "seccomp": seccomp.is_available()}
+    inbox.send(json.dumps(status).encode())
     zygote.serve()
     zygote.end()
 
@@ -75,20 +75,20 @@ def main(text: str) -> None:
 class Zygote:
     """Keeps `num_ready` workers waiting at the inbox."""
 
-    def __init__(self, inbox: socket.socket, setup: Setup) -> None:
+    def __init__(self, inbox: socket.socket, setup: ZygoteConfig) -> None:
         self.inbox, self.setup = inbox, setup
         self.namespaces = setup.mode != RLIMITS
         if setup.mode == NAMESPACES:
             isolation.enter_view(isolation.view_of(setup.python_folders))
         if self.namespaces:
-            _follow_moved_folders()
+            _translate_python_paths()
         else:
             kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         may_be_nobody, nobody_reads = _can_become_nobody()
         if setup.is_root:
             _refuse_root(may_be_nobody, nobody_reads or not self.namespaces)
         packages = tuple(isolation.path_inside(path) for path in setup.packages)
-        self.standing = Standing(
+        self.confinement = Confinement(
             namespaces=self.namespaces,
             limits=Limits.from_json(setup.limits),
             packages=packages if self.namespaces else setup.packages,
@@ -127,7 +127,8 @@ class Zygote:
                 break
             self.child_signal.clear()
             ended = self._reap()
-            self._note_messages()  # after the reaping: a worker's last words came before its end
+            # After the reaping: a worker sends its last message before it ends.
+            self._read_status_messages()
             self.num_failures += len(ended & self.ready)
             self.ready -= ended
             self.running -= ended
@@ -146,7 +147,7 @@ class Zygote:
         if self.scratch:
             _remove(self.scratch)
 
-    def _note_messages(self) -> None:
+    def _read_status_messages(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while message := self.status.recv(4096, socket.MSG_DONTWAIT).decode():
                 kind, _, pid = message.partition(" ")
@@ -180,7 +181,7 @@ class Zygote:
 
     def _fork_worker(self) -> None:
         if not self.namespaces and time.monotonic() > self.counted_at + _COUNT_EVERY_S:
-            self.num_other_tasks = count_tasks_of_user(self.standing)
+            self.num_other_tasks = count_tasks_of_user(self.confinement)
             self.counted_at = time.monotonic()
         name_read, name_write = os.pipe2(os.O_CLOEXEC)
         pid = kernel.fork_into_pid_namespace() if self.namespaces else os.fork()
@@ -198,31 +199,31 @@ def _become_worker(zygote: Zygote, name_pipe: int) -> NoReturn:
     os.close(name_pipe)
     try:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-        worker.ChildSignal.forget()
+        worker.ChildSignal.restore_defaults()
         zygote.status.close()
-        _live_as_worker(zygote, name)
+        _run_worker(zygote, name)
     except OSError as error:
         zygote.status_of_worker.send(f"failed {name}: {error}".encode())
     finally:
         os._exit(0)
 
 
-def _live_as_worker(zygote: Zygote, name: str) -> None:
-    limits = zygote.standing.limits
+def _run_worker(zygote: Zygote, name: str) -> None:
+    limits = zygote.confinement.limits
     if zygote.namespaces:
         isolation.enter_fresh_namespaces(limits)
-        _take_one_call(zygote, name)  # /tmp goes with the namespace
+        _serve_one_call(zygote, name)  # /tmp goes with the namespace
         return
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     scratch = Path(zygote.scratch, name)
     scratch.mkdir()
-    scratch.chmod(0o777 if zygote.standing.is_nobody else 0o700)
+    scratch.chmod(0o777 if zygote.confinement.is_nobody else 0o700)
     os.chdir(scratch)
-    _take_one_call(zygote, name, scratch)
+    _serve_one_call(zygote, name, scratch)
 
 
-def _take_one_call(zygote: Zygote, name: str, scratch: Path | None = None) -> None:
-    child = worker.fork_program(zygote.standing, zygote.num_other_tasks)
+def _serve_one_call(zygote: Zygote, name: str, scratch: Path | None = None) -> None:
+    child = worker.fork_program(zygote.confinement, zygote.num_other_tasks)
     zygote.status_of_worker.send(f"ready {name}".encode())
     _, fds, _, _ = socket.recv_fds(zygote.inbox, 16, 1)
     if not fds:
@@ -231,7 +232,7 @@ def _take_one_call(zygote: Zygote, name: str, scratch: Path | None = None) -> No
     zygote.inbox.close()
     zygote.status_of_worker.send(f"busy {name}".encode())
     with socket.socket(fileno=fds[0]) as call:
-        answer = worker.serve_call(call, child, zygote.standing.limits)
+        answer = worker.serve_call(call, child, zygote.confinement.limits)
         if scratch is not None:
             os.chdir("/")
             _remove(str(scratch))
@@ -284,15 +285,15 @@ def _refuse_root(may_be_nobody: bool, can_read: bool) -> None:
         )
 
 
-def _follow_moved_folders() -> None:
+def _translate_python_paths() -> None:
     """An interpreter under /tmp is shown elsewhere, because /tmp is the program's own."""
     sys.path[:] = [isolation.path_inside(path) for path in sys.path]
     sys.executable = isolation.path_inside(sys.executable)
 
 
-def count_tasks_of_user(standing: Standing) -> int:
+def count_tasks_of_user(confinement: Confinement) -> int:
     """Those beside the program, threads included, as the kernel counts them for RLIMIT_NPROC."""
-    uid = isolation.NOBODY if standing.is_nobody else os.geteuid()
+    uid = isolation.NOBODY if confinement.is_nobody else os.geteuid()
     total = 0
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():

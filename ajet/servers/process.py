@@ -30,9 +30,9 @@ from ajet.core.inference.replica import ReplicaDown
 from ajet.servers import process_guard
 
 GRACE_S = 6.0
-TOLD_LINES, TOLD_CHARACTERS = 3, 160
+LOG_TAIL_LINES, MAX_ERROR_CHARACTERS = 3, 160
 POLL_S = 0.5
-OWN_MODULES = {"PYTHONSAFEPATH": "1", "PYTHONPATH": ""}
+SAFE_PATH_ENVIRONMENT = {"PYTHONSAFEPATH": "1", "PYTHONPATH": ""}
 """A server runs in the user's folder, whose files must not stand in for its modules."""
 
 
@@ -103,19 +103,19 @@ class ServerProcess:
         text = ""
         if self.log_path.exists():
             text = self.log_path.read_bytes()[self._log_begin :].decode("utf-8", "replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip()][-TOLD_LINES:]
-        told = " | ".join(line[:TOLD_CHARACTERS] for line in lines) or "it wrote nothing"
+        lines = [line.strip() for line in text.splitlines() if line.strip()][-LOG_TAIL_LINES:]
+        told = " | ".join(line[:MAX_ERROR_CHARACTERS] for line in lines) or "it wrote nothing"
         return f"{told} (all of it in {self.log_path})"
 
     async def stop(self) -> None:
         """End the whole group: SIGTERM, and SIGKILL after a few seconds."""
-        self._let_go()
+        self._close_stdin()
         while self.is_running:
             await asyncio.sleep(0.02)
 
     def stop_now(self) -> None:
         """The same without a loop; waits for it."""
-        self._let_go()
+        self._close_stdin()
         if self._process is not None:
             self._process.wait()
 
@@ -125,16 +125,22 @@ class ServerProcess:
             assert self._process is not None
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        self._let_go()
+        self._close_stdin()
         self.pid_path.unlink(missing_ok=True)
 
     def _launch(self) -> None:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        guarded = [sys.executable, "-S", process_guard.__file__, str(GRACE_S), str(self.pid_path)]
+        guard_command = [
+            sys.executable,
+            "-S",
+            process_guard.__file__,
+            str(GRACE_S),
+            str(self.pid_path),
+        ]
         with self.log_path.open("ab") as log:
             self._log_begin = log.tell()
             self._process = subprocess.Popen(
-                [*guarded, *self.command.arguments],
+                [*guard_command, *self.command.arguments],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -150,7 +156,7 @@ class ServerProcess:
             return False
         return True
 
-    def _let_go(self) -> None:
+    def _close_stdin(self) -> None:
         """The guard sees the end of its pipe."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()

@@ -42,12 +42,12 @@ def main() -> int:
         sys.stdin.close()
         status = os.waitstatus_to_exitcode(os.waitpid(guard, 0)[1])
     else:
-        status = _hold(command, handle, grace_s)
-    _forget(pid_file, handle)
+        status = _run_guarded(command, handle, grace_s)
+    _remove_pid_file(pid_file, handle)
     return status if status >= 0 else SIGNALLED - status
 
 
-def _hold(command: list[str], handle: int, grace_s: float) -> int:
+def _run_guarded(command: list[str], handle: int, grace_s: float) -> int:
     """The guard: runs the command, waits for an end, ends the group."""
     try:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
@@ -74,23 +74,23 @@ def _wait_for_any(child: "subprocess.Popen[bytes]", handle: int) -> None:
 def _end_group(child: "subprocess.Popen[bytes]", handle: int, grace_s: float) -> None:
     os.killpg(0, signal.SIGTERM)
     _wait_until_alone(child, handle, grace_s)
-    for pid in _others(handle):
+    for pid in _group_members(handle):
         if not _is_tracker(pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     _wait_until_alone(child, handle, TRACKER_S)
-    for pid in _others(handle):
+    for pid in _group_members(handle):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 def _wait_until_alone(child: "subprocess.Popen[bytes]", handle: int, seconds: float) -> None:
     end = time.monotonic() + seconds
-    while (child.poll() is None or any(_others(handle))) and time.monotonic() < end:
+    while (child.poll() is None or any(_group_members(handle))) and time.monotonic() < end:
         time.sleep(POLL_S)
 
 
-def _others(handle: int) -> Iterator[int]:
+def _group_members(handle: int) -> Iterator[int]:
     """The group without the guard and its handle; what has ended is nobody's any more."""
     own = (os.getpid(), handle)
     for name in os.listdir("/proc"):  # noqa: PTH208, pathlib takes as long as all the rest
@@ -103,7 +103,7 @@ def _others(handle: int) -> Iterator[int]:
                 yield int(name)
 
 
-def _forget(pid_file: Path, handle: int) -> None:
+def _remove_pid_file(pid_file: Path, handle: int) -> None:
     """Another server of this name may have begun meanwhile, and be in the file."""
     with contextlib.suppress(FileNotFoundError):
         if pid_file.read_text() == f"{handle}\n":

@@ -36,7 +36,7 @@ CONTROL_S, LOAD_S = 300.0, 3600.0
 """For what a server is told besides requests: a large model moves to the CPU's memory, or is read
 from a slow disk."""
 ABORT_AGAIN_S = 0.5
-TOLD_CHARACTERS = 300
+MAX_ERROR_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class ServerReplica:
         self._gate = Gate()
         self._probing = asyncio.Lock()  # held by a health check that is on its way
         self._sending: set[asyncio.Task[Any]] = set()
-        self._lost = ""  # why nobody knows what memory it has
+        self._memory_unknown = ""  # why nobody knows what memory it has
         # A request takes as long as its tokens; health checks find a server that is stuck.
         self._client = httpx.AsyncClient(
             base_url=url,
@@ -121,15 +121,15 @@ class ServerReplica:
         if not await self._gate.enter(request_id):
             return Completion(tuple(prompt_ids), (), (), "abort", self.version)
         try:
-            fitting = sampling_within(sampling, room, self._model.stop_token_ids)
-            return await self.sample(list(prompt_ids), fitting, request_id)
+            limited = limit_sampling(sampling, room, self._model.stop_token_ids)
+            return await self.sample(list(prompt_ids), limited, request_id)
         finally:
             self._gate.leave(request_id)
 
     def abort(self, request_id: str) -> None:
         """End a request with what it has sampled so far; does not wait."""
         if not self._gate.give_up(request_id) and request_id in self._gate.inside:
-            sending = asyncio.ensure_future(self._quietly(self.send_abort(request_id)))
+            sending = asyncio.ensure_future(self._suppress_errors(self.send_abort(request_id)))
             self._sending.add(sending)
             sending.add_done_callback(self._sending.discard)
 
@@ -137,7 +137,7 @@ class ServerReplica:
         """The server drops prefixes by itself."""
 
     @property
-    def is_quiet(self) -> bool:
+    def is_idle(self) -> bool:
         """Nothing runs, and nothing will before `resume`."""
         return not self._gate.is_open and not self._gate.inside
 
@@ -146,13 +146,13 @@ class ServerReplica:
         quiet one is not asked: what it is told meanwhile has a deadline."""
         self.check_process()
         async with self._probing:
-            if not self.is_quiet:
+            if not self.is_idle:
                 await self.request("GET", "/health", timeout=HEALTH_S)
 
     def check_process(self) -> None:
         """`ReplicaDown` where the process is ours and has ended, or can be used no more."""
-        if self._lost:
-            raise ReplicaDown(self._lost)
+        if self._memory_unknown:
+            raise ReplicaDown(self._memory_unknown)
         if self.process is not None:
             try:
                 self.process.check_running()
@@ -164,7 +164,7 @@ class ServerReplica:
         self._gate.shut()
         while abort and self._gate.inside:  # one that is on its way there is ended the next time
             await self.send_abort_all()
-            await self._emptied_within(ABORT_AGAIN_S)
+            await self._wait_until_empty(ABORT_AGAIN_S)
         await self._gate.empty()
         async with self._probing:  # the last one for now
             pass
@@ -214,32 +214,32 @@ class ServerReplica:
         try:
             response = await self._client.request(method, path, timeout=within, **options)
         except httpx.ReadTimeout as error:
-            told = f"no answer within {timeout:g} s"
-            raise ReplicaDown(f"{self.name}: {method} {path}: {told}") from error
+            reason = f"no answer within {timeout:g} s"
+            raise ReplicaDown(f"{self.name}: {method} {path}: {reason}") from error
         except httpx.HTTPError as error:
-            told = str(error) or type(error).__name__
-            raise ReplicaDown(f"{self.name}: {method} {path}: {told}") from error
+            reason = str(error) or type(error).__name__
+            raise ReplicaDown(f"{self.name}: {method} {path}: {reason}") from error
         if response.status_code != 200:
-            told = " ".join(response.text.split())[:TOLD_CHARACTERS]
-            line = f"{self.name}: {method} {path}: {response.status_code} {told}".strip()
+            reason = " ".join(response.text.split())[:MAX_ERROR_CHARACTERS]
+            line = f"{self.name}: {method} {path}: {response.status_code} {reason}".strip()
             raise ReplicaDown(line) if response.status_code >= 500 else ModelError(line)
         is_json = "json" in response.headers.get("content-type", "")
         return response.json() if is_json and response.content else None
 
-    async def tell(self, path: str, **options: Any) -> Any:
+    async def post(self, path: str, **options: Any) -> Any:
         """What is no request for tokens; `ReplicaDown` where the server does not answer in time."""
         return await self.request("POST", path, timeout=CONTROL_S, **options)
 
-    async def tell_of_memory(self, path: str, **options: Any) -> Any:
+    async def post_memory_control(self, path: str, **options: Any) -> Any:
         """To give it back or to take it. A server that does not answer may have done it or not: it
         is never well again, and somebody has to put another in its place."""
         try:
-            return await self.tell(path, **options)
+            return await self.post(path, **options)
         except ReplicaDown as down:
-            self._lost = str(down)
+            self._memory_unknown = str(down)
             raise
 
-    async def _emptied_within(self, seconds: float) -> None:
+    async def _wait_until_empty(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
                 await self._gate.empty()
@@ -263,15 +263,15 @@ class ServerReplica:
             )
         return max_model_len - len(prompt_ids)
 
-    async def _quietly(self, asking: Coroutine[Any, Any, None]) -> None:
+    async def _suppress_errors(self, request: Coroutine[Any, Any, None]) -> None:
         """An abort that does not arrive: the request ends by itself, or with its server."""
         try:
-            await asking
+            await request
         except (ReplicaDown, ModelError):
             return
 
 
-def sampling_within(
+def limit_sampling(
     sampling: SamplingParams, room: int, stop_token_ids: tuple[int, ...]
 ) -> SamplingParams:
     """The same, within the context that is left, and with the model's own stop tokens."""

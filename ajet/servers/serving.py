@@ -27,7 +27,7 @@ CPU_ENVIRONMENT = Path(".venv-vllm/bin/python")
 
 
 @dataclass(frozen=True, slots=True)
-class ServerStart:
+class ServerSpec:
     """What a server begins with. The folder of `weights` has the model's config beside them."""
 
     engine: ServerName
@@ -54,17 +54,21 @@ def server_python(config: AjetConfig, *, engine: EngineName, on_gpu: bool) -> st
     given = config.ajet.rollout.server.python
     if given is not None:
         return given
-    own = Path.cwd() / CPU_ENVIRONMENT
-    return str(own) if engine == "vllm" and not on_gpu and own.exists() else sys.executable
+    cpu_python = Path.cwd() / CPU_ENVIRONMENT
+    return (
+        str(cpu_python)
+        if engine == "vllm" and not on_gpu and cpu_python.exists()
+        else sys.executable
+    )
 
 
 async def start_server(
-    config: AjetConfig, start: ServerStart, *, name: str, log_path: Path
+    config: AjetConfig, start: ServerSpec, *, name: str, log_path: Path
 ) -> ServerReplica:
     """The config's server over published weights, healthy. They are loaded once more, in place:
     that compares checksums, and the names of what later versions must have."""
     with start.weights.read_lock():
-        replica = await _started(config, start, name=name, log_path=log_path)
+        replica = await _start(config, start, name=name, log_path=log_path)
         try:
             await replica.load_weights(start.weights, start.weights.version)
         except BaseException:
@@ -73,18 +77,18 @@ async def start_server(
     return replica
 
 
-async def _started(
-    config: AjetConfig, start: ServerStart, *, name: str, log_path: Path
+async def _start(
+    config: AjetConfig, start: ServerSpec, *, name: str, log_path: Path
 ) -> ServerReplica:
     from ajet.servers import sglang, vllm
 
-    asked = {
+    settings = {
         "model_path": str(start.weights.path),
         "device": "cuda" if start.on_gpu else "cpu",
         "port": free_port(),
         "python": server_python(config, engine=start.engine, on_gpu=start.on_gpu),
     }
-    how = {
+    options = {
         "name": name,
         "log_path": log_path,
         "stop_token_ids": start.stop_token_ids,
@@ -92,5 +96,7 @@ async def _started(
         "version": start.weights.version,
     }
     if start.engine == "vllm":
-        return await vllm.start_vllm(vllm.VllmServerArgs.read(config, **asked), **how)
-    return await sglang.start_sglang(sglang.SglangServerArgs.read(config, **asked), **how)
+        return await vllm.start_vllm(vllm.VllmServerArgs.from_config(config, **settings), **options)
+    return await sglang.start_sglang(
+        sglang.SglangServerArgs.from_config(config, **settings), **options
+    )

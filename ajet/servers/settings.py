@@ -1,8 +1,8 @@
-"""What inference servers of every kind are told, from the config.
+"""The settings that inference servers of every kind have in common, read from the config.
 
-    ServerSettings.read(config, model_path=…, device="cuda", port=8100, python=sys.executable)
+    ServerSettings.from_config(config, model_path=…, device="cuda", port=8100, python=…)
 
-Not covered: how each says it on its command line (vllm.py, sglang.py).
+Not covered: the command line of each server (vllm.py, sglang.py).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ServerSettings:
     deterministic: bool = True
 
     @classmethod
-    def read(
+    def from_config(
         cls, config: AjetConfig, *, model_path: str, device: str, port: int, python: str
     ) -> Self:
         """From the config."""
@@ -61,8 +61,8 @@ class ServerSettings:
 
     def served_model(self, stop_token_ids: tuple[int, ...]) -> ServedModel:
         """What a replica needs to know of the model's folder."""
-        told = json.loads((Path(self.model_path) / "config.json").read_text("utf-8"))
-        vocab_size = told.get("vocab_size") or told["text_config"]["vocab_size"]
+        model_config = json.loads((Path(self.model_path) / "config.json").read_text("utf-8"))
+        vocab_size = model_config.get("vocab_size") or model_config["text_config"]["vocab_size"]
         return ServedModel(self.model_path, vocab_size, self.max_model_len, stop_token_ids)
 
 

@@ -1,6 +1,6 @@
-"""How an SGLang server is started: the config's settings as its arguments, and the replica over it.
+"""Starts an SGLang server: turns the config into its arguments and makes the replica over it.
 
-    arguments = SglangServerArgs.read(config, model_path=…, device="cuda", port=30000, python=…)
+    arguments = SglangServerArgs.from_config(config, model_path=…, port=30000, python=…, …)
     replica = await start_sglang(arguments, name="r0", log_path=…, stop_token_ids=…)
 
 Needs CUDA. Not covered: several machines for one engine, quantisation, LoRA.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ajet.servers.process import OWN_MODULES, Command, ServerProcess
+from ajet.servers.process import SAFE_PATH_ENVIRONMENT, Command, ServerProcess
 from ajet.servers.settings import START_S, ServerSettings
 from ajet.servers.sglang_replica import SglangReplica
 
@@ -54,7 +54,7 @@ async def start_sglang(
     version: int = 0,
 ) -> SglangReplica:
     """Start a server, wait until it has sampled a token, and refuse one that is too old."""
-    command = Command(args.arguments(), port=args.port, environment=OWN_MODULES)
+    command = Command(args.arguments(), port=args.port, environment=SAFE_PATH_ENVIRONMENT)
     process = ServerProcess(command, name=name, log_path=log_path)
     replica = SglangReplica(
         name,

@@ -45,12 +45,12 @@ from ajet.servers.replica import LOAD_S, ServedModel, ServerReplica
 if TYPE_CHECKING:
     from torch import Tensor
 
-OLDEST = (0, 5, 10)
+MIN_VERSION = (0, 5, 10)
 REASONS = {"stop", "length", "abort"}
 BUCKET_BYTES = 1 << 29
 FLUSH_S, FLUSH_AGAIN_S = 30.0, 0.2
 """A health check whose asker is gone goes on in the server, which does not empty its cache then."""
-MEMORY = ("weights", "kv_cache")
+MEMORY_TAGS = ("weights", "kv_cache")
 
 
 class SglangReplica(ServerReplica):
@@ -74,18 +74,18 @@ class SglangReplica(ServerReplica):
         self._memory_saver = memory_saver
         self._asleep: set[str] = set()
         self._checksums: dict[str, str] = {}  # ours -> the server's of the same weights
-        self._can_check = True
+        self._has_checksums = True
 
     async def check_version(self) -> str:
         """The server's version; ModelError where it is too old."""
         try:
-            told = await self.request("GET", "/server_info")
+            info = await self.request("GET", "/server_info")
         except ModelError:
-            told = await self.request("GET", "/get_server_info")  # its name in older ones
-        version = str(told.get("version", "unknown"))
+            info = await self.request("GET", "/get_server_info")  # its name in older ones
+        version = str(info.get("version", "unknown"))
         numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
-        if numbers is None or tuple(map(int, numbers.groups())) < OLDEST:
-            oldest = ".".join(map(str, OLDEST))
+        if numbers is None or tuple(map(int, numbers.groups())) < MIN_VERSION:
+            oldest = ".".join(map(str, MIN_VERSION))
             raise ModelError(
                 f"{self.name}: SGLang {version} lets a stranger run code in it; install sglang>="
                 f"{oldest}"
@@ -99,17 +99,17 @@ class SglangReplica(ServerReplica):
         version = self.version
         body = request_body(prompt_ids, sampling, request_id)
         answer = await self.request("POST", "/generate", json=body)
-        told = answer["meta_info"]
-        reason = (told["finish_reason"] or {}).get("type")
+        info = answer["meta_info"]
+        reason = (info["finish_reason"] or {}).get("type")
         if reason not in REASONS:
-            raise ModelError(f"{self.name}: request {request_id}: {told['finish_reason']}")
+            raise ModelError(f"{self.name}: request {request_id}: {info['finish_reason']}")
         if reason == "stop":
-            self._check_stop(told["finish_reason"].get("matched"), sampling, request_id)
-        drawn = told.get("output_token_logprobs") or []
-        token_ids = tuple(int(token) for _, token, *_ in drawn)
-        logprobs = tuple(float(logprob) for logprob, *_ in drawn)
-        if is_cut(sampling):
-            logprobs = self._after_cut(told, len(token_ids))
+            self._check_stop(info["finish_reason"].get("matched"), sampling, request_id)
+        sampled = info.get("output_token_logprobs") or []
+        token_ids = tuple(int(token) for _, token, *_ in sampled)
+        logprobs = tuple(float(logprob) for logprob, *_ in sampled)
+        if has_cut(sampling):
+            logprobs = self._logprobs_after_cut(info, len(token_ids))
         return Completion(tuple(prompt_ids), token_ids, logprobs, reason, version)
 
     async def warm_up(self) -> None:
@@ -119,11 +119,11 @@ class SglangReplica(ServerReplica):
 
     async def send_abort(self, request_id: str) -> None:
         """One request."""
-        await self.tell("/abort_request", json={"rid": request_id, "abort_all": False})
+        await self.post("/abort_request", json={"rid": request_id, "abort_all": False})
 
     async def send_abort_all(self) -> None:
         """All that have arrived there."""
-        await self.tell("/abort_request", json={"rid": "", "abort_all": True})
+        await self.post("/abort_request", json={"rid": "", "abort_all": True})
 
     async def send_pause(self) -> None:
         """Nobody else asks this server: requests are held here."""
@@ -138,13 +138,15 @@ class SglangReplica(ServerReplica):
             return
         await self._empty_cache()
         if self._memory_saver:
-            await self.tell_of_memory("/release_memory_occupation", json={"tags": list(MEMORY)})
-            self._asleep = set(MEMORY)
+            await self.post_memory_control(
+                "/release_memory_occupation", json={"tags": list(MEMORY_TAGS)}
+            )
+            self._asleep = set(MEMORY_TAGS)
 
     async def wake(self) -> None:
         """Take it again. The weights are those that were there only if the server kept a copy: load
         them anew before `resume`."""
-        await self._take(set(self._asleep))
+        await self._resume_memory(set(self._asleep))
 
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
         """From a folder, or from this process's memory on the same device."""
@@ -164,7 +166,7 @@ class SglangReplica(ServerReplica):
         """Read by the server itself; what it reads is checked here first."""
         started = time.perf_counter()
         manifest = await asyncio.to_thread(checked, source)  # a second for each gigabyte
-        await self._take({"weights"} & self._asleep)
+        await self._resume_memory({"weights"} & self._asleep)
         body = {
             "model_path": str(source.path),
             "flush_cache": False,  # there, a cache that is in use ends the server
@@ -172,16 +174,16 @@ class SglangReplica(ServerReplica):
         }
         await self._load("/update_weights_from_disk", body)
         await self._empty_cache()
-        return await self._arrived(manifest, started)
+        return await self._verified_report(manifest, started)
 
     async def _send_tensors(self, source: LiveSource) -> SyncReport:
         started = time.perf_counter()
-        await self._take({"weights"} & self._asleep)
+        await self._resume_memory({"weights"} & self._asleep)
         infos = []
         parts = buckets(source)
         while bucket := await asyncio.to_thread(next, parts, None):  # its checksums are computed
             infos += [info for info, _ in bucket]
-            data = packed([(info.name, tensor) for info, tensor in bucket])
+            data = serialized_tensors([(info.name, tensor) for info, tensor in bucket])
             body = {
                 "serialized_named_tensors": [data] * self._num_workers,
                 "flush_cache": False,
@@ -189,7 +191,7 @@ class SglangReplica(ServerReplica):
             }
             await self._load("/update_weights_from_tensor", body)
         await self._empty_cache()
-        return await self._arrived(Manifest(source.version, tuple(infos)), started)
+        return await self._verified_report(Manifest(source.version, tuple(infos)), started)
 
     async def _load(self, path: str, body: dict[str, Any]) -> None:
         try:
@@ -199,29 +201,33 @@ class SglangReplica(ServerReplica):
         if not answer["success"]:
             raise WeightsError(f"{self.name}: POST {path}: {answer['message']}")
 
-    async def _arrived(self, manifest: Manifest, started: float) -> SyncReport:
+    async def _verified_report(self, manifest: Manifest, started: float) -> SyncReport:
         """A change here is a change there."""
-        theirs = await self._their_checksum()
-        if theirs is not None:
-            known = self._checksums.setdefault(manifest.checksum, theirs)
-            others = [t for ours, t in self._checksums.items() if ours != manifest.checksum]
-            if known != theirs or theirs in others:
+        server_checksum = await self._server_checksum()
+        if server_checksum is not None:
+            expected = self._checksums.setdefault(manifest.checksum, server_checksum)
+            others = [
+                t
+                for own_checksum, t in self._checksums.items()
+                if own_checksum != manifest.checksum
+            ]
+            if expected != server_checksum or server_checksum in others:
                 del self._checksums[manifest.checksum]
                 raise WeightsError(
                     f"{self.name}: weights of version {manifest.version} did not arrive: the "
-                    f"server's checksum is {theirs}"
+                    f"server's checksum is {server_checksum}"
                 )
         seconds = time.perf_counter() - started
         return SyncReport(manifest.version, seconds, manifest.num_bytes, manifest.checksum)
 
-    async def _their_checksum(self) -> str | None:
-        if not self._can_check:
+    async def _server_checksum(self) -> str | None:
+        if not self._has_checksums:
             return None
         try:
-            answer = await self.tell("/weights_checker", json={"action": "checksum"})
+            answer = await self.post("/weights_checker", json={"action": "checksum"})
             return str(answer["per_engine_checksum"])
         except (ModelError, KeyError, TypeError):
-            self._can_check = False
+            self._has_checksums = False
             logger.warning(f"{self.name}: this SGLang has no checksum of its weights")
             return None
 
@@ -233,10 +239,10 @@ class SglangReplica(ServerReplica):
                 "of the model's generation_config.json, or take it out of its config.json"
             )
 
-    def _after_cut(self, told: dict[str, Any], count: int) -> tuple[float, ...]:
+    def _logprobs_after_cut(self, info: dict[str, Any], count: int) -> tuple[float, ...]:
         if not count:  # ended before its first token, it has nothing to tell
             return ()
-        logprobs = told.get("output_token_sampling_logprobs")
+        logprobs = info.get("output_token_sampling_logprobs")
         if logprobs is None or len(logprobs) != count:
             raise ModelError(
                 f"{self.name}: this SGLang gives no log-probabilities after a cut; set top_p: 1.0 "
@@ -244,9 +250,9 @@ class SglangReplica(ServerReplica):
             )
         return tuple(map(float, logprobs))
 
-    async def _take(self, tags: set[str]) -> None:
+    async def _resume_memory(self, tags: set[str]) -> None:
         if tags:
-            await self.tell_of_memory("/resume_memory_occupation", json={"tags": sorted(tags)})
+            await self.post_memory_control("/resume_memory_occupation", json={"tags": sorted(tags)})
             self._asleep -= tags
 
     async def _empty_cache(self) -> None:
@@ -254,14 +260,14 @@ class SglangReplica(ServerReplica):
         deadline = time.monotonic() + FLUSH_S
         while True:
             try:
-                return await self.tell("/flush_cache")
+                return await self.post("/flush_cache")
             except ModelError as error:
                 if time.monotonic() > deadline:
                     raise WeightsError(str(error)) from error
             await asyncio.sleep(FLUSH_AGAIN_S)
 
 
-def is_cut(sampling: SamplingParams) -> bool:
+def has_cut(sampling: SamplingParams) -> bool:
     """Whether not every token may be drawn. A greedy draw has the whole distribution's numbers."""
     return sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k > 0)
 
@@ -270,7 +276,7 @@ def request_body(
     prompt_ids: list[int], sampling: SamplingParams, request_id: str
 ) -> dict[str, Any]:
     """The JSON of `/generate`."""
-    asked: dict[str, Any] = {
+    sampling_params: dict[str, Any] = {
         "max_new_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "stop_token_ids": list(sampling.stop_token_ids),
@@ -278,15 +284,15 @@ def request_body(
         "skip_special_tokens": False,
         "sampling_seed": sampling.seed,
     }
-    if is_cut(sampling):
-        asked |= {"top_p": sampling.top_p, "top_k": sampling.top_k}
+    if has_cut(sampling):
+        sampling_params |= {"top_p": sampling.top_p, "top_k": sampling.top_k}
     body = {
         "rid": request_id,
         "input_ids": prompt_ids,
-        "sampling_params": asked,
+        "sampling_params": sampling_params,
         "return_logprob": True,
     }
-    return body | {"return_sampling_mask": True} if is_cut(sampling) else body
+    return body | {"return_sampling_mask": True} if has_cut(sampling) else body
 
 
 def checked(source: FolderSource) -> Manifest:
@@ -314,7 +320,7 @@ def buckets(source: WeightSource) -> Iterator[list[tuple[Any, Tensor]]]:
         yield bucket
 
 
-def packed(tensors: list[tuple[str, Tensor]]) -> str:
+def serialized_tensors(tensors: list[tuple[str, Tensor]]) -> str:
     """As SGLang's workers take them: handles of memory, not the numbers themselves (its wire
     format is a pickle that only it reads)."""
     from multiprocessing.reduction import ForkingPickler

@@ -1,6 +1,6 @@
-"""How a vLLM server is started: the config's settings as its arguments, and the replica over it.
+"""Starts a vLLM server: turns the config into its arguments and makes the replica over it.
 
-    arguments = VllmServerArgs.read(config, model_path=…, device="cpu", port=8100, python=…)
+    arguments = VllmServerArgs.from_config(config, model_path=…, device="cpu", port=8100, python=…)
     replica = await start_vllm(arguments, name="r0", log_path=…, stop_token_ids=…)
 
 No tokenizer is loaded there: token ids go in and come out. vLLM runs in an environment of its own
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ajet.servers.process import OWN_MODULES, Command, ServerProcess
+from ajet.servers.process import SAFE_PATH_ENVIRONMENT, Command, ServerProcess
 from ajet.servers.settings import START_S, ServerSettings
 from ajet.servers.vllm_replica import VllmReplica
 
@@ -60,7 +60,7 @@ class VllmServerArgs(ServerSettings):
     def environment(self) -> Mapping[str, str]:
         """Beside the caller's own."""
         common = {
-            **OWN_MODULES,
+            **SAFE_PATH_ENVIRONMENT,
             "VLLM_SERVER_DEV_MODE": "1",  # /pause, /collective_rpc and the like
             "PYTHONPATH": str(Path(__file__).parents[2]),  # for the worker extension
         }

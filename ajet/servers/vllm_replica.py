@@ -72,7 +72,7 @@ class VllmReplica(ServerReplica):
 
     async def send_abort(self, request_id: str) -> None:
         """The server numbers the prompts of a request, and names it by its endpoint."""
-        await self.tell("/abort_requests", json={"request_ids": [f"cmpl-{request_id}-0"]})
+        await self.post("/abort_requests", json={"request_ids": [f"cmpl-{request_id}-0"]})
 
     async def send_abort_all(self) -> None:
         """A request that arrives later is held there, and ended by the next of these."""
@@ -84,7 +84,7 @@ class VllmReplica(ServerReplica):
 
     async def send_resume(self) -> None:
         """Let the server's scheduler run."""
-        await self.tell("/resume")
+        await self.post("/resume")
 
     async def sleep(self) -> None:
         """Give the cache back, and with sleep mode the weights to the CPU's memory."""
@@ -92,22 +92,22 @@ class VllmReplica(ServerReplica):
         if not self._sleep_mode:
             await self._empty_cache()
         elif not self._asleep:
-            await self.tell_of_memory("/sleep", params={"level": 1})
+            await self.post_memory_control("/sleep", params={"level": 1})
             self._asleep = {"weights", "kv_cache"}
 
     async def wake(self) -> None:
         """Take again what `sleep` gave."""
-        await self._take(set(self._asleep))
+        await self._resume_memory(set(self._asleep))
 
     async def send_weights(self, source: FolderSource) -> SyncReport:
         """Read by the workers, each of which must have got the same."""
-        await self._take({"weights"} & self._asleep)
-        asked = {
+        await self._resume_memory({"weights"} & self._asleep)
+        arguments = {
             "path": str(source.path),
             "version": str(source.version),
             "model_path": self._model.path,
         }
-        body = {"method": "ajet_load_weights", "kwargs": asked}
+        body = {"method": "ajet_load_weights", "kwargs": arguments}
         answer = await self.request("POST", "/collective_rpc", timeout=LOAD_S, json=body)
         reports: list[dict[str, Any]] = answer["results"]
         for report in reports:
@@ -122,15 +122,15 @@ class VllmReplica(ServerReplica):
 
     async def _pause(self, mode: str) -> None:
         """`clear_cache`: a pause alone keeps the prefixes."""
-        await self.tell("/pause", params={"mode": mode, "clear_cache": "false"})
+        await self.post("/pause", params={"mode": mode, "clear_cache": "false"})
 
-    async def _take(self, tags: set[str]) -> None:
+    async def _resume_memory(self, tags: set[str]) -> None:
         if tags:
-            await self.tell_of_memory("/wake_up", params={"tags": sorted(tags)})
+            await self.post_memory_control("/wake_up", params={"tags": sorted(tags)})
             self._asleep -= tags
 
     async def _empty_cache(self) -> None:
-        answer = await self.tell("/reset_prefix_cache")
+        answer = await self.post("/reset_prefix_cache")
         if answer is not None and not answer.get("success", True):
             raise WeightsError(f"{self.name}: the prefix cache is in use and was not emptied")
 

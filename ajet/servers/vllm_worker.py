@@ -60,7 +60,7 @@ class WeightLoading:
                 self.model_runner.reload_weights(
                     weights_iterator=((info.name, tensor) for info, tensor in source.tensors())
                 )
-                pack_again(model)
+                repack(model)
                 check_fresh(model, before, f"weights of version {source.version}")
         self._ajet_shapes = expected
         return {
@@ -120,14 +120,14 @@ def packed_layers(model: nn.Module) -> dict[str, object]:
     return {name: compute for name, compute in found.items() if compute is not plain}
 
 
-def pack_again(model: nn.Module) -> None:
+def repack(model: nn.Module) -> None:
     """Pack those whose plain weights are kept: nobody may have seen that they changed."""
     modules = dict(model.named_modules())
-    kept = [modules[name] for name in packed_layers(model) if modules[name].weight.ndim == 2]
-    if kept:
+    repackable = [modules[name] for name in packed_layers(model) if modules[name].weight.ndim == 2]
+    if repackable:
         from vllm.model_executor.layers import utils as layers  # pyright: ignore[reportMissingImports]
 
-        for module in kept:
+        for module in repackable:
             layers.dispatch_cpu_unquantized_gemm(module, remove_weight=False)
 
 

@@ -10,6 +10,7 @@ from ajet.core.errors import ConfigError
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.tool_parser import ParsedReply, ToolCall, ToolParser
 from ajet.tool_parsers.deepseek import DeepSeekParser
+from ajet.tool_parsers.fallback import FallbackParser
 from ajet.tool_parsers.gemma import GemmaParser
 from ajet.tool_parsers.glm import GlmParser
 from ajet.tool_parsers.gpt_oss import GptOssParser
@@ -20,7 +21,6 @@ from ajet.tool_parsers.minimax_m2 import MiniMaxM2Parser
 from ajet.tool_parsers.mistral import MistralParser
 from ajet.tool_parsers.nemotron import NemotronParser
 from ajet.tool_parsers.qwen3_coder import Qwen3CoderParser
-from ajet.tool_parsers.unread import UnreadParser
 
 __all__ = [
     "PARSERS",
@@ -38,18 +38,18 @@ __all__ = [
     "Qwen3CoderParser",
     "ToolCall",
     "ToolParser",
-    "family_of",
+    "detect_family",
     "parser_for",
 ]
 
 
-class ParserKind(Protocol):
+class ParserFactory(Protocol):
     """How a parser is made, for a chat template with this source."""
 
-    def of(self, template: str) -> ToolParser: ...
+    def from_template(self, template: str) -> ToolParser: ...
 
 
-PARSERS: dict[str, ParserKind] = {
+PARSERS: dict[str, ParserFactory] = {
     "hermes": HermesParser,
     "qwen3_coder": Qwen3CoderParser,
     "llama3": Llama3Parser,
@@ -64,7 +64,7 @@ PARSERS: dict[str, ParserKind] = {
 }
 
 # What a template that writes a family's calls has in its source; the first that is found decides.
-_MARKS = (
+_TEMPLATE_MARKERS = (
     ("<|channel|>", "gpt_oss"),
     ("<｜tool▁calls▁begin｜>", "deepseek"),
     ("[TOOL_CALLS]", "mistral"),
@@ -81,9 +81,9 @@ _MARKS = (
 )
 
 
-def family_of(template: ChatTemplate) -> str | None:
+def detect_family(template: ChatTemplate) -> str | None:
     """Whose calls the template writes; None if it writes none, or in a form that nothing reads."""
-    return next((family for mark, family in _MARKS if mark in template.text), None)
+    return next((family for marker, family in _TEMPLATE_MARKERS if marker in template.text), None)
 
 
 def parser_for(template: ChatTemplate, name: str = "auto") -> ToolParser:
@@ -93,9 +93,13 @@ def parser_for(template: ChatTemplate, name: str = "auto") -> ToolParser:
     stays in the history as the model wrote it.
     """
     if name == "auto":
-        family = family_of(template)
-        return PARSERS[family].of(template.text) if family else UnreadParser.of(template.text)
+        family = detect_family(template)
+        return (
+            PARSERS[family].from_template(template.text)
+            if family
+            else FallbackParser.from_template(template.text)
+        )
     if name not in PARSERS:
         known = ", ".join(["auto", *PARSERS])
         raise ConfigError(f"no tool parser named {name!r}: choose one of {known}")
-    return PARSERS[name].of(template.text)
+    return PARSERS[name].from_template(template.text)

@@ -21,9 +21,9 @@ from ajet.core.inference.chat_template import Tools
 from ajet.core.inference.tool_parser import ParsedReply
 from ajet.tool_parsers.scanning import (
     Calls,
+    extract_calls,
     read_object,
     split_thinking,
-    take_calls,
 )
 
 _CALLS, _CALL, _SEP = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
@@ -38,19 +38,19 @@ _CLOSING = re.compile(rf"\s*{_CALL_END}(?:\s*{_CALLS_END})?")
 class DeepSeekParser:
     """See the module's docstring. `fenced` is the older form, for calls that are forced."""
 
-    reads = (_CALLS, _CALL, _SEP, _CALL_END, _CALLS_END)
+    special_tokens = (_CALLS, _CALL, _SEP, _CALL_END, _CALLS_END)
 
     def __init__(self, splits_thinking: bool = True, fenced: bool = True) -> None:
         self._splits_thinking = splits_thinking
         self._fenced = fenced
 
     @classmethod
-    def of(cls, template: str) -> DeepSeekParser:
+    def from_template(cls, template: str) -> DeepSeekParser:
         return cls(splits_thinking="</think>" in template, fenced="```" in template)
 
     def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
         reasoning, rest = split_thinking(text) if self._splits_thinking else (None, text)
-        return replace(take_calls(rest, _OPENING, _read, _CALL_END), reasoning=reasoning)
+        return replace(extract_calls(rest, _OPENING, _read, _CALL_END), reasoning=reasoning)
 
     def opening(self, name: str | None) -> str:
         if name is None:

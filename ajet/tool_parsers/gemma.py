@@ -27,10 +27,10 @@ from ajet.tool_parsers.scanning import (
     MAX_DEPTH,
     Calls,
     Tags,
+    extract_calls,
     read_json,
     skip_space,
     split_thinking,
-    take_calls,
 )
 
 
@@ -57,16 +57,16 @@ class GemmaParser:
         self._tokens = tokens
         self._splits_thinking = splits_thinking
         self._opening = re.compile(re.escape(tokens.opening))
-        self.reads = (*tokens, _CHANNEL, _CHANNEL_END)
+        self.special_tokens = (*tokens, _CHANNEL, _CHANNEL_END)
 
     @classmethod
-    def of(cls, template: str) -> GemmaParser:
+    def from_template(cls, template: str) -> GemmaParser:
         tokens = FUNCTION_GEMMA if FUNCTION_GEMMA.opening in template else GEMMA_4
         return cls(tokens, splits_thinking=_CHANNEL_END in template)
 
     def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
         reasoning, rest = split_thinking(text, _THOUGHT) if self._splits_thinking else (None, text)
-        parsed = take_calls(rest, self._opening, self._read, self._tokens.closing)
+        parsed = extract_calls(rest, self._opening, self._read, self._tokens.closing)
         return replace(parsed, reasoning=reasoning)
 
     def opening(self, name: str | None) -> str:
@@ -79,8 +79,8 @@ class GemmaParser:
         if not name:
             return None
         try:
-            arguments, end = _Values(text, self._tokens.quote).read_object(name.end(), depth=1)
-        except _NotRead:
+            arguments, end = _ValueReader(text, self._tokens.quote).read_object(name.end(), depth=1)
+        except _ParseError:
             return None
         end = skip_space(text, end)
         if not text.startswith(self._tokens.closing, end):
@@ -88,11 +88,11 @@ class GemmaParser:
         return [(name[1], arguments)], end + len(self._tokens.closing)
 
 
-class _NotRead(ValueError):
+class _ParseError(ValueError):
     """There is no value in the family's form."""
 
 
-class _Values:
+class _ValueReader:
     """Reads values in a text; each method gives the value at a position and where it ends."""
 
     def __init__(self, text: str, quote: str) -> None:
@@ -105,7 +105,7 @@ class _Values:
         def entry(position: int) -> int:
             key, position = self._read_key(position)
             if key in found:
-                raise _NotRead
+                raise _ParseError
             found[key], position = self._read(position, depth + 1)
             return position
 
@@ -125,21 +125,21 @@ class _Values:
         """Past the brackets at `start`; `entry` reads what stands between two commas."""
         opening, closing = brackets
         if not self._text.startswith(opening, start):
-            raise _NotRead
+            raise _ParseError
         position = skip_space(self._text, start + 1)
         while not self._text.startswith(closing, position):
             position = skip_space(self._text, entry(position))
             if self._text.startswith(",", position):
                 position = skip_space(self._text, position + 1)
                 if self._text.startswith(closing, position):
-                    raise _NotRead
+                    raise _ParseError
             elif not self._text.startswith(closing, position):
-                raise _NotRead
+                raise _ParseError
         return position + 1
 
     def _read(self, start: int, depth: int) -> tuple[Any, int]:
         if depth > MAX_DEPTH:
-            raise _NotRead
+            raise _ParseError
         position = skip_space(self._text, start)
         if self._text.startswith(self._quote, position):
             return self._read_string(position)
@@ -154,14 +154,14 @@ class _Values:
             return None, none.end()
         found = read_json(self._text, position) if _SCALAR.match(self._text, position) else None
         if not found:
-            raise _NotRead
+            raise _ParseError
         return found
 
     def _read_string(self, start: int) -> tuple[str, int]:
         begin = start + len(self._quote)
         end = self._text.find(self._quote, begin)
         if end < 0:
-            raise _NotRead
+            raise _ParseError
         return self._text[begin:end], end + len(self._quote)
 
     def _read_key(self, start: int) -> tuple[str, int]:
@@ -169,9 +169,9 @@ class _Values:
             key, end = self._read_string(start)
             end = skip_space(self._text, end)
             if not self._text.startswith(":", end):
-                raise _NotRead
+                raise _ParseError
             return key, end + 1
         found = _KEY.match(self._text, start)
         if not found:
-            raise _NotRead
+            raise _ParseError
         return found[1].rstrip(), found.end()

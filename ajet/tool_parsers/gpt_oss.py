@@ -25,7 +25,7 @@ from typing import Any
 
 from ajet.core.inference.chat_template import Tools
 from ajet.core.inference.tool_parser import ParsedReply
-from ajet.tool_parsers.scanning import Calls, numbered, read_object, skip_space
+from ajet.tool_parsers.scanning import Calls, number_calls, read_object, skip_space
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _CONSTRAIN, _END, _CALL, _RETURN = "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"
@@ -48,10 +48,10 @@ class _Parts:
 class GptOssParser:
     """See the module's docstring."""
 
-    reads = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, _END, _CALL, _RETURN)
+    special_tokens = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, _END, _CALL, _RETURN)
 
     @classmethod
-    def of(cls, template: str) -> GptOssParser:
+    def from_template(cls, template: str) -> GptOssParser:
         return cls()
 
     def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
@@ -63,7 +63,7 @@ class GptOssParser:
         _sort(parts, text[position:], "")
         return ParsedReply(
             content="\n".join(parts.content),
-            tool_calls=numbered(parts.calls),
+            tool_calls=number_calls(parts.calls),
             reasoning="\n".join(parts.reasoning) if parts.reasoning else None,
             malformed=tuple(parts.malformed),
         )
@@ -90,7 +90,7 @@ def _sort(parts: _Parts, message: str, end: str) -> None:
     elif written := (message + end).removesuffix(_RETURN):
         parts.content.append(written)
         cut = name == "analysis" and not end
-        if not cut and any(token in written for token in GptOssParser.reads):
+        if not cut and any(token in written for token in GptOssParser.special_tokens):
             parts.malformed.append(written)
 
 

@@ -24,10 +24,10 @@ from ajet.core.inference.chat_template import Tools
 from ajet.core.inference.tool_parser import ParsedReply
 from ajet.tool_parsers.scanning import (
     Calls,
+    extract_calls,
     read_json,
     skip_space,
     split_thinking,
-    take_calls,
 )
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -37,19 +37,19 @@ _OPENING = re.compile(_OPEN)
 class HermesParser:
     """See the module's docstring. `splits_thinking=False` leaves thinking in the content."""
 
-    reads: tuple[str, ...] = ()
+    special_tokens: tuple[str, ...] = ()
 
     def __init__(self, splits_thinking: bool = True) -> None:
         self._splits_thinking = splits_thinking
 
     @classmethod
-    def of(cls, template: str) -> HermesParser:
+    def from_template(cls, template: str) -> HermesParser:
         """The parser for a chat template with this source."""
         return cls(splits_thinking="</think>" in template)
 
     def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
         reasoning, rest = split_thinking(text) if self._splits_thinking else (None, text)
-        return replace(take_calls(rest, _OPENING, _read, _CLOSE), reasoning=reasoning)
+        return replace(extract_calls(rest, _OPENING, _read, _CLOSE), reasoning=reasoning)
 
     def opening(self, name: str | None) -> str:
         if name is None:

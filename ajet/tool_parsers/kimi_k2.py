@@ -22,9 +22,9 @@ from ajet.core.inference.chat_template import Tools
 from ajet.core.inference.tool_parser import ParsedReply
 from ajet.tool_parsers.scanning import (
     Calls,
+    extract_calls,
     read_object,
     split_thinking,
-    take_calls,
 )
 
 _CALLS, _CALLS_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
@@ -38,18 +38,18 @@ _CLOSING = re.compile(rf"\s*{re.escape(_CALL_END)}(?:\s*{re.escape(_CALLS_END)})
 class KimiK2Parser:
     """See the module's docstring. `splits_thinking=False` leaves thinking in the content."""
 
-    reads = (_CALLS, _CALL, _ARGUMENTS, _CALL_END, _CALLS_END)
+    special_tokens = (_CALLS, _CALL, _ARGUMENTS, _CALL_END, _CALLS_END)
 
     def __init__(self, splits_thinking: bool = True) -> None:
         self._splits_thinking = splits_thinking
 
     @classmethod
-    def of(cls, template: str) -> KimiK2Parser:
+    def from_template(cls, template: str) -> KimiK2Parser:
         return cls(splits_thinking="</think>" in template)
 
     def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
         reasoning, rest = split_thinking(text) if self._splits_thinking else (None, text)
-        return replace(take_calls(rest, _OPENING, _read, _CALL_END), reasoning=reasoning)
+        return replace(extract_calls(rest, _OPENING, _read, _CALL_END), reasoning=reasoning)
 
     def opening(self, name: str | None) -> str:
         # It ends where a token does: tokenizers write the point with the name after it.

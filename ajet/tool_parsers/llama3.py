@@ -22,7 +22,7 @@ from ajet.core.inference.chat_template import Tools
 from ajet.core.inference.tool_parser import ParsedReply
 from ajet.tool_parsers.scanning import (
     Calls,
-    numbered,
+    number_calls,
     read_object,
     skip_space,
     split_thinking,
@@ -35,13 +35,13 @@ _LOOKS_LIKE_A_CALL = re.compile(r'\s*\{\s*"(name|parameters)"')
 class Llama3Parser:
     """See the module's docstring. `splits_thinking=False` leaves thinking in the content."""
 
-    reads = (_TAG,)
+    special_tokens = (_TAG,)
 
     def __init__(self, splits_thinking: bool = False) -> None:
         self._splits_thinking = splits_thinking
 
     @classmethod
-    def of(cls, template: str) -> Llama3Parser:
+    def from_template(cls, template: str) -> Llama3Parser:
         return cls(splits_thinking="</think>" in template)
 
     def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
@@ -59,7 +59,7 @@ def _parse(text: str) -> ParsedReply:
     before, tagged, body = text.rpartition(_TAG)
     calls = _read(body)
     if calls:
-        return ParsedReply(before.strip(), numbered(calls))
+        return ParsedReply(before.strip(), number_calls(calls))
     if tagged:
         return ParsedReply(text, malformed=(tagged + body,))
     return ParsedReply(text, malformed=(text,) if _LOOKS_LIKE_A_CALL.match(text) else ())

@@ -24,8 +24,8 @@ from dataclasses import replace
 
 from ajet.core.inference.chat_template import Tools
 from ajet.core.inference.tool_parser import ParsedReply
-from ajet.tool_parsers.scanning import Calls, split_thinking, take_calls
-from ajet.tool_parsers.tagged_values import read_values, typed
+from ajet.tool_parsers.scanning import Calls, extract_calls, split_thinking
+from ajet.tool_parsers.tagged_values import coerce_types, read_values
 
 _OPEN, _CLOSE = "<minimax:tool_call>", "</minimax:tool_call>"
 _OPENING = re.compile(_OPEN)
@@ -39,19 +39,19 @@ _END = re.compile(rf"\s*{_CLOSE}")
 class MiniMaxM2Parser:
     """See the module's docstring. `splits_thinking=False` leaves thinking in the content."""
 
-    reads = (_OPEN, _CLOSE)
+    special_tokens = (_OPEN, _CLOSE)
 
     def __init__(self, splits_thinking: bool = True) -> None:
         self._splits_thinking = splits_thinking
 
     @classmethod
-    def of(cls, template: str) -> MiniMaxM2Parser:
+    def from_template(cls, template: str) -> MiniMaxM2Parser:
         return cls(splits_thinking="</think>" in template)
 
     def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
         reasoning, rest = split_thinking(text) if self._splits_thinking else (None, text)
-        parsed = take_calls(rest, _OPENING, _read, _CLOSE)
-        return replace(typed(parsed, tools), reasoning=reasoning)
+        parsed = extract_calls(rest, _OPENING, _read, _CLOSE)
+        return replace(coerce_types(parsed, tools), reasoning=reasoning)
 
     def opening(self, name: str | None) -> str:
         # It ends where a token does: tokenizers write the equals sign with the quotation mark.

@@ -22,11 +22,11 @@ from ajet.tool_parsers.scanning import (
     THINK,
     Calls,
     Tags,
+    extract_calls,
     read_call_list,
     read_object,
     skip_space,
     split_thinking,
-    take_calls,
 )
 
 _OPEN, _ARGS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -39,20 +39,20 @@ class MistralParser:
     """See the module's docstring. `thinking` are the tags to split off, None leaves it in the
     content; `names_first` is the newer form, for calls that are forced."""
 
-    reads = (_OPEN, _ARGS, _CALL_ID, *_THINK)
+    special_tokens = (_OPEN, _ARGS, _CALL_ID, *_THINK)
 
     def __init__(self, thinking: Tags | None = None, names_first: bool = True) -> None:
         self._thinking = thinking
         self._names_first = names_first
 
     @classmethod
-    def of(cls, template: str) -> MistralParser:
+    def from_template(cls, template: str) -> MistralParser:
         known = [tags for tags in (_THINK, THINK) if tags.closing in template]
         return cls(thinking=known[0] if known else None, names_first=_ARGS in template)
 
     def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
         reasoning, rest = split_thinking(text, self._thinking) if self._thinking else (None, text)
-        return replace(take_calls(rest, _OPENING, _read), reasoning=reasoning)
+        return replace(extract_calls(rest, _OPENING, _read), reasoning=reasoning)
 
     def opening(self, name: str | None) -> str:
         if name is None:

@@ -20,10 +20,10 @@ from ajet.core.inference.chat_template import Tools
 from ajet.core.inference.tool_parser import ParsedReply
 from ajet.tool_parsers.scanning import (
     Calls,
+    extract_calls,
     read_call_list,
     skip_space,
     split_thinking,
-    take_calls,
 )
 
 _OPEN, _CLOSE = "<TOOLCALL>", "</TOOLCALL>"
@@ -33,18 +33,18 @@ _OPENING = re.compile(_OPEN)
 class NemotronParser:
     """See the module's docstring. `splits_thinking=False` leaves thinking in the content."""
 
-    reads = (_OPEN, _CLOSE)
+    special_tokens = (_OPEN, _CLOSE)
 
     def __init__(self, splits_thinking: bool = True) -> None:
         self._splits_thinking = splits_thinking
 
     @classmethod
-    def of(cls, template: str) -> NemotronParser:
+    def from_template(cls, template: str) -> NemotronParser:
         return cls(splits_thinking="</think>" in template)
 
     def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
         reasoning, rest = split_thinking(text) if self._splits_thinking else (None, text)
-        return replace(take_calls(rest, _OPENING, _read, _CLOSE), reasoning=reasoning)
+        return replace(extract_calls(rest, _OPENING, _read, _CLOSE), reasoning=reasoning)
 
     def opening(self, name: str | None) -> str:
         if name is None:

@@ -22,33 +22,37 @@ from dataclasses import replace
 
 from ajet.core.inference.chat_template import Tools
 from ajet.core.inference.tool_parser import ParsedReply
-from ajet.tool_parsers.scanning import Calls, split_thinking, take_calls
-from ajet.tool_parsers.tagged_values import read_values, typed
+from ajet.tool_parsers.scanning import Calls, extract_calls, split_thinking
+from ajet.tool_parsers.tagged_values import coerce_types, read_values
 
 _OPENING, _CLOSE = re.compile("<tool_call>"), "</tool_call>"
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?")
 _VALUE_END = re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|</function>))")
 _END = re.compile(rf"\s*</function>\s*{_CLOSE}")
-_PYTHONS = {"True": True, "False": False, "None": None}  # as Qwen3.5's template writes these
+_PYTHON_LITERALS = {
+    "True": True,
+    "False": False,
+    "None": None,
+}  # as Qwen3.5's template writes these
 
 
 class Qwen3CoderParser:
     """See the module's docstring. `splits_thinking=False` leaves thinking in the content."""
 
-    reads: tuple[str, ...] = ()
+    special_tokens: tuple[str, ...] = ()
 
     def __init__(self, splits_thinking: bool = True) -> None:
         self._splits_thinking = splits_thinking
 
     @classmethod
-    def of(cls, template: str) -> Qwen3CoderParser:
+    def from_template(cls, template: str) -> Qwen3CoderParser:
         return cls(splits_thinking="</think>" in template)
 
     def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
         reasoning, rest = split_thinking(text) if self._splits_thinking else (None, text)
-        parsed = take_calls(rest, _OPENING, _read, _CLOSE)
-        return replace(typed(parsed, tools, _PYTHONS), reasoning=reasoning)
+        parsed = extract_calls(rest, _OPENING, _read, _CLOSE)
+        return replace(coerce_types(parsed, tools, _PYTHON_LITERALS), reasoning=reasoning)
 
     def opening(self, name: str | None) -> str:
         # It ends where a token does: tokenizers write the equals sign with the name after it.

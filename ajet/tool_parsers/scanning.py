@@ -1,6 +1,6 @@
 """What the parsers share: taking calls out of a text, JSON as models write it, thinking.
 
-    take_calls(text, opening, read, close)    "a OPEN good CLOSE b OPEN bad CLOSE c"
+    extract_calls(text, opening, read, close)    "a OPEN good CLOSE b OPEN bad CLOSE c"
                                               calls [good], content "a  b OPEN bad CLOSE c"
 
 JSON is read strictly: no NaN, no number beyond a float, at most MAX_DEPTH levels. What comes after
@@ -32,7 +32,7 @@ class Tags(NamedTuple):
 THINK = Tags("<think>", "</think>")
 
 
-def take_calls(
+def extract_calls(
     text: str, opening: re.Pattern[str], read: ReadCalls, close: str = ""
 ) -> ParsedReply:
     """The reply without its calls. One that `read` cannot make out stays in the content, up to its
@@ -55,12 +55,12 @@ def take_calls(
     content = "".join(pieces) + text[position:]
     return ParsedReply(
         content=content.strip() if calls else content,
-        tool_calls=numbered(calls),
+        tool_calls=number_calls(calls),
         malformed=tuple(malformed),
     )
 
 
-def numbered(calls: Calls) -> tuple[ToolCall, ...]:
+def number_calls(calls: Calls) -> tuple[ToolCall, ...]:
     return tuple(ToolCall(f"call_{i}", name, values) for i, (name, values) in enumerate(calls))
 
 

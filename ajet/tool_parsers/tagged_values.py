@@ -1,8 +1,8 @@
-"""Arguments that a family writes as text between tags, without escapes and without their types.
+"""Reads arguments that a family writes as text between tags, without escapes and without types.
 
-    read_values(text, position, …)         {"a": "2", "b": "2"}, and where they end
-    typed(a reply of these, tools)         {"a": 2, "b": "2"}, where the schemas of the tool's
-                                           parameters are an integer and a string
+    read_values(text, position, …)           {"a": "2", "b": "2"}, and where they end
+    coerce_types(a reply of these, tools)    {"a": 2, "b": "2"}, where the schemas of the tool's
+                                             parameters are an integer and a string
 
 Where the schema allows several types, or none is known, a value is what it reads as in JSON, else
 text; a value that is not of its type stays text, for the tool to answer.
@@ -21,7 +21,7 @@ from ajet.core.inference.chat_template import Tools
 from ajet.core.inference.tool_parser import ParsedReply
 from ajet.tool_parsers.scanning import read_json
 
-Words = Mapping[str, Any]
+Literals = Mapping[str, Any]
 _TYPES: dict[str, tuple[type, ...]] = {
     "integer": (int,),
     "number": (int, float),
@@ -48,12 +48,14 @@ def read_values(
     return values, position
 
 
-def typed(parsed: ParsedReply, tools: Tools | None, words: Words | None = None) -> ParsedReply:
+def coerce_types(
+    parsed: ParsedReply, tools: Tools | None, literals: Literals | None = None
+) -> ParsedReply:
     """The reply with the arguments of its calls, all of them text, in the types of their schemas.
-    `words` are values that the family writes otherwise than JSON does (Python's `True`)."""
+    `literals` are values that the family writes otherwise than JSON does (Python's `True`)."""
     schemas = _schemas(tools or ()) if parsed.tool_calls else {}
     calls = (
-        replace(call, arguments=_typed(call.arguments, schemas.get(call.name, {}), words or {}))
+        replace(call, arguments=_typed(call.arguments, schemas.get(call.name, {}), literals or {}))
         for call in parsed.tool_calls
     )
     return replace(parsed, tool_calls=tuple(calls))
@@ -72,18 +74,18 @@ def _schemas(tools: Tools) -> dict[str, Mapping[str, Any]]:
 
 
 def _typed(
-    arguments: dict[str, Any], properties: Mapping[str, Any], words: Words
+    arguments: dict[str, Any], properties: Mapping[str, Any], literals: Literals
 ) -> dict[str, Any]:
     return {
-        key: _value(text, _types(properties.get(key)), words) for key, text in arguments.items()
+        key: _value(text, _types(properties.get(key)), literals) for key, text in arguments.items()
     }
 
 
-def _value(text: str, types: set[str], words: Words) -> Any:
+def _value(text: str, types: set[str], literals: Literals) -> Any:
     if types == {"string"}:
         return text
     word = text.strip()
-    found = (words[word], len(word)) if word in words else read_json(word, 0)
+    found = (literals[word], len(word)) if word in literals else read_json(word, 0)
     if not found or found[1] != len(word) or isinstance(found[0], str):
         return text
     if types and not any(type(found[0]) in _TYPES.get(name, ()) for name in types):

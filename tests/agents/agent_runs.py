@@ -5,7 +5,7 @@ import json
 from ajet import BaseJudge, Task
 from ajet.core.config import AjetConfig, load_config
 from ajet.core.rollout.request import RolloutRequest
-from ajet.core.workflow.registry import registered
+from ajet.core.workflow.registry import registered_workflow
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 
 TOKENIZER = chat_tokenizer("qwen2_5")
@@ -45,7 +45,9 @@ async def run(config, *replies, row=None, agent="tool_agent", num=1, endpoint=No
 
     endpoint = endpoint or ScriptedEndpoint(TOKENIZER, reply)
     judge = Zero() if config.ajet.task_judge.judge_protocol else None
-    runner = episode_runner(registered(agent), endpoint, TOKENIZER, judge, config=config, **limits)
+    runner = episode_runner(
+        registered_workflow(agent), endpoint, TOKENIZER, judge, config=config, **limits
+    )
     task = Task("t0", "How warm is it?", metadata=row or {})
     [group] = await runner.rollout(RolloutRequest([task], step=0, mode="train", num_repeat=num))
     return group.trajectories[0] if num == 1 else group.trajectories

@@ -14,7 +14,7 @@ from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.workflow import registry
-from ajet.core.workflow.registry import WorkflowChooser
+from ajet.core.workflow.registry import WorkflowFactory
 
 AGENTS = """
 from ajet import Workflow, WorkflowOutput, register
@@ -46,13 +46,13 @@ def row(name=None):
 def test_with_nothing_named_a_task_is_asked_once(config):
     made = config()
     check_classes(made)
-    assert WorkflowChooser.from_config(made).class_for(row()) is SingleTurnAgent
+    assert WorkflowFactory.from_config(made).class_for(row()) is SingleTurnAgent
     assert assembly.user_files(made) == []
 
 
 def test_a_module_of_the_config_registers_agents_that_rows_name(config):
     made = config(agent_modules=["agents.py"], user_workflow="tool_agent")
-    choose = WorkflowChooser.from_config(made)
+    choose = WorkflowFactory.from_config(made)
     check_agents(made, [row("referee"), row()])
     assert choose.class_for(row("referee")).__name__ == "Referee"
     assert choose.class_for(row()) is ToolAgent
@@ -97,4 +97,4 @@ def test_the_code_beside_the_tools_file_is_kept_with_the_run_and_the_file_itself
 def test_a_module_that_fails_says_where(config, tmp_path):
     (tmp_path / "agents.py").write_text("1 / 0\n")
     with pytest.raises(ConfigError, match=r"agent_modules: 'agents.py': .*agents\.py:1: ZeroDiv"):
-        WorkflowChooser.from_config(config(agent_modules=["agents.py"]))
+        WorkflowFactory.from_config(config(agent_modules=["agents.py"]))

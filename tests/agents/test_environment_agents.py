@@ -5,7 +5,7 @@ import pytest
 from ajet.agents.environment_words import ActionReader
 from ajet.core.errors import ConfigError
 from ajet.core.trajectory.trajectory import EpisodeStatus
-from ajet.core.workflow.registry import registered
+from ajet.core.workflow.registry import registered_workflow
 from tests.corridor import TOKENIZER, answers, corridor_config, play, says
 
 PENALTY = {"train_env_manager": {"format_penalty": -0.5}}
@@ -202,7 +202,7 @@ async def test_a_prompt_beyond_the_limit_truncates_and_what_was_earned_stands(tm
 def test_a_mistake_in_the_config_is_one_line_before_the_first_episode(tmp_path, custom, message):
     config = corridor_config(tmp_path, **custom)
     with pytest.raises(ConfigError, match=message) as caught:
-        registered("traj_env_agent").check_config(config)
+        registered_workflow("traj_env_agent").check_config(config)
     assert "\n" not in str(caught.value)
 
 

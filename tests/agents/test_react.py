@@ -7,7 +7,7 @@ import pytest
 from ajet import BaseJudge, ReactAgent, Task
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.limits import EpisodeTruncated
-from ajet.core.workflow.registry import WorkflowChooser
+from ajet.core.workflow.registry import WorkflowFactory
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 
 TOKENIZER = chat_tokenizer("qwen2_5")
@@ -112,4 +112,4 @@ async def test_a_limit_that_a_tool_meets_is_not_the_tools_error():
 
 def test_a_row_may_name_it():
     task = Task("t", "q", metadata={"agent_name": "react_agent"})
-    assert WorkflowChooser(None).class_for(task) is ReactAgent
+    assert WorkflowFactory(None).class_for(task) is ReactAgent

@@ -29,7 +29,7 @@ from ajet.core.inference.routed_endpoint import RoutedEndpoint
 from ajet.core.inference.router import Router, RouterSettings
 from ajet.core.model.load import EMBEDDED_DIR
 from ajet.core.weight_sync.folder import WeightFolder
-from ajet.servers.serving import ServerStart
+from ajet.servers.serving import ServerSpec
 from tests.processes import in_group, until_gone
 from tests.sglang_server import sglang_python
 
@@ -86,7 +86,7 @@ class Project:
 
     async def engine(self, name, weights, ends=()):
         engine = EngineProcess(ImportEnv.of_this_process())
-        start = ServerStart("sglang", False, weights, ends)
+        start = ServerSpec("sglang", False, weights, ends)
         await engine.start(self.config, name, start)
         return InThisProcess(name, engine)
 
@@ -220,7 +220,7 @@ def test_a_server_is_gone_when_the_process_of_its_engine_is_killed(project):
             "run.yaml", ["ajet.rollout.server.python={sglang_python(Path.cwd())}"], backbone="verl"
         )
         weights = FolderSource(Path({str(project.folder.root / "v00000000")!r}), 0)
-        start = ServerStart("sglang", False, weights, ())
+        start = ServerSpec("sglang", False, weights, ())
         engine = EngineProcess(ImportEnv.of_this_process())
         asyncio.run(engine.start(config, "engine 0", start))
         print("up", flush=True)

@@ -43,7 +43,7 @@ def test_a_vllm_server_gets_every_setting(config):
         "ajet.rollout.max_num_seqs=33", "verl.rollout.gpu_memory_utilization=0.4", "ajet.seed=9",
     )  # fmt: skip
     options = {"model_path": "/m", "port": 8100, "python": "py"}
-    on_gpu = vllm.VllmServerArgs.read(asked, device="cuda", **options)
+    on_gpu = vllm.VllmServerArgs.from_config(asked, device="cuda", **options)
     text = " ".join(on_gpu.arguments())
     for part in (
         "py -m vllm.entrypoints.openai.api_server --model /m --host 127.0.0.1 --port 8100",
@@ -52,12 +52,12 @@ def test_a_vllm_server_gets_every_setting(config):
         "--logprobs-mode processed_logprobs", "--skip-tokenizer-init",
     ):  # fmt: skip
         assert part in text
-    on_cpu = vllm.VllmServerArgs.read(asked, device="cpu", **options)
+    on_cpu = vllm.VllmServerArgs.from_config(asked, device="cpu", **options)
     text = " ".join(on_cpu.arguments())
     assert "--dtype float32" in text and "--enforce-eager" in text
     assert "sleep" not in text and "gpu-memory" not in text
     assert on_cpu.environment()["VLLM_SERVER_DEV_MODE"] == "1"
-    asked = sglang.SglangServerArgs.read(asked, device="cuda", **options)
+    asked = sglang.SglangServerArgs.from_config(asked, device="cuda", **options)
     assert (asked.max_model_len, asked.max_num_seqs, asked.seed) == (777, 33, 9)
 
 
@@ -68,7 +68,9 @@ def test_an_engines_share_of_a_gpu_is_that_of_its_backbone(config, backbone, sha
         "verl.rollout.gpu_memory_utilization=0.3", "trinity.rollout.gpu_memory_utilization=0.7",
     )  # fmt: skip
     assert asked.gpu_memory_utilization == share
-    args = vllm.VllmServerArgs.read(asked, model_path="/m", device="cuda", port=8100, python="py")
+    args = vllm.VllmServerArgs.from_config(
+        asked, model_path="/m", device="cuda", port=8100, python="py"
+    )
     assert f"--gpu-memory-utilization {share}" in " ".join(args.arguments())
 
 

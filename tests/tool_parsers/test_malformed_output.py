@@ -88,7 +88,7 @@ def test_any_output_is_parsed_and_every_word_is_content_or_a_call(family):
     writer, parser = Writer(family), parser_for(ChatTemplate(chat_tokenizer(family)))
     num_calls = num_malformed = 0
     for _ in range(NUM_PARSED):
-        text = writer.template.decode(writer.write(), keep=parser.reads)
+        text = writer.template.decode(writer.write(), keep=parser.special_tokens)
         reply = parser.parse(text, TOOLS)
         told = [reply.content, reply.reasoning or ""]
         told += [json.dumps([call.name, call.arguments]) for call in reply.tool_calls]

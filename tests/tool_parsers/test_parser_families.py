@@ -20,7 +20,7 @@ from ajet.tool_parsers import (
     ParsedReply,
     Qwen3CoderParser,
     ToolCall,
-    family_of,
+    detect_family,
     parser_for,
 )
 from tests.fakes import FAMILY_CALL, FAMILY_EOS, ONE_CALL, chat_tokenizer, reply_ids
@@ -47,7 +47,7 @@ QUESTION = [{"role": "user", "content": "q"}]
 def parsed(family, ids):
     """As the recorder reads sampled ids."""
     parser = parser_for(TEMPLATES[family])
-    text = TEMPLATES[family].decode(ids, keep=parser.reads)
+    text = TEMPLATES[family].decode(ids, keep=parser.special_tokens)
     return parser.parse(text, TOOLS).without_marks()
 
 
@@ -77,7 +77,7 @@ def called(reply):
     ],
 )
 def test_the_template_tells_whose_calls_it_writes(family, name):
-    assert family_of(TEMPLATES[family]) == name
+    assert detect_family(TEMPLATES[family]) == name
 
 
 @pytest.mark.parametrize("family", FAMILY_CALL)
@@ -392,7 +392,7 @@ def test_a_malformed_call_of_mistrals_stays_content(bad):
 
 def test_mistrals_thinking_stands_in_its_own_tags():
     text = '[THINK]hm[/THINK]Yes.[TOOL_CALLS]add[ARGS]{"a": 1}'
-    reply = MistralParser.of("[THINK] [/THINK] [ARGS]").parse(text)
+    reply = MistralParser.from_template("[THINK] [/THINK] [ARGS]").parse(text)
     assert (reply.reasoning, reply.content, called(reply)) == ("hm", "Yes.", [("add", {"a": 1})])
     assert MistralParser().parse(text).content == "[THINK]hm[/THINK]Yes."
 
@@ -527,7 +527,7 @@ def test_a_malformed_call_of_glms_stays_content(bad):
 def test_hunyuans_form_is_not_taken_for_glms():
     tokenizer = chat_tokenizer("glm4moe")
     tokenizer.chat_template += "{# <tool_sep> #}"
-    assert family_of(ChatTemplate(tokenizer)) is None
+    assert detect_family(ChatTemplate(tokenizer)) is None
 
 
 # --- kimi_k2 -------------------------------------------------------------------------------------
@@ -679,7 +679,9 @@ def test_gemmas_values_are_jsons_but_for_strings_and_keys(arguments, value):
     assert called(GEMMA(gemma(arguments))) == [("add", value)]
     other = gemma(arguments).replace("<|tool_call>", "<start_function_call>")
     other = other.replace("<tool_call|>", "<end_function_call>").replace('<|"|>', "<escape>")
-    assert called(GemmaParser.of("<start_function_call>").parse(other)) == [("add", value)]
+    assert called(GemmaParser.from_template("<start_function_call>").parse(other)) == [
+        ("add", value)
+    ]
 
 
 def test_what_stands_around_gemmas_calls_is_reasoning_and_content():

@@ -29,7 +29,7 @@ from ajet.agents.tools.tool import ToolResponse
 from ajet.core.error_text import message_of, one_line
 from ajet.core.errors import EnvironmentFault
 from ajet.core.trajectory.limits import EndpointFault, EpisodeClosed, EpisodeTruncated
-from ajet.core.workflow.bridge import in_thread
+from ajet.core.workflow.bridge import run_in_thread
 
 ENDS_THE_EPISODE = (EnvironmentFault, EndpointFault, EpisodeClosed, EpisodeTruncated)
 Result = TypeVar("Result")
@@ -110,7 +110,7 @@ async def invoke(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
     call = partial(function, *args, **kwargs)
     if inspect.iscoroutinefunction(function):
         return await call()
-    result = await in_thread(_read_out, call)
+    result = await run_in_thread(_read_out, call)
     if inspect.isasyncgen(result):
         return [each async for each in result]
     return await result if inspect.isawaitable(result) else result

@@ -39,7 +39,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.config.section import Section
 from ajet.core.errors import ConfigError
 from ajet.core.importing import load_function, load_object, require_method
-from ajet.core.inference.tool_schema import check_parameters, first_misfit
+from ajet.core.inference.tool_schema import check_parameters, first_violation
 from ajet.core.task.workflow_task import WorkflowTask
 
 KEY = "ajet.rollout.multi_turn.tool_config_path"
@@ -132,7 +132,7 @@ class EpisodeTools:
 
     def _against_schema(self, name: str, arguments: dict[str, Any]) -> str | None:
         parameters = self._tools[name].schema["function"]["parameters"]
-        first = first_misfit(name, parameters, arguments)
+        first = first_violation(name, parameters, arguments)
         if first is None:
             return None
         place = ".".join(map(str, first.absolute_path))

@@ -21,7 +21,7 @@ from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
-from ajet.core.workflow.registry import WorkflowChooser
+from ajet.core.workflow.registry import WorkflowFactory
 from ajet.reports.transcript import transcript
 
 
@@ -36,7 +36,7 @@ def debug_episodes(
     None means `ajet.debug`'s number. Each is shown as it ends."""
     section = config.ajet.debug
     tasks = make_reader(config).get_training_tasks()[: num_tasks or section.debug_first_n_tasks]
-    for agent in WorkflowChooser.from_config(config).classes_for(tasks):
+    for agent in WorkflowFactory.from_config(config).classes_for(tasks):
         agent.check_config(config)
     judge = make_judge(config)  # a mistake in it comes before a model is loaded
     parallel = parallel or section.debug_max_parallel

@@ -37,7 +37,7 @@ from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import Mode, WorkflowTask
 from ajet.core.trajectory.limits import is_own_limit
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
-from ajet.core.workflow.registry import WorkflowChooser
+from ajet.core.workflow.registry import WorkflowFactory
 from ajet.reports.replay_report import ReplayReport
 
 TIMED = (EpisodeStatus.TIMEOUT, EpisodeStatus.JUDGE_ERROR)
@@ -75,7 +75,7 @@ def replay_episode(
         on_error=lambda error: None if engine.stopped or on_error is None else on_error(error),
     )
     if before is not None:
-        before(WorkflowChooser.from_config(config).class_for(plan.task))
+        before(WorkflowFactory.from_config(config).class_for(plan.task))
     try:
         trajectory = run_bounded(_run(runner, plan, engine))
     finally:
@@ -87,7 +87,7 @@ async def _run(runner: GroupRunner, plan: WorkflowTask, engine: ReplayEngine) ->
     """The episode. Once the replay is over its workflow has GRACE_S to end: one that tries again
     whatever is raised never would."""
     episode = asyncio.create_task(runner.rerun(plan))
-    over = asyncio.create_task(engine.over.wait())
+    over = asyncio.create_task(engine.ended.wait())
     await asyncio.wait({episode, over}, return_when=asyncio.FIRST_COMPLETED)
     over.cancel()
     _, late = await asyncio.wait({episode}, timeout=GRACE_S)

@@ -31,7 +31,7 @@ from ajet.core.rollout.group import GroupRunner
 from ajet.core.run.resume_point import find_resume_point
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.weight_sync.folder import FolderSource
-from ajet.servers.serving import EngineName, ServerStart, engine_name
+from ajet.servers.serving import EngineName, ServerSpec, engine_name
 
 
 class RanksTrainerClient:
@@ -86,7 +86,7 @@ class TrainerOnRay(TrainingAttempt):
 class LoadingEngines(Protocol):
     """What is asked of `Engines` here."""
 
-    async def start(self, server: ServerStart | None = None) -> None: ...
+    async def start(self, server: ServerSpec | None = None) -> None: ...
     async def load(self, source: FolderSource) -> object: ...
 
 
@@ -112,7 +112,7 @@ class ExplorerEngines:
         engine = self._engine
         if engine != "in_process" and not self._is_up:
             ends = tuple(RunOrigin.read(self._folder.origin_json).stop_token_ids)
-            await self._engines.start(ServerStart(engine, self._on_gpu, source, ends))
+            await self._engines.start(ServerSpec(engine, self._on_gpu, source, ends))
             self._is_up = True
         return await self._engines.load(source)
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 CHAT_KEY_VARIABLES = ("AJET_JUDGE_API_KEY", *KEY_VARIABLES)
 OPENAI_URL = "https://api.openai.com/v1"
-MAX_TOLD_CHARACTERS = 300
+MAX_ERROR_CHARACTERS = 300
 
 Message = Mapping[str, Any]
 
@@ -62,7 +62,7 @@ class ChatClient:
     ) -> None:
         self.model = model
         self.base_url = checked_url(base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL)
-        self._api_key = api_key or _key_of_environment()
+        self._api_key = api_key or _key_from_environment()
         if self.base_url == OPENAI_URL and self._api_key == NO_KEY:
             raise ConfigError(
                 f"model {model}: no address and no key for OpenAI's: give base_url (or set "
@@ -73,33 +73,35 @@ class ChatClient:
         self._rate = RateLimit(requests_per_minute) if requests_per_minute else None
         self._timeout_s = timeout_s
         self._max_retries = max_retries
-        self._lane: _Lane | None = None
+        self._loop_state: _LoopState | None = None
 
     async def complete(self, messages: Sequence[Message], **sampling: Any) -> str:
         """The reply's text; `ChatError` of one line where there is none. `sampling` are fields of
         the request (temperature, max_tokens, seed, …), those that only some servers know too."""
-        asked = {"model": self.model, "messages": list(messages), **sampling}
-        key = _hash({"base_url": self.base_url, **asked})
-        known = self._cache.get(key) if self._cache else None
-        if known is not None:
-            return known
-        lane = self._here()
-        return await lane.calls.join(key, lambda: self._ask(lane, key, asked["messages"], sampling))
+        request = {"model": self.model, "messages": list(messages), **sampling}
+        key = _hash({"base_url": self.base_url, **request})
+        cached = self._cache.get(key) if self._cache else None
+        if cached is not None:
+            return cached
+        state = self._state_of_loop()
+        return await state.calls.join(
+            key, lambda: self._send(state, key, request["messages"], sampling)
+        )
 
     async def close(self) -> None:
         """Close the connections and the cache; a later request opens them again."""
-        lane, self._lane = self._lane, None
-        if lane is not None and lane.loop is asyncio.get_running_loop():
-            await lane.client.close()
+        state, self._loop_state = self._loop_state, None
+        if state is not None and state.loop is asyncio.get_running_loop():
+            await state.client.close()
         if self._cache is not None:
             self._cache.close()
 
-    def _here(self) -> _Lane:
+    def _state_of_loop(self) -> _LoopState:
         """What belongs to the running event loop; that of an earlier one is over with it."""
         loop = asyncio.get_running_loop()
-        if self._lane is None or self._lane.loop is not loop:
-            self._lane = _Lane(self._max_parallel, self._connect())
-        return self._lane
+        if self._loop_state is None or self._loop_state.loop is not loop:
+            self._loop_state = _LoopState(self._max_parallel, self._connect())
+        return self._loop_state
 
     def _connect(self) -> AsyncOpenAI:
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
@@ -118,18 +120,18 @@ class ChatClient:
         assert self._rate is not None
         await self._rate.wait()
 
-    async def _ask(
-        self, lane: _Lane, key: str, messages: list[Any], sampling: dict[str, Any]
+    async def _send(
+        self, state: _LoopState, key: str, messages: list[Any], sampling: dict[str, Any]
     ) -> str:
         from openai import OpenAIError
 
         try:
-            async with lane.slots:
-                completion = await lane.client.chat.completions.create(
+            async with state.slots:
+                completion = await state.client.chat.completions.create(
                     model=self.model, messages=messages, extra_body=sampling
                 )
         except (OpenAIError, ValueError) as error:  # ValueError: an answer that is no JSON
-            raise self._error(self._told(error)) from None
+            raise self._error(self._error_text(error)) from None
         reply = self._text(completion)
         if self._cache is not None:
             self._cache.put(key, reply)
@@ -146,28 +148,28 @@ class ChatClient:
             raise self._error("the answer has no text")
         return content
 
-    def _told(self, error: Exception) -> str:
+    def _error_text(self, error: Exception) -> str:
         """What went wrong, after how many attempts where it was worth several."""
         from openai import APIConnectionError, APIStatusError, APITimeoutError
 
-        tried = f" (tried {self._max_retries + 1} times)" if self._max_retries else ""
+        attempts = f" (tried {self._max_retries + 1} times)" if self._max_retries else ""
         if isinstance(error, APITimeoutError):
-            return f"no answer within {self._timeout_s:g} s{tried}"
+            return f"no answer within {self._timeout_s:g} s{attempts}"
         if isinstance(error, APIConnectionError):
-            return f"cannot be reached: {error.__cause__ or error}{tried}"
+            return f"cannot be reached: {error.__cause__ or error}{attempts}"
         if isinstance(error, APIStatusError):
             is_retried = error.status_code in (408, 409, 429) or error.status_code >= 500
-            return f"{error.message}{tried if is_retried else ''}"
+            return f"{error.message}{attempts if is_retried else ''}"
         return str(error)
 
     def _error(self, what: str) -> ChatError:
         line = " ".join(f"model {self.model} at {self.base_url}: {what}".split())
         if self._api_key != NO_KEY:
             line = line.replace(self._api_key, "***")
-        return ChatError(line[:MAX_TOLD_CHARACTERS])
+        return ChatError(line[:MAX_ERROR_CHARACTERS])
 
 
-class _Lane:
+class _LoopState:
     """What a client has in one event loop."""
 
     def __init__(self, max_parallel: int, client: AsyncOpenAI) -> None:
@@ -187,7 +189,7 @@ def checked_url(base_url: str) -> str:
         ) from None
 
 
-def _key_of_environment() -> str:
+def _key_from_environment() -> str:
     return api_key(CHAT_KEY_VARIABLES)
 
 

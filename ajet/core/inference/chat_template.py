@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]
 
-SYNTAX = (
+REPLY_TAGS = (
     "<tool_call>",
     "</tool_call>",
     "<tool_response>",
@@ -55,7 +55,7 @@ SYNTAX = (
 )
 """Tags that a reply is parsed by: text, even where a tokenizer calls them special."""
 
-CALL_ENDS = (
+CALL_END_TOKENS = (
     "<｜tool▁call▁end｜>",
     "<｜tool▁calls▁end｜>",
     "<|tool_call_end|>",
@@ -69,7 +69,7 @@ CALL_ENDS = (
 )
 """Special tokens that close a call or a value in it, not the reply."""
 
-HANDOVERS = (
+CALL_STOP_TOKENS = (
     "<|call|>",
     "<|eom_id|>",
     "<|observation|>",
@@ -109,7 +109,7 @@ class ChatTemplate:
             token.content: token_id
             for token_id, token in tokenizer.added_tokens_decoder.items()
             if (token.special or _LIKE_SPECIAL.fullmatch(token.content))
-            and token.content not in SYNTAX
+            and token.content not in REPLY_TAGS
         }
         self._spelled = {
             token.content for token in tokenizer.added_tokens_decoder.values() if not token.special
@@ -120,13 +120,13 @@ class ChatTemplate:
         self._unsafe = re.compile(f"{names}|{_MARKS.pattern}|{_SURROGATES.pattern}")
         self._unmarked_control = re.compile(f"(?<!{_OPEN})(?:{names})")
         # The members of a group begin with one prompt: it is tokenized once.
-        self._encode_once = lru_cache(maxsize=128)(lambda text: tuple(self.encode(text)))
-        self._writes_the_date = "strftime_now" in self.text
+        self._encode_cached = lru_cache(maxsize=128)(lambda text: tuple(self.encode(text)))
+        self._writes_date = "strftime_now" in self.text
         self.today = datetime.now()  # what a template writes as the date; a resumed run keeps its
-        self._is_noticed = True  # not while it is tried out
-        self._shape = self._find_shape()
+        self._has_warned = True  # not while it is tried out
+        self._format = self._find_format()
         self.stop_token_ids: tuple[int, ...] = self._find_stop_token_ids(end_token_ids)
-        self._is_noticed = "tools" in self.text
+        self._has_warned = "tools" in self.text
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -135,7 +135,7 @@ class ChatTemplate:
     @property
     def writes_content_last(self) -> bool:
         """Whether a reply's content comes after its calls and their results (Gemma 4)."""
-        return self._shape.content_last
+        return self._format.content_last
 
     @property
     def text(self) -> str:
@@ -154,7 +154,7 @@ class ChatTemplate:
 
     def prompt_ids(self, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
         """The ids of a fresh render, ready for a reply."""
-        return list(self.encode_once(self.render_marked(messages, tools)))
+        return list(self.encode_cached(self.render_marked(messages, tools)))
 
     def decode(self, ids: Sequence[int], keep: Sequence[str] = ()) -> str:
         """The text of sampled ids, without special tokens; tags that parsers read stay.
@@ -169,7 +169,7 @@ class ChatTemplate:
             if is_kept:
                 pieces += [kept[token_id] for token_id in run]
             else:
-                pieces.append(_broken(self.text_of(list(run)), kept.values()))
+                pieces.append(_break_up(self.text_of(list(run)), kept.values()))
         return "".join(pieces)
 
     def text_of(self, ids: Sequence[int]) -> str:
@@ -197,19 +197,19 @@ class ChatTemplate:
         """As `render`, with the marks around special tokens that messages spell out."""
         from jinja2 import TemplateError
 
-        if tools and not self._is_noticed:
-            self._is_noticed = True
+        if tools and not self._has_warned:
+            self._has_warned = True
             logger.warning("the chat template has no place for tools: the model does not see them")
         try:
             plain = [normalised(message) for message in messages]
-            if self._shape.named_ids:
+            if self._format.named_ids:
                 plain = _with_named_ids(plain)
             text = self._tokenizer.apply_chat_template(
-                [self._mark(self._shaped(message)) for message in plain],
-                tools=self._mark(list(map(self._shaped_tool, tools))) if tools else None,
+                [self._mark(self._formatted(message)) for message in plain],
+                tools=self._mark(list(map(self._formatted_tool, tools))) if tools else None,
                 add_generation_prompt=add_generation_prompt,
                 tokenize=False,
-                chat_template=self._dated(tools) if self._writes_the_date else None,
+                chat_template=self._with_run_date(tools) if self._writes_date else None,
             )
         except (TemplateError, TypeError) as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
@@ -249,9 +249,9 @@ class ChatTemplate:
             verbose=False,
         )
 
-    def encode_once(self, marked_text: str) -> tuple[int, ...]:
+    def encode_cached(self, marked_text: str) -> tuple[int, ...]:
         """As `encode`, remembering the latest texts."""
-        return self._encode_once(marked_text)
+        return self._encode_cached(marked_text)
 
     def find_control(self, marked_text: str, start: int) -> tuple[int, int] | None:
         """Position and id of the template's first own special token at or after `start`."""
@@ -261,71 +261,77 @@ class ChatTemplate:
     def find_reply_end(self, marked_text: str, start: int) -> tuple[int, int] | None:
         """As `find_control`, past the tokens that close a call."""
         found = self.find_control(marked_text, start)
-        while found and marked_text.startswith(CALL_ENDS, found[0]):
+        while found and marked_text.startswith(CALL_END_TOKENS, found[0]):
             found = self.find_control(marked_text, found[0] + 1)
         return found
 
-    def _shaped(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _formatted(self, message: dict[str, Any]) -> dict[str, Any]:
         """The message in the form that this template takes."""
-        shaped = _only_text(message)
-        if self._shape.reads_thinking and "reasoning_content" in shaped:
-            shaped["thinking"] = shaped.pop("reasoning_content")
-        if shaped.get("tool_calls"):
-            if self._shape.one_text and shaped.get("thinking") and shaped["content"]:
-                shaped["thinking"] += "\n" + shaped["content"]
-                shaped["content"] = ""
-            shaped["tool_calls"] = [self._shaped_call(call) for call in shaped["tool_calls"]]
-        if self._shape.short_ids and "tool_call_id" in shaped:
-            shaped["tool_call_id"] = _short_id(shaped["tool_call_id"])
-        return shaped
+        formatted = _only_text(message)
+        if self._format.reads_thinking and "reasoning_content" in formatted:
+            formatted["thinking"] = formatted.pop("reasoning_content")
+        if formatted.get("tool_calls"):
+            if (
+                self._format.joins_thinking_and_content
+                and formatted.get("thinking")
+                and formatted["content"]
+            ):
+                formatted["thinking"] += "\n" + formatted["content"]
+                formatted["content"] = ""
+            formatted["tool_calls"] = [
+                self._formatted_call(call) for call in formatted["tool_calls"]
+            ]
+        if self._format.short_ids and "tool_call_id" in formatted:
+            formatted["tool_call_id"] = _short_id(formatted["tool_call_id"])
+        return formatted
 
-    def _shaped_tool(self, tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _formatted_tool(self, tool: Mapping[str, Any]) -> Mapping[str, Any]:
         function = tool.get("function")
-        if not self._shape.needs_descriptions or not isinstance(function, Mapping):
+        if not self._format.needs_descriptions or not isinstance(function, Mapping):
             return tool
-        described = {**function, "description": function.get("description") or ""}
-        return {**tool, "function": described}
+        with_description = {**function, "description": function.get("description") or ""}
+        return {**tool, "function": with_description}
 
-    def _shaped_call(self, call: dict[str, Any]) -> dict[str, Any]:
+    def _formatted_call(self, call: dict[str, Any]) -> dict[str, Any]:
         function = call["function"]
-        if self._shape.arguments_as_text and not isinstance(function["arguments"], str):
+        if self._format.arguments_as_text and not isinstance(function["arguments"], str):
             text = json.dumps(function["arguments"], ensure_ascii=False)
             call = {**call, "function": {**function, "arguments": text}}
-        if self._shape.short_ids:
+        if self._format.short_ids:
             call = {**call, "id": _short_id(call.get("id"))}
         return call
 
-    def _find_shape(self) -> _Shape:
+    def _find_format(self) -> _MessageFormat:
         """What the template takes; arguments are an object, if it writes that as JSON."""
         source = self.text
-        of_source = _Shape(
+        from_source = _MessageFormat(
             reads_thinking="reasoning_content" not in source
             and re.search(r"""\.thinking\b|['"]thinking['"]""", source) is not None,
-            one_text="Cannot pass both content and thinking" in source,
+            joins_thinking_and_content="Cannot pass both content and thinking" in source,
             needs_descriptions="+ tool.description" in source,
             short_ids=re.search(r"length\s*!=\s*9", source) is not None,
             named_ids="<|tool_call_argument_begin|>" in source,
             content_last="<|tool_call>" in source,
         )
         if "tool_calls" not in source:
-            return of_source
+            return from_source
         function = {"name": _PROBE, "arguments": {_PROBE: _PROBE}}
-        asks = {"role": "assistant", "tool_calls": [{"id": _PROBE, "function": function}]}
+        call_message = {"role": "assistant", "tool_calls": [{"id": _PROBE, "function": function}]}
         for as_text in (False, True):
-            self._shape = replace(of_source, arguments_as_text=as_text)
-            text = self._tried([_QUESTION, asks])
+            self._format = replace(from_source, arguments_as_text=as_text)
+            text = self._try_render([_QUESTION, call_message])
             if _PROBE in text and f"'{_PROBE}'" not in text:  # an object, not Python's dict
-                return self._shape
-        return of_source
+                return self._format
+        return from_source
 
-    def _tried(self, messages: Sequence[Message]) -> str:
+    def _try_render(self, messages: Sequence[Message]) -> str:
         """A render without a generation prompt, "" where the template refuses it."""
         try:
             return self.render_marked(messages, add_generation_prompt=False)
         except ModelError:
             return ""
 
-    def _dated(self, tools: Tools | None) -> str:
+    def _with_run_date(self, tools: Tools | None) -> str:
         """The template with the run's date in the place of today's."""
         source: Any = self._tokenizer.get_chat_template(None, list(tools) if tools else None)  # pyright: ignore
         return _DATE.sub(lambda match: json.dumps(self.today.strftime(match[2])), source)
@@ -345,24 +351,28 @@ class ChatTemplate:
         and those that hand over to a tool."""
         reply = {"role": "assistant", "content": _PROBE}
         # A last reply may end otherwise than an earlier one (gpt-oss); some end only there, or not.
-        text = self._tried([_QUESTION, reply])
+        text = self._try_render([_QUESTION, reply])
         found = self.find_control(text, text.rfind(_PROBE)) if _PROBE in text else None
         if not found:
             text = self.render_marked([_QUESTION, reply, _QUESTION], add_generation_prompt=False)
             found = self.find_control(text, text.rfind(_PROBE)) if _PROBE in text else None
         eos = self._tokenizer.eos_token_id
         ends = ([eos] if isinstance(eos, int) else []) + ([found[1]] if found else [])
-        handovers = [self._control_ids[name] for name in HANDOVERS if name in self._control_ids]
-        return tuple(dict.fromkeys([*ends, *end_token_ids, *handovers]))
+        call_stops = [
+            self._control_ids[name] for name in CALL_STOP_TOKENS if name in self._control_ids
+        ]
+        return tuple(dict.fromkeys([*ends, *end_token_ids, *call_stops]))
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class _MessageFormat:
     """What a template takes of the forms that a message may have."""
 
     arguments_as_text: bool = False
     reads_thinking: bool = False  # and no `reasoning_content`
-    one_text: bool = False  # content or thinking beside a call: the first joins the second
+    joins_thinking_and_content: bool = (
+        False  # content or thinking beside a call: the first joins the second
+    )
     needs_descriptions: bool = False  # of tools
     short_ids: bool = False
     named_ids: bool = False  # a call's name is written in its id alone
@@ -374,7 +384,7 @@ def clean_text(text: str) -> str:
     return _SURROGATES.sub("\ufffd", _MARKS.sub("", text))
 
 
-def _broken(text: str, names: Iterable[str]) -> str:
+def _break_up(text: str, names: Iterable[str]) -> str:
     """`text` with a mark within every one of `names` that it spells."""
     for name in names:
         text = text.replace(name, name[0] + _OPEN + name[1:])
@@ -398,15 +408,15 @@ def _with_named_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         calls: list[dict[str, Any]] = []
         for call in message.get("tool_calls", ()):
             old = str(call.get("id"))
-            named_now = f"functions.{call['function']['name']}:{number}"
-            new = old if _NAMED_ID.fullmatch(old) else named_now
+            numbered_id = f"functions.{call['function']['name']}:{number}"
+            new = old if _NAMED_ID.fullmatch(old) else numbered_id
             number += 1
             named[old] = new
             calls.append({**call, "id": new})
         changed: dict[str, Any] = {"tool_calls": calls} if calls else {}
         if "tool_call_id" in message:
-            answered = message["tool_call_id"]
-            changed["tool_call_id"] = named.get(str(answered), answered)
+            call_id = message["tool_call_id"]
+            changed["tool_call_id"] = named.get(str(call_id), call_id)
         result.append({**message, **changed})
     return result
 

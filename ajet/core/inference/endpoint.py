@@ -42,21 +42,25 @@ class SamplingParams:
         """How the config has tokens drawn in training, or in validation (null there means: as in
         training). A baseline is greedy."""
         rollout = config.ajet.rollout
-        drawn = {"temperature": rollout.temperature, "top_p": rollout.top_p, "top_k": rollout.top_k}
+        values = {
+            "temperature": rollout.temperature,
+            "top_p": rollout.top_p,
+            "top_k": rollout.top_k,
+        }
         if mode == "eval":
             validation = rollout.val_kwargs
-            asked = {
+            given = {
                 "temperature": validation.temperature,
                 "top_p": validation.top_p,
                 "top_k": validation.top_k,
             }
-            drawn |= {name: value for name, value in asked.items() if value is not None}
+            values |= {name: value for name, value in given.items() if value is not None}
         if mode == "baseline":
-            drawn = {"temperature": 0.0, "top_p": 1.0, "top_k": -1}
+            values = {"temperature": 0.0, "top_p": 1.0, "top_k": -1}
         return cls(
-            temperature=float(drawn["temperature"]),
-            top_p=float(drawn["top_p"]),
-            top_k=int(drawn["top_k"]),
+            temperature=float(values["temperature"]),
+            top_p=float(values["top_p"]),
+            top_k=int(values["top_k"]),
             max_tokens=rollout.max_response_length_in_one_turn,
         )
 
@@ -116,7 +120,7 @@ class WaveEndpoint(ModelEndpoint, Protocol):
     """An endpoint that begins a batch (a wave) when every live episode waits for it, so that what
     is computed together does not depend on timing. An episode is live from `enter` to `leave`."""
 
-    def ask_before_waves(self, ask: Callable[[], bool] | None) -> None:
+    def set_wave_check(self, ask: Callable[[], bool] | None) -> None:
         """Call `ask` on the event loop before each wave, which begins if that is true; if not, it
         waits for the next request or `leave`. None asks nobody."""
         ...

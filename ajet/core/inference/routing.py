@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-MAX_HOMES = 1_000_000
+MAX_EPISODES = 1_000_000
 """Episodes that are remembered; the oldest go when somebody never says `leave`."""
 
 
@@ -43,16 +43,18 @@ class Routing:
     """See the module's docstring. Not thread-safe: one loop, or one actor, owns it."""
 
     def __init__(
-        self, names: Iterable[str] = (), *, skew: int = 32, max_homes: int = MAX_HOMES
+        self, names: Iterable[str] = (), *, skew: int = 32, max_episodes: int = MAX_EPISODES
     ) -> None:
         self._skew = skew
-        self._max_young = max(1, max_homes // 2)
+        self._max_recent = max(1, max_episodes // 2)
         self._counts: dict[str, int] = {}  # requests by replica
         self._replica_of: dict[str, str] = {}  # by request
-        self._young: dict[str, str] = {}  # replica by episode
-        self._old: dict[str, str] = {}
+        self._recent: dict[str, str] = {}  # replica by episode
+        self._older: dict[str, str] = {}
         # The first of a plain dict is slow to find where many before it were deleted.
-        self._rows: list[OrderedDict[str, None]] = [OrderedDict()]  # replicas by number in flight
+        self._by_load: list[OrderedDict[str, None]] = [
+            OrderedDict()
+        ]  # replicas by number in flight
         self._least = 0
         self.num_moved = 0
         """Requests that did not go to their episode's replica: it was too busy, or lost."""
@@ -83,7 +85,7 @@ class Routing:
         name = self._choose(home)
         if name != home:
             self.num_moved += home is not None
-            self._young[episode_id] = name
+            self._recent[episode_id] = name
         self._replica_of[request_id] = name
         self._move(name, 1)
         return name
@@ -96,13 +98,13 @@ class Routing:
 
     def leave(self, episode_id: str) -> str | None:
         """The episode is over; the replica that has its prefix."""
-        return self._young.pop(episode_id, None) or self._old.pop(episode_id, None)
+        return self._recent.pop(episode_id, None) or self._older.pop(episode_id, None)
 
     def joined(self, name: str) -> None:
         """The replica takes requests; nothing where it does already."""
         if name not in self._counts:
             self._counts[name] = 0
-            self._rows[0][name] = None
+            self._by_load[0][name] = None
             self._least = 0
 
     def lost(self, name: str) -> list[str]:
@@ -110,7 +112,7 @@ class Routing:
         count = self._counts.pop(name, None)
         if count is None:
             return []
-        del self._rows[count][name]
+        del self._by_load[count][name]
         self._least = min(self._counts.values(), default=0)
         requests = [request for request, where in self._replica_of.items() if where == name]
         for request_id in requests:
@@ -119,28 +121,28 @@ class Routing:
 
     def _home(self, episode_id: str) -> str | None:
         """The episode's replica; from now on it is one of the young."""
-        home = self._young.get(episode_id)
+        home = self._recent.get(episode_id)
         if home is None:
-            if len(self._young) >= self._max_young:
-                self._young, self._old = {}, self._young
-            home = self._old.pop(episode_id, None)
+            if len(self._recent) >= self._max_recent:
+                self._recent, self._older = {}, self._recent
+            home = self._older.pop(episode_id, None)
             if home is not None:
-                self._young[episode_id] = home
+                self._recent[episode_id] = home
         return home
 
     def _choose(self, home: str | None) -> str:
         if home in self._counts and self._counts[home] - self._least <= self._skew:
             return home
-        return next(iter(self._rows[self._least]))
+        return next(iter(self._by_load[self._least]))
 
     def _move(self, name: str, step: int) -> None:
         """From one row to the next: the least busy row changes by one at most."""
         count = self._counts[name]
         new_count = self._counts[name] = count + step
-        row = self._rows[count]
-        del row[name]
-        if new_count == len(self._rows):
-            self._rows.append(OrderedDict())
-        self._rows[new_count][name] = None
-        if new_count < self._least or (count == self._least and not row):
+        replicas = self._by_load[count]
+        del replicas[name]
+        if new_count == len(self._by_load):
+            self._by_load.append(OrderedDict())
+        self._by_load[new_count][name] = None
+        if new_count < self._least or (count == self._least and not replicas):
             self._least = new_count

@@ -60,7 +60,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rendered:
+class _RenderedPrompt:
     """A prompt that was given out: its ids, and the text that the next one must begin with."""
 
     ids: tuple[int, ...]  # may end with the opening of the reply, which `text` has not
@@ -70,7 +70,7 @@ class _Rendered:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    prompt: _Rendered
+    prompt: _RenderedPrompt
     reply: dict[str, Any]
     completion: Completion
 
@@ -80,28 +80,28 @@ class _Call:
 
 
 @dataclass(slots=True)
-class _Node:
+class _ConversationNode:
     """A conversation up to one message: what was asked there, and which calls ended there."""
 
-    children: dict[Hashable, _Node] = field(default_factory=dict)
-    prompts: list[_Rendered] = field(default_factory=list)
+    children: dict[Hashable, _ConversationNode] = field(default_factory=dict)
+    prompts: list[_RenderedPrompt] = field(default_factory=list)
     calls: list[_Call] = field(default_factory=list)
 
-    def child(self, key: Hashable) -> _Node:
+    def child(self, key: Hashable) -> _ConversationNode:
         if key not in self.children:
-            self.children[key] = _Node()
+            self.children[key] = _ConversationNode()
         return self.children[key]
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _MessageKey:
     """How a message is found in the tree: `exact` is all that a template may write of it,
     `as_reply` what makes it a recorded reply (None where it cannot be one)."""
 
     exact: Hashable
     as_reply: Hashable = None
 
-    def leads_to(self, node: _Node) -> _Node | None:
+    def find_child(self, node: _ConversationNode) -> _ConversationNode | None:
         return node.children.get(self.as_reply) or node.children.get(self.exact)
 
 
@@ -111,13 +111,13 @@ class TokenSession:
     def __init__(self, template: ChatTemplate, check_drift: bool = False) -> None:
         self._template = template
         self._check_drift = check_drift
-        self._root = _Node()
+        self._root = _ConversationNode()
         self._ids_are_written = (
             re.search(r"tool_call_id|\.id\b|\[.id.\]", template.text) is not None
         )
         # Stand-ins must not occur in any message. They are only looked for, never tokenized.
-        self._reply = f"R{secrets.token_hex(8)}"
-        self._thought = f"T{secrets.token_hex(8)}"
+        self._reply_placeholder = f"R{secrets.token_hex(8)}"
+        self._thinking_placeholder = f"T{secrets.token_hex(8)}"
 
     def prompt_for(
         self, messages: Sequence[Message], tools: Tools | None, opening: str = ""
@@ -127,9 +127,11 @@ class TokenSession:
         it ends the prompt, as context that was not sampled."""
         path = self._path(messages, tools)
         call, num_matched = self._longest_match(messages, path)
-        found = self._continued(call, messages[num_matched:], tools) if call else None
-        continues = isinstance(found, _Rendered)
-        rendered = found if isinstance(found, _Rendered) else self._fresh(messages, tools)
+        found = self._continue(call, messages[num_matched:], tools) if call else None
+        continues = isinstance(found, _RenderedPrompt)
+        rendered = (
+            found if isinstance(found, _RenderedPrompt) else self._render_fresh(messages, tools)
+        )
         drift = self._drift(rendered, messages, tools) if continues else None
         if opening:
             if rendered.text.rstrip().endswith("<think>"):  # the template begins with thinking
@@ -157,66 +159,69 @@ class TokenSession:
         """Remember that `completion` followed these messages; the agent got it as `reply`."""
         node = self._node(self._path(messages, tools))
         asked = [prompt for prompt in node.prompts if prompt.ids == completion.prompt_ids]
-        prompt = asked[0] if asked else self._unasked(messages, tools, completion)
+        prompt = asked[0] if asked else self._unseen_prompt(messages, tools, completion)
         plain = normalised(reply)
         node.child(_reply_key(plain)).calls.append(_Call(prompt, plain, completion))
 
     def _longest_match(
-        self, messages: Sequence[Message], path: Sequence[_Step]
+        self, messages: Sequence[Message], path: Sequence[_MessageKey]
     ) -> tuple[_Call | None, int]:
         """The recorded call that covers most of `messages`, and how many it covers (the last one
         recorded, where several calls gave the same reply)."""
         best: tuple[_Call | None, int] = (None, 0)
-        node = path[0].leads_to(self._root)
+        node = path[0].find_child(self._root)
         for num_matched, (message, step) in enumerate(zip(messages, path[1:], strict=True), 1):
-            node = step.leads_to(node) if node else None
+            node = step.find_child(node) if node else None
             if node is None:
                 break
-            sent_back = _thinking(message)
-            same = [call for call in node.calls if sent_back in ("", call.thinking)]
+            sent_thinking = _thinking(message)
+            same = [call for call in node.calls if sent_thinking in ("", call.thinking)]
             if same:
                 best = same[-1], num_matched
             elif node.calls:
                 break
         return best
 
-    def _node(self, path: Sequence[_Step]) -> _Node:
+    def _node(self, path: Sequence[_MessageKey]) -> _ConversationNode:
         node = self._root
         for step in path:
-            node = step.leads_to(node) or node.child(step.exact)
+            node = step.find_child(node) or node.child(step.exact)
         return node
 
-    def _path(self, messages: Sequence[Message], tools: Tools | None) -> list[_Step]:
+    def _path(self, messages: Sequence[Message], tools: Tools | None) -> list[_MessageKey]:
         """The way from the tree's root to this conversation."""
         offered = json.dumps(list(tools), default=str) if tools else ""
-        return [_Step(offered), *(self._step(normalised(message)) for message in messages)]
+        return [
+            _MessageKey(offered),
+            *(self._message_key(normalised(message)) for message in messages),
+        ]
 
-    def _step(self, plain: dict[str, Any]) -> _Step:
+    def _message_key(self, plain: dict[str, Any]) -> _MessageKey:
         as_reply = _reply_key(plain)
         if not self._ids_are_written:
             plain.pop("tool_call_id", None)
             for call in plain.get("tool_calls", ()):
                 call.pop("id", None)
-        return _Step(json.dumps(plain, sort_keys=True, default=str), as_reply)
+        return _MessageKey(json.dumps(plain, sort_keys=True, default=str), as_reply)
 
-    def _continued(
+    def _continue(
         self, call: _Call, new: Sequence[Message], tools: Tools | None
-    ) -> _Rendered | str:
+    ) -> _RenderedPrompt | str:
         """The recorded ids and those of the new messages, or the reason why that cannot be."""
-        stand_in = self._stand_in(call.reply)
-        messages = [*call.prompt.messages, stand_in, *map(normalised, new)]
+        placeholder = self._placeholder_reply(call.reply)
+        messages = [*call.prompt.messages, placeholder, *map(normalised, new)]
         text = self._template.render_marked(messages, tools)
         before = len(call.prompt.text)
-        reply = text.rfind(self._reply, before)
+        reply = text.rfind(self._reply_placeholder, before)
         if not text.startswith(call.prompt.text) or reply < 0:
             return "the template changes earlier messages when new ones come"
-        if call.thinking and text.find(self._thought, before) < 0:
+        if call.thinking and text.find(self._thinking_placeholder, before) < 0:
             return "the template drops the thinking of an earlier reply"
         new_ids = self._new_ids(call.completion.token_ids, text, reply)
         if isinstance(new_ids, str):
             return new_ids
         ids = (*call.completion.prompt_ids, *call.completion.token_ids, *new_ids)
-        return _Rendered(ids, messages, text)
+        return _RenderedPrompt(ids, messages, text)
 
     def _new_ids(self, sampled: Sequence[int], text: str, reply: int) -> list[int] | str:
         """The ids that follow `sampled`, whose stand-in is at `reply` in `text`, or why none do."""
@@ -236,36 +241,40 @@ class TokenSession:
             how = f"ended its reply with {self._template.token_text(ended)}"
         return f"the model {how}, the template goes on with {written}"
 
-    def _stand_in(self, reply: Message) -> dict[str, Any]:
+    def _placeholder_reply(self, reply: Message) -> dict[str, Any]:
         """A message of the reply's shape, saying only what can be found again in a render."""
-        stand_in: dict[str, Any] = {"role": "assistant", "content": self._reply}
+        placeholder: dict[str, Any] = {"role": "assistant", "content": self._reply_placeholder}
         if "</think>" in str(reply.get("content")):
-            stand_in["content"] = f"<think>\n{self._thought}\n</think>\n\n{self._reply}"
+            placeholder["content"] = (
+                f"<think>\n{self._thinking_placeholder}\n</think>\n\n{self._reply_placeholder}"
+            )
         elif _thinking(reply):
-            stand_in["reasoning_content"] = self._thought
+            placeholder["reasoning_content"] = self._thinking_placeholder
         if reply.get("tool_calls"):
             if self._template.writes_content_last and not str(reply["content"]).strip():
-                stand_in["content"] = ""  # else something would stand after the tools' results
-            arguments = {self._reply: self._reply}
-            stand_in["tool_calls"] = [
+                placeholder["content"] = ""  # else something would stand after the tools' results
+            arguments = {self._reply_placeholder: self._reply_placeholder}
+            placeholder["tool_calls"] = [
                 {**call, "function": {**call["function"], "arguments": arguments}}
                 for call in reply["tool_calls"]
             ]
-        return stand_in
+        return placeholder
 
-    def _fresh(self, messages: Sequence[Message], tools: Tools | None) -> _Rendered:
+    def _render_fresh(self, messages: Sequence[Message], tools: Tools | None) -> _RenderedPrompt:
         text = self._template.render_marked(messages, tools)
-        return _Rendered(self._template.encode_once(text), list(map(normalised, messages)), text)
+        return _RenderedPrompt(
+            self._template.encode_cached(text), list(map(normalised, messages)), text
+        )
 
-    def _unasked(
+    def _unseen_prompt(
         self, messages: Sequence[Message], tools: Tools | None, completion: Completion
-    ) -> _Rendered:
+    ) -> _RenderedPrompt:
         """A prompt that this session did not give out: its ids are taken as they were recorded."""
-        rendered = self._fresh(messages, tools)
-        return _Rendered(completion.prompt_ids, rendered.messages, rendered.text)
+        rendered = self._render_fresh(messages, tools)
+        return _RenderedPrompt(completion.prompt_ids, rendered.messages, rendered.text)
 
     def _drift(
-        self, rendered: _Rendered, messages: Sequence[Message], tools: Tools | None
+        self, rendered: _RenderedPrompt, messages: Sequence[Message], tools: Tools | None
     ) -> int | None:
         if not self._check_drift:
             return None

@@ -29,19 +29,19 @@ def cut_at_stop(
     ids = completion.token_ids
     if first_stop(decode(ids), stops) is None:
         return None
-    few, enough = 0, len(ids)  # `enough` tokens hold one, `few` do not
-    while enough - few > 1:
-        middle = (few + enough) // 2
+    low, high = 0, len(ids)  # `high` tokens hold one, `low` do not
+    while high - low > 1:
+        middle = (low + high) // 2
         if first_stop(decode(ids[:middle]), stops) is None:
-            few = middle
+            low = middle
         else:
-            enough = middle
-    found = first_stop(decode(ids[:enough]), stops)
+            high = middle
+    found = first_stop(decode(ids[:high]), stops)
     assert found is not None
     cut = replace(
         completion,
-        token_ids=ids[:enough],
-        logprobs=completion.logprobs[:enough],
+        token_ids=ids[:high],
+        logprobs=completion.logprobs[:high],
         finish_reason="stop",
     )
     return cut, found[1]

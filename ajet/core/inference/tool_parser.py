@@ -1,10 +1,10 @@
-"""What a parser makes of a reply's text: content, tool calls, reasoning, and what was malformed.
+"""The interface of tool parsers: a reply's text becomes content, tool calls and reasoning.
 
-    text --ToolParser.parse--> ParsedReply --without_marks--> what the agent is told
+    text --ToolParser.parse--> ParsedReply --without_marks--> what the agent gets
 
-Most families write special tokens around a call. A parser names those that it reads in `reads`;
-`ChatTemplate.decode(ids, keep=parser.reads)` leaves them in the text, and breaks with a mark what a
-model merely spelled in ordinary tokens, so that it is content:
+Most families write special tokens around a call. A parser lists those that it reads in its
+`special_tokens`. `ChatTemplate.decode(ids, keep=parser.special_tokens)` leaves them in the text,
+and breaks up with a mark what a model merely spelled in ordinary tokens, so that it is content:
 
     ids [TOOL_CALLS] add { }       text "[TOOL_CALLS]add{}"      a call
     ids [ TOOL _CALLS ] add { }    text "[⟦TOOL_CALLS]add{}"     content, the mark taken away
@@ -57,7 +57,7 @@ class ToolParser(Protocol):
     """Reads one model family's way of writing tool calls."""
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def special_tokens(self) -> tuple[str, ...]:
         """The special tokens that are part of the family's syntax."""
         ...
 

@@ -1,7 +1,7 @@
 """Whether a call's arguments fit the JSON schema of its tool.
 
     check_parameters("add", {"type": "object", "properties": {"x": {"type": "integer"}}})
-    first_misfit("add", {…}, {"x": "1"})    ->    its path is ["x"]: '1' is not of type 'integer'
+    first_violation("add", {…}, {"x": "1"})    ->    its path is ["x"]: '1' is not of type 'integer'
 
 A schema comes from the user or from somebody's server: one that is none, or that refers to what is
 not within it, is one line before a launch, and nothing that it refers to is ever fetched.
@@ -27,33 +27,33 @@ def check_parameters(name: str, parameters: Any) -> None:
     """Raise a `ConfigError` for a schema that no arguments could be held against."""
     if not isinstance(parameters, Mapping):
         raise ConfigError(f"tool {name!r}: its parameters are no JSON schema: no object")
-    with _mistakes_of(name):
-        validator = _validator(name, _written(parameters))
+    with _schema_errors(name):
+        validator = _validator(name, _as_json(parameters))
         _follow_references(validator.schema, type(validator))
         next(validator.iter_errors({}), None)
 
 
-def first_misfit(
+def first_violation(
     name: str, parameters: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> ValidationError | None:
     """Where and why the arguments are not what the tool takes; None when they are."""
-    with _mistakes_of(name):
-        return next(_validator(name, _written(parameters)).iter_errors(arguments), None)
+    with _schema_errors(name):
+        return next(_validator(name, _as_json(parameters)).iter_errors(arguments), None)
 
 
 @contextmanager
-def _mistakes_of(name: str) -> Iterator[None]:
+def _schema_errors(name: str) -> Iterator[None]:
     from referencing.exceptions import Unresolvable
 
     try:
         yield
-    except Unresolvable as mistake:
-        raise ConfigError(f"tool {name!r}: its parameters refer to {mistake.ref!r}") from None
+    except Unresolvable as error:
+        raise ConfigError(f"tool {name!r}: its parameters refer to {error.ref!r}") from None
     except RecursionError:
         raise ConfigError(f"tool {name!r}: its parameters refer to themselves") from None
 
 
-def _written(parameters: Mapping[str, Any]) -> str:
+def _as_json(parameters: Mapping[str, Any]) -> str:
     return json.dumps(parameters, default=str, skipkeys=True)
 
 
@@ -65,27 +65,29 @@ def _validator(name: str, schema: str) -> Any:
 
     parameters = json.loads(schema)
     try:
-        kind = validator_for(parameters, default=Draft202012Validator)
-        kind.check_schema(parameters)
-    except (SchemaError, AttributeError, ValueError) as mistake:  # the last two: its `$schema`
-        reason = " ".join(getattr(mistake, "message", "its $schema is no address").split())[:200]
+        validator_class = validator_for(parameters, default=Draft202012Validator)
+        validator_class.check_schema(parameters)
+    except (SchemaError, AttributeError, ValueError) as error:  # the last two: its `$schema`
+        reason = " ".join(getattr(error, "message", "its $schema is no address").split())[:200]
         raise ConfigError(f"tool {name!r}: its parameters are no JSON schema: {reason}") from None
-    return kind(parameters, registry=Registry())  # the default one goes to the net
+    return validator_class(parameters, registry=Registry())  # the default one goes to the net
 
 
-def _follow_references(schema: Any, kind: Any) -> None:
+def _follow_references(schema: Any, validator_class: Any) -> None:
     """Look up each `$ref`: validation follows only those that the arguments lead to."""
     from referencing import Registry, Resource
     from referencing.jsonschema import DRAFT202012, specification_with
 
-    dialect = kind.META_SCHEMA.get("$schema", "")
+    dialect = validator_class.META_SCHEMA.get("$schema", "")
     root = Resource(schema, specification_with(dialect, default=DRAFT202012))
-    waiting = [(root, Registry().resolver_with_root(root))]
-    while waiting:
-        resource, resolver = waiting.pop()
-        for word in ("$ref", "$dynamicRef"):
-            reference = resource.contents.get(word) if isinstance(resource.contents, dict) else None
+    pending = [(root, Registry().resolver_with_root(root))]
+    while pending:
+        resource, resolver = pending.pop()
+        for keyword in ("$ref", "$dynamicRef"):
+            reference = (
+                resource.contents.get(keyword) if isinstance(resource.contents, dict) else None
+            )
             if isinstance(reference, str):
                 resolver.lookup(reference)
-        inner = resource.subresources()
-        waiting += [(each, resolver.in_subresource(each)) for each in inner]
+        subresources = resource.subresources()
+        pending += [(each, resolver.in_subresource(each)) for each in subresources]

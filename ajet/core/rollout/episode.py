@@ -48,7 +48,7 @@ from ajet.core.trajectory.base_recorder import BaseRecorder
 from ajet.core.trajectory.chat_recorder import ChatRecorder
 from ajet.core.trajectory.recorder import EpisodeRecorder
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
-from ajet.core.workflow.bridge import in_thread
+from ajet.core.workflow.bridge import run_in_thread
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow
 
@@ -355,7 +355,7 @@ class Attempt:
                 self._workflow_task = await self._environment.begin(self._workflow_task)
             execute, arguments = self._workflow.execute, (self._workflow_task, self._tuner)
             is_async = inspect.iscoroutinefunction(execute)
-            result: Any = execute(*arguments) if is_async else await in_thread(execute, *arguments)
+            result: Any = execute(*arguments) if is_async else await run_in_thread(execute, *arguments)
             return await result if inspect.isawaitable(result) else result
         except SystemExit as error:
             raise RuntimeError(f"the workflow called sys.exit({error.code!r})") from error

@@ -265,12 +265,12 @@ class EarlyStop:
         waves = admission.waves
         self._has_waves = waves is not None
         if waves is not None:
-            waves.ask_before_waves(self._before_wave)
+            waves.set_wave_check(self._before_wave)
         try:
             yield
         finally:
             if waves is not None:
-                waves.ask_before_waves(None)
+                waves.set_wave_check(None)
 
     def ended(self, plan: WorkflowTask) -> None:
         """Reports that this member's workflow is over; its slot is not free yet."""

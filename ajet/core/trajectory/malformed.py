@@ -35,7 +35,7 @@ from typing import Any, Literal
 
 from ajet.core.inference.endpoint import FinishReason
 from ajet.core.inference.tool_parser import ParsedReply, ToolCall
-from ajet.core.inference.tool_schema import first_misfit
+from ajet.core.inference.tool_schema import first_violation
 
 Check = Literal["nonsense", "wrong_toolcall", "format_type_1", "non_ascii"]
 
@@ -166,7 +166,7 @@ def _schema_error(call: ToolCall, offered: Mapping[Any, Any]) -> str | None:
     if call.name not in offered:
         names = ", ".join(map(str, offered)) or "none"
         return f"no tool {_short(call.name)} was offered, but {names}"
-    error = first_misfit(call.name, offered[call.name] or {}, call.arguments)
+    error = first_violation(call.name, offered[call.name] or {}, call.arguments)
     if error is None:
         return None
     place = "".join(f"[{step!r}]" for step in error.absolute_path)

@@ -56,7 +56,7 @@ class ReplyReader:
         notes: Mapping[str, Any],
     ) -> DecodedReply:
         """What turn number `turn` says; `notes` are those in `NOTES`."""
-        marked = self._text(completion, notes.get("stopped_at"), self._parser.reads)
+        marked = self._text(completion, notes.get("stopped_at"), self._parser.special_tokens)
         marked = notes.get("opening", "") + marked
         parsed = self._parser.parse(marked, tools).without_marks()
         text = clean_text(marked)

@@ -27,10 +27,10 @@ def read_agent_cfg(path: Any, base_dirs: Sequence[Path]) -> DictConfig:
     """The YAML that a row names, read once; without one an empty config."""
     if not path:
         return _read(None)
-    places = [(folder / Path(str(path)).expanduser()).resolve() for folder in base_dirs]
-    found = next((place for place in places if place.is_file()), None)
+    candidates = [(folder / Path(str(path)).expanduser()).resolve() for folder in base_dirs]
+    found = next((place for place in candidates if place.is_file()), None)
     if found is None:
-        tried = ", ".join(map(str, dict.fromkeys(places)))
+        tried = ", ".join(map(str, dict.fromkeys(candidates)))
         raise ConfigError(
             f"agent_cfg_path {str(path)!r} of a task: no such file; looked for {tried}"
         )
@@ -45,8 +45,8 @@ def _read(path: Path | None) -> DictConfig:
     try:
         cfg = OmegaConf.create() if path is None else OmegaConf.load(path)
     except YAMLError as error:
-        said = " ".join(str(error).split())
-        raise ConfigError(f"{path} (agent_cfg_path of a task): no valid YAML: {said}") from error
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{path} (agent_cfg_path of a task): no valid YAML: {reason}") from error
     if not isinstance(cfg, DictConfig):
         raise ConfigError(f"{path} (agent_cfg_path of a task): holds no keys with values")
     OmegaConf.set_readonly(cfg, True)  # the episodes share it

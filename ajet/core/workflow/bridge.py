@@ -1,8 +1,8 @@
 """Between an episode's event loop and other threads.
 
-    the loop:  await in_thread(workflow.execute, …)      plain code, in a thread of its own
-    a thread:  wait_for(loop, recorder.chat(…))          blocks until the loop has done it
-    any loop:  await on_loop(loop, recorder.chat(…))     the same, for code on another loop
+    the loop:  await run_in_thread(workflow.execute, …)      plain code, in a thread of its own
+    a thread:  run_blocking(loop, recorder.chat(…))          blocks until the loop has done it
+    any loop:  await run_on_loop(loop, recorder.chat(…))     the same, for code on another loop
 
 All calls of the model are made on the loop that the episode's recorder was made on: the recorder,
 the judge and the engine's waves need no locks of their own then.
@@ -23,28 +23,30 @@ from ajet.core.trajectory.limits import EpisodeClosed
 
 Result = TypeVar("Result")
 
-LOOK_S = 1.0
+POLL_S = 1.0
 """So often a waiting thread looks whether the loop is still there."""
 
 
-async def in_thread(function: Callable[..., Result], *arguments: Any) -> Result:
+async def run_in_thread(function: Callable[..., Result], *arguments: Any) -> Result:
     """What `function` returns or raises in a new thread. The threads of a pool would run out: an
     episode that waits for one holds up all that wait for the model."""
     loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[Result] = loop.create_future()
+    future: asyncio.Future[Result] = loop.create_future()
     context = contextvars.copy_context()
 
     def run() -> None:
         try:
-            _post(loop, _resolve, outcome, context.run(function, *arguments))
+            _post(loop, _resolve, future, context.run(function, *arguments))
         except BaseException as error:  # noqa: BLE001  # raised again where it is awaited
-            _post(loop, _reject, outcome, error)
+            _post(loop, _reject, future, error)
 
     threading.Thread(target=run, name="ajet-workflow", daemon=True).start()
-    return await outcome
+    return await future
 
 
-def wait_for(loop: asyncio.AbstractEventLoop | None, call: Coroutine[Any, Any, Result]) -> Result:
+def run_blocking(
+    loop: asyncio.AbstractEventLoop | None, call: Coroutine[Any, Any, Result]
+) -> Result:
     """What `call` gives, run on `loop`; blocks the thread meanwhile."""
     if loop is None or not loop.is_running() or loop is running_loop():
         call.close()
@@ -52,18 +54,18 @@ def wait_for(loop: asyncio.AbstractEventLoop | None, call: Coroutine[Any, Any, R
             "a blocking call of the model on its event loop's own thread would wait for itself: "
             "use the asynchronous form, or write `def execute`, which runs in a thread of its own"
         )
-    asked = asyncio.run_coroutine_threadsafe(call, loop)
+    future = asyncio.run_coroutine_threadsafe(call, loop)
     while True:
         try:
-            return asked.result(LOOK_S)
+            return future.result(POLL_S)
         except TimeoutError:
-            if asked.done():  # in this very moment, or with an error of its own
-                return asked.result()
+            if future.done():  # in this very moment, or with an error of its own
+                return future.result()
             if not loop.is_running():
                 raise EpisodeClosed("the event loop of the episode has ended") from None
 
 
-def on_loop(
+def run_on_loop(
     loop: asyncio.AbstractEventLoop | None, call: Coroutine[Any, Any, Result]
 ) -> Awaitable[Result]:
     """`call` as something to await here, run on `loop`, which may be this one. Cancelling the
@@ -79,16 +81,16 @@ def _post(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arg
         loop.call_soon_threadsafe(function, *args)
 
 
-def _resolve(outcome: asyncio.Future[Result], result: Result) -> None:
-    if not outcome.done():
-        outcome.set_result(result)
+def _resolve(future: asyncio.Future[Result], result: Result) -> None:
+    if not future.done():
+        future.set_result(result)
 
 
-def _reject(outcome: asyncio.Future[Any], error: BaseException) -> None:
-    if not outcome.done():
-        outcome.set_exception(_not_stop(error))
+def _reject(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(_without_stop_iteration(error))
 
 
-def _not_stop(error: BaseException) -> BaseException:
+def _without_stop_iteration(error: BaseException) -> BaseException:
     """A future takes no StopIteration."""
     return RuntimeError("StopIteration") if isinstance(error, StopIteration) else error

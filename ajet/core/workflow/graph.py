@@ -20,7 +20,7 @@
 
 A graph is made for each episode, as `Graph(agent_name, cfg, llm, tokenizer)` without what its
 constructor does not take. A class without a constructor, of any base, has these as attributes, and
-`build_graph` is called for it. What `run` may return is in `output_of`.
+`build_graph` is called for it. What `run` may return is in `to_workflow_output`.
 
 Not covered: images, ChatLearn's engine behind `llm` (`async_generate`): `llm` is the chat model.
 """
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ajet.core.workflow.adapters.langchain import LangChainModel
     from ajet.core.workflow.tuner import ModelTuner
 
-GIVEN = ("agent_name", "cfg", "llm", "tokenizer")
+CONSTRUCTOR_ARGUMENTS = ("agent_name", "cfg", "llm", "tokenizer")
 
 
 def CustomChatModel(
@@ -106,14 +106,14 @@ class BaseAgentGraph:
         meta = {} if last is None else last.response_metadata
         ids, mask = meta.get("token_ids", []), meta.get("loss_mask", [])
         start = mask.index(1) if 1 in mask else len(mask)
-        words = "" if last is None else str(last.text)
+        text = "" if last is None else str(last.text)
         return AgentGraphOutput(
-            str_output=self.tokenizer.decode(ids[start:]) if self.tokenizer else words,
+            str_output=self.tokenizer.decode(ids[start:]) if self.tokenizer else text,
             prompt_ids=ids[:start],
             all_token_ids=ids,
             loss_mask=mask,
             num_turns=index + 1,
-            extra_fields={"final_answer": words},
+            extra_fields={"final_answer": text},
         )
 
 
@@ -128,35 +128,35 @@ class GraphWorkflow(Workflow):
         path = row.get("agent_cfg_path") or getattr(self.graph_class, "agent_cfg_path", None)
         cfg = read_agent_cfg(path, base_dirs_of(model_tuner.config))
         model_tuner.tighten_limits(**limits_of(cfg))
-        graph = self._made(cfg, model_tuner)
+        graph = self._make_graph(cfg, model_tuner)
         arguments = _row_arguments(workflow_task) | {"sampling_params": _sampling(model_tuner)}
-        return output_of(await graph.run(**_taken(graph.run, arguments)))
+        return to_workflow_output(await graph.run(**_accepted_arguments(graph.run, arguments)))
 
-    def _made(self, cfg: DictConfig, model_tuner: ModelTuner) -> Any:
+    def _make_graph(self, cfg: DictConfig, model_tuner: ModelTuner) -> Any:
         llm = model_tuner.as_langchain_model(agent_name=self.agent_name)
         values = (self.agent_name, cfg, llm, model_tuner.tokenizer)
-        given: dict[str, Any] = dict(zip(GIVEN, values, strict=True))
+        given: dict[str, Any] = dict(zip(CONSTRUCTOR_ARGUMENTS, values, strict=True))
         kind = self.graph_class
         if kind.__init__ not in (object.__init__, BaseAgentGraph.__init__):
-            return kind(**_taken(kind, given))
+            return kind(**_accepted_arguments(kind, given))
         graph = kind(**given) if issubclass(kind, BaseAgentGraph) else kind()
         for name, value in (given | {"chatmodel": llm}).items():
             if not hasattr(graph, name):
                 setattr(graph, name, value)
-        _build(graph)
+        _build_graph(graph)
         return graph
 
 
 def as_workflow(kind: type, agent_name: str) -> type[GraphWorkflow]:
     """The workflow of a graph class: errors and the run folder name the user's class."""
-    same = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    own = {
+    copied = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    attributes = {
         "graph_class": kind,
         "agent_name": agent_name,
         "name": agent_name,
         "trainable_targets": getattr(kind, "trainable_targets", None),
     }
-    return type(kind.__name__, (GraphWorkflow,), same | own)
+    return type(kind.__name__, (GraphWorkflow,), copied | attributes)
 
 
 def is_graph(kind: type) -> bool:
@@ -173,14 +173,14 @@ def check_graph(kind: type, where: str) -> None:
     if not inspect.iscoroutinefunction(run):
         raise ConfigError(f"{place}.run is not async: write async def run(self, messages, …)")
     for parameter in list(inspect.signature(kind).parameters.values()):
-        if _is_required(parameter) and parameter.name not in GIVEN:
+        if _is_required(parameter) and parameter.name not in CONSTRUCTOR_ARGUMENTS:
             raise ConfigError(
-                f"{place} is made with {', '.join(GIVEN)}: "
+                f"{place} is made with {', '.join(CONSTRUCTOR_ARGUMENTS)}: "
                 f"give {parameter.name} of its __init__ a default"
             )
 
 
-def output_of(result: Any) -> WorkflowOutput:
+def to_workflow_output(result: Any) -> WorkflowOutput:
     """A graph may return an AgentGraphOutput, its state (the last reply is the answer), the answer
     as text, or a WorkflowOutput."""
     if isinstance(result, WorkflowOutput):
@@ -191,14 +191,14 @@ def output_of(result: Any) -> WorkflowOutput:
     if isinstance(result, str):
         return WorkflowOutput(metadata={"final_answer": result})
     if isinstance(result, Mapping) and "messages" in result:
-        return WorkflowOutput(metadata={"final_answer": last_words(result["messages"])})
+        return WorkflowOutput(metadata={"final_answer": last_reply_text(result["messages"])})
     raise TypeError(
         f"run() returned a {type(result).__name__}: return an AgentGraphOutput, the graph's state "
         "(with messages), the answer as text, or a WorkflowOutput"
     )
 
 
-def last_words(messages: Sequence[Any]) -> str:
+def last_reply_text(messages: Sequence[Any]) -> str:
     """The text of the last reply among LangChain messages; "" without one."""
     reply = _last_reply(messages)[1]
     return "" if reply is None else str(reply.text)
@@ -230,7 +230,7 @@ def _sampling(model_tuner: ModelTuner) -> dict[str, float | int]:
     return sampling | {"max_new_tokens": sampling.pop("max_tokens")}
 
 
-def _taken(function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+def _accepted_arguments(function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Those of the arguments that the function takes."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -243,7 +243,7 @@ def _is_required(parameter: inspect.Parameter) -> bool:
     return parameter.default is parameter.empty and not is_variable
 
 
-def _build(graph: Any) -> None:
+def _build_graph(graph: Any) -> None:
     """`build_graph` may set `self.graph`, or return it, compiled or not."""
     built = graph.build_graph() if hasattr(graph, "build_graph") else None
     if built is not None and not hasattr(graph, "graph"):

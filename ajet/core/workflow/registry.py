@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ajet.core.task.task import Task
 
 DEFAULT_AGENT = "single_turn_agent"
-BUILT_IN = {
+BUILT_IN_AGENTS = {
     DEFAULT_AGENT: "ajet.agents.single_turn->SingleTurnAgent",
     "tool_agent": "ajet.agents.tool_agent->ToolAgent",
     "react_agent": "ajet.agents.react->ReactAgent",
@@ -44,21 +44,21 @@ _WORKFLOWS: dict[str, type[Workflow]] = {}
 
 def register(agent_name: str) -> Callable[[type[T]], type[T]]:
     """Class decorator: tasks whose `agent_name` is this run the class."""
-    if agent_name in BUILT_IN:
+    if agent_name in BUILT_IN_AGENTS:
         raise ConfigError(f"agent_name {agent_name!r} is one of ajet's own agents: choose another")
 
-    def keep(kind: type[T]) -> type[T]:
+    def decorate(kind: type[T]) -> type[T]:
         workflow = workflow_for(kind, f"@register({agent_name!r})", agent_name)
-        known = _WORKFLOWS.get(agent_name)
-        if known is not None and _place(known) != _place(workflow):
+        existing = _WORKFLOWS.get(agent_name)
+        if existing is not None and _qualified_name(existing) != _qualified_name(workflow):
             raise ConfigError(
                 f"agent_name {agent_name!r} is registered twice: "
-                f"by {_place(known)} and by {_place(workflow)}"
+                f"by {_qualified_name(existing)} and by {_qualified_name(workflow)}"
             )
         _WORKFLOWS[agent_name] = workflow
         return kind
 
-    return keep
+    return decorate
 
 
 def workflow_for(kind: type, where: str, agent_name: str | None = None) -> type[Workflow]:
@@ -71,28 +71,28 @@ def workflow_for(kind: type, where: str, agent_name: str | None = None) -> type[
             f"{where}: {line_of(kind)}: {kind.__name__} is not a Workflow; "
             "derive it from ajet.Workflow"
         )
-    for known in _WORKFLOWS.values():
-        if getattr(known, "graph_class", None) is kind and agent_name is None:
-            return known
+    for existing in _WORKFLOWS.values():
+        if getattr(existing, "graph_class", None) is kind and agent_name is None:
+            return existing
     return as_workflow(kind, agent_name or kind.__name__)
 
 
-def registered(agent_name: str) -> type[Workflow] | None:
+def registered_workflow(agent_name: str) -> type[Workflow] | None:
     """The class registered under this name, or ajet's own of this name, if any."""
-    if agent_name not in BUILT_IN:
+    if agent_name not in BUILT_IN_AGENTS:
         return _WORKFLOWS.get(agent_name)
-    module, _, name = BUILT_IN[agent_name].partition("->")
+    module, _, name = BUILT_IN_AGENTS[agent_name].partition("->")
     return getattr(import_module(module), name)
 
 
-def agent_modules(config: AjetConfig) -> list[ModuleType]:
+def import_agent_modules(config: AjetConfig) -> list[ModuleType]:
     """The modules that register the user's agents, imported."""
     where = "ajet.rollout.agent_modules"
     specs = config.ajet.rollout.agent_modules
     return [load_module(spec, base_dirs=config.base_dirs, where=where) for spec in specs]
 
 
-class WorkflowChooser:
+class WorkflowFactory:
     """Makes one workflow object for each episode of a task."""
 
     def __init__(self, default: type[Workflow]) -> None:
@@ -101,15 +101,15 @@ class WorkflowChooser:
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
         """The user's workflow, imported now: a mistake in it is found before a model is loaded."""
-        agent_modules(config)
+        import_agent_modules(config)
         where = "ajet.rollout.user_workflow"
         spec = config.ajet.rollout.user_workflow or DEFAULT_AGENT
-        if (found := registered(spec)) is not None:
+        if (found := registered_workflow(spec)) is not None:
             return cls(found)
         if "->" not in spec:
             raise ConfigError(
                 f"{where}: nothing is registered as {spec!r}; name a class as path/file.py->Class, "
-                f"or an agent: {unknown_agent(spec)}"
+                f"or an agent: {unknown_agent_hint(spec)}"
             )
         kind = load_object(spec, base_dirs=config.base_dirs, kind=object, where=where)
         return cls(workflow_for(kind, f"{where}: {spec!r}"))
@@ -122,11 +122,11 @@ class WorkflowChooser:
         name = task.metadata.get("agent_name")
         if not name:
             return self.default
-        found = registered(str(name))
+        found = registered_workflow(str(name))
         if found is None:
             raise ConfigError(
                 f"task {task.task_id}: no workflow is registered as agent_name {name!r}; "
-                f"{unknown_agent(str(name))}"
+                f"{unknown_agent_hint(str(name))}"
             )
         return found
 
@@ -135,13 +135,13 @@ class WorkflowChooser:
         return list(dict.fromkeys(map(self.class_for, tasks)))
 
 
-def unknown_agent(name: str) -> str:
+def unknown_agent_hint(name: str) -> str:
     """What to do about a name that nobody registered."""
-    known = sorted([*BUILT_IN, *_WORKFLOWS])
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+    existing = sorted([*BUILT_IN_AGENTS, *_WORKFLOWS])
+    close = difflib.get_close_matches(name, existing, n=1, cutoff=0.75)
+    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(existing)}"
     return f"{hint} (a file that registers more is named in ajet.rollout.agent_modules)"
 
 
-def _place(workflow: type[Workflow]) -> str:
+def _qualified_name(workflow: type[Workflow]) -> str:
     return f"{workflow.__module__}.{workflow.__qualname__}"

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ajet.core.task.workflow_task import LARGEST_REWARD
-from ajet.core.workflow.bridge import on_loop
+from ajet.core.workflow.bridge import run_on_loop
 
 if TYPE_CHECKING:
     from agentscope.model import ChatModelBase
@@ -61,7 +61,7 @@ class ModelTuner:
         self._own_gateway: Gateway | None = None  # where nobody gave one
         self._keys: list[str] = []
         self._grants: dict[tuple[str, str], Grant] = {}
-        self._serial = itertools.count()  # of answers, whichever client gets them
+        self._response_numbers = itertools.count()  # of answers, whichever client gets them
         self._agentscope: ChatModelBase | None = None
 
     async def __call__(
@@ -121,7 +121,7 @@ class ModelTuner:
             tool_choice=tool_choice,
             overrides=SamplingOverrides(**sampling),
         )
-        turn = await on_loop(self._recorder.loop, call)
+        turn = await run_on_loop(self._recorder.loop, call)
         reply = copy.deepcopy(turn.reply)  # the agent may edit its own
         if malformed := turn.notes.get("malformed_calls"):
             reply["malformed_tool_calls"] = list(malformed)
@@ -137,7 +137,7 @@ class ModelTuner:
             target_tag=self.target_tag,
             overrides=SamplingOverrides(**sampling),
         )
-        turn = await on_loop(self._recorder.loop, call)
+        turn = await run_on_loop(self._recorder.loop, call)
         return turn.completion
 
     def credit_turn(self, reward: float | None = None, state_key: str | None = None) -> None:
@@ -252,7 +252,9 @@ class ModelTuner:
 
         names = agent_name or self.agent_name, target_tag or self.target_tag
         if names not in self._grants:
-            self._grants[names] = Grant(self._recorder, *names, serial=self._serial)
+            self._grants[names] = Grant(
+                self._recorder, *names, response_numbers=self._response_numbers
+            )
         return self._grants[names]
 
     def _is_trained(self, grant: Grant) -> bool:

@@ -9,7 +9,7 @@ from ajet.core.record.origin import RunOrigin
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.weight_sync.folder import FolderSource
 from ajet.core.weight_sync.manifest import WeightsError
-from ajet.servers.serving import ServerStart
+from ajet.servers.serving import ServerSpec
 
 
 class ToldEngines:
@@ -58,7 +58,7 @@ async def test_servers_begin_with_the_weights_that_the_trainer_publishes_first(
     first, second = (FolderSource(tmp_path / f"v{version}", version) for version in (3, 4))
     await serving.load(first)
     await serving.load(second)
-    server = ServerStart(engine, on_gpu, first, (7, 8))
+    server = ServerSpec(engine, on_gpu, first, (7, 8))
     assert engines.told == [("start", server), ("load", 3), ("load", 4)]
 
 

@@ -118,7 +118,7 @@ def test_a_request_that_is_tried_again_has_one_place():
 
 
 def test_episodes_that_never_leave_are_forgotten_at_last():
-    routing = Routing(["a", "b"], max_homes=3)
+    routing = Routing(["a", "b"], max_episodes=3)
     for number in range(10):
         routing.done(f"e{number}/0") or routing.assign(f"e{number}/0")
     assert routing.leave("e0") is None and routing.leave("e9") is not None

@@ -432,7 +432,7 @@ async def test_the_deadline_leaves_out_what_an_episode_waits_for_the_others():
         def waves(self):
             return self
 
-        def ask_before_waves(self, ask):
+        def set_wave_check(self, check):
             pass
 
         async def generate(self, prompt_ids, sampling, request_id):

@@ -100,7 +100,7 @@ class Agent:
         return ids[:end]
 
     def parsed(self, completion):
-        text = self.template.decode(completion.token_ids, keep=self.parser.reads)
+        text = self.template.decode(completion.token_ids, keep=self.parser.special_tokens)
         found = self.parser.parse(text).without_marks()
         reply = {"role": "assistant", "content": found.content}
         if found.reasoning:

@@ -21,7 +21,7 @@ from ajet.core.rollout.request import RolloutRequest
 from ajet.core.workflow import registry
 from ajet.core.workflow.agent_cfg import read_agent_cfg
 from ajet.core.workflow.graph import as_workflow, check_graph
-from ajet.core.workflow.registry import WorkflowChooser
+from ajet.core.workflow.registry import WorkflowFactory
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 
 TOKENIZER = chat_tokenizer("qwen2_5")
@@ -299,7 +299,7 @@ async def test_each_episode_has_a_graph_of_its_own():
 def test_register_takes_a_graph_and_gives_it_back_unchanged():
     kind = register("math_eval")(MathEval)
     assert kind is MathEval
-    workflow = WorkflowChooser(None).class_for(Task("t", "q", metadata={"agent_name": "math_eval"}))
+    workflow = WorkflowFactory(None).class_for(Task("t", "q", metadata={"agent_name": "math_eval"}))
     assert issubclass(workflow, Workflow)
     assert (workflow.__name__, workflow.__module__) == ("MathEval", __name__)
     register("math_eval")(MathEval)  # the same class again, as when a file is loaded twice
@@ -378,11 +378,11 @@ def config_of(tmp_path):
 
 def test_the_config_may_name_a_graph_class(config_of):
     from ajet.assembly import user_files
-    from ajet.core.workflow.registry import WorkflowChooser
+    from ajet.core.workflow.registry import WorkflowFactory
 
     config = config_of("FromFile")
     check_classes(config)
-    workflow = WorkflowChooser.from_config(config).default
+    workflow = WorkflowFactory.from_config(config).default
     assert (workflow.__name__, workflow.agent_name) == ("FromFile", "from_file")
     assert [file.name for file in user_files(config)] == ["graphs.py"]
 

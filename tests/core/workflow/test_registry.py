@@ -5,7 +5,7 @@ import pytest
 from ajet import Task, Workflow, register
 from ajet.core.errors import ConfigError
 from ajet.core.workflow import registry
-from ajet.core.workflow.registry import BUILT_IN, WorkflowChooser, registered
+from ajet.core.workflow.registry import BUILT_IN_AGENTS, WorkflowFactory, registered_workflow
 
 
 class Default(Workflow):
@@ -31,7 +31,7 @@ def task(**row):
 
 def test_the_column_picks_the_registered_class_and_each_episode_gets_its_own_object():
     register("math_agent")(Math)
-    choose = WorkflowChooser(Default)
+    choose = WorkflowFactory(Default)
     assert type(choose(task(agent_name="math_agent"))) is Math
     assert type(choose(task())) is Default
     assert choose(task()) is not choose(task())
@@ -40,9 +40,9 @@ def test_the_column_picks_the_registered_class_and_each_episode_gets_its_own_obj
 def test_ajets_own_agents_are_there_by_name_and_their_names_are_taken():
     from ajet.agents.tool_agent import ToolAgent
 
-    assert type(WorkflowChooser(Default)(task(agent_name="tool_agent"))) is ToolAgent
-    for name, place in BUILT_IN.items():
-        found = registered(name)
+    assert type(WorkflowFactory(Default)(task(agent_name="tool_agent"))) is ToolAgent
+    for name, place in BUILT_IN_AGENTS.items():
+        found = registered_workflow(name)
         assert found is not None
         assert f"{found.__module__}->{found.__name__}" == place
         with pytest.raises(ConfigError, match=f"'{name}' is one of ajet's own agents"):
@@ -52,10 +52,10 @@ def test_ajets_own_agents_are_there_by_name_and_their_names_are_taken():
 def test_an_unknown_name_says_what_was_meant():
     register("math_agent")(Math)
     with pytest.raises(ConfigError, match=r"agent_name 'math_agnt'; did you mean 'math_agent'\?"):
-        WorkflowChooser(Default)(task(agent_name="math_agnt"))
+        WorkflowFactory(Default)(task(agent_name="math_agnt"))
     registry._WORKFLOWS.clear()
     with pytest.raises(ConfigError, match=r"'solver'; there are react_agent, single_turn_agent"):
-        WorkflowChooser(Default)(task(agent_name="solver"))
+        WorkflowFactory(Default)(task(agent_name="solver"))
 
 
 def test_one_name_for_two_classes_is_an_error_and_reloading_one_is_not():

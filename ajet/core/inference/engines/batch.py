@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from ajet.core.inference.engines.forward import Forward, Row
+from ajet.core.inference.engines.forward import BatchRow, Forward
 from ajet.core.inference.engines.sampling import Sampler
 
 KEEP_FRACTION = 0.8
@@ -43,8 +43,8 @@ class Batch:
         self._max_num_seqs = max_num_seqs
         self._max_kv_tokens = max_kv_tokens
         self._eager = eager
-        self._queue: deque[Row] = deque()
-        self._rows: list[Row] = []
+        self._queue: deque[BatchRow] = deque()
+        self._rows: list[BatchRow] = []
         self._sampler = Sampler([], device)
         self._must_rebuild = False
         self._steps_since_join = 0
@@ -58,7 +58,7 @@ class Batch:
         """Whether any row waits or runs."""
         return bool(self._queue or self._rows)
 
-    def add(self, rows: Iterable[Row]) -> None:
+    def add(self, rows: Iterable[BatchRow]) -> None:
         """Queue rows; they start in this order."""
         self._queue.extend(rows)
 
@@ -78,17 +78,17 @@ class Batch:
         self._rows = []
         self._forward.reset()
 
-    def step(self) -> list[Row]:
+    def step(self) -> list[BatchRow]:
         """Sample one token for every running row; returns the rows that this finished."""
         aborted = self._take_aborted()
         self._reshape()
         return aborted + (self._decode() if self._rows else [])
 
-    def _decode(self) -> list[Row]:
+    def _decode(self) -> list[BatchRow]:
         logits = self._forward.decode(self._rows)
         counts = np.array([len(row.logprobs) for row in self._rows], np.int64)
         tokens, logprobs = self._sampler.draw(logits, counts)
-        ended: list[tuple[int, Row]] = []
+        ended: list[tuple[int, BatchRow]] = []
         for number, row in enumerate(self._rows):
             if row.finish_reason is None:
                 row.append(tokens[number], logprobs[number])
@@ -102,7 +102,7 @@ class Batch:
             self._rows = []
         return [row for _, row in ended]
 
-    def _take_aborted(self) -> list[Row]:
+    def _take_aborted(self) -> list[BatchRow]:
         aborted = [
             row for row in (*self._rows, *self._queue) if row.aborted and row.finish_reason is None
         ]
@@ -140,10 +140,10 @@ class Batch:
             or self._steps_since_join >= JOIN_INTERVAL
         )
 
-    def _admit(self, running: Sequence[Row]) -> list[Row]:
+    def _admit(self, running: Sequence[BatchRow]) -> list[BatchRow]:
         """Rows from the head of the queue while a rectangle of all rows fits the budget."""
         count, longest = len(running), max((row.max_len for row in running), default=0)
-        admitted: list[Row] = []
+        admitted: list[BatchRow] = []
         while self._queue and count < self._max_num_seqs:
             longest = max(longest, self._queue[0].max_len)
             count += 1
@@ -152,7 +152,7 @@ class Batch:
             admitted.append(self._queue.popleft())
         return admitted
 
-    def _rebuild(self, running: list[Row], admitted: list[Row]) -> None:
+    def _rebuild(self, running: list[BatchRow], admitted: list[BatchRow]) -> None:
         numbered = [(n, row) for n, row in enumerate(self._rows) if row.finish_reason is None]
         self._forward.store(numbered)
         for row in admitted:
@@ -169,6 +169,6 @@ class Batch:
         self._must_rebuild = False
         self._steps_since_join = 0
 
-    def _set_rows(self, rows: list[Row]) -> None:
+    def _set_rows(self, rows: list[BatchRow]) -> None:
         self._rows = rows
         self._sampler = Sampler([row.sampling for row in rows], self._device)

@@ -16,28 +16,28 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor, nn
 
-from ajet.core.inference.engines.forward import Row
+from ajet.core.inference.engines.forward import BatchRow
 from ajet.core.inference.engines.kv_cache import (
     MASKED,
-    Gathered,
+    CacheLayout,
+    GatheredCache,
     Ids,
     KVBatch,
     KVPool,
-    Layout,
     attend_shared,
 )
-from ajet.core.inference.engines.prefix_cache import Node, PrefixCache, path, path_slots
+from ajet.core.inference.engines.prefix_cache import PrefixCache, PrefixNode, path, path_slots
 from ajet.core.model.decoder import Decoder
 from ajet.core.model.precision import to_wide_dtype
 
-MAX_PIECE = 512
-"""A longer run of new tokens is computed in pieces, so that the scores stay small."""
+MAX_CHUNK = 512
+"""A longer run of new tokens is computed in chunks, so that the scores stay small."""
 MAX_SCORES = 500_000
 """Attention scores (tokens x heads x columns) computed at a time."""
 
 
 @dataclass(frozen=True)
-class Piece:
+class PrefillChunk:
     """New tokens to compute, after the slots of all that precedes them."""
 
     before: Ids
@@ -71,7 +71,7 @@ class FlatForward:
         """The episodes are over."""
         self._cache.release(episode_ids)
 
-    def rebuild(self, rows: Sequence[Row]) -> int:
+    def rebuild(self, rows: Sequence[BatchRow]) -> int:
         """Form a batch of these rows, sorted by token ids; how many tokens it had to compute."""
         self._cache.tick()
         tails = [self._insert(row.ids[:-1]) for row in rows]
@@ -80,7 +80,7 @@ class FlatForward:
         self._batch = KVBatch(self._pool, [path_slots(tail) for tail in tails])
         return num_computed
 
-    def decode(self, rows: Sequence[Row]) -> Tensor:
+    def decode(self, rows: Sequence[BatchRow]) -> Tensor:
         """Logits ``[rows, vocab]`` in float32 or wider after the last token of each row."""
         assert self._batch is not None
         tokens = np.array([row.ids[-1] for row in rows], np.int64)
@@ -99,7 +99,7 @@ class FlatForward:
         else:
             self._batch = None
 
-    def store(self, rows: Sequence[tuple[int, Row]]) -> None:
+    def store(self, rows: Sequence[tuple[int, BatchRow]]) -> None:
         """Put rows, each with its number in the batch, into the cache as far as there is room."""
         if self._batch is None:
             return
@@ -124,69 +124,71 @@ class FlatForward:
                 np.concatenate(numbers), np.concatenate(positions), np.concatenate(slots)
             )
 
-    def _insert(self, ids: list[int]) -> Node:
+    def _insert(self, ids: list[int]) -> PrefixNode:
         tail = self._cache.insert(np.array(ids, np.int64))
         assert tail is not None, "the engine admits no more rows than the pool holds"
         return tail
 
-    def _compute(self, paths: list[list[Node]]) -> int:
+    def _compute(self, paths: list[list[PrefixNode]]) -> int:
         """Compute the nodes that lack keys and values, parents before children."""
-        levels: list[dict[int, Piece]] = []
+        levels: list[dict[int, PrefillChunk]] = []
         for nodes in paths:
-            for level, piece in enumerate(_missing_pieces(nodes)):
+            for level, chunk in enumerate(_missing_chunks(nodes)):
                 if level == len(levels):
                     levels.append({})
-                levels[level].setdefault(int(piece.slots[0]), piece)
-        for pieces in levels:
-            for chunk in self._chunks(list(pieces.values())):
-                self._prefill(chunk)
+                levels[level].setdefault(int(chunk.slots[0]), chunk)
+        for chunks in levels:
+            for group in self._group_chunks(list(chunks.values())):
+                self._prefill(group)
         for node in {node for nodes in paths for node in nodes}:
             node.computed = True
-        return sum(len(piece.tokens) for pieces in levels for piece in pieces.values())
+        return sum(len(chunk.tokens) for chunks in levels for chunk in chunks.values())
 
-    def _chunks(self, pieces: list[Piece]) -> Iterator[list[Piece]]:
-        """Neighbouring pieces whose attention scores fit in memory together."""
-        chunk: list[Piece] = []
-        for piece in pieces:
-            grown = [*chunk, piece]
+    def _group_chunks(self, chunks: list[PrefillChunk]) -> Iterator[list[PrefillChunk]]:
+        """Neighbouring chunks whose attention scores fit in memory together."""
+        group: list[PrefillChunk] = []
+        for chunk in chunks:
+            grown = [*group, chunk]
             queries = len(grown) * max(len(p.tokens) for p in grown) * self._decoder.num_heads
-            if chunk and queries * max(len(p.before) + len(p.tokens) for p in grown) > MAX_SCORES:
-                yield chunk
-                grown = [piece]
-            chunk = grown
-        if chunk:
-            yield chunk
+            if group and queries * max(len(p.before) + len(p.tokens) for p in grown) > MAX_SCORES:
+                yield group
+                grown = [chunk]
+            group = grown
+        if group:
+            yield group
 
-    def _prefill(self, pieces: list[Piece]) -> None:
-        """Write the keys and values of these pieces' tokens to the pool."""
-        lengths = np.array([len(piece.tokens) for piece in pieces])
+    def _prefill(self, chunks: list[PrefillChunk]) -> None:
+        """Write the keys and values of these chunks' tokens to the pool."""
+        lengths = np.array([len(chunk.tokens) for chunk in chunks])
         width = int(lengths.max())
-        rows_N = np.repeat(np.arange(len(pieces)), lengths)
+        rows_N = np.repeat(np.arange(len(chunks)), lengths)
         offsets = [np.arange(n) for n in lengths]
         queries_N = np.concatenate([o + width - len(o) for o in offsets])
         positions_N = np.concatenate(
-            [o + len(piece.before) for o, piece in zip(offsets, pieces, strict=True)]
+            [o + len(chunk.before) for o, chunk in zip(offsets, chunks, strict=True)]
         )
-        attention = PrefillAttention(self._pool, pieces, rows_N, queries_N)
-        tokens_N = np.concatenate([piece.tokens for piece in pieces])
+        attention = PrefillAttention(self._pool, chunks, rows_N, queries_N)
+        tokens_N = np.concatenate([chunk.tokens for chunk in chunks])
         self._decoder(self._pool.tensor(tokens_N), self._pool.tensor(positions_N), attention.attend)
 
 
 class PrefillAttention:
-    """Attention of several pieces' new tokens over what precedes them and among themselves.
+    """Attention of several chunks' new tokens over what precedes them and among themselves.
 
     Like a decode step, but with several queries a row; they are aligned at the right too, so the
     query in column c of the queries sees the own columns up to ``c + columns - queries``.
     """
 
-    def __init__(self, pool: KVPool, pieces: list[Piece], rows_N: Ids, queries_N: Ids) -> None:
+    def __init__(
+        self, pool: KVPool, chunks: list[PrefillChunk], rows_N: Ids, queries_N: Ids
+    ) -> None:
         self._pool = pool
-        layout = Layout.of([np.concatenate((piece.before, piece.slots)) for piece in pieces])
-        self._gathered = Gathered(pool, layout)
+        layout = CacheLayout.of([np.concatenate((chunk.before, chunk.slots)) for chunk in chunks])
+        self._gathered = GatheredCache(pool, layout)
         self._segments = layout.segments
-        self._slots_N = pool.tensor(np.concatenate([piece.slots for piece in pieces]))
+        self._slots_N = pool.tensor(np.concatenate([chunk.slots for chunk in chunks]))
         self._rows_N, self._queries_N = pool.tensor(rows_N), pool.tensor(queries_N)
-        self._num_rows = len(pieces)
+        self._num_rows = len(chunks)
         self._num_queries = int(queries_N.max()) + 1
         self._mask = self._causal_mask(layout)
 
@@ -207,7 +209,7 @@ class PrefillAttention:
         )
         return out[:, self._rows_N, self._queries_N].transpose(0, 1).reshape(q.shape)
 
-    def _causal_mask(self, layout: Layout) -> Tensor:
+    def _causal_mask(self, layout: CacheLayout) -> Tensor:
         """``[1, rows, queries, 1, columns]``."""
         columns = layout.own_RT.shape[1]
         column = np.arange(columns)
@@ -217,13 +219,13 @@ class PrefillAttention:
         return self._pool.tensor(mask).to(self._pool.k.dtype)[None, :, :, None]
 
 
-def _missing_pieces(nodes: list[Node]) -> Iterator[Piece]:
-    """The uncomputed tokens of a path, cut at `MAX_PIECE`."""
+def _missing_chunks(nodes: list[PrefixNode]) -> Iterator[PrefillChunk]:
+    """The uncomputed tokens of a path, cut at `MAX_CHUNK`."""
     before = np.empty(0, np.int64)
     for node in nodes:
         if not node.computed:
-            for at in range(0, len(node.tokens), MAX_PIECE):
-                end = at + MAX_PIECE
+            for at in range(0, len(node.tokens), MAX_CHUNK):
+                end = at + MAX_CHUNK
                 context = np.concatenate((before, node.slots[:at]))
-                yield Piece(context, node.tokens[at:end], node.slots[at:end])
+                yield PrefillChunk(context, node.tokens[at:end], node.slots[at:end])
         before = np.concatenate((before, node.slots))

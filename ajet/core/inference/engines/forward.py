@@ -20,7 +20,7 @@ from ajet.core.inference.endpoint import Completion, FinishReason, SamplingParam
 
 
 @dataclass(eq=False)
-class Row:
+class BatchRow:
     """One request while it runs: `ids` is the prompt and what was sampled so far."""
 
     request_id: str
@@ -29,7 +29,7 @@ class Row:
     stop_ids: frozenset[int]
     max_len: int
     """Prompt and new tokens together end here at the latest."""
-    holds_stop: Callable[[Sequence[int]], bool] | None = None
+    stop_check: Callable[[Sequence[int]], bool] | None = None
     """Whether the text of these sampled ids holds a stop string; looked at after each token."""
     policy_version: int = 0
     ids: list[int] = field(init=False)
@@ -56,7 +56,7 @@ class Row:
             self.finish_reason = "length"
 
     def _has_stop_string(self) -> bool:
-        check = self.holds_stop
+        check = self.stop_check
         return check is not None and check(self.ids[len(self.prompt_ids) :])
 
     def completion(self) -> Completion:
@@ -75,11 +75,11 @@ class Forward(Protocol):
     """Forward passes over a batch of rows. The rows of `decode` are those of the last `rebuild`,
     less those that `keep` dropped."""
 
-    def rebuild(self, rows: Sequence[Row]) -> int:
+    def rebuild(self, rows: Sequence[BatchRow]) -> int:
         """Form the batch of these rows, sorted by token ids; how many tokens it had to compute."""
         ...
 
-    def decode(self, rows: Sequence[Row]) -> Tensor:
+    def decode(self, rows: Sequence[BatchRow]) -> Tensor:
         """Float32 logits ``[rows, vocab]`` that follow the last token of each row."""
         ...
 
@@ -87,7 +87,7 @@ class Forward(Protocol):
         """Drop all rows but these, named by ascending number."""
         ...
 
-    def store(self, rows: Sequence[tuple[int, Row]]) -> None:
+    def store(self, rows: Sequence[tuple[int, BatchRow]]) -> None:
         """Cache what these rows (number in the batch, row) have computed."""
         ...
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from ajet.core.inference.engines.forward import Row
+from ajet.core.inference.engines.forward import BatchRow
 from ajet.core.model.precision import to_wide_dtype
 
 
@@ -36,15 +36,15 @@ class HfForward:
     def release(self, episode_ids: Iterable[str]) -> None:
         """Nothing is kept for an episode."""
 
-    def store(self, rows: Sequence[tuple[int, Row]]) -> None:
+    def store(self, rows: Sequence[tuple[int, BatchRow]]) -> None:
         """Nothing is kept for a later turn."""
 
-    def rebuild(self, rows: Sequence[Row]) -> int:
+    def rebuild(self, rows: Sequence[BatchRow]) -> int:
         """The first `decode` after this one computes the rows from their first token."""
         self.reset()
         return sum(len(row.ids) - 1 for row in rows)
 
-    def decode(self, rows: Sequence[Row]) -> Tensor:
+    def decode(self, rows: Sequence[BatchRow]) -> Tensor:
         """Logits ``[rows, vocab]`` in float32 or wider after the last token of each row."""
         if self._cache is None:
             self._cache = DynamicCache(config=self._model.config)
@@ -72,7 +72,7 @@ class HfForward:
             self._cache.batch_select_indices(index_R)
             self._mask = self._mask[index_R]
 
-    def _left_padded(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+    def _left_padded(self, rows: Sequence[BatchRow]) -> tuple[Tensor, Tensor]:
         width = max(len(row.ids) for row in rows)
         tokens = torch.zeros(len(rows), width, dtype=torch.long)
         mask = torch.zeros(len(rows), width, dtype=torch.long)

@@ -10,7 +10,7 @@ With `deterministic=True` a wave starts only when nothing runs and every live ep
 `leave`) waits here, and takes its requests in the order of their ids. What is computed together,
 and so every rounding, then depends on the requests and never on their timing. A finished request
 resolves at once, so tools run while the wave goes on. Before a wave somebody may be asked who can
-tell episodes to leave (`ask_before_waves`): at that moment it is known who has ended, whenever it
+tell episodes to leave (`set_wave_check`): at that moment it is known who has ended, whenever it
 did. `deterministic=False` lets requests join a running batch.
 
 Not covered: deadlines (the caller cancels), several requests of one episode at the same time (the
@@ -35,7 +35,7 @@ from ajet.core.inference.endpoint import (
 )
 from ajet.core.inference.engines.batch import Batch
 from ajet.core.inference.engines.flat_forward import FlatForward
-from ajet.core.inference.engines.forward import Forward, Row
+from ajet.core.inference.engines.forward import BatchRow, Forward
 from ajet.core.inference.engines.hf_forward import HfForward
 from ajet.core.inference.stop_strings import first_stop
 from ajet.core.model.decoder import Decoder
@@ -58,10 +58,10 @@ class EngineStats:
 
 
 @dataclass(eq=False)
-class Call:
+class PendingRequest:
     """A request and the future that waits for it."""
 
-    row: Row
+    row: BatchRow
     loop: asyncio.AbstractEventLoop
     future: "asyncio.Future[Completion]"
 
@@ -101,13 +101,13 @@ class InProcessEngine:
         self._busy_s = 0.0
         self._changed = threading.Condition()  # guards everything below
         self._live: set[str] = set()
-        self._left: set[str] = set()
-        self._pending: dict[str, Call] = {}
-        self._running: dict[str, Call] = {}
-        self._handed: list[Row] = []
+        self._left_episodes: set[str] = set()
+        self._pending: dict[str, PendingRequest] = {}
+        self._running: dict[str, PendingRequest] = {}
+        self._submitted: list[BatchRow] = []
         self._published: int | None = None
         self._arrivals = 0
-        self._ask: Callable[[], bool] | None = None
+        self._wave_check: Callable[[], bool] | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -127,7 +127,9 @@ class InProcessEngine:
     ) -> Completion:
         """Sample a continuation of `prompt_ids`; see `ModelEndpoint`."""
         loop = asyncio.get_running_loop()
-        call = Call(self._row(prompt_ids, sampling, request_id), loop, loop.create_future())
+        call = PendingRequest(
+            self._row(prompt_ids, sampling, request_id), loop, loop.create_future()
+        )
         with self._changed:
             if self._closed:
                 raise RuntimeError("the engine is closed")
@@ -136,12 +138,12 @@ class InProcessEngine:
             self._start_thread()
             self._pending[request_id] = call
             self._arrivals += 1
-            self._consider_wave()
+            self._maybe_start_wave()
         try:
             return await call.future
         finally:
             if not call.future.done() or call.future.cancelled():
-                self._forget(request_id, call)
+                self._drop(request_id, call)
 
     def enter(self, episode_id: str) -> None:
         """The episode is live: waves wait for its requests until it leaves."""
@@ -153,19 +155,19 @@ class InProcessEngine:
         """The episode is over: no wave waits for it, and its part of the cache may go."""
         with self._changed:
             self._live.discard(episode_id)
-            self._left.add(episode_id)
+            self._left_episodes.add(episode_id)
             self._arrivals += 1
-            self._consider_wave()
+            self._maybe_start_wave()
 
     @property
     def waves(self) -> WaveEndpoint | None:
         """This engine where it is deterministic; else requests join a running batch."""
         return self if self._deterministic else None
 
-    def ask_before_waves(self, ask: Callable[[], bool] | None) -> None:
+    def set_wave_check(self, check: Callable[[], bool] | None) -> None:
         """See `WaveEndpoint`."""
         with self._changed:
-            self._ask = ask
+            self._wave_check = check
 
     def publish(self, version: int) -> None:
         """The weights have changed in place: forget what was computed with the old ones."""
@@ -200,7 +202,9 @@ class InProcessEngine:
             return FlatForward(self._model, self._max_kv_tokens)
         return HfForward(self._model)
 
-    def _row(self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str) -> Row:
+    def _row(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
+    ) -> BatchRow:
         num_prompt = len(prompt_ids)
         if not num_prompt or min(prompt_ids) < 0 or max(prompt_ids) >= self._vocab_size:
             raise ValueError(
@@ -217,8 +221,8 @@ class InProcessEngine:
                 f"the KV budget {self._max_kv_tokens}"
             )
         stop_ids = self._stop_token_ids.union(sampling.stop_token_ids)
-        holds_stop = self._stop_check(sampling.stop)
-        return Row(request_id, tuple(prompt_ids), sampling, stop_ids, max_len, holds_stop)
+        stop_check = self._stop_check(sampling.stop)
+        return BatchRow(request_id, tuple(prompt_ids), sampling, stop_ids, max_len, stop_check)
 
     def _stop_check(self, stops: Sequence[str]) -> Callable[[Sequence[int]], bool] | None:
         """A token is a byte at least, so a stop string is among as many tokens as it has bytes; a
@@ -229,7 +233,7 @@ class InProcessEngine:
         window = max(len(stop.encode()) for stop in stops) + 4
         return lambda ids: first_stop(decode(ids[-window:]), stops) is not None
 
-    def _forget(self, request_id: str, call: Call) -> None:
+    def _drop(self, request_id: str, call: PendingRequest) -> None:
         """The caller was cancelled: nobody waits for this request."""
         with self._changed:
             if self._pending.get(request_id) is call:
@@ -238,16 +242,16 @@ class InProcessEngine:
                 del self._running[request_id]
             call.row.aborted = True
 
-    def _consider_wave(self) -> None:
+    def _maybe_start_wave(self) -> None:
         """Start a wave if it is time, after the event loop has settled. Holds the lock."""
         if self._deterministic and self._is_wave_ready():
             loop = next(iter(self._pending.values())).loop
             _post(loop, self._settle, loop, self._arrivals, SETTLE_TURNS)
         elif not self._deterministic:
-            self._hand_over()
+            self._submit_pending()
 
     def _is_wave_ready(self) -> bool:
-        if self._running or self._handed or len(self._pending) < max(1, len(self._live)):
+        if self._running or self._submitted or len(self._pending) < max(1, len(self._live)):
             return False
         return self._live <= {call.row.episode_id for call in self._pending.values()}
 
@@ -257,31 +261,33 @@ class InProcessEngine:
             if arrivals != self._arrivals or not self._is_wave_ready():
                 return
             if turns == 0:
-                if self._ask is None or self._ask():
-                    self._hand_over()
+                if self._wave_check is None or self._wave_check():
+                    self._submit_pending()
             else:
                 loop.call_soon(self._settle, loop, arrivals, turns - 1)
 
-    def _hand_over(self) -> None:
+    def _submit_pending(self) -> None:
         """Give all pending requests to the thread, in the order of their ids. Holds the lock."""
         for request_id in sorted(self._pending):
             self._running[request_id] = self._pending[request_id]
-            self._handed.append(self._pending[request_id].row)
+            self._submitted.append(self._pending[request_id].row)
         self._pending.clear()
         self._changed.notify()
 
     def _start_thread(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="ajet-engine", daemon=True)
+            self._thread = threading.Thread(
+                target=self._run_thread, name="ajet-engine", daemon=True
+            )
             self._thread.start()
 
-    def _work(self) -> None:
+    def _run_thread(self) -> None:
         """The thread: one token for every running row, as long as there are any."""
         was_training = False
         with torch.inference_mode():
             while True:
                 idle = not self._batch.busy
-                self._take_changes(wait=idle)
+                self._apply_changes(wait=idle)
                 if self._closed:
                     return self._fail(RuntimeError("the engine was closed"))
                 if idle:
@@ -300,22 +306,22 @@ class InProcessEngine:
                     self._model.train(was_training)
                 self._deliver(finished)
 
-    def _take_changes(self, *, wait: bool) -> None:
+    def _apply_changes(self, *, wait: bool) -> None:
         """Tell the batch what happened since the last step."""
         with self._changed:
-            while wait and not (self._handed or self._closed):
+            while wait and not (self._submitted or self._closed):
                 self._changed.wait()
             if self._published is not None:
                 self._batch.publish(self._published)
                 self._published = None
-            if self._handed:
+            if self._submitted:
                 # Not between waves: who has left by then depends on timing.
-                self._batch.release(sorted(self._left))
-                self._left.clear()
-            self._batch.add(self._handed)
-            self._handed = []
+                self._batch.release(sorted(self._left_episodes))
+                self._left_episodes.clear()
+            self._batch.add(self._submitted)
+            self._submitted = []
 
-    def _deliver(self, finished: Iterable[Row]) -> None:
+    def _deliver(self, finished: Iterable[BatchRow]) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Any, Completion]]] = {}
         with self._changed:
             for row in finished:
@@ -324,7 +330,7 @@ class InProcessEngine:
                     del self._running[row.request_id]
                     by_loop.setdefault(call.loop, []).append((call.future, row.completion()))
             if not self._running:
-                self._consider_wave()
+                self._maybe_start_wave()
         for loop, resolved in by_loop.items():
             _post(loop, _resolve_all, resolved)
 
@@ -333,9 +339,9 @@ class InProcessEngine:
         with self._changed:
             calls = [*self._running.values(), *(self._pending.values() if self._closed else ())]
             self._running.clear()
-            self._handed = []
+            self._submitted = []
             if not self._closed:
-                self._consider_wave()
+                self._maybe_start_wave()
         for call in calls:
             _post(call.loop, _reject, call.future, error)
 
@@ -350,7 +356,7 @@ def _kv_bytes_per_token(model: Any) -> int:
 
 
 def _post(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:
-    """Call on the loop's thread; a loop that is closed has nobody waiting."""
+    """PendingRequest on the loop's thread; a loop that is closed has nobody waiting."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(function, *args)
 

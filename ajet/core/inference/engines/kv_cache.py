@@ -5,8 +5,8 @@
     KVBatch   [layers, kv_heads, rows, columns, d]   the rows that are being decoded
 
 What many rows of a batch have in common (the system prompt and the tools) is not copied for each
-of them. It is a `Segment`, kept once and multiplied with the queries of all its rows in one matrix
-product; the rest of a row is its own:
+of them. It is a `CacheSegment`, which is stored once and multiplied with the queries of all its
+rows in one matrix product; the rest of a row is its own:
 
     row 0   |                        | . . question 1, reply a >
     row 1   |  segment, stored once  | . . question 1, reply b >    . = padding, masked
@@ -66,7 +66,7 @@ class KVPool:
 
 
 @dataclass(frozen=True)
-class Segment:
+class CacheSegment:
     """Rows ``first .. last - 1`` all begin with these `slots` (none: nothing is shared)."""
 
     first: int
@@ -75,16 +75,16 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Layout:
+class CacheLayout:
     """The slots of a batch's rows, cut into shared segments and right-aligned own parts."""
 
-    segments: list[Segment]
+    segments: list[CacheSegment]
     shared_R: Ids
     start_R: Ids
     own_RT: Ids
 
     @classmethod
-    def of(cls, slots_R: list[Ids]) -> "Layout":
+    def of(cls, slots_R: list[Ids]) -> "CacheLayout":
         """Lay out rows; neighbours that share slots share a segment."""
         segments = _segments(slots_R)
         shared_R = np.concatenate(
@@ -98,24 +98,24 @@ class Layout:
         return cls(segments, shared_R, width - own_R, own_RT)
 
 
-def _segments(slots_R: list[Ids]) -> list[Segment]:
+def _segments(slots_R: list[Ids]) -> list[CacheSegment]:
     """Cut the rows where neighbours share less than `MIN_SHARED` slots."""
     shared = [common_length(a, b) for a, b in pairwise(slots_R)]
     cuts = [i + 1 for i, length in enumerate(shared) if length < MIN_SHARED]
-    segments: list[Segment] = []
+    segments: list[CacheSegment] = []
     for first, last in pairwise([0, *cuts, len(slots_R)]):
         length = min(shared[first : last - 1], default=0)
         if segments and not length and not len(segments[-1].slots):
-            segments[-1] = Segment(segments[-1].first, last, segments[-1].slots)
+            segments[-1] = CacheSegment(segments[-1].first, last, segments[-1].slots)
         else:
-            segments.append(Segment(first, last, slots_R[first][:length]))
+            segments.append(CacheSegment(first, last, slots_R[first][:length]))
     return segments
 
 
-class Gathered:
+class GatheredCache:
     """One layer's keys and values for a layout: the shared parts once, the own parts by row."""
 
-    def __init__(self, pool: KVPool, layout: Layout) -> None:
+    def __init__(self, pool: KVPool, layout: CacheLayout) -> None:
         self._pool = pool
         self._shape = layout.own_RT.shape
         self._own = pool.tensor(layout.own_RT.reshape(-1))
@@ -134,7 +134,7 @@ def attend_shared(
     q: Tensor,
     own: tuple[Tensor, Tensor],
     shared: tuple[list[Tensor], list[Tensor]],
-    segments: list[Segment],
+    segments: list[CacheSegment],
     mask: Tensor,
 ) -> Tensor:
     """Attention of ``q [kv_heads, rows, queries, group, d]`` over [segment | own columns].
@@ -176,8 +176,8 @@ class KVBatch:
 
     def __init__(self, pool: KVPool, slots_R: list[Ids]) -> None:
         self._pool = pool
-        layout = Layout.of(slots_R)
-        gathered = Gathered(pool, layout)
+        layout = CacheLayout.of(slots_R)
+        gathered = GatheredCache(pool, layout)
         self._segments = layout.segments
         self._shared = [
             (gathered.shared(k), gathered.shared(v)) for k, v in zip(pool.k, pool.v, strict=True)
@@ -245,7 +245,7 @@ class KVBatch:
             first, last = np.searchsorted(index, [segment.first, segment.last])
             if last > first:
                 kept.append(number)
-                segments.append(Segment(int(first), int(last), segment.slots))
+                segments.append(CacheSegment(int(first), int(last), segment.slots))
         self._segments = segments
         self._shared = [([k[i] for i in kept], [v[i] for i in kept]) for k, v in self._shared]
 

@@ -25,7 +25,7 @@ from ajet.core.inference.endpoint import (
 
 KEY_VARIABLES = ("AJET_ENDPOINT_API_KEY", "OPENAI_API_KEY")
 NO_KEY = "none"  # local servers ask for none, the client insists on one
-OWN_CHOICES = ("auto", "none", "required")
+BUILT_IN_CHOICES = ("auto", "none", "required")
 MAX_RETRIES = 3
 
 
@@ -59,9 +59,9 @@ class OpenAIEngine:
         """One reply; `ContextOverflow` where the server says that the prompt is too long."""
         from openai import BadRequestError
 
-        asked = _request(messages, tools, sampling, tool_choice)
+        request = _request(messages, tools, sampling, tool_choice)
         try:
-            completion = await self._client.chat.completions.create(model=self._model, **asked)
+            completion = await self._client.chat.completions.create(model=self._model, **request)
         except BadRequestError as error:
             if error.code == "context_length_exceeded" or "context length" in error.message:
                 raise ContextOverflow(error.message) from error
@@ -88,7 +88,7 @@ def _request(
     tool_choice: str | None,
 ) -> dict[str, Any]:
     """The fields of one request; `top_k` only where it cuts."""
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "messages": messages,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -96,13 +96,13 @@ def _request(
         "seed": sampling.seed % 2**31,  # servers differ in how large a seed they take
     }
     if sampling.stop:
-        asked["stop"] = list(sampling.stop)
+        request["stop"] = list(sampling.stop)
     if tools:
-        asked["tools"] = tools
+        request["tools"] = tools
     if tool_choice is not None:
         tool_choice = "required" if tool_choice == "any" else tool_choice  # AgentScope's word
         by_name = {"type": "function", "function": {"name": tool_choice}}
-        asked["tool_choice"] = tool_choice if tool_choice in OWN_CHOICES else by_name
+        request["tool_choice"] = tool_choice if tool_choice in BUILT_IN_CHOICES else by_name
     if sampling.top_k > 0:
-        asked["extra_body"] = {"top_k": sampling.top_k}  # not OpenAI's own, but most servers'
-    return asked
+        request["extra_body"] = {"top_k": sampling.top_k}  # not OpenAI's own, but most servers'
+    return request

@@ -22,22 +22,31 @@ from numpy.typing import NDArray
 Ids = NDArray[np.int64]
 
 
-class Node:
+class PrefixNode:
     """A run of tokens below `parent`. `computed` says that its slots hold keys and values."""
 
-    __slots__ = ("children", "computed", "parent", "serial", "slots", "tails", "tokens", "used")
+    __slots__ = (
+        "children",
+        "computed",
+        "last_used",
+        "num_turn_ends",
+        "parent",
+        "serial",
+        "slots",
+        "tokens",
+    )
 
     def __init__(
-        self, tokens: Ids, slots: Ids, parent: "Node | None", used: int, serial: int
+        self, tokens: Ids, slots: Ids, parent: "PrefixNode | None", last_used: int, serial: int
     ) -> None:
         self.tokens = tokens
         self.slots = slots
         self.parent = parent
-        self.children: dict[int, Node] = {}
+        self.children: dict[int, PrefixNode] = {}
         self.computed = False
-        self.used = used
+        self.last_used = last_used
         self.serial = serial  # of creation: breaks ties in the order of eviction
-        self.tails = 0  # how many live episodes have a turn that ends here
+        self.num_turn_ends = 0  # how many live episodes have a turn that ends here
 
 
 class PrefixCache:
@@ -49,11 +58,11 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Forget everything: the weights have changed."""
-        self._root = Node(np.empty(0, np.int64), np.empty(0, np.int64), None, 0, 0)
+        self._root = PrefixNode(np.empty(0, np.int64), np.empty(0, np.int64), None, 0, 0)
         self._root.computed = True
         self._free = np.arange(self.num_slots, 0, -1, dtype=np.int64)
         self._num_free = self.num_slots
-        self._tails: dict[str, list[Node]] = {}
+        self._tails: dict[str, list[PrefixNode]] = {}
         self._clock = 0
         self._serial = 0
 
@@ -66,7 +75,7 @@ class PrefixCache:
         """Slots in use."""
         return self.num_slots - self._num_free
 
-    def insert(self, ids: Ids) -> Node | None:
+    def insert(self, ids: Ids) -> PrefixNode | None:
         """The node where `ids` ends, their missing end added as one node, not computed yet.
 
         None when there is no room even after eviction; nothing is added then. (The path above a
@@ -79,27 +88,27 @@ class PrefixCache:
                 break
             same = common_length(child.tokens, ids[at:])
             node = child if same == len(child.tokens) else self._split(child, same)
-            node.used = self._clock
+            node.last_used = self._clock
             at += same
         if at < len(ids):
             slots = self._allocate(len(ids) - at)
             return None if slots is None else self._add(node, ids[at:].copy(), slots)
         return node
 
-    def mark_tail(self, episode_id: str, node: Node) -> None:
+    def mark_tail(self, episode_id: str, node: PrefixNode) -> None:
         """Remember that a turn of this episode ends here, until `release`."""
-        node.tails += 1
+        node.num_turn_ends += 1
         self._tails.setdefault(episode_id, []).append(node)
 
     def release(self, episode_ids: Iterable[str]) -> None:
         """The episodes are over: drop what only they could use."""
         for episode_id in episode_ids:
             for node in reversed(self._tails.pop(episode_id, [])):
-                node.tails -= 1
-                if not node.children and not node.tails and node.parent is not None:
+                node.num_turn_ends -= 1
+                if not node.children and not node.num_turn_ends and node.parent is not None:
                     self.remove(node)
 
-    def remove(self, node: Node) -> None:
+    def remove(self, node: PrefixNode) -> None:
         """Drop a leaf and free its slots."""
         assert not node.children and node.parent is not None
         del node.parent.children[int(node.tokens[0])]
@@ -107,17 +116,17 @@ class PrefixCache:
         self._free[self._num_free : self._num_free + len(node.slots)] = node.slots
         self._num_free += len(node.slots)
 
-    def _add(self, parent: Node, tokens: Ids, slots: Ids) -> Node:
+    def _add(self, parent: PrefixNode, tokens: Ids, slots: Ids) -> PrefixNode:
         self._serial += 1
-        node = Node(tokens, slots, parent, self._clock, self._serial)
+        node = PrefixNode(tokens, slots, parent, self._clock, self._serial)
         parent.children[int(tokens[0])] = node
         return node
 
-    def _split(self, node: Node, at: int) -> Node:
+    def _split(self, node: PrefixNode, at: int) -> PrefixNode:
         """Cut `node` in two at token `at`; the upper half, which is new, is returned."""
         assert node.parent is not None
         upper = self._add(node.parent, node.tokens[:at], node.slots[:at])
-        upper.computed, upper.used = node.computed, node.used
+        upper.computed, upper.last_used = node.computed, node.last_used
         node.tokens, node.slots, node.parent = node.tokens[at:], node.slots[at:], upper
         upper.children[int(node.tokens[0])] = node
         return upper
@@ -135,18 +144,18 @@ class PrefixCache:
 
         The extra tenth spares a walk over the trie at every insertion once the cache is full.
         """
-        goal = max(count, self.num_slots // 10)
-        heap = [(n.used, n.serial, n) for n in self._leaves() if n.used < self._clock]
+        target = max(count, self.num_slots // 10)
+        heap = [(n.last_used, n.serial, n) for n in self._leaves() if n.last_used < self._clock]
         heapq.heapify(heap)
-        while heap and self._num_free < goal:
+        while heap and self._num_free < target:
             node = heapq.heappop(heap)[2]
             parent = node.parent
             self.remove(node)
             assert parent is not None
-            if parent.parent and not parent.children and parent.used < self._clock:
-                heapq.heappush(heap, (parent.used, parent.serial, parent))
+            if parent.parent and not parent.children and parent.last_used < self._clock:
+                heapq.heappush(heap, (parent.last_used, parent.serial, parent))
 
-    def _leaves(self) -> list[Node]:
+    def _leaves(self) -> list[PrefixNode]:
         leaves, stack = [], list(self._root.children.values())
         while stack:
             node = stack.pop()
@@ -156,7 +165,7 @@ class PrefixCache:
         return leaves
 
 
-def path(tail: Node) -> list[Node]:
+def path(tail: PrefixNode) -> list[PrefixNode]:
     """The nodes from below the root to `tail`."""
     nodes, node = [], tail
     while node.parent is not None:
@@ -165,7 +174,7 @@ def path(tail: Node) -> list[Node]:
     return nodes[::-1]
 
 
-def path_slots(tail: Node) -> Ids:
+def path_slots(tail: PrefixNode) -> Ids:
     """The slots of a whole path, in the order of its tokens."""
     return np.concatenate([node.slots for node in path(tail)] or [np.empty(0, np.int64)])
 

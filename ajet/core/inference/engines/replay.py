@@ -40,10 +40,10 @@ class ReplayedCall:
     completion: Completion | None = field(default=None, compare=False)
 
     @property
-    def is_cut_otherwise(self) -> bool:
+    def exceeds_max_tokens(self) -> bool:
         """Whether the recorded reply is longer than this call asks for."""
-        given = self.completion
-        return given is not None and len(given.token_ids) > self.max_tokens
+        completion = self.completion
+        return completion is not None and len(completion.token_ids) > self.max_tokens
 
 
 class ReplayStopped(Exception):
@@ -65,9 +65,9 @@ class ReplayEngine(ModelEndpoint):
         overflow: str | None = None,
     ) -> None:
         self.calls: list[ReplayedCall] = []
-        self.over = asyncio.Event()
+        self.ended = asyncio.Event()
         self._recorded = recorded
-        self._left = list(range(len(recorded)))
+        self._remaining = list(range(len(recorded)))
         self._in_flight: set[int] = set()
         self._stops_at_departure = stops_at_departure
         self._overflow = overflow
@@ -75,55 +75,58 @@ class ReplayEngine(ModelEndpoint):
     @property
     def stopped(self) -> bool:
         """Whether the replay ended before the workflow did."""
-        return self.over.is_set()
+        return self.ended.is_set()
 
     @property
-    def not_made(self) -> list[int]:
+    def missing_calls(self) -> list[int]:
         """The recorded calls that did not come."""
-        return list(self._left)
+        return list(self._remaining)
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
         """The recorded completion, whatever the prompt is now."""
-        asked = ReplayedCall(tuple(prompt_ids), sampling.max_tokens)
+        request = ReplayedCall(tuple(prompt_ids), sampling.max_tokens)
         if self.stopped:
             await asyncio.sleep(0)  # an agent that retries for ever still lets others run
             raise ReplayStopped("the replay is over")
-        if not self._left:
-            self.calls.append(asked)
+        if not self._remaining:
+            self.calls.append(request)
             if self._overflow is not None:
                 raise ContextOverflow(self._overflow)
-            self.over.set()
+            self.ended.set()
             raise ReplayStopped(f"the run recorded {len(self._recorded)} calls of this episode")
-        index = self._match(asked.prompt_ids)
-        self._left.remove(index)
-        given = replace(self._recorded[index].completion, prompt_ids=asked.prompt_ids)
-        then = self._recorded[index].completion.prompt_ids
+        index = self._match(request.prompt_ids)
+        self._remaining.remove(index)
+        completion = replace(self._recorded[index].completion, prompt_ids=request.prompt_ids)
+        recorded_prompt_ids = self._recorded[index].completion.prompt_ids
         call = replace(
-            asked,
+            request,
             recorded=index,
-            departs_at=first_difference(then, asked.prompt_ids),
-            completion=given,
+            departs_at=first_difference(recorded_prompt_ids, request.prompt_ids),
+            completion=completion,
         )
         self.calls.append(call)
-        if self._stops_at_departure and (call.departs_at is not None or call.is_cut_otherwise):
-            self.over.set()
+        if self._stops_at_departure and (call.departs_at is not None or call.exceeds_max_tokens):
+            self.ended.set()
             raise ReplayStopped("the prompt departs from the recorded one")
-        await self._turn_of(index)
-        return given
+        await self._wait_for_turn(index)
+        return completion
 
     def _match(self, prompt_ids: tuple[int, ...]) -> int:
         """The next recorded call; of several that were in flight together, the nearest one."""
-        next_end = min(self._recorded[index].ended_s for index in self._left)
-        together = [i for i in self._left if self._recorded[i].started_s < next_end]
-        return max(together or self._left[:1], key=lambda index: self._nearness(index, prompt_ids))
+        next_end = min(self._recorded[index].ended_s for index in self._remaining)
+        in_flight = [i for i in self._remaining if self._recorded[i].started_s < next_end]
+        return max(
+            in_flight or self._remaining[:1],
+            key=lambda index: self._common_length(index, prompt_ids),
+        )
 
-    def _nearness(self, index: int, prompt_ids: tuple[int, ...]) -> float:
+    def _common_length(self, index: int, prompt_ids: tuple[int, ...]) -> float:
         at = first_difference(self._recorded[index].completion.prompt_ids, prompt_ids)
         return float("inf") if at is None else at
 
-    async def _turn_of(self, index: int) -> None:
+    async def _wait_for_turn(self, index: int) -> None:
         """Wait until those that ended before this one have."""
         self._in_flight.add(index)
         try:

@@ -20,7 +20,7 @@ from agentscope.model._model_usage import ChatUsage
 from pydantic import BaseModel
 
 from ajet.core.trajectory.base_recorder import SamplingOverrides
-from ajet.core.workflow.bridge import on_loop
+from ajet.core.workflow.bridge import run_on_loop
 
 if TYPE_CHECKING:
     from ajet.core.trajectory.base_recorder import BaseRecorder
@@ -65,7 +65,7 @@ class AgentScopeModel(ChatModelBase):
             tool_choice=tool_choice,
             overrides=SamplingOverrides(**sampling),
         )
-        turn = await on_loop(self._recorder.loop, call)
+        turn = await run_on_loop(self._recorder.loop, call)
         response = _response(turn, structured_model)
         return _one_chunk(response) if self.stream else response
 

@@ -38,7 +38,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import Field
 
 from ajet.core.trajectory.base_recorder import SamplingOverrides
-from ajet.core.workflow.bridge import on_loop, wait_for
+from ajet.core.workflow.bridge import run_blocking, run_on_loop
 
 if TYPE_CHECKING:
     from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -52,7 +52,7 @@ T = TypeVar("T")
 Tool = dict[str, Any] | type | Callable[..., Any] | BaseTool
 
 NOT_MADE = "calls_not_made"
-BESIDE_THE_TEXT = ("reasoning", "thinking", "tool_call", "tool_use", "invalid_tool_call")
+NON_TEXT_BLOCKS = ("reasoning", "thinking", "tool_call", "tool_use", "invalid_tool_call")
 """Content blocks of a reply that are said elsewhere in OpenAI's form."""
 
 
@@ -101,7 +101,7 @@ class LangChainModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        message = wait_for(self.recorder.loop, self._reply(messages, stop, **kwargs))
+        message = run_blocking(self.recorder.loop, self._reply(messages, stop, **kwargs))
         return ChatResult(generations=[ChatGeneration(message=message)])
 
     async def _astream(
@@ -120,7 +120,7 @@ class LangChainModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        yield _as_chunk(wait_for(self.recorder.loop, self._reply(messages, stop, **kwargs)))
+        yield _as_chunk(run_blocking(self.recorder.loop, self._reply(messages, stop, **kwargs)))
 
     def bind_tools(
         self,
@@ -174,14 +174,14 @@ class LangChainModel(BaseChatModel):
             [openai_schema(tool) for tool in tools or ()] or None,
             agent_name=self.agent_name,
             target_tag=self.target_tag,
-            tool_choice=_choice(tool_choice),
+            tool_choice=_tool_choice(tool_choice),
             overrides=self._overrides(stop, **sampling),
         )
-        turn = await on_loop(self.recorder.loop, call)
+        turn = await run_on_loop(self.recorder.loop, call)
         return self._message(turn, 1 if parallel_tool_calls is False else self.max_parallel_calls)
 
     def _overrides(
-        self, stop: list[str] | None, sampling_params: dict[str, Any] | None = None, **asked: Any
+        self, stop: list[str] | None, sampling_params: dict[str, Any] | None = None, **given: Any
     ) -> SamplingOverrides:
         """`sampling_params` is how ChatLearn's graphs pass them; what equals the run's own setting
         there asks for nothing."""
@@ -190,18 +190,18 @@ class LangChainModel(BaseChatModel):
             passed["max_tokens"] = passed.pop("max_new_tokens")
         run = self.recorder.sampling
         passed = {name: value for name, value in passed.items() if value != getattr(run, name, ...)}
-        if "max_completion_tokens" in asked:
-            asked["max_tokens"] = asked.pop("max_completion_tokens")
-        if unknown := asked.keys() - SamplingOverrides.__dataclass_fields__.keys():
+        if "max_completion_tokens" in given:
+            given["max_tokens"] = given.pop("max_completion_tokens")
+        if unknown := given.keys() - SamplingOverrides.__dataclass_fields__.keys():
             names = ", ".join(sorted(unknown))
             raise TypeError(f"the model of as_langchain_model() takes no {names}")
         own = {"temperature": self.temperature, "max_tokens": self.max_tokens}
-        return SamplingOverrides(**own | passed | asked, stop=tuple(stop) if stop else None)
+        return SamplingOverrides(**own | passed | given, stop=tuple(stop) if stop else None)
 
-    def _message(self, turn: Turn, most_calls: int | None) -> AIMessage:
+    def _message(self, turn: Turn, max_calls: int | None) -> AIMessage:
         reply, completion = turn.reply, turn.completion
         calls = list(reply.get("tool_calls", ()))
-        made = calls[:most_calls]
+        made = calls[:max_calls]
         extra = {"reasoning_content": reply.get("reasoning_content"), NOT_MADE: calls[len(made) :]}
         return AIMessage(
             content=reply["content"],
@@ -226,27 +226,29 @@ class LangChainModel(BaseChatModel):
 def openai_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     """The conversation as the recorder takes it. A reply comes back as it was recorded: its
     thinking, the calls of it that were not made, and text that LangChain keeps as blocks."""
-    forms: list[dict[str, Any]] = []
+    converted: list[dict[str, Any]] = []
     for message in messages:
         if isinstance(message, AIMessage):
-            forms.append(_reply_form(message))
+            converted.append(_openai_reply(message))
         else:
-            forms += convert_to_openai_messages([message])  # one message may hold several results
-    return forms
+            converted += convert_to_openai_messages(
+                [message]
+            )  # one message may hold several results
+    return converted
 
 
-def _reply_form(message: AIMessage) -> dict[str, Any]:
+def _openai_reply(message: AIMessage) -> dict[str, Any]:
     [form] = convert_to_openai_messages([message])
     thinking = message.additional_kwargs.get("reasoning_content")
     if isinstance(message.content, list):
         blocks = [_block(item) for item in message.content]
-        thinking = thinking or "".join(_thought(block) for block in blocks)
-        rest = [block for block in blocks if block.get("type") not in BESIDE_THE_TEXT]
+        thinking = thinking or "".join(_thinking_text(block) for block in blocks)
+        rest = [block for block in blocks if block.get("type") not in NON_TEXT_BLOCKS]
         form["content"] = rest  # text alone is joined without a line break between its blocks
     if thinking:
         form["reasoning_content"] = thinking
-    if not_made := message.additional_kwargs.get(NOT_MADE):
-        form["tool_calls"] = [*form.get("tool_calls", ()), *not_made]
+    if missing_calls := message.additional_kwargs.get(NOT_MADE):
+        form["tool_calls"] = [*form.get("tool_calls", ()), *missing_calls]
     return form
 
 
@@ -254,7 +256,7 @@ def _block(item: str | dict[str, Any]) -> dict[str, Any]:
     return {"type": "text", "text": item} if isinstance(item, str) else item
 
 
-def _thought(block: dict[str, Any]) -> str:
+def _thinking_text(block: dict[str, Any]) -> str:
     kind = block.get("type")
     return str(block.get(kind) or "") if kind in ("reasoning", "thinking") else ""
 
@@ -282,13 +284,13 @@ def _refuse_strict(strict: bool | None) -> None:
         )
 
 
-def _choice(tool_choice: str | dict[str, Any] | bool | None) -> str | None:
+def _tool_choice(tool_choice: str | dict[str, Any] | bool | None) -> str | None:
     """In the recorder's words."""
     if isinstance(tool_choice, bool):
         return "required" if tool_choice else None
     if isinstance(tool_choice, dict):
         named = tool_choice.get("function") or tool_choice
-        return _choice(str(named.get("name") or named.get("type")))
+        return _tool_choice(str(named.get("name") or named.get("type")))
     return "required" if tool_choice == "any" else tool_choice
 
 

@@ -14,11 +14,17 @@ from __future__ import annotations
 import httpx2 as httpx
 from openai import AsyncOpenAI, OpenAI
 
-from ajet.core.workflow.bridge import on_loop, wait_for
+from ajet.core.workflow.bridge import run_blocking, run_on_loop
 from ajet.core.workflow.gateway.dialects import DIALECTS
-from ajet.core.workflow.gateway.gateway import Answer, Gateway, dialect_at, listed, refused
+from ajet.core.workflow.gateway.gateway import (
+    Gateway,
+    GatewayResponse,
+    dialect_at,
+    error_response,
+    models_response,
+)
 from ajet.core.workflow.gateway.keys import Grant
-from ajet.core.workflow.gateway.request import Refusal
+from ajet.core.workflow.gateway.request import RequestError
 
 BASE_URL = "http://ajet.invalid/v1"
 _NO_KEY = "in-process"
@@ -45,22 +51,22 @@ class _Transport(httpx.AsyncBaseTransport, httpx.BaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         body = await request.aread()
-        return _response(await on_loop(self._grant.recorder.loop, self._answer(request, body)))
+        return _response(await run_on_loop(self._grant.recorder.loop, self._answer(request, body)))
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         answering = self._answer(request, request.read())
-        return _response(wait_for(self._grant.recorder.loop, answering))
+        return _response(run_blocking(self._grant.recorder.loop, answering))
 
-    async def _answer(self, request: httpx.Request, body: bytes) -> Answer:
-        if request.method == "GET" and (listing := listed(request.url.path)) is not None:
+    async def _answer(self, request: httpx.Request, body: bytes) -> GatewayResponse:
+        if request.method == "GET" and (listing := models_response(request.url.path)) is not None:
             return listing
         dialect = dialect_at(request.url.path) if request.method == "POST" else None
         if dialect is None:
-            missing = Refusal(f"{request.method} {request.url.path} is not served", status=404)
-            return refused(DIALECTS[0], missing)
+            missing = RequestError(f"{request.method} {request.url.path} is not served", status=404)
+            return error_response(DIALECTS[0], missing)
         return await self._gateway.answer(dialect, self._grant, body)
 
 
-def _response(answer: Answer) -> httpx.Response:
+def _response(answer: GatewayResponse) -> httpx.Response:
     body = answer.body if answer.events is None else "".join(answer.events).encode()
     return httpx.Response(answer.status, headers=answer.headers, content=body)

@@ -25,10 +25,10 @@ from ajet.core.errors import AjetError
 from ajet.core.redaction import PREFIX
 from ajet.core.trajectory.base_recorder import running_loop
 from ajet.core.trajectory.limits import EndpointFault, EpisodeClosed, EpisodeTruncated
-from ajet.core.workflow.bridge import on_loop
+from ajet.core.workflow.bridge import run_on_loop
 from ajet.core.workflow.gateway.dialects import DIALECTS, Dialect
 from ajet.core.workflow.gateway.keys import Grant, KeyRing
-from ajet.core.workflow.gateway.request import ChatRequest, Refusal, sample
+from ajet.core.workflow.gateway.request import ChatRequest, RequestError, sample
 
 if TYPE_CHECKING:
     from ajet.core.trajectory.turn import Turn
@@ -61,7 +61,7 @@ class Address(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GatewayResponse:
     """A response: one body, or events."""
 
     status: int
@@ -106,68 +106,74 @@ class Gateway:
         if server is not None:
             server.close()
 
-    async def answer(self, dialect: Dialect, grant: Grant, body: bytes) -> Answer:
+    async def answer(self, dialect: Dialect, grant: Grant, body: bytes) -> GatewayResponse:
         """What a request in this dialect gets. All that can go wrong is an answer too."""
         try:
-            request = dialect.parse(_object(body), grant)
-            turns = await self._sampled(grant, request)
+            request = dialect.parse(_parse_json_object(body), grant)
+            turns = await self._sample(grant, request)
             if request.stream:
-                return Answer(200, events=iter(list(dialect.events(request, turns, grant))))
-            return Answer(200, _encoded(dialect.reply(request, turns, grant)))
-        except Refusal as refusal:
-            return refused(dialect, refusal)
+                return GatewayResponse(
+                    200, events=iter(list(dialect.events(request, turns, grant)))
+                )
+            return GatewayResponse(200, _encode_json(dialect.reply(request, turns, grant)))
+        except RequestError as refusal:
+            return error_response(dialect, refusal)
         except Exception as error:  # noqa: BLE001  # the edge of a server: one line, not a traceback
             logger.warning(f"the gateway failed at a request: {type(error).__name__}: {error}")
-            fault = Refusal(f"{type(error).__name__}: {error}", status=500, kind="server_error")
-            return refused(dialect, fault)
+            fault = RequestError(
+                f"{type(error).__name__}: {error}", status=500, kind="server_error"
+            )
+            return error_response(dialect, fault)
 
     def grant(self, key: str) -> Grant:
-        """Whose key it is; `Refusal` (401) for one that is forged, foreign or dead."""
+        """Whose key it is; `RequestError` (401) for one that is forged, foreign or dead."""
         found = self.keys.find(key)
         if found is None:
-            raise Refusal(
+            raise RequestError(
                 "unknown key: a key is good for one agent of one episode, until that ends",
                 status=401,
                 code="invalid_api_key",
             )
         return found
 
-    async def _sampled(self, grant: Grant, request: ChatRequest) -> list[Turn]:
+    async def _sample(self, grant: Grant, request: ChatRequest) -> list[Turn]:
         try:
-            return await self._on_loop_of(grant, sample(grant, request))
+            return await self._run_on_episode_loop(grant, sample(grant, request))
         except EpisodeClosed as over:
-            raise Refusal(str(over), status=401, code="episode_over") from over
-        except EpisodeTruncated as cut:
-            raise Refusal(str(cut), code="context_length_exceeded") from cut
+            raise RequestError(str(over), status=401, code="episode_over") from over
+        except EpisodeTruncated as error:
+            raise RequestError(str(error), code="context_length_exceeded") from error
         except EndpointFault as fault:
-            raise Refusal(str(fault), status=502, kind="server_error") from fault
+            raise RequestError(str(fault), status=502, kind="server_error") from fault
         except (
             AjetError,
             ValueError,
             RecursionError,
-        ) as mistake:  # no such tool, a template that cannot render
-            raise Refusal(str(mistake)) from mistake
+        ) as error:  # no such tool, a template that cannot render
+            raise RequestError(str(error)) from error
 
-    async def _on_loop_of(self, grant: Grant, call: Coroutine[Any, Any, list[Turn]]) -> list[Turn]:
+    async def _run_on_episode_loop(
+        self, grant: Grant, call: Coroutine[Any, Any, list[Turn]]
+    ) -> list[Turn]:
         loop = grant.recorder.loop
         if loop is None or loop is running_loop():
             return await call
-        asked = asyncio.ensure_future(on_loop(loop, call))
+        task = asyncio.ensure_future(run_on_loop(loop, call))
         try:
-            while not (await asyncio.wait({asked}, timeout=self._stall_s / 2))[0]:
-                await self._check_that_it_runs(loop)
-            return asked.result()
+            while not (await asyncio.wait({task}, timeout=self._stall_s / 2))[0]:
+                await self._check_loop_responds(loop)
+            return task.result()
         finally:
-            asked.cancel()
+            task.cancel()
 
-    async def _check_that_it_runs(self, loop: asyncio.AbstractEventLoop) -> None:
-        here, alive = asyncio.get_running_loop(), asyncio.Event()
+    async def _check_loop_responds(self, loop: asyncio.AbstractEventLoop) -> None:
+        own_loop, alive = asyncio.get_running_loop(), asyncio.Event()
         if not loop.is_closed():
-            loop.call_soon_threadsafe(lambda: here.call_soon_threadsafe(alive.set))
+            loop.call_soon_threadsafe(lambda: own_loop.call_soon_threadsafe(alive.set))
         try:
             await asyncio.wait_for(alive.wait(), self._stall_s / 2)
         except TimeoutError:
-            raise Refusal(
+            raise RequestError(
                 "a workflow of this run blocks the event loop that the model runs on: write `def "
                 "execute`, which runs in a thread of its own, or use an asynchronous client",
                 status=503,
@@ -176,9 +182,9 @@ class Gateway:
             ) from None
 
 
-def refused(dialect: Dialect, refusal: Refusal) -> Answer:
+def error_response(dialect: Dialect, refusal: RequestError) -> GatewayResponse:
     """The answer that says why there is none."""
-    return Answer(refusal.status, _encoded(dialect.refusal(refusal)))
+    return GatewayResponse(refusal.status, _encode_json(dialect.refusal(refusal)))
 
 
 def dialect_at(path: str) -> Dialect | None:
@@ -186,23 +192,23 @@ def dialect_at(path: str) -> Dialect | None:
     return next((each for each in DIALECTS if path == f"/v1{each.path}"), None)
 
 
-def listed(path: str) -> Answer | None:
+def models_response(path: str) -> GatewayResponse | None:
     """The answer to ``GET /v1/models`` and to ``GET /v1/models/{id}``: there is one model."""
     entry = {"id": MODEL, "object": "model", "created": 0, "owned_by": "ajet"}
     if path == "/v1/models":
-        return Answer(200, _encoded({"object": "list", "data": [entry]}))
-    return Answer(200, _encoded(entry)) if path.startswith("/v1/models/") else None
+        return GatewayResponse(200, _encode_json({"object": "list", "data": [entry]}))
+    return GatewayResponse(200, _encode_json(entry)) if path.startswith("/v1/models/") else None
 
 
-def _object(body: bytes) -> Mapping[str, Any]:
+def _parse_json_object(body: bytes) -> Mapping[str, Any]:
     try:
         value = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise Refusal(f"the body is not JSON: {error}") from error
+        raise RequestError(f"the body is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise Refusal("the body must be a JSON object")
+        raise RequestError("the body must be a JSON object")
     return value
 
 
-def _encoded(body: Mapping[str, Any]) -> bytes:
+def _encode_json(body: Mapping[str, Any]) -> bytes:
     return json.dumps(body).encode()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.core.redaction import PREFIX
 
-SLOT = 8
+LOOKUP_BYTES = 8
 """Bytes of a digest by which it is looked up; the whole is compared."""
 
 if TYPE_CHECKING:
@@ -28,17 +28,19 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Grant:
-    """Whose calls a key makes. `stored` are the conversations that the Responses API keeps, by the
-    id of the response; `serial` numbers the answers."""
+    """The recorder and the agent that the calls made with a key belong to.
+
+    `stored_conversations` holds the conversations of the Responses API by the id of their response.
+    `response_numbers` counts the responses, for their ids."""
 
     recorder: BaseRecorder
     agent_name: str = "default"
     target_tag: str = "default"
-    stored: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    serial: Iterator[int] = field(default_factory=itertools.count)
+    stored_conversations: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    response_numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def answer_id(self, prefix: str) -> str:
-        return f"{prefix}{self.recorder.episode_id}-{self.agent_name}-{next(self.serial)}"
+    def response_id(self, prefix: str) -> str:
+        return f"{prefix}{self.recorder.episode_id}-{self.agent_name}-{next(self.response_numbers)}"
 
 
 class KeyRing:
@@ -53,16 +55,16 @@ class KeyRing:
     def issue(self, grant: Grant) -> str:
         key = PREFIX + secrets.token_hex(16)
         digest = _digest(key)
-        self._grants[digest[:SLOT]] = digest, grant
+        self._grants[digest[:LOOKUP_BYTES]] = digest, grant
         return key
 
     def find(self, key: str) -> Grant | None:
-        asked = _digest(key)
-        known, grant = self._grants.get(asked[:SLOT], (b"", None))
-        return grant if hmac.compare_digest(known, asked) else None
+        digest = _digest(key)
+        expected, grant = self._grants.get(digest[:LOOKUP_BYTES], (b"", None))
+        return grant if hmac.compare_digest(expected, digest) else None
 
     def revoke(self, key: str) -> None:
-        self._grants.pop(_digest(key)[:SLOT], None)
+        self._grants.pop(_digest(key)[:LOOKUP_BYTES], None)
 
 
 def _digest(key: str) -> bytes:

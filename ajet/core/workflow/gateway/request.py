@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MAX_CHOICES = 128
 
 
-class Refusal(Exception):
+class RequestError(Exception):
     """A request that gets no answer. `status` is HTTP's; `kind`, `code` and `param` are words of
     OpenAI's error bodies."""
 
@@ -86,9 +86,9 @@ async def sample(grant: Grant, request: ChatRequest) -> list[Turn]:
 class Fields:
     """A request's body, taken field by field; `end` refuses what nobody took."""
 
-    def __init__(self, body: Mapping[str, Any], passed_over: Iterable[str] = ()) -> None:
+    def __init__(self, body: Mapping[str, Any], ignored_fields: Iterable[str] = ()) -> None:
         self._left = {name: value for name, value in body.items() if value is not None}
-        for name in passed_over:
+        for name in ignored_fields:
             self._left.pop(name, None)
 
     def take(self, name: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
@@ -96,28 +96,28 @@ class Fields:
         if name not in self._left:
             return default
         value = self._left.pop(name)
-        is_number_of_bool = isinstance(value, bool) and bool not in _as_tuple(kind)
-        if not isinstance(value, kind) or is_number_of_bool:
+        is_unwanted_bool = isinstance(value, bool) and bool not in _as_tuple(kind)
+        if not isinstance(value, kind) or is_unwanted_bool:
             names = " or ".join(each.__name__ for each in _as_tuple(kind))
-            raise Refusal(f"{name} must be {names}, not {type(value).__name__}", param=name)
+            raise RequestError(f"{name} must be {names}, not {type(value).__name__}", param=name)
         return value
 
     def refuse(self, name: str, reason: str, *, unless: Sequence[Any] = ()) -> None:
         """Refuse the field unless it is absent or has one of these values."""
         if name in self._left and self._left.pop(name) not in unless:
-            raise Refusal(
+            raise RequestError(
                 f"{name} is not served: {reason}", param=name, code="unsupported_parameter"
             )
 
-    def end(self) -> None:
+    def refuse_rest(self) -> None:
         for name in self._left:
-            raise Refusal(f"unknown field {name}", param=name, code="unknown_parameter")
+            raise RequestError(f"unknown field {name}", param=name, code="unknown_parameter")
 
 
 def object_list(value: Any, name: str) -> list[dict[str, Any]]:
     """`value` if it is a list of objects."""
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise Refusal(f"{name} must be a list of objects", param=name)
+        raise RequestError(f"{name} must be a list of objects", param=name)
     return value
 
 
@@ -125,7 +125,7 @@ def overrides(**values: Any) -> SamplingOverrides:
     try:
         return SamplingOverrides(**values)
     except ValueError as error:
-        raise Refusal(str(error)) from error
+        raise RequestError(str(error)) from error
 
 
 def _as_tuple(kind: type | tuple[type, ...]) -> tuple[type, ...]:

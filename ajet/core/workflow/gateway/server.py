@@ -25,12 +25,12 @@ from ajet.core.errors import ConfigError
 from ajet.core.workflow.gateway.dialects import DIALECTS, Dialect
 from ajet.core.workflow.gateway.dialects.dialect import openai_error
 from ajet.core.workflow.gateway.gateway import (
-    Answer,
     Gateway,
-    listed,
-    refused,
+    GatewayResponse,
+    error_response,
+    models_response,
 )
-from ajet.core.workflow.gateway.request import Refusal
+from ajet.core.workflow.gateway.request import RequestError
 
 MAX_BODY_BYTES = 32 << 20
 BACKLOG = 2048
@@ -41,7 +41,7 @@ class GatewayServer:
     """Listens as soon as it is made."""
 
     def __init__(self, gateway: Gateway, host: str, port: int | None) -> None:
-        self._socket = _listening(host, port)
+        self._socket = _listening_socket(host, port)
         self.base_url = f"http://{host}:{self._socket.getsockname()[1]}/v1"
         config = uvicorn.Config(
             make_app(gateway),
@@ -70,7 +70,7 @@ def make_app(gateway: Gateway) -> FastAPI:
     for dialect in DIALECTS:
         app.add_route(f"/v1{dialect.path}", _endpoint(gateway, dialect), methods=["POST"])
     for path in ("/v1/models", "/v1/models/{model}"):
-        app.add_route(path, _listing(gateway), methods=["GET"])
+        app.add_route(path, _models_endpoint(gateway), methods=["GET"])
     app.add_exception_handler(HTTPException, _not_served)
     return app
 
@@ -83,30 +83,32 @@ def _endpoint(gateway: Gateway, dialect: Dialect) -> Endpoint:
         try:
             grant = gateway.grant(_key(request))
             body = await _body(request)
-        except Refusal as refusal:
-            return _response(refused(dialect, refusal))
+        except RequestError as refusal:
+            return _response(error_response(dialect, refusal))
         answering = asyncio.ensure_future(gateway.answer(dialect, grant, body))
-        return await _unless_gone(request, answering)
+        return await _response_unless_disconnected(request, answering)
 
     return handle
 
 
-def _listing(gateway: Gateway) -> Endpoint:
+def _models_endpoint(gateway: Gateway) -> Endpoint:
     async def handle(request: Request) -> Response:
         try:
             gateway.grant(_key(request))
-        except Refusal as refusal:
-            return _response(refused(DIALECTS[0], refusal))
-        listing = listed(request.url.path)
+        except RequestError as refusal:
+            return _response(error_response(DIALECTS[0], refusal))
+        listing = models_response(request.url.path)
         assert listing is not None
         return _response(listing)
 
     return handle
 
 
-async def _unless_gone(request: Request, answering: asyncio.Future[Answer]) -> Response:
+async def _response_unless_disconnected(
+    request: Request, answering: asyncio.Future[GatewayResponse]
+) -> Response:
     """The answer; where the client hangs up before it is there, its call is cancelled."""
-    gone = asyncio.ensure_future(_hung_up(request))
+    gone = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
         await asyncio.wait({answering, gone}, return_when=asyncio.FIRST_COMPLETED)
         return _response(answering.result()) if answering.done() else Response(status_code=499)
@@ -115,13 +117,13 @@ async def _unless_gone(request: Request, answering: asyncio.Future[Answer]) -> R
         gone.cancel()
 
 
-async def _hung_up(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 async def _body(request: Request) -> bytes:
-    """The whole body; `Refusal` (413) as soon as it is too large."""
+    """The whole body; `RequestError` (413) as soon as it is too large."""
     chunks, size = [], int(request.headers.get("content-length") or 0)
     if size <= MAX_BODY_BYTES:
         size = 0
@@ -131,7 +133,7 @@ async def _body(request: Request) -> bytes:
                 break
             chunks.append(chunk)
     if size > MAX_BODY_BYTES:
-        raise Refusal(f"the body has more than {MAX_BODY_BYTES} bytes", status=413)
+        raise RequestError(f"the body has more than {MAX_BODY_BYTES} bytes", status=413)
     return b"".join(chunks)
 
 
@@ -140,7 +142,7 @@ def _key(request: Request) -> str:
     return key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
 
 
-def _response(answer: Answer) -> Response:
+def _response(answer: GatewayResponse) -> Response:
     if answer.events is not None:
         return StreamingResponse(answer.events, answer.status, answer.headers)
     return Response(answer.body, answer.status, answer.headers)
@@ -151,11 +153,11 @@ async def _not_served(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     served = ", ".join(f"/v1{dialect.path}" for dialect in DIALECTS)
     message = f"{request.method} {request.url.path} is not served; there are POST {served}"
-    body = openai_error(Refusal(message, status=status, code="unknown_url"))
-    return _response(Answer(status, json.dumps(body).encode()))
+    body = openai_error(RequestError(message, status=status, code="unknown_url"))
+    return _response(GatewayResponse(status, json.dumps(body).encode()))
 
 
-def _listening(host: str, port: int | None) -> socket.socket:
+def _listening_socket(host: str, port: int | None) -> socket.socket:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -41,14 +41,14 @@ async def test_what_was_recorded_is_given_in_its_order_whatever_is_asked():
     second = await ask(engine, 1, 4, 7)
     assert (second.prompt_ids, second.token_ids) == ((1, 4, 7), (9,))
     assert [c.departs_at for c in engine.calls] == [None, 1]
-    assert (engine.not_made, engine.stopped) == ([], False)
+    assert (engine.missing_calls, engine.stopped) == ([], False)
 
 
 async def test_a_later_call_is_never_given_for_its_prompt_alone():
     engine = ReplayEngine(ONE_AFTER_ANOTHER)
     given = await ask(engine, 1, 2, 7, 8, 3)  # the second call's prompt, but it comes first
     assert given.token_ids == (7, 8)
-    assert engine.calls[0].departs_at == 2 and engine.not_made == [1]
+    assert engine.calls[0].departs_at == 2 and engine.missing_calls == [1]
 
 
 async def test_calls_that_were_in_flight_together_are_matched_by_their_prompts():
@@ -77,7 +77,7 @@ async def test_the_call_after_the_last_recorded_one_ends_the_replay():
     for _ in range(2):  # an agent may try again: it is noted once
         with pytest.raises(ReplayStopped):
             await ask(engine, 1, 2)
-    assert engine.over.is_set() and engine.stopped
+    assert engine.ended.is_set() and engine.stopped
     assert [c.recorded for c in engine.calls] == [0, None]
 
 
@@ -102,4 +102,4 @@ async def test_a_replay_that_is_to_stop_gives_nothing_where_it_departs():
 async def test_a_call_that_asks_for_fewer_tokens_than_were_recorded_is_known():
     engine = ReplayEngine(ONE_AFTER_ANOTHER)
     await ask(engine, 1, 2, max_tokens=1)
-    assert engine.calls[0].is_cut_otherwise
+    assert engine.calls[0].exceeds_max_tokens

@@ -22,12 +22,12 @@ from ajet.core.workflow.gateway.request import (
     MAX_CHOICES,
     ChatRequest,
     Fields,
-    Refusal,
+    RequestError,
     object_list,
     overrides,
 )
 
-PASSED_OVER = (
+IGNORED_FIELDS = (
     "metadata",
     "prompt_cache_key",
     "prompt_cache_retention",
@@ -49,7 +49,7 @@ class ChatCompletions:
     path = "/chat/completions"
 
     def parse(self, body: Mapping[str, Any], grant: Grant) -> ChatRequest:
-        fields = Fields(body, PASSED_OVER)
+        fields = Fields(body, IGNORED_FIELDS)
         tools = object_list(fields.take("tools", list, []), "tools")
         fields.refuse("response_format", BY_GRAMMAR, unless=[{"type": "text"}])
         fields.refuse("top_logprobs", "only the sampled tokens' are known", unless=[0])
@@ -60,7 +60,7 @@ class ChatCompletions:
         options = fields.take("stream_options", dict, {})
         request = ChatRequest(
             messages=read_messages(fields.take("messages", list)),
-            tools=[_lax(tool) for tool in tools] or None,
+            tools=[_without_strict(tool) for tool in tools] or None,
             tool_choice=read_tool_choice(fields.take("tool_choice", (str, dict)), tools),
             parallel_tool_calls=fields.take("parallel_tool_calls", bool, True),
             num_choices=_num_choices(fields.take("n", int, 1)),
@@ -77,9 +77,9 @@ class ChatCompletions:
             logprobs=fields.take("logprobs", bool, False),
             model=fields.take("model", str, "ajet"),
         )
-        fields.end()
+        fields.refuse_rest()
         if request.logprobs and not grant.recorder.shows_tokens:
-            raise Refusal("logprobs: this endpoint shows no tokens", param="logprobs")
+            raise RequestError("logprobs: this endpoint shows no tokens", param="logprobs")
         return request
 
     def reply(self, request: ChatRequest, turns: Sequence[Turn], grant: Grant) -> dict[str, Any]:
@@ -92,11 +92,11 @@ class ChatCompletions:
             }
             for index, turn in enumerate(turns)
         ]
-        head = _head(request, grant, "chat.completion")
+        head = _common_fields(request, grant, "chat.completion")
         return {**head, "choices": choices, "usage": _usage(turns)}
 
     def events(self, request: ChatRequest, turns: Sequence[Turn], grant: Grant) -> Iterator[str]:
-        head = _head(request, grant, "chat.completion.chunk")
+        head = _common_fields(request, grant, "chat.completion.chunk")
         usage = {"usage": None} if request.stream_usage else {}
         for index, turn in enumerate(turns):
             for number, delta in enumerate(_deltas(turn)):
@@ -110,11 +110,11 @@ class ChatCompletions:
             yield event({**head, "choices": [], "usage": _usage(turns)})
         yield event("[DONE]")
 
-    def refusal(self, refusal: Refusal) -> dict[str, Any]:
+    def refusal(self, refusal: RequestError) -> dict[str, Any]:
         return openai_error(refusal)
 
 
-def _lax(tool: Mapping[str, Any]) -> dict[str, Any]:
+def _without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Without `strict`: no grammar enforces it, and the model need not read it."""
     function = tool.get("function")
     if not isinstance(function, Mapping):
@@ -125,28 +125,30 @@ def _lax(tool: Mapping[str, Any]) -> dict[str, Any]:
 def read_messages(value: Any) -> list[dict[str, Any]]:
     """Chat messages in OpenAI's form; "developer" is "system" to open models."""
     if not value:
-        raise Refusal("messages must be a list of at least one message", param="messages")
+        raise RequestError("messages must be a list of at least one message", param="messages")
     messages = []
     for index, message in enumerate(object_list(value, "messages")):
         role = message.get("role")
         if role not in ("system", "developer", "user", "assistant", "tool"):
-            raise Refusal(f"messages[{index}]: unknown role {role!r}", param="messages")
-        told = {key: item for key, item in message.items() if item is not None}
-        _check_shape(told, f"messages[{index}]")
-        told.pop("refusal", None)
-        told.pop("annotations", None)
-        messages.append({**told, "role": "system" if role == "developer" else role})
+            raise RequestError(f"messages[{index}]: unknown role {role!r}", param="messages")
+        given = {key: item for key, item in message.items() if item is not None}
+        _check_shape(given, f"messages[{index}]")
+        given.pop("refusal", None)
+        given.pop("annotations", None)
+        messages.append({**given, "role": "system" if role == "developer" else role})
     return messages
 
 
 def _check_shape(message: Mapping[str, Any], where: str) -> None:
     """Calls are objects with a function that has a name; content is text or parts."""
     if not isinstance(message.get("content", ""), (str, list)):
-        raise Refusal(f"{where}: content must be text or a list of parts", param="messages")
+        raise RequestError(f"{where}: content must be text or a list of parts", param="messages")
     for call in object_list(message.get("tool_calls", []), f"{where}.tool_calls"):
         function = call.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise Refusal(f"{where}: a tool call has no function with a name", param="messages")
+            raise RequestError(
+                f"{where}: a tool call has no function with a name", param="messages"
+            )
 
 
 def read_tool_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> str | None:
@@ -155,25 +157,25 @@ def read_tool_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> str | No
     for index, tool in enumerate(tools):
         function = tool.get("function")
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise Refusal(f"tools[{index}] has no function with a name", param="tools")
+            raise RequestError(f"tools[{index}] has no function with a name", param="tools")
         names.append(function["name"])
     if isinstance(value, dict):
         named = value.get("function") or value
         value = named.get("name") if isinstance(named, dict) else named
         if value not in names:
-            raise Refusal(f"tool_choice: there is no tool {value!r}", param="tool_choice")
+            raise RequestError(f"tool_choice: there is no tool {value!r}", param="tool_choice")
         return value
     if value not in (None, "auto", "none", "required"):
-        raise Refusal(f"tool_choice: unknown value {value!r}", param="tool_choice")
+        raise RequestError(f"tool_choice: unknown value {value!r}", param="tool_choice")
     if value == "required" and not names:
-        raise Refusal("tool_choice is required, but there are no tools", param="tool_choice")
+        raise RequestError("tool_choice is required, but there are no tools", param="tool_choice")
     return value
 
 
 def read_stop(value: Any, name: str) -> tuple[str, ...] | None:
     texts = [value] if isinstance(value, str) else value
     if texts is not None and not all(isinstance(text, str) for text in texts):
-        raise Refusal(f"{name} must be text or a list of texts", param=name)
+        raise RequestError(f"{name} must be text or a list of texts", param=name)
     return tuple(texts) if texts else None
 
 
@@ -186,7 +188,7 @@ def finish_reason(turn: Turn) -> str:
 
 def _num_choices(value: int) -> int:
     if not 1 <= value <= MAX_CHOICES:
-        raise Refusal(f"n must be 1 to {MAX_CHOICES}, not {value}", param="n")
+        raise RequestError(f"n must be 1 to {MAX_CHOICES}, not {value}", param="n")
     return value
 
 
@@ -196,9 +198,9 @@ def _max_tokens(fields: Fields) -> int | None:
     return old if new is None else new
 
 
-def _head(request: ChatRequest, grant: Grant, kind: str) -> dict[str, Any]:
+def _common_fields(request: ChatRequest, grant: Grant, kind: str) -> dict[str, Any]:
     return {
-        "id": grant.answer_id("chatcmpl-"),
+        "id": grant.response_id("chatcmpl-"),
         "object": kind,
         "created": int(time.time()),
         "model": request.model,
@@ -208,10 +210,10 @@ def _head(request: ChatRequest, grant: Grant, kind: str) -> dict[str, Any]:
 def _message(turn: Turn) -> dict[str, Any]:
     """What the reply says, without its role."""
     calls = turn.reply.get("tool_calls")
-    said: dict[str, Any] = {"content": turn.reply["content"] or (None if calls else "")}
+    message: dict[str, Any] = {"content": turn.reply["content"] or (None if calls else "")}
     if turn.reply.get("reasoning_content"):
-        said["reasoning_content"] = turn.reply["reasoning_content"]
-    return said | ({"tool_calls": calls} if calls else {})
+        message["reasoning_content"] = turn.reply["reasoning_content"]
+    return message | ({"tool_calls": calls} if calls else {})
 
 
 def _deltas(turn: Turn) -> Iterator[dict[str, Any]]:
@@ -241,6 +243,6 @@ def _logprobs(turn: Turn, grant: Grant) -> dict[str, Any]:
     entries = []
     for token_id, logprob in zip(turn.completion.token_ids, turn.completion.logprobs, strict=True):
         text = grant.recorder.template.decode_one(token_id)
-        whole = None if "\ufffd" in text else list(text.encode())
-        entries.append({"token": text, "logprob": logprob, "bytes": whole, "top_logprobs": []})
+        utf8 = None if "\ufffd" in text else list(text.encode())
+        entries.append({"token": text, "logprob": logprob, "bytes": utf8, "top_logprobs": []})
     return {"content": entries, "refusal": None}

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ajet.core.trajectory.turn import Turn
 from ajet.core.workflow.gateway.keys import Grant
-from ajet.core.workflow.gateway.request import ChatRequest, Refusal
+from ajet.core.workflow.gateway.request import ChatRequest, RequestError
 
 
 class Dialect(Protocol):
@@ -17,7 +17,7 @@ class Dialect(Protocol):
     path: str
 
     def parse(self, body: Mapping[str, Any], grant: Grant) -> ChatRequest:
-        """What the body asks; `Refusal` where that cannot be."""
+        """What the body asks; `RequestError` where that cannot be."""
         ...
 
     def reply(self, request: ChatRequest, turns: Sequence[Turn], grant: Grant) -> dict[str, Any]:
@@ -29,7 +29,7 @@ class Dialect(Protocol):
         parts (text, a call) is one event, not one a token."""
         ...
 
-    def refusal(self, refusal: Refusal) -> dict[str, Any]:
+    def refusal(self, refusal: RequestError) -> dict[str, Any]:
         """The body of an error."""
         ...
 
@@ -40,7 +40,7 @@ def event(data: Mapping[str, Any] | str, name: str | None = None) -> str:
     return f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n"
 
 
-def openai_error(refusal: Refusal) -> dict[str, Any]:
+def openai_error(refusal: RequestError) -> dict[str, Any]:
     """OpenAI's error body, of both its APIs."""
     return {
         "error": {

@@ -18,16 +18,22 @@ from ajet.core.trajectory.turn import Turn
 from ajet.core.workflow.gateway.dialects.chat_completions import read_stop, read_tool_choice
 from ajet.core.workflow.gateway.dialects.dialect import event
 from ajet.core.workflow.gateway.keys import Grant
-from ajet.core.workflow.gateway.request import ChatRequest, Fields, Refusal, object_list, overrides
+from ajet.core.workflow.gateway.request import (
+    ChatRequest,
+    Fields,
+    RequestError,
+    object_list,
+    overrides,
+)
 
-PASSED_OVER = ("metadata", "service_tier", "container", "context_management", "cache_control")
-_KINDS = {
+IGNORED_FIELDS = ("metadata", "service_tier", "container", "context_management", "cache_control")
+_ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
     413: "request_too_large",
 }
-_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class Messages:
@@ -36,7 +42,7 @@ class Messages:
     path = "/messages"
 
     def parse(self, body: Mapping[str, Any], grant: Grant) -> ChatRequest:
-        fields = Fields(body, PASSED_OVER)
+        fields = Fields(body, IGNORED_FIELDS)
         tools = [_tool(tool) for tool in object_list(fields.take("tools", list, []), "tools")]
         choice = fields.take("tool_choice", dict, {})
         system = _text(fields.take("system", (str, list), ""), "system")
@@ -46,7 +52,7 @@ class Messages:
         fields.refuse("output_config", "the model's reply is free text", unless=[{}])
         messages = [message for each in given for message in _messages(each)]
         if not messages or messages[-1]["role"] == "assistant":
-            raise Refusal("messages must end with the user's", param="messages")
+            raise RequestError("messages must end with the user's", param="messages")
         head = [{"role": "system", "content": system}] if system else []
         request = ChatRequest(
             messages=[*head, *messages],
@@ -63,14 +69,14 @@ class Messages:
             stream=fields.take("stream", bool, False),
             model=fields.take("model", str, "ajet"),
         )
-        fields.end()
+        fields.refuse_rest()
         return request
 
     def reply(self, request: ChatRequest, turns: Sequence[Turn], grant: Grant) -> dict[str, Any]:
         turn = turns[0]
         reason, stop = _stop_reason(turn)
         return {
-            "id": grant.answer_id("msg_"),
+            "id": grant.response_id("msg_"),
             "type": "message",
             "role": "assistant",
             "model": request.model,
@@ -86,18 +92,18 @@ class Messages:
     def events(self, request: ChatRequest, turns: Sequence[Turn], grant: Grant) -> Iterator[str]:
         message = self.reply(request, turns, grant)
         ended = {key: message[key] for key in ("stop_reason", "stop_sequence")}
-        begun = {**message, "content": [], "stop_reason": None, "stop_sequence": None}
-        yield _event("message_start", message=begun)
+        started = {**message, "content": [], "stop_reason": None, "stop_sequence": None}
+        yield _event("message_start", message=started)
         for index, block in enumerate(message["content"]):
-            empty, delta = _begun(block)
+            empty, delta = _start_and_delta(block)
             yield _event("content_block_start", index=index, content_block=empty)
             yield _event("content_block_delta", index=index, delta=delta)
             yield _event("content_block_stop", index=index)
         yield _event("message_delta", delta=ended, usage=message["usage"])
         yield _event("message_stop")
 
-    def refusal(self, refusal: Refusal) -> dict[str, Any]:
-        kind = _KINDS.get(refusal.status, "api_error")
+    def refusal(self, refusal: RequestError) -> dict[str, Any]:
+        kind = _ERROR_TYPES.get(refusal.status, "api_error")
         return {"type": "error", "error": {"type": kind, "message": str(refusal)}}
 
 
@@ -108,41 +114,43 @@ def _event(kind: str, **data: Any) -> str:
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Chat Completions' form."""
     if tool.get("type", "custom") != "custom":
-        raise Refusal(f"tools: {tool['type']!r} is the provider's own", param="tools")
-    told = {key: tool[key] for key in ("name", "description") if tool.get(key)}
-    told["parameters"] = tool.get("input_schema") or {"type": "object", "properties": {}}
-    return {"type": "function", "function": told}
+        raise RequestError(f"tools: {tool['type']!r} is the provider's own", param="tools")
+    function = {key: tool[key] for key in ("name", "description") if tool.get(key)}
+    function["parameters"] = tool.get("input_schema") or {"type": "object", "properties": {}}
+    return {"type": "function", "function": function}
 
 
 def _tool_choice(choice: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> str | None:
     kind = choice.get("type")
     if kind == "tool":
         return read_tool_choice({"name": choice.get("name")}, tools)
-    if kind is not None and str(kind) not in _CHOICES:
-        raise Refusal(f"tool_choice: unknown type {kind!r}", param="tool_choice")
-    return read_tool_choice(_CHOICES.get(str(kind)), tools)
+    if kind is not None and str(kind) not in _TOOL_CHOICES:
+        raise RequestError(f"tool_choice: unknown type {kind!r}", param="tool_choice")
+    return read_tool_choice(_TOOL_CHOICES.get(str(kind)), tools)
 
 
 def _messages(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One message of blocks as messages of Chat Completions: tools' results come first."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant"):
-        raise Refusal(f"messages: unknown role {role!r}", param="messages")
+        raise RequestError(f"messages: unknown role {role!r}", param="messages")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     blocks = object_list(content, "messages")
     if role == "assistant":
         return [_assistant(blocks)]
     results = [_result(block) for block in blocks if block.get("type") == "tool_result"]
-    said = [block for block in blocks if block.get("type") != "tool_result"]
-    return results + ([{"role": "user", "content": _text(said, "messages")}] if said else [])
+    other_blocks = [block for block in blocks if block.get("type") != "tool_result"]
+    return results + (
+        [{"role": "user", "content": _text(other_blocks, "messages")}] if other_blocks else []
+    )
 
 
 def _assistant(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     thinking = [str(b.get("thinking") or "") for b in blocks if b.get("type") == "thinking"]
     calls = [_call(block) for block in blocks if block.get("type") == "tool_use"]
-    said = [block for block in blocks if block.get("type") not in ("thinking", "tool_use")]
-    message: dict[str, Any] = {"role": "assistant", "content": _text(said, "messages")}
+    other_blocks = [block for block in blocks if block.get("type") not in ("thinking", "tool_use")]
+    message: dict[str, Any] = {"role": "assistant", "content": _text(other_blocks, "messages")}
     if any(thinking):
         message["reasoning_content"] = "".join(thinking)
     return message | ({"tool_calls": calls} if calls else {})
@@ -165,7 +173,9 @@ def _text(content: Any, name: str) -> str:
     blocks = object_list(content, name)
     for block in blocks:
         if block.get("type") != "text":
-            raise Refusal(f"{name}: {block.get('type')!r} is not served: text only", param=name)
+            raise RequestError(
+                f"{name}: {block.get('type')!r} is not served: text only", param=name
+            )
     return "".join(str(block.get("text") or "") for block in blocks)
 
 
@@ -194,7 +204,7 @@ def _blocks(reply: Mapping[str, Any]) -> list[dict[str, Any]]:
     return blocks
 
 
-def _begun(block: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _start_and_delta(block: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The block before anything of it has come, and all of it as one delta."""
     if block["type"] == "tool_use":
         partial = json.dumps(block["input"], ensure_ascii=False)

@@ -24,9 +24,15 @@ from ajet.core.workflow.gateway.dialects.chat_completions import (
 )
 from ajet.core.workflow.gateway.dialects.dialect import event, openai_error
 from ajet.core.workflow.gateway.keys import Grant
-from ajet.core.workflow.gateway.request import ChatRequest, Fields, Refusal, object_list, overrides
+from ajet.core.workflow.gateway.request import (
+    ChatRequest,
+    Fields,
+    RequestError,
+    object_list,
+    overrides,
+)
 
-PASSED_OVER = (
+IGNORED_FIELDS = (
     "metadata",
     "prompt_cache_key",
     "prompt_cache_retention",
@@ -37,7 +43,7 @@ PASSED_OVER = (
     "user",
 )
 PLAIN_TEXT = {"format": {"type": "text"}}
-HARMLESS = (["reasoning.encrypted_content"],)
+IGNORED_INCLUDES = (["reasoning.encrypted_content"],)
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
@@ -47,21 +53,21 @@ class Responses:
     path = "/responses"
 
     def parse(self, body: Mapping[str, Any], grant: Grant) -> ChatRequest:
-        fields = Fields(body, PASSED_OVER)
+        fields = Fields(body, IGNORED_FIELDS)
         tools = [_tool(tool) for tool in object_list(fields.take("tools", list, []), "tools")]
         fields.refuse("text", f"but as free text; {BY_GRAMMAR}", unless=[PLAIN_TEXT, {}])
-        fields.refuse("include", "nothing more is known of a reply", unless=[[], *HARMLESS])
+        fields.refuse("include", "nothing more is known of a reply", unless=[[], *IGNORED_INCLUDES])
         fields.refuse("truncation", "the agent shortens its history", unless=["disabled"])
         fields.refuse("reasoning", "the chat template decides", unless=[{}])
         fields.refuse("background", "the answer comes at once", unless=[False])
         fields.refuse("top_logprobs", "only the sampled tokens' are known", unless=[0])
-        before = _stored(fields.take("previous_response_id", str), grant)
+        earlier_messages = _stored_conversation(fields.take("previous_response_id", str), grant)
         instructions = fields.take("instructions", str)
-        said = _messages(fields.take("input", (str, list), []))
-        head = [{"role": "system", "content": instructions}] if instructions else []
+        given_messages = _messages(fields.take("input", (str, list), []))
+        instruction_messages = [{"role": "system", "content": instructions}] if instructions else []
         request = ChatRequest(
-            messages=read_messages([*head, *before, *said]),
-            has_instructions=bool(head),
+            messages=read_messages([*instruction_messages, *earlier_messages, *given_messages]),
+            has_instructions=bool(instruction_messages),
             tools=tools or None,
             tool_choice=read_tool_choice(fields.take("tool_choice", (str, dict)), tools),
             parallel_tool_calls=fields.take("parallel_tool_calls", bool, True),
@@ -73,19 +79,22 @@ class Responses:
             stream=fields.take("stream", bool, False),
             model=fields.take("model", str, "ajet"),
         )
-        fields.end()
+        fields.refuse_rest()
         return request
 
     def reply(self, request: ChatRequest, turns: Sequence[Turn], grant: Grant) -> dict[str, Any]:
         turn = turns[0]
-        identity = grant.answer_id("resp_")
-        grant.stored[identity] = [*request.messages[request.has_instructions :], turn.reply]
+        identifier = grant.response_id("resp_")
+        grant.stored_conversations[identifier] = [
+            *request.messages[request.has_instructions :],
+            turn.reply,
+        ]
         is_cut = finish_reason(turn) == "length"
         return {
-            **_head(identity, request),
+            **_response_fields(identifier, request),
             "status": "incomplete" if is_cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "output": _items(identity, turn.reply),
+            "output": _output_items(identifier, turn.reply),
             "usage": {
                 "input_tokens": turn.num_prompt_tokens,
                 "input_tokens_details": {"cached_tokens": 0},
@@ -97,37 +106,39 @@ class Responses:
 
     def events(self, request: ChatRequest, turns: Sequence[Turn], grant: Grant) -> Iterator[str]:
         response = self.reply(request, turns, grant)
-        begun = {**response, "status": "in_progress", "output": [], "usage": None}
-        told = [("response.created", {"response": begun})]
-        told.append(("response.in_progress", {"response": begun}))
+        started = {**response, "status": "in_progress", "output": [], "usage": None}
+        events = [("response.created", {"response": started})]
+        events.append(("response.in_progress", {"response": started}))
         for index, item in enumerate(response["output"]):
-            told += _told(index, item)
-        told.append((f"response.{response['status']}", {"response": response}))
-        for number, (kind, data) in enumerate(told):
+            events += _item_events(index, item)
+        events.append((f"response.{response['status']}", {"response": response}))
+        for number, (kind, data) in enumerate(events):
             yield event({"type": kind, "sequence_number": number, **data}, kind)
 
-    def refusal(self, refusal: Refusal) -> dict[str, Any]:
+    def refusal(self, refusal: RequestError) -> dict[str, Any]:
         return openai_error(refusal)
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Chat Completions' form, whose function stands one level deeper."""
     if tool.get("type") != "function":
-        raise Refusal(f"tools: only functions are served, not {tool.get('type')!r}", param="tools")
-    told = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key)}
-    return {"type": "function", "function": told}
+        raise RequestError(
+            f"tools: only functions are served, not {tool.get('type')!r}", param="tools"
+        )
+    function = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key)}
+    return {"type": "function", "function": function}
 
 
-def _stored(identity: str | None, grant: Grant) -> list[dict[str, Any]]:
-    if identity is None:
+def _stored_conversation(identifier: str | None, grant: Grant) -> list[dict[str, Any]]:
+    if identifier is None:
         return []
-    if identity not in grant.stored:
-        raise Refusal(
-            f"no response {identity} was given to this key",
+    if identifier not in grant.stored_conversations:
+        raise RequestError(
+            f"no response {identifier} was given to this key",
             status=404,
             param="previous_response_id",
         )
-    return grant.stored[identity]
+    return grant.stored_conversations[identifier]
 
 
 def _messages(given: str | list[Any]) -> list[dict[str, Any]]:
@@ -139,7 +150,7 @@ def _messages(given: str | list[Any]) -> list[dict[str, Any]]:
         message = _message(item)
         last = messages[-1] if messages else {}
         if message["role"] == "assistant" == last.get("role"):
-            _add(last, message)
+            _merge_part(last, message)
         else:
             messages.append(message)
     return messages
@@ -159,10 +170,10 @@ def _message(item: Mapping[str, Any]) -> dict[str, Any]:
             output = _text(item.get("output"))
             return {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
         case kind:
-            raise Refusal(f"input: items of type {kind!r} are not served", param="input")
+            raise RequestError(f"input: items of type {kind!r} are not served", param="input")
 
 
-def _add(message: dict[str, Any], part: Mapping[str, Any]) -> None:
+def _merge_part(message: dict[str, Any], part: Mapping[str, Any]) -> None:
     """One more part of the same reply."""
     for name in ("content", "reasoning_content"):
         if part.get(name):
@@ -177,13 +188,15 @@ def _text(content: Any) -> str:
     parts = object_list(content, "input")
     for part in parts:
         if part.get("type") not in (*_TEXT_PARTS, "reasoning_text"):
-            raise Refusal(f"input: {part.get('type')!r} is not served: text only", param="input")
+            raise RequestError(
+                f"input: {part.get('type')!r} is not served: text only", param="input"
+            )
     return "".join(str(part.get("text") or "") for part in parts)
 
 
-def _head(identity: str, request: ChatRequest) -> dict[str, Any]:
+def _response_fields(identifier: str, request: ChatRequest) -> dict[str, Any]:
     return {
-        "id": identity,
+        "id": identifier,
         "object": "response",
         "created_at": int(time.time()),
         "model": request.model,
@@ -198,7 +211,7 @@ def _head(identity: str, request: ChatRequest) -> dict[str, Any]:
     }
 
 
-def _items(identity: str, reply: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _output_items(identifier: str, reply: Mapping[str, Any]) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     if reply.get("reasoning_content"):
         text = {"type": "reasoning_text", "text": reply["reasoning_content"]}
@@ -209,45 +222,49 @@ def _items(identity: str, reply: Mapping[str, Any]) -> list[dict[str, Any]]:
     for call in reply.get("tool_calls", ()):
         items.append({"type": "function_call", "call_id": call["id"], **call["function"]})
     return [
-        {"id": f"{identity}-{index}", "status": "completed", **item}
+        {"id": f"{identifier}-{index}", "status": "completed", **item}
         for index, item in enumerate(items)
     ]
 
 
-def _told(index: int, item: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def _item_events(index: int, item: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """The events of one item."""
-    where = {"output_index": index, "item_id": item["id"]}
+    location = {"output_index": index, "item_id": item["id"]}
     empty = {**item, "status": "in_progress"}
     if item["type"] == "function_call":
         empty["arguments"] = ""
-        told = _told_call(where, item)
+        events = _call_events(location, item)
     else:
         empty["content"] = []
-        told = _told_text(where, item)
-    begun = ("output_item.added", {"output_index": index, "item": empty})
-    ended = ("output_item.done", {"output_index": index, "item": item})
-    return [(f"response.{kind}", data) for kind, data in (begun, *told, ended)]
+        events = _text_events(location, item)
+    started = ("output_item.added", {"output_index": index, "item": empty})
+    done = ("output_item.done", {"output_index": index, "item": item})
+    return [(f"response.{kind}", data) for kind, data in (started, *events, done)]
 
 
-def _told_call(where: dict[str, Any], item: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    written = {"arguments": item["arguments"], "name": item["name"]}
+def _call_events(
+    location: dict[str, Any], item: Mapping[str, Any]
+) -> list[tuple[str, dict[str, Any]]]:
+    arguments = {"arguments": item["arguments"], "name": item["name"]}
     return [
-        ("function_call_arguments.delta", {**where, "delta": item["arguments"]}),
-        ("function_call_arguments.done", {**where, **written}),
+        ("function_call_arguments.delta", {**location, "delta": item["arguments"]}),
+        ("function_call_arguments.done", {**location, **arguments}),
     ]
 
 
-def _told_text(where: dict[str, Any], item: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def _text_events(
+    location: dict[str, Any], item: Mapping[str, Any]
+) -> list[tuple[str, dict[str, Any]]]:
     part = item["content"][0]
-    place = {**where, "content_index": 0}
+    position = {**location, "content_index": 0}
     if part["type"] == "reasoning_text":
         return [
-            ("reasoning_text.delta", {**place, "delta": part["text"]}),
-            ("reasoning_text.done", {**place, "text": part["text"]}),
+            ("reasoning_text.delta", {**position, "delta": part["text"]}),
+            ("reasoning_text.done", {**position, "text": part["text"]}),
         ]
     return [
-        ("content_part.added", {**place, "part": {**part, "text": ""}}),
-        ("output_text.delta", {**place, "delta": part["text"], "logprobs": []}),
-        ("output_text.done", {**place, "text": part["text"], "logprobs": []}),
-        ("content_part.done", {**place, "part": part}),
+        ("content_part.added", {**position, "part": {**part, "text": ""}}),
+        ("output_text.delta", {**position, "delta": part["text"], "logprobs": []}),
+        ("output_text.done", {**position, "text": part["text"], "logprobs": []}),
+        ("content_part.done", {**position, "part": part}),
     ]

@@ -11,17 +11,17 @@ from ajet.core.inference.tool_parser import ParsedReply
 from ajet.tool_parsers.hermes import HermesParser
 
 
-class UnreadParser:
+class FallbackParser:
     """See the module's docstring."""
 
-    reads: tuple[str, ...] = ()
+    special_tokens: tuple[str, ...] = ()
 
     def __init__(self, hermes: HermesParser) -> None:
         self._hermes = hermes
 
     @classmethod
-    def of(cls, template: str) -> UnreadParser:
-        return cls(HermesParser.of(template))
+    def from_template(cls, template: str) -> FallbackParser:
+        return cls(HermesParser.from_template(template))
 
     def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
         return self._hermes.parse(text, tools)
