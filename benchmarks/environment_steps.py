@@ -27,8 +27,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ajet.agents.environment_play import LARGEST_SEED, Play
-from ajet.agents.environment_setting import Setting, setting_of
+from ajet.agents.environment_agent import LARGEST_SEED, EnvironmentEpisode
+from ajet.agents.environment_settings import EnvironmentSettings, settings_for
 from ajet.agents.traj_env_agent import TrajEnvAgent
 from ajet.core.config.tree import AjetConfig
 from ajet.core.rollout.gc_thresholds import infrequent_gc
@@ -48,12 +48,12 @@ def config() -> AjetConfig:
     return AjetConfig.model_validate({"ajet": {"environment": {"custom_envs": envs}}})
 
 
-def episodes_of(setting: Setting, num: int) -> list[Episode]:
+def episodes_of(settings: EnvironmentSettings, num: int) -> list[Episode]:
     """Tasks, and actions that end each of them or fill its steps."""
     drawn = []
     for number in range(num):
-        task = task_of(setting.tag, number)
-        environment, rng = setting.maker(), random.Random(number)
+        task = task_of(settings.tag, number)
+        environment, rng = settings.maker(), random.Random(number)
         environment.reset(task.seed % LARGEST_SEED, {"split": "train"})
         actions: list[str] = []
         is_over = False
@@ -71,41 +71,43 @@ def task_of(tag: str, number: int) -> WorkflowTask:
     return WorkflowTask(task, f"e{number}", f"g-{number}", 0, 0, "train", number)
 
 
-async def bare(setting: Setting, episodes: list[Episode]) -> None:
+async def bare(settings: EnvironmentSettings, episodes: list[Episode]) -> None:
     for task, actions in episodes:
-        environment = setting.maker()
+        environment = settings.maker()
         environment.reset(task.seed % LARGEST_SEED, {"split": "train"})
         for action in actions:
             environment.step(action)
         environment.close()
 
 
-async def live(setting: Setting, episodes: list[Episode]) -> None:
+async def live(settings: EnvironmentSettings, episodes: list[Episode]) -> None:
     for task, actions in episodes:
-        async with setting.open() as environment:
+        async with settings.open() as environment:
             await environment.reset(task.seed % LARGEST_SEED, {"split": "train"})
             for action in actions:
                 await environment.step(action)
 
 
-async def played(setting: Setting, episodes: list[Episode], is_shown: bool = False) -> None:
+async def played(
+    settings: EnvironmentSettings, episodes: list[Episode], is_shown: bool = False
+) -> None:
     for task, actions in episodes:
-        found = setting_of(CONFIG, task, TrajEnvAgent.template)
+        found = settings_for(CONFIG, task, TrajEnvAgent.template)
         async with found.open() as environment:
-            play = Play(found, environment)
-            await play.begin(task)
+            episode = EnvironmentEpisode(found, environment)
+            await episode.begin(task)
             for action in actions:
                 if is_shown:
-                    play.user()
-                await play.answer(f"<answer>{action}</answer>")
-        play.output()
+                    episode.user()
+                await episode.answer(f"<answer>{action}</answer>")
+        episode.output()
 
 
-async def shown(setting: Setting, episodes: list[Episode]) -> None:
-    await played(setting, episodes, is_shown=True)
+async def shown(settings: EnvironmentSettings, episodes: list[Episode]) -> None:
+    await played(settings, episodes, is_shown=True)
 
 
-WAYS: dict[str, Callable[[Setting, list[Episode]], Awaitable[None]]] = {
+WAYS: dict[str, Callable[[EnvironmentSettings, list[Episode]], Awaitable[None]]] = {
     "bare": bare,
     "live": live,
     "played": played,
@@ -115,13 +117,13 @@ CONFIG = config()
 
 
 async def measured(name: str, num_episodes: int) -> dict[str, Any]:
-    setting = setting_of(CONFIG, task_of(name, 0), TrajEnvAgent.template)
-    episodes = episodes_of(setting, num_episodes)
+    settings = settings_for(CONFIG, task_of(name, 0), TrajEnvAgent.template)
+    episodes = episodes_of(settings, num_episodes)
     num_steps = sum(len(actions) for _, actions in episodes)
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     with infrequent_gc():
         for _ in range(ROUNDS):
-            for way, took in (await _round(setting, episodes)).items():
+            for way, took in (await _round(settings, episodes)).items():
                 seconds[way].append(took)
     return {
         "steps": num_steps,
@@ -130,13 +132,13 @@ async def measured(name: str, num_episodes: int) -> dict[str, Any]:
     }
 
 
-async def _round(setting: Setting, episodes: list[Episode]) -> dict[str, float]:
+async def _round(settings: EnvironmentSettings, episodes: list[Episode]) -> dict[str, float]:
     """Seconds of each way over all episodes, in turns of a few."""
     took = dict.fromkeys(WAYS, 0.0)
     for start in range(0, len(episodes), TURN):
         for way, run in WAYS.items():
             started_s = time.process_time()
-            await run(setting, episodes[start : start + TURN])
+            await run(settings, episodes[start : start + TURN])
             took[way] += time.process_time() - started_s
     return took
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from ajet import ModelTuner, WorkflowOutput, WorkflowTask, register
-from ajet.agents.environment_play import EnvironmentAgent
+from ajet.agents.environment_agent import EnvironmentAgent
 from ajet.agents.step_env_agent import StepEnvAgent
 from ajet.agents.traj_env_agent import TrajEnvAgent
 

@@ -24,10 +24,10 @@ from ajet.core.errors import EnvironmentFault
 from ajet.core.task.workflow_task import WorkflowTask
 from ajet.core.workflow.bridge import run_in_thread
 
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
-class Album:
+class FrameRecorder:
     """One episode's frames, and where they go."""
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -46,7 +46,7 @@ class Album:
             except EnvironmentFault as fault:
                 problem = str(fault)
             if problem is not None:
-                _tell_once(f"render() {problem}: observations are drawn instead")
+                _warn_once(f"render() {problem}: observations are drawn instead")
                 self._draws, frame = False, observation
         self._frames.append(frame)
 
@@ -55,27 +55,27 @@ class Album:
         try:
             await run_in_thread(partial(save_frames, self._frames, self._folder, self._name))
         except (OSError, ValueError) as error:
-            _tell_once(f"no pictures in {self._folder}: {error}")
+            _warn_once(f"no pictures in {self._folder}: {error}")
 
 
-def album_for(config: AjetConfig, workflow_task: WorkflowTask) -> Album | None:
+def frame_recorder_for(config: AjetConfig, workflow_task: WorkflowTask) -> FrameRecorder | None:
     """An album for the first episode of each of the first held-out tasks."""
     section = config.ajet.environment
-    is_drawn = (
+    is_recorded = (
         section.render_save_dir is not None
         and workflow_task.mode == "eval"
         and workflow_task.rollout_index == 0
         and workflow_task.task_batch_index < section.max_rendered_episodes
     )
-    if not is_drawn:
+    if not is_recorded:
         return None
     assert section.render_save_dir is not None
     root = config.run_folder / Path(section.render_save_dir).expanduser()
     name = re.sub(r"[^\w.-]", "_", workflow_task.task_id)
-    return Album(root / f"step_{workflow_task.step:06d}", name)
+    return FrameRecorder(root / f"step_{workflow_task.step:06d}", name)
 
 
-def drawing_in(config: AjetConfig, folder: Path | None) -> AjetConfig:
+def with_render_dir(config: AjetConfig, folder: Path | None) -> AjetConfig:
     """The config with its pictures in another folder, where it has any; None draws none."""
     section = config.ajet.environment
     if section.render_save_dir is None:
@@ -86,7 +86,7 @@ def drawing_in(config: AjetConfig, folder: Path | None) -> AjetConfig:
     return config.model_copy(update={"ajet": ajet})
 
 
-def _tell_once(line: str) -> None:
-    if line not in _told:
-        _told.add(line)
+def _warn_once(line: str) -> None:
+    if line not in _warned:
+        _warned.add(line)
         logger.warning("{}", line)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ajet.core.workflow.tuner import ModelTuner
 
-OF_THE_MODEL = (EpisodeTruncated, EpisodeClosed, EndpointFault)
+MODEL_ERRORS = (EpisodeTruncated, EpisodeClosed, EndpointFault)
 """What a tool that asks the model itself must not swallow."""
 
 
@@ -60,6 +60,6 @@ class ReactAgent(Workflow):
 
 def tool_error(error: Exception, _request: Any) -> str | None:
     """The tool's answer when it raised; None where the error is not the tool's."""
-    if isinstance(error, OF_THE_MODEL):
+    if isinstance(error, MODEL_ERRORS):
         return None
     return f"Error: {type(error).__name__}: {error}"

@@ -19,8 +19,8 @@ from typing import Any
 from pydantic import Field
 
 from ajet.agents.interaction import BaseInteraction
-from ajet.agents.tools.call import cleaned_up, invoke, within
-from ajet.agents.tools.listing import find_file, read_listing, with_arrow
+from ajet.agents.tools.call import invoke, run_cleanup, run_with_timeout
+from ajet.agents.tools.listing import as_import_spec, find_file, read_listing
 from ajet.agents.tools.toolbox import extra_info
 from ajet.core.config import AjetConfig
 from ajet.core.config.section import Section
@@ -60,8 +60,8 @@ class SimulatedUser:
 
     async def answer(self, messages: list[dict[str, Any]]) -> str | None:
         """What the user says; None when the conversation is over."""
-        said = await self._asked("generate_response", messages, **self._kwargs)
-        is_over, text, reward, metadata = _checked(said, type(self._interaction).__name__)
+        response = await self._call_method("generate_response", messages, **self._kwargs)
+        is_over, text, reward, metadata = _checked(response, type(self._interaction).__name__)
         if reward is not None:
             self.rewards.append(reward)
         if metadata:
@@ -70,23 +70,25 @@ class SimulatedUser:
 
     async def score(self) -> float | None:
         """What the episode earns by the conversation."""
-        score = await self._asked("calculate_score")
+        score = await self._call_method("calculate_score")
         return None if score is None else float(score)
 
     async def begin(self) -> None:
         """The conversation's first call, which may name the instance otherwise."""
-        begun = await self._asked("start_interaction", **self._kwargs)
+        begun = await self._call_method("start_interaction", **self._kwargs)
         self._instance_id = begun if isinstance(begun, str) else self._instance_id
 
     async def end(self) -> None:
         """The last call; one that fails takes nothing from the episode."""
         work = invoke(self._interaction.finalize_interaction, self._instance_id)
         who = f"{type(self._interaction).__name__}.finalize_interaction()"
-        self.end_failed = not await cleaned_up(self._timeout_s, work, who)
+        self.end_failed = not await run_cleanup(self._timeout_s, work, who)
 
-    async def _asked(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    async def _call_method(self, method: str, *args: Any, **kwargs: Any) -> Any:
         work = invoke(getattr(self._interaction, method), self._instance_id, *args, **kwargs)
-        return await within(self._timeout_s, work, f"{type(self._interaction).__name__}.{method}()")
+        return await run_with_timeout(
+            self._timeout_s, work, f"{type(self._interaction).__name__}.{method}()"
+        )
 
 
 @asynccontextmanager
@@ -124,8 +126,8 @@ def _loaded(
 ) -> dict[str, BaseInteraction]:
     found: dict[str, BaseInteraction] = {}
     for entry in read_listing(file, "interaction"):
-        form = entry.as_form(InteractionEntry)
-        where, spec = f"{entry.where}.class_name", with_arrow(form.class_name)
+        form = entry.validated_as(InteractionEntry)
+        where, spec = f"{entry.where}.class_name", as_import_spec(form.class_name)
         kind = load_object(spec, base_dirs=base_dirs, kind=BaseInteraction, where=where)
         where = f"{where}: {form.class_name!r}"
         arguments = ("instance_id", "messages")
@@ -148,11 +150,15 @@ def _chosen(interactions: dict[str, BaseInteraction], name: Any, task_id: str) -
     return interactions[name]
 
 
-def _checked(said: Any, kind: str) -> tuple[bool, str, float | None, dict[str, Any]]:
-    if not isinstance(said, tuple | list) or len(said) != 4 or not isinstance(said[1], str):
+def _checked(response: Any, kind: str) -> tuple[bool, str, float | None, dict[str, Any]]:
+    if (
+        not isinstance(response, tuple | list)
+        or len(response) != 4
+        or not isinstance(response[1], str)
+    ):
         raise TypeError(
-            f"{kind}.generate_response() returned {type(said).__name__}: return "
+            f"{kind}.generate_response() returned {type(response).__name__}: return "
             "(should_terminate, text, reward, metadata)"
         )
-    is_over, text, reward, metadata = said
+    is_over, text, reward, metadata = response
     return bool(is_over), text, None if reward is None else float(reward), dict(metadata or {})

@@ -8,7 +8,7 @@ the model writes itself.
 
 from __future__ import annotations
 
-from ajet.agents.environment_play import EnvironmentAgent, Messages, Move, Play
+from ajet.agents.environment_agent import EnvironmentAgent, EnvironmentEpisode, Messages, Transition
 
 TEMPLATE = """\
 Your last steps:
@@ -28,18 +28,18 @@ class StepEnvAgent(EnvironmentAgent):
     name = "step_env_agent"
     template = TEMPLATE
 
-    def prompt(self, play: Play) -> Messages:
-        return [*play.system(), play.user(_history(play))]
+    def prompt(self, episode: EnvironmentEpisode) -> Messages:
+        return [*episode.system(), episode.user(_history(episode))]
 
 
-def _history(play: Play) -> str:
+def _history(episode: EnvironmentEpisode) -> str:
     """The last steps, each with its number."""
-    length = play.setting.custom.history_length
-    first = max(0, len(play.moves) - length)
-    shown = [_shown(n, play.moves[n]) for n in range(first, len(play.moves))]
+    length = episode.settings.custom.history_length
+    first = max(0, len(episode.transitions) - length)
+    shown = [_shown(n, episode.transitions[n]) for n in range(first, len(episode.transitions))]
     return "\n".join(shown) or NO_HISTORY
 
 
-def _shown(index: int, move: Move) -> str:
-    action = NO_ACTION if move.action is None else move.action
-    return f"Step {index + 1}: {move.observation}\nYou did: {action}"
+def _shown(index: int, transition: Transition) -> str:
+    action = NO_ACTION if transition.action is None else transition.action
+    return f"Step {index + 1}: {transition.observation}\nYou did: {action}"

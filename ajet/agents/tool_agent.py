@@ -33,9 +33,9 @@ from typing import Any
 
 from ajet.agents.simulated_user import SimulatedUser, load_interactions, open_user
 from ajet.agents.single_turn import first_messages
-from ajet.agents.tools.call import together
-from ajet.agents.tools.cut import cut
+from ajet.agents.tools.call import gather_or_cancel
 from ajet.agents.tools.toolbox import EpisodeTools, load_toolbox
+from ajet.agents.tools.truncate import truncate
 from ajet.core.config import AjetConfig
 from ajet.core.config.rollout import MultiTurnConfig
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
@@ -182,7 +182,7 @@ class ToolLoop:
         self._counts["invalid_tool_calls"] += num_invalid
         has_valid = None in problems
         self._num_invalid_in_a_row = 0 if has_valid else self._num_invalid_in_a_row + 1
-        texts = await together(map(self._answer, calls, problems))
+        texts = await gather_or_cancel(map(self._answer, calls, problems))
         answers = [
             {
                 "role": "tool",
@@ -213,19 +213,19 @@ class ToolLoop:
         if problem is not None:
             return self._shown(f"Error: {problem}")
         function = call["function"]
-        answer = await self._tools.call(function["name"], json.loads(function["arguments"]))
-        self._counts["tool_errors"] += answer.failed
-        self._counts["tool_timeouts"] += answer.timed_out
-        if answer.reward is not None or answer.metrics:
-            step = {"tool": function["name"], "reward": answer.reward, "metrics": answer.metrics}
+        result = await self._tools.call(function["name"], json.loads(function["arguments"]))
+        self._counts["tool_errors"] += result.failed
+        self._counts["tool_timeouts"] += result.timed_out
+        if result.reward is not None or result.metrics:
+            step = {"tool": function["name"], "reward": result.reward, "metrics": result.metrics}
             self._tool_steps.append(step)
-        return self._shown(answer.text)
+        return self._shown(result.text)
 
     def _shown(self, text: str) -> str:
         """A tool's answer within its limit of tokens."""
         settings = self._settings
         limit, side = settings.max_tool_response_length, settings.tool_response_truncate_side
-        shown, num_cut = cut(text, limit, side, self._model)
+        shown, num_cut = truncate(text, limit, side, self._model)
         self._counts["tool_answers_cut"] += bool(num_cut)
         self._counts["tool_characters_cut"] += num_cut
         return shown

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ajet.agents.environment_play import EnvironmentAgent, Messages, Play
+from ajet.agents.environment_agent import EnvironmentAgent, EnvironmentEpisode, Messages
 
 TEMPLATE = """\
 {observation}
@@ -26,11 +26,11 @@ class TrajEnvAgent(EnvironmentAgent):
     def __init__(self) -> None:
         self._messages: Messages = []
 
-    def prompt(self, play: Play) -> Messages:
+    def prompt(self, episode: EnvironmentEpisode) -> Messages:
         if not self._messages:
-            self._messages += play.system()
-        self._messages.append(play.user())
+            self._messages += episode.system()
+        self._messages.append(episode.user())
         return self._messages
 
-    def heard(self, reply: dict[str, Any]) -> None:
+    def on_reply(self, reply: dict[str, Any]) -> None:
         self._messages.append(reply)

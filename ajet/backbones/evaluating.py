@@ -16,7 +16,7 @@ from typing import Literal
 from loguru import logger
 
 from ajet import assembly
-from ajet.agents.frame_recorder import drawing_in
+from ajet.agents.frame_recorder import with_render_dir
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
 from ajet.core.errors import DataError
@@ -69,7 +69,7 @@ def evaluate_subject(
     """`k` episodes of each of the first `num_tasks` tasks; None means as the run validates."""
     drawn = config.ajet.environment.render_save_dir
     if drawn is not None:  # beside those of the run's own validations
-        config = drawing_in(config, Path(drawn) / "eval")
+        config = with_render_dir(config, Path(drawn) / "eval")
     reader = make_reader(config)
     is_held_out = split == "validation"
     tasks = reader.get_validation_tasks() if is_held_out else reader.get_training_tasks()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ajet.core.environment.registry import EnvironmentMaker
-    from ajet.envs.check import AgentFigures, EnvironmentReport
+    from ajet.envs.check import AgentStatistics, EnvironmentReport
 
 
 def env_check(
@@ -52,7 +52,7 @@ def env_check(
     from rich.console import Console
 
     from ajet.cli.screen_log import begin_screen_log
-    from ajet.envs.check import Check
+    from ajet.envs.check import EnvironmentCheck
 
     begin_screen_log(verbose)
     if conf is None:
@@ -60,7 +60,7 @@ def env_check(
         maker, steps = _named(env_type, env_config), 50
     else:
         maker, steps = _of_tag(conf, tag)
-    check = Check(maker, episodes, group_size, seed, max_steps or steps, split)
+    check = EnvironmentCheck(maker, episodes, group_size, seed, max_steps or steps, split)
     report = check.run()
     console = Console()
     if report.agents:
@@ -110,7 +110,7 @@ def _table(report: "EnvironmentReport") -> "Table":
     return table
 
 
-def _cells(figures: "AgentFigures") -> Sequence[str]:
+def _cells(figures: "AgentStatistics") -> Sequence[str]:
     return (
         figures.name,
         str(figures.num_episodes),

@@ -7,11 +7,11 @@ classes that are named exist (`ajet check`).
     source.py, command_line.py   the file and its overrides, interpolations resolved
     draft.py                     one key after the other: taken, left out with a reason, or unknown
     roll.py, verl.py, …          one file a system: tables of keys, functions where values change
-    fit.py, yaml_text.py         what our tree refuses is left out too; the text
+    refusals.py, yaml_text.py   what our tree refuses is left out too; the text
 """
 
 from ajet.convert.conversion import SYSTEMS, convert
-from ajet.convert.draft import Conversion, LeftOut
+from ajet.convert.draft import Conversion, OmittedKey
 from ajet.convert.yaml_text import yaml_text
 
-__all__ = ["SYSTEMS", "Conversion", "LeftOut", "convert", "yaml_text"]
+__all__ = ["SYSTEMS", "Conversion", "OmittedKey", "convert", "yaml_text"]

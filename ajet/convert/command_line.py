@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ajet.convert.source import Read, flat, put
+from ajet.convert.source import SourceConfig, flat, put
 from ajet.core.errors import ConfigError
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
@@ -56,7 +56,7 @@ def read_script(path: Path, entry: Sequence[str]) -> CommandLine:
     )
 
 
-def with_overrides(read: Read, overrides: Sequence[str]) -> dict[str, str]:
+def with_overrides(read: SourceConfig, overrides: Sequence[str]) -> dict[str, str]:
     """Lays the overrides over what was read; the ones with a value of the shell's are returned."""
     unresolved: dict[str, str] = {}
     for override in overrides:

@@ -1,6 +1,6 @@
 """`convert`: from a file of another system to a `Conversion`.
 
-    read (YAML, or the script's command)  ->  resolve  ->  the system's own file  ->  fit
+    read (YAML, or the script's command)  ->  resolve  ->  the system's own file  ->  drop_refused
 
 Not covered: writing the result (yaml_text.py).
 """
@@ -13,8 +13,8 @@ from typing import Any
 from ajet.convert import agentjet, chatlearn, roll, verl
 from ajet.convert.command_line import CommandLine, read_script, with_overrides
 from ajet.convert.draft import Absent, Conversion, Draft
-from ajet.convert.fit import fit
-from ajet.convert.source import Read, read_file, resolve
+from ajet.convert.refusals import drop_refused
+from ajet.convert.source import SourceConfig, read_file, resolve
 from ajet.core.errors import ConfigError
 
 YAML = (".yaml", ".yml")
@@ -73,14 +73,14 @@ def convert(system: str, path: Path | str, overrides: Sequence[str] = ()) -> Con
     except (TypeError, ValueError, AttributeError) as error:  # a text, say, where a list belongs
         problem = f"a value is not of the kind that {kind.name} takes: {error}"
         raise ConfigError(f"{path}: {problem}") from error
-    draft.answer_for_the_rest(kind.absent)
-    fit(result)
+    draft.classify_remaining(kind.absent)
+    drop_refused(result)
     if "ajet.model.path" not in result.values:
         draft.to_do("name the model: ajet.model.path")
     return result
 
 
-def _read(kind: System, path: Path) -> tuple[Read, list[str]]:
+def _read(kind: System, path: Path) -> tuple[SourceConfig, list[str]]:
     """The YAML, or what the script's command reads, and the command's overrides."""
     if path.suffix in YAML:
         return read_file(path, kind.known_defaults), []
@@ -91,11 +91,11 @@ def _read(kind: System, path: Path) -> tuple[Read, list[str]]:
     command = read_script(path, kind.entry)
     name = _config_name(command)
     if not name:
-        return Read(), command.overrides
+        return SourceConfig(), command.overrides
     file = _found(name, path)
     if file is None:
         known = Path(name).stem in ("ppo_trainer", "ppo_megatron_trainer")
-        return Read(missing=[] if known else [name]), command.overrides
+        return SourceConfig(missing=[] if known else [name]), command.overrides
     return read_file(file, kind.known_defaults), command.overrides
 
 

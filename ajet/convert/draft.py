@@ -5,7 +5,7 @@
     draft.answer_for_the_rest(ABSENT)                                    patterns, then: unknown
 
 A system's own default is written where ours differs. Not covered: whether our tree takes a value
-(fit.py).
+(refusals.py).
 """
 
 from collections.abc import Callable, Mapping
@@ -14,11 +14,11 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, Literal
 
-from ajet.convert.source import Resolved, flat
+from ajet.convert.source import ResolvedConfig, flat
 from ajet.core.config.tree import AjetConfig
 from ajet.core.errors import ConfigError
 
-Why = Literal["algorithm", "machine", "unknown"]
+Category = Literal["algorithm", "machine", "unknown"]
 SECRETS = ("api_key", "apikey", "token", "secret", "password")
 NOT_SECRET = ("tokens", "tokenizer", "token_", "_token")
 UNRESOLVED = "the value is not in the file: write it out, or give it as an override"
@@ -41,13 +41,13 @@ def keys_of(section: str, names: str, absent: Absent) -> dict[str, Absent]:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class OmittedKey:
     """A key of the source that is not in the result."""
 
     key: str
     value: Any
     reason: str
-    why: Why
+    category: Category
 
     @property
     def shown(self) -> str:
@@ -69,12 +69,12 @@ class Conversion:
     values: dict[str, Any] = field(default_factory=dict)  # our dotted key -> value
     origins: dict[str, str] = field(default_factory=dict)  # our dotted key -> theirs
     sections: dict[str, Any] = field(default_factory=dict)  # the user's own, as they are
-    left_out: list[LeftOut] = field(default_factory=list)
+    left_out: list[OmittedKey] = field(default_factory=list)
     to_do: list[str] = field(default_factory=list)  # what only the user can do
 
-    def of(self, why: Why) -> list[LeftOut]:
+    def of(self, category: Category) -> list[OmittedKey]:
         """What was left out for this reason."""
-        return [each for each in self.left_out if each.why == why]
+        return [each for each in self.left_out if each.category == category]
 
     def summary(self) -> list[tuple[int, str]]:
         """How many keys went where."""
@@ -88,13 +88,15 @@ class Conversion:
     @property
     def changes_the_algorithm(self) -> bool:
         """Whether something was left out that does, or may: an unknown key."""
-        return any(each.why != "machine" for each in self.left_out)
+        return any(each.category != "machine" for each in self.left_out)
 
 
 class Draft:
     """The source's keys and the result, side by side."""
 
-    def __init__(self, read: Resolved, result: Conversion, defaults: Mapping[str, Any]) -> None:
+    def __init__(
+        self, read: ResolvedConfig, result: Conversion, defaults: Mapping[str, Any]
+    ) -> None:
         self.read = read
         self.result = result
         self._written = flat(read.values)
@@ -161,8 +163,8 @@ class Draft:
 
     def leave_out(self, key: str, reason: str, *, algorithm: bool = False) -> None:
         """The key is answered for: it is not in the result."""
-        why: Why = "algorithm" if algorithm else "machine"
-        self.result.left_out.append(LeftOut(key, self.take(key), reason, why))
+        category: Category = "algorithm" if algorithm else "machine"
+        self.result.left_out.append(OmittedKey(key, self.take(key), reason, category))
 
     def ignore(self, *keys: str) -> None:
         """Keys whose meaning another key carries."""
@@ -172,24 +174,24 @@ class Draft:
         """Something that the user has to see to."""
         self.result.to_do.append(text)
 
-    def answer_for_the_rest(self, absent: Mapping[str, Absent]) -> None:
+    def classify_remaining(self, absent: Mapping[str, Absent]) -> None:
         """Every key that was not taken: known and absent here, or unknown."""
         for key, text in self.read.unresolved.items():
             if self._is_taken(key):
-                self.result.left_out.append(LeftOut(key, text, UNRESOLVED, "unknown"))
+                self.result.left_out.append(OmittedKey(key, text, UNRESOLVED, "unknown"))
             else:
-                self._answer(key, text, absent, unresolved=True)
+                self._classify(key, text, absent, unresolved=True)
         for key, value in self._written.items():
             if not self._is_taken(key):
-                self._answer(key, value, absent)
+                self._classify(key, value, absent)
         for name in self.read.missing:
             reason = "there is no such file beside this one: what it says is not known"
-            self.result.left_out.append(LeftOut("defaults", name, reason, "unknown"))
+            self.result.left_out.append(OmittedKey("defaults", name, reason, "unknown"))
 
     def _is_taken(self, key: str) -> bool:
         return any(key == name or key.startswith(f"{name}.") for name in self._taken)
 
-    def _answer(
+    def _classify(
         self, key: str, value: Any, absent: Mapping[str, Absent], *, unresolved: bool = False
     ) -> None:
         rule = next((rule for pattern, rule in absent.items() if fnmatchcase(key, pattern)), None)
@@ -197,13 +199,13 @@ class Draft:
             is_library = key not in self.read.own or self._is_variable(key)
             if value in rule.off or (is_library and not rule.algorithm and not unresolved):
                 return
-            why: Why = "algorithm" if rule.algorithm else "machine"
-            self.result.left_out.append(LeftOut(key, value, rule.reason, why))
+            category: Category = "algorithm" if rule.algorithm else "machine"
+            self.result.left_out.append(OmittedKey(key, value, rule.reason, category))
         elif unresolved:
-            self.result.left_out.append(LeftOut(key, value, UNRESOLVED, "unknown"))
+            self.result.left_out.append(OmittedKey(key, value, UNRESOLVED, "unknown"))
         elif key in self.read.own and not self._is_variable(key):
             reason = f"no key of {self.result.system} that ajet knows"
-            self.result.left_out.append(LeftOut(key, value, reason, "unknown"))
+            self.result.left_out.append(OmittedKey(key, value, reason, "unknown"))
 
     def _is_variable(self, key: str) -> bool:
         """Whether another key refers to it: its value is there, under that key."""

@@ -22,7 +22,7 @@ _FOREIGN = re.compile(r"\$\{\s*(oc\.env|now|hydra)\b")
 
 
 @dataclass
-class Read:
+class SourceConfig:
     """What a file says, before its interpolations are resolved."""
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Read:
 
 
 @dataclass
-class Resolved:
+class ResolvedConfig:
     """The same with every interpolation resolved that can be."""
 
     values: dict[str, Any]
@@ -41,7 +41,9 @@ class Resolved:
     missing: list[str]
 
 
-def read_file(path: Path, known_defaults: Sequence[str], seen: tuple[Path, ...] = ()) -> Read:
+def read_file(
+    path: Path, known_defaults: Sequence[str], seen: tuple[Path, ...] = ()
+) -> SourceConfig:
     """The YAML over the files of its `defaults:`; `known_defaults` are the system's own names."""
     if path.resolve() in seen:
         raise ConfigError(f"{path}: defaults: this file includes itself")
@@ -51,10 +53,10 @@ def read_file(path: Path, known_defaults: Sequence[str], seen: tuple[Path, ...] 
         raise ConfigError(f"{path}: defaults: a list is expected, got {entries!r}")
     below, above, missing = _included(entries, path, known_defaults, (*seen, path.resolve()))
     values = merged(merged(below, written), above)
-    return Read(values, set(flat(written)), missing)
+    return SourceConfig(values, set(flat(written)), missing)
 
 
-def resolve(read: Read) -> Resolved:
+def resolve(read: SourceConfig) -> ResolvedConfig:
     """What refers to itself, or to nothing here, is unresolved."""
     from omegaconf import OmegaConf
 
@@ -62,7 +64,7 @@ def resolve(read: Read) -> Resolved:
     unresolved: dict[str, str] = {}
     inside = _without_foreign(read.values, "", unresolved)
     values = _plain(OmegaConf.create(inside), "", unresolved)
-    return Resolved(values, unresolved, referenced, read.own, read.missing)
+    return ResolvedConfig(values, unresolved, referenced, read.own, read.missing)
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

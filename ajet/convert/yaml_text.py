@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from ajet.convert.draft import Conversion, LeftOut
+from ajet.convert.draft import Conversion, OmittedKey
 from ajet.convert.source import nested
 from ajet.core.config.tree import AjetConfig
 
@@ -51,15 +51,15 @@ def _head(result: Conversion) -> Iterator[str]:
         yield from ["#", "# To do:"]
         for text in result.to_do:
             yield from _wrapped(text)
-    for why, heading in HEADINGS.items():
-        entries = [each for each in result.left_out if each.why == why]
+    for category, heading in HEADINGS.items():
+        entries = [each for each in result.left_out if each.category == category]
         if entries:
             yield from ["#", f"# {heading}"]
             for text in grouped(entries):
                 yield from _wrapped(text)
 
 
-def grouped(entries: list[LeftOut]) -> Iterator[str]:
+def grouped(entries: list[OmittedKey]) -> Iterator[str]:
     """One text for each reason, with its keys."""
     by_reason: dict[str, list[str]] = {}
     for each in entries:

@@ -23,10 +23,10 @@ from ajet.core.environment.returns import ResetResult, StepResult, checked_reset
 from ajet.core.errors import EnvironmentFault
 from ajet.core.seeding import derive
 
-NO_ACTION = "?!"
+INVALID_ACTION = "?!"
 """Hardly an action of any environment."""
-MOST_REPLAYED = 16
-Chooser = Callable[[Environment], str | None]
+MAX_REPLAYED = 16
+Policy = Callable[[Environment], str | None]
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Playthrough:
 
     @property
     def is_success(self) -> bool:
-        """As the agents have it (workflow/agents/environment_play.py)."""
+        """As the agents have it (agents/environment_agent.py)."""
         said = next(
             (s.metrics["success"] for s in self.steps[::-1] if "success" in s.metrics), None
         )
@@ -61,7 +61,7 @@ class Playthrough:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentFigures:
+class AgentStatistics:
     """What one agent reached."""
 
     name: str
@@ -74,7 +74,7 @@ class AgentFigures:
     num_steps: float
 
     @classmethod
-    def of(cls, name: str, played: Sequence[Playthrough]) -> AgentFigures:
+    def of(cls, name: str, played: Sequence[Playthrough]) -> AgentStatistics:
         rewards = [each.reward for each in played]
         return cls(
             name,
@@ -93,7 +93,7 @@ class EnvironmentReport:
     """`silent_groups` is the share of the random agent's groups whose rewards are all equal."""
 
     name: str
-    agents: list[AgentFigures] = field(default_factory=list)
+    agents: list[AgentStatistics] = field(default_factory=list)
     num_groups: int = 0
     silent_groups: float | None = None
     seconds_per_step: float | None = None
@@ -102,7 +102,7 @@ class EnvironmentReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class EnvironmentCheck:
     """How an environment is looked at."""
 
     maker: EnvironmentMaker
@@ -119,9 +119,9 @@ class Check:
             groups = self._random_groups(report)
             oracle = self._oracle_episodes(report)
             first = [group[0] for group in groups] or oracle
-            self._replay(first, report)
-            self._say_no_action(report)
-            _look_at(groups, oracle, report)
+            self._check_determinism(first, report)
+            self._check_invalid_action(report)
+            _check_episodes(groups, oracle, report)
         except EnvironmentFault as fault:
             report.faults.append(str(fault))
         return report
@@ -139,69 +139,71 @@ class Check:
                 random.Random(derive(self.seed, "env-check", index, member))
                 for member in range(self.group_size)
             ]
-            groups.append([self._played(index, _random_actions(rng)) for rng in rngs])
-        report.agents.append(AgentFigures.of("random", [p for group in groups for p in group]))
+            groups.append([self._play(index, _random_actions(rng)) for rng in rngs])
+        report.agents.append(AgentStatistics.of("random", [p for group in groups for p in group]))
         return groups
 
     def _oracle_episodes(self, report: EnvironmentReport) -> list[Playthrough]:
         if self.maker.kind.oracle_action is Environment.oracle_action:
             report.notes.append("no oracle_action(): nobody knows how far a policy could get")
             return []
-        played = [self._played(i, lambda e: e.oracle_action()) for i in range(self.num_seeds)]
-        report.agents.append(AgentFigures.of("oracle", played))
+        played = [self._play(i, lambda e: e.oracle_action()) for i in range(self.num_seeds)]
+        report.agents.append(AgentStatistics.of("oracle", played))
         return played
 
-    def _replay(self, played: Sequence[Playthrough], report: EnvironmentReport) -> None:
+    def _check_determinism(self, played: Sequence[Playthrough], report: EnvironmentReport) -> None:
         """The same actions under the same seed must give the same episode."""
-        for index, before in enumerate(played[:MOST_REPLAYED]):
+        for index, before in enumerate(played[:MAX_REPLAYED]):
             script = iter(before.actions)
-            again = self._played(index, lambda _, script=script: next(script, None))
+            again = self._play(index, lambda _, script=script: next(script, None))
             if difference := _difference(before, again):
                 report.faults.append(
                     f"not determined by its seed: {difference} (seed {self._seed_of(index)})"
                 )
                 return
 
-    def _say_no_action(self, report: EnvironmentReport) -> None:
+    def _check_invalid_action(self, report: EnvironmentReport) -> None:
         """Text that is no action is answered, and changes nothing."""
-        done = self._played(0, _once(NO_ACTION))
+        done = self._play(0, _once(INVALID_ACTION))
         if not done.steps:
             return
         step = done.steps[0]
         if step.metrics.get("action_is_valid", 1.0):
             report.notes.append(
-                f"{NO_ACTION!r} is not answered with metrics action_is_valid: False: "
+                f"{INVALID_ACTION!r} is not answered with metrics action_is_valid: False: "
                 "no format_penalty for it"
             )
         elif step.state_key != done.shown.state_key:
-            report.faults.append(f"{NO_ACTION!r} is no valid action and yet changed the state_key")
+            report.faults.append(
+                f"{INVALID_ACTION!r} is no valid action and yet changed the state_key"
+            )
 
-    def _played(self, index: int, choose: Chooser) -> Playthrough:
-        """One episode, with an action of `choose` until it gives None or it is over."""
+    def _play(self, index: int, policy: Policy) -> Playthrough:
+        """One episode, with an action of `policy` until it gives None or it is over."""
         name = self.maker.kind.__name__
         environment = call_environment(self.maker, name)
         try:
-            played = Playthrough(index, self._begun(environment, self._seed_of(index)))
+            played = Playthrough(index, self._reset(environment, self._seed_of(index)))
             while len(played.steps) < self.max_steps:
                 action = call_environment(
-                    lambda: choose(environment), f"{name}: choosing an action"
+                    lambda: policy(environment), f"{name}: choosing an action"
                 )
                 if action is None:
                     break
-                step = _stepped(environment, action, played)
+                step = _step(environment, action, played)
                 if step.terminated or step.truncated:
                     break
             return played
         finally:
             close_quietly(environment)
 
-    def _begun(self, environment: Environment, seed: int) -> ResetResult:
+    def _reset(self, environment: Environment, seed: int) -> ResetResult:
         who = f"{type(environment).__name__}.reset()"
         options = {"split": self.split}
         return checked_reset(call_environment(lambda: environment.reset(seed, options), who), who)
 
 
-def _stepped(environment: Environment, action: str, played: Playthrough) -> StepResult:
+def _step(environment: Environment, action: str, played: Playthrough) -> StepResult:
     who = f"{type(environment).__name__}.step()"
     started_s = time.perf_counter()
     returned = call_environment(lambda: environment.step(action), who)
@@ -212,11 +214,11 @@ def _stepped(environment: Environment, action: str, played: Playthrough) -> Step
     return step
 
 
-def _random_actions(rng: random.Random) -> Chooser:
+def _random_actions(rng: random.Random) -> Policy:
     return lambda environment: environment.sample_action(rng)
 
 
-def _once(action: str) -> Chooser:
+def _once(action: str) -> Policy:
     actions = iter([action])
     return lambda _: next(actions, None)
 
@@ -232,7 +234,7 @@ def _difference(before: Playthrough, again: Playthrough) -> str | None:
     return None if len(before.steps) == len(again.steps) else "one episode is longer"
 
 
-def _look_at(
+def _check_episodes(
     groups: Sequence[Sequence[Playthrough]],
     oracle: Sequence[Playthrough],
     report: EnvironmentReport,
@@ -251,13 +253,13 @@ def _look_at(
         report.silent_groups = fmean(silent)
         if all(silent):
             report.notes.append("no group of the random agent carries a signal")
-    _look_at_oracle(drawn, oracle, report)
-    _look_at_texts(everything, report)
-    _look_at_actions(drawn, "sample_action", report)
-    _look_at_actions(oracle, "oracle_action", report)
+    _check_oracle(drawn, oracle, report)
+    _check_texts(everything, report)
+    _check_actions(drawn, "sample_action", report)
+    _check_actions(oracle, "oracle_action", report)
 
 
-def _look_at_oracle(
+def _check_oracle(
     drawn: Sequence[Playthrough], oracle: Sequence[Playthrough], report: EnvironmentReport
 ) -> None:
     if not oracle:
@@ -270,7 +272,7 @@ def _look_at_oracle(
         report.notes.append(f"the oracle does not succeed in {num_lost} of {len(oracle)} episodes")
 
 
-def _look_at_texts(everything: Sequence[Playthrough], report: EnvironmentReport) -> None:
+def _check_texts(everything: Sequence[Playthrough], report: EnvironmentReport) -> None:
     states = [(played.index, *state) for played in everything for state in played.states]
     if any(not text.strip() for _, _, text in states):
         report.faults.append("an observation is empty")
@@ -290,7 +292,7 @@ def _are_ambiguous(states: Sequence[tuple[int, str | None, str]]) -> bool:
     return any(seen.setdefault((index, key), text) != text for index, key, text in states)
 
 
-def _look_at_actions(played: Sequence[Playthrough], of: str, report: EnvironmentReport) -> None:
+def _check_actions(played: Sequence[Playthrough], of: str, report: EnvironmentReport) -> None:
     """What the environment offers must be what it takes."""
     for each in played:
         for action, step in zip(each.actions, each.steps, strict=True):

@@ -23,10 +23,10 @@ from ajet.core.environment.environment import Environment, Info
 from ajet.envs.split import belongs_to
 
 OPERATORS = "+-*/"
-LONGEST_ACTION = 200
-MOST_NUMBERS = 6
+MAX_ACTION_LENGTH = 200
+MAX_NUMBERS = 6
 DRAWS_PER_OPERATORS = 400
-MOST_DRAWS = 500_000
+MAX_DRAWS = 500_000
 _TYPED = str.maketrans({"×": "*", "÷": "/", "−": "-", "·": "*"})
 _CLAIM = re.compile(r"=\s*-?\d+\s*$")
 _ALLOWED = re.compile(r"[\d+\-*/() ]+", re.ASCII)
@@ -50,8 +50,8 @@ class Countdown(Environment):
         max_tries: int = 1,
         format_reward: float = 0.0,
     ) -> None:
-        if not 2 <= num_numbers <= MOST_NUMBERS:
-            raise ValueError(f"countdown: num_numbers is {num_numbers}; it is 2 to {MOST_NUMBERS}")
+        if not 2 <= num_numbers <= MAX_NUMBERS:
+            raise ValueError(f"countdown: num_numbers is {num_numbers}; it is 2 to {MAX_NUMBERS}")
         if not 1 <= min_number < max_number:
             raise ValueError(
                 f"countdown: min_number {min_number} and max_number {max_number}: "
@@ -77,7 +77,7 @@ class Countdown(Environment):
         self.solution, numbers, self.target = self._draw(rng, (options or {}).get("split"))
         self.numbers = tuple(rng.sample(numbers, len(numbers)))
         self.num_left = self.max_tries
-        self.observation = self._sight("")
+        self.observation = self._observation_text("")
         return self.observation, {"state_key": self._state_key()}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
@@ -87,7 +87,7 @@ class Countdown(Environment):
             tree = expression(action)
         except NotAnExpression:
             said = "Write an expression such as 7*3."
-            return self._sight(said), 0.0, False, False, self._info(is_valid=False)
+            return self._observation_text(said), 0.0, False, False, self._info(is_valid=False)
         self.num_left -= 1
         uses_all = sorted(numbers_of(tree)) == sorted(self.numbers)
         found = value_of(tree)
@@ -116,7 +116,7 @@ class Countdown(Environment):
         """An expression, its numbers and its value. The operators are drawn first and kept while
         numbers are drawn for them: otherwise division, which seldom fits, were rare."""
         operators: list[str] = []
-        for draw in range(MOST_DRAWS):
+        for draw in range(MAX_DRAWS):
             if draw % DRAWS_PER_OPERATORS == 0:
                 operators = [rng.choice(OPERATORS) for _ in range(self.num_numbers - 1)]
             numbers = [
@@ -128,7 +128,7 @@ class Countdown(Environment):
                 return text, numbers, value
         raise ValueError(
             f"countdown: no instance of {self.num_numbers} numbers from {self.min_number} to "
-            f"{self.max_number} was found for split {split!r} in {MOST_DRAWS} draws"
+            f"{self.max_number} was found for split {split!r} in {MAX_DRAWS} draws"
         )
 
     def _is_wanted(self, numbers: list[int], value: int, split: str | None) -> bool:
@@ -141,9 +141,9 @@ class Countdown(Environment):
             return f"{self.target} is right."
         said = "That divides with a rest." if found is None else f"That is {found}."
         said = said if uses_all else "Each number is to be used exactly once."
-        return self._sight(said) if self.num_left else f"{said} No tries left."
+        return self._observation_text(said) if self.num_left else f"{said} No tries left."
 
-    def _sight(self, said: str) -> str:
+    def _observation_text(self, said: str) -> str:
         task = f"Numbers: {' '.join(map(str, self.numbers))}. Target: {self.target}."
         left = f"{self.num_left} tr{'ies' if self.num_left > 1 else 'y'} left."
         return " ".join(part for part in (said, task, left if self.max_tries > 1 else "") if part)
@@ -164,8 +164,8 @@ def expression(text: str) -> ast.expr:
     """The text's syntax tree; NotAnExpression for anything but + - * / on whole numbers. A trailing
     "= 21" is no part of it."""
     text = _CLAIM.sub("", text.translate(_TYPED)).strip()
-    if len(text) > LONGEST_ACTION or not _ALLOWED.fullmatch(text):
-        raise NotAnExpression(text[:LONGEST_ACTION])
+    if len(text) > MAX_ACTION_LENGTH or not _ALLOWED.fullmatch(text):
+        raise NotAnExpression(text[:MAX_ACTION_LENGTH])
     try:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, RecursionError, MemoryError) as error:  # the last two: nested too deep

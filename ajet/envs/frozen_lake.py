@@ -45,7 +45,7 @@ MAX_DRAWS = 10_000
 DISCOUNT = 0.999
 """The oracle's: so near 1 that the chance to arrive counts; the shorter of two sure ways wins."""
 
-WHAT_AN_ACTION_IS = "That is no action. Answer with one of: Left, Down, Right, Up."
+INVALID_ACTION_TEXT = "That is no action. Answer with one of: Left, Down, Right, Up."
 LEGENDS: dict[View, str] = {
     "grid": "In the grid P is you, _ is ice, O is a hole, G is the goal. ",
     "letters": "In the grid P is you, S (the start) and F are ice, H is a hole, G is the goal. ",
@@ -63,7 +63,7 @@ TILES = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _TileView:
     """What is known of the player's being on one tile; computed once for a map."""
 
     text: str
@@ -106,22 +106,22 @@ class FrozenLake(Environment):
         split = (options or {}).get("split")
         self.map = self._fixed_map or _generated_map(self._size, self._p, seed, split)
         self._lake = FrozenLakeEnv(desc=list(self.map), is_slippery=self._is_slippery)
-        self._places: dict[int, _Place] = {}
+        self._tile_views: dict[int, _TileView] = {}
         self._policy: NDArray[np.intp] | None = None
         self.position, _ = self._lake.reset(seed=seed)
-        place = self._place()
+        place = self._tile_view()
         return place.text, {"state_key": place.state_key}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        before = self._place()
+        before = self._tile_view()
         if before.letter in "GH":  # it is over; Gymnasium's lake stays as it is, too
             return before.text, 0.0, True, False, _info(before, True, False)
         number = NUMBERS.get(action.strip().lower())
         if number is None:
-            text = f"{WHAT_AN_ACTION_IS}\n{before.text}"
+            text = f"{INVALID_ACTION_TEXT}\n{before.text}"
             return text, 0.0, False, False, _info(before, False, False)
         self.position, _, terminated, _, _ = self._lake.step(number)
-        place = self._place()
+        place = self._tile_view()
         info = _info(place, True, place is not before)
         return place.text, self._rewards[place.letter], terminated, False, info
 
@@ -136,10 +136,10 @@ class FrozenLake(Environment):
             self._policy = _best_actions(self._lake.P)
         return ACTIONS[self._policy[self.position]]
 
-    def _place(self) -> _Place:
-        place = self._places.get(self.position)
+    def _tile_view(self) -> _TileView:
+        place = self._tile_views.get(self.position)
         if place is None:
-            place = self._places[self.position] = _Place(
+            place = self._tile_views[self.position] = _TileView(
                 text=_shown(self.map, self.position, *self._shows),
                 state_key=f"{'/'.join(self.map)}@{self.position}",
                 letter="".join(self.map)[self.position],
@@ -147,7 +147,7 @@ class FrozenLake(Environment):
         return place
 
 
-def _info(place: _Place, is_valid: bool, is_effective: bool) -> Info:
+def _info(place: _TileView, is_valid: bool, is_effective: bool) -> Info:
     metrics = {
         "success": place.letter == "G",
         "action_is_valid": is_valid,
@@ -210,16 +210,16 @@ def _can_be_crossed(rows: Rows) -> bool:
 
 
 def _reaches_goal(rows: Rows, start: tuple[int, int]) -> bool:
-    waiting, seen = [start], {start}
-    while waiting:
-        row, column = waiting.pop()
+    queue, seen = [start], {start}
+    while queue:
+        row, column = queue.pop()
         if rows[row][column] == "G":
             return True
         for down, right in MOVES:
             place = (row + down, column + right)
             if place not in seen and _letter(rows, *place) not in (None, "H"):
                 seen.add(place)
-                waiting.append(place)
+                queue.append(place)
     return False
 
 

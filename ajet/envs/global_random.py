@@ -22,7 +22,7 @@ lock = threading.Lock()
 """What they draw from belongs to the whole process."""
 
 
-class OwnRandom:
+class PrivateRandom:
     """One environment's random state."""
 
     def __init__(self, seed: int) -> None:
@@ -30,21 +30,21 @@ class OwnRandom:
         self._state: tuple[Any, Any] = random.Random(seed).getstate(), own.get_state()
 
     @contextmanager
-    def in_use(self) -> Iterator[None]:
+    def active(self) -> Iterator[None]:
         with lock:
             outside = _current()
-            _put_in(self._state)
+            _restore(self._state)
             try:
                 yield
             finally:
                 self._state = _current()
-                _put_in(outside)
+                _restore(outside)
 
 
 def _current() -> tuple[Any, Any]:
     return random.getstate(), np.random.get_state()
 
 
-def _put_in(state: tuple[Any, Any]) -> None:
+def _restore(state: tuple[Any, Any]) -> None:
     random.setstate(state[0])
     np.random.set_state(state[1])

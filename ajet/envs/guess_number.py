@@ -56,7 +56,7 @@ class GuessNumber(Environment):
     ) -> tuple[str, Info]:
         self.number = random.Random(seed).randint(self.low, self.high)
         self.bounds, self.num_left = (self.low, self.high), self.max_guesses
-        self.observation = self._sight("")
+        self.observation = self._observation_text("")
         return self.observation, {"state_key": self._state_key()}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
@@ -98,7 +98,7 @@ class GuessNumber(Environment):
     def _refused(self) -> tuple[str, float, bool, bool, Info]:
         """Nothing happened: no guess is used up."""
         is_over = not self.num_left
-        text = "The game is over." if is_over else self._sight(self._form())
+        text = "The game is over." if is_over else self._observation_text(self._form())
         return text, 0.0, is_over, False, self._info(False, is_valid=False)
 
     def _form(self) -> str:
@@ -110,9 +110,9 @@ class GuessNumber(Environment):
         if not self.num_left:
             return f"No guesses left. It was {self.number}."
         hint = f"{guess} is too {'high' if guess > self.number else 'low'}."
-        return self._sight("" if self.show_bounds else hint)
+        return self._observation_text("" if self.show_bounds else hint)
 
-    def _sight(self, said: str) -> str:
+    def _observation_text(self, said: str) -> str:
         is_first = self.num_left == self.max_guesses
         bounds = "Between {} and {}.".format(*self.bounds) if self.show_bounds or is_first else ""
         left = f"{self.num_left} guess{'es' if self.num_left > 1 else ''} left."

@@ -32,7 +32,7 @@ import numpy as np
 from ajet.core.environment.environment import Environment, Frame, Info
 from ajet.core.errors import ConfigError
 
-MOST_NUMBERS = 1024
+MAX_NUMBERS = 1024
 """An observation of more is a picture."""
 
 PASSED = ("metrics", "metrics_agg_mode", "state_key")
@@ -76,7 +76,7 @@ class GymnasiumEnvironment(Environment):
             return f"{self.form}\n{self.observation}", 0.0, False, False, {"metrics": metrics}
         seen, reward, terminated, truncated, info = self._env.step(done)
         self.observation = as_text(self._env.observation_space, seen)
-        return self.observation, float(reward), bool(terminated), bool(truncated), _ours(info)
+        return self.observation, float(reward), bool(terminated), bool(truncated), _kept_info(info)
 
     def render(self) -> Frame:
         drawn = self._env.render() if self._env.render_mode in ("rgb_array", "ansi") else None
@@ -182,7 +182,7 @@ def _check_observations(space: Any, env_id: str) -> None:
     if isinstance(space, spaces.Text):
         return
     numbers = (spaces.Discrete, spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
-    if not isinstance(space, numbers) or np.prod(space.shape or ()) > MOST_NUMBERS:
+    if not isinstance(space, numbers) or np.prod(space.shape or ()) > MAX_NUMBERS:
         raise ConfigError(
             f"{env_id}: observations of {space} cannot be written as text; wrap it in an "
             "Environment of your own, as file.py->Class"
@@ -206,7 +206,7 @@ def _made(env_id: str, make: Mapping[str, Any]) -> Any:
         raise ConfigError(f"gymnasium: {env_id}: {' '.join(str(error).split())}") from error
 
 
-def _ours(info: Mapping[str, Any]) -> Info:
+def _kept_info(info: Mapping[str, Any]) -> Info:
     """What of the environment's `info` an episode keeps. An array in it is not among it."""
     ours = {name: info[name] for name in PASSED if name in info}
     metrics = {"action_is_valid": True, **dict(ours.get("metrics") or {})}

@@ -21,11 +21,11 @@ from typing import Any
 from ajet.core.environment.environment import Environment, Info
 from ajet.core.errors import ConfigError
 from ajet.core.importing import require_package
-from ajet.envs.global_random import OwnRandom
+from ajet.envs.global_random import PrivateRandom
 from ajet.envs.split import belongs_to
 
 DRAWS_PER_DATASET = 40
-MOST_DATASETS = 10
+MAX_DATASETS = 10
 SEEDS = 2**31
 DRAW_GLOBALLY = ("list_functions", "pool_matrix")
 """Families that use the process's own random generators, and not those of their seed."""
@@ -43,14 +43,14 @@ class ReasoningGymEnvironment(Environment):
         self.instruction = "Answer the question. Write the answer and nothing else."
         self._dataset: Any = self._new_dataset(0)
         self._entry: dict[str, Any] = {}
-        self._drawn: OwnRandom | None = None
+        self._random: PrivateRandom | None = None
 
     def reset(
         self, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[str, Info]:
         rng = random.Random(seed)
-        self._drawn = OwnRandom(rng.randrange(SEEDS)) if self.name in DRAW_GLOBALLY else None
-        with self._own_random():
+        self._random = PrivateRandom(rng.randrange(SEEDS)) if self.name in DRAW_GLOBALLY else None
+        with self._private_random():
             self._entry = self._draw(rng, (options or {}).get("split"))
         return self._entry["question"], {}
 
@@ -64,18 +64,18 @@ class ReasoningGymEnvironment(Environment):
 
     def sample_action(self, rng: random.Random) -> str:
         """The answer to another question."""
-        with self._own_random():
+        with self._private_random():
             return str(self._dataset[rng.randrange(len(self._dataset))]["answer"])
 
     def oracle_action(self) -> str | None:
         """None in the families that name no answer."""
         return self._entry["answer"]
 
-    def _own_random(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._drawn is None else self._drawn.in_use()
+    def _private_random(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._random is None else self._random.active()
 
     def _draw(self, rng: random.Random, split: str | None) -> dict[str, Any]:
-        for _ in range(MOST_DATASETS):
+        for _ in range(MAX_DATASETS):
             self._dataset = self._new_dataset(rng.randrange(SEEDS))
             for _ in range(DRAWS_PER_DATASET):
                 entry = self._dataset[rng.randrange(len(self._dataset))]
@@ -83,7 +83,7 @@ class ReasoningGymEnvironment(Environment):
                     return entry
         raise ValueError(
             f"reasoning_gym:{self.name}: no question of the split {split!r} in "
-            f"{MOST_DATASETS * DRAWS_PER_DATASET} draws: the family has too few questions"
+            f"{MAX_DATASETS * DRAWS_PER_DATASET} draws: the family has too few questions"
         )
 
     def _new_dataset(self, seed: int) -> Any:

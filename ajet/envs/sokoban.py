@@ -26,8 +26,8 @@ from ajet.core.errors import ConfigError
 from ajet.core.seeding import derive
 from ajet.envs.sokoban_rooms import (
     Room,
-    played_backwards,
     read_room,
+    scrambled_room,
     solved_room,
     text_of,
 )
@@ -42,7 +42,7 @@ BOX_REWARD = 1.0
 SOLVED_REWARD = 10.0
 MAX_DRAWS = 1_000
 MAX_ORACLE_STATES = 20_000
-WHAT_AN_ACTION_IS = "That is no action. Answer with one of: Up, Down, Left, Right."
+INVALID_ACTION_TEXT = "That is no action. Answer with one of: Up, Down, Left, Right."
 AGG_MODES = {"boxes_on_target": "last"}
 
 WALL, FLOOR, TARGET = (90, 84, 82), (240, 230, 210), (214, 70, 60)
@@ -101,7 +101,7 @@ class Sokoban(Environment):
         if self._is_solved or self._num_steps >= self._max_steps:  # it is over
             return self._returned(self._text, 0.0, name is not None, False)
         if name is None:
-            return self._returned(f"{WHAT_AN_ACTION_IS}\n{self._text}", 0.0, False, False)
+            return self._returned(f"{INVALID_ACTION_TEXT}\n{self._text}", 0.0, False, False)
         on_target = self._num_on_target
         is_effective = self._move(name)
         self._num_steps += 1
@@ -164,7 +164,7 @@ class Sokoban(Environment):
             solved = solved_room(self._height, self._width, self._num_boxes, rng)
             if solved is None or not belongs_to(split, solved.layout):
                 continue
-            room = played_backwards(solved, self._search_depth, self._max_steps, rng)
+            room = scrambled_room(solved, self._search_depth, self._max_steps, rng)
             if room is not None:
                 return room
         raise ConfigError(

@@ -21,9 +21,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-KEEPS_PULLING = 0.6
+KEEP_PULLING_PROBABILITY = 0.6
 """The chance that the box just pulled is pulled on, so that boxes come far."""
-KEEPS_DIGGING = 0.65
+KEEP_DIRECTION_PROBABILITY = 0.65
 """The chance that whoever digs the room goes straight on."""
 
 SYMBOLS = "#_OX√PS"
@@ -82,15 +82,15 @@ def read_room(rows: Sequence[str]) -> Room:
     return Room(layout, boxes, players[0])
 
 
-def walks(player: int, free: frozenset[int], steps: Iterable[int]) -> dict[int, int]:
+def walking_distances(player: int, free: frozenset[int], steps: Iterable[int]) -> dict[int, int]:
     """Tiles that the player reaches without moving a box, with the number of moves."""
     offsets = tuple(steps)
-    distances, waiting = {player: 0}, [player]
-    for tile in waiting:
+    distances, queue = {player: 0}, [player]
+    for tile in queue:
         for offset in offsets:
             if (beside := tile + offset) in free and beside not in distances:
                 distances[beside] = distances[tile] + 1
-                waiting.append(beside)
+                queue.append(beside)
     return distances
 
 
@@ -106,30 +106,28 @@ def solved_room(height: int, width: int, num_boxes: int, rng: random.Random) -> 
     return Room("\n".join(rows), frozenset(numbers[:-1]), numbers[-1])
 
 
-def played_backwards(
-    solved: Room, num_pulls: int, max_moves: int, rng: random.Random
-) -> Room | None:
+def scrambled_room(solved: Room, num_pulls: int, max_moves: int, rng: random.Random) -> Room | None:
     """A room that `max_moves` moves solve; None where not all boxes came off the targets."""
     starts, stride = sorted(solved.boxes), solved.moves["Down"]
     apart = [
         (_distance(starts, boxes, stride), boxes, player, spare_moves)
-        for boxes, player, spare_moves in _after_each_pull(solved, num_pulls, max_moves, rng)
+        for boxes, player, spare_moves in _pulled_states(solved, num_pulls, max_moves, rng)
         if solved.targets.isdisjoint(boxes)
     ]
     if not apart:
         return None
     _, boxes, player, spare_moves = max(apart, key=lambda state: state[0])
-    return _with_player_elsewhere(solved, frozenset(boxes), player, spare_moves, rng)
+    return _with_random_player(solved, frozenset(boxes), player, spare_moves, rng)
 
 
-def _after_each_pull(
+def _pulled_states(
     solved: Room, num_pulls: int, max_moves: int, rng: random.Random
 ) -> Iterator[tuple[list[int], int, int]]:
     """Boxes in the order of their targets, the player, and what is left of the moves."""
     boxes, player, last = sorted(solved.boxes), solved.player, None
     for _ in range(num_pulls):
         free = solved.floor.difference(boxes)
-        reach = walks(player, free, solved.moves.values())
+        reach = walking_distances(player, free, solved.moves.values())
         last = _chosen(_pulls(boxes, reach, free, solved.moves.values()), last, rng)
         if last is None:
             return
@@ -158,7 +156,7 @@ def _pulls(
 def _chosen(
     pulls: Sequence[tuple[int, int]], last: tuple[int, int] | None, rng: random.Random
 ) -> tuple[int, int] | None:
-    if last in pulls and rng.random() < KEEPS_PULLING:
+    if last in pulls and rng.random() < KEEP_PULLING_PROBABILITY:
         return last
     return rng.choice(pulls) if pulls else None
 
@@ -172,11 +170,11 @@ def _distance(starts: Sequence[int], boxes: Sequence[int], stride: int) -> int:
     return total
 
 
-def _with_player_elsewhere(
+def _with_random_player(
     room: Room, boxes: frozenset[int], player: int, spare_moves: int, rng: random.Random
 ) -> Room:
     """Else the player would always stand ready to push."""
-    reach = walks(player, room.floor - boxes, room.moves.values())
+    reach = walking_distances(player, room.floor - boxes, room.moves.values())
     near = sorted(tile for tile, distance in reach.items() if distance <= spare_moves)
     return Room(room.layout, boxes, rng.choice(near))
 
@@ -188,7 +186,7 @@ def _dig(height: int, width: int, rng: random.Random) -> set[tuple[int, int]]:
     down, right = rng.choice(directions)
     dug = {(y, x)}
     for _ in range(2 * (height + width)):
-        if rng.random() > KEEPS_DIGGING:
+        if rng.random() > KEEP_DIRECTION_PROBABILITY:
             down, right = rng.choice(directions)
         y, x = _within(y + down, height), _within(x + right, width)
         dug.add((y, x))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping
 
-from ajet.envs.sokoban_rooms import Room, walks
+from ajet.envs.sokoban_rooms import Room, walking_distances
 
 State = tuple[frozenset[int], int]
 Origins = dict[State, tuple[State, str, int]]
@@ -27,9 +27,9 @@ def solve(room: Room, max_states: int) -> tuple[str, ...] | None:
     if any(box not in needed for box in room.boxes):
         return None
     costs, origins, done = {start: 0}, Origins(), set[State]()
-    waiting = [(sum(needed[box] for box in room.boxes), 0, start)]
-    while waiting and len(done) < max_states:
-        _, _, state = heapq.heappop(waiting)
+    queue = [(sum(needed[box] for box in room.boxes), 0, start)]
+    while queue and len(done) < max_states:
+        _, _, state = heapq.heappop(queue)
         if state in done:
             continue
         done.add(state)
@@ -41,7 +41,7 @@ def solve(room: Room, max_states: int) -> tuple[str, ...] | None:
                 costs[following] = cost
                 origins[following] = (state, action, pushed_from)
                 left = sum(needed[box] for box in following[0])
-                heapq.heappush(waiting, (cost + left, len(costs), following))
+                heapq.heappush(queue, (cost + left, len(costs), following))
     return None
 
 
@@ -51,7 +51,7 @@ def _pushes(
     """Every push, with the moves it takes, its action and the tile that it is done from."""
     boxes, player = state
     free = room.floor - boxes
-    reach = walks(player, free, room.moves.values())
+    reach = walking_distances(player, free, room.moves.values())
     for box in boxes:
         for action, offset in room.moves.items():
             behind, ahead = box - offset, box + offset
@@ -62,13 +62,13 @@ def _pushes(
 def _pushes_needed(room: Room) -> dict[int, int]:
     """Of one box alone in the room, from each tile to its nearest target; no dead ends."""
     needed = dict.fromkeys(room.targets, 0)
-    waiting = sorted(needed)
-    for tile in waiting:
+    queue = sorted(needed)
+    for tile in queue:
         for offset in room.moves.values():
             before, behind = tile - offset, tile - 2 * offset
             if before in room.floor and behind in room.floor and before not in needed:
                 needed[before] = needed[tile] + 1
-                waiting.append(before)
+                queue.append(before)
     return needed
 
 
@@ -84,7 +84,7 @@ def _actions(room: Room, state: State, origins: Origins) -> tuple[str, ...]:
 def _walk(room: Room, state: State, goal: int) -> list[str]:
     """A shortest way of the player to a tile, found from its end."""
     boxes, player = state
-    distances = walks(goal, room.floor - boxes, room.moves.values())
+    distances = walking_distances(goal, room.floor - boxes, room.moves.values())
     actions: list[str] = []
     while player != goal:
         action = next(

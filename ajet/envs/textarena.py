@@ -25,7 +25,7 @@ from ajet.core.environment.environment import Environment, Info
 from ajet.core.errors import ConfigError
 from ajet.core.importing import require_package
 from ajet.core.seeding import derive
-from ajet.envs.global_random import OwnRandom, lock
+from ajet.envs.global_random import PrivateRandom, lock
 
 PLAYER = 0
 SEVERAL_PLAYERS = ("TwoPlayerState", "FFAMultiPlayerState", "TeamMultiPlayerState")
@@ -43,7 +43,7 @@ class TextArenaEnvironment(Environment):
         self._bare = _bare(self._game)
         if any(name in SEVERAL_PLAYERS for name in type(self._bare).reset.__code__.co_names):
             raise ConfigError(f"textarena:{env_id}: a game for several players; take one for one")
-        self._drawn = OwnRandom(0)
+        self._random = PrivateRandom(0)
         self._is_over = False
         self.observation = ""
 
@@ -51,8 +51,8 @@ class TextArenaEnvironment(Environment):
         self, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[str, Info]:
         seed = random.SystemRandom().getrandbits(63) if seed is None else seed
-        self._drawn, self._is_over = OwnRandom(derive(seed, "textarena", "drawn")), False
-        with self._drawn.in_use():
+        self._random, self._is_over = PrivateRandom(derive(seed, "textarena", "drawn")), False
+        with self._random.active():
             self._game.reset(num_players=1, seed=derive(seed, "textarena") % 2**32)
             self.observation = self._seen()
         return self.observation, {}
@@ -61,7 +61,7 @@ class TextArenaEnvironment(Environment):
         if self._is_over:
             over = {"metrics": {"success": False, "action_is_valid": False}}
             return "The game is over.", 0.0, True, False, over
-        with self._drawn.in_use():
+        with self._random.active():
             is_done, _ = self._game.step(action=action)
             self.observation = self._seen()
             reward, is_refused = self._outcome() if is_done else (0.0, self._was_refused())

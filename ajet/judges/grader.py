@@ -22,12 +22,12 @@ from ajet.core.judge.judge_client import judge_client
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.judges.grading_prompt import RULE, fenced, fill, listed
-from ajet.judges.reply_form import Malformed, ReplyForm, Scores, ScoresForm
+from ajet.judges.reply_format import MalformedReply, ReplyFormat, Scores, ScoresFormat
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
 
-SHOWN_REPLY = 2_000  # characters of a malformed reply that are sent back
+MAX_REPLY_CHARACTERS_SENT_BACK = 2_000  # characters of a malformed reply that are sent back
 _FIELDS_OF_TASK = ("main_query", "task_id", "env_type")
 
 Read = TypeVar("Read")
@@ -53,9 +53,9 @@ class Grader:
         self.client = judge_client(config, model)
         self._sampling = {k: v for k, v in section.sampling.items() if v is not None}
 
-    async def ask(self, prompt: str, form: ReplyForm[Read]) -> Read:
+    async def ask(self, prompt: str, reply_format: ReplyFormat[Read]) -> Read:
         """What the model says, read strictly; `ChatError` where it keeps to no form."""
-        instruction = form.instruction
+        instruction = reply_format.instruction
         messages: list[dict[str, Any]] = [
             {"role": "user", "content": f"{RULE}\n\n{prompt}\n\n{instruction}"}
         ]
@@ -63,12 +63,12 @@ class Grader:
         for _ in range(self._section.max_corrections + 1):
             reply = await self.client.complete(messages, **self._sampling)
             try:
-                return form.read(reply)
-            except Malformed as error:
+                return reply_format.read(reply)
+            except MalformedReply as error:
                 problem = str(error)
             again = f"This cannot be read: {problem}. {instruction}"
             messages += [
-                {"role": "assistant", "content": reply[-SHOWN_REPLY:]},
+                {"role": "assistant", "content": reply[-MAX_REPLY_CHARACTERS_SENT_BACK:]},
                 {"role": "user", "content": again},
             ]
         raise ChatError(
@@ -87,7 +87,7 @@ class Grader:
         reward = sum(weight * score for weight, score in weighed) / sum(weights)
         return self._grade(reward, scores.values, scores.reason)
 
-    async def grade_together(
+    async def grade_group(
         self,
         workflow_tasks: Sequence[WorkflowTask],
         outputs: Sequence[WorkflowOutput],
@@ -102,8 +102,8 @@ class Grader:
         shown = [fenced(f"answer-{n}", answer) for n, answer in enumerate(answers, 1)]
         texts = {"answers": "\n".join(shown)}
         scores = await self._scores(first.task, texts, criteria, len(order), "answer")
-        by_place = dict(zip(order, scores.values, strict=True))
-        return [self._grade(by_place[n], (by_place[n],), scores.reason) for n in sorted(order)]
+        by_index = dict(zip(order, scores.values, strict=True))
+        return [self._grade(by_index[n], (by_index[n],), scores.reason) for n in sorted(order)]
 
     async def _scores(
         self,
@@ -121,8 +121,8 @@ class Grader:
             "min_score": f"{section.min_score:g}",
             "max_score": f"{section.max_score:g}",
         }
-        form = ScoresForm(count, section.min_score, section.max_score, of)
-        return await self.ask(fill(self._template, texts), form)
+        reply_format = ScoresFormat(count, section.min_score, section.max_score, of)
+        return await self.ask(fill(self._template, texts), reply_format)
 
     def _grade(self, reward: float, scores: tuple[float, ...], reason: str) -> Grade:
         section = self._section

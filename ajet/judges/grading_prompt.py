@@ -33,12 +33,12 @@ LISTWISE = """You judge several answers to one task, one against the others.
 
 {rubrics}
 The same answer deserves the same score, wherever it stands."""
-_PLACES = re.compile(r"\{(query|reference|rubrics|answers?|min_score|max_score)\}")
+_PLACEHOLDERS = re.compile(r"\{(query|reference|rubrics|answers?|min_score|max_score)\}")
 
 
 def fill(template: str, texts: Mapping[str, str]) -> str:
     """The template with its known places filled, once; other braces stay."""
-    return _PLACES.sub(lambda place: texts.get(place[1], place[0]), template).strip()
+    return _PLACEHOLDERS.sub(lambda place: texts.get(place[1], place[0]), template).strip()
 
 
 def fenced(name: str, text: str | None) -> str:

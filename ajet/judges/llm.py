@@ -33,7 +33,7 @@ class LlmJudge(BaseJudge):
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
     ) -> tuple[float, bool]:
         grade = await self._grader.grade(workflow_task.task, workflow_output)
-        return told(grade, workflow_output)
+        return verdict_with_reason(grade, workflow_output)
 
 
 class LlmListwiseJudge(GroupJudge):
@@ -46,11 +46,14 @@ class LlmListwiseJudge(GroupJudge):
     async def compute_group_rewards(
         self, workflow_tasks: Sequence[WorkflowTask], workflow_outputs: Sequence[WorkflowOutput]
     ) -> list[tuple[float, bool]]:
-        grades = await self._grader.grade_together(workflow_tasks, workflow_outputs)
-        return [told(g, output) for g, output in zip(grades, workflow_outputs, strict=True)]
+        grades = await self._grader.grade_group(workflow_tasks, workflow_outputs)
+        return [
+            verdict_with_reason(g, output)
+            for g, output in zip(grades, workflow_outputs, strict=True)
+        ]
 
 
-def told(grade: Grade, output: WorkflowOutput) -> tuple[float, bool]:
+def verdict_with_reason(grade: Grade, output: WorkflowOutput) -> tuple[float, bool]:
     """The verdict, with the model's reason kept beside the answer."""
     if grade.reason:
         output.metadata = {**output.metadata, "judge_reason": grade.reason}

@@ -33,21 +33,21 @@ class MathJudge(BaseJudge):
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
     ) -> tuple[float, bool]:
         reference = reference_answer(workflow_task.task)
-        answer = given_answer(final_answer(workflow_output.metadata))
+        answer = extract_answer(final_answer(workflow_output.metadata))
         is_success = equal_as_text(answer, reference)
         if is_success is None:
-            is_success = await MathProcess.shared().is_equal_later(reference, answer)
+            is_success = await MathProcess.shared().is_equal_async(reference, answer)
         return float(is_success), is_success
 
 
 def is_equal_answer(said: str, reference: str) -> bool:
     """Whether the answer in `said` equals `reference`. Blocks while math-verify thinks."""
-    answer = given_answer(said)
+    answer = extract_answer(said)
     is_equal = equal_as_text(answer, reference)
     return MathProcess.shared().is_equal(reference, answer) if is_equal is None else is_equal
 
 
-def given_answer(said: str) -> str:
+def extract_answer(said: str) -> str:
     """What is in the last box, or all of `said` if it is nothing but a number; else nothing."""
     answer = boxed(said)
     if answer is not None:

@@ -53,7 +53,7 @@ class MathProcess:
                 self._end()
         return line.strip() == "true"
 
-    async def is_equal_later(self, reference: str, answer: str) -> bool:
+    async def is_equal_async(self, reference: str, answer: str) -> bool:
         """The same, while the event loop goes on. Questions are answered in their order."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self.is_equal, reference, answer)

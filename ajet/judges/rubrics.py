@@ -42,13 +42,13 @@ from ajet.core.shared_call import SharedCalls
 from ajet.core.task.task import Task
 from ajet.judges.grader import Grader
 from ajet.judges.grading_prompt import fenced
-from ajet.judges.reply_form import CriteriaForm
+from ajet.judges.reply_format import CriteriaFormat
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
 
 GRADER_JSON, QUESTIONS_JSONL = "auto_grader.json", "auto_grader_questions.jsonl"
-LOOK_AGAIN_S = 0.2
+LOCK_POLL_S = 0.2
 LANGUAGES = {"en": "English", "zh": "Chinese"}
 SETTINGS = (
     "model_name",
@@ -76,7 +76,7 @@ class Rubrics:
         self._calls = SharedCalls[Criteria]()
         folder = config.run_folder
         is_kept = folder.is_dir() and not self._section.rubrics
-        self._store = _Store(folder, self._made_with()) if is_kept else None
+        self._store = _RubricStore(folder, self._creation_settings()) if is_kept else None
         if self._store is not None:
             self._shared, self._by_question = self._store.read()
 
@@ -90,54 +90,54 @@ class Rubrics:
     async def of(self, task: Task) -> Criteria:
         """The task's criteria, made now if there are none; who comes meanwhile waits for them."""
         if self.is_shared:
-            return self._shared or await self._calls.join("", self._shared_once)
+            return self._shared or await self._calls.join("", self._create_shared)
         key = self._key(task)
         known = self._by_question.get(key)
-        return known or await self._calls.join(key, lambda: self._once_for(key, task))
+        return known or await self._calls.join(key, lambda: self._create_for_question(key, task))
 
-    async def _once_for(self, key: str, task: Task) -> Criteria:
+    async def _create_for_question(self, key: str, task: Task) -> Criteria:
         """Made here, unless another process has meanwhile."""
         if self._store is None:
-            made = await self._from_example(self._described(task))
+            made = await self._generate_from_example(self._described(task))
         else:
-            async with self._store.making(key):
+            async with self._store.creation_lock(key):
                 self._by_question |= self._store.read()[1]
                 made = self._by_question.get(key, ())
                 if not made:
-                    made = await self._from_example(self._described(task))
+                    made = await self._generate_from_example(self._described(task))
                     self._store.add(key, self._grader.question(task), made)
         self._by_question[key] = made
         return made
 
-    async def _shared_once(self) -> Criteria:
+    async def _create_shared(self) -> Criteria:
         """The same for those that hold for every question."""
         if self._store is None:
-            self._shared = await self._make_shared()
+            self._shared = await self._generate_shared()
         else:
-            async with self._store.making("shared"):
+            async with self._store.creation_lock("shared"):
                 self._shared = self._store.read()[0]
                 if not self._shared:
-                    self._shared = await self._make_shared()
+                    self._shared = await self._generate_shared()
                     self._store.write(self._shared)
         return self._shared
 
-    async def _make_shared(self) -> Criteria:
+    async def _generate_shared(self) -> Criteria:
         """From every example, a few criteria; then all of them, merged if asked."""
         examples = await asyncio.to_thread(self._examples)
-        found = await asyncio.gather(*map(self._from_example, examples))
+        found = await asyncio.gather(*map(self._generate_from_example, examples))
         texts = list(dict.fromkeys(criterion.text for made in found for criterion in made))
         if self._section.enable_categorization:
             texts = await self._merged(texts)
         return tuple(Criterion(text=text) for text in texts)
 
-    async def _from_example(self, example: str) -> Criteria:
+    async def _generate_from_example(self, example: str) -> Criteria:
         number = self._section.query_specific_generate_number
         prompt = (
             f"Write a rubric for judging answers to a task: {number} criteria, each one sentence "
             "that says what a good answer does, that can be checked in the answer alone, and that "
             f"tells good answers from bad ones. Write in {self._language}.\n\n{example}"
         )
-        texts = await self._grader.ask(prompt, CriteriaForm(number, number))
+        texts = await self._grader.ask(prompt, CriteriaFormat(number, number))
         return tuple(Criterion(text=text) for text in texts)
 
     async def _merged(self, texts: Sequence[str]) -> list[str]:
@@ -148,7 +148,7 @@ class Rubrics:
             f"category's name. Write in {self._language}.\n\n"
             + fenced("criteria", "\n".join(texts))
         )
-        return list(await self._grader.ask(prompt, CriteriaForm(1, most)))
+        return list(await self._grader.ask(prompt, CriteriaFormat(1, most)))
 
     @property
     def _language(self) -> str:
@@ -185,7 +185,7 @@ class Rubrics:
         told = json.dumps([self._grader.question(task), self._grader.reference(task)])
         return hashlib.sha256(told.encode()).hexdigest()[:32]
 
-    def _made_with(self) -> dict[str, Any]:
+    def _creation_settings(self) -> dict[str, Any]:
         settings = {name: getattr(self._section, name) for name in SETTINGS}
         return settings | {
             "grader_name": self._section.grader_name,
@@ -213,14 +213,14 @@ def _grades(task: Task) -> str:
     )
 
 
-class _Store:
+class _RubricStore:
     """The two files in a run's folder, which several processes read and write."""
 
     def __init__(self, folder: Path, made_with: dict[str, Any]) -> None:
         self._folder = folder
         self._grader = folder / GRADER_JSON
         self._questions = folder / QUESTIONS_JSONL
-        self._made_with = made_with
+        self._creation_settings = made_with
 
     def read(self) -> tuple[Criteria, dict[str, Criteria]]:
         """What an earlier sitting or another process made; `ConfigError` if it was made with other
@@ -235,7 +235,7 @@ class _Store:
             raise CheckpointError(
                 f"{self._grader} cannot be read: {error!r}; move it away"
             ) from None
-        other = [k for k, v in self._made_with.items() if made_with.get(k) != v]
+        other = [k for k, v in self._creation_settings.items() if made_with.get(k) != v]
         if other:
             raise ConfigError(
                 f"{self._grader} was made with another {' and '.join(other)}: move it away with "
@@ -244,13 +244,13 @@ class _Store:
         return shared, self._read_questions()
 
     @asynccontextmanager
-    async def making(self, key: str) -> AsyncIterator[None]:
+    async def creation_lock(self, key: str) -> AsyncIterator[None]:
         """One process at a time. The lock's file goes once the criteria are there: who still waits
         for it, and who makes another, finds them. It stays where none were made."""
         path = self._folder / f".auto_grader.{key}.lock"
         with path.open("w") as file:
-            while not _is_locked(file):
-                await asyncio.sleep(LOOK_AGAIN_S)
+            while not _try_lock(file):
+                await asyncio.sleep(LOCK_POLL_S)
             yield
             path.unlink(missing_ok=True)
 
@@ -266,7 +266,7 @@ class _Store:
             raise _unreadable(self._questions, error) from error
 
     def write(self, shared: Criteria) -> None:
-        kept = {"made_with": self._made_with, "criteria": [c.model_dump() for c in shared]}
+        kept = {"made_with": self._creation_settings, "criteria": [c.model_dump() for c in shared]}
         write_text_atomically(self._grader, json.dumps(kept, ensure_ascii=False, indent=2) + "\n")
 
     def add(self, key: str, question: str, made: Criteria) -> None:
@@ -279,7 +279,7 @@ class _Store:
             file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
 
 
-def _is_locked(file: IO[str]) -> bool:
+def _try_lock(file: IO[str]) -> bool:
     """By us, now; until the file is closed."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

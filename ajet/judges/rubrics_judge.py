@@ -16,7 +16,7 @@ from ajet.core.judge.judge import BaseJudge, GroupJudge
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.judges.grader import Grader
 from ajet.judges.grading_prompt import LISTWISE, POINTWISE, checked_template
-from ajet.judges.llm import told
+from ajet.judges.llm import verdict_with_reason
 from ajet.judges.rubrics import Rubrics
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class RubricsJudge(BaseJudge):
         if self._rubrics.is_shared:
             for number, score in enumerate(grade.scores, 1):
                 workflow_output.log_metrics[f"{self._name}/criterion_{number}"] = score
-        return told(grade, workflow_output)
+        return verdict_with_reason(grade, workflow_output)
 
 
 class RubricsListwiseJudge(GroupJudge):
@@ -57,8 +57,11 @@ class RubricsListwiseJudge(GroupJudge):
         self, workflow_tasks: Sequence[WorkflowTask], workflow_outputs: Sequence[WorkflowOutput]
     ) -> list[tuple[float, bool]]:
         criteria = await self._rubrics.of(workflow_tasks[0].task)
-        grades = await self._grader.grade_together(workflow_tasks, workflow_outputs, criteria)
-        return [told(g, output) for g, output in zip(grades, workflow_outputs, strict=True)]
+        grades = await self._grader.grade_group(workflow_tasks, workflow_outputs, criteria)
+        return [
+            verdict_with_reason(g, output)
+            for g, output in zip(grades, workflow_outputs, strict=True)
+        ]
 
 
 def _grader(config: AjetConfig, default: str) -> Grader:

@@ -23,7 +23,7 @@ from ajet.core.inference.engines.replay import ReplayedCall, ReplayEngine
 from ajet.core.record.episode_reader import EpisodeRecord, TurnRecord
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 from ajet.core.trajectory.turn import Turn
-from ajet.reports.prompt_place import place_in_prompt
+from ajet.reports.prompt_position import describe_position
 from ajet.reports.transcript import transcript
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ TOKENS_BEFORE, TOKENS_AFTER = 8, 16
 
 
 @dataclass(frozen=True)
-class Departure:
+class CallDifference:
     """One call that is not as recorded: `what` in one line, and the text on both sides.
     `completion` is what it was given, if it was."""
 
@@ -67,11 +67,11 @@ class ReplayReport:
     """The judge saw the whole group then, and this episode alone now."""
 
     @cached_property
-    def departures(self) -> list[Departure]:
+    def differences(self) -> list[CallDifference]:
         """Calls that differ, in their order, then those that were not made."""
         found = [each for n, call in enumerate(self.engine.calls) for each in self._of(n, call)]
         if not self.engine.stopped:
-            found += [Departure(n, "recorded, and not made") for n in self.engine.missing_calls]
+            found += [CallDifference(n, "recorded, and not made") for n in self.engine.missing_calls]
         return found
 
     @cached_property
@@ -97,7 +97,7 @@ class ReplayReport:
 
     @property
     def is_same(self) -> bool:
-        return not self.departures and not self.other_outcome
+        return not self.differences and not self.other_outcome
 
     def shown(self) -> RenderableType:
         """The transcript, marked."""
@@ -111,10 +111,10 @@ class ReplayReport:
         if self.is_same:
             return f"the same: {self._extent()}, {self._end()}"
         parts = []
-        if self.departures:
-            first = self.departures[0]
+        if self.differences:
+            first = self.differences[0]
             parts.append(f"call {first.call}: {first.what}")
-            if others := len({each.call for each in self.departures}) - 1:
+            if others := len({each.call for each in self.differences}) - 1:
                 parts.append(f"{others} other call{'s' * (others > 1)}")
         parts += self.other_outcome
         if self.is_judged_alone:
@@ -126,20 +126,20 @@ class ReplayReport:
         turns = self.trajectory.turns
         numbers = {id(turn.completion): number for number, turn in enumerate(turns)}
         by_turn: dict[int, list[Text]] = {}
-        for departure in self.departures:
-            number = numbers.get(id(departure.completion), len(turns) + departure.call)
-            by_turn.setdefault(number, []).append(departure.shown())
+        for difference in self.differences:
+            number = numbers.get(id(difference.completion), len(turns) + difference.call)
+            by_turn.setdefault(number, []).append(difference.shown())
         return {number: Text("\n").join(texts) for number, texts in by_turn.items()}
 
-    def _of(self, number: int, call: ReplayedCall) -> Iterator[Departure]:
+    def _of(self, number: int, call: ReplayedCall) -> Iterator[CallDifference]:
         if call.recorded is None:
             if self.engine.stopped and self.record.ended_as not in UNFINISHED:
-                yield Departure(number, f"one more than the {len(self.record.turns)} recorded")
+                yield CallDifference(number, f"one more than the {len(self.record.turns)} recorded")
             return
         turn = self.record.turns[call.recorded]
         if call.departs_at is not None:
-            place = place_in_prompt(turn, call.departs_at, self.template)
-            yield Departure(
+            place = describe_position(turn, call.departs_at, self.template)
+            yield CallDifference(
                 call.recorded,
                 f"the prompt departs at position {call.departs_at}, in {place}",
                 call.completion,
@@ -149,11 +149,11 @@ class ReplayReport:
         if call.exceeds_max_tokens:
             limit = f"asks for at most {call.max_tokens} tokens"
             have = f"the recorded reply has {len(turn.token_ids)}"
-            yield Departure(call.recorded, f"{limit}; {have}", call.completion)
+            yield CallDifference(call.recorded, f"{limit}; {have}", call.completion)
         for now in self.trajectory.turns:
             if now.completion is call.completion and _who(now) != _who(turn):
                 who = f"it is a call of {_who(now)}, and was one of {_who(turn)}"
-                yield Departure(call.recorded, who, call.completion)
+                yield CallDifference(call.recorded, who, call.completion)
 
     def _window(self, ids: Sequence[int], at: int) -> str:
         before = self.template.text_of(ids[max(0, at - TOKENS_BEFORE) : at])

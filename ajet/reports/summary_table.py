@@ -35,7 +35,7 @@ def print_summary(
     """The table, and under it the commands, one line each that can be copied whole; `conf` and
     `overrides` are what the run was started with."""
     console.print(summary_table(summary, folder), Text())
-    for what, command in look_closer(folder, conf, overrides):
+    for what, command in follow_up_commands(folder, conf, overrides):
         console.print(Text(what, style="dim"))
         console.print(Text(f"  {command}", style="cyan"), soft_wrap=True)  # one line, to be copied
 
@@ -99,7 +99,7 @@ def _drift(drift: Mapping[str, float]) -> str | None:
     return text
 
 
-def look_closer(folder: Path, conf: Path | None, overrides: Sequence[str]) -> list[Command]:
+def follow_up_commands(folder: Path, conf: Path | None, overrides: Sequence[str]) -> list[Command]:
     """The page over the episodes, the curves, and the newest checkpoint's success."""
     shown = shown_path(folder)
     commands = [

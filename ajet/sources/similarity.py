@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-PIECE = 3
+TRIGRAM_LENGTH = 3
 BATCH = 64
 
 
@@ -40,23 +40,23 @@ class Deduplicator:
 
     def __init__(self, settings: DeduplicationSettings) -> None:
         self._threshold = settings.similarity_threshold
-        self._measure = Embeddings(settings) if settings.model else Pieces()
+        self._measure = Embeddings(settings) if settings.model else TrigramSimilarity()
 
     @property
     def name(self) -> str:
         return self._measure.name
 
-    def kept(self, texts: Sequence[str]) -> list[int]:
+    def novel_indices(self, texts: Sequence[str]) -> list[int]:
         """The places of those that are unlike every text kept before, here or earlier."""
         self._measure.prepare(texts)
         return [
-            place
-            for place, text in enumerate(texts)
+            index
+            for index, text in enumerate(texts)
             if self._measure.add_unless_alike(text, self._threshold)
         ]
 
 
-class Pieces:
+class TrigramSimilarity:
     """Jaccard over pieces of characters."""
 
     name = "pieces of three characters"
@@ -68,10 +68,10 @@ class Pieces:
         """Nothing is to be fetched."""
 
     def add_unless_alike(self, text: str, threshold: float) -> bool:
-        pieces = pieces_of(text)
-        if any(jaccard(pieces, other, threshold) >= threshold for other in self._known):
+        trigrams = trigrams_of(text)
+        if any(jaccard(trigrams, other, threshold) >= threshold for other in self._known):
             return False
-        self._known.append(pieces)
+        self._known.append(trigrams)
         return True
 
 
@@ -87,7 +87,7 @@ class Embeddings:
         self._client = _client(settings)
         self._cache = ReplyCache(Path(settings.db_path).expanduser()) if settings.db_path else None
         self._vectors: dict[str, NDArray[np.float32]] = {}
-        self._kept: list[NDArray[np.float32]] = []
+        self._kept_vectors: list[NDArray[np.float32]] = []
 
     def prepare(self, texts: Sequence[str]) -> None:
         new = [text for text in dict.fromkeys(map(_plain, texts)) if not self._recall(text)]
@@ -98,9 +98,9 @@ class Embeddings:
         import numpy as np
 
         vector = self._vectors[_plain(text)]
-        if self._kept and float(np.max(np.stack(self._kept) @ vector)) >= threshold:
+        if self._kept_vectors and float(np.max(np.stack(self._kept_vectors) @ vector)) >= threshold:
             return False
-        self._kept.append(vector)
+        self._kept_vectors.append(vector)
         return True
 
     def _recall(self, text: str) -> bool:
@@ -134,10 +134,10 @@ class Embeddings:
         return hashlib.sha256(name.encode()).hexdigest()
 
 
-def pieces_of(text: str) -> set[str]:
+def trigrams_of(text: str) -> set[str]:
     """All runs of three characters; a shorter text is one piece."""
     text = _plain(text)
-    return {text[at : at + PIECE] for at in range(max(1, len(text) - PIECE + 1))}
+    return {text[at : at + TRIGRAM_LENGTH] for at in range(max(1, len(text) - TRIGRAM_LENGTH + 1))}
 
 
 def jaccard(one: set[str], other: set[str], threshold: float = 0.0) -> float:

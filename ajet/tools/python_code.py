@@ -31,10 +31,10 @@ async def run_python(code: str, timeout: float = 300, **kwargs: Any) -> str:
     """
     seconds = _seconds(timeout)
     if seconds is None:
-        return _told(-1, "", f"timeout={timeout!r} is no positive number of seconds")
+        return _format_output(-1, "", f"timeout={timeout!r} is no positive number of seconds")
     outcome = await pool.default_pool().run(str(code), seconds)
     _report_once()
-    return _told(outcome.returncode, outcome.stdout, outcome.stderr)
+    return _format_output(outcome.returncode, outcome.stdout, outcome.stderr)
 
 
 async def execute_python_code(code: str, timeout: float = 300, **kwargs: Any) -> Any:
@@ -57,7 +57,7 @@ def _seconds(timeout: Any) -> float | None:
     return seconds if math.isfinite(seconds) and seconds > 0 else None
 
 
-def _told(returncode: int, stdout: str, stderr: str) -> str:
+def _format_output(returncode: int, stdout: str, stderr: str) -> str:
     return (
         f"<returncode>{returncode}</returncode><stdout>{stdout}</stdout><stderr>{stderr}</stderr>"
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ajet.agents.environment_words import ActionReader
+from ajet.agents.environment_text import ActionReader
 from ajet.core.errors import ConfigError
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.workflow.registry import registered_workflow
@@ -219,4 +219,4 @@ def test_a_mistake_in_the_config_is_one_line_before_the_first_episode(tmp_path, 
 )
 def test_what_a_pattern_finds_and_how_it_is_told(pattern, reply, action, form):
     reader = ActionReader(pattern, "here")
-    assert (reader.action_in(reply), reader.answer_form) == (action, form)
+    assert (reader.find_action(reply), reader.answer_form) == (action, form)

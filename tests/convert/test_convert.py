@@ -214,7 +214,7 @@ def written(folder: Path, text: str, name: str = "source.yaml") -> Path:
 
 
 def left_out(result: Conversion) -> dict[str, str]:
-    return {each.key: each.why for each in result.left_out}
+    return {each.key: each.category for each in result.left_out}
 
 
 @pytest.mark.parametrize(("system", "source", "values"), PINNED, ids=lambda each: str(each)[-20:])
@@ -286,8 +286,10 @@ ALGORITHM = [
 def test_what_changes_the_algorithm_is_said_to(system, source, override, tmp_path):
     result = convert(system, source, [override])
     key = override.partition("=")[0]
-    why = {name: why for name, why in left_out(result).items() if key.startswith(name)}
-    assert "algorithm" in why.values()
+    category = {
+        name: category for name, category in left_out(result).items() if key.startswith(name)
+    }
+    assert "algorithm" in category.values()
     loaded(result, tmp_path)
 
 
@@ -654,7 +656,7 @@ def test_the_words_of_a_script_are_the_shells(tmp_path):
 def test_a_value_of_the_shells_is_said_and_not_guessed():
     result = convert("verl", TOOLS)
     each = next(each for each in result.left_out if each.key == "trainer.experiment_name")
-    assert (each.value, each.why) == ("qwen-$(date +%F)", "unknown")
+    assert (each.value, each.category) == ("qwen-$(date +%F)", "unknown")
     assert "ajet.experiment_name" not in result.values
 
 

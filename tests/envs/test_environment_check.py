@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from ajet.cli.launcher import app
 from ajet.core.environment.environment import Environment
 from ajet.core.environment.registry import environment_maker
-from ajet.envs.check import Check
+from ajet.envs.check import EnvironmentCheck
 from tests.corridor import Corridor, corridor_config
 
 PLACE = "tests.envs.test_environment_check"
@@ -67,7 +67,7 @@ class Bare(Environment):
 
 def report_of(kind, **env_config):
     maker = environment_maker(f"{PLACE}->{kind}", env_config, [], "test")
-    return Check(maker, num_seeds=4, group_size=3, seed=0, max_steps=6).run()
+    return EnvironmentCheck(maker, num_seeds=4, group_size=3, seed=0, max_steps=6).run()
 
 
 def test_a_sound_environment_has_no_fault_and_its_agents_figures():

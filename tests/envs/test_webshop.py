@@ -301,7 +301,7 @@ def test_an_option_value_of_two_options_can_be_chosen_for_both(files):
     shop.reset(seed=0)
     shown(shop, "search[lamp]")
     both = {"size": ("6", "7"), "count": ("6", "9")}
-    shop._place = shop._place.__class__("lamp", (), 1, product_with(both))
+    shop._state = shop._state.__class__("lamp", (), 1, product_with(both))
     assert "Chosen: size: 6\n" in shown(shop, "click[6]")
     assert "Chosen: size: 6, count: 6\n" in shown(shop, "click[6]")
 

@@ -6,14 +6,14 @@ import pytest
 
 from ajet.core.config.task_reader import DocumentReader
 from ajet.core.errors import DataError
-from ajet.sources.generation.documents import cut, read_pieces
+from ajet.sources.generation.documents import read_chunks, split_text
 
 TEXT = "One two. Three is 3.14! Four?\n\nFive\nsix. 七八。九十。"
 
 
 def read(folder, place, **settings):
     section = DocumentReader(document_path=place, **settings)
-    return read_pieces(section, [folder], folder / "cache")
+    return read_chunks(section, [folder], folder / "cache")
 
 
 @pytest.mark.parametrize(
@@ -27,22 +27,22 @@ def read(folder, place, **settings):
     ],
 )
 def test_pieces_end_where_they_may(split_by, size, expected):
-    pieces = cut(TEXT, size, split_by)
-    assert pieces == expected and all(len(piece) <= size for piece in pieces)
+    chunks = split_text(TEXT, size, split_by)
+    assert chunks == expected and all(len(chunk) <= size for chunk in chunks)
 
 
 @pytest.mark.parametrize("split_by", ["sentence", "paragraph", "character"])
 @pytest.mark.parametrize("size", [1, 5, 9, 50])
 def test_nothing_but_white_space_is_lost(split_by, size):
-    assert "".join("".join(cut(TEXT, size, split_by)).split()) == "".join(TEXT.split())
+    assert "".join("".join(split_text(TEXT, size, split_by)).split()) == "".join(TEXT.split())
 
 
 def test_a_folder_is_read_by_names_and_the_rest_is_left_out(tmp_path):
     (tmp_path / "docs" / "b").mkdir(parents=True)
     for name, text in (("z.txt", "zed"), ("a.md", "ay"), ("b/c.rst", "see"), ("x.png", "no")):
         (tmp_path / "docs" / name).write_text(text)
-    pieces = read(tmp_path, "docs")
-    assert [(p.document, p.number, p.text) for p in pieces] == [
+    chunks = read(tmp_path, "docs")
+    assert [(p.document, p.number, p.text) for p in chunks] == [
         ("a.md", 0, "ay"),
         ("c.rst", 0, "see"),
         ("z.txt", 0, "zed"),

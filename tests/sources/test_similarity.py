@@ -4,21 +4,21 @@ import pytest
 
 from ajet.core.config.tracing import DeduplicationParams
 from ajet.core.errors import ConfigError, DataError
-from ajet.sources.similarity import Deduplicator, jaccard, pieces_of
+from ajet.sources.similarity import Deduplicator, jaccard, trigrams_of
 from tests.env_server import StubService
 
 
 def test_pieces_and_their_measure_by_hand():
-    assert pieces_of("ab CD") == {"ab ", "b c", " cd"}
-    assert pieces_of("a") == {"a"} and pieces_of(" A\n") == {"a"}
+    assert trigrams_of("ab CD") == {"ab ", "b c", " cd"}
+    assert trigrams_of("a") == {"a"} and trigrams_of(" A\n") == {"a"}
     assert jaccard({"a", "b", "c"}, {"b", "c", "d"}) == pytest.approx(2 / 4)
     assert jaccard({"a"}, {"a", "b", "c"}, threshold=0.5) == 0.0  # 1/3 at best
 
 
 def test_the_first_of_those_that_are_alike_is_kept_here_and_later():
     unlike = Deduplicator(DeduplicationParams(similarity_threshold=0.8))
-    assert unlike.kept(["What is 2+2?", "what  is 2+2?", "Who wrote it?"]) == [0, 2]
-    assert unlike.kept(["Who wrote IT?", "三加四等于几？", "三加五等于几？"]) == [1, 2]
+    assert unlike.novel_indices(["What is 2+2?", "what  is 2+2?", "Who wrote it?"]) == [0, 2]
+    assert unlike.novel_indices(["Who wrote IT?", "三加四等于几？", "三加五等于几？"]) == [1, 2]
     assert unlike.name == "pieces of three characters"
 
 
@@ -43,9 +43,9 @@ def test_with_a_model_the_cosine_counts_and_vectors_are_kept(tmp_path):
             db_path=str(tmp_path / "vectors.sqlite"),
         )
         unlike = Deduplicator(settings)
-        assert unlike.kept(["One", "uno", "two"]) == [0, 2]  # cos(one, uno) = 0.995
-        assert unlike.kept(["uno"]) == [] and unlike.name == "embeddings of e"
-        assert Deduplicator(settings).kept(["two", "one"]) == [0, 1]
+        assert unlike.novel_indices(["One", "uno", "two"]) == [0, 2]  # cos(one, uno) = 0.995
+        assert unlike.novel_indices(["uno"]) == [] and unlike.name == "embeddings of e"
+        assert Deduplicator(settings).novel_indices(["two", "one"]) == [0, 1]
     (verb, body), *more = stub.calls
     assert verb == "v1/embeddings" and body["input"] == ["one", "uno", "two"] and not more
 
@@ -59,5 +59,5 @@ def test_a_model_without_an_address_and_a_service_that_fails_are_one_line():
             DeduplicationParams(model="e", base_url=f"{stub.url}/v1", api_key="k")
         )
         with pytest.raises(DataError) as error:
-            unlike.kept(["one"])
+            unlike.novel_indices(["one"])
     assert "no such model" in str(error.value) and "\n" not in str(error.value)

@@ -4,7 +4,7 @@
     function.py        a Python function         its schema from signature and docstring
     tool.py, class_tool.py   a class with state  create, execute, calc_reward, release
     mcp_tools.py       an MCP server             over stdio or HTTP (mcp_session.py: one connection)
-    call.py, cut.py    one call and its deadline; an answer cut to so many tokens
+    call.py, truncate.pyone call and its deadline; an answer cut to so many tokens
 
 Ignores: which model calls them, and when (agents/tool_agent.py).
 """

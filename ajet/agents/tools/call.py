@@ -31,16 +31,16 @@ from ajet.core.errors import EnvironmentFault
 from ajet.core.trajectory.limits import EndpointFault, EpisodeClosed, EpisodeTruncated
 from ajet.core.workflow.bridge import run_in_thread
 
-ENDS_THE_EPISODE = (EnvironmentFault, EndpointFault, EpisodeClosed, EpisodeTruncated)
+EPISODE_ENDING_ERRORS = (EnvironmentFault, EndpointFault, EpisodeClosed, EpisodeTruncated)
 Result = TypeVar("Result")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
-_told_once: set[str] = set()
-_left_behind: set[asyncio.Task[Any]] = set()
+_warned: set[str] = set()
+_abandoned_tasks: set[asyncio.Task[Any]] = set()
 """Tools that ignore cancellation; kept here so that they are not collected while they run."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ToolResult:
     """What the model is told. `reward` and `metrics` are what the tool said of this one call."""
 
     text: str
@@ -54,47 +54,49 @@ class ToolFault(Exception):
     """A tool failed; the message is what the model is told."""
 
 
-async def answer(work: Coroutine[Any, Any, Any], timeout_s: float) -> Answer:
+async def run_tool_call(work: Coroutine[Any, Any, Any], timeout_s: float) -> ToolResult:
     """What a tool's call comes to."""
-    task = await _settled(timeout_s, _told(work))
+    task = await _run_until_deadline(timeout_s, _tool_result_of(work))
     if not task.done():
-        return Answer(f"Error: {_too_long(timeout_s)}", failed=True, timed_out=True)
+        return ToolResult(f"Error: {_timeout_text(timeout_s)}", failed=True, timed_out=True)
     error = _error_of(task)
     if error is None:
         return task.result()
-    if isinstance(error, ENDS_THE_EPISODE):
+    if isinstance(error, EPISODE_ENDING_ERRORS):
         raise error
     if isinstance(error, ToolFault):
-        return Answer(str(error), failed=True)
+        return ToolResult(str(error), failed=True)
     logger.debug(f"a tool raised {one_line(error)}")
     message = " ".join(message_of(error).split())
-    return Answer(f"Error: {type(error).__name__}: {message}".removesuffix(": "), failed=True)
+    return ToolResult(f"Error: {type(error).__name__}: {message}".removesuffix(": "), failed=True)
 
 
-async def within(timeout_s: float, work: Coroutine[Any, Any, Any], who: str = "the tool") -> Any:
+async def run_with_timeout(
+    timeout_s: float, work: Coroutine[Any, Any, Any], who: str = "the tool"
+) -> Any:
     """What `work` gives; `TimeoutError` when it does not do so in time."""
-    task = await _settled(timeout_s, work)
+    task = await _run_until_deadline(timeout_s, work)
     if not task.done():
-        raise TimeoutError(_too_long(timeout_s, who))
+        raise TimeoutError(_timeout_text(timeout_s, who))
     if (error := _error_of(task)) is not None:
         raise error
     return task.result()
 
 
-async def cleaned_up(timeout_s: float, work: Coroutine[Any, Any, Any], who: str) -> bool:
+async def run_cleanup(timeout_s: float, work: Coroutine[Any, Any, Any], who: str) -> bool:
     """Whether the end of something of the user's went well. What the episode came to stands, so a
     failure is counted by the caller, and said once."""
     try:
-        await within(timeout_s, work, who)
+        await run_with_timeout(timeout_s, work, who)
     except Exception as error:  # noqa: BLE001  # the user's code, after the episode's end
-        if who not in _told_once:
-            _told_once.add(who)
+        if who not in _warned:
+            _warned.add(who)
             logger.warning(f"{who} failed (later failures are counted): {one_line(error)}")
         return False
     return True
 
 
-async def together(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+async def gather_or_cancel(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
     """What they give, in order. When one raises, the others are cancelled first."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
@@ -110,27 +112,27 @@ async def invoke(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
     call = partial(function, *args, **kwargs)
     if inspect.iscoroutinefunction(function):
         return await call()
-    result = await run_in_thread(_read_out, call)
+    result = await run_in_thread(_call_and_drain, call)
     if inspect.isasyncgen(result):
         return [each async for each in result]
     return await result if inspect.isawaitable(result) else result
 
 
-def _read_out(call: Callable[[], Any]) -> Any:
+def _call_and_drain(call: Callable[[], Any]) -> Any:
     result = call()
     return list(result) if inspect.isgenerator(result) else result
 
 
-def as_step(value: Any) -> Answer:
+def as_tool_result(value: Any) -> ToolResult:
     """The answer of a tool class: verl's are `(answer, step_reward, metrics)`."""
     if isinstance(value, tuple) and len(value) == 3 and isinstance(value[2], dict | None):
         told, reward, metrics = value
-        return Answer(
+        return ToolResult(
             as_text(told),
             reward=None if reward is None else float(reward),
             metrics=dict(metrics or {}),
         )
-    return Answer(as_text(value))
+    return ToolResult(as_text(value))
 
 
 def as_text(value: Any) -> str:
@@ -147,10 +149,10 @@ def as_text(value: Any) -> str:
         return as_text(value.text)
     if isinstance(blocks := getattr(value, "content", None), list):  # AgentScope's ToolResponse
         return "".join(as_text(block.get("text")) for block in blocks)
-    return json.dumps(value, ensure_ascii=False, default=_described)
+    return json.dumps(value, ensure_ascii=False, default=_text_of_object)
 
 
-def _described(value: Any) -> str:
+def _text_of_object(value: Any) -> str:
     """An object's own text. An address in memory is another one in each process."""
     text = str(value)
     if _ADDRESS.search(text):
@@ -159,25 +161,27 @@ def _described(value: Any) -> str:
     return text
 
 
-async def _told(work: Coroutine[Any, Any, Any]) -> Answer:
+async def _tool_result_of(work: Coroutine[Any, Any, Any]) -> ToolResult:
     value = await work
-    return value if isinstance(value, Answer) else Answer(as_text(value))
+    return value if isinstance(value, ToolResult) else ToolResult(as_text(value))
 
 
-async def _settled(timeout_s: float, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+async def _run_until_deadline(
+    timeout_s: float, work: Coroutine[Any, Any, Any]
+) -> asyncio.Task[Any]:
     """`work` as a task that is done, or that was told to end and is left behind."""
-    task = asyncio.create_task(_contained(work))
+    task = asyncio.create_task(_without_system_exit(work))
     try:
         await asyncio.wait({task}, timeout=timeout_s)
     finally:
         if not task.done():
             task.cancel()
-            _left_behind.add(task)
-            task.add_done_callback(_bury)
+            _abandoned_tasks.add(task)
+            task.add_done_callback(_consume_exception)
     return task
 
 
-async def _contained(work: Coroutine[Any, Any, Any]) -> Any:
+async def _without_system_exit(work: Coroutine[Any, Any, Any]) -> Any:
     """A tool that calls sys.exit ends its call, not the run."""
     try:
         return await work
@@ -189,11 +193,11 @@ def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
     return RuntimeError("the tool cancelled itself") if task.cancelled() else task.exception()
 
 
-def _too_long(timeout_s: float, who: str = "the tool") -> str:
+def _timeout_text(timeout_s: float, who: str = "the tool") -> str:
     return f"{who} did not answer within {timeout_s:g} s"
 
 
-def _bury(task: asyncio.Task[Any]) -> None:
-    _left_behind.discard(task)
+def _consume_exception(task: asyncio.Task[Any]) -> None:
+    _abandoned_tasks.discard(task)
     if not task.cancelled():
         task.exception()  # whatever it still raises belongs to a call that is over

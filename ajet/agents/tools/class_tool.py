@@ -17,8 +17,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from ajet.agents.tools.call import as_step, cleaned_up, invoke, within
-from ajet.agents.tools.source import Episode, OpenTool
+from ajet.agents.tools.call import as_tool_result, invoke, run_cleanup, run_with_timeout
+from ajet.agents.tools.source import OpenTool, ToolEpisode
 from ajet.agents.tools.tool import BaseTool
 from ajet.core.errors import ConfigError
 from ajet.core.importing import run_user_code
@@ -49,7 +49,7 @@ class ClassTool:
         return [self._schema]
 
     @asynccontextmanager
-    async def open(self, episode: Episode) -> AsyncGenerator[list[OpenTool], None]:
+    async def open(self, episode: ToolEpisode) -> AsyncGenerator[list[OpenTool], None]:
         given = _of_tool(episode.tools_kwargs, self._schema["function"]["name"])
         instance = episode.episode_id
 
@@ -58,18 +58,18 @@ class ClassTool:
             return await invoke(function, instance, *args, **_accepted(function, name, given))
 
         async def call(arguments: dict[str, Any]) -> Any:
-            return as_step(await method("execute", arguments))
+            return as_tool_result(await method("execute", arguments))
 
         async def reward() -> float | None:
-            return await within(episode.timeout_s, method("calc_reward"))
+            return await run_with_timeout(episode.timeout_s, method("calc_reward"))
 
-        created = await within(episode.timeout_s, method("create"))
+        created = await run_with_timeout(episode.timeout_s, method("create"))
         instance = _instance_id(created) or instance
         try:
             yield [OpenTool(self._schema, call, reward)]
         finally:
             who = f"{type(self._tool).__name__}.release()"
-            if not await cleaned_up(episode.timeout_s, method("release"), who):
+            if not await run_cleanup(episode.timeout_s, method("release"), who):
                 episode.failed_ends.append(who)
 
 

@@ -47,8 +47,8 @@ class FunctionTool:
             self._arguments.model_validate(arguments)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            place = ".".join(map(str, first["loc"]))
-            return f"{place}: {first['msg']}" if place else first["msg"]
+            path = ".".join(map(str, first["loc"]))
+            return f"{path}: {first['msg']}" if path else first["msg"]
         return None
 
     async def call(self, arguments: dict[str, Any]) -> Any:
@@ -68,14 +68,14 @@ def tool_schema(name: str, parameters: dict[str, Any], description: str | None) 
 def _schema(function: Callable[..., Any], name: str, arguments: type[BaseModel]) -> dict[str, Any]:
     parameters = _without_titles(arguments.model_json_schema())
     parameters.pop("additionalProperties", None)
-    told = parse(inspect.getdoc(function) or "")
-    description = "\n".join(filter(None, [told.short_description, told.long_description]))
+    docstring = parse(inspect.getdoc(function) or "")
+    description = "\n".join(filter(None, [docstring.short_description, docstring.long_description]))
     return tool_schema(name, parameters, description)
 
 
 def _arguments_model(function: Callable[..., Any]) -> type[BaseModel]:
     """A pydantic model with a field for each parameter."""
-    told = {
+    docstring = {
         each.arg_name: each.description for each in parse(inspect.getdoc(function) or "").params
     }
     hints = get_type_hints(function, include_extras=True)
@@ -84,7 +84,8 @@ def _arguments_model(function: Callable[..., Any]) -> type[BaseModel]:
         each.name: (
             hints.get(each.name, Any),
             Field(
-                ... if each.default is each.empty else each.default, description=told.get(each.name)
+                ... if each.default is each.empty else each.default,
+                description=docstring.get(each.name),
             ),
         )
         for each in parameters

@@ -30,7 +30,7 @@ class Entry:
     values: dict[str, Any]
     where: str
 
-    def as_form(self, form: type[Form]) -> Form:
+    def validated_as(self, form: type[Form]) -> Form:
         """The entry, checked."""
         try:
             return form.model_validate(self.values)
@@ -69,7 +69,7 @@ def read_listing(file: Path, section: str) -> list[Entry]:
     ]
 
 
-def with_arrow(spec: str) -> str:
+def as_import_spec(spec: str) -> str:
     """verl's `package.module.Class` as `package.module->Class`."""
     if "->" in spec or "." not in spec:
         return spec

@@ -67,7 +67,7 @@ class McpAddress:
         return " ".join(Path(each).name for each in (self.command or "", *scripts))
 
 
-class McpGone(Exception):
+class McpConnectionLost(Exception):
     """The server does not answer any more."""
 
 
@@ -90,7 +90,7 @@ class McpSession:
         return self._incoming is not None and self._incoming.statistics().open_send_streams > 0
 
     async def call(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
-        """The server's answer; `McpGone` when there is none to be had."""
+        """The server's answer; `McpConnectionLost` when there is none to be had."""
         return await _in_background(self._call(name, arguments))
 
     async def close(self) -> None:
@@ -151,7 +151,7 @@ class McpSession:
         finally:
             call.cancel()
         self._is_gone = True
-        raise McpGone(f"MCP server {str(self.address)!r} is gone")
+        raise McpConnectionLost(f"MCP server {str(self.address)!r} is gone")
 
     async def _close(self) -> None:
         if self._owner is None:

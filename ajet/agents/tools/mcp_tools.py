@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ajet.agents.tools.call import ToolFault
 from ajet.agents.tools.function import tool_schema
-from ajet.agents.tools.mcp_session import McpAddress, McpGone, McpSession, open_session
-from ajet.agents.tools.source import Episode, OpenTool
+from ajet.agents.tools.mcp_session import McpAddress, McpConnectionLost, McpSession, open_session
+from ajet.agents.tools.source import OpenTool, ToolEpisode
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.errors import ConfigError, EnvironmentFault
 
@@ -61,7 +61,7 @@ class McpTools:
             raise ConfigError(f"{self._where}: {error}") from error
 
     @asynccontextmanager
-    async def open(self, episode: Episode) -> AsyncGenerator[list[OpenTool], None]:
+    async def open(self, episode: ToolEpisode) -> AsyncGenerator[list[OpenTool], None]:
         async with self._connected() as session:
             yield self._tools(session)
 
@@ -117,7 +117,7 @@ async def _call(session: McpSession, name: str, arguments: dict[str, Any]) -> st
 
     try:
         result = await session.call(name, arguments)
-    except (McpGone, McpError) as error:
+    except (McpConnectionLost, McpError) as error:
         raise ToolFault(f"Error: {error}") from error
     text = _text(result)
     if result.isError:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class ToolEpisode:
     """Whose tools these are. `tools_kwargs` is the row's `extra_info.tools_kwargs`; what could not
     be ended is named in `failed_ends`."""
 
@@ -37,7 +37,7 @@ class OpenTool:
 class ToolSource(Protocol):
     """One entry of the tools' file."""
 
-    def open(self, episode: Episode) -> AbstractAsyncContextManager[list[OpenTool]]:
+    def open(self, episode: ToolEpisode) -> AbstractAsyncContextManager[list[OpenTool]]:
         """The tools for one episode; what they hold is let go of at the end, however it comes."""
         ...
 

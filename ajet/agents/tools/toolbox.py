@@ -27,13 +27,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from ajet.agents.tools.call import Answer, answer, together
+from ajet.agents.tools.call import ToolResult, gather_or_cancel, run_tool_call
 from ajet.agents.tools.class_tool import ClassTool
 from ajet.agents.tools.function import FunctionTool
-from ajet.agents.tools.listing import Entry, find_file, read_listing, with_arrow
+from ajet.agents.tools.listing import Entry, as_import_spec, find_file, read_listing
 from ajet.agents.tools.mcp_session import McpAddress
 from ajet.agents.tools.mcp_tools import McpTools, Scope
-from ajet.agents.tools.source import Episode, OpenTool, ToolSource
+from ajet.agents.tools.source import OpenTool, ToolEpisode, ToolSource
 from ajet.agents.tools.tool import BaseTool
 from ajet.core.config import AjetConfig
 from ajet.core.config.section import Section
@@ -97,7 +97,7 @@ class Toolbox:
         tools_kwargs = extra_info(workflow_task).get("tools_kwargs") or {}
         if not isinstance(tools_kwargs, Mapping):
             raise ConfigError(f"task {workflow_task.task_id}: extra_info.tools_kwargs is no object")
-        episode = Episode(workflow_task.episode_id, tools_kwargs, timeout_s)
+        episode = ToolEpisode(workflow_task.episode_id, tools_kwargs, timeout_s)
         async with AsyncExitStack() as stack:
             opened = [await stack.enter_async_context(each.open(episode)) for each in self._sources]
             tools = [tool for tools in opened for tool in tools]
@@ -135,23 +135,23 @@ class EpisodeTools:
         first = first_violation(name, parameters, arguments)
         if first is None:
             return None
-        place = ".".join(map(str, first.absolute_path))
-        return f"{place}: {first.message}" if place else first.message
+        path = ".".join(map(str, first.absolute_path))
+        return f"{path}: {first.message}" if path else first.message
 
-    async def call(self, name: str, arguments: dict[str, Any]) -> Answer:
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         """The tool's answer, or what went wrong, as text; it comes within the deadline."""
         tool = self._tools[name]
 
         async def work() -> Any:
             return await tool.call(arguments)
 
-        return await answer(work(), self._timeout_s)
+        return await run_tool_call(work(), self._timeout_s)
 
     async def rewards(self) -> dict[str, float]:
         """What each tool gives the episode, of those that give something."""
-        asked = {name: tool.reward for name, tool in self._tools.items() if tool.reward}
-        given = await together(reward() for reward in asked.values())
-        pairs = zip(asked, given, strict=True)
+        reward_calls = {name: tool.reward for name, tool in self._tools.items() if tool.reward}
+        rewards = await gather_or_cancel(reward() for reward in reward_calls.values())
+        pairs = zip(reward_calls, rewards, strict=True)
         return {name: float(reward) for name, reward in pairs if reward is not None}
 
 
@@ -165,7 +165,7 @@ class _FunctionSource:
         return [self._tool.schema]
 
     @asynccontextmanager
-    async def open(self, episode: Episode) -> AsyncGenerator[list[OpenTool], None]:
+    async def open(self, episode: ToolEpisode) -> AsyncGenerator[list[OpenTool], None]:
         yield [OpenTool(self._tool.schema, self._tool.call, problem=self._tool.problem)]
 
 
@@ -201,19 +201,19 @@ def _loaded(file: Path, _changed_ns: int, base_dirs: tuple[Path, ...]) -> Toolbo
 
 def _source(entry: Entry, file: Path, base_dirs: tuple[Path, ...]) -> ToolSource:
     if "function" in entry.values:
-        form = entry.as_form(FunctionEntry)
+        form = entry.validated_as(FunctionEntry)
         where = f"{entry.where}.function"
         function = load_function(form.function, base_dirs=base_dirs, where=where)
         return _FunctionSource(FunctionTool(function, form.name, f"{where}: {form.function!r}"))
     if "class_name" in entry.values:
-        return _class_source(entry.as_form(ClassEntry), entry.where, base_dirs)
+        return _class_source(entry.validated_as(ClassEntry), entry.where, base_dirs)
     if "mcp" in entry.values:
-        return _mcp_source(entry.as_form(McpEntry), entry.where, file.parent)
+        return _mcp_source(entry.validated_as(McpEntry), entry.where, file.parent)
     raise ConfigError(f"{entry.where}: a tool is one of function, class_name, mcp")
 
 
 def _class_source(form: ClassEntry, where: str, base_dirs: tuple[Path, ...]) -> ClassTool:
-    where, spec = f"{where}.class_name", with_arrow(form.class_name)
+    where, spec = f"{where}.class_name", as_import_spec(form.class_name)
     kind = load_object(spec, base_dirs=base_dirs, kind=BaseTool, where=where)
     where = f"{where}: {form.class_name!r}"
     require_method(kind, "execute", BaseTool, ("instance_id", "parameters"), where)

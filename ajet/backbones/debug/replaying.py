@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import get_args
 
 from ajet import assembly
-from ajet.agents.frame_recorder import drawing_in
+from ajet.agents.frame_recorder import with_render_dir
 from ajet.core.bounded_loop import GRACE_S, run_bounded
 from ajet.core.config import AjetConfig
 from ajet.core.errors import DataError
@@ -55,7 +55,7 @@ def replay_episode(
 ) -> ReplayReport:
     """Run the episode again. `on_error` is told what the workflow or the judge raised; `before` is
     given the workflow's class, at the last moment."""
-    config = drawing_in(config, None)  # the run's own pictures stay
+    config = with_render_dir(config, None)  # the run's own pictures stay
     plan = planned(record, config)
     engine = ReplayEngine(
         [RecordedCall(turn.completion, turn.started_s, turn.ended_s) for turn in record.turns],

@@ -3,7 +3,7 @@
     custom_envs: {…}, type: jsonl_dataset_file      ignored: task_reader.type is jsonl_dataset_file
     user_workflow, type: environment                ignored: the environments name who plays
 
-Not covered: what an environment takes (agents/environment_setting.py makes each once to find out).
+Not covered: what an environment takes (agents/environment_settings.py makes each once to find out).
 """
 
 from ajet.core.config.environment import CustomEnv

@@ -10,7 +10,7 @@
     a process      as the config says (isolated.py)   EnvironmentFault; killed when it is empty
 
 Whatever the environment does, the agent sees a plain value or an `EnvironmentFault` of one line.
-Not covered: what an agent does with them (workflow/agents/environment_play.py).
+Not covered: what an agent does with them (agents/environment_agent.py).
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from typing import Any
 
 from ajet.core.errors import ConfigError
 from ajet.core.seeding import derive
-from ajet.envs.webshop.made_products import made_goals, made_products
+from ajet.envs.webshop.generated_products import generated_goals, generated_products
 from ajet.envs.webshop.product import Goal, Product
 from ajet.envs.webshop.search import SearchIndex
 
@@ -82,8 +82,8 @@ def catalogue_of(
 def _made(num_products: int | None) -> Catalogue:
     if num_products is not None and num_products < 1:
         raise ConfigError(f"webshop: env_config.num_products is {num_products}; take at least 1")
-    products = made_products()[:num_products]
-    return Catalogue(products, with_price_bounds(made_goals(products), products))
+    products = generated_products()[:num_products]
+    return Catalogue(products, with_price_bounds(generated_goals(products), products))
 
 
 @cache

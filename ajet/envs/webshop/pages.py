@@ -28,7 +28,7 @@ NO_REVIEWS = "No reviews."
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ShopState:
     """Where a shopper is. `query` None is the search page; `product` None the results."""
 
     query: str | None = None
@@ -50,7 +50,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PageElement:
     """A line of a page. `is_clicked`: a chosen option, or a product that was looked at."""
 
     text: str
@@ -58,92 +58,92 @@ class Piece:
     is_clicked: bool = False
 
 
-def pieces(place: Place, instruction: str, visited: frozenset[str]) -> list[Piece]:
+def page_elements(state: ShopState, instruction: str, visited: frozenset[str]) -> list[PageElement]:
     """`visited` are the asins that the shopper has looked at."""
-    if place.query is None:
+    if state.query is None:
         head = ["WebShop", "Instruction:", instruction]
-        return [*map(Piece, head), Piece("Search", is_button=True)]
-    top = [Piece("Instruction:"), Piece(instruction), Piece(BACK, is_button=True)]
-    if place.product is None:
-        return [*top, *_results(place, visited)]
-    top.append(Piece(PREVIOUS, is_button=True))
-    if place.sub_page is not None:
-        return [*top, *map(Piece, _sub_page(place.product, place.sub_page))]
-    return [*top, *_item(place.product, place.options)]
+        return [*map(PageElement, head), PageElement("Search", is_button=True)]
+    top = [PageElement("Instruction:"), PageElement(instruction), PageElement(BACK, is_button=True)]
+    if state.product is None:
+        return [*top, *_results(state, visited)]
+    top.append(PageElement(PREVIOUS, is_button=True))
+    if state.sub_page is not None:
+        return [*top, *map(PageElement, _sub_page(state.product, state.sub_page))]
+    return [*top, *_item(state.product, state.options)]
 
 
-def clickable(page: Sequence[Piece]) -> list[str]:
+def clickable(page: Sequence[PageElement]) -> list[str]:
     """As an action names them, in small letters. The search bar is no button."""
     return [each.text.lower() for each in page if each.is_button and each.text != "Search"]
 
 
-def after_click(place: Place, name: str) -> Place:
+def state_after_click(state: ShopState, name: str) -> ShopState:
     """Where a button of this page leads. Buying is the shop's affair."""
     if name == BACK.lower():
-        return Place()
+        return ShopState()
     if name == NEXT.lower():
-        return replace(place, page=place.page + 1)
+        return replace(state, page=state.page + 1)
     if name == PREVIOUS.lower():
-        return _before(place)
-    if place.product is None:
-        product = next(each for each in place.shown if each.asin.lower() == name)
-        return replace(place, product=product)
+        return _previous_state(state)
+    if state.product is None:
+        product = next(each for each in state.shown if each.asin.lower() == name)
+        return replace(state, product=product)
     sub_page = next((each for each in SUB_PAGES if each.lower() == name), None)
     if sub_page is not None:
-        return replace(place, sub_page=sub_page)
-    return replace(place, options={**place.options, _option(place, name): name})
+        return replace(state, sub_page=sub_page)
+    return replace(state, options={**state.options, _option(state, name): name})
 
 
-def _option(place: Place, value: str) -> str:
+def _option(state: ShopState, value: str) -> str:
     """The option that has the value; of several, one that has another value now."""
-    assert place.product is not None
-    having = [name for name, values in place.product.options.items() if value in values]
-    return next((name for name in having if place.options.get(name) != value), having[0])
+    assert state.product is not None
+    having = [name for name, values in state.product.options.items() if value in values]
+    return next((name for name in having if state.options.get(name) != value), having[0])
 
 
-def as_text(page: Sequence[Piece]) -> str:
+def as_text(page: Sequence[PageElement]) -> str:
     return " [SEP] ".join(each.text for each in page)
 
 
-def as_rich_text(page: Sequence[Piece]) -> str:
+def as_rich_text(page: Sequence[PageElement]) -> str:
     return "\n".join(_rich(each) for each in page)
 
 
-def _rich(piece: Piece) -> str:
-    if not piece.is_button:
-        return piece.text
-    mark = "clicked button" if piece.is_clicked else "button"
-    return f"[{mark}] {piece.text} [{mark}_]"
+def _rich(element: PageElement) -> str:
+    if not element.is_button:
+        return element.text
+    mark = "clicked button" if element.is_clicked else "button"
+    return f"[{mark}] {element.text} [{mark}_]"
 
 
-def _before(place: Place) -> Place:
-    if place.sub_page is not None:
-        return replace(place, sub_page=None)
-    if place.product is not None:
-        return replace(place, product=None, options={})
-    return replace(place, page=place.page - 1)
+def _previous_state(state: ShopState) -> ShopState:
+    if state.sub_page is not None:
+        return replace(state, sub_page=None)
+    if state.product is not None:
+        return replace(state, product=None, options={})
+    return replace(state, page=state.page - 1)
 
 
-def _results(place: Place, visited: frozenset[str]) -> Iterator[Piece]:
-    yield Piece(f"Page {place.page} (Total results: {len(place.results)})")
-    if place.page > 1:
-        yield Piece(PREVIOUS, is_button=True)
-    if place.page * PER_PAGE < len(place.results):
-        yield Piece(NEXT, is_button=True)
-    for product in place.shown:
-        yield Piece(product.asin, is_button=True, is_clicked=product.asin in visited)
-        yield Piece(product.title)
-        yield Piece(product.price_tag)
+def _results(state: ShopState, visited: frozenset[str]) -> Iterator[PageElement]:
+    yield PageElement(f"Page {state.page} (Total results: {len(state.results)})")
+    if state.page > 1:
+        yield PageElement(PREVIOUS, is_button=True)
+    if state.page * PER_PAGE < len(state.results):
+        yield PageElement(NEXT, is_button=True)
+    for product in state.shown:
+        yield PageElement(product.asin, is_button=True, is_clicked=product.asin in visited)
+        yield PageElement(product.title)
+        yield PageElement(product.price_tag)
 
 
-def _item(product: Product, chosen: Mapping[str, str]) -> Iterator[Piece]:
+def _item(product: Product, chosen: Mapping[str, str]) -> Iterator[PageElement]:
     for name, values in product.options.items():
-        yield Piece(name)
+        yield PageElement(name)
         for value in values:
-            yield Piece(value, is_button=True, is_clicked=chosen.get(name) == value)
-    yield from map(Piece, (product.title, f"Price: {product.price_tag}", "Rating: N.A."))
+            yield PageElement(value, is_button=True, is_clicked=chosen.get(name) == value)
+    yield from map(PageElement, (product.title, f"Price: {product.price_tag}", "Rating: N.A."))
     for name in (*SUB_PAGES, BUY):
-        yield Piece(name, is_button=True)
+        yield PageElement(name, is_button=True)
 
 
 def _sub_page(product: Product, name: str) -> Sequence[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-PATH_MARK = "›"
+CATEGORY_SEPARATOR = "›"
 """Between the parts of a product's place in the shop: "Home & Kitchen › Lighting › Lamps"."""
 
 
@@ -26,11 +26,11 @@ class Product:
     features: tuple[str, ...] = ()
 
     @property
-    def places(self) -> frozenset[str]:
-        return frozenset(part.strip() for part in self.product_category.split(PATH_MARK))
+    def category_parts(self) -> frozenset[str]:
+        return frozenset(part.strip() for part in self.product_category.split(CATEGORY_SEPARATOR))
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """Title, features and description, in small letters."""
         return "\n".join((self.title, " ".join(self.features), self.description)).lower()
 

@@ -28,7 +28,7 @@ from ajet.envs.webshop.product import Goal, Product
 
 ALIKE = 85
 EXACT_OPTIONS = ("size",)
-SHARED_PLACES = 2
+MIN_SHARED_CATEGORIES = 2
 NO_ASKED_WORDS_SCORE = 0.2
 
 
@@ -66,7 +66,7 @@ def type_reward(bought: Product, asked: Product) -> float:
     if score < 0.1:
         return 0.1
     is_filed_alike = bought.query == asked.query
-    is_near = len(bought.places & asked.places) >= SHARED_PLACES
+    is_near = len(bought.category_parts & asked.category_parts) >= MIN_SHARED_CATEGORIES
     return 1.0 if is_filed_alike or is_near or score > 0.2 else 0.5
 
 
@@ -79,17 +79,17 @@ def title_score(bought: str, asked: str) -> float:
 
 
 def num_attributes_met(bought: Product, asked: tuple[str, ...]) -> int:
-    told = bought.told
+    text = bought.text
     return sum(
-        any(token_set_ratio(own, each) > ALIKE for own in bought.attributes) or each in told
+        any(token_set_ratio(own, each) > ALIKE for own in bought.attributes) or each in text
         for each in asked
     )
 
 
 def num_options_met(bought: Product, options: Mapping[str, str], asked: tuple[str, ...]) -> int:
-    wanted, told = [colour_of(each) for each in asked], bought.told
+    wanted, text = [colour_of(each) for each in asked], bought.text
     met = sum(
-        _is_asked(name, colour_of(value), wanted) or colour_of(value) in told
+        _is_asked(name, colour_of(value), wanted) or colour_of(value) in text
         for name, value in options.items()
     )
     return min(met, len(asked))

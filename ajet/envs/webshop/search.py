@@ -47,8 +47,8 @@ class SearchIndex:
         scores = np.zeros(len(self.products))
         for term in terms_of(query):
             if term in self._postings:
-                places, weights = self._postings[term]
-                scores[places] += weights
+                category_parts, weights = self._postings[term]
+                scores[category_parts] += weights
         order = np.argsort(-scores, kind="stable")[:num]
         return [self.products[place] for place in order if scores[place] > 0]
 
@@ -56,10 +56,10 @@ class SearchIndex:
     def _posting(
         pairs: list[tuple[int, int]], scale: np.ndarray, num_products: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        places = np.array([place for place, _ in pairs], dtype=np.int32)
+        category_parts = np.array([place for place, _ in pairs], dtype=np.int32)
         count = np.array([count for _, count in pairs], dtype=np.float64)
         rarity = math.log(1 + (num_products - len(pairs) + 0.5) / (len(pairs) + 0.5))
-        return places, (rarity * count / (count + scale[places])).astype(np.float32)
+        return category_parts, (rarity * count / (count + scale[category_parts])).astype(np.float32)
 
 
 def terms_of(text: str) -> list[str]:

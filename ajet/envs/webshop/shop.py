@@ -25,19 +25,19 @@ from ajet.envs.webshop.pages import (
     NEXT,
     PER_PAGE,
     PREVIOUS,
-    Piece,
-    Place,
-    after_click,
+    PageElement,
+    ShopState,
     as_rich_text,
     as_text,
     clickable,
-    pieces,
+    page_elements,
+    state_after_click,
 )
 from ajet.envs.webshop.product import Goal, Product
 from ajet.envs.webshop.reward import ALIKE, purchase
 from ajet.envs.webshop.search import terms_of
 
-MOST_RESULTS = 50
+MAX_RESULTS = 50
 FORMS = {"text": as_text, "text_rich": as_rich_text}
 FORM = "Write search[words] or click[name of a button]."
 _ACTION = re.compile(r"\s*(search|click)\s*\[(.+)\]\s*", re.IGNORECASE | re.DOTALL)
@@ -72,7 +72,7 @@ class WebShop(Environment):
         self._write = FORMS[observation_mode]
         self.show_actions = show_actions
         self.goal: Goal = self._catalogue.goals[0]
-        self._place, self._visited, self._is_over = Place(), frozenset[str](), False
+        self._state, self._visited, self._is_over = ShopState(), frozenset[str](), False
 
     def reset(
         self, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -85,8 +85,8 @@ class WebShop(Environment):
                 f"{split}; take a larger num_products"
             )
         self.goal = random.Random(seed).choice(goals)
-        self._place, self._visited, self._is_over = Place(), frozenset[str](), False
-        return self.render(), {"state_key": self._place.key}
+        self._state, self._visited, self._is_over = ShopState(), frozenset[str](), False
+        return self.render(), {"state_key": self._state.key}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         if self._is_over:
@@ -106,13 +106,13 @@ class WebShop(Environment):
         text = self._write(self._page())
         if not self.show_actions:
             return text
-        chosen = ", ".join(f"{name}: {value}" for name, value in self._place.options.items())
+        chosen = ", ".join(f"{name}: {value}" for name, value in self._state.options.items())
         told = f"\nChosen: {chosen}" if chosen else ""
         return f"{text}{told}\nActions: {', '.join(self._actions())}"
 
     def sample_action(self, rng: random.Random) -> str:
         actions = self._actions()
-        if self._place.query is not None:
+        if self._state.query is not None:
             return rng.choice(actions)
         words = terms_of(self.goal.instruction)
         return f"search[{' '.join(rng.sample(words, min(3, len(words))))}]"
@@ -120,14 +120,14 @@ class WebShop(Environment):
     def oracle_action(self) -> str | None:
         """Looks for the goal's product by its title, chooses the options and buys it; None where
         the search does not find it."""
-        place, asked = self._place, self._asked
-        if place.product is None:
-            return self._way_to(asked)
-        if place.product is not asked or place.sub_page is not None:
+        state, asked = self._state, self._asked
+        if state.product is None:
+            return self._action_towards(asked)
+        if state.product is not asked or state.sub_page is not None:
             return f"click[{PREVIOUS.lower()}]"
         for name, values in asked.options.items():
             wanted = _wanted(values, self.goal.options)
-            if wanted is not None and place.options.get(name) != wanted:
+            if wanted is not None and state.options.get(name) != wanted:
                 return f"click[{wanted}]"
         return f"click[{BUY.lower()}]"
 
@@ -135,37 +135,37 @@ class WebShop(Environment):
     def _asked(self) -> Product:
         return self._catalogue.products[self.goal.asin]
 
-    def _way_to(self, asked: Product) -> str | None:
+    def _action_towards(self, asked: Product) -> str | None:
         query = asked.title.lower()
-        if self._place.query != query:
+        if self._state.query != query:
             return f"search[{query}]"
-        if asked not in self._place.results:
+        if asked not in self._state.results:
             return None
-        page = 1 + self._place.results.index(asked) // PER_PAGE
-        if page == self._place.page:
+        page = 1 + self._state.results.index(asked) // PER_PAGE
+        if page == self._state.page:
             return f"click[{asked.asin.lower()}]"
-        return f"click[{(NEXT if page > self._place.page else PREVIOUS).lower()}]"
+        return f"click[{(NEXT if page > self._state.page else PREVIOUS).lower()}]"
 
-    def _page(self) -> list[Piece]:
-        return pieces(self._place, self.goal.instruction, self._visited)
+    def _page(self) -> list[PageElement]:
+        return page_elements(self._state, self.goal.instruction, self._visited)
 
     def _actions(self) -> list[str]:
         clicks = [f"click[{name}]" for name in clickable(self._page())]
         return clicks or ["search[words]"]
 
     def _search(self, query: str) -> None:
-        results = self._catalogue.index.best(query, MOST_RESULTS)
-        self._place = Place(query=query, results=tuple(results))
+        results = self._catalogue.index.best(query, MAX_RESULTS)
+        self._state = ShopState(query=query, results=tuple(results))
 
     def _click(self, name: str) -> None:
-        self._place = after_click(self._place, name)
-        if self._place.product is not None:
-            self._visited |= {self._place.product.asin}
+        self._state = state_after_click(self._state, name)
+        if self._state.product is not None:
+            self._visited |= {self._state.product.asin}
 
     def _buy(self) -> tuple[str, float, bool, bool, Info]:
-        bought = self._place.product
+        bought = self._state.product
         assert bought is not None, "only an item page has the button"
-        made = purchase(bought, self._place.options, self.goal, self._asked)
+        made = purchase(bought, self._state.options, self.goal, self._asked)
         self._is_over = True
         info = self._info(
             is_valid=True,
@@ -181,7 +181,7 @@ class WebShop(Environment):
     def _info(self, *, is_valid: bool, **bought: float) -> Info:
         metrics = {"success": False, "action_is_valid": is_valid, "is_bought": False} | bought
         modes = {name: "last" for name in metrics if name not in ("success", "action_is_valid")}
-        return {"metrics": metrics, "metrics_agg_mode": modes, "state_key": self._place.key}
+        return {"metrics": metrics, "metrics_agg_mode": modes, "state_key": self._state.key}
 
 
 def _parsed(action: str) -> tuple[str, str]:

@@ -33,7 +33,7 @@ _UNIT_ENDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class DocumentChunk:
     """A part of a document, and its place in it."""
 
     document: str
@@ -41,26 +41,26 @@ class Piece:
     text: str
 
 
-def read_pieces(section: DocumentReader, base_dirs: list[Path], cache: Path) -> list[Piece]:
+def read_chunks(section: DocumentReader, base_dirs: list[Path], cache: Path) -> list[DocumentChunk]:
     """All pieces of all documents, in the order of the config; a folder's files by name."""
     given = section.document_path
-    places = [given] if isinstance(given, str) else list(given or ())
-    files = [file for place in places for file in _files(resolve(place, base_dirs))]
-    pieces = [piece for file in files for piece in _pieces_of(file, section, cache)]
-    if places and not pieces:
-        raise DataError(f"{', '.join(places)}: there is no text in these documents")
-    return pieces
+    paths = [given] if isinstance(given, str) else list(given or ())
+    files = [file for path in paths for file in _files(resolve(path, base_dirs))]
+    chunks = [chunk for file in files for chunk in _chunks_of(file, section, cache)]
+    if paths and not chunks:
+        raise DataError(f"{', '.join(paths)}: there is no text in these documents")
+    return chunks
 
 
-def cut(text: str, size: int, split_by: str) -> list[str]:
+def split_text(text: str, size: int, split_by: str) -> list[str]:
     """The text in pieces of at most `size` characters."""
-    pieces, current = [], ""
+    chunks, current = [], ""
     for unit in _units(text, size, split_by):
         if current and len(current) + len(unit) > size:
-            pieces.append(current)
+            chunks.append(current)
             current = ""
         current += unit
-    return [piece.strip() for piece in (*pieces, current) if piece.strip()]
+    return [chunk.strip() for chunk in (*chunks, current) if chunk.strip()]
 
 
 def _units(text: str, size: int, split_by: str) -> Iterator[str]:
@@ -70,36 +70,36 @@ def _units(text: str, size: int, split_by: str) -> Iterator[str]:
         yield from (unit[start : start + size] for start in range(0, len(unit), size))
 
 
-def _files(place: Path) -> Sequence[Path]:
-    if place.is_dir():
-        files = sorted(file for file in place.rglob("*") if file.suffix.lower() in READABLE)
+def _files(path: Path) -> Sequence[Path]:
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.suffix.lower() in READABLE)
         if not files:
-            raise DataError(f"{place}: no document here; one of *{', *'.join(READABLE)} is needed")
+            raise DataError(f"{path}: no document here; one of *{', *'.join(READABLE)} is needed")
         return files
-    if not place.is_file():
-        raise DataError(f"{place}: no such document or folder")
-    if place.suffix.lower() not in READABLE:
-        raise DataError(f"{place}: this kind is not read; give one of {', '.join(READABLE)}")
-    return [place]
+    if not path.is_file():
+        raise DataError(f"{path}: no such document or folder")
+    if path.suffix.lower() not in READABLE:
+        raise DataError(f"{path}: this kind is not read; give one of {', '.join(READABLE)}")
+    return [path]
 
 
-def _pieces_of(file: Path, section: DocumentReader, cache: Path) -> list[Piece]:
+def _chunks_of(file: Path, section: DocumentReader, cache: Path) -> list[DocumentChunk]:
     if not section.cache_enabled:
-        return _cut_file(file, section)
+        return _chunk_file(file, section)
     how = f"{file.name}\n{section.chunk_size}\n{section.split_by}\n".encode()
-    kept = cache / f"pieces-{hashlib.sha256(how + _bytes(file)).hexdigest()[:16]}.json"
-    if kept.is_file():
-        return [Piece(**piece) for piece in json.loads(kept.read_text(encoding="utf-8"))]
-    pieces = _cut_file(file, section)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    listed = json.dumps([asdict(piece) for piece in pieces], ensure_ascii=False)
-    write_text_atomically(kept, listed)
-    return pieces
+    cached = cache / f"pieces-{hashlib.sha256(how + _bytes(file)).hexdigest()[:16]}.json"
+    if cached.is_file():
+        return [DocumentChunk(**chunk) for chunk in json.loads(cached.read_text(encoding="utf-8"))]
+    chunks = _chunk_file(file, section)
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    listed = json.dumps([asdict(chunk) for chunk in chunks], ensure_ascii=False)
+    write_text_atomically(cached, listed)
+    return chunks
 
 
-def _cut_file(file: Path, section: DocumentReader) -> list[Piece]:
-    texts = cut(_text_of(file), section.chunk_size, section.split_by)
-    return [Piece(file.name, number, text) for number, text in enumerate(texts)]
+def _chunk_file(file: Path, section: DocumentReader) -> list[DocumentChunk]:
+    texts = split_text(_text_of(file), section.chunk_size, section.split_by)
+    return [DocumentChunk(file.name, number, text) for number, text in enumerate(texts)]
 
 
 def _text_of(file: Path) -> str:

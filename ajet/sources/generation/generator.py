@@ -26,7 +26,7 @@ from loguru import logger
 
 from ajet.core.errors import ChatError
 from ajet.core.seeding import derive
-from ajet.sources.generation.documents import Piece
+from ajet.sources.generation.documents import DocumentChunk
 from ajet.sources.similarity import Deduplicator
 
 TASKS_A_CALL = 5
@@ -50,33 +50,33 @@ class Chat(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Generated:
+class GeneratedTask:
     """One task, and where it comes from."""
 
     question: str
     answer: str
-    piece: Piece | None
+    chunk: DocumentChunk | None
 
 
 @dataclass
 class Generator:
-    """Makes `num_tasks` tasks; `lost` counts what was not kept and why."""
+    """Makes `num_tasks` tasks; `dropped` counts what was not kept and why."""
 
     client: Chat
-    pieces: Sequence[Piece]
+    chunks: Sequence[DocumentChunk]
     examples: Sequence[str]
     num_tasks: int
     seed: int
     sampling: dict[str, Any] = field(default_factory=dict)
     languages: Sequence[str] = ()
     deduplicator: Deduplicator | None = None
-    lost: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
 
-    async def make(self) -> list[Generated]:
+    async def make(self) -> list[GeneratedTask]:
         """The tasks, fewer than asked for when the rounds are used up."""
-        made: list[Generated] = []
+        made: list[GeneratedTask] = []
         if self.deduplicator is not None:
-            self.deduplicator.kept(self.examples)  # nothing shall be like them
+            self.deduplicator.novel_indices(self.examples)  # nothing shall be like them
         num_calls = 0
         for number in range(MAX_ROUNDS):
             missing = self.num_tasks - len(made)
@@ -85,13 +85,13 @@ class Generator:
             calls = range(num_calls, num_calls + -(-missing // TASKS_A_CALL))
             num_calls = calls.stop
             new = await self._round(calls, made)
-            made += self._unlike(new)[:missing]
+            made += self._without_duplicates(new)[:missing]
             logger.info(
                 "data_generation: round {}: {} of {} tasks", number + 1, len(made), self.num_tasks
             )
         return made
 
-    async def _round(self, calls: range, made: Sequence[Generated]) -> list[Generated]:
+    async def _round(self, calls: range, made: Sequence[GeneratedTask]) -> list[GeneratedTask]:
         """ChatError when no call of the round was answered: the model cannot be reached."""
         results = await asyncio.gather(
             *(self._call(call, made) for call in calls), return_exceptions=True
@@ -100,27 +100,27 @@ class Generator:
         for fault in faults:
             if not isinstance(fault, ChatError) or len(faults) == len(results):
                 raise fault
-        self.lost["calls without an answer"] += len(faults)
+        self.dropped["calls without an answer"] += len(faults)
         return [task for result in results if isinstance(result, list) for task in result]
 
-    async def _call(self, call: int, made: Sequence[Generated]) -> list[Generated]:
-        piece = self.pieces[call % len(self.pieces)] if self.pieces else None
-        messages = self._messages(call, piece, [each.question for each in made])
+    async def _call(self, call: int, made: Sequence[GeneratedTask]) -> list[GeneratedTask]:
+        chunk = self.chunks[call % len(self.chunks)] if self.chunks else None
+        messages = self._messages(call, chunk, [each.question for each in made])
         for attempt in range(ATTEMPTS):
             seed = derive(self.seed, "data_generation", call, attempt) % 2**31
             reply = await self.client.complete(messages, **(self.sampling | {"seed": seed}))
             pairs = parse_reply(reply)
             if pairs:
-                return [Generated(question, answer, piece) for question, answer in pairs]
-            self.lost["malformed replies"] += 1
+                return [GeneratedTask(question, answer, chunk) for question, answer in pairs]
+            self.dropped["malformed replies"] += 1
         return []
 
     def _messages(
-        self, call: int, piece: Piece | None, asked: Sequence[str]
+        self, call: int, chunk: DocumentChunk | None, asked: Sequence[str]
     ) -> list[dict[str, Any]]:
         rng = random.Random(derive(self.seed, "data_generation", "examples", call))
         shown = rng.sample(list(self.examples), min(EXAMPLES_A_CALL, len(self.examples)))
-        parts = [f"Text:\n{piece.text}"] if piece else []
+        parts = [f"Text:\n{chunk.text}"] if chunk else []
         if shown:
             parts.append("Questions of this kind are wanted:\n" + _listed(shown))
         if asked:
@@ -128,17 +128,19 @@ class Generator:
             parts.append("These were asked already; ask something else:\n" + _listed(recent))
         if self.languages:
             parts.append(f"Write in this language: {', '.join(self.languages)}.")
-        parts.append(f"Write {TASKS_A_CALL} exercises{' about the text' if piece else ''}.")
+        parts.append(f"Write {TASKS_A_CALL} exercises{' about the text' if chunk else ''}.")
         return [
             {"role": "system", "content": SYSTEM},
             {"role": "user", "content": "\n\n".join(parts)},
         ]
 
-    def _unlike(self, tasks: list[Generated]) -> list[Generated]:
+    def _without_duplicates(self, tasks: list[GeneratedTask]) -> list[GeneratedTask]:
         if self.deduplicator is None:
             return tasks
-        kept = [tasks[place] for place in self.deduplicator.kept([t.question for t in tasks])]
-        self.lost["too much alike"] += len(tasks) - len(kept)
+        kept = [
+            tasks[index] for index in self.deduplicator.novel_indices([t.question for t in tasks])
+        ]
+        self.dropped["too much alike"] += len(tasks) - len(kept)
         return kept
 
 

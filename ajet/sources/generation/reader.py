@@ -29,8 +29,8 @@ from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.task.jsonl import read_jsonl
 from ajet.core.task.reader import BaseTaskReader, make_reader, tasks_from_rows
 from ajet.core.task.task import Task
-from ajet.sources.generation.documents import Piece, read_pieces
-from ajet.sources.generation.generator import SYSTEM, Generated, Generator
+from ajet.sources.generation.documents import DocumentChunk, read_chunks
+from ajet.sources.generation.generator import SYSTEM, GeneratedTask, Generator
 from ajet.sources.similarity import Deduplicator
 
 SECTION = "ajet.task_reader.data_generation"
@@ -42,15 +42,15 @@ class DataGenerationReader(BaseTaskReader):
 
     def get_training_tasks(self) -> list[Task]:
         examples = self._examples.get_training_tasks() if self._examples else []
-        pieces = read_pieces(self._section.document_reader, self.config.base_dirs, self._cache_dir)
-        if not examples and not pieces:
+        chunks = read_chunks(self._section.document_reader, self.config.base_dirs, self._cache_dir)
+        if not examples and not chunks:
             raise ConfigError(
                 f"{SECTION}: there is nothing to make tasks of: give "
                 "document_reader.document_path or query_reader.type"
             )
-        file = self._cache_dir / f"tasks-{self._key(pieces, examples)}.jsonl"
+        file = self._cache_dir / f"tasks-{self._key(chunks, examples)}.jsonl"
         if not file.is_file():
-            _write(file, self._generate(pieces, [task.main_query for task in examples]))
+            _write(file, self._generate(chunks, [task.main_query for task in examples]))
         rows = read_jsonl(file)
         return tasks_from_rows(rows, split="train", source=str(file), query_field="main_query")
 
@@ -81,11 +81,11 @@ class DataGenerationReader(BaseTaskReader):
         ajet = self.config.ajet.model_copy(update={"task_reader": reader})
         return make_reader(self.config.model_copy(update={"ajet": ajet}))
 
-    def _key(self, pieces: Sequence[Piece], examples: Sequence[Task]) -> str:
+    def _key(self, chunks: Sequence[DocumentChunk], examples: Sequence[Task]) -> str:
         section = self._section
         params = section.deduplication_filter.params
         depends_on = {
-            "pieces": [asdict(piece) for piece in pieces],
+            "pieces": [asdict(chunk) for chunk in chunks],
             "examples": [task.main_query for task in examples],
             "prompt": SYSTEM,
             "settings": section.model_dump(
@@ -100,10 +100,12 @@ class DataGenerationReader(BaseTaskReader):
         text = json.dumps(depends_on, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def _generate(self, pieces: Sequence[Piece], examples: Sequence[str]) -> list[dict[str, Any]]:
+    def _generate(
+        self, chunks: Sequence[DocumentChunk], examples: Sequence[str]
+    ) -> list[dict[str, Any]]:
         from ajet.core.inference.chat_client import ChatClient
 
-        section, unlike = self._section, self._section.deduplication_filter
+        section, deduplication = self._section, self._section.deduplication_filter
         client = ChatClient(
             section.llm_model,
             section.base_url,
@@ -113,13 +115,13 @@ class DataGenerationReader(BaseTaskReader):
         )
         generator = Generator(
             client,
-            pieces,
+            chunks,
             examples,
             section.task_num,
             self.config.ajet.seed,
             sampling={"max_tokens": section.llm_response_length, **section.sampling_params},
             languages=section.document_reader.languages,
-            deduplicator=Deduplicator(unlike.params) if unlike.enabled else None,
+            deduplicator=Deduplicator(deduplication.params) if deduplication.enabled else None,
         )
         made = run_bounded(_make(generator, client))
         self._tell(generator, len(made))
@@ -127,8 +129,8 @@ class DataGenerationReader(BaseTaskReader):
 
     def _tell(self, generator: Generator, num_made: int) -> None:
         """Never silently fewer than were asked for."""
-        lost = ", ".join(f"{count} {why}" for why, count in generator.lost.items() if count)
-        told = f"{num_made} of {generator.num_tasks} tasks" + (f" ({lost})" if lost else "")
+        dropped = ", ".join(f"{count} {why}" for why, count in generator.dropped.items() if count)
+        told = f"{num_made} of {generator.num_tasks} tasks" + (f" ({dropped})" if dropped else "")
         if not num_made:
             raise DataError(f"{SECTION}: {self._section.llm_model} made {told}")
         if num_made < generator.num_tasks:
@@ -137,16 +139,16 @@ class DataGenerationReader(BaseTaskReader):
             logger.info("data_generation: {}", told)
 
 
-async def _make(generator: Generator, client: Any) -> list[Generated]:
+async def _make(generator: Generator, client: Any) -> list[GeneratedTask]:
     try:
         return await generator.make()
     finally:
         await client.close()
 
 
-def _row(task: Generated) -> dict[str, Any]:
+def _row(task: GeneratedTask) -> dict[str, Any]:
     name = hashlib.sha256(f"{task.question}\n{task.answer}".encode()).hexdigest()[:16]
-    source = {"document": task.piece.document, "piece": task.piece.number} if task.piece else {}
+    source = {"document": task.chunk.document, "piece": task.chunk.number} if task.chunk else {}
     return {
         "task_id": f"generated-{name}",
         "main_query": task.question,

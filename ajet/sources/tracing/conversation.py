@@ -51,8 +51,8 @@ class Conversation:
     @property
     def task_id(self) -> str:
         """The same conversation has the same id, wherever and whenever it is read."""
-        said = json.dumps([self.history, self.query, self.answer], sort_keys=True)
-        return f"trace-{hashlib.sha256(said.encode()).hexdigest()[:16]}"
+        content = json.dumps([self.history, self.query, self.answer], sort_keys=True)
+        return f"trace-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
     def row(self) -> dict[str, Any]:
         """The task as a row, as `jsonl_dataset_file` reads it too."""
@@ -69,14 +69,14 @@ class Conversation:
         }
 
 
-def conversation_of(source_id: str, messages: list[Message], **told: Any) -> Conversation | None:
+def conversation_of(source_id: str, messages: list[Message], **fields: Any) -> Conversation | None:
     """From all messages with the answer last; None without a question or without an answer."""
     if not messages or messages[-1].get("role") != "assistant" or messages[-1].get("tool_calls"):
         return None
     answer, before = text_of(messages[-1]).strip(), messages[:-1]
     if not answer or _last_user(before) < 0 or not text_of(before[_last_user(before)]).strip():
         return None
-    return Conversation(source_id, before, answer, **told)
+    return Conversation(source_id, before, answer, **fields)
 
 
 def text_of(message: Message) -> str:
@@ -90,5 +90,7 @@ def text_of(message: Message) -> str:
 
 def _last_user(messages: list[Message]) -> int:
     """The place of the user's last message; -1 without one."""
-    places = [place for place, message in enumerate(messages) if message.get("role") == "user"]
-    return places[-1] if places else -1
+    positions = [
+        position for position, message in enumerate(messages) if message.get("role") == "user"
+    ]
+    return positions[-1] if positions else -1

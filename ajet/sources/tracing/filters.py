@@ -32,7 +32,7 @@ from ajet.core.config.tracing import (
 from ajet.sources.similarity import Deduplicator
 from ajet.sources.tracing.conversation import Conversation, text_of
 
-Test = Callable[[Conversation], bool]
+Predicate = Callable[[Conversation], bool]
 
 
 def apply_filters(
@@ -42,19 +42,19 @@ def apply_filters(
     kept, dropped = list(conversations), Counter[str]()
     for name, params in filters:
         if isinstance(params, DeduplicationParams):
-            unlike = Deduplicator(params).kept([each.query for each in kept])
-            passed = [kept[place] for place in unlike]
+            novel = Deduplicator(params).novel_indices([each.query for each in kept])
+            passed = [kept[index] for index in novel]
         else:
-            test = make_test(name, params)
-            passed = [each for each in kept if test(each)]
+            predicate = make_predicate(name, params)
+            passed = [each for each in kept if predicate(each)]
         dropped[name] += len(kept) - len(passed)
         kept = passed
     return kept, dropped
 
 
-def make_test(name: str, params: Section) -> Test:
+def make_predicate(name: str, params: Section) -> Predicate:
     """The test that a filter of this name makes of one conversation."""
-    return partial(TESTS[name], params)
+    return partial(PREDICATES[name], params)
 
 
 def _has_score(params: ScoreParams, each: Conversation) -> bool:
@@ -104,7 +104,7 @@ def _is_in_time(params: DateParams, each: Conversation) -> bool:
     return is_late_enough and (params.before is None or each.ended < parse_iso_time(params.before))
 
 
-TESTS: dict[str, Callable[[Any, Conversation], bool]] = {
+PREDICATES: dict[str, Callable[[Any, Conversation], bool]] = {
     "score": _has_score,
     "feedback": _has_label,
     "length": _has_length,

@@ -59,19 +59,19 @@ class PhoenixServer:
         by_id = {span.span_id: span for span in spans}
         ids = list(by_id)
         for start in range(0, len(ids), IDS_AT_ONCE):
-            asked = ids[start : start + IDS_AT_ONCE]
-            for note in self._pages(f"{path}/span_annotations", span_ids=asked, may_lack=True):
+            batch = ids[start : start + IDS_AT_ONCE]
+            for note in self._pages(f"{path}/span_annotations", span_ids=batch, may_lack=True):
                 if (span := by_id.get(str(note.get("span_id")))) is not None:
                     add_annotation(span, note)
         return spans
 
     def _pages(
-        self, path: str, *, may_lack: bool = False, **asked: Any
+        self, path: str, *, may_lack: bool = False, **params: Any
     ) -> Iterator[dict[str, Any]]:
         cursor: str | None = None
         seen: set[str] = set()
         while True:
-            query = {"limit": PAGE, **asked} | ({"cursor": cursor} if cursor else {})
+            query = {"limit": PAGE, **params} | ({"cursor": cursor} if cursor else {})
             reply = self._get(path, query, may_lack)
             yield from (item for item in reply.get("data", []) if isinstance(item, dict))
             cursor = reply.get("next_cursor")
@@ -96,9 +96,9 @@ class PhoenixServer:
             response.raise_for_status()
             reply = response.json()
         except httpx.HTTPStatusError as error:
-            told = " ".join(error.response.text.split())[:200]
+            detail = " ".join(error.response.text.split())[:200]
             hint = f"; is {KEY_VARIABLE} set?" if error.response.status_code in (401, 403) else ""
-            raise DataError(f"{where}: HTTP {error.response.status_code} {told}{hint}") from error
+            raise DataError(f"{where}: HTTP {error.response.status_code} {detail}{hint}") from error
         except (httpx.HTTPError, ValueError) as error:
             raise DataError(f"{where}: {type(error).__name__}: {error}") from error
         if not isinstance(reply, dict) or not isinstance(reply.get("data"), list):

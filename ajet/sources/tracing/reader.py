@@ -54,14 +54,14 @@ class TracingReader(BaseTaskReader):
     @cached_property
     def _split(self) -> tuple[list[Conversation], list[Conversation]]:
         """Training and validation; which is which follows from the ids."""
-        kept = self._kept()
+        kept = self._selected()
         by_draw = sorted(kept, key=lambda each: _draw(each.task_id))
         num_held_out = int(len(kept) * self.config.ajet.task_reader.tracing.validation_fraction)
         held_out = {each.task_id for each in by_draw[:num_held_out]}
         training = [each for each in kept if each.task_id not in held_out]
         return training, [each for each in kept if each.task_id in held_out]
 
-    def _kept(self) -> list[Conversation]:
+    def _selected(self) -> list[Conversation]:
         section = self.config.ajet.task_reader.tracing
         found, num_without = self._read()
         found.sort(key=lambda each: (each.ended.timestamp() if each.ended else 0.0, each.source_id))
@@ -69,11 +69,13 @@ class TracingReader(BaseTaskReader):
         once = [each for each in found if first_of[each.task_id] is each]
         read = (read_filter(number, given) for number, given in enumerate(section.filters, 1))
         kept, dropped = apply_filters(once, [each for each in read if each is not None])
-        lost = Counter({"no question and answer": num_without, "repeated": len(found) - len(once)})
-        told = _told(len(found) + num_without, len(kept), lost + dropped)
+        dropped_before = Counter(
+            {"no question and answer": num_without, "repeated": len(found) - len(once)}
+        )
+        summary = _summary(len(found) + num_without, len(kept), dropped_before + dropped)
         if not kept:
-            raise DataError(f"{section.base_url}: no task: {told}")
-        logger.info("tracing: {}: {}", section.base_url, told)
+            raise DataError(f"{section.base_url}: no task: {summary}")
+        logger.info("tracing: {}: {}", section.base_url, summary)
         return kept
 
     def _read(self) -> tuple[list[Conversation], int]:
@@ -116,7 +118,7 @@ def _draw(task_id: str) -> str:
     return hashlib.sha256(f"held out/{task_id}".encode()).hexdigest()
 
 
-def _told(num_found: int, num_kept: int, dropped: Counter[str]) -> str:
+def _summary(num_found: int, num_kept: int, dropped: Counter[str]) -> str:
     reasons = ", ".join(f"{name} {count}" for name, count in dropped.items() if count)
     return f"{num_found} recorded, {num_kept} kept" + (f" (dropped: {reasons})" if reasons else "")
 

@@ -33,9 +33,9 @@ def read_sqlite(path: Path) -> tuple[list[Conversation], int]:
             database.row_factory = sqlite3.Row
             names = {row["name"] for row in database.execute("SELECT name FROM sqlite_master")}
             if {"episodes", "turns"} <= names:
-                return _sorted_out(_episode(path))
+                return _split_missing(_episode_conversations(path))
             if "conversations" in names:
-                return _sorted_out(_rows(database, path))
+                return _split_missing(_row_conversations(database, path))
             for table in SPAN_TABLES:
                 if table in names:
                     return conversations_in(_spans(database, table, path))
@@ -47,12 +47,12 @@ def read_sqlite(path: Path) -> tuple[list[Conversation], int]:
     )
 
 
-def _sorted_out(found: Iterator[Conversation | None]) -> tuple[list[Conversation], int]:
-    all_of_them = list(found)
-    return [each for each in all_of_them if each is not None], all_of_them.count(None)
+def _split_missing(found: Iterator[Conversation | None]) -> tuple[list[Conversation], int]:
+    everything = list(found)
+    return [each for each in everything if each is not None], everything.count(None)
 
 
-def _episode(path: Path) -> Iterator[Conversation | None]:
+def _episode_conversations(path: Path) -> Iterator[Conversation | None]:
     with EpisodeReader(path) as reader:
         for row in reversed(list(_all_rows(reader))):
             turns = reader.episode(row.episode_id).turns
@@ -69,7 +69,7 @@ def _all_rows(reader: EpisodeReader) -> Iterator[EpisodeRow]:
         page = reader.list(limit=PAGE, after=page[-1].id)
 
 
-def _rows(database: sqlite3.Connection, path: Path) -> Iterator[Conversation | None]:
+def _row_conversations(database: sqlite3.Connection, path: Path) -> Iterator[Conversation | None]:
     for number, row in enumerate(database.execute("SELECT * FROM conversations"), 1):
         fields = dict(row)
         where = f"{path}: conversations, row {number}"

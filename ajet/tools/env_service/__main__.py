@@ -18,14 +18,14 @@ def main() -> None:
     import uvicorn
 
     parser = _parser()
-    asked = parser.parse_args()
+    args = parser.parse_args()
     try:
-        maker = checked_maker(asked.env, asked.config, [asked.project_dir])
+        maker = checked_maker(args.env, args.config, [args.project_dir])
     except ConfigError as error:
         parser.error(str(error))
-    splits = {"train": asked.num_train, "validation": asked.num_validation}
-    app = make_app({asked.env: maker}, splits)
-    uvicorn.run(app, host="127.0.0.1", port=asked.port, log_level="warning")
+    splits = {"train": args.num_train, "validation": args.num_validation}
+    app = make_app({args.env: maker}, splits)
+    uvicorn.run(app, host="127.0.0.1", port=args.port, log_level="warning")
 
 
 def checked_maker(env_type: str, config: str, base_dirs: Sequence[Path]) -> Maker:

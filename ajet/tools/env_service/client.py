@@ -133,8 +133,8 @@ class EnvServiceClient:
                 response.raise_for_status()
                 return self._reply(verb, response)
             except httpx.HTTPError as error:
-                if wait_s is None or not _may_be_sent_again(error, verb):
-                    raise EnvironmentFault(f"{self._url(verb)}: {_told(error)}") from error
+                if wait_s is None or not _may_retry(error, verb):
+                    raise EnvironmentFault(f"{self._url(verb)}: {_error_line(error)}") from error
             await asyncio.sleep(wait_s)
         raise AssertionError("the last round returns or raises")
 
@@ -170,7 +170,7 @@ def _ssl_context() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def _may_be_sent_again(error: Exception, verb: str) -> bool:
+def _may_retry(error: Exception, verb: str) -> bool:
     """Whether it is worth it, and cannot be done twice."""
     import httpx
 
@@ -182,7 +182,7 @@ def _may_be_sent_again(error: Exception, verb: str) -> bool:
     return verb != "step" and not isinstance(error, httpx.TimeoutException)
 
 
-def _told(error: Exception) -> str:
+def _error_line(error: Exception) -> str:
     """One line for what went wrong."""
     import httpx
 

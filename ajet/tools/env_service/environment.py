@@ -69,18 +69,18 @@ class ServedEnvironment(Environment):
         named = f"{task_id}-{secrets.token_hex(8)}"
         params = {"seed": seed, "env_action_preference": self._action_preference}
         self._instance_id = named  # also after a /create that failed: the service may have heard it
-        seen = self._wait(self._client.create(task_id, named, params))
-        self._instance_id = str(seen.info.get("instance_id") or named)
-        self.observation = seen.text
-        return self.observation, _ours(seen)
+        observation = self._wait(self._client.create(task_id, named, params))
+        self._instance_id = str(observation.info.get("instance_id") or named)
+        self.observation = observation.text
+        return self.observation, _kept_info(observation)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         message = {"role": "assistant", "content": action}
-        seen = self._wait(self._client.step(self._instance_id, message))
-        self.observation = seen.text
-        truncated = seen.is_terminated and seen.info.get("truncated") is True
-        terminated = seen.is_terminated and not truncated
-        return self.observation, seen.reward, terminated, truncated, _ours(seen)
+        observation = self._wait(self._client.step(self._instance_id, message))
+        self.observation = observation.text
+        truncated = observation.is_terminated and observation.info.get("truncated") is True
+        terminated = observation.is_terminated and not truncated
+        return self.observation, observation.reward, terminated, truncated, _kept_info(observation)
 
     def render(self) -> str:
         return self.observation
@@ -112,5 +112,5 @@ class ServedEnvironment(Environment):
         return self._loop.run_until_complete(call)
 
 
-def _ours(seen: Observation) -> Info:
-    return {name: seen.info[name] for name in PASSED if name in seen.info}
+def _kept_info(observation: Observation) -> Info:
+    return {name: observation.info[name] for name in PASSED if name in observation.info}

@@ -66,9 +66,9 @@ class GymEnv:
 
     async def _step(self, action: dict[str, Any], params: Mapping[str, Any] | None) -> Step:
         self._refuse_if_over()
-        seen = await self._client.step(self.instance_id, action, params)
-        self.state = seen.state
-        return seen.text, seen.reward, seen.is_terminated, seen.info
+        observation = await self._client.step(self.instance_id, action, params)
+        self.state = observation.state
+        return observation.text, observation.reward, observation.is_terminated, observation.info
 
     async def _evaluate(self, params: Mapping[str, Any] | None) -> float:
         self._refuse_if_over()

@@ -25,7 +25,7 @@ from ajet.tools.env_service.gym_env import GymEnv
 
 SECTION = "ajet.task_reader.env_service"
 RELEASE_TIMEOUT_S = 10.0
-UNHEARD_TIMEOUT_S = 1.0
+UNCONFIRMED_RELEASE_TIMEOUT_S = 1.0
 _releasing: set[asyncio.Task[None]] = set()
 """Releases go on when the episode's own task is cancelled; kept here until they are done."""
 
@@ -49,9 +49,9 @@ class EnvServiceHost:
         self.backoff_s = backoff_s
         self.num_unreleased = 0
 
-    def episode(self, workflow_task: WorkflowTask) -> ServedInstance | None:
+    def episode(self, workflow_task: WorkflowTask) -> EpisodeInstance | None:
         """The environment of an episode that has not begun; None for another kind of task."""
-        return ServedInstance(self) if workflow_task.env_type == self.env_type else None
+        return EpisodeInstance(self) if workflow_task.env_type == self.env_type else None
 
     def client(self) -> EnvServiceClient:
         return EnvServiceClient(
@@ -83,7 +83,7 @@ def environment_host(config: AjetConfig) -> EnvServiceHost | None:
     )
 
 
-class ServedInstance:
+class EpisodeInstance:
     """One episode's instance; the end of the `async with` releases it."""
 
     def __init__(self, host: EnvServiceHost) -> None:
@@ -126,7 +126,9 @@ class ServedInstance:
     async def _release(self, client: EnvServiceClient) -> None:
         """Also after a `/create` that failed or was cancelled: the service may have heard it."""
         try:
-            async with asyncio.timeout(RELEASE_TIMEOUT_S if self._env else UNHEARD_TIMEOUT_S):
+            async with asyncio.timeout(
+                RELEASE_TIMEOUT_S if self._env else UNCONFIRMED_RELEASE_TIMEOUT_S
+            ):
                 await client.release(self._instance_id)
         except (EnvironmentFault, TimeoutError) as error:
             if self._env is not None:

@@ -24,7 +24,7 @@ from ajet.core.seeding import derive
 Maker = Callable[[], Environment]
 
 SUCCESS = 1.0
-MOST_OF_A_FAILURE = 0.99
+MAX_FAILURE_SCORE = 0.99
 CLOSE_WAIT_S = 5.0
 
 
@@ -33,7 +33,7 @@ class Instance:
 
     def __init__(self, make: Maker, task_id: str) -> None:
         self.task_id = task_id
-        self.used_s = time.monotonic()
+        self.last_used_s = time.monotonic()
         self.is_over = False
         self._lock = threading.Lock()
         self._earned = 0.0
@@ -53,13 +53,13 @@ class Instance:
         state = [{"role": "user", "content": shown.observation}]
         if self._environment.instruction:
             state.insert(0, {"role": "system", "content": self._environment.instruction})
-        info = _sendable(returned[1])
+        info = _json_part(returned[1])
         return {"state": state, "reward": 0.0, "is_terminated": False, "info": info}
 
     def step(self, action: str) -> dict[str, Any]:
         with self._lock:
             if self.is_over:
-                return _observed("The episode is over.", 0.0, True, {})
+                return _observation("The episode is over.", 0.0, True, {})
             who = f"{self._name}.step()"
             returned = call_environment(lambda: self._environment.step(action), who)
             step = checked_step(returned, who)
@@ -67,17 +67,17 @@ class Instance:
             self._earned += step.reward
             if "success" in step.metrics:
                 self._is_success = step.metrics["success"] > 0
-            info = _sendable(returned[4]) | {"truncated": step.truncated}
+            info = _json_part(returned[4]) | {"truncated": step.truncated}
             if step.metrics:
                 info["metrics"] = dict(step.metrics)
-            return _observed(step.observation, step.reward, self.is_over, info)
+            return _observation(step.observation, step.reward, self.is_over, info)
 
     def score(self, is_sparse: bool) -> float:
         if self._is_success is None:
             return self._earned
         if self._is_success or is_sparse:
             return SUCCESS * bool(self._is_success)
-        return min(self._earned, MOST_OF_A_FAILURE)
+        return min(self._earned, MAX_FAILURE_SCORE)
 
     def info(self) -> dict[str, Any]:
         return {"task_id": self.task_id, "instruction": self._environment.instruction}
@@ -93,7 +93,7 @@ class Instance:
                 self._lock.release()
 
 
-def _sendable(info: Info) -> Info:
+def _json_part(info: Info) -> Info:
     """What of it JSON can say: an array for the environment's own use stays here."""
     return {name: value for name, value in info.items() if _is_json(value)}
 
@@ -106,6 +106,6 @@ def _is_json(value: Any) -> bool:
     return True
 
 
-def _observed(shown: str, reward: float, is_over: bool, info: Info) -> dict[str, Any]:
+def _observation(shown: str, reward: float, is_over: bool, info: Info) -> dict[str, Any]:
     state = [{"role": "user", "content": shown}]
     return {"state": state, "reward": reward, "is_terminated": is_over, "info": info}

@@ -42,7 +42,7 @@ class Request(BaseModel):
     params: dict[str, Any] = {}
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """What the caller did wrong, with its HTTP status."""
 
     def __init__(self, status: int, reason: str) -> None:
@@ -59,58 +59,62 @@ class EnvironmentService:
         self._lock = threading.Lock()
         self.instances: dict[str, Instance] = {}
 
-    def get_env_profile(self, asked: Request) -> list[str]:
-        self._kind(asked)
-        split = str(asked.params.get("split", "train"))
+    def get_env_profile(self, request: Request) -> list[str]:
+        self._kind(request)
+        split = str(request.params.get("split", "train"))
         return [f"{split}-{index}" for index in range(self._num_tasks.get(split, 0))]
 
-    def create(self, asked: Request) -> dict[str, Any]:
+    def create(self, request: Request) -> dict[str, Any]:
         self._drop_idle()
         if len(self.instances) >= MAX_INSTANCES:
-            raise Refused(503, f"{MAX_INSTANCES} instances are alive; release some")
-        if not asked.task_id or not asked.instance_id:
-            raise Refused(400, "task_id and instance_id are needed")
-        instance = Instance(self._kind(asked), asked.task_id)
+            raise RequestRefused(503, f"{MAX_INSTANCES} instances are alive; release some")
+        if not request.task_id or not request.instance_id:
+            raise RequestRefused(400, "task_id and instance_id are needed")
+        instance = Instance(self._kind(request), request.task_id)
         with self._lock:
-            earlier = self.instances.pop(asked.instance_id, None)
-            self.instances[asked.instance_id] = instance
+            earlier = self.instances.pop(request.instance_id, None)
+            self.instances[request.instance_id] = instance
         if earlier is not None:  # the client did not hear the answer and asks again
             earlier.close()
-        return _named(instance.reset(asked.params), asked)
+        return _named(instance.reset(request.params), request)
 
-    def step(self, asked: Request) -> dict[str, Any]:
-        return _named(self._instance(asked).step(str(asked.messages.get("content") or "")), asked)
+    def step(self, request: Request) -> dict[str, Any]:
+        return _named(
+            self._instance(request).step(str(request.messages.get("content") or "")), request
+        )
 
-    def evaluate(self, asked: Request) -> float:
-        return self._instance(asked).score(is_sparse=bool(asked.params.get("sparse")))
+    def evaluate(self, request: Request) -> float:
+        return self._instance(request).score(is_sparse=bool(request.params.get("sparse")))
 
-    def get_info(self, asked: Request) -> Any:
-        return self._instance(asked).info()
+    def get_info(self, request: Request) -> Any:
+        return self._instance(request).info()
 
-    def release(self, asked: Request) -> bool:
+    def release(self, request: Request) -> bool:
         with self._lock:
-            instance = self.instances.pop(asked.instance_id or "", None)
+            instance = self.instances.pop(request.instance_id or "", None)
         if instance is not None:
             instance.close()
         return instance is not None
 
-    def _kind(self, asked: Request) -> Maker:
-        kind = self._kinds.get(asked.env_type or "")
+    def _kind(self, request: Request) -> Maker:
+        kind = self._kinds.get(request.env_type or "")
         if kind is None:
-            raise Refused(404, f"no env_type {asked.env_type!r}; there are {sorted(self._kinds)}")
+            raise RequestRefused(
+                404, f"no env_type {request.env_type!r}; there are {sorted(self._kinds)}"
+            )
         return kind
 
-    def _instance(self, asked: Request) -> Instance:
-        instance = self.instances.get(asked.instance_id or "")
+    def _instance(self, request: Request) -> Instance:
+        instance = self.instances.get(request.instance_id or "")
         if instance is None:
-            raise Refused(404, f"no instance {asked.instance_id!r}")
-        instance.used_s = time.monotonic()
+            raise RequestRefused(404, f"no instance {request.instance_id!r}")
+        instance.last_used_s = time.monotonic()
         return instance
 
     def _drop_idle(self) -> None:
         oldest_s = time.monotonic() - IDLE_S
         with self._lock:
-            idle = [n for n, each in self.instances.items() if each.used_s < oldest_s]
+            idle = [n for n, each in self.instances.items() if each.last_used_s < oldest_s]
             dropped = [self.instances.pop(name) for name in idle]
         for instance in dropped:
             instance.close()
@@ -124,12 +128,12 @@ def make_app(kinds: Mapping[str, Maker], num_tasks: Mapping[str, int] = NUM_TASK
     app = FastAPI(title="environments")
     service = app.state.service = EnvironmentService(kinds, num_tasks)
 
-    def answer(verb: str, asked: Request) -> Any:
+    def answer(verb: str, request: Request) -> Any:
         try:
-            data = getattr(service, verb)(asked)
-        except Refused as refused:
-            told = {"success": False, "detail": str(refused)}
-            return JSONResponse(told, status_code=refused.status)
+            data = getattr(service, verb)(request)
+        except RequestRefused as refused:
+            body = {"success": False, "detail": str(refused)}
+            return JSONResponse(body, status_code=refused.status)
         except EnvironmentFault as fault:
             return JSONResponse({"success": False, "detail": str(fault)}, status_code=500)
         return {"success": data is not False, "data": data}
@@ -139,5 +143,5 @@ def make_app(kinds: Mapping[str, Maker], num_tasks: Mapping[str, int] = NUM_TASK
     return app
 
 
-def _named(observed: dict[str, Any], asked: Request) -> dict[str, Any]:
-    return observed | {"info": observed["info"] | {"instance_id": asked.instance_id}}
+def _named(observation: dict[str, Any], request: Request) -> dict[str, Any]:
+    return observation | {"info": observation["info"] | {"instance_id": request.instance_id}}

@@ -204,7 +204,7 @@ def test_the_task_is_that_of_the_reader_also_where_the_workflow_edits_its_own(pr
 
 def test_one_word_of_a_system_prompt_is_found_at_call_0_where_it_stands(project):
     report = replayed(project, TOOL, change=("You are careful.", "You are quick."))
-    first = report.departures[0]
+    first = report.differences[0]
     ids = report.record.turns[0].prompt_ids.tolist()
     at = report.engine.calls[0].departs_at
     assert report.template.text_of(ids[:at]).rstrip().endswith("You are")
@@ -216,8 +216,8 @@ def test_one_word_of_a_system_prompt_is_found_at_call_0_where_it_stands(project)
 
 def test_a_tool_that_answers_otherwise_is_found_at_the_call_that_reads_it(project):
     report = replayed(project, TOOL, change=("The tool says", "The tool thinks"))
-    [departure] = report.departures
-    assert departure.call == 1 and "in message 3 (user)" in departure.what
+    [difference] = report.differences
+    assert difference.call == 1 and "in message 3 (user)" in difference.what
     assert report.engine.calls[0].departs_at is None
     assert report.trajectory.reward == report.record.row.reward  # the recorded reply was given
     lines = [line.strip("│ ") for line in shown(report).splitlines()]
@@ -228,7 +228,7 @@ def test_a_tool_that_answers_otherwise_is_found_at_the_call_that_reads_it(projec
 def test_the_parallel_agent_that_changed_is_the_one_that_departs(project):
     report = replayed(project, AGENTS, change=("Judge:", "Check:"))
     by_agent = {t.turn_index: t.agent_name for t in report.record.turns}
-    assert [by_agent[d.call] for d in report.departures] == ["critic"]
+    assert [by_agent[d.call] for d in report.differences] == ["critic"]
 
 
 def test_a_replay_that_stops_at_its_departure_gives_no_reply_from_there_on(project):
@@ -244,7 +244,7 @@ def test_a_call_more_and_a_call_fewer_are_departures(project):
     more = "again = await model.chat(messages); again = await"
     report = replayed(project, TOOL, change=("again = await", more))
     assert said(report).startswith("departs: call 1: the prompt departs")
-    assert report.departures[-1].what == "one more than the 2 recorded"
+    assert report.differences[-1].what == "one more than the 2 recorded"
     change = ("while True:\n            messages", "for _ in range(2):\n            messages")
     fewer = replayed(project, LONG, change=change)
     assert "call 2: recorded, and not made; status agent_error instead of truncated" in said(fewer)
@@ -335,7 +335,7 @@ def test_a_reward_that_the_workflow_gives_now_is_compared_with_the_judges(projec
 
 def test_another_reward_is_a_departure(project):
     report = replayed(project, IDS, change=("float(sum(second.token_ids))", "-1.0"))
-    assert not report.departures and not report.is_same
+    assert not report.differences and not report.is_same
     assert said(report) == f"departs: reward -1.0 instead of {report.record.row.reward!r}"
 
 
@@ -344,12 +344,12 @@ def test_a_call_that_asks_for_fewer_tokens_than_were_recorded_departs(project):
     num = len(report.record.turns[0].token_ids)
     assert num > 1
     expected = f"asks for at most 1 tokens; the recorded reply has {num}"
-    assert report.departures[0].what == expected
+    assert report.differences[0].what == expected
 
 
 def test_another_choice_of_who_is_trained_departs(project):
     report = replayed(project, AGENTS, change=('["default", "solver"]', '["default", "critic"]'))
-    whats = sorted(departure.what for departure in report.departures)
+    whats = sorted(difference.what for difference in report.differences)
     assert whats == [
         "it is a call of agent critic (critic, trained), and was one of agent critic (critic, "
         "not trained)",

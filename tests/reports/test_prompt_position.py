@@ -7,7 +7,7 @@ import pytest
 
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.record.episode_reader import TurnRecord
-from ajet.reports.prompt_place import place_in_prompt
+from ajet.reports.prompt_position import describe_position
 from tests.fakes import chat_tokenizer
 
 TEMPLATES = {
@@ -37,7 +37,7 @@ def place(family, words, **options):
     ids = one.prompt_ids.tolist()
     start = template.text_of(ids).index(words)
     at = next(n for n in range(len(ids)) if len(template.text_of(ids[: n + 1])) > start)
-    return place_in_prompt(one, at, template)
+    return describe_position(one, at, template)
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
@@ -63,8 +63,8 @@ def test_what_the_template_writes_for_the_reply_follows_the_last_message():
     template = TEMPLATES["qwen2_5"]
     one = turn(template)
     last = len(one.prompt_ids) - 1
-    assert place_in_prompt(one, last, template) == "what follows the last message"
-    assert place_in_prompt(one, last + 1, template) == "what follows the last message"
+    assert describe_position(one, last, template) == "what follows the last message"
+    assert describe_position(one, last + 1, template) == "what follows the last message"
 
 
 def test_a_message_that_went_on_differs_in_that_message():
@@ -74,4 +74,4 @@ def test_a_message_that_went_on_differs_in_that_message():
 def test_a_prompt_of_ids_alone_has_no_messages():
     template = TEMPLATES["qwen2_5"]
     bare = replace(turn(template), messages=[])
-    assert place_in_prompt(bare, 0, template) == "the ids that the workflow gave"
+    assert describe_position(bare, 0, template) == "the ids that the workflow gave"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ajet.core.inference.chat_template import ChatTemplate
 
 
-def place_in_prompt(turn: TurnRecord, position: int, template: ChatTemplate) -> str:
+def describe_position(turn: TurnRecord, position: int, template: ChatTemplate) -> str:
     """``message 3 (tool)``, or another part of the recorded prompt."""
     if not turn.messages:
         return "the ids that the workflow gave"

@@ -15,14 +15,14 @@ from string import Formatter
 
 from ajet.core.errors import ConfigError
 
-OF_THE_EPISODE = (
+EPISODE_PLACEHOLDERS = (
     "env_instruction",
     "max_steps",
     "response_length",
     "max_response_length",
     "answer_form",
 )
-OF_THE_STEP = (
+STEP_PLACEHOLDERS = (
     "observation",
     "state",
     "turn_idx",
@@ -30,11 +30,11 @@ OF_THE_STEP = (
     "actions_left",
     "history",
     "history_length",
-    *OF_THE_EPISODE,
+    *EPISODE_PLACEHOLDERS,
 )
 """`state` is another word for the observation, `response_length` for max_response_length;
 `history_length` is the number of steps that the history has by now, as far as a window shows."""
-NUMBERS = (
+NUMBER_PLACEHOLDERS = (
     "turn_idx",
     "step_count",
     "actions_left",
@@ -43,8 +43,8 @@ NUMBERS = (
     "response_length",
     "max_response_length",
 )
-TWICE = "a brace that is text is written twice"
-MISSING = "Your reply names no action: write it as {answer_form}."
+BRACE_HINT = "a brace that is text is written twice"
+MISSING_ACTION_TEXT = "Your reply names no action: write it as {answer_form}."
 
 
 def checked_template(template: str, known: Collection[str], where: str) -> str:
@@ -52,12 +52,12 @@ def checked_template(template: str, known: Collection[str], where: str) -> str:
     try:
         fields = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
     except ValueError as error:
-        raise ConfigError(f"{where}: {error}; {TWICE}") from None
+        raise ConfigError(f"{where}: {error}; {BRACE_HINT}") from None
     unknown = next((name for name in fields if name not in known), None)
     if unknown is not None:
         raise ConfigError(
             f"{where}: no placeholder {{{unknown}}}; there are "
-            f"{', '.join(f'{{{name}}}' for name in known)} ({TWICE})"
+            f"{', '.join(f'{{{name}}}' for name in known)} ({BRACE_HINT})"
         )
     _check_forms(template, known, where)
     return template
@@ -66,7 +66,7 @@ def checked_template(template: str, known: Collection[str], where: str) -> str:
 def _check_forms(template: str, known: Collection[str], where: str) -> None:
     """ConfigError for a form that cannot be filled, such as ``{observation:d}``."""
     try:
-        template.format(**{name: 1 if name in NUMBERS else "text" for name in known})
+        template.format(**{name: 1 if name in NUMBER_PLACEHOLDERS else "text" for name in known})
     except (KeyError, IndexError, ValueError, AttributeError) as error:
         raise ConfigError(
             f"{where}: a placeholder's form is wrong: {type(error).__name__}: {error}"
@@ -79,10 +79,10 @@ class ActionReader:
 
     def __init__(self, pattern: str | None, where: str) -> None:
         self._pattern = None if pattern is None else _compiled(pattern, where)
-        self.answer_form = "the action alone" if pattern is None else _form(pattern)
-        self.missing = MISSING.format(answer_form=self.answer_form)
+        self.answer_form = "the action alone" if pattern is None else _readable_form(pattern)
+        self.missing_action_text = MISSING_ACTION_TEXT.format(answer_form=self.answer_form)
 
-    def action_in(self, reply: str) -> str | None:
+    def find_action(self, reply: str) -> str | None:
         """None where the reply says none."""
         if self._pattern is None:
             return reply.strip() or None
@@ -103,7 +103,7 @@ def _compiled(pattern: str, where: str) -> re.Pattern[str]:
     return compiled
 
 
-def _form(pattern: str) -> str:
+def _readable_form(pattern: str) -> str:
     """The pattern as a person would write it: ``<answer>(.*?)</answer>`` is <answer>…</answer>."""
     written = re.sub(r"^(?:\(\?[a-zA-Z]+\))?\^?|(?<!\\)\$$", "", pattern)  # flags and anchors
     written = re.sub(r"\((?:\?P<\w+>|(?!\?))[^()]*\)", "…", written)

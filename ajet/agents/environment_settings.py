@@ -2,7 +2,7 @@
 
     ajet.environment.custom_envs.FrozenLake4  +  train_env_manager  ->  Setting
 
-Not covered: reading the YAML (core/config/environment.py), and playing (environment_play.py).
+Not covered: reading the YAML (core/config/environment.py), and playing (environment_agent.py).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ajet.agents.environment_words import (
-    OF_THE_EPISODE,
-    OF_THE_STEP,
+from ajet.agents.environment_text import (
+    EPISODE_PLACEHOLDERS,
+    STEP_PLACEHOLDERS,
     ActionReader,
     checked_template,
 )
@@ -32,7 +32,7 @@ SECTION = "ajet.environment"
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class EnvironmentSettings:
     """One tag in one split."""
 
     tag: str
@@ -54,7 +54,7 @@ class Setting:
         own = self.custom.format_penalty
         return self.manager.format_penalty if own is None else own
 
-    def words(self, instruction: str) -> dict[str, Any]:
+    def placeholders(self, instruction: str) -> dict[str, Any]:
         """What fills the placeholders that are the same at each step."""
         custom = self.custom
         return {
@@ -66,10 +66,12 @@ class Setting:
         }
 
 
-def setting_of(config: AjetConfig, workflow_task: WorkflowTask, template: str) -> Setting:
+def settings_for(
+    config: AjetConfig, workflow_task: WorkflowTask, template: str
+) -> EnvironmentSettings:
     """The setting of an episode. `template` is the agent's own, where the config has none."""
     tag = str(workflow_task.task.metadata.get("tag", ""))
-    return _setting(_Same(config), tag, split_of(workflow_task), template)
+    return _cached_settings(_ConfigIdentity(config), tag, split_of(workflow_task), template)
 
 
 def split_of(workflow_task: WorkflowTask) -> str:
@@ -82,20 +84,20 @@ def split_of(workflow_task: WorkflowTask) -> str:
 def check_settings(config: AjetConfig, template: str) -> None:
     """ConfigError for what would fail in every episode. Makes each environment; our games begin
     an episode, too: there may be no instance with these settings."""
-    for tag, split in _played(config):
-        setting = _read(config, tag, split, template)
-        _check_limits(config, setting)
-        with _said_of(f"{SECTION}.custom_envs.{tag}", setting.custom.env_type):
-            environment = setting.maker()
+    for tag, split in _played_splits(config):
+        settings = _build_settings(config, tag, split, template)
+        _check_limits(config, settings)
+        with _config_errors(f"{SECTION}.custom_envs.{tag}", settings.custom.env_type):
+            environment = settings.maker()
             try:
-                if setting.custom.env_type in GAMES:
+                if settings.custom.env_type in GAMES:
                     environment.reset(0, {"split": split})
             finally:
                 close_quietly(environment)
 
 
 @contextmanager
-def _said_of(where: str, env_type: str) -> Iterator[None]:
+def _config_errors(where: str, env_type: str) -> Iterator[None]:
     """A ConfigError says all itself; with what else is raised come the type and its place."""
     try:
         yield
@@ -105,7 +107,7 @@ def _said_of(where: str, env_type: str) -> Iterator[None]:
         raise ConfigError(f"{where}: {env_type}: {one_line(error)}") from error
 
 
-class _Same:
+class _ConfigIdentity:
     """A config as a key: equal where it is the same object."""
 
     def __init__(self, config: AjetConfig) -> None:
@@ -115,15 +117,17 @@ class _Same:
         return id(self.config)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.config is self.config
+        return isinstance(other, _ConfigIdentity) and other.config is self.config
 
 
 @lru_cache(maxsize=64)
-def _setting(config: _Same, tag: str, split: str, template: str) -> Setting:
-    return _read(config.config, tag, split, template)
+def _cached_settings(
+    config: _ConfigIdentity, tag: str, split: str, template: str
+) -> EnvironmentSettings:
+    return _build_settings(config.config, tag, split, template)
 
 
-def _read(config: AjetConfig, tag: str, split: str, template: str) -> Setting:
+def _build_settings(config: AjetConfig, tag: str, split: str, template: str) -> EnvironmentSettings:
     section = config.ajet.environment
     if tag not in section.custom_envs:
         known = ", ".join(section.custom_envs) or "none"
@@ -133,7 +137,7 @@ def _read(config: AjetConfig, tag: str, split: str, template: str) -> Setting:
         )
     custom, where = section.custom_envs[tag], f"{SECTION}.custom_envs.{tag}"
     system, own = custom.agent_system_template, custom.agent_template
-    return Setting(
+    return EnvironmentSettings(
         tag=tag,
         custom=custom,
         manager=section.train_env_manager if split == "train" else section.val_env_manager,
@@ -141,14 +145,16 @@ def _read(config: AjetConfig, tag: str, split: str, template: str) -> Setting:
             custom.env_type, custom.env_config, config.base_dirs, f"{where}.env_type"
         ),
         reader=ActionReader(custom.action_pattern, f"{where}.action_pattern"),
-        system_template=checked_template(system, OF_THE_EPISODE, f"{where}.agent_system_template"),
+        system_template=checked_template(
+            system, EPISODE_PLACEHOLDERS, f"{where}.agent_system_template"
+        ),
         template=checked_template(
-            template if own is None else own, OF_THE_STEP, f"{where}.agent_template"
+            template if own is None else own, STEP_PLACEHOLDERS, f"{where}.agent_template"
         ),
     )
 
 
-def _played(config: AjetConfig) -> Iterator[tuple[str, str]]:
+def _played_splits(config: AjetConfig) -> Iterator[tuple[str, str]]:
     """Every tag once for training and once for validation, where it is played there."""
     section = config.ajet.environment
     for tag in played_tags(section, section.train_env_manager):
@@ -158,10 +164,10 @@ def _played(config: AjetConfig) -> Iterator[tuple[str, str]]:
             yield tag, "validation"
 
 
-def _check_limits(config: AjetConfig, setting: Setting) -> None:
+def _check_limits(config: AjetConfig, settings: EnvironmentSettings) -> None:
     """What an episode may use must not be less than what its environment is said to get."""
-    rollout, custom = config.ajet.rollout, setting.custom
-    where = f"{SECTION}.custom_envs.{setting.tag}"
+    rollout, custom = config.ajet.rollout, settings.custom
+    where = f"{SECTION}.custom_envs.{settings.tag}"
     if custom.isolation == "inline" and custom.env_type == "env_service":
         raise ConfigError(
             f"{where}.isolation is inline, but a service is waited for: write auto, thread or "

@@ -20,13 +20,13 @@ from math import fsum
 from statistics import fmean
 from typing import Any, ClassVar, NamedTuple
 
-from ajet.agents.environment_setting import (
-    Setting,
+from ajet.agents.environment_settings import (
+    EnvironmentSettings,
     check_settings,
-    setting_of,
+    settings_for,
     split_of,
 )
-from ajet.agents.frame_recorder import album_for
+from ajet.agents.frame_recorder import frame_recorder_for
 from ajet.core.config import AjetConfig
 from ajet.core.environment.live import LiveEnvironment
 from ajet.core.environment.returns import StepResult
@@ -37,7 +37,7 @@ from ajet.core.workflow.workflow import Workflow
 
 LARGEST_SEED = 2**31
 """Environments differ in how large a seed they take."""
-AGGREGATED = {
+AGGREGATIONS = {
     "mean": fmean,
     "sum": sum,
     "last": lambda values: values[-1],
@@ -47,7 +47,7 @@ AGGREGATED = {
 Messages = list[dict[str, Any]]
 
 
-class Move(NamedTuple):
+class Transition(NamedTuple):
     """One reply and what came of it. `action` is None where it named none, `state_key` that of the
     state in which it was made."""
 
@@ -65,34 +65,34 @@ class EnvironmentAgent(Workflow):
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         config: AjetConfig = model_tuner.config
-        setting = setting_of(config, workflow_task, self.template)
-        max_tokens = setting.custom.max_tokens_per_step
-        album = album_for(config, workflow_task)
-        async with setting.open() as environment:
-            play = Play(setting, environment)
-            await play.begin(workflow_task)
-            while play.ended_by is None:
-                if album is not None:
-                    await album.add(environment, play.observation)
+        settings = settings_for(config, workflow_task, self.template)
+        max_tokens = settings.custom.max_tokens_per_step
+        frame_recorder = frame_recorder_for(config, workflow_task)
+        async with settings.open() as environment:
+            episode = EnvironmentEpisode(settings, environment)
+            await episode.begin(workflow_task)
+            while episode.ended_by is None:
+                if frame_recorder is not None:
+                    await frame_recorder.add(environment, episode.observation)
                 try:
-                    reply = await model_tuner.chat(self.prompt(play), max_tokens=max_tokens)
+                    reply = await model_tuner.chat(self.prompt(episode), max_tokens=max_tokens)
                 except EpisodeTruncated:  # the status stays: no later call can succeed
-                    play.ended_by = "token_limit"
+                    episode.ended_by = "token_limit"
                     break
-                move = await play.answer(reply["content"])
-                model_tuner.credit_turn(move.reward, move.state_key)
-                self.heard(reply)
-            if album is not None:
-                await album.add(environment, play.observation)
-        if album is not None:
-            await album.save()
-        return play.output()
+                transition = await episode.answer(reply["content"])
+                model_tuner.credit_turn(transition.reward, transition.state_key)
+                self.on_reply(reply)
+            if frame_recorder is not None:
+                await frame_recorder.add(environment, episode.observation)
+        if frame_recorder is not None:
+            await frame_recorder.save()
+        return episode.output()
 
-    def prompt(self, play: Play) -> Messages:
+    def prompt(self, episode: EnvironmentEpisode) -> Messages:
         """What the model is asked with at this step."""
         raise NotImplementedError(f"{type(self).__name__} does not define prompt()")
 
-    def heard(self, reply: dict[str, Any]) -> None:
+    def on_reply(self, reply: dict[str, Any]) -> None:
         """The model has replied, and its action is done."""
 
     @classmethod
@@ -100,16 +100,16 @@ class EnvironmentAgent(Workflow):
         check_settings(config, cls.template)
 
 
-class Play:
+class EnvironmentEpisode:
     """One episode: what was seen, done and earned."""
 
-    def __init__(self, setting: Setting, environment: LiveEnvironment) -> None:
-        self.setting = setting
+    def __init__(self, settings: EnvironmentSettings, environment: LiveEnvironment) -> None:
+        self.settings = settings
         self.environment = environment
-        self.moves: list[Move] = []
+        self.transitions: list[Transition] = []
         self.observation = ""
         self.ended_by: str | None = None
-        self._words = setting.words(environment.instruction)
+        self._placeholders = settings.placeholders(environment.instruction)
         self._state_key: str | None = None
         self._steps: list[StepResult] = []
         self._last_reply = ""
@@ -122,84 +122,89 @@ class Play:
 
     def system(self) -> Messages:
         """The system message, unless it is empty."""
-        text = self.setting.system_template.format(**self._words)
+        text = self.settings.system_template.format(**self._placeholders)
         return [{"role": "system", "content": text}] if text.strip() else []
 
     def user(self, history: str = "") -> dict[str, Any]:
         """The user's message of this step."""
-        num_done = len(self.moves)
-        text = self.setting.template.format(
+        num_done = len(self.transitions)
+        text = self.settings.template.format(
             observation=self.observation,
             state=self.observation,
             turn_idx=num_done + 1,
             step_count=num_done,
-            actions_left=self.setting.custom.max_steps - num_done,
+            actions_left=self.settings.custom.max_steps - num_done,
             history=history,
-            history_length=min(num_done, self.setting.custom.history_length),
-            **self._words,
+            history_length=min(num_done, self.settings.custom.history_length),
+            **self._placeholders,
         )
         return {"role": "user", "content": text}
 
-    async def answer(self, reply: str) -> Move:
+    async def answer(self, reply: str) -> Transition:
         """Does what the reply says."""
         self._last_reply = reply
-        action = self.setting.reader.action_in(reply)
+        action = self.settings.reader.find_action(reply)
         if action is None:
-            move = self._without_action()
+            transition = self._transition_without_action()
         else:
-            move = self._done(action, await self.environment.step(action))
-        self.moves.append(move)
-        if self.ended_by is None and len(self.moves) >= self.setting.custom.max_steps:
+            transition = self._transition_of(action, await self.environment.step(action))
+        self.transitions.append(transition)
+        if self.ended_by is None and len(self.transitions) >= self.settings.custom.max_steps:
             self.ended_by = "max_steps"
-        return move
+        return transition
 
     def output(self) -> WorkflowOutput:
         """The episode's reward, and how it went. It is a success where the environment last said
         so; where it says nothing, if it ended it with something earned."""
-        reward = fsum(move.reward for move in self.moves)
+        reward = fsum(transition.reward for transition in self.transitions)
         series, modes = self._series()
         said = series.get("success")
         is_success = said[-1] > 0 if said else self.ended_by == "terminated" and reward > 0
         metadata = {
-            "tag": self.setting.tag,
+            "tag": self.settings.tag,
             "total_reward": reward,
             "ended_by": self.ended_by,
-            "trace": [{"action": move.action, "reward": move.reward} for move in self.moves],
+            "trace": [
+                {"action": transition.action, "reward": transition.reward}
+                for transition in self.transitions
+            ],
             "final_answer": self._last_reply,
         }
-        metrics = _aggregated(series, modes) | {
+        metrics = _aggregate(series, modes) | {
             "success": float(is_success),
             "reward": reward,
-            "num_steps": float(len(self.moves)),
-            "invalid_actions": float(sum(not move.is_valid for move in self.moves)),
+            "num_steps": float(len(self.transitions)),
+            "invalid_actions": float(
+                sum(not transition.is_valid for transition in self.transitions)
+            ),
         }
         return WorkflowOutput(
             reward=reward,
             is_success=is_success,
             metadata=metadata,
-            log_metrics={f"{self.setting.tag}/{name}": v for name, v in metrics.items()},
+            log_metrics={f"{self.settings.tag}/{name}": v for name, v in metrics.items()},
         )
 
-    def _without_action(self) -> Move:
+    def _transition_without_action(self) -> Transition:
         """The state stays; the model is told what is missing, and shown it again."""
-        seen, penalty = self.observation, self.setting.format_penalty
-        missing = self.setting.reader.missing
-        if not seen.startswith(missing):
-            self.observation = f"{missing}\n{seen}"
-        return Move(seen, None, penalty, False, self._state_key)
+        seen, penalty = self.observation, self.settings.format_penalty
+        missing_action_text = self.settings.reader.missing_action_text
+        if not seen.startswith(missing_action_text):
+            self.observation = f"{missing_action_text}\n{seen}"
+        return Transition(seen, None, penalty, False, self._state_key)
 
-    def _done(self, action: str, step: StepResult) -> Move:
+    def _transition_of(self, action: str, step: StepResult) -> Transition:
         is_valid, reward = bool(step.metrics.get("action_is_valid", True)), step.reward
         if not is_valid:
-            reward += self.setting.format_penalty
-        move = Move(self.observation, action, reward, is_valid, self._state_key)
+            reward += self.settings.format_penalty
+        transition = Transition(self.observation, action, reward, is_valid, self._state_key)
         self.observation, self._state_key = step.observation, step.state_key
         self._steps.append(step)
         if step.terminated:
             self.ended_by = "terminated"
         elif step.truncated:
             self.ended_by = "truncated"
-        return move
+        return transition
 
     def _series(self) -> tuple[dict[str, list[float]], dict[str, str]]:
         """The numbers of each metric, step by step, and how they become one."""
@@ -213,8 +218,9 @@ class Play:
         return series, modes
 
 
-def _aggregated(series: dict[str, list[float]], modes: dict[str, str]) -> dict[str, float]:
+def _aggregate(series: dict[str, list[float]], modes: dict[str, str]) -> dict[str, float]:
     """Each metric of the steps as one of the episode."""
     return {
-        name: float(AGGREGATED[modes.get(name, "mean")](values)) for name, values in series.items()
+        name: float(AGGREGATIONS[modes.get(name, "mean")](values))
+        for name, values in series.items()
     }

@@ -88,14 +88,14 @@ BRANDS += ("Castellan", "Dunmere", "Everlow", "Fenwright", "Garrick", "Isolde", 
 ALPHABET = "ABCDEFGHJKLMNPQRSTUVWXYZ0123456789"
 
 
-def made_products() -> list[Product]:
+def generated_products() -> list[Product]:
     rng = random.Random(derive("webshop", "products"))
     made = [_product(rng, *kind) for kind in KINDS for _ in range(PRODUCTS_PER_KIND)]
     rng.shuffle(made)
     return made
 
 
-def made_goals(products: Sequence[Product]) -> Iterator[Goal]:
+def generated_goals(products: Sequence[Product]) -> Iterator[Goal]:
     """Each asks for one to three attributes and up to two options of its product."""
     for each in products:
         rng = random.Random(derive("webshop", "goals", each.asin))

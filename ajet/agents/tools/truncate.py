@@ -26,7 +26,7 @@ FIRST_LOOK = 8
 """Characters of a text that are looked at first, for each token of the limit."""
 
 
-def cut(text: str, limit: int, side: Side, model: ModelTuner) -> tuple[str, int]:
+def truncate(text: str, limit: int, side: Side, model: ModelTuner) -> tuple[str, int]:
     """The text with at most `limit` tokens of it left, and how many characters were cut."""
     size = _sizer(model)
 

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from ajet.convert.draft import DEFAULT, Conversion, LeftOut, Why
+from ajet.convert.draft import DEFAULT, Category, Conversion, OmittedKey
 from ajet.convert.source import nested
 from ajet.core.config.support import refusals_and_notices, unread_keys
 from ajet.core.config.tree import AjetConfig
@@ -39,14 +39,14 @@ ALGORITHM = (
 """Keys that decide what is trained, and how."""
 
 
-def fit(result: Conversion) -> None:
+def drop_refused(result: Conversion) -> None:
     """Takes what our tree refuses out of the result; asks again until nothing is."""
     while True:
         try:
             config = AjetConfig.model_validate(nested(result.values))
         except ValidationError as error:
             for details in error.errors(include_url=False):
-                _drop(result, _key(details), _words(details))
+                _drop(result, _key(details), _message(details))
             continue
         refused, _ = refusals_and_notices(config)
         for key, reason in refused:
@@ -69,9 +69,9 @@ def _drop(result: Conversion, key: str, reason: str) -> None:
     while not (keys := [name for name in result.values if _touches(name, key)]) and "." in key:
         key = key.rpartition(".")[0]
     for name in keys:
-        why: Why = "algorithm" if name.startswith(ALGORITHM) else "machine"
+        category: Category = "algorithm" if name.startswith(ALGORITHM) else "machine"
         value, origin = result.values.pop(name), result.origins.pop(name)
-        result.left_out.append(LeftOut(origin, value, f"{name}: {reason}", why))
+        result.left_out.append(OmittedKey(origin, value, f"{name}: {reason}", category))
 
 
 def _touches(name: str, key: str) -> bool:
@@ -82,7 +82,7 @@ def _key(details: ErrorDetails) -> str:
     return ".".join(part for part in details["loc"] if isinstance(part, str))
 
 
-def _words(details: ErrorDetails) -> str:
+def _message(details: ErrorDetails) -> str:
     if details["type"] == "extra_forbidden":
         return "no such key here"
     text: Any = details["msg"]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ajet.judges.reply_form import CriteriaForm, Malformed, ScoresForm
+from ajet.judges.reply_format import CriteriaFormat, MalformedReply, ScoresFormat
 
-ONE, THREE = ScoresForm(1, 0, 10), ScoresForm(3, 0, 10)
+ONE, THREE = ScoresFormat(1, 0, 10), ScoresFormat(3, 0, 10)
 
 
 @pytest.mark.parametrize(
@@ -51,12 +51,12 @@ def test_one_score_is_read_from_json_or_from_its_line(reply):
     ],
 )
 def test_what_is_no_score_is_malformed_and_says_why(reply, problem):
-    with pytest.raises(Malformed, match=problem):
+    with pytest.raises(MalformedReply, match=problem):
         ONE.read(reply)
 
 
 def test_the_line_does_not_mend_a_wrong_object():
-    with pytest.raises(Malformed, match="11 is not"):
+    with pytest.raises(MalformedReply, match="11 is not"):
         ONE.read('{"score": 11}\nScore: 7')
 
 
@@ -65,22 +65,22 @@ def test_several_scores_keep_their_order_and_their_number():
     assert THREE.read('{"scores": [1, 2, 3], "reason": "so"}').reason == "so"
     assert THREE.read("Scores: 1, 2.5, 10").values == (1.0, 2.5, 10.0)
     for reply in ('{"scores": [1, 2]}', '{"score": 3}', "Scores: 1, 2, 3, 4", "Score: 1"):
-        with pytest.raises(Malformed, match="not 3"):
+        with pytest.raises(MalformedReply, match="not 3"):
             THREE.read(reply)
-    with pytest.raises(Malformed, match="is no number"):
+    with pytest.raises(MalformedReply, match="is no number"):
         THREE.read('{"scores": [1, [2], 3]}')
 
 
 def test_criteria_are_a_list_of_texts_of_the_number_asked_for():
-    form = CriteriaForm(1, 2)
-    assert form.read('{"criteria": [" a ", "b"]}') == ("a", "b")
-    assert form.read("Sure:\n1. a\n2) b") == ("a", "b")
+    reply_format = CriteriaFormat(1, 2)
+    assert reply_format.read('{"criteria": [" a ", "b"]}') == ("a", "b")
+    assert reply_format.read("Sure:\n1. a\n2) b") == ("a", "b")
     for reply in ('{"criteria": []}', '{"criteria": ["a", "b", "c"]}', "1. a\n2. b\n3. c"):
-        with pytest.raises(Malformed, match="not 1 to 2"):
-            form.read(reply)
+        with pytest.raises(MalformedReply, match="not 1 to 2"):
+            reply_format.read(reply)
     for reply in ('{"criteria": "a"}', '{"criteria": [{"a": 1}]}', '{"criteria": [" "]}'):
-        with pytest.raises(Malformed, match="not a list of texts"):
-            form.read(reply)
+        with pytest.raises(MalformedReply, match="not a list of texts"):
+            reply_format.read(reply)
     for reply in ("a, b", "2. b"):
-        with pytest.raises(Malformed, match="no JSON object with criteria"):
-            form.read(reply)
+        with pytest.raises(MalformedReply, match="no JSON object with criteria"):
+            reply_format.read(reply)

@@ -6,7 +6,7 @@
 
 JSON comes first: the whole reply, or an object within it; the line counts where there is none.
 What a model thinks aloud before ``</think>`` is passed over. A wrong count, a score outside the
-scale, two objects that contradict each other: `Malformed`, never a guess.
+scale, two objects that contradict each other: `MalformedReply`, never a guess.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _ITEM = re.compile(r"^[ \t]*(\d+)[.)][ \t]+(\S.*)$", re.MULTILINE)
 Read = TypeVar("Read", covariant=True)
 
 
-class Malformed(Exception):
+class MalformedReply(Exception):
     """The reply has not the form that was asked for; the message is told to the model."""
 
 
-class ReplyForm(Protocol, Generic[Read]):
+class ReplyFormat(Protocol, Generic[Read]):
     """How to ask for something, and how to read it."""
 
     @property
@@ -52,7 +52,7 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoresForm:
+class ScoresFormat:
     """`count` scores from `low` to `high`; `of` says what each is for."""
 
     count: int
@@ -82,20 +82,22 @@ class ScoresForm:
         else:
             values, reason = _plain_scores(said), ""
         if len(values) != self.count:
-            raise Malformed(f"it has {len(values)} scores, not {self.count}")
+            raise MalformedReply(f"it has {len(values)} scores, not {self.count}")
         scores = tuple(self._score(value) for value in values)
         return Scores(scores, reason if isinstance(reason, str) else "")
 
     def _score(self, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise Malformed(f"{json.dumps(value)[:40]} is no number")
+            raise MalformedReply(f"{json.dumps(value)[:40]} is no number")
         if not self.low <= value <= self.high:  # nan is not either
-            raise Malformed(f"{json.dumps(value)[:40]} is not from {self.low:g} to {self.high:g}")
+            raise MalformedReply(
+                f"{json.dumps(value)[:40]} is not from {self.low:g} to {self.high:g}"
+            )
         return float(value)
 
 
 @dataclass(frozen=True, slots=True)
-class CriteriaForm:
+class CriteriaFormat:
     """From `at_least` to `at_most` criteria, each a text."""
 
     at_least: int
@@ -112,10 +114,10 @@ class CriteriaForm:
         found = _objects(said, ("criteria",))
         texts: Any = found[-1]["criteria"] if found else _numbered(said)
         if not isinstance(texts, list) or not all(isinstance(t, str) and t.strip() for t in texts):
-            raise Malformed("its criteria are not a list of texts")
+            raise MalformedReply("its criteria are not a list of texts")
         if not self.at_least <= len(texts) <= self.at_most:
             wanted = f"{self.at_least} to {self.at_most}"
-            raise Malformed(f"it has {len(texts)} criteria, not {wanted}")
+            raise MalformedReply(f"it has {len(texts)} criteria, not {wanted}")
         return tuple(text.strip() for text in texts)
 
 
@@ -128,7 +130,7 @@ def _objects(said: str, keys: tuple[str, ...]) -> list[dict[str, Any]]:
     """The outermost JSON objects that have one of `keys`, if they agree on it."""
     found = [each for each in _json_objects(said) if any(key in each for key in keys)]
     if len({json.dumps([each.get(key) for key in keys]) for each in found}) > 1:
-        raise Malformed("it has several JSON objects that contradict each other")
+        raise MalformedReply("it has several JSON objects that contradict each other")
     return found
 
 
@@ -149,7 +151,7 @@ def _plain_scores(said: str) -> list[float]:
     lines = _LINE.findall(said)
     if len(lines) != 1:
         several = "several lines with scores" if lines else "no JSON object with a score"
-        raise Malformed(f"it has {several}")
+        raise MalformedReply(f"it has {several}")
     return [float(number) for number in lines[0].split(",")]
 
 
@@ -157,5 +159,5 @@ def _numbered(said: str) -> list[str]:
     """The items of one numbered list that begins at 1."""
     items = _ITEM.findall(said)
     if [int(number) for number, _ in items] != list(range(1, len(items) + 1)) or not items:
-        raise Malformed("it has no JSON object with criteria")
+        raise MalformedReply("it has no JSON object with criteria")
     return [text for _, text in items]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ajet.agents.tools.cut import cut
+from ajet.agents.tools.truncate import truncate
 from ajet.core.errors import ConfigError
 from tests.fakes import chat_tokenizer
 
@@ -33,20 +33,20 @@ class NoWords:
     ],
 )
 def test_the_side_that_is_named_stays(side, expected):
-    assert cut("0123456789", 4, side, Words()) == (expected, 6)
+    assert truncate("0123456789", 4, side, Words()) == (expected, 6)
 
 
 def test_what_fits_is_left_as_it_is_to_the_last_token():
-    assert cut("0123456789", 10, "middle", Words()) == ("0123456789", 0)
-    assert cut("", 1, "left", Words()) == ("", 0)
-    assert cut("the the", 2, "left", Words())[1] == 0  # two tokens, seven characters
+    assert truncate("0123456789", 10, "middle", Words()) == ("0123456789", 0)
+    assert truncate("", 1, "left", Words()) == ("", 0)
+    assert truncate("the the", 2, "left", Words())[1] == 0  # two tokens, seven characters
 
 
 @pytest.mark.parametrize("limit", range(1, 12))
 @pytest.mark.parametrize("side", ["left", "middle", "right"])
 def test_no_character_is_split_and_no_limit_passed(limit, side):
     text = "😀é中" * 3  # 4 bytes (the fake merges the first two), 2 and 3: 8 tokens
-    shown, num_cut = cut(text, limit, side, Words())
+    shown, num_cut = truncate(text, limit, side, Words())
     kept = shown.replace(f"({num_cut} characters cut)", "").replace("…", "")
     assert "\ufffd" not in kept and len(kept) + num_cut == 9
     assert len(Words().encode(kept)) <= limit
@@ -56,10 +56,10 @@ def test_no_character_is_split_and_no_limit_passed(limit, side):
 
 def test_fifty_megabytes_are_not_tokenized_whole():
     words = Words()
-    shown, num_cut = cut("7" * 50_000_000, 100, "middle", words)
+    shown, num_cut = truncate("7" * 50_000_000, 100, "middle", words)
     assert (len(shown), num_cut) == (100 + len("…(49999900 characters cut)…"), 49_999_900)
     assert words.longest <= 800
 
 
 def test_a_chat_endpoint_takes_four_characters_for_a_token():
-    assert cut("x" * 100, 5, "left", NoWords()) == ("x" * 20 + "…(80 characters cut)", 80)
+    assert truncate("x" * 100, 5, "left", NoWords()) == ("x" * 20 + "…(80 characters cut)", 80)
