@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -45,7 +45,7 @@ def kind_of(process: psutil.Process) -> str:
     return "ray" if "/ray/" in line else "other"
 
 
-def cpu_seconds(command: list[str], folder: Path) -> Counter[str]:
+def cpu_seconds(command: list[str], folder: Path) -> dict[str, float]:
     """Runs a command; returns the CPU seconds of its processes, by their kind."""
     mark = f"{MARK}={os.getpid()}-{time.monotonic_ns()}"
     env = os.environ | dict([mark.split("=")])
@@ -69,10 +69,10 @@ def cpu_seconds(command: list[str], folder: Path) -> Counter[str]:
         time.sleep(0.5)
     if running.returncode:
         raise SystemExit(f"{' '.join(command)} failed: {(folder / 'log').read_text()[-2000:]}")
-    total: Counter[str] = Counter()
+    total: defaultdict[str, float] = defaultdict(float)
     for kind, seconds in used.values():
         total[kind] += seconds
-    return total
+    return dict(sorted(total.items(), key=lambda item: -item[1]))
 
 
 def run(backbone: str, steps: int, number: int, folder: Path) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def run(backbone: str, steps: int, number: int, folder: Path) -> dict[str, Any]:
         "round": number,
         "wall_seconds": summary["wall_seconds"],
         "all_seconds": all_seconds,
-        "cpu_seconds": {kind: round(seconds, 1) for kind, seconds in used.most_common()},
+        "cpu_seconds": {kind: round(seconds, 1) for kind, seconds in used.items()},
     }
 
 

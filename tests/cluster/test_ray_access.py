@@ -257,13 +257,18 @@ def test_one_connect_that_fails_does_not_take_a_node_out_of_the_cluster(monkeypa
     assert head.asked >= 20
 
 
+def await_command(pid, text):
+    """Returns when the process has its command line: one that begins has none for a moment."""
+    while text not in command(pid):
+        time.sleep(0.01)
+
+
 def test_a_command_line_that_is_no_text_is_in_nobodys_way(tmp_path):
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
     other = subprocess.Popen([*map(os.fsencode, sleep), b"\xff\xfe"])
     left = subprocess.Popen([*sleep, str(tmp_path)])
     try:
-        while str(tmp_path) not in command(left.pid):  # a program that begins has none yet
-            time.sleep(0.01)
+        await_command(left.pid, str(tmp_path))
         _end_processes_of(tmp_path)
         assert left.wait(5) == -signal.SIGKILL and other.poll() is None
     finally:
@@ -284,6 +289,7 @@ class SlowRay:
         if len(self.left) < self.slow:
             command = [sys.executable, "-c", "import time; time.sleep(60)", str(self.folder)]
             self.left.append(subprocess.Popen(command))
+            await_command(self.left[-1].pid, str(self.folder))
             raise Exception(self.reason)
 
 
