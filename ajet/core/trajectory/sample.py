@@ -20,7 +20,7 @@ _ARRAYS = ("token_ids", "loss_mask", "logprobs", "advantages")
 
 @dataclass(frozen=True, slots=True)
 class TrainingSample:
-    """One timeline (a root-to-leaf path of an episode's token trie).
+    """Holds one timeline (a root-to-leaf path of an episode's token trie).
 
     Four arrays of equal length T, for two turns of 2 and 1 sampled tokens:
 
@@ -30,10 +30,10 @@ class TrainingSample:
         logprobs     0   0    l0 l1    0    l2      of the sampler, natural log; 0 elsewhere
         advantages   0   0     A  A    0     A      0 elsewhere
 
-    Position t's logprob is that of token_ids[t] given all before it. The constructor checks that the
-    lengths are equal.
+    Position t's logprob is that of token_ids[t] given all before it. The constructor checks
+    the lengths.
 
-    `old_logprobs` are the trainer's own before the update (None: the sampler's are used instead), and
+    `old_logprobs` are the trainer's own before the update (None: the sampler's are used), and
     `weights` the importance weights between the two (None: all are 1); both have length T.
     """
 

@@ -21,7 +21,7 @@ BASE_WEIGHT = ".base_layer.weight"
 
 @torch.no_grad()
 def engine_weights(model: nn.Module, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
-    """In `dtype`, or each in its own; not copied where it need not be."""
+    """Yields the weights in `dtype`, or each in its own; copies only where it must."""
     untyped: Any = model
     base = untyped.get_base_model() if hasattr(model, "get_base_model") else untyped
     modules: dict[str, Any] = dict(base.named_modules())

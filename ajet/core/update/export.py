@@ -35,7 +35,10 @@ def export_model(
     lora: LoraSettings | None = None,
     adapter: bool = False,
 ) -> None:
-    """Changes `loaded` on the way. `adapter` writes the adapters alone."""
+    """Writes the model with the checkpoint's weights to `out`; `adapter` writes only the adapters.
+
+    It changes `loaded`.
+    """
     if adapter and lora is None:
         raise ConfigError("--adapter: the run trained all weights, it has no adapters")
     if out.exists():

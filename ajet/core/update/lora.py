@@ -19,8 +19,11 @@ from ajet.core.update.settings import LoraSettings
 
 
 def with_lora(model: nn.Module, lora: LoraSettings) -> nn.Module:
-    """The model wrapped by peft, its base frozen. The first update starts from the base's numbers:
-    one factor of each adapter is zero, the other drawn from `lora.seed`."""
+    """Returns the model wrapped by peft, with its base frozen.
+
+    One factor of each adapter is zero and the other drawn from `lora.seed`, so the first update
+    starts from the base's numbers.
+    """
     try:
         import peft
     except ImportError:
@@ -48,10 +51,10 @@ def with_lora(model: nn.Module, lora: LoraSettings) -> nn.Module:
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """While open, the wrapped model gives the base's numbers.
+    """Switches the adapters off inside the context, so that the model gives the base's numbers.
 
-    peft's own `disable_adapter` would also freeze and thaw the adapters' weights, which a sharded
-    model must not see in the middle of a pass.
+    peft's own `disable_adapter` would also freeze and thaw the adapters' weights, which must not
+    happen to a sharded model in the middle of a pass.
     """
     layers: list[Any] = [m for m in model.modules() if hasattr(m, "_disable_adapters")]
     for layer in layers:

@@ -27,7 +27,7 @@ NO_POSITIONS = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class BalancedMicroBatches:
-    """All micro-batches of a mini-batch, and those that this rank computes."""
+    """Holds all micro-batches of a mini-batch, and those that this rank computes (`local`)."""
 
     micro_batches: list[list[Row]]
     local: list[list[Row]]
@@ -36,7 +36,10 @@ class BalancedMicroBatches:
 def balance_micro_batches(
     rows: Sequence[Row], layout: Layout, budget: int, ranks: Ranks
 ) -> BalancedMicroBatches:
-    """`rows` may be empty: there is nothing to compute then, on any rank."""
+    """Splits `rows` into micro-batches and assigns them to the ranks.
+
+    Without rows there is nothing to compute on any rank.
+    """
     if not rows:
         return BalancedMicroBatches([], [])
     if ranks.size == 1:
@@ -54,8 +57,11 @@ def balance_micro_batches(
 
 
 def assign_to_ranks(sizes: Sequence[int], dp_size: int) -> list[list[int]]:
-    """Places of `sizes` by share: the largest first, each to the least loaded share that has room.
-    No share has more than the mean number, rounded up."""
+    """Returns the indices of `sizes` for each rank.
+
+    The largest come first, each for the least loaded rank that may take more. No rank has more than
+    the mean number, rounded up.
+    """
     room = -(-len(sizes) // dp_size)
     shares: list[list[int]] = [[] for _ in range(dp_size)]
     loads = [0] * dp_size
@@ -69,7 +75,7 @@ def assign_to_ranks(sizes: Sequence[int], dp_size: int) -> list[list[int]]:
 
 
 def _split_evenly(split: Split, budget: int, dp_size: int) -> list[list[Row]]:
-    """The smallest budget at which no rank has a pass more: it fills the passes that there are."""
+    """Splits with the smallest budget that needs no more passes per rank than `budget` does."""
     best = split(budget)
     most = -(-len(best) // dp_size) * dp_size
     low, high = 1, budget
@@ -84,6 +90,7 @@ def _split_evenly(split: Split, budget: int, dp_size: int) -> list[list[Row]]:
 
 
 def _idle_row(row: Row) -> Row:
+    """Returns a row of one token that nothing reads, with weight 0."""
     return replace(
         row, weight=0.0, input_ids=row.input_ids[:1], positions=NO_POSITIONS, targets=NO_POSITIONS
     )

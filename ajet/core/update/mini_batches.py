@@ -11,8 +11,10 @@ from ajet.core.trajectory.sample import TrainingSample
 
 
 def split_by_group(samples: Sequence[TrainingSample], num: int) -> list[list[int]]:
-    """Places in `samples` of at most `num` parts of whole groups, in order of appearance, sizes
-    differing by one group."""
+    """Splits samples into at most `num` parts of whole groups, and returns their indices.
+
+    Groups are in order of appearance; the parts' sizes differ by at most one group.
+    """
     groups: dict[str, list[int]] = {}
     for index, sample in enumerate(samples):
         groups.setdefault(sample.group_id, []).append(index)

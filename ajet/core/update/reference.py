@@ -21,7 +21,7 @@ from ajet.core.update.shards import reshard
 
 
 class Reference:
-    """Log-probabilities of trained tokens under the initial policy, without gradient."""
+    """Computes log-probabilities of trained tokens under the initial policy, without gradient."""
 
     def __init__(
         self, model: nn.Module, policy_layout: Layout, settings: UpdateSettings, ranks: Ranks

@@ -31,7 +31,7 @@ from ajet.core.model.decoder import Attend
 
 @dataclass(frozen=True)
 class SequenceGroup:
-    """The ranks that share their sequences; this one is number `rank` of `size`."""
+    """Represents the ranks that share their sequences; this one is number `rank` of `size`."""
 
     rank: int
     size: int
@@ -39,7 +39,9 @@ class SequenceGroup:
 
     @classmethod
     def of(cls, device_type: str, num_ranks: int, size: int) -> SequenceGroup | None:
-        """Neighbouring ranks; made by all ranks together. None where every rank is alone."""
+        """Makes groups of neighbouring ranks, which all ranks do together; None where each rank
+        is alone.
+        """
         if size == 1:
             return None
         mesh = init_device_mesh(
@@ -58,18 +60,20 @@ class SequenceGroup:
             )
 
     def local_slice(self, num_tokens: int) -> slice:
-        """This rank's tokens, counted with those that fill the list up."""
+        """Returns the range of this rank's tokens in the padded list."""
         length = -(-num_tokens // self.size)
         return slice(self.rank * length, (self.rank + 1) * length)
 
     def local_part(self, values_N: NDArray[np.int64]) -> NDArray[np.int64]:
-        """This rank's part, filled up with 0."""
+        """Returns this rank's part of the values, padded with 0."""
         part = self.local_slice(len(values_N))
         own = values_N[part]
         return np.pad(own, (0, part.stop - part.start - len(own)))
 
     def attend(self, attend: Attend, num_tokens: int) -> Attend:
-        """`attend` over all `num_tokens`, for a decoder that has this rank's part of them."""
+        """Wraps `attend` over all `num_tokens` for a decoder that has only this rank's part of
+        them.
+        """
 
         def attend_local(layer: int, q_nHd: Tensor, k_nKd: Tensor, v_nKd: Tensor) -> Tensor:
             copies = max(1, self.size // k_nKd.shape[1])
@@ -83,12 +87,12 @@ class SequenceGroup:
         return attend_local
 
     def _to_heads(self, t_nHd: Tensor) -> Tensor:
-        """This rank's tokens, all heads -> all tokens, this rank's heads."""
+        """Exchanges this rank's tokens with all heads for all tokens with this rank's heads."""
         by_rank = t_nHd.unflatten(1, (self.size, -1)).transpose(0, 1)
         return self._exchange(by_rank).flatten(0, 1)
 
     def _to_tokens(self, t_Nhd: Tensor) -> Tensor:
-        """And back."""
+        """Reverses `_to_heads`."""
         by_rank = self._exchange(t_Nhd.unflatten(0, (self.size, -1)))
         return by_rank.transpose(0, 1).flatten(1, 2)
 
@@ -97,7 +101,9 @@ class SequenceGroup:
 
 
 class _AllToAll(torch.autograd.Function):
-    """Piece i goes to rank i, and rank i's piece comes to place i. The backward is the same."""
+    """Sends piece i to rank i and receives rank i's piece at index i; the backward does the
+    same.
+    """
 
     @staticmethod
     def forward(ctx: Any, by_rank: Tensor, group: Any) -> Tensor:

@@ -28,7 +28,7 @@ SHARDS = "shards"
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """With all ranks; an `OSError` of one is an `OSError` of all."""
+    """Writes the tensors with all ranks; an `OSError` on one rank is raised on all."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
@@ -43,7 +43,7 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def files_of_rank(folder: Path, rank: int) -> list[Path]:
-    """What `write_shards` has written on this rank."""
+    """Returns the files that `write_shards` has written on this rank."""
     return sorted((folder / SHARDS).glob(f"shard-{rank + 1:05d}-*"))
 
 
@@ -57,8 +57,11 @@ def read_shards(
     *,
     wanted: Callable[[str], bool] = lambda name: True,
 ) -> dict[str, Tensor]:
-    """Whole tensors; with `like` (and all ranks) each as the one of its name there is sharded.
-    Names that only `like` has are left out, and what belongs to a model that it has nothing of."""
+    """Reads whole tensors; with `like`, on all ranks, each is sharded as the one of its name there.
+
+    Names that only `like` has are left out, and so are tensors of a model that `like` has nothing
+    of.
+    """
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -87,7 +90,7 @@ def _as_row(tensor: Tensor) -> Tensor:
 
 
 def _model_of(name: str) -> str:
-    """critic.optimizer.head.weight.step is of "critic"; all without that name are the policy's."""
+    """Returns "critic" for names such as critic.optimizer.head.weight.step, else "policy"."""
     return "critic" if name.startswith("critic.") else "policy"
 
 

@@ -41,8 +41,11 @@ from ajet.core.update.shards import is_sharded
 
 
 def shard_model(model: nn.Module, mesh: DeviceMesh, settings: ShardingSettings) -> None:
-    """In place. The weights become shards of float32, or of float64 as they were; a module named
-    `head` is computed in that."""
+    """Shards the model in place.
+
+    The weights become shards of float32, or of float64 if they are; a module named `head` also
+    computes in that type.
+    """
     layers = decoder_layers(model)
     options = _options(mesh, settings)
     full_precision = options | {"mp_policy": MixedPrecisionPolicy()}
@@ -59,7 +62,7 @@ def shard_model(model: nn.Module, mesh: DeviceMesh, settings: ShardingSettings) 
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks, as transformers names them for each model."""
+    """Returns the repeated blocks, as transformers names them for each model."""
     names: set[str] = set()
     for module in model.modules():
         names |= set(getattr(module, "_no_split_modules", None) or ())
@@ -92,7 +95,7 @@ def _shard(module: nn.Module, recompute: bool, reshard_after: bool, options: Any
 
 @torch.no_grad()
 def _to_wide_dtype(module: nn.Module) -> None:
-    """To float32 at least, what is not in shards yet."""
+    """Converts what is not sharded yet to float32 or wider."""
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.is_floating_point() and not is_sharded(tensor):
             tensor.data = to_wide_dtype(tensor.data)
@@ -107,5 +110,5 @@ def _run_recomputed(module: nn.Module, compute: Callable[..., Tensor], *args: An
 
 
 def _recomputed(compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Activations are computed again in the backward pass; there is no dropout to repeat."""
+    """Computes with activation checkpointing; there is no dropout to repeat."""
     return checkpoint(compute, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)

@@ -38,7 +38,7 @@ from ajet.core.update.ranks import Ranks
 
 @dataclass(frozen=True, slots=True)
 class TokenValues:
-    """The trained tokens ``[M]`` of one micro-batch, without gradient."""
+    """Holds the trained tokens ``[M]`` of one micro-batch, without gradient."""
 
     weight: Tensor
     loss: Tensor
@@ -63,7 +63,7 @@ class TokenValues:
 
 @dataclass(slots=True)
 class SamplerGap:
-    """Sampler against trainer, token by token."""
+    """Compares sampler and trainer, token by token."""
 
     num_tokens: int = 0
     diff_max: float = 0.0
@@ -96,7 +96,7 @@ class SamplerGap:
         )
 
     def result(self) -> dict[str, float]:
-        """Without any token: nothing was seen, so nothing but the differences is said."""
+        """Returns the metrics; without any token only the differences, which are 0."""
         num = self.num_tokens
         differences = {
             "logprob_diff_max": self.diff_max,
@@ -114,8 +114,11 @@ class SamplerGap:
 
 @dataclass(slots=True)
 class UpdateMetrics:
-    """Filled in the course of one `Policy.update`: the values of a rank's own tokens, which
-    `all_reduce` makes those of all, and counts of the whole."""
+    """Collects the metrics of one `Policy.update`.
+
+    Values are of a rank's own tokens until `all_reduce` sums them over the ranks; counts are of all
+    ranks.
+    """
 
     samples: Sequence[TrainingSample]
     num_epochs: int = 1
@@ -130,14 +133,14 @@ class UpdateMetrics:
     steps: list[StepOutcome] = field(default_factory=list)
 
     def count(self, micro_batches: Sequence[Sequence[Row]], layout: Layout) -> None:
-        """Those of one mini-batch, whoever computes them."""
+        """Counts the micro-batches of one mini-batch, whichever rank computes them."""
         for rows in micro_batches:
             self.num_rows += len(rows)
             self.num_computed += layout.num_computed(rows)
             self.num_padded += len(rows) * max(map(len, rows))
 
     def add(self, values: TokenValues) -> None:
-        """One micro-batch of this rank; an idle one has no tokens."""
+        """Adds one micro-batch of this rank; an idle one has no tokens."""
         if not len(values.loss):
             return
         sums = values.sums()
@@ -148,7 +151,7 @@ class UpdateMetrics:
             self.gap.add(values.log_ratio)
 
     def all_reduce(self, ranks: Ranks) -> None:
-        """Once, at the end."""
+        """Sums over the ranks; it must be called once, at the end."""
         parts = ranks.all_gather((self.sums, self.ratio_max, self.num_values, self.gap))
         sums, ratios, counts, gaps = zip(*parts, strict=True)
         self.sums, self.ratio_max, self.num_values = _merge_sums(sums), max(ratios), sum(counts)
@@ -184,7 +187,7 @@ class UpdateMetrics:
 
 
 def _merge_sums(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Key by key, in the order in which keys appear."""
+    """Adds key by key, in the order in which keys appear."""
     names = dict.fromkeys(name for each in sums for name in each)
     return {name: sum(each.get(name, 0.0) for each in sums) for name in names}
 

@@ -28,9 +28,12 @@ def make_layout(
     device: torch.device | None = None,
     sequence: SequenceGroup | None = None,
 ) -> Layout:
-    """For a transformers model, wrapped by peft or not. ``auto`` is the tree where the model
-    family has a flat forward, else padded. `device` is where its passes are computed, if its
-    weights may lie elsewhere; `sequence` are the ranks that share their rows."""
+    """Makes the layout `name` for a transformers model, which peft may have wrapped.
+
+    ``auto`` is the tree where the model family has a flat forward, else padded. `device` is where
+    the passes are computed, if the weights may be elsewhere; `sequence` are the ranks that share
+    their rows.
+    """
     flat = Decoder.supports(model)
     if name == "auto":
         name = "tree" if flat else "padded"

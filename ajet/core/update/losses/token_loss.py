@@ -28,14 +28,17 @@ class LossInputs:
 
     @property
     def ratio_M(self) -> Tensor:
-        """pi / old of each token."""
+        """Returns pi / old of each token."""
         return (self.logprobs_M - self.old_M).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """`ratio_M` is the one that the loss speaks of, a token's or an episode's; `cuts` names which
-    tokens a bound acted on: they become `clip_fraction_…` metrics."""
+    """Holds the loss of each token.
+
+    `ratio_M` is the ratio that the loss uses, a token's or an episode's. `cuts` tells by name which
+    tokens a bound acted on; they become `clip_fraction_…` metrics.
+    """
 
     loss_M: Tensor
     ratio_M: Tensor
