@@ -1,24 +1,24 @@
-"""Checkpoints that are whole or not there (promise 8).
+"""Checkpoints: each is either whole or absent (promise 8).
 
     checkpoints/step_000123/
         model.safetensors      trainable weights, under the model's own names
         tensors.safetensors    the optimizer's state and any other tensor
-        state.json             counters, data cursor, seeds: anything JSON
+        state.json             counters, data cursor, seeds and any other JSON
         manifest.json          size and sha256 of every file above, and its own digest
 
-Several ranks write, in place of the two files of tensors, a piece each (shard_files.py):
+Several ranks write one shard each instead of the two files of tensors (shard_files.py):
 
         shards/                shard-00001-….safetensors and so on
 
-Either kind is read by any number of ranks.
+Any number of ranks can read either kind.
 
 A save writes into `.writing_step_…`, flushes every file, the manifest last, renames the folder and
-flushes the parent: killed at any moment, it leaves either the whole folder or a `.writing_` one,
+flushes the parent. Killed at any moment, it leaves either the whole folder or a `.writing_` one,
 which the next save removes. A load takes the newest folder whose manifest verifies and names those
-that it passed over. No pickle.
+that it skipped. It uses no pickle.
 
-All ranks call these functions together, on one folder of a file system that they share; what goes
-wrong on one is the same `CheckpointError` on all.
+All ranks call these functions together, on one folder of a shared file system; a failure on one
+rank raises the same `CheckpointError` on all.
 
 Not covered: remote storage.
 """
@@ -298,8 +298,8 @@ def _write_manifest(folder: Path, step: int, known: Mapping[str, dict[str, Any]]
 
 
 def _rename_into_place(writing: Path, target: Path) -> None:
-    # A folder of this step exists when it was found damaged and the step was run again. It steps
-    # aside first, under a name that a load still finds.
+    # A folder of this step exists if it was found damaged and the step was run again. It is renamed
+    # first, to a name that a load still finds.
     if target.exists():
         replaced = target.with_name(f"{REPLACED}{target.name}")
         if replaced.exists():
@@ -327,7 +327,7 @@ def _remove_older(folder: Path, step: int, keep: int) -> None:
 
 
 def _discard(path: Path) -> None:
-    # Renamed first: half a folder never carries a checkpoint's name.
+    # Renamed first, so that a half-removed folder never has a checkpoint's name.
     aside = path.with_name(f"{DISCARDED}{path.name.lstrip('.')}")
     path.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)

@@ -1,6 +1,7 @@
-"""Importance weights between the policy that sampled and the trainer's idea of it.
+"""Rollout correction: importance weights between the sampler's log-probabilities and the trainer's.
 
-The two differ where an engine computes in other numbers, cuts by top-p, or is some steps behind.
+The two differ where an engine computes in another precision, cuts by top-p, or is some steps
+behind.
 
     log-ratios     old - sampler, of two turns of 2 and 1 tokens    .1 .2 | -.4
     level token    exp of each                                    1.11 1.22 | .67

@@ -1,16 +1,16 @@
-"""The critic: what an episode will still bring, judged before each trained token.
+"""The critic: predicts the return before each trained token.
 
-    token_ids   [s q] [a0 a1] [o] [b0]        a value is read where the token's log-probability is:
-    values            v0 v1        v2         v0 after "s q", before a0 is chosen
+    token_ids   [s q] [a0 a1] [o] [b0]        a value is read at the same position as the token's
+    values            v0 v1        v2         log-probability: v0 after "s q", before a0
 
-A causal model of its own, as the policy's is, with one number for a head:
+It is a separate causal model, like the policy's, with a head of one output:
 
     value = head(final hidden state)          head: Linear(hidden, 1), at least float32, 0 at first
 
     loss = 1/N sum_t 1/2 max( (v - R)^2, (clip(v, old - c, old + c) - R)^2 )
 
-N are the trained tokens of the whole mini-batch, `old` the values that the advantages came from, R
-the returns. The model's own output layer is neither used nor trained.
+N is the number of trained tokens of the whole mini-batch, `old` are the values that the advantages
+were computed from, and R the returns. The model's own output layer is neither used nor trained.
 
 Not covered: a critic that shares the policy's weights; adapters.
 """
@@ -48,7 +48,7 @@ from ajet.core.update.weights import load_weights, train_every_embedding, traina
 WEIGHTS_PREFIX, OPTIMIZER_PREFIX = "critic.weights.", "critic.optimizer."
 
 Arrays = Sequence[NDArray[np.float32]]
-"""One array for each sample, as long as it is."""
+"""One array for each sample, as long as the sample."""
 
 
 class ValueModel(nn.Module):

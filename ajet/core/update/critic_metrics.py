@@ -1,4 +1,4 @@
-"""What one update of the critic reports.
+"""Metrics of one update of the critic.
 
 loss                 of a mini-batch's tokens, averaged over the optimizer steps
 clip_fraction        tokens that the clip left without gradient

@@ -3,7 +3,8 @@
     rows     e0: .1 .2    e1: -.3    e0: .3          e0 has two timelines
     sum      e0: .6       e1: -.3                    mean   e0: .2    e1: -.3
 
-Sums are in float64: their order, and so the micro-batches, do not show in float32.
+Sums are in float64, so that their order, which depends on the micro-batches, does not change the
+result in float32.
 """
 
 from collections.abc import Sequence

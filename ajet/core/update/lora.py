@@ -1,7 +1,7 @@
-"""Low-rank adapters through peft: the base weights stay as they are, only the adapters learn.
+"""Low-rank adapters through peft: only the adapters are trained, not the base weights.
 
-The adapters are put into the model's own modules, so an engine that holds the same model samples
-with them. With the adapters switched off the model is its own reference.
+The adapters are put into the model's own modules, so an engine with the same model samples with
+them. With the adapters switched off the model is its own reference.
 
 Not covered: merging adapters into the weights; several adapters at once.
 """
@@ -31,14 +31,14 @@ def with_lora(model: nn.Module, lora: LoraSettings) -> nn.Module:
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     config = peft.LoraConfig(
         r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft divides it by r: any number does
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft only divides it by r, so a float is fine
         target_modules=targets,
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",
     )
     untyped: Any = model
-    # peft draws from torch's global generator: it gets a seed of its own and is put back.
+    # peft draws from torch's global generator: it is seeded here and restored afterwards.
     with torch.random.fork_rng():
         torch.manual_seed(derive(lora.seed, "lora"))
         try:

@@ -1,21 +1,21 @@
-"""The objective, token by token, and the weight of each token in the whole.
+"""The objective as a sum over tokens, and the weight of each token in it.
 
     loss = sum_t weight_t * ( w_t * pg_t + kl_coef * kl_t - entropy_coef * entropy_t )
 
-`pg` is one of losses/, `w` the importance weight between sampler and trainer (1 without one).
+`pg` is one of losses/; `w` is the importance weight between sampler and trainer (1 without one).
 
-The weights carry the denominators of the whole mini-batch, so a sum over any division into
-micro-batches, layouts or ranks is the same number. "seq" is an EPISODE: one that is split into
-several timelines counts once, with all its tokens. E episodes, N trained tokens, n_e of them in
-episode e:
+The weights contain the denominators of the whole mini-batch, so the sum does not depend on the
+division into micro-batches, layouts or ranks. "seq" means an EPISODE: one that is split into
+several timelines counts once, with all its tokens. With E episodes and N trained tokens, n_e of
+them in episode e, the weights are
 
     token-mean                1 / N
     seq-mean-token-sum        1 / E
     seq-mean-token-mean       1 / (E * n_e)
     seq-mean-token-sum-norm   1 / (E * scale)    scale: `loss_scale_factor`, or the largest n_e
 
-Tokens without signal (advantage 0) count in N and n_e: a batch with few live groups takes a small
-step, not a wild one.
+Tokens with advantage 0 count in N and n_e, so a batch in which few groups have a signal makes a
+small step.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""A step's samples, cut into parts of whole groups: one optimizer step each.
+"""Splits a step's samples into mini-batches of whole groups, for one optimizer step each.
 
 groups a a a b b c    in two parts    a a a b b | c
 """

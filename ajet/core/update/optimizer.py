@@ -1,14 +1,14 @@
-"""AdamW with a learning rate that is a function of the step count, and a guard against NaN.
+"""AdamW with a learning-rate schedule over optimizer steps, and a guard against non-finite
+gradients.
 
-    lr   /‾‾‾‾‾‾‾‾   constant          a gradient whose norm is not finite changes nothing:
+    lr   /‾‾‾‾‾‾‾‾   constant          a gradient whose norm is not finite is not applied:
         /     ‾‾\\__  linear, cosine    the step is skipped and counted
 
-Weights of lower precision than float32 are trained through float32 copies: an update of 1e-6 of a
-weight is lost in bfloat16. Weight decay is for matrices alone: biases, norms and embeddings are
-spared.
+Weights of lower precision than float32 are trained through float32 masters, because bfloat16 loses
+an update of 1e-6 of a weight. Only matrices have weight decay, not biases, norms and embeddings.
 
-A sharded weight has its state in shards of the same kind; the norm is that of the whole gradient,
-so every rank decides alike.
+The state of a sharded weight is sharded in the same way; the norm is that of the whole gradient, so
+every rank makes the same decision.
 
 Not covered: other optimizers.
 """
@@ -134,7 +134,7 @@ class ModelOptimizer:
             copy_tensor(master, tensors[f"{name}.master"])
             self._adamw.state.pop(master, None)
             if f"{name}.exp_avg" in tensors:
-                # "step" stays on the CPU, where AdamW keeps it; the rest lives with its weight.
+                # "step" stays on the CPU, where AdamW keeps it; the rest is on the weight's device.
                 state = _empty_state(master)
                 for key in STATE_KEYS:
                     copy_tensor(state[key], tensors[f"{name}.{key}"])
@@ -158,7 +158,7 @@ def lr_at(num_steps: int, settings: OptimizerSettings) -> float:
 def _empty_state(master: Tensor) -> dict[str, Tensor]:
     """Returns the state that AdamW makes at its first step."""
     moments = {key: torch.zeros_like(master) for key in ("exp_avg", "exp_avg_sq")}
-    return moments | {"step": torch.tensor(0.0)}  # which stays on the CPU
+    return moments | {"step": torch.tensor(0.0)}  # AdamW keeps it on the CPU
 
 
 def _master(weight: nn.Parameter) -> Tensor:

@@ -1,26 +1,25 @@
-"""The model that learns: samples of one training step in, changed weights and metrics out.
+"""The policy's update: samples of one training step in, changed weights and metrics out.
 
     samples ─ mini-batches (whole groups, in order) ─ micro-batches (token budget) ─ layout
                     │                                                            │
               one optimizer step each  <── gradients add up <── loss <── log-probs of trained tokens
 
-Old log-probabilities are the sampler's recorded ones, in every mini-batch and pass, unless a sample
-brings the trainer's own. With a correction (correction.py) the trainer's own are computed first,
-and importance weights bridge to the sampler's. Samples whose every advantage is 0 have no gradient
-when there is neither KL nor entropy term: they are not computed (`skipped_samples`), and still
-count in the denominators.
+Old log-probabilities are those that the sampler recorded, in every mini-batch and pass, unless a
+sample has the trainer's own. With a correction (correction.py) the trainer's own are computed
+first, and importance weights correct the difference from the sampler's. Samples whose every
+advantage is 0 have no gradient if there is neither KL nor entropy term: they are not computed
+(`skipped_samples`), but count in the denominators.
 
-A loss that speaks of whole episodes reads their ratios from a pass without gradient before the
-first micro-batch of a mini-batch; where all of it is one micro-batch, from that one.
+A loss over whole episodes reads their ratios from a pass without gradient before the first
+micro-batch of a mini-batch; if there is only one micro-batch, from that one.
 
-The weights are the model's own: an engine that holds the same model sees each step at once. The
+The weights are the model's own, so an engine with the same model has each step at once. The
 same samples in the same order give bit-identical weights.
 
-Over several ranks (ranks.py) every rank is given all samples and calls the same methods: all have
-collectives in them. Each computes its share of the micro-batches; results are those of the whole,
-on every rank.
+With several ranks (ranks.py) every rank is given all samples and calls the same methods, which
+contain collectives. Each computes its part of the micro-batches; every rank gets the whole results.
 
-Not covered: learning from several policies at once.
+Not covered: training several policies at once.
 """
 
 import time
@@ -144,7 +143,7 @@ class Policy:
         return PolicyState(tensors, counters)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields all weights for an engine (engine_weights.py); all ranks draw them together.
+        """Yields all weights for an engine (engine_weights.py); all ranks must iterate together.
 
         After the last one the update's unused GPU memory is released, because an engine on that GPU
         may be about to wake.
@@ -155,13 +154,16 @@ class Policy:
             torch.cuda.empty_cache()
 
     def template(self) -> dict[str, Tensor]:
-        """Of the names, shapes and shards that a checkpoint's tensors have, of any content."""
+        """Returns tensors with the names, shapes and shards of a checkpoint's, with arbitrary
+        content.
+        """
         return self.state_dict().tensors | {
             f"{OPTIMIZER_PREFIX}{n}": t for n, t in self.optimizer.template().items()
         }
 
     @torch.no_grad()
     def load_state_dict(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Restores the weights and the optimizer from a checkpoint."""
         reshard(self.model)
         load_weights(self._trainable(), tensors)
         cut = len(OPTIMIZER_PREFIX)
@@ -193,7 +195,9 @@ class Policy:
         """Makes one optimizer step; yields the fraction done."""
         weights = episode_weights(mini_batch, self.settings)
         with_gradient = self._samples_with_gradient(mini_batch)
-        if not weights or not with_gradient:  # a step would still move by momentum and weight decay
+        if (
+            not weights or not with_gradient
+        ):  # a step would still change the weights by momentum and weight decay
             metrics.empty_mini_batches += 1
             return
         rows = [Row.of(s, weights[s.episode_id]) for s in with_gradient]
@@ -205,7 +209,7 @@ class Policy:
             yield (k + 1) / (len(balanced.local) + 1)
         if self._has_loss(with_gradient):
             metrics.steps.append(self.optimizer.step())
-        else:  # computed all the same: what was rejected is what the sampler's figures are about
+        else:  # computed nevertheless, because the sampler metrics are about rejected tokens too
             self.model.zero_grad(set_to_none=True)
             metrics.empty_mini_batches += 1
         yield 1.0

@@ -1,12 +1,12 @@
-"""The processes that learn together: the one seam between an update and how many ranks it has.
+"""The ranks that train together; an update depends on their number only through this interface.
 
-    every rank    all samples of the step ─ mini-batches and denominators of the whole
-    micro_batch_balancing.py    micro-batches ─ the same number to every rank
+    every rank    all samples of the step ─ mini-batches, and denominators over all ranks
+    balancing     micro-batches ─ the same number for every rank (micro_batch_balancing.py)
     each rank     its own forward and backward passes ── gradients and metrics add up ── one step
 
-`OneRank` is the plain process: it shards nothing, and what it gathers is its own. `TorchRanks` are
-those of a torch.distributed group, one process each, with the weights in shards (sharding.py) and
-perhaps long sequences over several of them (sequence.py).
+`OneRank` is a plain process: it shards nothing and gathers only its own values. `TorchRanks` are
+the processes of a torch.distributed group, with sharded weights (sharding.py) and, if configured,
+long sequences divided among several of them (sequence.py).
 
 Not covered: who starts the processes (the backbone).
 """
@@ -155,7 +155,7 @@ def connect(
     timeout_s: float = CONNECT_TIMEOUT_S,
 ) -> None:
     """Joins the default group; returns when all `size` processes have. Rank 0 listens at `host`."""
-    # Small numbers travel over gloo also where tensors are on GPUs.
+    # Python objects and NumPy arrays are exchanged over gloo also where tensors are on GPUs.
     backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
     try:
         meet = listen if rank == 0 else join

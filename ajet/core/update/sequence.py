@@ -1,15 +1,16 @@
-"""One flat list of tokens over several ranks (Ulysses): long episodes in less memory each.
+"""Sequence parallelism (Ulysses): a flat list of tokens over several ranks, with less memory on
+each.
 
     rank      linear layers        attention                      linear layers, loss
     0         tokens  0 ..  3      all tokens, heads 0 and 1      tokens  0 ..  3
     1         tokens  4 ..  7      all tokens, heads 2 and 3      tokens  4 ..  7
                           all to all                      all to all
 
-Attention is whoever's it was (the tree's): it sees all tokens and fewer heads. Where there are
-fewer key heads than ranks, each key head is repeated for the ranks that share it. The list is
-filled up to a multiple of the ranks; what fills it takes no part in attention.
+The attention function is the same (the tree's), but gets all tokens and fewer heads. Where there
+are fewer key heads than ranks, each key head is repeated for the ranks that share it. The list is
+padded to a multiple of the ranks; the padding takes no part in attention.
 
-Not covered: rectangles of padded rows; keys and values in a ring.
+Not covered: the padded layout; ring attention.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the update can be told. Built from the config tree; checked here once.
+"""Settings of the update, built from the config tree and checked in their constructors.
 
-The names follow the field (verl, TRL). Not covered: how many tokens an engine may sample, and when
-checkpoints are written: those belong to the rollout and to the backbone.
+The names follow verl and TRL. Not covered: how many tokens an engine may sample, and when
+checkpoints are written, which the rollout and the backbone decide.
 """
 
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ class LoraSettings:
     rank: int = 16
     alpha: float = 32.0
     targets: tuple[str, ...] | str = "all-linear"
-    seed: int = 0  # of the adapters' first weights
+    seed: int = 0  # seed of the adapters' initial weights
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self | None:
@@ -67,7 +67,7 @@ class LoraSettings:
 class ShardingSettings:
     """Says how several ranks hold and compute one model (sharding.py, sequence.py)."""
 
-    param_dtype: ParamDtype = "float32"  # of the computation; the shards are float32 or wider
+    param_dtype: ParamDtype = "float32"  # type of the computation; the shards are float32 or wider
     reshard_after_forward: bool = True  # a layer's weights are gathered again for the backward
     cpu_offload: bool = False  # shards and the optimizer's state in CPU memory
     activation_checkpointing: bool = False
@@ -99,7 +99,7 @@ class CorrectionSettings:
     level: CorrectionLevel = "none"
     mode: CorrectionMode = "truncate"
     upper: float = 2.0
-    lower: float = 0.0  # of reject
+    lower: float = 0.0  # lower bound, used by reject only
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
@@ -162,13 +162,13 @@ class UpdateSettings(OptimizerSettings):
     dual_clip: float | None = None  # for negative advantages: loss at most -A * dual_clip
     sapo_tau_pos: float = 1.0  # slope of sapo's gate where the advantage is above 0
     sapo_tau_neg: float = 1.05
-    temperature: float = 1.0  # of the sampler: the policy's logits are divided by it
-    kl_loss_coef: float = 0.0  # 0 means no reference model, unless one is kept
+    temperature: float = 1.0  # the sampler's; the policy's logits are divided by it
+    kl_loss_coef: float = 0.0  # 0 means no reference model, unless keep_reference
     keep_reference: bool = False  # for `Policy.reference_scores`
     kl_loss_type: KLType = "low_var_kl"
-    entropy_coef: float = 0.0  # a bonus: the loss falls as entropy rises
+    entropy_coef: float = 0.0  # an entropy bonus: the loss falls as entropy rises
     loss_agg_mode: LossAggMode = "token-mean"
-    loss_scale_factor: float | None = None  # of seq-mean-token-sum-norm; None: longest episode
+    loss_scale_factor: float | None = None  # for seq-mean-token-sum-norm; None: the longest episode
     correction: CorrectionSettings = field(default_factory=CorrectionSettings)
 
     # Batches.

@@ -1,13 +1,13 @@
-"""A checkpoint's tensors as several ranks write them, through torch.distributed.checkpoint.
+"""The tensor files of a checkpoint that several ranks write through torch.distributed.checkpoint.
 
-    shards/shard-00001-….safetensors      rank 0's pieces, and in the header where each one belongs
+    shards/shard-00001-….safetensors      rank 0's parts; the header says where each one belongs
     shards/shard-00002-….safetensors      rank 1's
 
-Readable by any number of ranks, each of which reads what its own shards need, and by one process
-without torch.distributed, which reads all. No pickle. Tensors without dimensions are written as one
-number in a row: the format has no others.
+Any number of ranks can read them, each the parts of its own shards; one process without
+torch.distributed can read them all. They contain no pickle. A tensor without dimensions is written
+with one dimension, because the format needs one.
 
-Not covered: the folder around it, and what makes it whole (checkpoint.py).
+Not covered: the folder around them and its manifest (checkpoint.py).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def read_shards(
     rows = {name: _as_row(tensor) for name, tensor in tensors.items()}
     _check_shapes(rows, found)
     alone = like is None or not dist.is_initialized()
-    with warnings.catch_warnings():  # that it is alone, which is what it was told
+    with warnings.catch_warnings():  # it warns that it runs without other ranks, as it should
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load(rows, storage_reader=reader, no_dist=alone)
     return {n: t.reshape(()) if n.endswith(".step") else t for n, t in tensors.items()}

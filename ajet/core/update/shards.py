@@ -1,7 +1,7 @@
-"""Tensors that may be in shards over several ranks (sharding.py), and what to do with them.
+"""Functions for tensors that may be sharded over several ranks (sharding.py).
 
-A tensor in shards is a DTensor; a plain one passes through every function here as it is. What makes
-shards is not imported: it takes seconds, and one process needs none of it.
+A sharded tensor is a DTensor; every function here also takes plain tensors. The module that shards
+is not imported here: that takes seconds, and a single process does not need it.
 """
 
 from typing import Any

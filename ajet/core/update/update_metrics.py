@@ -1,17 +1,17 @@
-"""What one update reports: sums gathered over micro-batches, turned into floats once.
+"""Metrics of one update of the policy: sums over micro-batches, turned into floats at the end.
 
     loss pg_loss kl entropy      as in the objective: `loss` with the mini-batch's weights, averaged
                                  over mini-batches; the others are means over trained tokens
-    clip_fraction_low/high/…     tokens that a bound of the loss acted on; a loss without bounds has
-                                 none
-    ratio_max                    of the ratio that the loss speaks of
-    empty_mini_batches           without anything to learn from: they take no optimizer step
-    trained_tokens               all in the loss masks; `tree_tokens` is what the forward passes of
-                                 the gradient went through, `padded_tokens` what rectangles of the
-                                 same rows hold
+    clip_fraction_low/high/…     share of tokens that a bound of the loss acted on; a loss without
+                                 bounds has none
+    ratio_max                    largest of the ratios that the loss uses
+    empty_mini_batches           mini-batches without a gradient, which make no optimizer step
+    trained_tokens               tokens in the loss masks; `tree_tokens` are those that the forward
+                                 passes with gradient compute, `padded_tokens` those of padded
+                                 rectangles of the same rows
 
-Sampler against trainer, over the first mini-batch, where the policy is still the one that sampled;
-r = trainer / sampler of a token:
+The next metrics compare sampler and trainer over the first mini-batch, where the policy is still
+the one that sampled; r = trainer / sampler of a token:
 
     logprob_diff_max/mean        |log r|
     sampler_kl, sampler_kl_k3    KL(sampler || trainer): means of -log r and of r - 1 - log r
@@ -46,7 +46,7 @@ class TokenValues:
     kl: Tensor
     entropy: Tensor
     ratio: Tensor
-    log_ratio: Tensor  # trainer's over the sampler's
+    log_ratio: Tensor  # of the trainer's probability over the sampler's
     cuts: Mapping[str, Tensor]
 
     def sums(self) -> dict[str, float]:

@@ -1,9 +1,9 @@
-"""A checkpoint's weights, put over the model that they were trained from.
+"""Loads a checkpoint's weights into the model that they were trained from.
 
     base model (with fresh adapters, if the run had any)  <-  checkpoints/step_N/model.safetensors
 
-For a model that is only used: neither optimizer nor counters are read. Not covered: going on with
-training (`Policy.load_state_dict`).
+It is for a model that is not trained further: neither optimizer nor counters are read. Not covered:
+resuming training (`Policy.load_state_dict`).
 """
 
 from collections.abc import Mapping
@@ -56,7 +56,8 @@ def load_weights(
 ) -> None:
     """Copies a checkpoint's tensors (under `prefix`) into `weights`, all of them or none.
 
-    A weight more belongs to another model, and a part of what was trained would be left out.
+    Raises `CheckpointError` if a weight is missing, or if the checkpoint has others: a part of what
+    was trained would be left out.
     """
     for name, weight in weights.items():
         saved = tensors.get(f"{prefix}{name}")

@@ -1,6 +1,7 @@
-"""How the rows of a micro-batch are laid out for the forward pass: the same gradient, other speed.
+"""Batch layouts: arrange the rows of a micro-batch for the forward pass.
 
-In: `Row`s. Out: the logits that training reads. Ignored: what the loss does with them.
+All layouts give the same gradient, at different speeds. In: `Row`s. Out: the logits that training
+reads. Ignored: what the loss does with them.
 """
 
 from typing import Any

@@ -6,8 +6,8 @@
 q is ``[B, heads, Q, d]``, k and v ``[B, heads, P, d]``, lse ``[B, heads, Q]`` in float32 or
 wider; softmax scale ``d ** -0.5``. `causal` means query i sees keys 0 to i.
 
-On a CPU this is torch's own flash kernel (2x the speed of plain products at the shapes of a tiny
-model); elsewhere plain products, in slices of queries so that scores stay small.
+On a CPU it runs torch's own flash kernel (twice the speed of plain products at the shapes of a tiny
+model); elsewhere plain products, in slices of queries so that the scores stay small.
 """
 
 import torch

@@ -1,10 +1,10 @@
-"""What a layout gets and what it gives back.
+"""The interface of batch layouts: rows in, features of their trained tokens out.
 
 A sample of six tokens, the last sampled one at position 5, becomes a row of five inputs: the last
-sampled token is predicted, never read, and what follows it is not computed at all.
+sampled token is predicted but not an input, and what follows it is not computed at all.
 
     token_ids   [s q] [a0 a1] [o] [b0]        input_ids  s  q  a0 a1 o
-    loss_mask    0 0    1  1   0   1          read          1  2     4     (positions)
+    loss_mask    0 0    1  1   0   1          positions     1  2     4
                                               targets       a0 a1    b0
 """
 

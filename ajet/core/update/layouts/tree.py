@@ -1,14 +1,14 @@
-"""The micro-batch as a token trie: each distinct prefix is computed once (promise 4).
+"""The tree layout: the micro-batch as a token trie, each distinct prefix computed once (promise 4).
 
     s s s q q a a a        the group's prompt, and the system prompt of all groups, go through the
             ├ b b          linear layers once; positions are depths; a token sees its ancestors only
             └ c c c
 
-Gradients of all descendants add up in a shared token by themselves. Logits are computed only for
-tokens whose successor is trained, once even where siblings read the same one.
+Autograd adds up the gradients of all descendants in a shared token. Logits are computed only for
+tokens whose successor is trained, and only once where several rows read the same token.
 
 Where several ranks share a sequence, each has a part of the flat list: it computes the linear
-layers of those tokens, and reads the trained tokens that are read there.
+layers of these tokens, and the loss of the trained tokens whose logits are there.
 """
 
 from collections.abc import Iterator, Sequence

@@ -3,16 +3,16 @@
 A token attends to its own segment causally and to each ancestor segment fully. So the attention of
 a batch is a few dense products, each over a contiguous range of queries, merged by log-sum-exp:
 
-    own      every segment with itself, causal; segments of like length share one padded call
-    below    for each inner segment: all its descendants (contiguous) x its keys, no mask
+    segment_calls     every segment with itself, causal; segments of similar length share a call
+    inner_segments    for each inner segment: all its descendants (contiguous) x its keys, no mask
 
     out = sum_pieces exp(lse_piece - lse) * out_piece        lse = logsumexp(lse_pieces)
 
 The backward pass needs no merging: with the total `lse` and the total output, every piece gives
-its exact share of the gradients (as in ring attention). Nothing of size queries x keys is kept.
+its exact share of the gradients (as in ring attention). Nothing of size queries x keys is stored.
 
-`piece` runs on torch's CPU flash kernel, which returns its log-sum-exp, or as plain products on
-other devices. Not covered: second derivatives, attention dropout.
+A piece runs on torch's CPU flash kernel, which returns its log-sum-exp, or as plain products on
+other devices (attention_piece.py). Not covered: second derivatives, attention dropout.
 """
 
 from __future__ import annotations
@@ -156,10 +156,10 @@ def _segment_backward(
 ) -> None:
     q, k, v, out, lse, grad = saved
     tokens, kv_heads = call.tokens_BL, k.shape[1]
-    # A padded cell repeats a real token: without this its gradient would be counted again.
+    # A padded cell repeats a real token, so its gradient must be 0 or it would be counted twice.
     grad_BLHd = q.new_zeros((*tokens.shape, *q.shape[1:]))
     grad_BLHd.flatten(0, 1)[call.cells_R] = _rows(grad, call.real_R)
-    # Its query meets keys that its `lse` has not seen: exp(score - lse) may be inf, inf * 0 nan.
+    # Its `lse` does not cover all its scores: exp(score - lse) may be inf, and inf * 0 is nan.
     lse_BLH = lse.new_full((*tokens.shape, q.shape[1]), torch.inf)
     lse_BLH.flatten(0, 1)[call.cells_R] = _rows(lse, call.real_R)
     pieces = piece_backward(

@@ -7,8 +7,8 @@
 Every distinct prefix is one flat token. A segment is a run without branches; its descendants are
 the flat tokens from its last own token to `end`, so "attends to ancestors" is a list of ranges.
 
-Rows are taken in lexicographic order, where a row shares its longest prefix with its neighbour:
-that also puts the rows of one episode, of one group, and of one system prompt side by side.
+Rows are taken in lexicographic order, in which a row shares its longest prefix with its neighbour.
+That also puts rows of one episode, of one group, and of one system prompt next to each other.
 """
 
 from collections.abc import Sequence

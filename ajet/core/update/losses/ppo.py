@@ -1,4 +1,4 @@
-"""PPO's clip (arXiv 1707.06347), its bounds apart (DAPO, arXiv 2503.14476), and the dual clip.
+"""PPO's clip (arXiv 1707.06347) with separate bounds (DAPO, arXiv 2503.14476), and the dual clip.
 
     -min( r A, clip(r, 1 - clip_low, 1 + clip_high) A )        r = pi / old of the token
 

@@ -1,6 +1,6 @@
-"""What a loss gets and what it gives back; every tensor has one entry for each trained token.
+"""The inputs and outputs of a policy loss; every tensor has one entry for each trained token.
 
-Where an importance ratio pi / old is written, `old` is the policy that sampled: the trainer's own
+In an importance ratio pi / old, `old` is the policy that sampled: the trainer's own
 log-probabilities before the update, or the sampler's.
 """
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-MAX_LOG_RATIO = 20.0  # exp() stays finite in float32; the clip acts long before
+MAX_LOG_RATIO = 20.0  # exp() stays finite in float32; the clips act far below this
 
 
 @dataclass(frozen=True, slots=True)
