@@ -71,7 +71,9 @@ class ReplayReport:
         """Calls that differ, in their order, then those that were not made."""
         found = [each for n, call in enumerate(self.engine.calls) for each in self._of(n, call)]
         if not self.engine.stopped:
-            found += [CallDifference(n, "recorded, and not made") for n in self.engine.missing_calls]
+            found += [
+                CallDifference(n, "recorded, and not made") for n in self.engine.missing_calls
+            ]
         return found
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Rewards of a batch in, one number for each sampled token out. Pure functions, one file each.
+"""Advantage estimators: pure functions from the rewards of a batch to one number per sampled token.
 
 In: `credit_of` each judged `Group`. Out: episode id -> one array for each turn (empty where the
 turn is not trained); invalid episodes are absent. Ignored: tokens' text, the policy, the batch's

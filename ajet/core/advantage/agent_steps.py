@@ -1,4 +1,4 @@
-"""The trained turns of an episode, agent by agent, and what came of each.
+"""The trained turns of an episode by agent, and the reward that follows each of them.
 
     turn             0     1     2     3
     agent            p     q     p     p
@@ -8,9 +8,9 @@
     steps of p: turns 0 and 3, rewards .1 + 0 + .2 and .7
     steps of q: turn 1, reward 0 + .2 + .7
 
-To an agent the others are part of its environment: what happens until its next step came of this
-one. What happened before its first step, it had no part in. With one agent that is trained
-everywhere, a step is a turn and its reward.
+For an agent, the other agents are part of its environment: all rewards until its next step belong
+to the present one. Rewards before its first step are not counted. With one agent that is trained
+in every turn, a step is a turn and its reward.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from ajet.core.advantage.credit import Advantages, EpisodeCredit, GroupCredit
 
 @dataclass(frozen=True, slots=True)
 class AgentSteps:
-    """One agent's trained turns in one episode."""
+    """Holds one agent's trained turns in one episode, and the reward of each."""
 
     agent: str
     turns_S: NDArray[np.int64]
-    rewards_S: NDArray[np.float64]  # of the environment and the judge, without penalties
+    rewards_S: NDArray[np.float64]  # from the environment and the judge, without penalties
 
 
 def agent_steps(episode: EpisodeCredit) -> list[AgentSteps]:
-    """In the order in which the agents first speak; whoever is not trained is absent."""
+    """Returns the steps of each trained agent, in the order in which the agents first speak."""
     turns: dict[str, list[int]] = {}
     for turn, (agent, length) in enumerate(zip(episode.agents_T, episode.lengths_T, strict=True)):
         if length:
@@ -48,7 +48,7 @@ def agent_steps(episode: EpisodeCredit) -> list[AgentSteps]:
 
 
 class StepEntry(NamedTuple):
-    """Where a step stands; episodes and groups by their number in the batch."""
+    """Identifies one step; `group` and `episode` are numbers in the batch."""
 
     group: int
     episode: int
@@ -60,14 +60,14 @@ class StepEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepTable:
-    """All steps of a batch, and the discounted return-to-go of each."""
+    """Holds all steps of a batch and the discounted return-to-go of each."""
 
     groups: Sequence[GroupCredit]
     steps_N: list[StepEntry]
     returns_N: NDArray[np.float64]
 
     def spread(self, advantages_N: NDArray[np.float64]) -> Advantages:
-        """Each step's number on all its tokens."""
+        """Gives each step's advantage to all of its tokens."""
         episodes = episodes_of(self.groups)
         per_turn = [np.zeros(len(episode.lengths_T)) for episode in episodes]
         for step, advantage in zip(self.steps_N, advantages_N, strict=True):
@@ -77,7 +77,11 @@ class StepTable:
 
 
 def step_table(groups: Sequence[GroupCredit], gamma: float) -> StepTable:
-    """`gamma` discounts once a step of the agent; a step's penalties are taken off its reward."""
+    """Collects the steps of a batch.
+
+    `gamma` discounts once for each step of the agent; the penalties of a step's tokens are
+    subtracted from its reward.
+    """
     steps_N: list[StepEntry] = []
     returns: list[float] = []
     numbered = [(number, episode) for number, group in enumerate(groups) for episode in group]

@@ -1,4 +1,4 @@
-"""Numbers that are compared within sets: episodes of one task, steps from one state.
+"""Comparison of numbers within sets: episodes of one task, or steps from one state.
 
     values_N    1   0   0   1   .3   .3   2
     sets_N      0   0   0   0    1    1   2
@@ -6,8 +6,8 @@
     means_N    .5  .5  .5  .5   .3   .3   2
     centred    .5 -.5 -.5  .5    0    0   0
 
-Equal values, and a single one, say nothing: 0 exactly. They are compared, not subtracted, because
-rounding in the mean, divided by a deviation of 1e-6, would leave a trace of signal.
+Equal values, and a single one, give exactly 0. Equality is tested instead of subtracting the mean,
+because the mean's rounding error, divided by a deviation of 1e-6, would leave a spurious signal.
 
 Not covered: means that leave the value itself out (rloo, step_reinforce).
 """
@@ -28,13 +28,13 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Each value, and the number of the set that it belongs to."""
+    """Holds values, and for each the number of the set that it is compared in."""
 
     values_N: NDArray[np.float64]
     sets_N: NDArray[np.int64]
 
     def sum_of(self, weights_N: NDArray[np.generic]) -> NDArray[np.float64]:
-        """Over each one's set."""
+        """Returns, for each value, the sum of `weights_N` over its set."""
         return np.bincount(self.sets_N, weights_N).astype(np.float64)[self.sets_N]
 
     @property
@@ -51,7 +51,7 @@ class Comparison:
 
     @property
     def are_equal_N(self) -> NDArray[np.bool_]:
-        """Whether all values of its set are the same number."""
+        """Tells for each value whether all values of its set are the same number."""
         one_of_each = np.zeros(len(np.bincount(self.sets_N)))
         one_of_each[self.sets_N] = self.values_N
         differs_N = self.values_N != one_of_each[self.sets_N]
@@ -59,32 +59,36 @@ class Comparison:
 
     @property
     def scales_N(self) -> NDArray[np.float64]:
-        """One over the unbiased standard deviation of its set; 1 where all values are equal."""
+        """Returns one over the unbiased standard deviation of each value's set; 1 where all are
+        equal.
+        """
         centred_N = self.centred()
         stds_N = np.sqrt(self.sum_of(centred_N**2) / np.maximum(self.counts_N - 1, 1))
         return np.where(self.are_equal_N, 1.0, 1 / (stds_N + EPSILON))
 
     def centred(self, *, normalize_std: bool = False) -> NDArray[np.float64]:
-        """Each less the mean of its set; divided by the standard deviation if asked."""
+        """Subtracts the mean of its set from each value; `normalize_std` also divides by the
+        deviation.
+        """
         centred_N = np.where(self.are_equal_N, 0.0, self.values_N - self.means_N)
         return centred_N * self.scales_N if normalize_std else centred_N
 
 
 def compare_scores(groups: Sequence[GroupCredit]) -> Comparison:
-    """The scores of all episodes, compared within their groups."""
+    """Returns the scores of all episodes, compared within their groups."""
     scores_N = np.array([episode.score for group in groups for episode in group], np.float64)
     sizes = np.array([len(group) for group in groups], np.int64)
     return Comparison(scores_N, np.repeat(np.arange(len(groups)), sizes))
 
 
 def episodes_of(groups: Sequence[GroupCredit]) -> list[EpisodeCredit]:
-    """All of them, in the order in which `compare_scores` has their scores."""
+    """Returns the episodes of all groups, in the order of the scores of `compare_scores`."""
     return [episode for group in groups for episode in group]
 
 
 def spread_evenly(
     groups: Sequence[GroupCredit], advantages_N: Sequence[float] | NDArray[np.float64]
 ) -> Advantages:
-    """One number an episode, given to each of its trained tokens."""
+    """Gives each episode's advantage to all of its trained tokens."""
     pairs = zip(episodes_of(groups), advantages_N, strict=True)
     return {e.episode_id: e.spread(np.full(len(e.lengths_T), value)) for e, value in pairs}

@@ -1,15 +1,15 @@
-"""What estimators read: a judged episode as numbers, without tokens, messages or policy.
+"""The input of the estimators: judged episodes as numbers, without tokens, messages or policy.
 
     episode of three turns (the second of an agent that is not trained)
 
     reward            1.0                 R, shaped
-    turn_rewards_T    0.2   0.0   0.8     add up to R: what no turn was given is the last one's
+    turn_rewards_T    0.2   0.0   0.8     add up to R; the last one has what no turn was given
     state_keys_T      "a"   None  "c"     equal keys of one group are equal states
     lengths_T         4     0     6       trained tokens of each turn
-    agents_T          "p/p" "u/u" "p/p"   name and target tag: both say who it is
+    agents_T          "p/p" "u/u" "p/p"   name and target tag, which together identify it
 
-`penalties`, `values` have one array a turn with one number for each trained token; they are there
-when the estimator asks for them (KL in the reward; a critic).
+`penalties` and `values` have one array for each turn, with one number for each trained token; they
+are set where the reward contains a KL or the estimator needs a critic.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 from ajet.core.trajectory.trajectory import Group, Trajectory
 
 TokenArrays = tuple[NDArray[np.float32], ...]
-"""One array a turn, with one number for each trained token."""
+"""Token arrays: one for each turn, with one number for each trained token."""
 Advantages = dict[str, TokenArrays]
-"""By episode id."""
+"""The keys are episode ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeCredit:
-    """One valid episode; the arrays over turns have one length, checked here."""
+    """Holds the numbers of one valid episode; checks that its arrays over turns have one length."""
 
     episode_id: str
     group_id: str
@@ -41,10 +41,10 @@ class EpisodeCredit:
     lengths_T: NDArray[np.int64]
     agents_T: tuple[str, ...]
     tag: str = ""
-    response_length: int = 0  # after the first prompt, tools' results included
+    response_length: int = 0  # tokens after the first prompt, including tool results
     baseline: float | None = None  # ReMax: reward of the greedy episode of its group
-    penalties: TokenArrays | None = None  # what the KL takes off each token's reward
-    values: TokenArrays | None = None  # the critic's, of the state before each token
+    penalties: TokenArrays | None = None  # KL penalty of each token
+    values: TokenArrays | None = None  # the critic's value of the state before each token
 
     def __post_init__(self) -> None:
         lengths = {
@@ -60,11 +60,11 @@ class EpisodeCredit:
 
     @property
     def score(self) -> float:
-        """What groups compare: the reward less all that the KL takes off."""
+        """Returns what groups compare: the reward less all KL penalties."""
         return self.reward - sum(float(each.sum(dtype=np.float64)) for each in self.penalties or ())
 
     def spread(self, per_turn: Sequence[float] | NDArray[np.float64]) -> TokenArrays:
-        """One number a turn, given to each of its trained tokens."""
+        """Gives the number of each turn to all of its trained tokens."""
         pairs = zip(self.lengths_T, per_turn, strict=True)
         return tuple(np.full(length, value, np.float32) for length, value in pairs)
 
@@ -75,7 +75,7 @@ GroupCredit = tuple[EpisodeCredit, ...]
 
 @dataclass(frozen=True, slots=True)
 class AdvantageOptions:
-    """What estimators can be told; each reads what concerns it."""
+    """Holds the options of all estimators; each estimator reads its own."""
 
     normalize_std: bool = True  # grpo, gigpo: divide by the group's standard deviation
     gamma: float = 1.0  # per token: gae, reinforce, reinforce_plus_plus, remax
@@ -89,7 +89,7 @@ RewardGrouping = Literal["none", "group", "tag", "batch"]
 
 
 def credit_of(group: Group) -> GroupCredit:
-    """The group's valid episodes as numbers."""
+    """Returns the numbers of the group's valid episodes."""
     ordered = sorted(group.valid, key=lambda t: t.workflow_task.rollout_index)
     return tuple(_episode(trajectory, group.baseline) for trajectory in ordered)
 
@@ -114,7 +114,7 @@ def _episode(trajectory: Trajectory, baseline: float | None) -> EpisodeCredit:
 
 
 def _response_length(trajectory: Trajectory) -> int:
-    """Of the longest timeline: what `data.max_response_length` limits."""
+    """Returns the longest timeline's response length, which `data.max_response_length` limits."""
     completions = [turn.completion for turn in trajectory.turns]
     if not completions:
         return 0
@@ -123,7 +123,10 @@ def _response_length(trajectory: Trajectory) -> int:
 
 
 def _turn_rewards(trajectory: Trajectory, reward: float) -> NDArray[np.float64]:
-    """Adds up to `reward`; a judge's reward, or a limit's, is the last trained turn's."""
+    """Returns a reward for each turn; they add up to `reward`.
+
+    What no turn was given (a judge's reward, or one for a limit) goes to the last trained turn.
+    """
     rewards_T = np.array([turn.reward or 0.0 for turn in trajectory.turns], np.float64)
     trained = [index for index, turn in enumerate(trajectory.turns) if turn.trainable]
     if trained:

@@ -1,11 +1,11 @@
-"""From judged episodes to what the update gets: the whole way, in order.
+"""The computation of advantages from judged episodes, in the order of its stages.
 
-    credits -> shaping -> estimator -> (returns of the critic) -> whitening -> clipping
+    credits -> shaping -> estimator -> (returns for the critic) -> whitening -> clipping
 
-    estimate(credits, EstimatorSettings("gae")).advantages["e1"]   one array a turn
+    estimate(credits, EstimatorSettings("gae")).advantages["e1"]   one array per turn
 
 Not covered: where penalties, values and greedy baselines come from (the training loop puts them
-into the credits), and what the KL's coefficient is (kl_controller.py).
+into the credits), and the coefficient of the KL (kl_controller.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ from ajet.core.config import AjetConfig
 
 
 class Estimator(Protocol):
-    """A pure function of a batch's groups: raw advantages, before whitening and clipping."""
+    """Computes raw advantages, before whitening and clipping, as a pure function of a batch's
+    groups.
+    """
 
     def __call__(self, groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages: ...
 
@@ -53,25 +55,25 @@ ESTIMATORS: dict[str, Estimator] = {
     "gigpo": gigpo,
     "step_reinforce": step_reinforce,
 }
-"""By the name in ``trainer_common.algorithm.adv_estimator``."""
+"""The keys are the names for ``trainer_common.algorithm.adv_estimator``."""
 
 WHITENED = frozenset({"gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline"})
-"""Those that are defined with it; `whiten_advantages` decides where it is not null."""
+"""Estimators whose definition includes whitening; `whiten_advantages` overrides it if not null."""
 
 
 @dataclass(frozen=True, slots=True)
 class EstimatorSettings:
-    """`trainer_common.algorithm`, as far as it concerns advantages."""
+    """Holds what `trainer_common.algorithm` says about advantages."""
 
     name: str = "grpo"
     options: AdvantageOptions = field(default_factory=AdvantageOptions)
     shaping: RewardShaping = field(default_factory=RewardShaping)
-    whiten: bool | None = None  # None: where the estimator is defined so
+    whiten: bool | None = None  # None: as the estimator is defined
     clip: float | None = None
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
-        """How the config has rewards become advantages."""
+        """Reads the settings from the config."""
         algorithm = config.ajet.trainer_common.algorithm
         return cls(
             name=algorithm.adv_estimator,
@@ -102,15 +104,19 @@ class EstimatorSettings:
 
 @dataclass(frozen=True, slots=True)
 class AdvantageEstimate:
-    """What the update gets, and what the step's metrics say of it."""
+    """Holds the advantages and returns of a step, with the metrics of their computation."""
 
     advantages: Advantages
-    returns: Advantages | None  # what a critic learns; gae's alone
+    returns: Advantages | None  # the critic's targets; only gae gives them
     metrics: dict[str, float]
 
 
 def estimate(credits: Sequence[GroupCredit], settings: EstimatorSettings) -> AdvantageEstimate:
-    """Of all groups of a step at once: whitening and batch-wise baselines need them all."""
+    """Computes the advantages of all groups of a step.
+
+    It needs them all at once, because whitening and batch baselines are computed over the whole
+    batch.
+    """
     shaped = shape_rewards(credits, settings.shaping)
     raw = ESTIMATORS[settings.name](shaped.groups, settings.options)
     returns = critic_based.returns(shaped.groups, raw) if settings.name == "gae" else None

@@ -1,13 +1,13 @@
-"""Generalised advantage estimation: a critic's values, token by token (PPO).
+"""Generalised advantage estimation from a critic's value of each token, as in PPO.
 
     delta_t = r_t + gamma V_(t+1) - V_t
-    A_t     = delta_t + gamma lam A_(t+1)            returns: A_t + V_t, what the critic learns
+    A_t     = delta_t + gamma lam A_(t+1)            returns, the critic's targets: A_t + V_t
 
-Schulman et al. 2015 (arXiv 1506.02438), equation 16. The chain is an agent's trained tokens
-over all its turns: the token before a tool result is followed by the first one after it
-(token_chain.py). verl whitens inside its estimator, here estimate.py does.
+Schulman et al. 2015 (arXiv 1506.02438), equation 16. A chain has an agent's trained tokens
+over all its turns: the last token before a tool result is followed by the first one after it
+(token_chain.py). verl whitens inside its estimator; here estimate.py does.
 
-Not covered: a value for what lies behind the end of a truncated episode; it counts as ended.
+Not covered: bootstrapping a value at the end of a truncated episode, which counts as ended.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,9 @@ from ajet.core.advantage.token_chain import discounted_sums, token_chains
 
 
 def gae(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
-    """`EpisodeCredit.values` are the critic's, of the state before each token."""
+    """Computes advantages from `EpisodeCredit.values`, the critic's values of the state before each
+    token.
+    """
     chains = token_chains(groups)
     values_TC = chains.to_chains(_values)
     next_values_TC = np.zeros_like(values_TC)
@@ -35,7 +37,7 @@ def gae(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
 
 
 def returns(groups: Sequence[GroupCredit], advantages: Advantages) -> Advantages:
-    """What the critic learns: raw advantages plus the values that they are relative to."""
+    """Returns the critic's targets: raw advantages plus the values that they are relative to."""
     return {
         episode.episode_id: tuple(
             advantage + value

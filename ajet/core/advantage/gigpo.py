@@ -1,4 +1,4 @@
-"""Group in group: an episode against its siblings, and each step against those from its state.
+"""GiGPO: compares an episode with its group, and each step with the steps from the same state.
 
     state    episode 1   episode 2            step returns (gamma 1)
     "a"      right  .    right  .             a: 1, 0   mean .5  ->  +.5  -.5
@@ -10,9 +10,9 @@
 
 Feng et al. 2025 (GiGPO, arXiv 2505.10978), the episode and the step relative advantage; w_E is 1
 and w_S omega there, F_norm is F.
-The anchor groups are the steps of one group, agent and state key, an episode's second visit
-included. A step alone with its state, one without a key, and equal returns get a step advantage of
-exactly 0; so does the episode level (see grpo.py).
+An anchor group has the steps of one group, agent and state key, including an episode's second visit
+to the state. A step that is alone with its state, a step without a key, and steps with equal
+returns get a step advantage of exactly 0. The episode level does the same (see grpo.py).
 
 Not covered: keys that are similar but not equal; the environment says which states are the same.
 """
@@ -27,7 +27,9 @@ from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
 
 
 def gigpo(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
-    """Both levels are divided by their standard deviations, or neither is."""
+    """Adds the advantages of the episode and the step level; `normalize_std` applies to both
+    levels.
+    """
     normalize_std = options.normalize_std
     episode_level = compare_scores(groups).centred(normalize_std=normalize_std)
     table = step_table(groups, options.step_reward_gamma)
@@ -39,7 +41,7 @@ def gigpo(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantage
 
 
 def anchor_groups(table: StepTable) -> Comparison:
-    """The steps' returns, compared with those of the same group, agent and state."""
+    """Compares the return of each step with those of the same group, agent and state."""
     numbers: dict[object, int] = {}
     sets_N = [
         numbers.setdefault(
@@ -52,7 +54,7 @@ def anchor_groups(table: StepTable) -> Comparison:
 
 
 def anchor_metrics(groups: Sequence[GroupCredit]) -> dict[str, float]:
-    """How much the step level has to compare."""
+    """Returns how many steps the step level compares with each other."""
     sets = np.bincount(anchor_groups(step_table(groups, 1.0)).sets_N)
     if not len(sets):
         return {}

@@ -1,10 +1,10 @@
-"""The coefficient of the KL in the reward: fixed, or steered towards a target.
+"""The coefficient of the KL in the reward: fixed, or adapted towards a target.
 
     error  = clip(kl / target - 1, -0.2, 0.2)
     coef  *= 1 + error * episodes / horizon
 
 Ziegler et al. 2019 (arXiv 1909.08593). After `horizon` episodes whose KL is far from
-the target, the coefficient has moved by a fifth. It is part of a checkpoint.
+the target, the coefficient has moved by a fifth. A checkpoint contains it.
 
 Not covered: the coefficient of the KL in the loss.
 """
@@ -17,7 +17,7 @@ MAX_ERROR = 0.2
 
 
 class KLController(Protocol):
-    """What the training loop holds; `state_dict` goes into its checkpoint."""
+    """Holds the coefficient of the KL in the reward; a checkpoint contains its `state_dict`."""
 
     coef: float
 
@@ -29,29 +29,31 @@ class KLController(Protocol):
 
 
 class FixedKLController:
-    """The coefficient of the config, whatever the KL."""
+    """Keeps the coefficient of the config, whatever the KL is."""
 
     def __init__(self, coef: float) -> None:
         self.coef = coef
 
     def update(self, kl: float, num_episodes: int) -> None:
-        """Nothing is steered."""
+        """Does nothing."""
 
     def state_dict(self) -> dict[str, float]:
         return {}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """The config's coefficient stands, also on resuming."""
+        """Does nothing: the config's coefficient also holds after resuming."""
 
 
 class AdaptiveKLController:
-    """Larger after a step whose KL was above the target, smaller after one below."""
+    """Raises the coefficient after a step with a KL above the target, and lowers it after one
+    below.
+    """
 
     def __init__(self, coef: float, target: float, horizon: int) -> None:
         self.coef, self.target, self.horizon = coef, target, horizon
 
     def update(self, kl: float, num_episodes: int) -> None:
-        """`kl` is that of the step's tokens, `num_episodes` how many gave it."""
+        """Adapts the coefficient to `kl`, the mean KL of a step with `num_episodes` episodes."""
         error = min(max(kl / self.target - 1, -MAX_ERROR), MAX_ERROR)
         self.coef *= 1 + error * num_episodes / self.horizon
 
@@ -63,7 +65,7 @@ class AdaptiveKLController:
 
 
 def make_kl_controller(config: AjetConfig) -> KLController:
-    """The coefficient that ``algorithm.kl_ctrl`` names; its state belongs to the run's."""
+    """Builds the controller that ``algorithm.kl_ctrl`` names."""
     section = config.ajet.trainer_common.algorithm.kl_ctrl
     if section.type == "fixed":
         return FixedKLController(section.kl_coef)

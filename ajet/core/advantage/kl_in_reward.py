@@ -1,11 +1,11 @@
-"""The KL to the starting model, taken off the reward of each token.
+"""The KL penalty: the KL to the reference model is subtracted from the reward of each token.
 
     reward_t = r_t - coef * (logprob_t - reference_logprob_t)
 
-Estimators that compare episodes take off the sum (`EpisodeCredit.score`). The difference is an
-unbiased estimate of the KL, of tokens that the policy sampled itself (Schulman 2020, "Approximating
-KL divergence", k1). What is reported, and what the coefficient is steered by, is its mean over
-episodes of their mean over tokens.
+Estimators that compare episodes subtract the sum over tokens (`EpisodeCredit.score`). For tokens
+that the policy sampled itself, the difference is an unbiased estimate of the KL (Schulman 2020,
+"Approximating KL divergence", k1). The metric, which also adapts the coefficient, is the mean over
+episodes of their means over tokens.
 
 Not covered: the KL as a term of the loss (`optim.use_kl_loss`).
 """
@@ -23,7 +23,7 @@ from ajet.core.advantage.credit import EpisodeCredit, GroupCredit, TokenArrays
 
 @dataclass(frozen=True, slots=True)
 class PenalisedGroups:
-    """The groups with penalties; the KL of a token, which the coefficient has no part in."""
+    """Holds the groups with their penalties, and the mean KL of a token without the coefficient."""
 
     groups: list[GroupCredit]
     kl: float
@@ -35,7 +35,10 @@ def penalise_kl(
     reference: Mapping[str, TokenArrays],
     coef: float,
 ) -> PenalisedGroups:
-    """Both mappings are by episode id, one array a turn (samples.py: `by_turn`)."""
+    """Puts the KL penalty of each token into the credits.
+
+    Both mappings give one array for each turn, by episode id (`by_turn` in trajectory/samples.py).
+    """
     differences = {
         e.episode_id: _difference(e, logprobs[e.episode_id], reference[e.episode_id])
         for e in episodes_of(groups)

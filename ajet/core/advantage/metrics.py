@@ -1,13 +1,13 @@
-"""What a step's advantages say about the batch.
+"""Metrics of a step's advantages.
 
-    advantage/zero_tokens       share of trained tokens that the update learns nothing from
-    advantage/zero_episodes     share of episodes of which that holds for every token
-    advantage/mean, abs_mean    over tokens, as the update gets them
-    gigpo/anchor_group_size     steps that are compared with each other, mean over states
-    gigpo/singleton_steps       share of steps that are alone with their state
+    advantage/zero_tokens       share of trained tokens with advantage 0
+    advantage/zero_episodes     share of episodes with advantage 0 on every token
+    advantage/mean, abs_mean    over tokens, after whitening and clipping
+    gigpo/anchor_group_size     mean number of steps in an anchor group
+    gigpo/singleton_steps       share of steps that are alone in their anchor group
     remax/no_baseline           share of episodes whose greedy episode failed
 
-Not covered: what shaping and clipping count themselves (shaping.py, estimate.py).
+Not covered: the metrics of shaping and clipping (shaping.py, estimate.py).
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,9 @@ from ajet.core.advantage.gigpo import anchor_metrics
 def advantage_metrics(
     name: str, groups: Sequence[GroupCredit], advantages: Advantages
 ) -> dict[str, float]:
-    """Of the estimator `name`, before and after it; nothing for an empty batch."""
+    """Computes the metrics of the estimator `name` from its inputs and its advantages; an empty
+    batch has none.
+    """
     episodes = [np.concatenate(turns) for turns in advantages.values() if any(map(len, turns))]
     if not episodes:
         return {}

@@ -1,14 +1,14 @@
-"""Optimal baseline: the group's mean reward, weighted with the episodes' lengths.
+"""OPO: the baseline is the group's mean reward, weighted with the episodes' lengths.
 
     rewards_G     1    0    0            baseline (2*1 + 4*0 + 4*0) / (2 + 4 + 4) = 0.2
     tokens_G      2    4    4
     advantage_G  .8  -.2  -.2            A_i = R_i - sum(l_j R_j) / sum(l_j)
 
 Hao et al. 2025 (On-Policy RL with Optimal Reward Baseline, arXiv 2505.23585): the baseline
-of least variance, if the squared gradient of an episode grows with its trained tokens.
+of least variance if the squared gradient of an episode grows with its trained tokens.
 Equal rewards, and a lone episode, give exactly 0. (verl gives a lone episode its raw reward.)
 
-Not covered: squared gradients as they are, which would need a backward pass an episode.
+Not covered: weights from the actual squared gradients, which need a backward pass per episode.
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,11 @@ from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
 
 
 def opo(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
-    """Nothing of the options concerns it."""
+    """Subtracts the group's length-weighted mean from each reward; it reads no options."""
     compared = compare_scores(groups)
     lengths_N = np.array([episode.num_tokens for episode in episodes_of(groups)], np.float64)
-    tokens_N = np.maximum(compared.sum_of(lengths_N), 1)  # without tokens there is no one to tell
+    tokens_N = np.maximum(
+        compared.sum_of(lengths_N), 1
+    )  # a group without tokens has nothing to train
     baselines_N = compared.sum_of(lengths_N * compared.values_N) / tokens_N
     return spread_evenly(groups, np.where(compared.are_equal_N, 0, compared.values_N - baselines_N))

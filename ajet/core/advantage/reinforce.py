@@ -1,4 +1,4 @@
-"""REINFORCE: each token gets what came after it, discounted once a token.
+"""REINFORCE: the advantage of a token is its return-to-go, discounted once for each token.
 
     tokens     a0 a1 | b0        turn rewards .2 and 1, gamma .5
     rewards     0 .2 |  1
@@ -7,7 +7,7 @@
 Williams 1992; Sutton and Barto 2018, section 13.3. Prompts, tool results and other agents' turns
 are skipped (token_chain.py).
 
-Not covered: a baseline. `whiten_advantages` or `reward_normalization` gives it one.
+Not covered: a baseline; `whiten_advantages` or `reward_normalization` add one.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,6 @@ from ajet.core.advantage.token_chain import token_chains
 
 
 def reinforce(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
-    """No episode is compared with another: a lone one keeps its return."""
+    """Gives each token its return-to-go; without comparison, a lone episode keeps its return."""
     chains = token_chains(groups)
     return chains.to_turns(chains.returns_to_go(options.gamma))

@@ -1,12 +1,12 @@
-"""ReMax: a token's return-to-go less the reward of the group's greedy episode.
+"""ReMax: the advantage is a token's return-to-go less the reward of the group's greedy episode.
 
     A_t = G_t - R(greedy)       Li et al. 2023 (ReMax, arXiv 2310.10505), algorithm 1
 
 The greedy episode has the same task, is sampled at temperature 0 and is not trained. A group whose
-greedy episode failed says nothing: its advantages are 0, and it is counted (metrics.py). `gamma`
-discounts G_t once a token; the paper has 1.
+greedy episode failed has advantages of 0 and is counted (metrics.py). `gamma` discounts G_t once
+for each token; the paper has 1.
 
-Not covered: a greedy baseline for what is left of an episode at each turn.
+Not covered: a greedy baseline for the rest of an episode from each turn on.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from ajet.core.advantage.reinforce import reinforce
 
 
 def remax(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
-    """`EpisodeCredit.baseline` is the greedy episode's reward."""
+    """Subtracts `EpisodeCredit.baseline`, the greedy episode's reward, from each return-to-go."""
     returns = reinforce(groups, options)
     return {e.episode_id: _relative(e, returns[e.episode_id]) for e in episodes_of(groups)}
 

@@ -1,4 +1,4 @@
-"""REINFORCE leave-one-out: an episode against the mean of the others.
+"""RLOO (REINFORCE leave-one-out): compares an episode with the mean of the others.
 
     rewards_G     1     0     0     1
     others' mean  1/3   2/3   2/3   1/3
@@ -9,7 +9,7 @@ Ahmadian et al. 2024 (Back to Basics, arXiv 2402.14740); Kool et al. 2019. The o
 mean does not depend on the episode's own actions, so the gradient is unbiased. Equal rewards, and
 a lone episode, give exactly 0. (verl gives a lone episode its raw reward.)
 
-Not covered: credit for single turns (step_reinforce has the same baseline a turn).
+Not covered: credit for single turns (step_reinforce has the same baseline for each turn).
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
 
 
 def rloo(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
-    """Nothing of the options concerns it."""
+    """Subtracts the mean reward of the other episodes from each reward; it reads no options."""
     compared = compare_scores(groups)
     scale_N = compared.counts_N / np.maximum(compared.counts_N - 1, 1)
     return spread_evenly(groups, compared.centred() * scale_N)

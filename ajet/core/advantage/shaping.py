@@ -1,20 +1,20 @@
-"""An episode's reward before the estimator sees it: over-long, normalised, cut.
+"""Reward shaping before the estimator: over-long penalty, normalisation, clipping.
 
     reward R                        1.0        turn rewards   .2   .8
     - over-long penalty            -0.5        0.5            .2   .3
-    normalised: (R - mean) / std    ...        scaled by 1/std, the mean taken off the last one
-    cut to +- clip                  ...        the rest taken off the last one
+    normalised: (R - mean) / std    ...        scaled by 1/std; the last one less the mean
+    clipped to +- clip              ...        the last one takes the difference
 
-In this order, which is ROLL's. Turn rewards keep adding up to the reward: what is added or taken
-off as a whole is the last trained turn's. The greedy reward that remax compares with is normalised
-and cut by the same numbers.
+The order is ROLL's. Turn rewards keep adding up to the reward: a change of the whole reward goes to
+the last trained turn. The greedy reward that remax compares with is normalised and clipped by the
+same numbers.
 
 The over-long penalty is DAPO's (Yu et al. 2025, arXiv 2503.14476, equation 13): 0 until `buffer`
-tokens before the ceiling, then linear to `-factor` at it. The KL is taken off afterwards, token by
-token (kl_in_reward.py).
+tokens before the ceiling, then linear to `-factor` at it. The KL is not subtracted here, but from
+each token (kl_in_reward.py).
 
-Not covered: rewards normalised by a mean that runs over steps; leaving truncated episodes out of
-their groups (rollout/), which is done before.
+Not covered: normalisation by a running mean over steps; leaving truncated episodes out of their
+groups, which the rollout does before.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ajet.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class RewardShaping:
-    """As it is built, it changes nothing."""
+    """Holds the settings of reward shaping; the defaults leave rewards as they are."""
 
     overlong_buffer: int = 0  # tokens; 0 is off
     overlong_factor: float = 1.0
@@ -51,14 +51,16 @@ class RewardShaping:
 
 @dataclass(frozen=True, slots=True)
 class ShapedGroups:
-    """The groups with new rewards, and what was done to them."""
+    """Holds the groups with their shaped rewards, and the metrics of the shaping."""
 
     groups: list[GroupCredit]
     metrics: dict[str, float]
 
 
 def shape_rewards(groups: Sequence[GroupCredit], shaping: RewardShaping) -> ShapedGroups:
-    """Whatever is penalised or cut is counted."""
+    """Applies over-long penalty, normalisation and clipping; counts the rewards that are penalised
+    or clipped.
+    """
     shaped, metrics = list(groups), {}
     if shaping.overlong_buffer:
         shaped = _penalise_overlong(shaped, shaping, metrics)
@@ -113,7 +115,7 @@ def _rewards(groups: list[GroupCredit]) -> NDArray[np.float64]:
 
 
 def _baselines(groups: list[GroupCredit]) -> NDArray[np.float64]:
-    """0 where there is none: it stays none."""
+    """Returns the greedy baselines, with 0 for None; `_with_reward` keeps None as None."""
     return np.array([episode.baseline or 0.0 for episode in episodes_of(groups)], np.float64)
 
 

@@ -1,4 +1,4 @@
-"""REINFORCE a step: what came after it, against what came after the others' steps there.
+"""REINFORCE for each step: its return-to-go, compared with the others' at the same step.
 
     rewards of turns     0    1    2          returns-to-go    0    1    2
     episode 1            0    0    1          episode 1        1    1    1
@@ -9,15 +9,16 @@
 
     episode 1           .5   .5    1          (1 + 0) / 2, (1 + 0) / 2, 0
 
-Return-to-go: Sutton and Barto 2018, section 13.3. The baseline of episode i reads other episodes
-alone and the number of the turn, so it does not depend on the action: the gradient's expectation is
-the true one (Williams 1992, Kool et al. 2019). A mean over those that got as far, itself included,
-would shrink late turns, where few are left, and a lone survivor to nothing.
+Return-to-go: Sutton and Barto 2018, section 13.3. The baseline of episode i reads only other
+episodes and the number of the turn. So it does not depend on the action, and the gradient is
+unbiased (Williams 1992, Kool et al. 2019). A mean over the episodes that got as far, the episode
+itself included, would shrink the gradient of late turns, where few are left, and give a lone
+survivor none.
 
-A turn counts among the turns of its agent. Where all members got as far with equal returns, and for
-a lone episode, advantages are exactly 0. `step_reward_gamma` discounts once a turn.
+Turns are counted for each agent. Where all members got as far with equal returns, and for
+a lone episode, advantages are exactly 0. `step_reward_gamma` discounts once for each turn.
 
-Not covered: division by a deviation, which would weight turns by how sure their outcome is.
+Not covered: division by a deviation, which would weight turns by how certain their outcome is.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,9 @@ from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
 
 
 def step_reinforce(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
-    """An episode that ended counts with a return of 0."""
+    """Subtracts the others' mean return at the same step; an episode that ended counts with a
+    return of 0.
+    """
     table = step_table(groups, options.step_reward_gamma)
     same_turn = _compare_same_turns(table)
     sizes_N = np.array([len(groups[step.group]) for step in table.steps_N], np.int64)
@@ -40,7 +43,7 @@ def step_reinforce(groups: Sequence[GroupCredit], options: AdvantageOptions) -> 
 
 
 def _compare_same_turns(table: StepTable) -> Comparison:
-    """The returns of one group's steps at the same place among their agent's."""
+    """Compares the returns of a group's steps with the same index among their agent's steps."""
     numbers: dict[object, int] = {}
     sets_N = [
         numbers.setdefault((step.group, step.agent, step.index), len(numbers))

@@ -1,13 +1,13 @@
-"""An agent's trained tokens of one episode, over its turns, as one row of a batch.
+"""Token chains: an agent's trained tokens of one episode, over its turns, as one array column.
 
     turns        [a0 a1] obs [b0] other agent's turn [c0 c1]
-    row           a0 a1       b0                      c0 c1     rewards stand on a1, b0, c1
+    chain         a0 a1       b0                      c0 c1     rewards are on a1, b0, c1
 
-Prompts, tool results and other agents' turns are skipped: to the discount they take no time. What a
-turn brought stands on its last token (agent_steps.py says what that is), less each token's penalty.
-Arrays are time-major, padded with 0 behind the end, where nothing is left to come.
+Prompts, tool results and other agents' turns are skipped, so the discount does not count them. A
+turn's reward (see agent_steps.py) is on its last token; each token's penalty is subtracted from it.
+Arrays are time-major and padded with 0 after the end.
 
-Not covered: a value for what lies behind the end of a truncated episode; it counts as ended.
+Not covered: bootstrapping a value at the end of a truncated episode, which counts as ended.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NO_TOKENS = np.zeros(0, np.float32)
 
 
 class _ChainSpan(NamedTuple):
-    """Where a turn's tokens are."""
+    """Locates one turn's tokens in its chain, as positions `start` to `stop`."""
 
     turn: int
     chain: int
@@ -38,14 +38,14 @@ class _ChainSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenChains:
-    """The rows of a batch and the spans of its episodes' turns in them."""
+    """Holds the chains of a batch, and where the turns of its episodes are in them."""
 
     episodes: list[EpisodeCredit]
-    spans: list[list[_ChainSpan]]  # of each episode
+    spans: list[list[_ChainSpan]]  # one list for each episode
     rewards_TC: NDArray[np.float64]
 
     def to_chains(self, arrays: Callable[[EpisodeCredit], TokenArrays]) -> NDArray[np.float64]:
-        """One number a token, from each episode, as rows."""
+        """Arranges one number for each token, which `arrays` gives for an episode, as chains."""
         chains_TC = np.zeros_like(self.rewards_TC)
         for episode, spans in zip(self.episodes, self.spans, strict=True):
             by_turn = arrays(episode)
@@ -54,7 +54,7 @@ class TokenChains:
         return chains_TC
 
     def to_turns(self, values_TC: NDArray[np.float64]) -> Advantages:
-        """The rows' numbers, back in the episodes' turns."""
+        """Returns the chains' numbers as arrays by episode and turn."""
         values_CT = np.ascontiguousarray(values_TC.T, dtype=np.float32)
         turns: Advantages = {}
         for episode, spans in zip(self.episodes, self.spans, strict=True):
@@ -65,11 +65,12 @@ class TokenChains:
         return turns
 
     def returns_to_go(self, gamma: float) -> NDArray[np.float64]:
+        """Returns the discounted return-to-go of each token."""
         return discounted_sums(self.rewards_TC, gamma)
 
 
 def token_chains(groups: Sequence[GroupCredit]) -> TokenChains:
-    """All agents' rows of a batch."""
+    """Builds the chains of all agents of a batch."""
     episodes = episodes_of(groups)
     spans: list[list[_ChainSpan]] = []
     num_chains = 0
@@ -86,7 +87,7 @@ def token_chains(groups: Sequence[GroupCredit]) -> TokenChains:
 
 
 def discounted_sums(values_TC: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
-    """Each value and, discounted once a token, all after it."""
+    """Returns the sum of each value and all later ones, discounted once for each token."""
     sums_TC = np.zeros_like(values_TC)
     running_C = np.zeros(values_TC.shape[1])
     for token in reversed(range(len(values_TC))):

@@ -1,9 +1,9 @@
-"""Advantages with mean 0 and deviation 1, over all trained tokens of a batch.
+"""Whitening: advantages with mean 0 and deviation 1 over all trained tokens of a batch.
 
     x -> (x - mean) / sqrt(var + 1e-8)        var unbiased: divided by n - 1, as verl does
 
-A token counts as a token here, whatever its episode's length: long episodes weigh more. If all are
-equal, or there is only one, they become 0 exactly (verl refuses a single token).
+Every token has the same weight, so long episodes weigh more. If all advantages are equal, or there
+is only one, they become exactly 0 (verl refuses a single token).
 
 Not covered: whitening within a group, which estimators do themselves.
 """
@@ -16,7 +16,7 @@ EPSILON = 1e-8
 
 
 def whiten(advantages: Advantages) -> Advantages:
-    """Only trained tokens have a number, so nothing needs a mask."""
+    """Whitens the advantages over the batch; only trained tokens have one, so no mask is needed."""
     arrays = [array for turns in advantages.values() for array in turns]
     flat = np.concatenate(arrays).astype(np.float64) if arrays else np.zeros(0)
     if not len(flat) or (flat == flat[0]).all():

@@ -1,4 +1,4 @@
-"""In: the groups of a step. Out: changed weights, and the numbers that say why.
+"""Connects advantages with the update: computes here what both need of the models.
 
-Ties advantages to the update: what both need of the models is asked for here. Ignores rollouts.
+In: the groups of a step. Out: changed weights, and the metrics of the change. Ignored: rollouts.
 """

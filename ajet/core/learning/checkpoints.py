@@ -1,9 +1,9 @@
-"""A learner's part in a run's checkpoints, alone or as one of several ranks.
+"""Saves and loads a learner's checkpoints, on one rank or on several.
 
     save   learner's tensors and state, the run's own state, the files of a model ─> step_N/
     load   step_N/ ─> the learner
 
-Not covered: when one is due (record/books.py), how it is written (update/checkpoint.py).
+Not covered: when one is due (run/training_run.py), how it is written (update/checkpoint.py).
 """
 
 from pathlib import Path
@@ -17,7 +17,10 @@ from ajet.core.update.ranks import ONE_RANK, Ranks
 
 
 class LearnerCheckpoints:
-    """`keep` of them stay; with several ranks, all of them save and load together."""
+    """Saves and loads a learner's checkpoints, and keeps the newest `keep` of them.
+
+    With several ranks, all of them save and load together.
+    """
 
     def __init__(
         self, learner: Learner, loaded: LoadedModel, *, keep: int, ranks: Ranks = ONE_RANK
@@ -27,7 +30,7 @@ class LearnerCheckpoints:
         self._files = {} if learner.policy.settings.lora else model_files(loaded)
 
     def save(self, folder: Path, step: int, run: dict[str, Any]) -> None:
-        """With the run's own state."""
+        """Saves the learner's state together with `run`, the run's own state."""
         tensors, state = self._learner.state_dict()
         save_checkpoint(
             folder,
@@ -40,7 +43,7 @@ class LearnerCheckpoints:
         )
 
     def load(self, path: Path) -> None:
-        """The learner goes on from there."""
+        """Restores the learner from the checkpoint at `path`."""
         like = self._learner.template() if self._ranks.size > 1 else None
         found = read_checkpoint(path, like=like, ranks=self._ranks)
         self._learner.load_state_dict(found.tensors, found.state)

@@ -1,15 +1,16 @@
-"""From judged groups to changed weights: the part of a step that no episode takes part in.
+"""Training of one step: from judged groups to changed weights.
 
-    groups -> credit ────────> estimate ─────────> samples ─> update
-               rewards,         advantages, and              critic, then policy
-               KL and values    returns for the critic
+    groups -> score ────────> make_batch ──────────> update
+              rewards,        advantages, samples,   critic, then policy
+              KL and values   returns for the critic
 
-`credit` asks the models once, before anything changes: the critic for the value before each trained
-token (gae), the reference for the KL that is taken off the reward. That KL is against the
-log-probabilities that the sampler recorded. While the critic warms up, the policy waits. Groups
-without a valid member are empty here; a batch without any leaves all weights as they are.
+`score` evaluates the models once, before anything changes: the critic for the value before each
+trained token (gae), the reference for the KL that is subtracted from the reward. That KL compares
+with the log-probabilities that the sampler recorded. While the critic warms up, the policy is not
+updated. Groups without a valid member are empty here; a batch without any valid episode leaves all
+weights as they are.
 
-Not covered: where groups come from and which of them count (rollout/batch.py); publishing.
+Not covered: where groups come from and which of them count (rollout/batch.py); weight sync.
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ajet.core.advantage import EstimatorSettings
-from ajet.core.advantage import estimate as estimated
+from ajet.core.advantage import EstimatorSettings, estimate
 from ajet.core.advantage.credit import Advantages, GroupCredit, credit_of
 from ajet.core.advantage.kl_controller import KLController
 from ajet.core.advantage.kl_in_reward import penalise_kl
@@ -36,12 +36,12 @@ from ajet.core.update.critic import Critic
 from ajet.core.update.policy import Policy, PolicyState
 
 Values = list[NDArray[np.float32]]
-"""The critic's: one array for each sample."""
+"""The critic's values, one array for each sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerSettings:
-    """`estimator` is gae where there is a critic."""
+    """Holds the settings of a step's training; the estimator is gae where there is a critic."""
 
     estimator: EstimatorSettings
     kl_in_reward: bool = False
@@ -49,7 +49,7 @@ class LearnerSettings:
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
-        """What the config says of a step between its rollout and its update."""
+        """Reads the settings from the config."""
         trainer = config.ajet.trainer_common
         return cls(
             estimator=EstimatorSettings.from_config(config),
@@ -60,8 +60,10 @@ class LearnerSettings:
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroups:
-    """The groups of a step as rewards, and what the models computed for them: `values` are the
-    critic's."""
+    """Holds the groups of a step with their rewards and what the models computed for them.
+
+    `values` are the critic's.
+    """
 
     groups: Sequence[Group]
     credits: list[GroupCredit]
@@ -71,7 +73,7 @@ class ScoredGroups:
 
 @dataclass(frozen=True, slots=True)
 class TrainBatch:
-    """What one step trains on: the policy's samples, and the returns that the critic learns."""
+    """Holds what one step trains on: the policy's samples and the critic's returns."""
 
     advantages: Advantages
     samples: list[TrainingSample]
@@ -81,7 +83,7 @@ class TrainBatch:
 
 
 class Learner:
-    """The policy with all that learns beside it; a checkpoint keeps its state."""
+    """Trains the policy and, where there is one, the critic; a checkpoint contains its state."""
 
     def __init__(
         self,
@@ -96,28 +98,28 @@ class Learner:
         self.settings = settings
 
     def score(self, groups: Sequence[Group]) -> ScoredGroups:
-        """Rewards of the valid episodes, less the KL, with the critic's values."""
+        """Computes the rewards of the valid episodes, less the KL, and the critic's values."""
         credits = [credit_of(group) for group in groups]
         if self.critic is None and not self.settings.kl_in_reward:
             return ScoredGroups(groups, credits, None, {})
         samples = to_samples(groups, _zeros(credits))
-        credits, metrics = self._less_kl(groups, samples, credits)
+        credits, metrics = self._subtract_kl(groups, samples, credits)
         if self.critic is None:
             return ScoredGroups(groups, credits, None, metrics)
         values = self.critic.values(samples)
         per_turn = by_turn(samples, values, groups)
-        valued = [tuple(replace(e, values=per_turn[e.episode_id]) for e in g) for g in credits]
-        return ScoredGroups(groups, valued, values, metrics)
+        with_values = [tuple(replace(e, values=per_turn[e.episode_id]) for e in g) for g in credits]
+        return ScoredGroups(groups, with_values, values, metrics)
 
     def make_batch(self, scored: ScoredGroups) -> TrainBatch:
-        """Advantages and what the update reads."""
-        found = estimated(scored.credits, self.settings.estimator)
-        samples = to_samples(scored.groups, found.advantages)
+        """Computes the advantages and makes the samples that the update reads."""
+        result = estimate(scored.credits, self.settings.estimator)
+        samples = to_samples(scored.groups, result.advantages)
         returns = None
-        if found.returns is not None:
-            returns = [each.advantages for each in to_samples(scored.groups, found.returns)]
-        metrics = scored.metrics | found.metrics
-        return TrainBatch(found.advantages, samples, returns, scored.values, metrics)
+        if result.returns is not None:
+            returns = [each.advantages for each in to_samples(scored.groups, result.returns)]
+        metrics = scored.metrics | result.metrics
+        return TrainBatch(result.advantages, samples, returns, scored.values, metrics)
 
     def update(
         self,
@@ -126,7 +128,7 @@ class Learner:
         *,
         on_progress: Callable[[float], None] | None = None,
     ) -> dict[str, float]:
-        """The critic's optimizer steps, then the policy's; both with the lesson's own metrics."""
+        """Trains the critic and then the policy; returns their metrics with those of the batch."""
         metrics = dict(batch.metrics)
         if self.critic is not None:
             assert batch.returns is not None and batch.values is not None
@@ -138,7 +140,7 @@ class Learner:
         return metrics
 
     def state_dict(self) -> PolicyState:
-        """Tensors of all models, and each one's own state by name."""
+        """Returns the tensors of all models, and each one's own state by name."""
         tensors, counters = self.policy.state_dict()
         state: dict[str, Any] = {"policy": counters, "kl": self.kl.state_dict()}
         if self.critic is not None:
@@ -147,14 +149,17 @@ class Learner:
         return PolicyState(tensors, state)
 
     def template(self) -> dict[str, Tensor]:
-        """Of the names, shapes and shards that a checkpoint's tensors have, of any content."""
+        """Returns tensors with the names, shapes and shards of a checkpoint's, with arbitrary
+        content.
+        """
         critic = {} if self.critic is None else self.critic.template()
         return self.policy.template() | critic
 
     def load_state_dict(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Restores all models from a checkpoint's tensors and state."""
         self.policy.load_state_dict(tensors, state["policy"])
-        if kept := state.get("kl"):
-            self.kl.load_state_dict(kept)
+        if kl_state := state.get("kl"):
+            self.kl.load_state_dict(kl_state)
         if self.critic is None:
             return
         if "critic" not in state:
@@ -164,13 +169,13 @@ class Learner:
             )
         self.critic.load_state_dict(tensors, state["critic"])
 
-    def _less_kl(
+    def _subtract_kl(
         self,
         groups: Sequence[Group],
         samples: Sequence[TrainingSample],
         credits: list[GroupCredit],
     ) -> tuple[list[GroupCredit], dict[str, float]]:
-        """Each token's KL is taken off with the present coefficient, which then moves."""
+        """Subtracts each token's KL with the present coefficient, which is adapted afterwards."""
         if not self.settings.kl_in_reward:
             return credits, {}
         sampled = by_turn(samples, [sample.logprobs for sample in samples], groups)
@@ -184,6 +189,6 @@ class Learner:
 
 
 def _zeros(credits: Sequence[GroupCredit]) -> Advantages:
-    """In the shape of advantages: for samples that are only scored."""
+    """Returns advantages of 0, for samples that are only scored."""
     episodes = (episode for group in credits for episode in group)
     return {e.episode_id: e.spread(np.zeros(len(e.lengths_T))) for e in episodes}

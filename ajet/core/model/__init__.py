@@ -1,1 +1,4 @@
-"""In: a path. Out: a model, its tokenizer, a flat forward. Ignores who samples or trains."""
+"""Loads and saves models. In: a path. Out: a model, its tokenizer, a flat forward.
+
+Ignored: who samples or trains with them.
+"""

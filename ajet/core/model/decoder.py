@@ -50,7 +50,10 @@ class Decoder:
 
     @staticmethod
     def supports(model: nn.Module) -> bool:
-        """Whether this forward gives the model's own numbers (a test compares them)."""
+        """Tells whether this forward gives the same numbers as the model's own.
+
+        A test compares the two.
+        """
         base = _unwrapped(model)
         config = base.config
         if config.model_type not in FAMILIES or not hasattr(base, "lm_head"):
@@ -65,11 +68,11 @@ class Decoder:
         )
 
     def __call__(self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
-        """Final hidden states ``[N, hidden]``, already normalised."""
+        """Returns the final hidden states ``[N, hidden]``, already normalised."""
         return run_unsharded(self._model, self._hidden, token_ids_N, positions_N, attend)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
-        """Next-token logits ``[N, vocab]`` in the model's dtype."""
+        """Returns the next-token logits ``[N, vocab]`` in the model's dtype."""
         return self._head(hidden_ND)
 
     def _hidden(self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
@@ -104,14 +107,17 @@ class Decoder:
 
 
 def run_unsharded(module: nn.Module, compute: Callable[..., Tensor], *args: Any) -> Tensor:
-    """``compute(*args)`` with `module`'s own weights at hand: one that is sharded has a method
-    `run_unsharded`, which gathers them around it (update/sharding.py), as its forward would."""
-    gathered = module.__dict__.get("run_unsharded")
-    return compute(*args) if gathered is None else gathered(compute, *args)
+    """Computes ``compute(*args)`` while `module`'s own weights are whole.
+
+    A sharded module has a method `run_unsharded` (update/sharding.py), which gathers its weights
+    for the call as its forward would.
+    """
+    sharded_run = module.__dict__.get("run_unsharded")
+    return compute(*args) if sharded_run is None else sharded_run(compute, *args)
 
 
 def _unwrapped(model: Any) -> Any:
-    """The causal model inside a peft wrapper, or the model itself."""
+    """Returns the causal model inside a peft wrapper, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
@@ -120,12 +126,12 @@ def _rms_norm(norm: Any, x: Tensor) -> Tensor:
 
 
 def _negate_left_half(sin: Tensor) -> Tensor:
-    """The left half negated, so that `_rotate` is one product and one fused multiply-add."""
+    """Negates the left half, so that `_rotate` is one product and one fused multiply-add."""
     left, right = sin.chunk(2, dim=-1)
     return torch.cat((-left, right), dim=-1)
 
 
 def _rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-    """Rotary position: the halves (l, r) become (l cos - r sin, r cos + l sin)."""
+    """Applies the rotary position: the halves (l, r) become (l cos - r sin, r cos + l sin)."""
     swapped = x.roll(x.shape[-1] // 2, dims=-1)
     return torch.addcmul(x * cos, swapped, signed_sin)

@@ -1,11 +1,11 @@
-"""A model and its tokenizer, from wherever the config's `model.path` points.
+"""Loads a model and its tokenizer from the config's `model.path`, which may be
 
     ./my_model                  a transformers folder
-    Qwen/Qwen2.5-0.5B-Instruct  a name on the Hugging Face hub (or in its local cache)
+    Qwen/Qwen2.5-0.5B-Instruct  a name on the Hugging Face hub, or in its local cache
     SmolLM2.Q4_1.gguf           a GGUF file; its weights are expanded to `dtype`
     embedded:math               a model that comes with this package
 
-Every failure is a `ModelError` of one line: what is wrong, where, what to do.
+Every failure is a `ModelError` whose one line says what is wrong, where, and what to do.
 """
 
 import re
@@ -51,7 +51,7 @@ DTYPES = {
 
 @dataclass
 class LoadedModel:
-    """A causal model on its device, with its tokenizer. `name` is what the user called it."""
+    """Holds a causal model on its device and its tokenizer; `name` is what the user called it."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -60,7 +60,7 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Arguments of `from_pretrained` that say where the files are."""
+    """Holds the arguments of `from_pretrained` that say where the files are."""
 
     name_or_path: str
     options: dict[str, Any]
@@ -74,7 +74,7 @@ def load_model(
     trust_remote_code: bool = False,
     chat_template: str | None = None,
 ) -> LoadedModel:
-    """Load a causal language model for training.
+    """Loads a causal language model for training.
 
     `dtype` and `device` "auto" mean CUDA with bfloat16 where there is CUDA, else CPU with float32.
     `chat_template` is the path of a jinja file that replaces the tokenizer's own template.
@@ -99,7 +99,7 @@ def load_model(
     )
     if "gguf_file" in options:
         _clear_quantization_config(model)
-        model.config.architectures = [type(model).__name__]  # a server asks its folder for it
+        model.config.architectures = [type(model).__name__]  # servers read it from the saved folder
     if model.dtype == torch.float64:
         to_float64(model)
     return LoadedModel(model.to(target), tokenizer, path)
@@ -155,10 +155,12 @@ def _check_folder(folder: Path) -> None:
 
 
 def _hub_source(name: str) -> ModelSource:
-    """Ask the hub once, briefly: transformers itself retries for a minute before it gives up."""
+    """Asks the hub once, with a short timeout: transformers itself retries for a minute before it
+    fails.
+    """
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import (
-        HTTPError,  # pyright: ignore[reportPrivateImportUsage]  # of whichever client it uses
+        HTTPError,  # pyright: ignore[reportPrivateImportUsage]  # from whichever HTTP client it uses
     )
 
     cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
@@ -185,7 +187,7 @@ def _load(path: str, what: str, load: Callable[..., Any], name_or_path: str, **o
 
 @contextmanager
 def _without_progress_bar() -> Iterator[None]:
-    """No progress bar of weights: the run has its own display."""
+    """Hides the progress bar of loading weights, because the run has its own display."""
     from transformers.utils import logging
 
     was_enabled = logging.is_progress_bar_enabled()
@@ -198,7 +200,10 @@ def _without_progress_bar() -> Iterator[None]:
 
 
 def _clear_quantization_config(model: Any) -> None:
-    """The weights were expanded; with the mark left on, `save_pretrained` refuses."""
+    """Removes the marks of quantisation from a model whose weights were expanded.
+
+    With them `save_pretrained` would refuse the model.
+    """
     for name in ("quantization_config", "_pre_quantization_dtype"):
         if hasattr(model.config, name):
             delattr(model.config, name)
@@ -218,7 +223,7 @@ def _read_template(file: str) -> str:
 
 
 def resolve_device(device: str) -> torch.device:
-    """What the config calls it; auto is CUDA where there is CUDA."""
+    """Returns the device that the config names; auto is CUDA where there is CUDA."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     known = re.fullmatch(r"cpu|cuda(?::(\d+))?", device)

@@ -1,8 +1,8 @@
-"""Where softmax, sums and log-probabilities are computed: in float32, or wider where the model is.
+"""The precision of softmax, sums and log-probabilities: float32, or the model's if that is wider.
 
     bfloat16, float16, float32  ->  float32        float64  ->  float64
 
-Not covered: models whose norms are not in `NORMS` compute these in float32 whatever they are.
+Not covered: models whose norms are not in `NORMS`; they compute these in float32 at any precision.
 """
 
 from types import MethodType
@@ -12,21 +12,24 @@ import torch
 from torch import Tensor, nn
 
 NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
-"""transformers writes them with a cast to float32 inside."""
+"""transformers' norms that cast to float32 inside."""
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """`dtype`, or float32 where that is narrower."""
+    """Returns `dtype`, or float32 where `dtype` is narrower."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def to_wide_dtype(tensor: Tensor) -> Tensor:
-    """In its `wide_dtype`; the tensor itself where that is its own."""
+    """Converts the tensor to its `wide_dtype`; returns the tensor itself if it has that already."""
     return tensor.to(wide_dtype(tensor.dtype))
 
 
 def to_float64(model: nn.Module) -> nn.Module:
-    """In place: weights, and norms that would compute in float32 all the same."""
+    """Converts the model in place to float64.
+
+    The `NORMS` get a forward that computes in float64, because their own computes in float32.
+    """
     for module in model.modules():
         if type(module).__name__ in NORMS:
             module.forward = MethodType(_rms_norm, module)

@@ -1,6 +1,6 @@
-"""The files that make a folder of weights a model: config, tokenizer, chat template.
+"""The files beside the weights in a model's folder: config, tokenizer, chat template.
 
-Not covered: the weights themselves (a checkpoint has them, as model.safetensors).
+Not covered: the weights themselves, which a checkpoint has as model.safetensors.
 """
 
 from pathlib import Path
@@ -10,7 +10,7 @@ from ajet.core.model.load import LoadedModel
 
 
 def model_files(loaded: LoadedModel) -> dict[str, bytes]:
-    """File name -> content, as transformers writes them; every load reads them again."""
+    """Returns the content of each file by its name, as transformers writes and reads it."""
     with TemporaryDirectory() as folder:
         loaded.model.config.save_pretrained(folder)
         if loaded.model.generation_config is not None:

@@ -1,4 +1,4 @@
-"""A tokenizer without its model: that of a run folder, which holds no weights."""
+"""Loads a tokenizer without its model, from a run folder, which holds no weights."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
-    """The tokenizer that `save_pretrained` left in `folder`, with its chat template."""
+    """Loads the tokenizer that `save_pretrained` left in `folder`, with its chat template."""
     if not (folder / "tokenizer_config.json").is_file():
         raise ModelError(f"{folder}: no tokenizer there; it is kept when a run begins")
     from transformers import AutoTokenizer

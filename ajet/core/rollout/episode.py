@@ -355,7 +355,9 @@ class Attempt:
                 self._workflow_task = await self._environment.begin(self._workflow_task)
             execute, arguments = self._workflow.execute, (self._workflow_task, self._tuner)
             is_async = inspect.iscoroutinefunction(execute)
-            result: Any = execute(*arguments) if is_async else await run_in_thread(execute, *arguments)
+            result: Any = (
+                execute(*arguments) if is_async else await run_in_thread(execute, *arguments)
+            )
             return await result if inspect.isawaitable(result) else result
         except SystemExit as error:
             raise RuntimeError(f"the workflow called sys.exit({error.code!r})") from error

@@ -1,4 +1,5 @@
-"""In: the calls of an episode. Out: trajectories, timelines, and samples that the update reads.
+"""Records episodes and turns them into samples.
 
-Every sampled token of a trainable agent is in exactly one loss mask. Ignores what rewards mean.
+In: the calls of an episode. Out: trajectories, timelines, and samples that the update reads. Every
+sampled token of a trainable agent is in exactly one loss mask. Ignored: what rewards mean.
 """

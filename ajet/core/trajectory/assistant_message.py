@@ -1,9 +1,9 @@
-"""What an agent is told of a reply: an assistant message in OpenAI's form.
+"""Assistant messages in OpenAI's form, as an agent gets a reply.
 
     ParsedReply(content, reasoning, tool_calls)  ->  {"role": "assistant", "content": …,
                                                       "reasoning_content": …, "tool_calls": […]}
 
-Call ids are ``call_<turn>_<order>``: the same in a run that is resumed or replayed.
+Call ids are ``call_<turn>_<order>``, so they are the same in a run that is resumed or replayed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ajet.core.inference.tool_parser import ParsedReply, ToolCall
 
 
 def assistant_message(parsed: ParsedReply, turn: int, *, parallel: bool = True) -> dict[str, Any]:
-    """The message; without `parallel` it has the first call alone."""
+    """Returns the message; without `parallel` it has only the first tool call."""
     message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
     if parsed.reasoning is not None:
         message["reasoning_content"] = parsed.reasoning
@@ -27,7 +27,7 @@ def assistant_message(parsed: ParsedReply, turn: int, *, parallel: bool = True) 
     return message
 
 
-def _tool_call(call: ToolCall, identity: str) -> dict[str, Any]:
+def _tool_call(call: ToolCall, call_id: str) -> dict[str, Any]:
     arguments = json.dumps(call.arguments, ensure_ascii=False)
     function = {"name": call.name, "arguments": arguments}
-    return {"id": identity, "type": "function", "function": function}
+    return {"id": call_id, "type": "function", "function": function}

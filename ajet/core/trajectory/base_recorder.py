@@ -1,8 +1,8 @@
-"""What every recorder of an episode does: number its calls, keep their turns, refuse further ones.
+"""The base of all recorders: numbers an episode's calls, stores their turns, refuses further ones.
 
     BaseRecorder
-    ├── EpisodeRecorder    token ids from a `ModelEndpoint`: all that training needs  (recorder.py)
-    └── ChatRecorder       messages from a `ChatEndpoint`: evaluation only       (chat_recorder.py)
+    ├── EpisodeRecorder    token ids from a `ModelEndpoint`: training, evaluation (recorder.py)
+    └── ChatRecorder       messages from a `ChatEndpoint`: evaluation only  (chat_recorder.py)
 
 The call that would pass a limit raises `EpisodeTruncated`, and so does every later call, until the
 workflow returns. Not covered: limits in tokens, which need token ids.
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SamplingOverrides:
-    """Sampling settings that an agent asks for in one call; None keeps the run's.
+    """Holds sampling settings that an agent asks for in one call; None keeps the run's.
 
-    An agent that is trained gets no temperature, `top_p` or `top_k` of its own: the update takes
-    what was sampled as drawn from the policy at the run's, so another would bend every ratio. The
+    A trained agent gets no `temperature`, `top_p` or `top_k` of its own: the update assumes that
+    tokens were sampled from the policy at the run's settings, so others would bias every ratio. The
     reply ends before the first of the texts in `stop`. `seed` is mixed into the call's own seed:
-    taken as it is, it would have all members of a group say the same.
+    used as it is, it would make all members of a group sample the same.
     """
 
     temperature: float | None = None
@@ -62,7 +62,9 @@ class SamplingOverrides:
         return {name: value for name, value in pairs if value is not None}
 
     def split(self, trainable: bool) -> tuple[SamplingOverrides, dict[str, Any]]:
-        """What is taken, and what is not."""
+        """Returns the settings that are accepted, and those that are refused because the agent
+        is trained.
+        """
         if not trainable:
             return self, {}
         refused = {
@@ -74,14 +76,16 @@ class SamplingOverrides:
 
 
 _ALLOWED_IN_TRAINING = ("max_tokens", "stop", "seed")
-"""They leave the distribution of each token as it is."""
+"""The overrides that do not change the distribution of a token."""
 
 
 class BaseRecorder:
-    """The model as one episode sees it. `seed_path` is the episode's place in the tree of seeds.
+    """Gives an episode access to the model and records its turns.
 
-    `loop` is the event loop that the recorder was made on: all calls are made there (calls from
-    other threads go through workflow/bridge.py)."""
+    `seed_path` is the episode's path in the tree of seeds. `loop` is the event loop that the
+    recorder was made on: all calls are made there (calls from other threads go through
+    workflow/bridge.py).
+    """
 
     def __init__(
         self,
@@ -118,7 +122,7 @@ class BaseRecorder:
         parallel_tool_calls: bool = True,
         overrides: SamplingOverrides | None = None,
     ) -> Turn:
-        """One call with chat messages."""
+        """Makes one call with chat messages."""
         raise NotImplementedError
 
     async def generate(
@@ -129,46 +133,51 @@ class BaseRecorder:
         target_tag: str = "default",
         overrides: SamplingOverrides | None = None,
     ) -> Turn:
-        """One call with token ids."""
+        """Makes one call with token ids."""
         raise NotImplementedError
 
     @property
     def template(self) -> ChatTemplate:
-        """The model's words as token ids, for agents that count or write tokens themselves."""
+        """Returns the model's chat template, for agents that count or write tokens themselves."""
         raise NotImplementedError
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """The finished turns in the order in which their calls began."""
+        """Returns the finished turns in the order in which their calls began."""
         return tuple(self._turns[index] for index in sorted(self._turns))
 
     @property
     def wave_wait_s(self) -> float:
-        """Seconds of waiting for an endpoint that computes in waves. They are not counted as the
-        episode's own: one episode that hangs must not use up the others' time."""
+        """Returns the seconds spent waiting for an endpoint that computes in waves.
+
+        They do not count as the episode's own: one episode that hangs must not use up the others'
+        time.
+        """
         current_s = self._clock() - self._busy_since_s if self._num_in_flight else 0.0
         return self._endpoint_s + current_s if self._computes_in_waves else 0.0
 
     @property
     def sampling(self) -> SamplingParams:
-        """How the run draws tokens, where an agent asks for nothing else."""
+        """Returns the run's sampling settings, which hold where an agent asks for nothing else."""
         return self._sampling
 
     @property
     def tokenizer(self) -> Any:
-        """The model's tokenizer; None where the endpoint keeps it to itself."""
+        """Returns the model's tokenizer, or None where the endpoint does not show it."""
         return None
 
     def tighten_limits(
         self, max_steps: int | None = None, max_model_len: int | None = None
     ) -> None:
-        """Lower this episode's limits of calls and of tokens; they are never raised."""
-        asked = drop_none(max_steps=max_steps, max_model_len=max_model_len)
-        lower = {name: min(value, getattr(self._limits, name)) for name, value in asked.items()}
+        """Lowers this episode's limits of calls and of tokens; never raises them."""
+        limits = drop_none(max_steps=max_steps, max_model_len=max_model_len)
+        lower = {name: min(value, getattr(self._limits, name)) for name, value in limits.items()}
         self._limits = replace(self._limits, **lower)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Frameworks copy their agents, and the model with them: all copies record here."""
+        """Returns the recorder itself: frameworks copy their agents with the model, and all
+        copies record here.
+        """
         return self
 
     def is_trainable(self, agent_name: str, target_tag: str) -> bool:
@@ -176,7 +185,7 @@ class BaseRecorder:
 
     @property
     def shows_tokens(self) -> bool:
-        """Whether its turns have token ids and log-probabilities."""
+        """Tells whether the turns have token ids and log-probabilities."""
         return False
 
     def check_open(self) -> None:
@@ -193,7 +202,7 @@ class BaseRecorder:
     def credit_turn(
         self, agent_name: str, target_tag: str, reward: float | None, state_key: str | None
     ) -> None:
-        """Note on the last turn of this agent what it brought and where it was taken."""
+        """Notes the reward and the state key of this agent's last turn."""
         of_agent = [
             index
             for index, turn in self._turns.items()
@@ -206,14 +215,14 @@ class BaseRecorder:
         self._turns[index] = replace(self._turns[index], **given)
 
     def close(self) -> None:
-        """No later call succeeds; what was recorded stays."""
+        """Ends the episode: every later call fails, and the recorded turns stay."""
         self._closed = True
 
     async def _start_call(self) -> int:
-        """The number of this call, fixed by the order in which calls begin."""
+        """Returns the number of this call; numbers follow the order in which calls begin."""
         closed = self._closed_error()
         if closed is not None:
-            await asyncio.sleep(0)  # an agent that retries for ever still lets others run
+            await asyncio.sleep(0)  # lets others run beside an agent that retries forever
             raise closed
         index = self._num_calls
         if index >= self._limits.max_steps:
@@ -222,7 +231,7 @@ class BaseRecorder:
         return index
 
     def _seed(self, index: int, overrides: SamplingOverrides) -> int:
-        """Of one call: the agent's own seed, if it gives one, makes it another of the run's."""
+        """Returns the seed of one call; an agent's own seed derives another one from the run's."""
         own = () if overrides.seed is None else ("own", overrides.seed)
         return seeding.derive(*self._seed_path, index, *own)
 
@@ -237,14 +246,15 @@ class BaseRecorder:
 
     @contextmanager
     def _calling_endpoint(self) -> Iterator[None]:
-        """Around a call of the endpoint: its failure becomes the episode's, and its seconds are
-        counted."""
+        """Surrounds a call of the endpoint: counts its seconds and turns its failure into the
+        episode's.
+        """
         if not self._num_in_flight:
             self._busy_since_s = self._clock()
         self._num_in_flight += 1
         try:
             yield
-            self.endpoint_fault = None  # an agent that caught an earlier one goes on
+            self.endpoint_fault = None  # the agent may have caught an earlier fault and gone on
         except ContextOverflow as error:
             raise self._truncate(str(error) or "the prompt fills the model's context") from error
         except Exception as error:
@@ -256,14 +266,18 @@ class BaseRecorder:
                 self._endpoint_s += self._clock() - self._busy_since_s
 
     def _record_turn(self, index: int, turn: Turn, reply: CheckedReply | None = None) -> Turn:
-        """Record the turn first: what was sampled is kept, whatever the checks raise."""
+        """Records the turn before it is checked, so that what was sampled stays whatever the
+        checks raise.
+        """
         self._turns[index] = turn
         if reply is not None and turn.trainable:
             self._check(index, turn, reply)
         return turn
 
     def _check(self, index: int, turn: Turn, reply: CheckedReply) -> None:
-        """Note which of the run's checks the reply fails, and why; the episode may be over then."""
+        """Notes which of the run's checks the reply fails, and why; the episode may be over
+        then.
+        """
         policy = self._limits.malformed
         found = malformed(reply, policy.checks)
         if found:
@@ -272,19 +286,19 @@ class BaseRecorder:
             self.truncation = truncation_reason(index, found)
 
     def _clock(self) -> float:
-        """Seconds since the episode began."""
+        """Returns the seconds since the recorder was made."""
         return time.perf_counter() - self._created_s
 
 
 def _as_set(targets: Sequence[str] | str | None) -> frozenset[str] | None:
-    """A single name counts as a list of one, not as its letters."""
+    """Returns the names as a set; a single name counts as a list of one, not as its letters."""
     if targets is None:
         return None
     return frozenset([targets] if isinstance(targets, str) else targets)
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """The event loop of this thread, if one runs."""
+    """Returns the event loop of this thread, if one runs."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -292,5 +306,5 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def drop_none(**notes: Any) -> dict[str, Any]:
-    """The notes that say something."""
+    """Returns the notes whose value is not None."""
     return {name: value for name, value in notes.items() if value is not None}

@@ -1,10 +1,10 @@
-"""Records an episode whose model answers chat messages and keeps its tokens to itself.
+"""Records an episode whose model answers chat messages without showing its tokens.
 
     agent --messages, tools--> chat() --the same--> chat endpoint --assistant message--> Turn
 
-A turn has its messages and reply; its completion is empty, and what the endpoint says of its token
-counts is in the turn's notes. Nothing here can be trained. Limits of calls and of a reply's tokens
-hold; those of prompts are the endpoint's own.
+A turn has its messages and reply; its completion is empty, and the token counts that the endpoint
+reports are in the turn's notes. Such turns cannot be trained. The limits of calls and of a reply's
+tokens apply; the endpoint limits prompts itself.
 
 Not covered: `model_tuner.generate`, which needs token ids.
 """
@@ -25,7 +25,7 @@ from ajet.core.trajectory.turn import Turn
 
 
 class ChatRecorder(BaseRecorder):
-    """One episode with a `ChatEndpoint` as its model."""
+    """Records one episode with a `ChatEndpoint` as its model."""
 
     def __init__(self, endpoint: ChatEndpoint, **episode: Any) -> None:
         super().__init__(**episode)
@@ -84,18 +84,18 @@ class ChatRecorder(BaseRecorder):
         raise ConfigError("model_tuner: a chat endpoint shows no token ids; only text can be used")
 
     def _sampling_of(self, index: int, overrides: SamplingOverrides) -> SamplingParams:
-        room = self._limits.max_response_length_in_one_turn
-        asked = overrides.given | {
-            "max_tokens": min(room, overrides.max_tokens or room),
+        limit = self._limits.max_response_length_in_one_turn
+        changed = overrides.given | {
+            "max_tokens": min(limit, overrides.max_tokens or limit),
             "seed": self._seed(index, overrides),
         }
-        return replace(self._sampling, **asked)
+        return replace(self._sampling, **changed)
 
 
 def _openai_form(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message as an API takes it: text as one string, arguments as JSON text."""
+    """Returns the message as an API takes it: text as one string, arguments as JSON text."""
     form = normalised(message)
-    form.pop("malformed_tool_calls", None)  # what `model_tuner.chat` adds to a reply
+    form.pop("malformed_tool_calls", None)  # `model_tuner.chat` adds it to a reply
     for call in form.get("tool_calls", ()):
         arguments = call["function"]["arguments"]
         if not isinstance(arguments, str):
@@ -104,8 +104,10 @@ def _openai_form(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked_reply(index: int, answer: ChatReply) -> tuple[dict[str, Any], list[str]]:
-    """The reply that the agent gets, and the calls whose arguments are no JSON object: these are
-    text in it."""
+    """Returns the reply for the agent, and its calls whose arguments are not a JSON object.
+
+    These calls become text in the reply.
+    """
     reply = {**answer.message, "role": "assistant", "content": answer.message.get("content") or ""}
     calls, malformed = [], []
     for order, call in enumerate(reply.pop("tool_calls", None) or ()):

@@ -1,4 +1,4 @@
-"""How long an episode may get, and what a call of the model raises when it may not go on."""
+"""Limits of an episode, and the errors of a call of the model after the episode has ended."""
 
 import re
 from dataclasses import dataclass, field
@@ -7,25 +7,29 @@ from ajet.core.trajectory.malformed import MalformedPolicy
 
 
 class EpisodeTruncated(Exception):
-    """A limit of tokens or turns is reached: no further call of the model in this episode."""
+    """Reports that a limit of tokens or turns is reached: the episode may not call the model
+    again.
+    """
 
 
 class EpisodeClosed(Exception):
-    """The episode is over (deadline, or the run was stopped) but its workflow still calls."""
+    """Reports a call after the episode is over (deadline, or the run was stopped)."""
 
 
 class EndpointFault(Exception):
-    """The endpoint failed: neither the agent's fault nor the task's. `__cause__` says how."""
+    """Reports a failure of the endpoint, which neither agent nor task caused; `__cause__` is
+    the error.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
-    """Limits of one episode.
+    """Holds the limits of one episode.
 
     A timeline (a prompt and everything after it) holds at most `max_prompt_length +
-    max_response_length` tokens, tools' results included, and never more than `max_model_len`.
+    max_response_length` tokens, including tool results, and never more than `max_model_len`.
     `max_prompt_length` alone limits the episode's first prompt. `max_steps` counts calls. A reply
-    that `malformed` finds fault with may end the episode as well.
+    that fails a check of `malformed` may also end the episode.
     """
 
     max_prompt_length: int = 3000
@@ -41,7 +45,9 @@ class EpisodeLimits:
         return min(self.max_model_len, self.max_prompt_length + self.max_response_length)
 
     def max_completion_tokens(self, turn: int, prompt_length: int) -> int:
-        """How many tokens the reply may have; raises `EpisodeTruncated` when it may have none."""
+        """Returns how many tokens the reply may have; raises `EpisodeTruncated` if it may have
+        none.
+        """
         if turn == 0 and prompt_length > self.max_prompt_length:
             raise EpisodeTruncated(
                 f"the first prompt has {prompt_length} tokens; "
@@ -64,5 +70,7 @@ _REFUSED = re.compile(
 
 
 def is_own_limit(truncation: str) -> bool:
-    """Whether a limit of the episode cut it: the next call reached no engine."""
+    """Tells whether one of the episode's own limits cut it, so that the next call reached no
+    engine.
+    """
     return _REFUSED.match(truncation) is not None

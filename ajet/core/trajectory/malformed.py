@@ -1,4 +1,4 @@
-"""Whether a reply is broken as text or as a call of a tool: pure functions of what was sampled.
+"""Checks for replies that are malformed as text or as a tool call, as pure functions of the reply.
 
     nonsense        characters that no text has, or a repetition without end
     wrong_toolcall  a call that cannot be read, names no offered tool, or does not fit its schema
@@ -8,21 +8,21 @@
     malformed(CheckedReply("π ≤ 4, café, привет, 日本語"), ["nonsense"])    {}
     malformed(CheckedReply("ok \\ufffd\\ufffd"), ["nonsense"])    {"nonsense": "U+FFFD 2x"}
 
-`nonsense` knows no language and no list of good characters: letters, mathematics and emoji of every
-script are text. It counts
+`nonsense` depends on no language and no list of allowed characters: letters, mathematics and emoji
+of every script are text. It reports
 
     U+FFFD where bytes were no UTF-8, control characters besides white space, private use,
-    surrogates, noncharacters, and the planes in which Unicode has nothing: from one character in
-    500 on, without those that the conversation shows the model and half a one at a cut
-    a cycle of up to 256 characters, with a letter in it, that stands there 2,000 characters long
-    any such cycle of 300 characters at the end of a reply that was cut by its limit
+    surrogates, noncharacters, and unassigned planes, if they are at least one character in 500;
+    those that the conversation contains, and half a character at a cut, are not counted
+    a cycle of up to 256 characters, with a letter in it, that repeats over 2,000 characters
+    any cycle that repeats over 300 characters at the end of a reply that was cut by its limit
 
-Tables, rules, pixel art, long numbers and code pass: they repeat without letters, or not for long,
+Tables, rulers, pixel art, long numbers and code pass: they repeat without letters, or not for long,
 or come to an end.
 
-Not covered: special tokens (decoding leaves them out), text that is merely wrong, repetition that
-counts on ("1. the 2. the 3. the"). Code points of planes 0 to 3 that Python's Unicode does not know
-yet count as text.
+Not covered: special tokens (decoding leaves them out), text that is merely wrong, repetition with a
+rising number ("1. the 2. the 3. the"). Code points of planes 0 to 3 that Python's Unicode does not
+know yet count as text.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ajet.core.inference.tool_schema import first_violation
 
 Check = Literal["nonsense", "wrong_toolcall", "format_type_1", "non_ascii"]
 
-LONGEST_CYCLE = 256  # in characters, as all that follow
+LONGEST_CYCLE = 256  # characters, as for all numbers below
 MIN_REPEATED, MIN_TIMES = 2000, 8
 MIN_REPEATED_AT_A_CUT, MIN_TIMES_AT_A_CUT = 300, 4
 ONE_IN = 500
@@ -60,9 +60,9 @@ _FORMAT_1 = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class MalformedPolicy:
-    """What a run makes of malformed replies of the agents that it trains.
+    """Says how a run treats malformed replies of the agents that it trains.
 
-    `reward` takes the place of the judge's, or the workflow's, in an episode that has one.
+    In an episode that has one, `reward` replaces the reward of the judge or the workflow.
     """
 
     checks: tuple[Check, ...] = ()
@@ -72,8 +72,10 @@ class MalformedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class CheckedReply:
-    """What the checks look at. Without `parsed` no call was read; `messages` are what the model
-    was shown, `tools` what it was offered."""
+    """Holds what the checks read.
+
+    Without `parsed` no tool call was read; `messages` and `tools` are what the model was given.
+    """
 
     text: str
     finish_reason: FinishReason = "stop"
@@ -87,13 +89,13 @@ class CheckedReply:
 
 
 def malformed(reply: CheckedReply, checks: Iterable[Check]) -> dict[str, str]:
-    """The checks that the reply fails, each with the reason in a line."""
+    """Returns the checks that the reply fails, each with its reason in one line."""
     found = ((name, CHECKS[name](reply)) for name in checks)
     return {name: reason for name, reason in found if reason is not None}
 
 
 def truncation_reason(turn_index: int, found: Mapping[str, str]) -> str:
-    """The line of an episode that ends at a malformed reply."""
+    """Returns the reason for ending an episode at a malformed reply, in one line."""
     reasons = "; ".join(f"{name}: {reason}" for name, reason in found.items())
     return f"turn {turn_index}'s reply is malformed ({reasons})"
 
@@ -114,7 +116,7 @@ def _characters(reply: CheckedReply) -> str | None:
 
 
 def _as_text(shown: Any) -> str:
-    """All strings of messages and tools, with their characters as they are."""
+    """Concatenates all strings of messages and tools, unescaped."""
     if isinstance(shown, str):
         return shown
     inner = shown.values() if isinstance(shown, Mapping) else shown
@@ -122,7 +124,7 @@ def _as_text(shown: Any) -> str:
 
 
 def _repetition(text: str, is_cut: bool) -> str | None:
-    """The first cycle that goes on for too long, the shortest ones first."""
+    """Describes the first cycle that repeats for too long; shorter cycles are tested first."""
     import numpy as np
 
     if len(text) < (MIN_REPEATED_AT_A_CUT if is_cut else MIN_REPEATED):
@@ -162,16 +164,16 @@ def _wrong_toolcall(reply: CheckedReply) -> str | None:
 
 
 def _schema_error(call: ToolCall, offered: Mapping[Any, Any]) -> str | None:
-    """Why no offered tool takes this call."""
+    """Returns why no offered tool takes this call, or None."""
     if call.name not in offered:
         names = ", ".join(map(str, offered)) or "none"
         return f"no tool {_short(call.name)} was offered, but {names}"
     error = first_violation(call.name, offered[call.name] or {}, call.arguments)
     if error is None:
         return None
-    place = "".join(f"[{step!r}]" for step in error.absolute_path)
+    path = "".join(f"[{step!r}]" for step in error.absolute_path)
     message = _short(error.message, quoted=False)
-    return f"{call.name}: {place}: {message}" if place else f"{call.name}: {message}"
+    return f"{call.name}: {path}: {message}" if path else f"{call.name}: {message}"
 
 
 def _not_format_type_1(reply: CheckedReply) -> str | None:

@@ -1,13 +1,14 @@
-"""Records one episode: every call of the model goes through here and leaves a `Turn`.
+"""Records one episode: every call of the model goes through the recorder and leaves a `Turn`.
 
     agent --messages, tools--> chat() --token ids--> endpoint --token ids, logprobs--> Turn
 
 The prompt's ids come from the token session, so what was sampled in earlier turns is sent back as
-it was sampled. Limits of tokens are kept here (those of calls in base_recorder.py): the call that
-would pass one raises `EpisodeTruncated`, and so does every later call, until the workflow returns.
+it was sampled. This module enforces limits of tokens, base_recorder.py those of calls: the call
+that would pass one raises `EpisodeTruncated`, and so does every later call, until the workflow
+returns.
 
-Not covered: streaming from the endpoint (a reply comes whole); what was sampled for a call that its
-agent cancelled is dropped with it.
+Not covered: streaming from the endpoint (a reply comes whole), and the tokens of a call that its
+agent cancelled, which are dropped.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ class _EndpointRequest:
 
 
 class EpisodeRecorder(BaseRecorder):
-    """The model as one episode sees it. `seed_path` is the episode's place in the tree of seeds."""
+    """Records one episode whose endpoint takes and returns token ids.
+
+    `seed_path` is the episode's path in the tree of seeds.
+    """
 
     def __init__(
         self,
@@ -76,7 +80,7 @@ class EpisodeRecorder(BaseRecorder):
         self._parser = parser
         self._reader = ReplyReader(template, parser)
         self._session = TokenSession(template, check_drift)
-        self._in_flight: set[str] = set()  # requests that the endpoint works on
+        self._in_flight: set[str] = set()  # ids of requests at the endpoint
 
     async def chat(
         self,
@@ -89,12 +93,12 @@ class EpisodeRecorder(BaseRecorder):
         parallel_tool_calls: bool = True,
         overrides: SamplingOverrides | None = None,
     ) -> Turn:
-        """One call with chat messages.
+        """Makes one call with chat messages.
 
-        Without `parallel_tool_calls` the agent is shown the first call alone. `tool_choice` "none":
-        the schemas stay in the prompt, so that the conversation only grows, and calls come back as
-        text. "required" or a tool's name: the prompt ends with the opening of a call, which is
-        context and not trained; the model writes the rest.
+        Without `parallel_tool_calls` the agent is shown only the first call. With `tool_choice`
+        "none" the schemas stay in the prompt, so that the conversation only grows, and calls are
+        returned as text. With "required" or a tool's name the prompt ends with the opening of a
+        call, which is context and not trained; the model writes the rest.
         """
         index = await self._start_call()
         sent = [dict(message) for message in messages]
@@ -149,7 +153,7 @@ class EpisodeRecorder(BaseRecorder):
         target_tag: str = "default",
         overrides: SamplingOverrides | None = None,
     ) -> Turn:
-        """One call with token ids: the prompt is taken as it is, no template, no parsing."""
+        """Makes one call with token ids, without template and parsing."""
         index = await self._start_call()
         started_s = self._clock()
         trainable = self.is_trainable(agent_name, target_tag)
@@ -192,21 +196,21 @@ class EpisodeRecorder(BaseRecorder):
         """
         accepted, refused = (overrides or SamplingOverrides()).split(trainable)
         max_completion_tokens = self._max_completion_tokens(index, len(prompt_ids))
-        asked = accepted.given | {
+        changed = accepted.given | {
             "max_tokens": min(max_completion_tokens, accepted.max_tokens or max_completion_tokens),
             "seed": self._seed(index, accepted),
             "stop_token_ids": self._sampling.stop_token_ids or self._template.stop_token_ids,
         }
         notes = drop_none(sampling=accepted.given or None, sampling_not_taken=refused or None)
         request_id = f"{self.episode_id}/{index:04d}"
-        sampling = replace(self._sampling, **asked)
+        sampling = replace(self._sampling, **changed)
         return _EndpointRequest(
             index, request_id, prompt_ids, sampling, max_completion_tokens, notes
         )
 
     @contextmanager
     def _in_flight_request(self, request_id: str) -> Iterator[None]:
-        """Around a request: it is aborted where its caller is cancelled or the episode ends."""
+        """Surrounds a request, and aborts it when its caller is cancelled or the episode ends."""
         self._in_flight.add(request_id)
         try:
             with self._calling_endpoint():
@@ -220,7 +224,7 @@ class EpisodeRecorder(BaseRecorder):
     def _received(
         self, request: _EndpointRequest, completion: Completion
     ) -> tuple[Completion, dict[str, Any]]:
-        """The completion up to its stop string, and the turn's notes on the sampling."""
+        """Returns the completion up to its stop string, and the turn's notes on the sampling."""
         if self._closed or completion.finish_reason == "abort":
             raise EpisodeClosed(f"episode {self.episode_id} is over")
         completion, stopped_at = self._reader.truncate_at_stop(completion, request.sampling.stop)
@@ -256,7 +260,7 @@ class EpisodeRecorder(BaseRecorder):
         return self._template.tokenizer
 
     def close(self) -> None:
-        """As in `BaseRecorder`; a call that the workflow did not wait for ends now."""
+        """Closes the episode, and aborts calls that the workflow did not wait for."""
         super().close()
         for request_id in sorted(self._in_flight):
             self._endpoint.abort(request_id)

@@ -1,9 +1,9 @@
-"""From sampled ids to what an agent is told of them: the one place where a reply is read.
+"""Reads replies: turns sampled ids into text, tool calls and the message that the agent gets.
 
     completion --truncate_at_stop--> completion, stop string --read--> text, parsed calls, message
 
-The recorder reads a reply when it is sampled, `ajet audit` reads it again from the record: a turn's
-notes hold what its ids do not tell (`NOTES`).
+The recorder reads a reply when it is sampled; `ajet audit` reads it again from the record. A turn's
+notes hold what the ids do not contain (`NOTES`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ NOTES = ("opening", "stopped_at", "calls_are_text", "one_call")
 
 @dataclass(frozen=True, slots=True)
 class DecodedReply:
-    """`text` is all that the model wrote and the opening before it; `message` has OpenAI's form."""
+    """Holds a reply as text and message.
+
+    `text` is all that the model wrote, after the opening that it was given; `message` has OpenAI's
+    form.
+    """
 
     text: str
     parsed: ParsedReply
@@ -34,7 +38,7 @@ class DecodedReply:
 
 
 class ReplyReader:
-    """For one model: its words and its way of writing calls."""
+    """Reads replies of one model, with its chat template and its tool parser."""
 
     def __init__(self, template: ChatTemplate, parser: ToolParser) -> None:
         self._template = template
@@ -43,8 +47,10 @@ class ReplyReader:
     def truncate_at_stop(
         self, completion: Completion, stops: Sequence[str]
     ) -> tuple[Completion, str | None]:
-        """The completion up to its first stop string, and which one that is. Special tokens count
-        by their spelling, as in the engine."""
+        """Returns the completion up to its first stop string, and that string.
+
+        Special tokens count by their spelling, as in the engine.
+        """
         found = cut_at_stop(completion, stops, self._template.text_of) if stops else None
         return (completion, None) if found is None else found
 
@@ -55,7 +61,7 @@ class ReplyReader:
         tools: Sequence[Mapping[str, Any]] | None,
         notes: Mapping[str, Any],
     ) -> DecodedReply:
-        """What turn number `turn` says; `notes` are those in `NOTES`."""
+        """Reads the reply of turn number `turn`; `notes` are those in `NOTES`."""
         marked = self._text(completion, notes.get("stopped_at"), self._parser.special_tokens)
         marked = notes.get("opening", "") + marked
         parsed = self._parser.parse(marked, tools).without_marks()
@@ -66,12 +72,15 @@ class ReplyReader:
         return DecodedReply(text, parsed, message)
 
     def plain_text(self, completion: Completion, stopped_at: str | None = None) -> str:
-        """The reply as text alone, without special tokens."""
+        """Returns the reply's text without special tokens."""
         return self._text(completion, stopped_at, ())
 
     def _text(self, completion: Completion, stopped_at: str | None, keep: Sequence[str]) -> str:
-        """Without the token that ended it and other special ones, but for those in `keep`; up to
-        the stop string, wherever marks stand in it."""
+        """Decodes the reply up to its stop string, also where marks are inside that.
+
+        The token that ended the reply and other special tokens are left out, except those in
+        `keep`.
+        """
         ids = completion.token_ids
         if completion.finish_reason == "stop" and ids and ids[-1] in self._template.stop_token_ids:
             ids = ids if self._template.token_text(ids[-1]) in keep else ids[:-1]

@@ -1,4 +1,4 @@
-"""What the update reads: token ids and four numbers for each of them."""
+"""Training samples, which the update reads: token ids, and numbers for each of them."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class TurnSpan:
-    """Where one sampled completion stands in a sample: positions `start` to `stop`."""
+    """Locates one sampled completion in a sample: positions `start` to `stop`."""
 
     start: int
     stop: int
@@ -20,7 +20,7 @@ _ARRAYS = ("token_ids", "loss_mask", "logprobs", "advantages")
 
 @dataclass(frozen=True, slots=True)
 class TrainingSample:
-    """One timeline (a root-to-leaf path of an episode's token trie).
+    """Holds one timeline (a root-to-leaf path of an episode's token trie).
 
     Four arrays of equal length T, for two turns of 2 and 1 sampled tokens:
 
@@ -30,10 +30,11 @@ class TrainingSample:
         logprobs     0   0    l0 l1    0    l2      of the sampler, natural log; 0 elsewhere
         advantages   0   0     A  A    0     A      0 elsewhere
 
-    Position t's logprob is that of token_ids[t] given all before it. Checked once, here.
+    Position t's logprob is that of token_ids[t] given all before it. The constructor checks
+    the lengths.
 
-    `old_logprobs` are the trainer's own, before the update (None: the sampler's are taken), and
-    `weights` the importance weights between the two (None: all 1); both of length T.
+    `old_logprobs` are the trainer's own before the update (None: the sampler's are used), and
+    `weights` the importance weights between the two (None: all are 1); both have length T.
     """
 
     episode_id: str

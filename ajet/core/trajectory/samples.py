@@ -1,10 +1,10 @@
-"""Groups of judged episodes and their advantages become training samples.
+"""Makes training samples from groups of judged episodes and their advantages.
 
     group -> valid episodes -> timelines -> one TrainingSample each
 
-Only valid episodes are read: what becomes of the others is decided before (rollout) and counted
-there. The order is that of the groups, then of `rollout_index`, then of the timelines, so a batch
-does not depend on which episode ended first.
+Only valid episodes are read; the rollout decides what becomes of the others, and counts them. The
+order is that of the groups, then of `rollout_index`, then of the timelines, so a batch does not
+depend on which episode ended first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,9 @@ array of a turn that is not trained may be empty."""
 
 
 def to_samples(groups: Sequence[Group], advantages: TokenAdvantages) -> list[TrainingSample]:
-    """The samples of all valid episodes; each sampled token of a trainable turn is trained once."""
+    """Returns the samples of all valid episodes; each sampled token of a trainable turn is
+    trained once.
+    """
     valid = [trajectory for group in groups for trajectory in _in_order(group)]
     samples = [sample for trajectory in valid for sample in _samples(trajectory, advantages)]
     num_trained = sum(sample.num_trained for sample in samples)
@@ -36,11 +38,11 @@ def by_turn(
     arrays: Sequence[NDArray[np.float32]],
     groups: Sequence[Group] = (),
 ) -> dict[str, tuple[NDArray[np.float32], ...]]:
-    """The other way: arrays over the samples' tokens as one array for each turn of each episode,
-    empty where a turn is not trained.
+    """Splits arrays over the samples' tokens into one array for each turn of each episode.
 
-    `groups` are those of the samples: a sample does not know of turns after the last trained one,
-    nor of an episode that trains nothing. Without them each tuple ends with that last turn.
+    The array of a turn that is not trained is empty. `groups` are those of the samples: a sample
+    does not know of turns after the last trained one, nor of an episode that trains nothing.
+    Without them each tuple ends with that last turn.
     """
     turns: dict[str, dict[int, NDArray[np.float32]]] = {}
     for sample, array in zip(samples, arrays, strict=True):

@@ -1,4 +1,4 @@
-"""One finished episode, whatever became of it."""
+"""The record of one finished episode, and the group of episodes of one task."""
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -10,7 +10,7 @@ from ajet.core.trajectory.turn import Turn
 
 
 class EpisodeStatus(StrEnum):
-    """How an episode ended. Only `ok` and `truncated` carry a reward that is trained on."""
+    """Says how an episode ended; only `ok` and `truncated` carry a reward that is trained on."""
 
     OK = "ok"
     TRUNCATED = "truncated"  # a limit of tokens or turns cut it; its reward stands
@@ -34,12 +34,13 @@ LeftOut = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """The turns of one episode in the order they were made, its status and its reward.
+    """Holds the turns of one episode in the order they were made, its status and its reward.
 
     `reward` is None until it is judged, and stays None for a failed episode. `error` is one line,
-    with the class and the place it was raised. `timings` are seconds by phase. `earlier_attempts`
-    are the failed ones before this, with the failure policy ``retry``; `failed_as` is the status
-    that a policy or a selection replaced, `left_out` that selection.
+    with the class and the source line that raised it. `timings` are seconds by phase.
+    `earlier_attempts` are the failed attempts before this one, with the failure policy ``retry``.
+    `failed_as` is the status that a policy or a selection replaced, and `left_out` is that
+    selection.
     """
 
     workflow_task: WorkflowTask
@@ -56,7 +57,9 @@ class Trajectory:
     left_out: LeftOut | None = None
 
     def leave_out(self, by: LeftOut, reason: str) -> "Trajectory":
-        """As recorded and counted, but not trained; its reward stays with it."""
+        """Returns the trajectory as left out: recorded and counted, with its reward, but not
+        trained.
+        """
         return replace(
             self,
             status=EpisodeStatus.ABORTED,
@@ -75,35 +78,35 @@ class Trajectory:
 
     @property
     def attempts(self) -> "tuple[Trajectory, ...]":
-        """All that were made, this one last."""
+        """Returns all attempts, this one last."""
         return (*self.earlier_attempts, self)
 
     @property
     def ended_as(self) -> EpisodeStatus:
-        """What happened, before a policy made the best of it."""
+        """Returns the status of the episode before a policy or a selection replaced it."""
         return self.failed_as or self.status
 
     @property
     def is_valid(self) -> bool:
-        """Whether it has a reward that counts in its group."""
+        """Tells whether it has a reward that counts in its group."""
         return (
             self.status in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED) and self.reward is not None
         )
 
     @property
     def is_malformed(self) -> bool:
-        """Whether a reply in it failed one of the run's checks."""
+        """Tells whether one of its replies failed one of the run's checks."""
         return any("malformed" in turn.notes for turn in self.turns)
 
     @property
     def num_sampled(self) -> int:
-        """Tokens sampled by trainable turns: what the loss masks must add up to."""
+        """Returns the tokens sampled by trainable turns, which the loss masks must add up to."""
         return sum(len(t.completion.token_ids) for t in self.turns if t.trainable)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The episodes of one task in one step, in the order of `rollout_index`.
+    """Holds the episodes of one task in one step, in the order of `rollout_index`.
 
     `task` is as the reader gave it: a workflow may change its own copy. `baseline` is the reward of
     a greedy episode, where the estimator compares with one.
@@ -116,7 +119,7 @@ class Group:
 
     @property
     def number(self) -> int:
-        """Its place in the step: the last part of `group_id`."""
+        """Returns its index in the step, the last part of `group_id`."""
         return int(self.group_id.rpartition("-")[2])
 
     @property
@@ -125,10 +128,10 @@ class Group:
 
     @property
     def has_signal(self) -> bool:
-        """Whether two valid members earned different rewards."""
+        """Tells whether two valid members earned different rewards."""
         return len({t.reward for t in self.valid}) > 1
 
     def leave_out(self, by: LeftOut, reason: str) -> "Group":
-        """The group with all valid members left out."""
+        """Returns the group with all valid members left out."""
         members = (t.leave_out(by, reason) if t.is_valid else t for t in self.trajectories)
         return replace(self, trajectories=tuple(members))

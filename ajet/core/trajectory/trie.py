@@ -29,10 +29,10 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """One path of the trie, and the turns trained on it.
+    """Holds one path of the trie, and the turns trained on it.
 
-    Arrays of equal length; `logprobs` is 0 where `loss_mask` is. `spans` are in the order of the
-    path; their `turn_index` counts the episode's turns.
+    The arrays have equal length; `logprobs` is 0 where `loss_mask` is. `spans` are in the order of
+    the path; their `turn_index` counts the episode's turns.
     """
 
     token_ids: NDArray[np.int64]
@@ -48,7 +48,9 @@ class Timeline:
 
 
 def timelines(turns: Sequence[Turn]) -> list[Timeline]:
-    """The episode's timelines; every sampled token of a trainable turn is in exactly one mask."""
+    """Returns the episode's timelines; every sampled token of a trainable turn is in exactly
+    one mask.
+    """
     left = {
         index: (*turn.completion.prompt_ids, *turn.completion.token_ids)
         for index, turn in enumerate(turns)
@@ -56,7 +58,7 @@ def timelines(turns: Sequence[Turn]) -> list[Timeline]:
     }
     parents = _parents(left)
     result: list[Timeline] = []
-    while left:  # a second round only for turns that sampled the same positions as another
+    while left:  # a second round is only for turns that sampled the same positions as another
         for leaf in _leaves(left, parents):
             chain = _chain(leaf, left, parents, turns)
             result.append(_timeline(left[leaf], chain, turns))
@@ -66,11 +68,14 @@ def timelines(turns: Sequence[Turn]) -> list[Timeline]:
 
 
 def _parents(paths: dict[int, Ids]) -> dict[int, int | None]:
-    """For each path the longest other one that it begins with. Sorted, a path comes right after
-    those it begins with, so one stack of open prefixes finds them all."""
+    """Returns for each path the longest other path that it begins with.
+
+    In sorted order a path comes right after those it begins with, so one stack of open prefixes
+    finds them all.
+    """
     parents: dict[int, int | None] = {}
     stack: list[int] = []
-    # Equal paths: the earlier turn last, so that it is the one that longer paths meet first.
+    # Of equal paths the earlier turn comes last, so that longer paths find it first on the stack.
     for index in sorted(paths, key=lambda index: (paths[index], -index)):
         path = paths[index]
         while stack and path[: len(paths[stack[-1]])] != paths[stack[-1]]:
@@ -81,7 +86,7 @@ def _parents(paths: dict[int, Ids]) -> dict[int, int | None]:
 
 
 def _leaves(left: Iterable[int], parents: dict[int, int | None]) -> list[int]:
-    """The turns, in order, whose path no other turn that is left continues."""
+    """Returns the turns, in order, whose path no other remaining turn continues."""
     left = sorted(left)
     continued: set[int] = set()
     for index in left:
@@ -95,7 +100,9 @@ def _leaves(left: Iterable[int], parents: dict[int, int | None]) -> list[int]:
 def _chain(
     leaf: int, left: dict[int, Ids], parents: dict[int, int | None], turns: Sequence[Turn]
 ) -> list[int]:
-    """The turns that the leaf's path trains: not trained yet, no position sampled twice."""
+    """Returns the turns that the leaf's path trains: those not trained yet, with no position
+    sampled twice.
+    """
     chain: list[int] = []
     free_until = len(left[leaf])
     index: int | None = leaf

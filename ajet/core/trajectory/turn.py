@@ -8,12 +8,12 @@ from ajet.core.inference.endpoint import Completion
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One completion and what it was for.
+    """Holds one completion and what it was for.
 
     `messages` and `tools` are what the agent sent (for people to read: training uses only the ids
-    in `completion`); `reply` is the assistant message parsed from the completion. `reward` is what
-    this turn brought (None: nothing is known of it alone), `state_key` the state of the environment
-    in which it was taken: both are for step-wise credit.
+    in `completion`); `reply` is the assistant message parsed from the completion. `reward` is the
+    reward of this turn alone (None: unknown) and `state_key` the state of the environment in which
+    it was taken; both are for step-wise credit.
     """
 
     completion: Completion
@@ -31,10 +31,10 @@ class Turn:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of the ids; where a chat endpoint keeps them to itself, as many as it says."""
+        """Returns the number of prompt ids, or the number that a chat endpoint reports."""
         return len(self.completion.prompt_ids) or self.notes.get("prompt_tokens", 0)
 
     @property
     def num_sampled_tokens(self) -> int:
-        """As above, of the reply."""
+        """Returns the number of sampled ids, or the number that a chat endpoint reports."""
         return len(self.completion.token_ids) or self.notes.get("sampled_tokens", 0)

@@ -1,6 +1,5 @@
-"""Training samples in, changed weights and metrics out.
+"""Updates the policy and the critic.
 
-In: the `TrainingSample`s of one step. Out: optimizer steps on the policy's own weights, a dict of
-floats, and checkpoints; a critic's values. Ignored: where samples come from, who serves the weights
-next.
+In: the `TrainingSample`s of one step. Out: optimizer steps on the models' own weights, metrics,
+checkpoints, and a critic's values. Ignored: where samples come from, and who serves the weights.
 """

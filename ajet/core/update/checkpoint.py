@@ -1,24 +1,24 @@
-"""Checkpoints that are whole or not there (promise 8).
+"""Checkpoints: each is either whole or absent (promise 8).
 
     checkpoints/step_000123/
         model.safetensors      trainable weights, under the model's own names
         tensors.safetensors    the optimizer's state and any other tensor
-        state.json             counters, data cursor, seeds: anything JSON
+        state.json             counters, data cursor, seeds and any other JSON
         manifest.json          size and sha256 of every file above, and its own digest
 
-Several ranks write, in place of the two files of tensors, a piece each (shard_files.py):
+Several ranks write one shard each instead of the two files of tensors (shard_files.py):
 
         shards/                shard-00001-….safetensors and so on
 
-Either kind is read by any number of ranks.
+Any number of ranks can read either kind.
 
 A save writes into `.writing_step_…`, flushes every file, the manifest last, renames the folder and
-flushes the parent: killed at any moment, it leaves either the whole folder or a `.writing_` one,
+flushes the parent. Killed at any moment, it leaves either the whole folder or a `.writing_` one,
 which the next save removes. A load takes the newest folder whose manifest verifies and names those
-that it passed over. No pickle.
+that it skipped. It uses no pickle.
 
-All ranks call these functions together, on one folder of a file system that they share; what goes
-wrong on one is the same `CheckpointError` on all.
+All ranks call these functions together, on one folder of a shared file system; a failure on one
+rank raises the same `CheckpointError` on all.
 
 Not covered: remote storage.
 """
@@ -51,7 +51,7 @@ WRITING, REPLACED, DISCARDED = ".writing_", ".replaced_", ".discarded_"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """`warnings` names each newer checkpoint that was passed over, and why."""
+    """Holds a loaded checkpoint; `warnings` names each newer one that was skipped, and why."""
 
     path: Path
     step: int
@@ -70,7 +70,7 @@ def save_checkpoint(
     files: Mapping[str, bytes] | None = None,
     ranks: Ranks = ONE_RANK,
 ) -> Path:
-    """Write ``folder/step_{step:06d}``; when it is durable, remove all but the `keep` newest.
+    """Writes ``folder/step_{step:06d}``; when it is durable, removes all but the `keep` newest.
 
     From one rank, tensors named ``model.…`` go to model.safetensors without that prefix. `files`
     are written beside them (a config.json and a tokenizer make the folder loadable as a model).
@@ -98,7 +98,7 @@ def save_checkpoint(
 
 @dataclass(frozen=True, slots=True)
 class _SaveSteps:
-    """A save's steps, each ended by all ranks before the next begins."""
+    """Runs the steps of a save; all ranks finish one before the next begins."""
 
     folder: Path
     target: Path
@@ -121,7 +121,7 @@ class _SaveSteps:
         self.on_all_ranks(act if self.ranks.rank == 0 else lambda: None)
 
     def on_all_ranks(self, act: Callable[[], Any]) -> list[Any]:
-        """What each rank's `act` gave."""
+        """Runs `act` on every rank, and returns the results of all ranks."""
         cause: Exception | None = None
         result: Any = None
         try:
@@ -146,14 +146,16 @@ class _SaveSteps:
 def load_checkpoint(
     folder: Path, *, like: Mapping[str, Tensor] | None = None, ranks: Ranks = ONE_RANK
 ) -> Checkpoint | None:
-    """The newest whole checkpoint; None where there is none yet. With `like`
-    (`Learner.template()`) and all ranks, its tensors are sharded as those are."""
+    """Loads the newest whole checkpoint, or returns None where there is none yet.
+
+    With `like` (`Learner.template()`), which all ranks pass, its tensors are sharded as those are.
+    """
     path, warnings = _from_rank_0(ranks, lambda: _newest(folder))
     return None if path is None else _read(path, warnings, like)
 
 
 def newest_checkpoint(folder: Path, warnings: list[str] | None = None) -> Path | None:
-    """The folder of the newest whole checkpoint; those passed over are named in `warnings`."""
+    """Returns the folder of the newest whole checkpoint; appends the skipped ones to `warnings`."""
     warnings = [] if warnings is None else warnings
     for path in _candidates(folder):
         fault = find_fault(path)
@@ -172,7 +174,9 @@ def newest_checkpoint(folder: Path, warnings: list[str] | None = None) -> Path |
 def read_checkpoint(
     path: Path, *, like: Mapping[str, Tensor] | None = None, ranks: Ranks = ONE_RANK
 ) -> Checkpoint:
-    """The checkpoint at `path`, which must be whole; `like` and `ranks` as of `load_checkpoint`."""
+    """Reads the checkpoint at `path`, which must be whole; `like` and `ranks` are as in
+    `load_checkpoint`.
+    """
     fault = _from_rank_0(ranks, lambda: find_fault(path))
     if fault is not None:
         raise CheckpointError(f"checkpoint {path} cannot be used: {fault}")
@@ -180,8 +184,10 @@ def read_checkpoint(
 
 
 def read_state(path: Path, *, is_checked: bool = False) -> dict[str, Any]:
-    """What is not tensors in the checkpoint at `path`, which must be whole: it is read through
-    unless that `is_checked`."""
+    """Reads state.json of the checkpoint at `path`, which must be whole.
+
+    Unless `is_checked`, all files are read and hashed first.
+    """
     fault = None if is_checked else find_fault(path)
     if fault is not None:
         raise CheckpointError(f"checkpoint {path} cannot be used: {fault}")
@@ -189,7 +195,7 @@ def read_state(path: Path, *, is_checked: bool = False) -> dict[str, Any]:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The weights alone of the checkpoint at `path`, which must be whole."""
+    """Reads only the weights of the checkpoint at `path`, which must be whole."""
     fault = find_fault(path)
     if fault is not None:
         raise CheckpointError(f"checkpoint {path} cannot be used: {fault}")
@@ -199,7 +205,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def find_fault(path: Path) -> str | None:
-    """What is wrong with a checkpoint folder, or None: reads and hashes every file."""
+    """Returns what is wrong with a checkpoint folder, or None; reads and hashes every file."""
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
         if manifest["digest"] != _digest(manifest) or manifest["format"] != FORMAT:
@@ -223,7 +229,7 @@ def _newest(folder: Path) -> tuple[Path | None, tuple[str, ...]]:
 
 
 def _from_rank_0(ranks: Ranks, find: Callable[[], Any]) -> Any:
-    """What rank 0 finds, on every rank; its error is everybody's."""
+    """Returns on every rank what rank 0 finds; an error of rank 0 is raised on every rank."""
     found, fault = None, None
     if ranks.rank == 0:
         try:
@@ -263,7 +269,7 @@ def _write_state(folder: Path, state: Mapping[str, Any], files: Mapping[str, byt
 
 
 def _fingerprints(folder: Path, rank: int) -> dict[str, dict[str, Any]]:
-    """Of the shards that this rank has written, which are flushed: large files, hashed by all."""
+    """Flushes and hashes the shards that this rank wrote: they are large, so all ranks hash."""
     files = files_of_rank(folder, rank)
     for file in files:
         _fsync(file)
@@ -292,8 +298,8 @@ def _write_manifest(folder: Path, step: int, known: Mapping[str, dict[str, Any]]
 
 
 def _rename_into_place(writing: Path, target: Path) -> None:
-    # A folder of this step exists when it was found damaged and the step was run again. It steps
-    # aside first, under a name that a load still finds.
+    # A folder of this step exists if it was found damaged and the step was run again. It is renamed
+    # first, to a name that a load still finds.
     if target.exists():
         replaced = target.with_name(f"{REPLACED}{target.name}")
         if replaced.exists():
@@ -304,7 +310,9 @@ def _rename_into_place(writing: Path, target: Path) -> None:
 
 
 def _remove_older(folder: Path, step: int, keep: int) -> None:
-    """Beyond `keep`; and later steps that are damaged, which a run that fell back leaves behind."""
+    """Removes checkpoints beyond `keep`, and damaged later ones, which a run that fell back
+    leaves.
+    """
     kept = 0
     for path in _candidates(folder):
         if path.name.startswith(REPLACED):
@@ -319,7 +327,7 @@ def _remove_older(folder: Path, step: int, keep: int) -> None:
 
 
 def _discard(path: Path) -> None:
-    # Renamed first: half a folder never carries a checkpoint's name.
+    # Renamed first, so that a half-removed folder never has a checkpoint's name.
     aside = path.with_name(f"{DISCARDED}{path.name.lstrip('.')}")
     path.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
@@ -332,7 +340,9 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def _candidates(folder: Path) -> list[Path]:
-    """Checkpoint folders, newest step first, a replaced one behind the one of its own step."""
+    """Returns checkpoint folders, newest step first; a replaced one comes after the one of its
+    step.
+    """
     if not folder.is_dir():
         return []
     names = (p for p in folder.iterdir() if p.name.removeprefix(REPLACED).startswith("step_"))
@@ -366,5 +376,5 @@ def _fsync(path: Path) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """In a few words, without the path that an `OSError` repeats."""
+    """Describes the error in a few words, without the path that an `OSError` repeats."""
     return str(error.strerror if isinstance(error, OSError) and error.strerror else error)

@@ -1,6 +1,7 @@
-"""Importance weights between the policy that sampled and the trainer's idea of it.
+"""Rollout correction: importance weights between the sampler's log-probabilities and the trainer's.
 
-The two differ where an engine computes in other numbers, cuts by top-p, or is some steps behind.
+The two differ where an engine computes in another precision, cuts by top-p, or is some steps
+behind.
 
     log-ratios     old - sampler, of two turns of 2 and 1 tokens    .1 .2 | -.4
     level token    exp of each                                    1.11 1.22 | .67
@@ -35,12 +36,12 @@ Units = list[NDArray[np.int64]]
 def apply_correction(
     samples: Sequence[TrainingSample], settings: CorrectionSettings
 ) -> tuple[list[TrainingSample], dict[str, float]]:
-    """The samples, which have `old_logprobs`, with `weights`; and what the bounds did.
+    """Returns the samples, which have `old_logprobs`, with `weights`, and the metrics of the
+    correction.
 
-    correction_ess          effective sample size of the weights as applied, a fraction of the units
-                            (tokens, turns or episodes)
-    correction_ratio_max    largest ratio of a unit, before the bounds
-    truncated_tokens, rejected_tokens
+    correction_ess is the effective sample size of the weights as applied, as a fraction of the
+    units (tokens, turns or episodes); correction_ratio_max is the largest ratio of a unit, before
+    the bounds; truncated_tokens and rejected_tokens count the tokens that the bounds changed.
     """
     units = _units(samples, settings.level)
     ratios_N = _ratios_of_units(samples, units)
@@ -55,13 +56,13 @@ def apply_correction(
 
 
 def effective_sample_size(weights: Floats) -> float:
-    """(sum w)^2 / sum w^2 over the number of weights: 1 where all are equal."""
+    """Returns (sum w)^2 / sum w^2 over the number of weights, which is 1 where all are equal."""
     squares = float(np.square(weights).sum())
     return float(weights.sum()) ** 2 / (len(weights) * squares) if squares else 0.0
 
 
 def _units(samples: Sequence[TrainingSample], level: str) -> Units:
-    """For each sample the number of every trained token's unit, -1 elsewhere."""
+    """Returns for each sample the number of every trained token's unit, and -1 elsewhere."""
     numbers: dict[object, int] = {}
     units: Units = []
     for sample_index, sample in enumerate(samples):
@@ -74,7 +75,7 @@ def _units(samples: Sequence[TrainingSample], level: str) -> Units:
 
 
 def _unit_keys(sample: TrainingSample, sample_index: int, level: str) -> list[object]:
-    """What tells the unit of each token from all others."""
+    """Returns for each token a key that identifies its unit."""
     if level == "sequence":
         return [sample.episode_id] * len(sample)
     names: list[object] = [(sample_index, position) for position in range(len(sample))]

@@ -1,16 +1,16 @@
-"""The critic: what an episode will still bring, judged before each trained token.
+"""The critic: predicts the return before each trained token.
 
-    token_ids   [s q] [a0 a1] [o] [b0]        a value is read where the token's log-probability is:
-    values            v0 v1        v2         v0 after "s q", before a0 is chosen
+    token_ids   [s q] [a0 a1] [o] [b0]        a value is read at the same position as the token's
+    values            v0 v1        v2         log-probability: v0 after "s q", before a0
 
-A causal model of its own, as the policy's is, with one number for a head:
+It is a separate causal model, like the policy's, with a head of one output:
 
     value = head(final hidden state)          head: Linear(hidden, 1), at least float32, 0 at first
 
     loss = 1/N sum_t 1/2 max( (v - R)^2, (clip(v, old - c, old + c) - R)^2 )
 
-N are the trained tokens of the whole mini-batch, `old` the values that the advantages came from, R
-the returns. The model's own output layer is neither used nor trained.
+N is the number of trained tokens of the whole mini-batch, `old` are the values that the advantages
+were computed from, and R the returns. The model's own output layer is neither used nor trained.
 
 Not covered: a critic that shares the policy's weights; adapters.
 """
@@ -48,11 +48,13 @@ from ajet.core.update.weights import load_weights, train_every_embedding, traina
 WEIGHTS_PREFIX, OPTIMIZER_PREFIX = "critic.weights.", "critic.optimizer."
 
 Arrays = Sequence[NDArray[np.float32]]
-"""One array for each sample, as long as it is."""
+"""One array for each sample, as long as the sample."""
 
 
 class ValueModel(nn.Module):
-    """`model` and its value head: values ``[M, 1]`` of the trained tokens of a micro-batch."""
+    """Computes values ``[M, 1]`` of the trained tokens of a micro-batch with `model` and a
+    value head.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -65,13 +67,18 @@ class ValueModel(nn.Module):
         _freeze_output_layer(model)
 
     def forward(self, layout: Layout, rows: Sequence[Row]) -> Tensor:
-        """`layout` is over `model`; here, so that a sharded one is gathered with its head."""
+        """Reads `layout`, which is over `model`, and applies the head.
+
+        It is called through the module, so that a sharded model is gathered together with its head.
+        """
         return self.head(layout.forward_hidden(rows).to(self.head.weight.dtype))
 
 
 class Critic:
-    """`model` is a transformers causal model that nobody else trains. Over several ranks as the
-    policy is."""
+    """Trains a critic on `model`, a transformers causal model that nothing else trains.
+
+    Several ranks share the work as for the policy.
+    """
 
     def __init__(self, model: nn.Module, settings: CriticSettings, ranks: Ranks = ONE_RANK) -> None:
         train_every_embedding(model)
@@ -84,8 +91,10 @@ class Critic:
 
     @torch.no_grad()
     def values(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
-        """The value of the state before each trained token: an array for each sample, as long as it
-        is, 0 at all other tokens."""
+        """Returns the value of the state before each trained token.
+
+        There is one array for each sample, as long as the sample, with 0 at all other tokens.
+        """
         own = self._balance(rows_of(samples)).local
         results = ((rows, self._predict(rows)) for rows in own)
         return scatter_to_samples(samples, results, self.ranks)
@@ -93,7 +102,7 @@ class Critic:
     def update(
         self, samples: Sequence[TrainingSample], returns: Arrays, values: Arrays
     ) -> dict[str, float]:
-        """`ppo_epochs` passes over the mini-batches; `values` are those of before the update."""
+        """Makes `ppo_epochs` passes over the mini-batches; `values` are those before the update."""
         started = time.perf_counter()
         rows = rows_of(samples)
         metrics = CriticMetrics.of(rows, returns, values)
@@ -107,8 +116,9 @@ class Critic:
         return metrics.result(time.perf_counter() - started)
 
     def state_dict(self) -> PolicyState:
-        """All weights that learn and the optimizer's state, not copied; sharded where the model
-        is."""
+        """Returns all trained weights and the optimizer's state, not copied; sharded where the
+        model is.
+        """
         reshard(self.model)
         tensors = {f"{WEIGHTS_PREFIX}{n}": p.detach() for n, p in trainable(self.model).items()}
         tensors |= {f"{OPTIMIZER_PREFIX}{n}": t for n, t in self.optimizer.tensors().items()}
@@ -119,13 +129,16 @@ class Critic:
         return PolicyState(tensors, counters)
 
     def template(self) -> dict[str, Tensor]:
-        """Of the names, shapes and shards that a checkpoint's tensors have, of any content."""
+        """Returns tensors with the names, shapes and shards of a checkpoint's, with arbitrary
+        content.
+        """
         return self.state_dict().tensors | {
             f"{OPTIMIZER_PREFIX}{n}": t for n, t in self.optimizer.template().items()
         }
 
     @torch.no_grad()
     def load_state_dict(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Restores the weights and the optimizer from a checkpoint."""
         reshard(self.model)
         load_weights(trainable(self.model), tensors, WEIGHTS_PREFIX)
         cut = len(OPTIMIZER_PREFIX)
@@ -144,7 +157,7 @@ class Critic:
     def _train_mini_batch(
         self, rows: Sequence[Row], returns: Arrays, values: Arrays, metrics: CriticMetrics
     ) -> None:
-        """One optimizer step."""
+        """Makes one optimizer step."""
         num_tokens = sum(len(row.positions) for row in rows)
         for micro_batch in self._balance(rows).local:
             returns_M, old_M = (
@@ -165,14 +178,18 @@ class Critic:
 def value_loss(
     values_M: Tensor, returns_M: Tensor, old_M: Tensor, cliprange: float
 ) -> tuple[Tensor, Tensor]:
-    """Loss of each token, and where the clip makes it the larger one: there it has no gradient."""
+    """Returns the loss of each token, and where the clipped loss is larger; there it has no
+    gradient.
+    """
     clipped_M = torch.clamp(values_M, old_M - cliprange, old_M + cliprange)
     plain_M, cut_M = (values_M - returns_M).square(), (clipped_M - returns_M).square()
     return 0.5 * torch.maximum(plain_M, cut_M), cut_M > plain_M
 
 
 def _freeze_output_layer(model: nn.Module) -> None:
-    """Nothing reaches it but weight decay; where it is the embedding, it learns as that."""
+    """Freezes the output layer, which only weight decay would change, unless it is the input
+    embedding.
+    """
     untyped: Any = model
     output, inputs = untyped.get_output_embeddings(), untyped.get_input_embeddings()
     if output is not None and output.weight is not inputs.weight:

@@ -1,4 +1,4 @@
-"""What one update of the critic reports.
+"""Metrics of one update of the critic.
 
 loss                 of a mini-batch's tokens, averaged over the optimizer steps
 clip_fraction        tokens that the clip left without gradient
@@ -24,7 +24,7 @@ from ajet.core.update.ranks import Ranks
 
 @dataclass(slots=True)
 class CriticMetrics:
-    """Filled in the course of one `Critic.update`; the arrays are of all trained tokens."""
+    """Collects the metrics of one `Critic.update`; the arrays have all trained tokens."""
 
     returns_N: NDArray[np.float64]
     values_N: NDArray[np.float64]
@@ -43,13 +43,13 @@ class CriticMetrics:
         return cls(_trained(rows, returns), _trained(rows, values))
 
     def add(self, loss: Tensor, is_cut_M: Tensor) -> None:
-        """One micro-batch of this rank; `loss` is its share of the mini-batch's."""
+        """Adds one micro-batch of this rank; `loss` is its part of the mini-batch's loss."""
         self.loss += float(loss)
         self.num_tokens += len(is_cut_M)
         self.num_cut += int(is_cut_M.sum())
 
     def all_reduce(self, ranks: Ranks) -> None:
-        """Of a rank's own tokens to those of all; once, at the end."""
+        """Replaces this rank's sums by those of all ranks; it must be called once, at the end."""
         parts = ranks.all_gather((self.loss, self.num_tokens, self.num_cut))
         losses, tokens, cuts = zip(*parts, strict=True)
         self.loss, self.num_tokens, self.num_cut = sum(losses), sum(tokens), sum(cuts)

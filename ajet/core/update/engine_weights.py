@@ -1,11 +1,11 @@
-"""The policy's weights as an engine takes them: whole, by the model's own names, in a fixed order.
+"""The policy's weights for an engine: whole, with the model's own names, in a fixed order.
 
     model.embed_tokens.weight, model.layers.0.self_attn.q_proj.weight, …
 
-Adapters are added into the weights that they adapt: the engine has none. Tied weights come once.
-With several ranks every rank draws the whole iterator (each tensor is gathered by all).
+Adapters are merged into the weights that they adapt, because the engine has none. Tied weights come
+once. With several ranks, every rank iterates to the end, because all gather each tensor.
 
-Not covered: how they travel (core/weight_sync).
+Not covered: their transport (core/weight_sync).
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ BASE_WEIGHT = ".base_layer.weight"
 
 @torch.no_grad()
 def engine_weights(model: nn.Module, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
-    """In `dtype`, or each in its own; not copied where it need not be."""
+    """Yields the weights in `dtype`, or each in its own; copies only where it must."""
     untyped: Any = model
     base = untyped.get_base_model() if hasattr(model, "get_base_model") else untyped
     modules: dict[str, Any] = dict(base.named_modules())

@@ -3,7 +3,8 @@
     rows     e0: .1 .2    e1: -.3    e0: .3          e0 has two timelines
     sum      e0: .6       e1: -.3                    mean   e0: .2    e1: -.3
 
-Sums are in float64: their order, and so the micro-batches, do not show in float32.
+Sums are in float64, so that their order, which depends on the micro-batches, does not change the
+result in float32.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from ajet.core.update.ranks import Ranks
 
 
 class EpisodeRatios:
-    """Filled once per mini-batch, by a pass over all its rows."""
+    """Sums log-ratios by episode; a pass over all rows of a mini-batch fills it once."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         names = dict.fromkeys(row.episode_id for row in rows)
@@ -28,19 +29,19 @@ class EpisodeRatios:
         self._tokens_E = np.bincount(self._episodes(rows), minlength=len(names))
 
     def add(self, rows: Sequence[Row], log_ratio_M: Tensor) -> None:
-        """Each row once."""
+        """Adds the log-ratios of `rows`; each row must be added once."""
         self.is_filled = True
         numbers_M = self._episodes(rows)
         values_M = log_ratio_M.detach().double().cpu().numpy()
         self._sums_E += np.bincount(numbers_M, weights=values_M, minlength=len(self._sums_E))
 
     def all_reduce(self, ranks: Ranks) -> None:
-        """Each rank has added rows of its own: now every rank has the sums of all."""
+        """Sums over the ranks, each of which has added its own rows."""
         self._sums_E = ranks.all_reduce_sum(self._sums_E)
         self.is_filled = True
 
     def of(self, rows: Sequence[Row], like_M: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and sum of the episode of each token of `rows`."""
+        """Returns the mean and the sum of the episode of each token of `rows`."""
         numbers_M = self._episodes(rows)
         means_E = self._sums_E / self._tokens_E
         mean_M, sum_M = (
@@ -49,6 +50,6 @@ class EpisodeRatios:
         return mean_M, sum_M
 
     def _episodes(self, rows: Sequence[Row]) -> NDArray[np.int64]:
-        """The number of each token's episode."""
+        """Returns the number of each token's episode."""
         numbers = np.array([self._numbers[row.episode_id] for row in rows], np.int64)
         return np.repeat(numbers, np.array([len(row.positions) for row in rows], np.int64))

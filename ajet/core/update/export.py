@@ -1,10 +1,10 @@
-"""A run's weights as a folder that transformers, vLLM and SGLang load.
+"""Exports a run's weights as a folder that transformers, vLLM and SGLang load.
 
     checkpoints/step_N (of either kind)  ->  config.json, model*.safetensors, tokenizer, …
 
-`loaded` is the model that the run began with: its weights are replaced by the checkpoint's, or its
-adapters are merged into it, or written alone as peft's folder. The folder is made under another
-name and renamed: it is whole or not there.
+`loaded` is the model that the run began with. Its weights are replaced by the checkpoint's; with
+adapters, these are merged into it or written alone as peft's folder. The folder is written under
+another name and renamed, so it is whole or absent.
 
 Not covered: pushing to a hub.
 """
@@ -35,7 +35,10 @@ def export_model(
     lora: LoraSettings | None = None,
     adapter: bool = False,
 ) -> None:
-    """Changes `loaded` on the way. `adapter` writes the adapters alone."""
+    """Writes the model with the checkpoint's weights to `out`; `adapter` writes only the adapters.
+
+    It changes `loaded`.
+    """
     if adapter and lora is None:
         raise ConfigError("--adapter: the run trained all weights, it has no adapters")
     if out.exists():

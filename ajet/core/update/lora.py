@@ -1,7 +1,7 @@
-"""Low-rank adapters through peft: the base weights stay as they are, only the adapters learn.
+"""Low-rank adapters through peft: only the adapters are trained, not the base weights.
 
-The adapters are put into the model's own modules, so an engine that holds the same model samples
-with them. With the adapters switched off the model is its own reference.
+The adapters are put into the model's own modules, so an engine with the same model samples with
+them. With the adapters switched off the model is its own reference.
 
 Not covered: merging adapters into the weights; several adapters at once.
 """
@@ -19,8 +19,11 @@ from ajet.core.update.settings import LoraSettings
 
 
 def with_lora(model: nn.Module, lora: LoraSettings) -> nn.Module:
-    """The model wrapped by peft, its base frozen. The first update starts from the base's numbers:
-    one factor of each adapter is zero, the other drawn from `lora.seed`."""
+    """Returns the model wrapped by peft, with its base frozen.
+
+    One factor of each adapter is zero and the other drawn from `lora.seed`, so the first update
+    starts from the base's numbers.
+    """
     try:
         import peft
     except ImportError:
@@ -28,14 +31,14 @@ def with_lora(model: nn.Module, lora: LoraSettings) -> nn.Module:
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     config = peft.LoraConfig(
         r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft divides it by r: any number does
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft only divides it by r, so a float is fine
         target_modules=targets,
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",
     )
     untyped: Any = model
-    # peft draws from torch's global generator: it gets a seed of its own and is put back.
+    # peft draws from torch's global generator: it is seeded here and restored afterwards.
     with torch.random.fork_rng():
         torch.manual_seed(derive(lora.seed, "lora"))
         try:
@@ -48,10 +51,10 @@ def with_lora(model: nn.Module, lora: LoraSettings) -> nn.Module:
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """While open, the wrapped model gives the base's numbers.
+    """Switches the adapters off inside the context, so that the model gives the base's numbers.
 
-    peft's own `disable_adapter` would also freeze and thaw the adapters' weights, which a sharded
-    model must not see in the middle of a pass.
+    peft's own `disable_adapter` would also freeze and thaw the adapters' weights, which must not
+    happen to a sharded model in the middle of a pass.
     """
     layers: list[Any] = [m for m in model.modules() if hasattr(m, "_disable_adapters")]
     for layer in layers:

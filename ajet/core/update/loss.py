@@ -1,21 +1,21 @@
-"""The objective, token by token, and the weight of each token in the whole.
+"""The objective as a sum over tokens, and the weight of each token in it.
 
     loss = sum_t weight_t * ( w_t * pg_t + kl_coef * kl_t - entropy_coef * entropy_t )
 
-`pg` is one of losses/, `w` the importance weight between sampler and trainer (1 without one).
+`pg` is one of losses/; `w` is the importance weight between sampler and trainer (1 without one).
 
-The weights carry the denominators of the whole mini-batch, so a sum over any division into
-micro-batches, layouts or ranks is the same number. "seq" is an EPISODE: one that is split into
-several timelines counts once, with all its tokens. E episodes, N trained tokens, n_e of them in
-episode e:
+The weights contain the denominators of the whole mini-batch, so the sum does not depend on the
+division into micro-batches, layouts or ranks. "seq" means an EPISODE: one that is split into
+several timelines counts once, with all its tokens. With E episodes and N trained tokens, n_e of
+them in episode e, the weights are
 
     token-mean                1 / N
     seq-mean-token-sum        1 / E
     seq-mean-token-mean       1 / (E * n_e)
     seq-mean-token-sum-norm   1 / (E * scale)    scale: `loss_scale_factor`, or the largest n_e
 
-Tokens without signal (advantage 0) count in N and n_e: a batch with few live groups takes a small
-step, not a wild one.
+Tokens with advantage 0 count in N and n_e, so a batch in which few groups have a signal makes a
+small step.
 """
 
 from collections import Counter
@@ -39,7 +39,7 @@ MAX_LOGITS = 1 << 24  # 64 MiB in float32
 def episode_weights(
     samples: Sequence[TrainingSample], settings: UpdateSettings
 ) -> dict[str, float]:
-    """Weight of one trained token, by episode."""
+    """Returns the weight of one trained token for each episode."""
     tokens_E: Counter[str] = Counter()
     for sample in samples:
         if sample.num_trained:
@@ -61,7 +61,9 @@ def episode_weights(
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """What the policy says of each trained token [M]; `entropy_M` carries a gradient if asked."""
+    """Holds the policy's numbers for each trained token [M]; `entropy_M` has a gradient if
+    asked for.
+    """
 
     logprobs_M: Tensor
     entropy_M: Tensor
@@ -74,14 +76,14 @@ def score_tokens(
     with_entropy_grad: bool,
     max_logits: int = MAX_LOGITS,
 ) -> TokenScores:
-    """Log-probabilities of `targets_M`, in float32 or wider.
+    """Returns log-probabilities of `targets_M`, in float32 or wider, and entropies.
 
     The logits are divided by the sampling temperature, as the sampler did. A cut by top-p or top-k
     is not repeated here: the sampler's log-probabilities are then of the renormalised cut and the
     ratio starts below 1, which `logprob_diff_max` shows.
 
     More than `max_logits` logits are computed in slices, and again in the backward pass: with a
-    vocabulary of 50,000 they are far larger than anything else.
+    vocabulary of 50,000 they are far larger than any other tensor.
     """
 
     def score(features_UD: Tensor, index_M: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,11 +111,14 @@ def score_tokens(
 
 
 def kl_penalty(logprobs_M: Tensor, reference_M: Tensor, kind: str) -> Tensor:
-    """Estimates of KL(policy || reference) from the sampled token (Schulman's k1, k2, k3).
+    """Estimates KL(policy
+
+
+    reference) from the sampled tokens (Schulman's k1, k2, k3).
 
     The gradient of k2 is that of the KL on average; k1's own would be zero on average, so k1 has
-    k2's. k3 (``low_var_kl``) is cut at 10: a token with less than 7.5 % of the reference's
-    probability counts as 10 and is not pulled.
+    k2's. k3 (``low_var_kl``) is clamped at 10: a token with less than 7.5 % of the reference's
+    probability counts as 10 and has no gradient.
     """
     difference_M = logprobs_M - reference_M
     if kind in ("k1", "k2"):

@@ -1,4 +1,4 @@
-"""A step's samples, cut into parts of whole groups: one optimizer step each.
+"""Splits a step's samples into mini-batches of whole groups, for one optimizer step each.
 
 groups a a a b b c    in two parts    a a a b b | c
 """
@@ -11,8 +11,10 @@ from ajet.core.trajectory.sample import TrainingSample
 
 
 def split_by_group(samples: Sequence[TrainingSample], num: int) -> list[list[int]]:
-    """Places in `samples` of at most `num` parts of whole groups, in order of appearance, sizes
-    differing by one group."""
+    """Splits samples into at most `num` parts of whole groups, and returns their indices.
+
+    Groups are in order of appearance; the parts' sizes differ by at most one group.
+    """
     groups: dict[str, list[int]] = {}
     for index, sample in enumerate(samples):
         groups.setdefault(sample.group_id, []).append(index)

@@ -1,14 +1,14 @@
-"""AdamW with a learning rate that is a function of the step count, and a guard against NaN.
+"""AdamW with a learning-rate schedule over optimizer steps, and a guard against non-finite
+gradients.
 
-    lr   /‾‾‾‾‾‾‾‾   constant          a gradient whose norm is not finite changes nothing:
+    lr   /‾‾‾‾‾‾‾‾   constant          a gradient whose norm is not finite is not applied:
         /     ‾‾\\__  linear, cosine    the step is skipped and counted
 
-Weights of lower precision than float32 are trained through float32 copies: an update of 1e-6 of a
-weight is lost in bfloat16. Weight decay is for matrices alone: biases, norms and embeddings are
-spared.
+Weights of lower precision than float32 are trained through float32 masters, because bfloat16 loses
+an update of 1e-6 of a weight. Only matrices have weight decay, not biases, norms and embeddings.
 
-A sharded weight has its state in shards of the same kind; the norm is that of the whole gradient,
-so every rank decides alike.
+The state of a sharded weight is sharded in the same way; the norm is that of the whole gradient, so
+every rank makes the same decision.
 
 Not covered: other optimizers.
 """
@@ -29,13 +29,15 @@ STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
+    """Reports one call of `ModelOptimizer.step`."""
+
     grad_norm: float  # before clipping
     lr: float
     stepped: bool
 
 
 class ModelOptimizer:
-    """Owns the optimizer state of the model's trainable weights."""
+    """Holds the optimizer state of the model's trainable weights."""
 
     def __init__(self, model: nn.Module, settings: OptimizerSettings) -> None:
         self._settings = settings
@@ -60,7 +62,7 @@ class ModelOptimizer:
         self.num_skipped = 0
 
     def step(self) -> StepOutcome:
-        """Use up the gradients that backward() left in the weights."""
+        """Makes one optimizer step with the gradients that backward() left in the weights."""
         lr = lr_at(self.num_steps, self._settings)
         grads = self._collect_grads()
         norm = full_tensor(torch.nn.utils.get_total_norm(grads))
@@ -79,7 +81,7 @@ class ModelOptimizer:
         return StepOutcome(grad_norm, lr, stepped)
 
     def _collect_grads(self) -> list[Tensor]:
-        """Gradients onto the masters; a weight that nothing reached has gradient 0."""
+        """Moves the gradients to the masters; a weight without one gets gradient 0."""
         for name, weight in self._weights.items():
             grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
             weight.grad = None
@@ -99,7 +101,9 @@ class ModelOptimizer:
                 self._weights[name].copy_(master)
 
     def tensors(self) -> dict[str, Tensor]:
-        """AdamW's state by weight name, and float32 masters where the weights are narrower."""
+        """Returns AdamW's state by weight name, and float32 masters where the weights are
+        narrower.
+        """
         out: dict[str, Tensor] = {}
         for name, master in self._masters.items():
             state = self._adamw.state.get(master, {})
@@ -109,8 +113,10 @@ class ModelOptimizer:
         return out
 
     def template(self) -> dict[str, Tensor]:
-        """Tensors of the names, shapes and shards that `tensors` has after a step; what is as large
-        as a weight is that weight: no memory is taken."""
+        """Returns tensors with the names, shapes and shards that `tensors` has after a step.
+
+        A tensor as large as a weight is that weight itself, so no memory is allocated.
+        """
         out: dict[str, Tensor] = {}
         for name, master in self._masters.items():
             out |= {f"{name}.{key}": master.detach() for key in STATE_KEYS}
@@ -121,12 +127,14 @@ class ModelOptimizer:
 
     @torch.no_grad()
     def load(self, tensors: dict[str, Tensor], num_steps: int, num_skipped: int) -> None:
-        """`tensors` has a master for each weight, also where that is the weight itself."""
+        """Restores the state; `tensors` has a master for each weight, also where that is the
+        weight itself.
+        """
         for name, master in self._masters.items():
             copy_tensor(master, tensors[f"{name}.master"])
             self._adamw.state.pop(master, None)
             if f"{name}.exp_avg" in tensors:
-                # "step" stays on the CPU, where AdamW keeps it; the rest lives with its weight.
+                # "step" stays on the CPU, where AdamW keeps it; the rest is on the weight's device.
                 state = _empty_state(master)
                 for key in STATE_KEYS:
                     copy_tensor(state[key], tensors[f"{name}.{key}"])
@@ -135,7 +143,7 @@ class ModelOptimizer:
 
 
 def lr_at(num_steps: int, settings: OptimizerSettings) -> float:
-    """Learning rate of the step that follows `num_steps` steps."""
+    """Returns the learning rate of the step that follows `num_steps` steps."""
     if num_steps < settings.warmup_steps:
         return settings.lr * (num_steps + 1) / settings.warmup_steps
     if settings.lr_schedule == "constant":
@@ -148,9 +156,9 @@ def lr_at(num_steps: int, settings: OptimizerSettings) -> float:
 
 
 def _empty_state(master: Tensor) -> dict[str, Tensor]:
-    """As AdamW makes it at its first step."""
+    """Returns the state that AdamW makes at its first step."""
     moments = {key: torch.zeros_like(master) for key in ("exp_avg", "exp_avg_sq")}
-    return moments | {"step": torch.tensor(0.0)}  # which stays on the CPU
+    return moments | {"step": torch.tensor(0.0)}  # AdamW keeps it on the CPU
 
 
 def _master(weight: nn.Parameter) -> Tensor:

@@ -1,26 +1,25 @@
-"""The model that learns: samples of one training step in, changed weights and metrics out.
+"""The policy's update: samples of one training step in, changed weights and metrics out.
 
     samples ─ mini-batches (whole groups, in order) ─ micro-batches (token budget) ─ layout
                     │                                                            │
               one optimizer step each  <── gradients add up <── loss <── log-probs of trained tokens
 
-Old log-probabilities are the sampler's recorded ones, in every mini-batch and pass, unless a sample
-brings the trainer's own. With a correction (correction.py) the trainer's own are computed first,
-and importance weights bridge to the sampler's. Samples whose every advantage is 0 have no gradient
-when there is neither KL nor entropy term: they are not computed (`skipped_samples`), and still
-count in the denominators.
+Old log-probabilities are those that the sampler recorded, in every mini-batch and pass, unless a
+sample has the trainer's own. With a correction (correction.py) the trainer's own are computed
+first, and importance weights correct the difference from the sampler's. Samples whose every
+advantage is 0 have no gradient if there is neither KL nor entropy term: they are not computed
+(`skipped_samples`), but count in the denominators.
 
-A loss that speaks of whole episodes reads their ratios from a pass without gradient before the
-first micro-batch of a mini-batch; where all of it is one micro-batch, from that one.
+A loss over whole episodes reads their ratios from a pass without gradient before the first
+micro-batch of a mini-batch; if there is only one micro-batch, from that one.
 
-The weights are the model's own: an engine that holds the same model sees each step at once. The
+The weights are the model's own, so an engine with the same model has each step at once. The
 same samples in the same order give bit-identical weights.
 
-Over several ranks (ranks.py) every rank is given all samples and calls the same methods: all have
-collectives in them. Each computes its share of the micro-batches; results are those of the whole,
-on every rank.
+With several ranks (ranks.py) every rank is given all samples and calls the same methods, which
+contain collectives. Each computes its part of the micro-batches; every rank gets the whole results.
 
-Not covered: learning from several policies at once.
+Not covered: training several policies at once.
 """
 
 import time
@@ -58,15 +57,17 @@ OPTIMIZER_PREFIX = "optimizer."
 
 
 class PolicyState(NamedTuple):
-    """What a checkpoint keeps of a policy: tensors by name, and JSON."""
+    """Holds what a checkpoint contains of a policy: tensors by name, and a JSON state."""
 
     tensors: dict[str, Tensor]
     state: dict[str, Any]
 
 
 class Policy:
-    """`model` is a transformers causal model (with `settings.lora` it is wrapped, in index; with
-    several ranks it is sharded)."""
+    """Trains a policy on `model`, a transformers causal model.
+
+    With `settings.lora` the model is wrapped, and with several ranks it is sharded, both in place.
+    """
 
     def __init__(self, model: nn.Module, settings: UpdateSettings, ranks: Ranks = ONE_RANK) -> None:
         train_every_embedding(model)
@@ -86,8 +87,11 @@ class Policy:
         *,
         on_progress: Callable[[float], None] | None = None,
     ) -> dict[str, float]:
-        """`ppo_epochs` passes over the mini-batches of one training step, in the same order each.
-        `on_progress` gets the fraction done."""
+        """Makes `ppo_epochs` passes over the mini-batches of one training step, always in the same
+        order.
+
+        `on_progress` gets the fraction done.
+        """
         started = time.perf_counter()
         samples, correction = self._apply_correction(samples)
         metrics = UpdateMetrics(samples, self.settings.ppo_epochs)
@@ -100,15 +104,20 @@ class Policy:
         return metrics.result(time.perf_counter() - started) | correction
 
     def score(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
-        """Log-probabilities of the trained tokens under the policy as it is, without gradient: an
-        array for each sample, as long as it is, 0 at all other tokens."""
+        """Returns log-probabilities of the trained tokens under the present policy, without
+        gradient.
+
+        There is one array for each sample, as long as the sample, with 0 at all other tokens.
+        """
         own = self._balance(rows_of(samples)).local
         return scatter_to_samples(
             samples, ((rows, self._logprobs(rows)) for rows in own), self.ranks
         )
 
     def reference_scores(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
-        """The same under the reference model, which `kl_loss_coef` or `keep_reference` keeps."""
+        """Returns the same under the reference model; `kl_loss_coef` or `keep_reference` must
+        be set.
+        """
         reference = self.reference
         assert reference is not None, "no reference is kept: set keep_reference"
         own = self._balance(rows_of(samples)).local
@@ -121,7 +130,9 @@ class Policy:
         )
 
     def state_dict(self) -> PolicyState:
-        """Trainable weights and the optimizer's state, not copied; sharded where the model is."""
+        """Returns trainable weights and the optimizer's state, not copied; sharded where the
+        model is.
+        """
         reshard(self.model)
         tensors = {f"{WEIGHT_PREFIX}{n}": p.detach() for n, p in self._trainable().items()}
         tensors |= {f"{OPTIMIZER_PREFIX}{n}": t for n, t in self.optimizer.tensors().items()}
@@ -132,7 +143,7 @@ class Policy:
         return PolicyState(tensors, counters)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields all weights for an engine (engine_weights.py); all ranks draw them together.
+        """Yields all weights for an engine (engine_weights.py); all ranks must iterate together.
 
         After the last one the update's unused GPU memory is released, because an engine on that GPU
         may be about to wake.
@@ -143,13 +154,16 @@ class Policy:
             torch.cuda.empty_cache()
 
     def template(self) -> dict[str, Tensor]:
-        """Of the names, shapes and shards that a checkpoint's tensors have, of any content."""
+        """Returns tensors with the names, shapes and shards of a checkpoint's, with arbitrary
+        content.
+        """
         return self.state_dict().tensors | {
             f"{OPTIMIZER_PREFIX}{n}": t for n, t in self.optimizer.template().items()
         }
 
     @torch.no_grad()
     def load_state_dict(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Restores the weights and the optimizer from a checkpoint."""
         reshard(self.model)
         load_weights(self._trainable(), tensors)
         cut = len(OPTIMIZER_PREFIX)
@@ -164,7 +178,9 @@ class Policy:
     def _apply_correction(
         self, samples: Sequence[TrainingSample]
     ) -> tuple[Sequence[TrainingSample], dict[str, float]]:
-        """Where a correction is asked for: old log-probabilities of our own, and weights."""
+        """Adds the trainer's old log-probabilities and importance weights, if a correction is
+        configured.
+        """
         if self.settings.correction.level == "none":
             return samples, {}
         if any(sample.old_logprobs is None for sample in samples):
@@ -176,10 +192,12 @@ class Policy:
     def _train_mini_batch(
         self, mini_batch: Sequence[TrainingSample], metrics: UpdateMetrics
     ) -> Iterator[float]:
-        """One optimizer step; yields the fraction done."""
+        """Makes one optimizer step; yields the fraction done."""
         weights = episode_weights(mini_batch, self.settings)
         with_gradient = self._samples_with_gradient(mini_batch)
-        if not weights or not with_gradient:  # a step would still move by momentum and weight decay
+        if (
+            not weights or not with_gradient
+        ):  # a step would still change the weights by momentum and weight decay
             metrics.empty_mini_batches += 1
             return
         rows = [Row.of(s, weights[s.episode_id]) for s in with_gradient]
@@ -191,13 +209,13 @@ class Policy:
             yield (k + 1) / (len(balanced.local) + 1)
         if self._has_loss(with_gradient):
             metrics.steps.append(self.optimizer.step())
-        else:  # computed all the same: what was rejected is what the sampler's figures are about
+        else:  # computed nevertheless, because the sampler metrics are about rejected tokens too
             self.model.zero_grad(set_to_none=True)
             metrics.empty_mini_batches += 1
         yield 1.0
 
     def _has_loss(self, samples: Sequence[TrainingSample]) -> bool:
-        """Whether anything is left of the loss, after the weights of a correction."""
+        """Tells whether the weights of a correction left any token with a loss."""
         if self.settings.kl_loss_coef or self.settings.entropy_coef:
             return True
         return any(
@@ -206,8 +224,11 @@ class Policy:
         )
 
     def _samples_with_gradient(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-        """Those that must be computed: all of them with a KL or entropy term, otherwise those with
-        signal; where the loss speaks of episodes, with every timeline of theirs."""
+        """Returns the samples that must be computed.
+
+        With a KL or entropy term these are all trained samples, otherwise those with a nonzero
+        advantage; for losses over episodes they include every timeline of these episodes.
+        """
         settings = self.settings
         trained = [sample for sample in samples if sample.num_trained]
         if settings.kl_loss_coef or settings.entropy_coef:
@@ -221,8 +242,11 @@ class Policy:
     def _episode_ratios(
         self, rows: Sequence[Row], balanced: BalancedMicroBatches
     ) -> EpisodeRatios | None:
-        """For losses that need them; of several micro-batches or ranks by a pass of its own, a
-        single one adds its own in `_backward`."""
+        """Returns the ratios for losses that need them.
+
+        With several micro-batches or ranks they come from a pass of their own; a single micro-batch
+        adds its own in `_backward`.
+        """
         if self.settings.policy_loss not in EPISODE_LEVEL_LOSSES:
             return None
         ratios = EpisodeRatios(rows)
@@ -244,7 +268,7 @@ class Policy:
     def _backward(
         self, rows: Sequence[Row], ratios: EpisodeRatios | None, metrics: UpdateMetrics
     ) -> None:
-        """Adds the gradient of one micro-batch to the weights'."""
+        """Adds the gradient of one micro-batch to the weights' gradients."""
         settings = self.settings
         targets_M, old_M = self._targets(rows), self._old_logprobs(rows)
         output = self.layout.forward(rows)
@@ -296,7 +320,9 @@ class Policy:
         return concat_to_device((row.targets for row in rows), self.device)
 
     def _old_logprobs(self, rows: Sequence[Row]) -> Tensor:
-        """The trainer's log-probabilities before the update where they are known."""
+        """Returns the trainer's log-probabilities before the update, or the sampler's where
+        they are unknown.
+        """
         pairs = ((row, row.sample.old_logprobs) for row in rows)
         arrays = (row.trained(row.sample.logprobs if old is None else old) for row, old in pairs)
         return concat_to_device(arrays, self.device)

@@ -1,12 +1,12 @@
-"""The processes that learn together: the one seam between an update and how many ranks it has.
+"""The ranks that train together; an update depends on their number only through this interface.
 
-    every rank    all samples of the step ─ mini-batches and denominators of the whole
-    micro_batch_balancing.py    micro-batches ─ the same number to every rank
+    every rank    all samples of the step ─ mini-batches, and denominators over all ranks
+    balancing     micro-batches ─ the same number for every rank (micro_batch_balancing.py)
     each rank     its own forward and backward passes ── gradients and metrics add up ── one step
 
-`OneRank` is the plain process: it shards nothing, and what it gathers is its own. `TorchRanks` are
-those of a torch.distributed group, one process each, with the weights in shards (sharding.py) and
-perhaps long sequences over several of them (sequence.py).
+`OneRank` is a plain process: it shards nothing and gathers only its own values. `TorchRanks` are
+the processes of a torch.distributed group, with sharded weights (sharding.py) and, if configured,
+long sequences divided among several of them (sequence.py).
 
 Not covered: who starts the processes (the backbone).
 """
@@ -32,9 +32,12 @@ CONNECT_TIMEOUT_S = 600.0
 
 
 class Ranks(Protocol):
-    """`dp_size` is how many ways the micro-batches of a mini-batch are balanced out, `share` which
-    part is this rank's; the ranks of one `sequence` have the same. `compute_dtype` is what weights
-    are computed in, None if in their own."""
+    """Connects an update with the processes that train together.
+
+    `dp_size` is the number of data-parallel ranks, to which the micro-batches of a mini-batch are
+    distributed, and `dp_rank` is this one's; the ranks of one `sequence` have the same.
+    `compute_dtype` is the type in which weights are computed, or None if that is their own.
+    """
 
     @property
     def rank(self) -> int: ...
@@ -50,24 +53,24 @@ class Ranks(Protocol):
     def compute_dtype(self) -> torch.dtype | None: ...
 
     def device(self, model: nn.Module) -> torch.device:
-        """Where this rank computes."""
+        """Returns the device on which this rank computes."""
         ...
 
     def shard(self, model: nn.Module) -> None:
-        """In place; with all ranks, in the same order."""
+        """Shards the model in place; all ranks call it, in the same order."""
         ...
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Everybody's, in the order of ranks."""
+        """Returns the values of all ranks, in the order of ranks."""
         ...
 
     def all_reduce_sum(self, values: NDArray[Any]) -> NDArray[Any]:
-        """The sum of everybody's."""
+        """Returns the sum of the values of all ranks."""
         ...
 
 
 class OneRank:
-    """A process of its own."""
+    """Represents a process that trains alone."""
 
     rank, size, dp_size, dp_rank, sequence, compute_dtype = 0, 1, 1, 0, None, None
 
@@ -75,7 +78,7 @@ class OneRank:
         return next(model.parameters()).device
 
     def shard(self, model: nn.Module) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     def all_gather(self, value: Any) -> list[Any]:
         return [value]
@@ -88,7 +91,7 @@ ONE_RANK = OneRank()
 
 
 class TorchRanks:
-    """The ranks of torch.distributed's default group, which `connect` has made."""
+    """Represents the ranks of torch.distributed's default group, which `connect` has made."""
 
     def __init__(
         self, settings: ShardingSettings | None = None, device: torch.device | None = None
@@ -127,8 +130,10 @@ class TorchRanks:
 
 
 def join_ranks(config: AjetConfig, rank: int, size: int, *, host: str, port: int) -> Ranks:
-    """The `size` processes that learn together, of which this is one; returns when all are there.
-    One rank alone is a plain process, unless `fsdp_config` asks for what only ranks have."""
+    """Joins the `size` processes that train together; returns when all are there.
+
+    A single rank is a plain process, unless `fsdp_config` asks for what only ranks can do.
+    """
     device, settings = (
         resolve_device(config.ajet.model.device),
         ShardingSettings.from_config(config),
@@ -149,8 +154,8 @@ def connect(
     device: str = "cpu",
     timeout_s: float = CONNECT_TIMEOUT_S,
 ) -> None:
-    """Join the default group; returns when all `size` processes have. Rank 0 listens at `host`."""
-    # Small numbers travel over gloo also where tensors are on GPUs.
+    """Joins the default group; returns when all `size` processes have. Rank 0 listens at `host`."""
+    # Python objects and NumPy arrays are exchanged over gloo also where tensors are on GPUs.
     backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
     try:
         meet = listen if rank == 0 else join
@@ -170,6 +175,6 @@ def connect(
 
 
 def disconnect() -> None:
-    """Leave the default group, if there is one."""
+    """Leaves the default group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -1,7 +1,7 @@
-"""The policy as it was at the start, for a KL term that holds the policy near it.
+"""The reference: the policy as it was at the start, for a KL term that keeps the policy near it.
 
-With LoRA it is the policy with its adapters switched off; otherwise a frozen copy. Build it from
-the initial weights, before a checkpoint is loaded into the policy.
+With LoRA it is the policy with its adapters switched off; otherwise a frozen copy. It
+must be built before a checkpoint is loaded into the policy.
 """
 
 import copy
@@ -21,7 +21,7 @@ from ajet.core.update.shards import reshard
 
 
 class Reference:
-    """Log-probabilities of trained tokens under the initial policy, without gradient."""
+    """Computes log-probabilities of trained tokens under the initial policy, without gradient."""
 
     def __init__(
         self, model: nn.Module, policy_layout: Layout, settings: UpdateSettings, ranks: Ranks
@@ -45,7 +45,7 @@ class Reference:
             output = self._layout.forward(rows)
             logprobs_M = score_tokens(output, targets_M, self._temperature, False).logprobs_M
         if self._frozen_copy is not None:
-            reshard(self._frozen_copy)  # no backward pass will
+            reshard(self._frozen_copy)  # without a backward pass nothing else reshards it
         return logprobs_M
 
     def _reference_weights(self) -> AbstractContextManager[None]:

@@ -1,15 +1,16 @@
-"""One flat list of tokens over several ranks (Ulysses): long episodes in less memory each.
+"""Sequence parallelism (Ulysses): a flat list of tokens over several ranks, with less memory on
+each.
 
     rank      linear layers        attention                      linear layers, loss
     0         tokens  0 ..  3      all tokens, heads 0 and 1      tokens  0 ..  3
     1         tokens  4 ..  7      all tokens, heads 2 and 3      tokens  4 ..  7
                           all to all                      all to all
 
-Attention is whoever's it was (the tree's): it sees all tokens and fewer heads. Where there are
-fewer key heads than ranks, each key head is repeated for the ranks that share it. The list is
-filled up to a multiple of the ranks; what fills it takes no part in attention.
+The attention function is the same (the tree's), but gets all tokens and fewer heads. Where there
+are fewer key heads than ranks, each key head is repeated for the ranks that share it. The list is
+padded to a multiple of the ranks; the padding takes no part in attention.
 
-Not covered: rectangles of padded rows; keys and values in a ring.
+Not covered: the padded layout; ring attention.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ajet.core.model.decoder import Attend
 
 @dataclass(frozen=True)
 class SequenceGroup:
-    """The ranks that share their sequences; this one is number `rank` of `size`."""
+    """Represents the ranks that share their sequences; this one is number `rank` of `size`."""
 
     rank: int
     size: int
@@ -39,7 +40,9 @@ class SequenceGroup:
 
     @classmethod
     def of(cls, device_type: str, num_ranks: int, size: int) -> SequenceGroup | None:
-        """Neighbouring ranks; made by all ranks together. None where every rank is alone."""
+        """Makes groups of neighbouring ranks, which all ranks do together; None where each rank
+        is alone.
+        """
         if size == 1:
             return None
         mesh = init_device_mesh(
@@ -58,18 +61,20 @@ class SequenceGroup:
             )
 
     def local_slice(self, num_tokens: int) -> slice:
-        """This rank's tokens, counted with those that fill the list up."""
+        """Returns the range of this rank's tokens in the padded list."""
         length = -(-num_tokens // self.size)
         return slice(self.rank * length, (self.rank + 1) * length)
 
     def local_part(self, values_N: NDArray[np.int64]) -> NDArray[np.int64]:
-        """This rank's part, filled up with 0."""
+        """Returns this rank's part of the values, padded with 0."""
         part = self.local_slice(len(values_N))
         own = values_N[part]
         return np.pad(own, (0, part.stop - part.start - len(own)))
 
     def attend(self, attend: Attend, num_tokens: int) -> Attend:
-        """`attend` over all `num_tokens`, for a decoder that has this rank's part of them."""
+        """Wraps `attend` over all `num_tokens` for a decoder that has only this rank's part of
+        them.
+        """
 
         def attend_local(layer: int, q_nHd: Tensor, k_nKd: Tensor, v_nKd: Tensor) -> Tensor:
             copies = max(1, self.size // k_nKd.shape[1])
@@ -83,12 +88,12 @@ class SequenceGroup:
         return attend_local
 
     def _to_heads(self, t_nHd: Tensor) -> Tensor:
-        """This rank's tokens, all heads -> all tokens, this rank's heads."""
+        """Exchanges this rank's tokens with all heads for all tokens with this rank's heads."""
         by_rank = t_nHd.unflatten(1, (self.size, -1)).transpose(0, 1)
         return self._exchange(by_rank).flatten(0, 1)
 
     def _to_tokens(self, t_Nhd: Tensor) -> Tensor:
-        """And back."""
+        """Reverses `_to_heads`."""
         by_rank = self._exchange(t_Nhd.unflatten(0, (self.size, -1)))
         return by_rank.transpose(0, 1).flatten(1, 2)
 
@@ -97,7 +102,9 @@ class SequenceGroup:
 
 
 class _AllToAll(torch.autograd.Function):
-    """Piece i goes to rank i, and rank i's piece comes to place i. The backward is the same."""
+    """Sends piece i to rank i and receives rank i's piece at index i; the backward does the
+    same.
+    """
 
     @staticmethod
     def forward(ctx: Any, by_rank: Tensor, group: Any) -> Tensor:

@@ -1,7 +1,7 @@
-"""What the update can be told. Built from the config tree; checked here once.
+"""Settings of the update, built from the config tree and checked in their constructors.
 
-The names follow the field (verl, TRL). Not covered: how many tokens an engine may sample, and when
-checkpoints are written: those belong to the rollout and to the backbone.
+The names follow verl and TRL. Not covered: how many tokens an engine may sample, and when
+checkpoints are written, which the rollout and the backbone decide.
 """
 
 from dataclasses import dataclass, field
@@ -41,16 +41,16 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class LoraSettings:
-    """Train low-rank adapters in place of the weights. `targets` are module names for peft."""
+    """Holds the settings of low-rank adapters; `targets` are module names for peft."""
 
     rank: int = 16
     alpha: float = 32.0
     targets: tuple[str, ...] | str = "all-linear"
-    seed: int = 0  # of the adapters' first weights
+    seed: int = 0  # seed of the adapters' initial weights
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self | None:
-        """The adapters that the config asks for; None trains all weights."""
+        """Reads the adapters' settings from the config; returns None if all weights are trained."""
         lora = config.ajet.trainer_common.lora
         if not lora.rank:
             return None
@@ -65,9 +65,9 @@ class LoraSettings:
 
 @dataclass(frozen=True, slots=True)
 class ShardingSettings:
-    """How several ranks hold and compute one model (sharding.py, sequence.py)."""
+    """Says how several ranks hold and compute one model (sharding.py, sequence.py)."""
 
-    param_dtype: ParamDtype = "float32"  # of the computation; the shards are float32 or wider
+    param_dtype: ParamDtype = "float32"  # type of the computation; the shards are float32 or wider
     reshard_after_forward: bool = True  # a layer's weights are gathered again for the backward
     cpu_offload: bool = False  # shards and the optimizer's state in CPU memory
     activation_checkpointing: bool = False
@@ -75,7 +75,7 @@ class ShardingSettings:
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
-        """How the config has trainer ranks hold and compute the policy and the critic."""
+        """Reads from the config how trainer ranks hold and compute the policy and the critic."""
         trainer = config.ajet.trainer_common
         fsdp = trainer.fsdp_config
         recomputes = fsdp.activation_checkpointing
@@ -94,20 +94,21 @@ class ShardingSettings:
 
 @dataclass(frozen=True, slots=True)
 class CorrectionSettings:
-    """Importance weights between the sampler and the trainer (correction.py)."""
+    """Holds the importance weighting between the sampler and the trainer (correction.py)."""
 
     level: CorrectionLevel = "none"
     mode: CorrectionMode = "truncate"
     upper: float = 2.0
-    lower: float = 0.0  # of reject
+    lower: float = 0.0  # lower bound, used by reject only
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
-        """The correction that the config asks for.
+        """Reads the correction from the config.
 
         Where it gives no level and tokens may be stale, each token is weighted by the trainer's
-        probability of it over the sampler's: a clip is then around the policy before the update, as
-        it is without staleness, and not around one of some updates ago."""
+        probability of it over the sampler's. A clip is then around the policy before the update, as
+        it is without staleness, and not around that of some updates ago.
+        """
         correction = config.ajet.trainer_common.algorithm.rollout_correction
         return cls(
             level=correction.level or ("token" if config.max_staleness else "none"),
@@ -126,7 +127,7 @@ class CorrectionSettings:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """AdamW; weight decay spares biases, norms and embeddings."""
+    """Holds the settings of AdamW; biases, norms and embeddings have no weight decay."""
 
     lr: float = 1e-6
     betas: tuple[float, float] = (0.9, 0.999)
@@ -150,7 +151,9 @@ class OptimizerSettings:
 
 @dataclass(frozen=True, slots=True)
 class UpdateSettings(OptimizerSettings):
-    """One update of the policy. Every default is a plain GRPO on one small machine."""
+    """Holds the settings of the policy's update; the defaults are a plain GRPO on one small
+    machine.
+    """
 
     # Objective.
     policy_loss: PolicyLossName = "ppo"
@@ -159,13 +162,13 @@ class UpdateSettings(OptimizerSettings):
     dual_clip: float | None = None  # for negative advantages: loss at most -A * dual_clip
     sapo_tau_pos: float = 1.0  # slope of sapo's gate where the advantage is above 0
     sapo_tau_neg: float = 1.05
-    temperature: float = 1.0  # of the sampler: the policy's logits are divided by it
-    kl_loss_coef: float = 0.0  # 0 means no reference model, unless one is kept
+    temperature: float = 1.0  # the sampler's; the policy's logits are divided by it
+    kl_loss_coef: float = 0.0  # 0 means no reference model, unless keep_reference
     keep_reference: bool = False  # for `Policy.reference_scores`
     kl_loss_type: KLType = "low_var_kl"
-    entropy_coef: float = 0.0  # a bonus: the loss falls as entropy rises
+    entropy_coef: float = 0.0  # an entropy bonus: the loss falls as entropy rises
     loss_agg_mode: LossAggMode = "token-mean"
-    loss_scale_factor: float | None = None  # of seq-mean-token-sum-norm; None: longest episode
+    loss_scale_factor: float | None = None  # for seq-mean-token-sum-norm; None: the longest episode
     correction: CorrectionSettings = field(default_factory=CorrectionSettings)
 
     # Batches.
@@ -177,7 +180,7 @@ class UpdateSettings(OptimizerSettings):
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
-        """What the config says of one update; the sampler's temperature is the policy's."""
+        """Reads the settings from the config; the policy's temperature is the sampler's."""
         trainer = config.ajet.trainer_common
         algorithm, optim = trainer.algorithm, trainer.optim
         return cls(
@@ -223,7 +226,7 @@ class UpdateSettings(OptimizerSettings):
 
 @dataclass(frozen=True, slots=True)
 class CriticSettings(OptimizerSettings):
-    """One update of the critic."""
+    """Holds the settings of the critic's update."""
 
     lr: float = 1e-5
     cliprange_value: float = 0.5  # a value moves at most this far from the one of the rollout
@@ -234,8 +237,11 @@ class CriticSettings(OptimizerSettings):
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
-        """What the config says of one update of the critic. `critic.warmup_steps` is not an
-        optimizer's warm-up: the policy waits in these steps (core/learning)."""
+        """Reads the settings from the config.
+
+        `critic.warmup_steps` is not an optimizer's warm-up: the policy is not updated in these
+        steps (core/learning).
+        """
         trainer = config.ajet.trainer_common
         critic, optim = trainer.critic, trainer.optim
         return cls(
@@ -258,15 +264,19 @@ class CriticSettings(OptimizerSettings):
 
 
 def optimizer_steps(config: AjetConfig) -> int:
-    """The optimizer steps of the whole run, where its steps are given; 0 where its epochs are."""
+    """Returns the optimizer steps of the whole run where its steps are given, and 0 where its
+    epochs are.
+    """
     trainer = config.ajet.trainer_common
     mini_batches = min(trainer.mini_batch_num, config.ajet.data.train_batch_size)
     return (trainer.total_training_steps or 0) * mini_batches * trainer.ppo_epochs
 
 
 def tokens_per_pass(config: AjetConfig) -> int:
-    """The tokens of one forward pass over all ranks that share a sequence: for each of them the
-    backbone's own `max_token_len_per_gpu`, if it has one."""
+    """Returns the tokens of one forward pass over all ranks that share a sequence.
+
+    A backbone's own `max_token_len_per_gpu`, if it has one, counts for each of these ranks.
+    """
     own = {
         "verl": config.verl.trainer.max_token_len_per_gpu,
         "trinity": config.trinity.trainer.max_token_len_per_gpu,
@@ -278,14 +288,14 @@ def tokens_per_pass(config: AjetConfig) -> int:
 
 
 def compute_dtype(config: AjetConfig) -> ParamDtype:
-    """What a plain process computes in: the type that a model on this machine is loaded in."""
+    """Returns the type that a plain process computes in: that of a model loaded on this machine."""
     if config.ajet.model.dtype == "float64":
         return "float64"
     return "bfloat16" if trains_on_gpu(config) else "float32"
 
 
 def trains_on_gpu(config: AjetConfig) -> bool:
-    """Whether this process trains on a GPU."""
+    """Tells whether this process trains on a GPU."""
     import torch
 
     return config.ajet.model.device != "cpu" and torch.cuda.is_available()

@@ -1,13 +1,13 @@
-"""A checkpoint's tensors as several ranks write them, through torch.distributed.checkpoint.
+"""The tensor files of a checkpoint that several ranks write through torch.distributed.checkpoint.
 
-    shards/shard-00001-….safetensors      rank 0's pieces, and in the header where each one belongs
+    shards/shard-00001-….safetensors      rank 0's parts; the header says where each one belongs
     shards/shard-00002-….safetensors      rank 1's
 
-Readable by any number of ranks, each of which reads what its own shards need, and by one process
-without torch.distributed, which reads all. No pickle. Tensors without dimensions are written as one
-number in a row: the format has no others.
+Any number of ranks can read them, each the parts of its own shards; one process without
+torch.distributed can read them all. They contain no pickle. A tensor without dimensions is written
+with one dimension, because the format needs one.
 
-Not covered: the folder around it, and what makes it whole (checkpoint.py).
+Not covered: the folder around them and its manifest (checkpoint.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHARDS = "shards"
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """With all ranks; an `OSError` of one is an `OSError` of all."""
+    """Writes the tensors with all ranks; an `OSError` on one rank is raised on all."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
@@ -43,7 +43,7 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def files_of_rank(folder: Path, rank: int) -> list[Path]:
-    """What `write_shards` has written on this rank."""
+    """Returns the files that `write_shards` has written on this rank."""
     return sorted((folder / SHARDS).glob(f"shard-{rank + 1:05d}-*"))
 
 
@@ -57,8 +57,11 @@ def read_shards(
     *,
     wanted: Callable[[str], bool] = lambda name: True,
 ) -> dict[str, Tensor]:
-    """Whole tensors; with `like` (and all ranks) each as the one of its name there is sharded.
-    Names that only `like` has are left out, and what belongs to a model that it has nothing of."""
+    """Reads whole tensors; with `like`, on all ranks, each is sharded as the one of its name there.
+
+    Names that only `like` has are left out, and so are tensors of a model that `like` has nothing
+    of.
+    """
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -76,7 +79,7 @@ def read_shards(
     rows = {name: _as_row(tensor) for name, tensor in tensors.items()}
     _check_shapes(rows, found)
     alone = like is None or not dist.is_initialized()
-    with warnings.catch_warnings():  # that it is alone, which is what it was told
+    with warnings.catch_warnings():  # it warns that it runs without other ranks, as it should
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load(rows, storage_reader=reader, no_dist=alone)
     return {n: t.reshape(()) if n.endswith(".step") else t for n, t in tensors.items()}
@@ -87,7 +90,7 @@ def _as_row(tensor: Tensor) -> Tensor:
 
 
 def _model_of(name: str) -> str:
-    """critic.optimizer.head.weight.step is of "critic"; all without that name are the policy's."""
+    """Returns "critic" for names such as critic.optimizer.head.weight.step, else "policy"."""
     return "critic" if name.startswith("critic.") else "policy"
 
 

@@ -1,16 +1,17 @@
-"""A model's weights over several ranks: torch's FSDP2, a group for each decoder layer and the rest.
+"""Shards a model's weights with torch's FSDP2: a group for each decoder layer, and one for the
+rest.
 
     between passes    a layer's weights   [rank 0 | rank 1 | rank 2 | rank 3]    float32 masters
-    its own pass      gathered, in `param_dtype`; given up after it
-    gradients         summed in float32 (the loss carries the whole's denominators), sharded again
+    its own pass      gathered, in `param_dtype`; resharded after it
+    gradients         summed in float32 (the loss has the denominators of all), sharded again
 
 The flat forward (model/decoder.py) calls parts of a layer without the layer's own forward, which
 FSDP's hooks are attached to. So each sharded module has a method `run_unsharded`, registered with
 FSDP, through which the flat forward computes.
 Transformers' own forward finds the hooks by itself.
 
-A model in CPU memory goes to the GPUs a layer at a time, and is widened to float32 a layer at a
-time: load it there, and no GPU ever holds it whole.
+A model in CPU memory is moved to the GPUs and converted to float32 one layer at a time. So if it is
+loaded there, no GPU ever holds it whole.
 
 Not covered: tensor and expert parallelism; a second copy of the shards on another node (HSDP).
 """
@@ -41,8 +42,11 @@ from ajet.core.update.shards import is_sharded
 
 
 def shard_model(model: nn.Module, mesh: DeviceMesh, settings: ShardingSettings) -> None:
-    """In place. The weights become shards of float32, or of float64 as they were; a module named
-    `head` is computed in that."""
+    """Shards the model in place.
+
+    The weights become shards of float32, or of float64 if they are; a module named `head` also
+    computes in that type.
+    """
     layers = decoder_layers(model)
     options = _options(mesh, settings)
     full_precision = options | {"mp_policy": MixedPrecisionPolicy()}
@@ -53,13 +57,13 @@ def shard_model(model: nn.Module, mesh: DeviceMesh, settings: ShardingSettings) 
     head = getattr(model, "head", None)
     if isinstance(head, nn.Linear):
         _shard(head, False, settings.reshard_after_forward, full_precision)
-    # The rest stays gathered from its forward to the end of the backward: the output layer is
-    # called after the model's forward.
+    # The rest stays gathered from its forward to the end of the backward, because the output layer
+    # is called after the model's forward.
     _shard(model, False, False, options)
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks, as transformers names them for each model."""
+    """Returns the repeated blocks, as transformers names them for each model."""
     names: set[str] = set()
     for module in model.modules():
         names |= set(getattr(module, "_no_split_modules", None) or ())
@@ -84,7 +88,7 @@ def _shard(module: nn.Module, recompute: bool, reshard_after: bool, options: Any
     fully_shard(module, reshard_after_forward=reshard_after, **options)
     assert isinstance(module, FSDPModule)
     module.set_gradient_divide_factor(1.0)
-    module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+    module.set_force_sum_reduction_for_comms(True)  # gloo has no other reduction
     untyped: Any = module
     untyped.run_unsharded = MethodType(_run_recomputed if recompute else _run, module)
     register_fsdp_forward_method(module, "run_unsharded")
@@ -92,7 +96,7 @@ def _shard(module: nn.Module, recompute: bool, reshard_after: bool, options: Any
 
 @torch.no_grad()
 def _to_wide_dtype(module: nn.Module) -> None:
-    """To float32 at least, what is not in shards yet."""
+    """Converts what is not sharded yet to float32 or wider."""
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.is_floating_point() and not is_sharded(tensor):
             tensor.data = to_wide_dtype(tensor.data)
@@ -107,5 +111,5 @@ def _run_recomputed(module: nn.Module, compute: Callable[..., Tensor], *args: An
 
 
 def _recomputed(compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Activations are computed again in the backward pass; there is no dropout to repeat."""
+    """Computes with activation checkpointing; there is no dropout to repeat."""
     return checkpoint(compute, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)

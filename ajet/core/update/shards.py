@@ -1,7 +1,7 @@
-"""Tensors that may be in shards over several ranks (sharding.py), and what to do with them.
+"""Functions for tensors that may be sharded over several ranks (sharding.py).
 
-A tensor in shards is a DTensor; a plain one passes through every function here as it is. What makes
-shards is not imported: it takes seconds, and one process needs none of it.
+A sharded tensor is a DTensor; every function here also takes plain tensors. The module that shards
+is not imported here: that takes seconds, and a single process does not need it.
 """
 
 from typing import Any
@@ -11,17 +11,20 @@ from torch import Tensor, nn
 
 
 def is_sharded(tensor: Tensor) -> bool:
+    """Tells whether the tensor is in shards."""
     return hasattr(tensor, "full_tensor")
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """The whole of a sharded tensor, on every rank (collective)."""
+    """Returns the whole of a sharded tensor on every rank; all ranks must call it."""
     untyped: Any = tensor
     return untyped.full_tensor() if is_sharded(tensor) else tensor
 
 
 def reshard(model: nn.Module) -> None:
-    """Give up what a pass without backward left gathered: the parameters are the shards again."""
+    """Frees the parameters that a pass without backward left gathered, so that they are shards
+    again.
+    """
     for module in model.modules():
         if "run_unsharded" in module.__dict__:
             untyped: Any = module
@@ -30,7 +33,7 @@ def reshard(model: nn.Module) -> None:
 
 @torch.no_grad()
 def copy_tensor(target: Tensor, source: Tensor) -> None:
-    """`source` into `target`; where only the target is sharded, each rank takes its part."""
+    """Copies `source` into `target`; where only the target is sharded, each rank takes its part."""
     if is_sharded(target) and not is_sharded(source):
         untyped: Any = target
         source, target = _part(untyped, source), untyped.to_local()

@@ -1,17 +1,17 @@
-"""What one update reports: sums gathered over micro-batches, turned into floats once.
+"""Metrics of one update of the policy: sums over micro-batches, turned into floats at the end.
 
     loss pg_loss kl entropy      as in the objective: `loss` with the mini-batch's weights, averaged
                                  over mini-batches; the others are means over trained tokens
-    clip_fraction_low/high/…     tokens that a bound of the loss acted on; a loss without bounds has
-                                 none
-    ratio_max                    of the ratio that the loss speaks of
-    empty_mini_batches           without anything to learn from: they take no optimizer step
-    trained_tokens               all in the loss masks; `tree_tokens` is what the forward passes of
-                                 the gradient went through, `padded_tokens` what rectangles of the
-                                 same rows hold
+    clip_fraction_low/high/…     share of tokens that a bound of the loss acted on; a loss without
+                                 bounds has none
+    ratio_max                    largest of the ratios that the loss uses
+    empty_mini_batches           mini-batches without a gradient, which make no optimizer step
+    trained_tokens               tokens in the loss masks; `tree_tokens` are those that the forward
+                                 passes with gradient compute, `padded_tokens` those of padded
+                                 rectangles of the same rows
 
-Sampler against trainer, over the first mini-batch, where the policy is still the one that sampled;
-r = trainer / sampler of a token:
+The next metrics compare sampler and trainer over the first mini-batch, where the policy is still
+the one that sampled; r = trainer / sampler of a token:
 
     logprob_diff_max/mean        |log r|
     sampler_kl, sampler_kl_k3    KL(sampler || trainer): means of -log r and of r - 1 - log r
@@ -38,7 +38,7 @@ from ajet.core.update.ranks import Ranks
 
 @dataclass(frozen=True, slots=True)
 class TokenValues:
-    """The trained tokens ``[M]`` of one micro-batch, without gradient."""
+    """Holds the trained tokens ``[M]`` of one micro-batch, without gradient."""
 
     weight: Tensor
     loss: Tensor
@@ -46,7 +46,7 @@ class TokenValues:
     kl: Tensor
     entropy: Tensor
     ratio: Tensor
-    log_ratio: Tensor  # trainer's over the sampler's
+    log_ratio: Tensor  # of the trainer's probability over the sampler's
     cuts: Mapping[str, Tensor]
 
     def sums(self) -> dict[str, float]:
@@ -63,7 +63,7 @@ class TokenValues:
 
 @dataclass(slots=True)
 class SamplerGap:
-    """Sampler against trainer, token by token."""
+    """Compares sampler and trainer, token by token."""
 
     num_tokens: int = 0
     diff_max: float = 0.0
@@ -96,7 +96,7 @@ class SamplerGap:
         )
 
     def result(self) -> dict[str, float]:
-        """Without any token: nothing was seen, so nothing but the differences is said."""
+        """Returns the metrics; without any token only the differences, which are 0."""
         num = self.num_tokens
         differences = {
             "logprob_diff_max": self.diff_max,
@@ -114,8 +114,11 @@ class SamplerGap:
 
 @dataclass(slots=True)
 class UpdateMetrics:
-    """Filled in the course of one `Policy.update`: the values of a rank's own tokens, which
-    `all_reduce` makes those of all, and counts of the whole."""
+    """Collects the metrics of one `Policy.update`.
+
+    Values are of a rank's own tokens until `all_reduce` sums them over the ranks; counts are of all
+    ranks.
+    """
 
     samples: Sequence[TrainingSample]
     num_epochs: int = 1
@@ -130,14 +133,14 @@ class UpdateMetrics:
     steps: list[StepOutcome] = field(default_factory=list)
 
     def count(self, micro_batches: Sequence[Sequence[Row]], layout: Layout) -> None:
-        """Those of one mini-batch, whoever computes them."""
+        """Counts the micro-batches of one mini-batch, whichever rank computes them."""
         for rows in micro_batches:
             self.num_rows += len(rows)
             self.num_computed += layout.num_computed(rows)
             self.num_padded += len(rows) * max(map(len, rows))
 
     def add(self, values: TokenValues) -> None:
-        """One micro-batch of this rank; an idle one has no tokens."""
+        """Adds one micro-batch of this rank; an idle one has no tokens."""
         if not len(values.loss):
             return
         sums = values.sums()
@@ -148,7 +151,7 @@ class UpdateMetrics:
             self.gap.add(values.log_ratio)
 
     def all_reduce(self, ranks: Ranks) -> None:
-        """Once, at the end."""
+        """Sums over the ranks; it must be called once, at the end."""
         parts = ranks.all_gather((self.sums, self.ratio_max, self.num_values, self.gap))
         sums, ratios, counts, gaps = zip(*parts, strict=True)
         self.sums, self.ratio_max, self.num_values = _merge_sums(sums), max(ratios), sum(counts)
@@ -184,7 +187,7 @@ class UpdateMetrics:
 
 
 def _merge_sums(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Key by key, in the order in which keys appear."""
+    """Adds key by key, in the order in which keys appear."""
     names = dict.fromkeys(name for each in sums for name in each)
     return {name: sum(each.get(name, 0.0) for each in sums) for name in names}
 

@@ -1,9 +1,9 @@
-"""A checkpoint's weights, put over the model that they were trained from.
+"""Loads a checkpoint's weights into the model that they were trained from.
 
     base model (with fresh adapters, if the run had any)  <-  checkpoints/step_N/model.safetensors
 
-For a model that is only used: neither optimizer nor counters are read. Not covered: going on with
-training (`Policy.load_state_dict`).
+It is for a model that is not trained further: neither optimizer nor counters are read. Not covered:
+resuming training (`Policy.load_state_dict`).
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,9 @@ from ajet.core.update.shards import copy_tensor
 
 
 def find_checkpoint(path: Path) -> Path:
-    """`path` itself, or the newest whole checkpoint of the run folder or checkpoints/ there."""
+    """Returns the newest whole checkpoint of the run folder or checkpoints/ at `path`, or
+    `path` itself.
+    """
     for folder in (path / "checkpoints", path):
         newest = newest_checkpoint(folder)
         if newest is not None:
@@ -31,18 +33,18 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def overlay_checkpoint(model: nn.Module, path: Path, lora: LoraSettings | None) -> None:
-    """The weights at `path` over `model`, in place; adapters are put into its own modules."""
+    """Copies the weights at `path` into `model`, in place; adapters go into its own modules."""
     trained = with_lora(model, lora) if lora else model
     load_weights(trainable(trained), read_weights(path))
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The weights that a checkpoint holds."""
+    """Returns the weights that a checkpoint holds."""
     return {n: p for n, p in model.named_parameters() if p.requires_grad}
 
 
 def train_every_embedding(model: nn.Module) -> None:
-    """torch drops the gradient of `padding_idx`; the id may stand in text."""
+    """Clears `padding_idx`: torch drops its gradient, but the id may occur in text."""
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             module.padding_idx = None
@@ -52,8 +54,11 @@ def train_every_embedding(model: nn.Module) -> None:
 def load_weights(
     weights: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor], prefix: str = WEIGHT_PREFIX
 ) -> None:
-    """Copy a checkpoint's tensors (under `prefix`) into `weights`, all of them or none. A
-    weight more is another model's: half of what was learnt would be left out."""
+    """Copies a checkpoint's tensors (under `prefix`) into `weights`, all of them or none.
+
+    Raises `CheckpointError` if a weight is missing, or if the checkpoint has others: a part of what
+    was trained would be left out.
+    """
     for name, weight in weights.items():
         saved = tensors.get(f"{prefix}{name}")
         if saved is None or saved.shape != weight.shape:

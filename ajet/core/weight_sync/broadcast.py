@@ -1,18 +1,18 @@
-"""Weights by a broadcast of torch.distributed: rank 0 sends, every other rank receives.
+"""Weight sync by a broadcast of torch.distributed: rank 0 sends, every other rank receives.
 
-    trainer    sender.snapshot(version, tensors)          a copy in the CPU's memory
+    trainer    sender.snapshot(version, tensors)      a copy in the CPU's memory
                receivers = sender.receivers(version, 3)   one for each engine, sent to it
                sender.send()                          header, tensor, header, tensor, … end
     replica    load_weights(model, receiver)              joins, receives, leaves
 
-The copy can be sent as often as somebody needs it: to all engines, and later to one that took the
-place of a dead one. Each time is a group of its own, apart from the trainer's (a process has one
-default group). gloo moves tensors of the CPU, nccl those of a GPU. Each header says name, type,
-shape and checksum; the end says how many there were. A receiver that finds a damaged tensor takes
-the rest all the same, so that the others are not left waiting, and fails then.
+The copy can be sent several times: to all engines, and later to one that replaces a dead one. Each
+broadcast has a group of its own, separate from the trainer's (a process has one default group).
+gloo moves tensors in CPU memory, nccl those on a GPU. Each header has name, type, shape and
+checksum; the last one has the number of tensors. A receiver that finds a damaged tensor receives
+the rest before it fails, so that the others are not left waiting.
 
-Not covered: one receiver that dies: the others' broadcast breaks off, or ends with the group's
-timeout, and whoever asked for it begins another (core/inference/router.py).
+Not covered: a receiver that dies. The others' broadcast then fails or ends with the group's
+timeout, and the router begins another (core/inference/router.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ TIMEOUT_S = 120.0
 
 
 class BroadcastGroup:
-    """One process's place in the group. Making it waits until all `size` are there."""
+    """Represents one process's membership in a broadcast group.
+
+    The constructor returns when all `size` processes have joined.
+    """
 
     def __init__(
         self,
@@ -48,7 +51,7 @@ class BroadcastGroup:
         timeout_s: float = TIMEOUT_S,
         store: Any = None,
     ) -> None:
-        """`store`: rank 0's, from `open_store`."""
+        """Joins the group; rank 0 passes the `store` that `open_store` made."""
         import torch
         import torch.distributed.distributed_c10d as c10d
 
@@ -71,7 +74,7 @@ class BroadcastGroup:
         self.rank, self.size = rank, size
 
     def send(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> SyncReport:
-        """Send to all, one tensor at a time. Only rank 0."""
+        """Sends the tensors to all receivers, one at a time; only rank 0 calls it."""
         import time
 
         started = time.perf_counter()
@@ -88,7 +91,7 @@ class BroadcastGroup:
         return SyncReport(version, seconds, manifest.num_bytes, manifest.checksum)
 
     def receive(self, version: int) -> Generator[tuple[TensorInfo, Tensor], None, None]:
-        """Take what rank 0 sends; each tensor is new memory."""
+        """Yields the tensors that rank 0 sends, each in new memory."""
         import torch
 
         infos: list[TensorInfo] = []
@@ -104,7 +107,7 @@ class BroadcastGroup:
             raise WeightsError(f"{self._where}: version {version} came incomplete")
 
     def close(self) -> None:
-        """Leave; the others' next broadcast fails."""
+        """Leaves the group; the others' next broadcast fails."""
         self._group = None
 
     def _send_header(self, header: dict[str, Any]) -> None:
@@ -124,7 +127,7 @@ class BroadcastGroup:
         return json.loads(bytes(data.cpu().numpy()))
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
-        # A tensor of no dimension or no element has no bytes that gloo would take.
+        # gloo takes neither a tensor without dimensions nor one without elements.
         flat = tensor.reshape(-1)
         if not flat.numel():
             return
@@ -136,7 +139,7 @@ class BroadcastGroup:
 
 @dataclass(frozen=True, slots=True)
 class BroadcastReceiver:
-    """One receiver's place in a broadcast of one version, cheap to send to another process."""
+    """Describes one receiver of one version's broadcast; it is cheap to send to another process."""
 
     address: str
     port: int
@@ -151,7 +154,7 @@ class BroadcastReceiver:
         return False
 
     def tensors(self) -> Generator[tuple[TensorInfo, Tensor], None, None]:
-        """Each as it comes; waits for rank 0 and the other receivers."""
+        """Joins the group, waits for all its members, and yields the tensors as they come."""
         group = BroadcastGroup(
             self.address,
             self.port,
@@ -167,12 +170,12 @@ class BroadcastReceiver:
 
 
 class BroadcastSender:
-    """Rank 0 of every broadcast, in the process that has the weights."""
+    """Acts as rank 0 of every broadcast, in the process that has the weights."""
 
     def __init__(
         self, address: str, *, backend: Backend = "gloo", timeout_s: float = TIMEOUT_S
     ) -> None:
-        """`address` is where receivers find this machine."""
+        """Takes the `address` at which receivers reach this machine."""
         self._backend: Backend = backend
         self._address, self._timeout_s = address, timeout_s
         self._version: int | None = None
@@ -180,12 +183,12 @@ class BroadcastSender:
         self._pending: tuple[Any, int] | None = None
 
     def snapshot(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """A copy: the trainer goes on."""
+        """Copies the weights to CPU memory, so that the trainer can go on changing them."""
         self._copy = {name: t.detach().to("cpu", copy=True) for name, t in tensors}
         self._version = version
 
     def receivers(self, version: int, number: int) -> list[BroadcastReceiver]:
-        """For `number` receivers, who may take them before `send` is called."""
+        """Returns `number` receivers, which may begin to receive before `send` is called."""
         if version != self._version:
             raise WeightsError(
                 f"weights of version {version} cannot be had again: the trainer has {self._version}"
@@ -200,7 +203,7 @@ class BroadcastSender:
         ]
 
     def send(self) -> SyncReport:
-        """Sends to those for whom receivers were made last."""
+        """Sends the copy to the receivers that were made last."""
         assert self._pending is not None and self._version is not None
         (store, size), self._pending = self._pending, None
         group = BroadcastGroup(
@@ -219,7 +222,7 @@ class BroadcastSender:
 
 
 def open_store(address: str, size: int, timeout_s: float) -> Any:
-    """Where a group of `size` meets: listens on a port that is free."""
+    """Opens the store through which a group of `size` processes meets, on a free port."""
     try:
         return listen(address, 0, size, timeout_s)
     except (OSError, RuntimeError, ValueError) as error:

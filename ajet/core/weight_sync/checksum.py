@@ -1,11 +1,11 @@
 """A checksum of a tensor's bytes that is the same on every device, and fast on all of them.
 
-    words of 8 bytes -> each is mixed with its place -> sum modulo 2**64
+    words of 8 bytes -> each is mixed with its position -> sum modulo 2**64
 
 Integer sums do not depend on the order of adding, so a GPU, a CPU and another number of threads
 agree to the bit. It finds a flipped bit, swapped or repeated blocks, and a tensor cut short.
 
-Not covered: an attacker who makes two tensors with one checksum; this guards against accidents.
+Not covered: deliberate collisions; the checksum guards against accidents only.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ if TYPE_CHECKING:
 
 WORD_BYTES, CHUNK_WORDS = 8, 1 << 15
 CHUNKS_PER_PASS = {"cpu": 1}
-"""Pieces that are summed at once: one stays in a CPU's cache, a GPU wants many."""
+"""Chunks that are summed at once: one fits into a CPU's cache, a GPU is faster with many."""
 DEFAULT_CHUNKS_PER_PASS = 256
 KEY_MULTIPLIER, MIX_MULTIPLIER, CHAIN_MULTIPLIER = (
     0x1E3779B97F4A7C15,
     0x3F58476D1CE4E5B9,
     0x14D049BB133111EB,
 )
-"""Odd, so that a multiplication modulo 2**64 loses nothing; below 2**63, to fit an int64."""
+"""Odd, so that multiplication modulo 2**64 is invertible; below 2**63, to fit an int64."""
 MODULUS = 1 << 64
 
 
 def tensor_checksum(tensor: Tensor) -> str:
-    """16 hexadecimal digits. The shape is no part of it (a manifest holds that beside it)."""
+    """Returns a checksum of 16 hexadecimal digits.
+
+    It does not cover the shape, which a manifest holds beside it.
+    """
     import torch
 
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
@@ -53,7 +56,7 @@ def tensor_checksum(tensor: Tensor) -> str:
 
 
 def _add(total: int, data: Tensor, positions: Tensor, keys: Tensor) -> int:
-    """`total` with the sums of one chunk, or of several of the same length."""
+    """Returns `total` updated with the sums of one chunk, or of several of the same length."""
     import torch
 
     aligned = data if data.data_ptr() % WORD_BYTES == 0 else data.clone()
@@ -71,6 +74,6 @@ def _add(total: int, data: Tensor, positions: Tensor, keys: Tensor) -> int:
 
 
 def combined_checksum(lines: Iterable[tuple[str, str, tuple[int, ...], str]]) -> str:
-    """One checksum of many tensors, each (name, dtype, shape, checksum), in any order."""
+    """Returns one checksum of many tensors, each (name, dtype, shape, checksum), in any order."""
     text = "\n".join(f"{name} {dtype} {shape} {own}" for name, dtype, shape, own in sorted(lines))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

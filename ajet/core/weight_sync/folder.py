@@ -1,16 +1,16 @@
-"""Weights as safetensors in a folder: on disk ("checkpoint") or in shared memory ("memory").
+"""Weight sync by safetensors in a folder: on disk ("checkpoint") or in shared memory ("memory").
 
     root/v00000007/manifest.json                      version, names, shapes, checksums
-                   model-00001.safetensors …          shards: what is held in memory while writing
-                   model.safetensors.index.json       so that any Hugging Face reader takes it
+                   model-00001.safetensors …          shards; one is in memory while writing
+                   model.safetensors.index.json       lets any Hugging Face reader load it
                    config.json …                      copied from `extra_files`; servers read them
 
 A version is written under a temporary name and renamed, so it is whole or absent. A reader holds a
 shared lock while it reads; the writer removes older versions that nobody has locked, and tries
 again when it writes the next one. The system releases the lock of a process that dies.
 
-Not covered: folders on a network file system without `flock` (nothing is removed there too early
-only if `keep` covers the slowest reader).
+Not covered: network file systems without `flock`. There `keep` must be large enough for the slowest
+reader, or a version is removed while it is read.
 """
 
 from __future__ import annotations
@@ -36,19 +36,22 @@ SHARD_BYTES = 1 << 29
 MANIFEST, LOCK, PREFIX = "manifest.json", ".lock", "v"
 INDEX = "model.safetensors.index.json"
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
-"""What a JSON file raises that is not as it was written."""
+"""The errors of reading a damaged JSON file."""
 
 
 def shared_memory_root(name: str) -> Path:
-    """A folder of this name in shared memory; in the folder for temporary files where there is
-    none."""
+    """Returns a folder of this name in shared memory, or in the temporary folder where there is
+    none.
+    """
     usable = SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK)
     return (SHARED_MEMORY if usable else Path(tempfile.gettempdir())) / name
 
 
 @dataclass(frozen=True, slots=True)
 class FolderSource:
-    """One version in its folder. Cheap to send to another process of the same file system."""
+    """Reads one version from its folder; it is cheap to send to a process with the same file
+    system.
+    """
 
     path: Path
     version: int
@@ -58,7 +61,7 @@ class FolderSource:
         return True
 
     def manifest(self) -> Manifest:
-        """What was written; WeightsError where the folder is gone or half there."""
+        """Reads the manifest; raises `WeightsError` where the folder is missing or incomplete."""
         try:
             return Manifest.loads((self.path / MANIFEST).read_text("utf-8"))
         except FileNotFoundError:
@@ -70,7 +73,7 @@ class FolderSource:
             raise self._damaged(MANIFEST) from error
 
     def tensors(self) -> Generator[tuple[TensorInfo, Tensor], None, None]:
-        """Read one by one; the folder stays until the last one was taken."""
+        """Yields the tensors one by one; the folder stays locked until the last one is taken."""
         from safetensors import SafetensorError, safe_open
 
         with self.read_lock():
@@ -78,7 +81,7 @@ class FolderSource:
             for shard in self._shards():
                 try:
                     with safe_open(self.path / shard, framework="pt") as opened:
-                        for name in opened.keys():  # noqa: SIM118, it is no dict
+                        for name in opened.keys():  # noqa: SIM118, it is not a dict
                             yield infos[name], opened.get_tensor(name)
                 except (SafetensorError, OSError) as error:
                     raise WeightsError(
@@ -97,7 +100,7 @@ class FolderSource:
 
     @contextmanager
     def read_lock(self) -> Iterator[None]:
-        """The folder is not removed meanwhile."""
+        """Keeps the writer from removing the folder inside the context."""
         try:
             lock = os.open(self.path / LOCK, os.O_RDONLY)
         except FileNotFoundError:
@@ -111,7 +114,7 @@ class FolderSource:
 
 
 class WeightFolder:
-    """The writer's side; one writer for a root."""
+    """Writes versions of the weights below one root; a root has one writer."""
 
     def __init__(
         self,
@@ -121,29 +124,35 @@ class WeightFolder:
         keep: int = 2,
         shard_bytes: int = SHARD_BYTES,
     ) -> None:
-        """`beside`: files that are copied into every version; `keep`: versions that are left."""
+        """Copies the `extra_files` into every version, and keeps the newest `keep` versions."""
         self.root = root
         self._extra_files = tuple(extra_files)
         self._keep = keep
         self._shard_bytes = shard_bytes
         root.mkdir(parents=True, exist_ok=True)
-        for left in root.glob(f".{PREFIX}*"):  # of a writer that was killed
+        for left in root.glob(f".{PREFIX}*"):  # leftovers of a writer that was killed
             shutil.rmtree(left, ignore_errors=True)
 
     @classmethod
     def of_model(cls, root: Path, files: Mapping[str, bytes]) -> Self:
-        """A folder in which each version is a model that a server can start from: `files` are those
-        of the model beside its weights (`model_files`)."""
+        """Makes a folder in which each version is a model that a server can start from.
+
+        `files` are the model's files beside its weights (`model_files`).
+        """
         (root / "model").mkdir(parents=True, exist_ok=True)
         extra_files = []
         for name, content in files.items():
-            if "/" not in name:  # further chat templates: no server asks for one
+            if (
+                "/" not in name
+            ):  # files in subfolders are further chat templates, which no server reads
                 extra_files.append(root / "model" / name)
                 extra_files[-1].write_bytes(content)
         return cls(root, extra_files=extra_files, keep=1)
 
     def write(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> FolderSource:
-        """Write a version from an iterator, holding one shard at a time, and remove old ones."""
+        """Writes a version from an iterator, with one shard at a time in memory, and removes
+        old ones.
+        """
         path = self.root / f"{PREFIX}{version:08d}"
         temporary = self.root / f".{path.name}.{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)
@@ -161,7 +170,7 @@ class WeightFolder:
         return FolderSource(path, version)
 
     def versions(self) -> list[int]:
-        """Those that are there, in ascending order."""
+        """Returns the versions that are there, in ascending order."""
         found = self.root.glob(f"{PREFIX}*/{MANIFEST}")
         return sorted(int(path.parent.name.removeprefix(PREFIX)) for path in found)
 
@@ -179,7 +188,7 @@ class WeightFolder:
         return removed
 
     def close(self) -> None:
-        """Remove everything: for shared memory, which outlives the process."""
+        """Removes all versions; shared memory would outlive the process."""
         shutil.rmtree(self.root, ignore_errors=True)
 
     def _write_files(
@@ -227,10 +236,13 @@ def _save(shard: dict[str, Tensor], path: Path) -> None:
 
 
 def _remove_unless_locked(path: Path) -> bool:
-    """Unless somebody holds it. It loses its name first: half of it is never found."""
+    """Removes the folder unless a reader has locked it, and tells whether it did.
+
+    The folder is renamed first, so that nobody finds a half-removed version.
+    """
     try:
         lock = os.open(path / LOCK, os.O_RDONLY)
-    except FileNotFoundError:  # nobody can hold it
+    except FileNotFoundError:  # without the file nobody can have locked it
         shutil.rmtree(path, ignore_errors=True)
         return True
     try:

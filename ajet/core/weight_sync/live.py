@@ -1,9 +1,9 @@
-"""Weights that are in this process's memory, or on its device: nothing is written, nothing is sent.
+"""Weights in this process's memory or on its device: nothing is written or sent.
 
-For engines beside the trainer: a model in the same process copies them, a server on the same GPU is
-given handles of the device's memory (SGLang's `/update_weights_from_tensor`).
+Engines beside the trainer use them: a model in the same process copies them, and a server on the
+same GPU is given handles to the device's memory (SGLang's `/update_weights_from_tensor`).
 
-Not covered: a trainer that changes them meanwhile (it waits until the load is over).
+Not covered: a trainer that changes the weights during the load; it waits until the load is over.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LiveSource:
-    """`weights()` gives every (name, tensor), again and again."""
+    """Reads weights that are in memory; each call of `weights()` gives every (name, tensor)."""
 
     version: int
     weights: Callable[[], Iterable[tuple[str, Tensor]]]
@@ -30,6 +30,6 @@ class LiveSource:
         return True
 
     def tensors(self) -> Generator[tuple[TensorInfo, Tensor], None, None]:
-        """Each as it is now."""
+        """Yields each tensor as it is now."""
         for name, tensor in self.weights():
             yield TensorInfo.of(name, tensor), tensor

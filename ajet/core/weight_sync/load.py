@@ -1,14 +1,14 @@
-"""Weights arrive: copied into a model in place, all of them or none.
+"""Loading of weights: copies them into a model in place, all of them or none.
 
     source --check every tensor--> names, shapes, checksums --copy--> model --checksum--> report
 
 A source that can be read again (a folder) is checked from end to end before the first byte of the
-model changes: nothing is held in memory. A broadcast comes once, so it is collected first
-(`stage=True`, needs the weights' size in memory once more); with `stage=False` it is copied as it
-comes, and a failure then leaves a mixture, which the error says.
+model changes, and needs no extra memory. A broadcast can be received only once, so it is collected
+first (`stage=True`, which needs the weights' size in memory once more). With `stage=False` it is
+copied as it comes; a failure then leaves a mixture, which the error says.
 
-The model's own type may differ from what was sent (bfloat16 over float32, say); values are cast.
-The report's checksum is then of what was sent; otherwise it is of what the model now holds.
+The model's own type may differ from what was sent (bfloat16 over float32, for example); values are
+cast. The report's checksum is then that of what was sent; otherwise it is that of the model.
 """
 
 from __future__ import annotations
@@ -35,12 +35,15 @@ Targets = Mapping[str, "Tensor"]
 
 
 def load_weights(model: nn.Module, source: WeightSource, *, stage: bool = True) -> SyncReport:
-    """Copy `source` into `model`; `WeightsError` of one line if it is damaged or does not fit."""
+    """Copies `source` into `model`; raises `WeightsError` if it is damaged or does not fit."""
     return load_tensors(model.state_dict(), source, stage=stage)
 
 
 def load_tensors(targets: Targets, source: WeightSource, *, stage: bool = True) -> SyncReport:
-    """The same into named tensors. Two names of one storage (tied weights) need one of them."""
+    """Copies `source` into named tensors.
+
+    Of two names for one storage (tied weights), the source needs only one.
+    """
     started = time.perf_counter()
     where = f"weights of version {source.version}"
     if source.can_be_read_again:
@@ -61,7 +64,7 @@ def load_tensors(targets: Targets, source: WeightSource, *, stage: bool = True) 
 
 
 def check(incoming: IncomingTensors, targets: Targets, where: str) -> None:
-    """All that arrives is sound and fits, and nothing is missing."""
+    """Checks that all incoming tensors are undamaged and fit, and that none is missing."""
     infos: list[TensorInfo] = []
     for info, tensor in incoming:
         check_tensor(info, tensor, targets.get(info.name), where)
@@ -70,7 +73,9 @@ def check(incoming: IncomingTensors, targets: Targets, where: str) -> None:
 
 
 def check_tensor(info: TensorInfo, tensor: Tensor, target: Tensor | None, where: str) -> None:
-    """It is the tensor that was sent, and the model has a place of its shape."""
+    """Checks that the tensor is the one that was sent, and that the model has one of its name
+    and shape.
+    """
     if target is None:
         raise WeightsError(f"{where}: the model has no tensor {info.name}; is it another model's?")
     if tuple(target.shape) != info.shape:
@@ -85,7 +90,9 @@ def check_tensor(info: TensorInfo, tensor: Tensor, target: Tensor | None, where:
 
 
 def check_complete(infos: Iterable[TensorInfo], targets: Targets, where: str) -> None:
-    """Every tensor of the model is among them, by its own name or by that of one it is tied to."""
+    """Checks that every tensor of the model is given, by its own name or by that of one it is
+    tied to.
+    """
     given = {info.name for info in infos}
     filled = {_storage_key(targets[name]) for name in given}
     missing = [n for n, t in targets.items() if n not in given and _storage_key(t) not in filled]
@@ -109,7 +116,10 @@ def _copy(incoming: IncomingTensors, targets: Targets) -> list[TensorInfo]:
 
 
 def _copy_unchecked(source: WeightSource, targets: Targets, where: str) -> list[TensorInfo]:
-    """Copies what fits as it comes. Takes all of it whatever happens: others may wait for us."""
+    """Copies each tensor that fits as it comes, and raises the first failure at the end.
+
+    It takes all tensors even after a failure, because other receivers may wait for this one.
+    """
     infos: list[TensorInfo] = []
     failures: list[WeightsError] = []
     for info, tensor in source.tensors():
@@ -125,7 +135,7 @@ def _copy_unchecked(source: WeightSource, targets: Targets, where: str) -> list[
 
 
 def _check_loaded(infos: Iterable[TensorInfo], targets: Targets, where: str) -> None:
-    """The model holds what was sent, where its type is that of what was sent."""
+    """Checks that the model holds what was sent, where its type is that of what was sent."""
     for info in infos:
         target = targets[info.name]
         same_type = str(target.dtype) == f"torch.{info.dtype}"

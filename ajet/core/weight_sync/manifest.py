@@ -1,10 +1,10 @@
-"""What was sent: the name, type, shape and checksum of every tensor, and the version of them all.
+"""Descriptions of sent weights: name, type, shape and checksum of every tensor, and the version.
 
     Manifest(version=7, tensors=(TensorInfo("model.norm.weight", "float32", (128,), "9f…"), …))
     SyncReport(version=7, seconds=0.09, num_bytes=2_400_000, checksum="41…")    what arrived
 
-The sender writes the manifest, a receiver computes its own from what it got: the two checksums are
-equal or the load fails with `WeightsError`.
+The sender writes the manifest, and a receiver computes its own from what it received: the two
+checksums are equal, or the load fails with `WeightsError`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ MAX_NAMED = 3
 
 
 class WeightsError(ModelError):
-    """Weights did not arrive as they were sent, or do not fit; the message is one line."""
+    """Reports in one line that weights did not arrive as they were sent, or do not fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor as its sender saw it."""
+    """Describes one tensor as its sender saw it."""
 
     name: str
     dtype: str
@@ -40,13 +40,13 @@ class TensorInfo:
 
     @classmethod
     def of(cls, name: str, tensor: Tensor) -> TensorInfo:
-        """What `tensor` is."""
+        """Describes `tensor`."""
         dtype = str(tensor.dtype).removeprefix("torch.")
         return cls(name, dtype, tuple(tensor.shape), tensor_checksum(tensor))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TensorInfo:
-        """From `to_json`'s form."""
+        """Reads the form of `to_json`."""
         return cls(data["name"], data["dtype"], tuple(data["shape"]), data["checksum"])
 
     @property
@@ -56,20 +56,20 @@ class TensorInfo:
         return prod(self.shape) * getattr(torch, self.dtype).itemsize
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Returns plain values for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """All tensors of one version, in the order in which they were sent."""
+    """Describes all tensors of one version, in the order in which they were sent."""
 
     version: int
     tensors: tuple[TensorInfo, ...]
 
     @property
     def checksum(self) -> str:
-        """One checksum for all of them, whatever their order."""
+        """Returns one checksum for all tensors, whatever their order."""
         return combined_checksum((t.name, t.dtype, t.shape, t.checksum) for t in self.tensors)
 
     @property
@@ -77,13 +77,15 @@ class Manifest:
         return sum(info.num_bytes for info in self.tensors)
 
     def dumps(self) -> str:
-        """As JSON."""
+        """Returns the manifest as JSON text."""
         tensors = [info.to_json() for info in self.tensors]
         return json.dumps({"version": self.version, "checksum": self.checksum, "tensors": tensors})
 
     @classmethod
     def loads(cls, text: str) -> Manifest:
-        """From `dumps`' form; WeightsError where its own checksum does not match."""
+        """Reads the text of `dumps`; raises `WeightsError` where its own checksum does not
+        match.
+        """
         data = json.loads(text)
         found = cls(data["version"], tuple(TensorInfo.from_json(info) for info in data["tensors"]))
         if found.checksum != data["checksum"]:
@@ -93,7 +95,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class SyncReport:
-    """What a load of weights was: `num_bytes` arrived and are in the model."""
+    """Reports a finished load of weights: `num_bytes` arrived and are in the model."""
 
     version: int
     seconds: float
@@ -102,35 +104,37 @@ class SyncReport:
 
 
 class WeightSource(Protocol):
-    """Where a receiver finds the weights of one version."""
+    """Gives a receiver the weights of one version."""
 
     @property
     def version(self) -> int: ...
 
     @property
     def can_be_read_again(self) -> bool:
-        """Whether `tensors` gives the same once more. A broadcast comes once."""
+        """Tells whether `tensors` can be called twice; a broadcast can be received only once."""
         ...
 
     def tensors(self) -> Generator[tuple[TensorInfo, Tensor], None, None]:
-        """Each tensor with what its sender said of it."""
+        """Yields each tensor with its sender's description."""
         ...
 
 
 @runtime_checkable
 class BroadcastSource(Protocol):
-    """Weights of one version that are sent to several receivers at once, by somebody who must know
-    to how many. They can be sent again."""
+    """Gives the weights of one version to several receivers at once.
+
+    The sender must know their number in advance. It can send the weights again.
+    """
 
     @property
     def version(self) -> int: ...
 
     async def make_sources(self, number: int) -> Sequence[WeightSource]:
-        """A source for each of `number` receivers, all of whom must take theirs now."""
+        """Returns a source for each of `number` receivers, all of which must read theirs now."""
         ...
 
 
 def shorten_list(names: list[str]) -> str:
-    """A few of many names, for one line."""
+    """Returns the first few of many names, for a message of one line."""
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return ", ".join(names[:MAX_NAMED]) + more

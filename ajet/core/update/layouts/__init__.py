@@ -1,6 +1,7 @@
-"""How the rows of a micro-batch are laid out for the forward pass: the same gradient, other speed.
+"""Batch layouts: arrange the rows of a micro-batch for the forward pass.
 
-In: `Row`s. Out: the logits that training reads. Ignored: what the loss does with them.
+All layouts give the same gradient, at different speeds. In: `Row`s. Out: the logits that training
+reads. Ignored: what the loss does with them.
 """
 
 from typing import Any
@@ -28,9 +29,12 @@ def make_layout(
     device: torch.device | None = None,
     sequence: SequenceGroup | None = None,
 ) -> Layout:
-    """For a transformers model, wrapped by peft or not. ``auto`` is the tree where the model
-    family has a flat forward, else padded. `device` is where its passes are computed, if its
-    weights may lie elsewhere; `sequence` are the ranks that share their rows."""
+    """Makes the layout `name` for a transformers model, which peft may have wrapped.
+
+    ``auto`` is the tree where the model family has a flat forward, else padded. `device` is where
+    the passes are computed, if the weights may be elsewhere; `sequence` are the ranks that share
+    their rows.
+    """
     flat = Decoder.supports(model)
     if name == "auto":
         name = "tree" if flat else "padded"

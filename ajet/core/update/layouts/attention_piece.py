@@ -6,8 +6,8 @@
 q is ``[B, heads, Q, d]``, k and v ``[B, heads, P, d]``, lse ``[B, heads, Q]`` in float32 or
 wider; softmax scale ``d ** -0.5``. `causal` means query i sees keys 0 to i.
 
-On a CPU this is torch's own flash kernel (2x the speed of plain products at the shapes of a tiny
-model); elsewhere plain products, in slices of queries so that scores stay small.
+On a CPU it runs torch's own flash kernel (twice the speed of plain products at the shapes of a tiny
+model); elsewhere plain products, in slices of queries so that the scores stay small.
 """
 
 import torch
@@ -22,6 +22,7 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 
 def piece_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """Returns the output and the log-sum-exp of this piece."""
     if q.device.type == "cpu":
         out, lse = _flash_forward(q, k, v, 0.0, causal)
         return out, lse
@@ -31,6 +32,9 @@ def piece_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor
 def piece_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns this piece's part of the gradients; `out` and `lse` are those of the whole
+    softmax.
+    """
     if q.device.type == "cpu":
         dq, dk, dv = _flash_backward(grad, q, k, v, out, lse, 0.0, causal)
         return dq, dk, dv
@@ -40,7 +44,7 @@ def piece_backward(
 def product_forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, max_scores: int = MAX_SCORES
 ) -> tuple[Tensor, Tensor]:
-    """The same with plain products."""
+    """Computes `piece_forward` with plain products."""
     outs, lses = [], []
     for part in _slices(q, k, max_scores):
         scores = _scores(q[:, :, part], k, part.start, causal)
@@ -61,7 +65,7 @@ def product_backward(
     causal: bool,
     max_scores: int = MAX_SCORES,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same with plain products; softmax and sums in float32 or wider."""
+    """Computes `piece_backward` with plain products; softmax and sums are in float32 or wider."""
     scale = q.shape[-1] ** -0.5
     dqs, dk, dv = (
         [],

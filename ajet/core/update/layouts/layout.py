@@ -1,10 +1,10 @@
-"""What a layout gets and what it gives back.
+"""The interface of batch layouts: rows in, features of their trained tokens out.
 
 A sample of six tokens, the last sampled one at position 5, becomes a row of five inputs: the last
-sampled token is predicted, never read, and what follows it is not computed at all.
+sampled token is predicted but not an input, and what follows it is not computed at all.
 
     token_ids   [s q] [a0 a1] [o] [b0]        input_ids  s  q  a0 a1 o
-    loss_mask    0 0    1  1   0   1          read          1  2     4     (positions)
+    loss_mask    0 0    1  1   0   1          positions     1  2     4
                                               targets       a0 a1    b0
 """
 
@@ -26,8 +26,11 @@ from ajet.core.update.sequence import SequenceGroup
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sample as the forward pass needs it; `read` and `targets` have one entry for each trained
-    token. `place` is the sample's in the list that it came in."""
+    """Holds one sample as the forward pass needs it.
+
+    `positions` and `targets` have one entry for each trained token: the position whose output
+    predicts it, and its id. `sample_index` is the sample's index in the list that it came in.
+    """
 
     sample: TrainingSample
     sample_index: int
@@ -38,7 +41,7 @@ class Row:
 
     @classmethod
     def of(cls, sample: TrainingSample, weight: float = 1.0, sample_index: int = 0) -> Row:
-        """`sample` has at least one trained token."""
+        """Makes the row of a sample with at least one trained token."""
         trained = np.flatnonzero(sample.loss_mask)
         return cls(
             sample=sample,
@@ -54,7 +57,9 @@ class Row:
         return self.sample.episode_id
 
     def trained(self, array_T: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Of an array over the sample's tokens, what stands at the trained ones."""
+        """Returns the entries of an array over the sample's tokens that belong to trained
+        tokens.
+        """
         return array_T[self.positions + 1]
 
     def __len__(self) -> int:
@@ -62,7 +67,7 @@ class Row:
 
 
 def rows_of(samples: Sequence[TrainingSample]) -> list[Row]:
-    """Of all that have a trained token."""
+    """Returns the rows of all samples that have a trained token."""
     pairs = enumerate(samples)
     return [
         Row.of(sample, sample_index=sample_index)
@@ -76,8 +81,11 @@ def scatter_to_samples(
     results: Iterable[tuple[Sequence[Row], Tensor]],
     ranks: Ranks,
 ) -> list[NDArray[np.float32]]:
-    """Numbers of trained tokens ``[M]``, by micro-batch, as one array for each sample, 0 elsewhere.
-    Rows carry their place in `samples`; each rank brings those of its own micro-batches."""
+    """Arranges numbers of trained tokens ``[M]``, by micro-batch, as one array for each sample, 0
+    elsewhere.
+
+    Each rank gives the results of its own micro-batches; every rank gets the arrays of all samples.
+    """
     starts = np.cumsum([len(sample) for sample in samples])[:-1]
     all_N = np.zeros(sum(len(sample) for sample in samples), np.float32)
     arrays = np.split(all_N, starts)  # views of it
@@ -90,14 +98,16 @@ def scatter_to_samples(
 
 
 def concat_to_device(arrays: Iterable[NDArray[Any]], device: torch.device) -> Tensor:
-    """One array a row, of its trained tokens, as one tensor ``[M]``."""
+    """Concatenates one array for each row, over its trained tokens, into a tensor ``[M]``."""
     return torch.from_numpy(np.concatenate(list(arrays))).to(device)
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardOutput:
-    """Features ``[U, …]``, which `head` turns into logits ``[U, vocab]``. The k-th trained token,
-    rows in order, reads row ``index_M[k]``."""
+    """Holds features ``[U, …]``, which `head` turns into logits ``[U, vocab]``.
+
+    The k-th trained token, rows in order, reads row ``index_M[k]``.
+    """
 
     features_UD: Tensor
     head: Callable[[Tensor], Tensor]
@@ -106,7 +116,7 @@ class ForwardOutput:
 
 
 class Layout(Protocol):
-    """Bound to one model; holds no state of a batch."""
+    """Arranges rows for the forward passes of one model; it holds no state of a batch."""
 
     name: str
 
@@ -115,26 +125,36 @@ class Layout(Protocol):
     ) -> None: ...
 
     def split(self, rows: Sequence[Row], budget: int) -> list[list[Row]]:
-        """Micro-batches of at most `budget` computed tokens; a longer row stays alone."""
+        """Returns micro-batches of at most `budget` computed tokens; a longer row is alone in
+        its own.
+        """
         ...
 
     def num_computed(self, rows: Sequence[Row]) -> int:
-        """Tokens that the forward pass over one micro-batch goes through, padding included."""
+        """Returns the tokens that the forward pass over one micro-batch computes, including
+        padding.
+        """
         ...
 
     def local_rows(self, rows: Sequence[Row]) -> list[Row]:
-        """A micro-batch, each row with the trained tokens alone that this rank reads."""
+        """Returns the rows of a micro-batch, each with only the trained tokens that this rank
+        reads.
+        """
         ...
 
     def forward(self, rows: Sequence[Row]) -> ForwardOutput:
-        """Forward pass over one micro-batch, which is this rank's own."""
+        """Computes the forward pass over one micro-batch of this rank."""
         ...
 
     def forward_hidden(self, rows: Sequence[Row]) -> Tensor:
-        """The same pass, without logits: final hidden states ``[M, D]``, one for each trained
-        token. Not of a model that peft wrapped."""
+        """Computes the same pass without logits: final hidden states ``[M, D]`` of the trained
+        tokens.
+
+        It does not support a model that peft wrapped.
+        """
         ...
 
 
 def device_of(model: nn.Module) -> torch.device:
+    """Returns the device of the model's weights."""
     return next(model.parameters()).device

@@ -1,4 +1,4 @@
-"""Rows one after another as a flat list of tokens, each attending within its own row only.
+"""The packed layout: rows one after another in a flat list; a token attends to its own row only.
 
 s q a a | s q b b b b      no padding in the linear layers, nothing shared
 """

@@ -1,8 +1,9 @@
-"""A rectangle ``[rows, longest]`` through transformers' own forward: any causal model, and the
-reference that the other layouts are tested against.
+"""The padded layout: a rectangle ``[rows, longest]`` through transformers' own forward.
+
+It works with any causal model, and the other layouts are tested against it.
 
     s q a a . .
-    s q b b b b      right padded; the pad tokens are computed and thrown away
+    s q b b b b      right padded; the pad tokens are computed and discarded
 """
 
 from collections.abc import Sequence
@@ -33,9 +34,8 @@ class PaddedLayout:
 
     def split(self, rows: Sequence[Row], budget: int) -> list[list[Row]]:
         batches: list[list[Row]] = []
-        for row in sorted(
-            rows, key=len
-        ):  # equal lengths together; sorted() keeps the order of ties
+        # Similar lengths come together; sorted() keeps the order of ties.
+        for row in sorted(rows, key=len):
             if not batches or len(row) * (len(batches[-1]) + 1) > budget:
                 batches.append([])
             batches[-1].append(row)
@@ -49,7 +49,7 @@ class PaddedLayout:
 
     def forward(self, rows: Sequence[Row]) -> ForwardOutput:
         inputs, longest = self._inputs(rows), max(map(len, rows))
-        # Logits are the widest tensor: only the columns from the first read one on are computed.
+        # Logits are the largest tensor: only columns from the first position in use are computed.
         num_kept = longest - min(
             (int(row.positions[0]) for row in rows if len(row.positions)), default=0
         )

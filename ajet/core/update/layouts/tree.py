@@ -1,14 +1,14 @@
-"""The micro-batch as a token trie: each distinct prefix is computed once (promise 4).
+"""The tree layout: the micro-batch as a token trie, each distinct prefix computed once (promise 4).
 
     s s s q q a a a        the group's prompt, and the system prompt of all groups, go through the
             ├ b b          linear layers once; positions are depths; a token sees its ancestors only
             └ c c c
 
-Gradients of all descendants add up in a shared token by themselves. Logits are computed only for
-tokens whose successor is trained, once even where siblings read the same one.
+Autograd adds up the gradients of all descendants in a shared token. Logits are computed only for
+tokens whose successor is trained, and only once where several rows read the same token.
 
 Where several ranks share a sequence, each has a part of the flat list: it computes the linear
-layers of those tokens, and reads the trained tokens that are read there.
+layers of these tokens, and the loss of the trained tokens whose logits are there.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ from ajet.core.update.sequence import SequenceGroup
 
 
 class FlatLayout:
-    """Rows as a flat list of tokens; a layout says which ones they are."""
+    """Arranges rows as a flat list of tokens; subclasses say which tokens these are."""
 
     name: str
 
@@ -43,6 +43,7 @@ class FlatLayout:
         self.sequence = sequence
 
     def forest(self, rows: Sequence[Row]) -> Forest:
+        """Returns the flat tokens of the rows; subclasses implement it."""
         raise NotImplementedError
 
     def local_rows(self, rows: Sequence[Row]) -> list[Row]:
@@ -54,7 +55,9 @@ class FlatLayout:
         return [_row_within(row, nodes[row.positions], part) for row, nodes in pairs]
 
     def forward(self, rows: Sequence[Row]) -> ForwardOutput:
-        """Forward pass over a forest, and the hidden states that its rows read."""
+        """Computes the forward pass over a forest, and selects the hidden states that its rows
+        read.
+        """
         forest = self.forest(rows)
         hidden_ND, first = self._hidden(forest)
         read_nodes = [
@@ -76,7 +79,9 @@ class FlatLayout:
         return output.features_UD[output.index_M]
 
     def _hidden(self, forest: Forest) -> tuple[Tensor, int]:
-        """Of this rank's tokens, and the flat number of the first of them."""
+        """Returns the hidden states of this rank's tokens, and the flat index of the first of
+        them.
+        """
         plan = AttentionPlan.of(forest, self.device)
 
         def whole(layer: int, q_NHd: Tensor, k_NKd: Tensor, v_NKd: Tensor) -> Tensor:
@@ -117,7 +122,7 @@ class TreeLayout(FlatLayout):
 
 
 def _with_shared(rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
-    """In token order, each with the length of the prefix that it shares with the one before."""
+    """Yields rows in token order, each with the length of the prefix shared with the row before."""
     previous: Row | None = None
     for i in lexicographic([row.input_ids for row in rows]):
         row = rows[i]
@@ -126,6 +131,6 @@ def _with_shared(rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
 
 
 def _row_within(row: Row, nodes_M: NDArray[np.int64], part: slice) -> Row:
-    """With the trained tokens alone that are read at flat tokens of `part`."""
+    """Returns the row with only the trained tokens that are read at flat tokens of `part`."""
     is_own_M = (nodes_M >= part.start) & (nodes_M < part.stop)
     return replace(row, positions=row.positions[is_own_M], targets=row.targets[is_own_M])

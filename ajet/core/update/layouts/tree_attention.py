@@ -3,16 +3,16 @@
 A token attends to its own segment causally and to each ancestor segment fully. So the attention of
 a batch is a few dense products, each over a contiguous range of queries, merged by log-sum-exp:
 
-    own      every segment with itself, causal; segments of like length share one padded call
-    below    for each inner segment: all its descendants (contiguous) x its keys, no mask
+    segment_calls     every segment with itself, causal; segments of similar length share a call
+    inner_segments    for each inner segment: all its descendants (contiguous) x its keys, no mask
 
     out = sum_pieces exp(lse_piece - lse) * out_piece        lse = logsumexp(lse_pieces)
 
 The backward pass needs no merging: with the total `lse` and the total output, every piece gives
-its exact share of the gradients (as in ring attention). Nothing of size queries x keys is kept.
+its exact share of the gradients (as in ring attention). Nothing of size queries x keys is stored.
 
-`piece` runs on torch's CPU flash kernel, which returns its log-sum-exp, or as plain products on
-other devices. Not covered: second derivatives, attention dropout.
+A piece runs on torch's CPU flash kernel, which returns its log-sum-exp, or as plain products on
+other devices (attention_piece.py). Not covered: second derivatives, attention dropout.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ MAX_PADDING = 1.25  # padded over real tokens in one call for several segments
 
 @dataclass(frozen=True, slots=True)
 class SegmentCall:
-    """Segments that run as one causal call: flat tokens ``[B, L]`` (short rows repeat their first
-    token) and which of the ``B * L`` cells are real."""
+    """Holds segments that run as one causal call.
+
+    `tokens_BL` are their flat tokens (short segments repeat their first token); `cells_R` are the
+    real ones among the ``B * L`` cells.
+    """
 
     tokens_BL: Tensor
     cells_R: Tensor
@@ -43,7 +46,7 @@ class SegmentCall:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """The calls of one micro-batch, the same in every layer."""
+    """Holds the attention calls of one micro-batch, which are the same in every layer."""
 
     segment_calls: tuple[SegmentCall, ...]
     inner_segments: tuple[TrieSegment, ...]
@@ -80,7 +83,7 @@ def _segment_call(segments: list[TrieSegment], device: torch.device) -> SegmentC
 
 
 def tree_attention(q_NHd: Tensor, k_NKd: Tensor, v_NKd: Tensor, plan: AttentionPlan) -> Tensor:
-    """``[N, heads, d]``; softmax scale ``d ** -0.5``."""
+    """Returns the attention ``[N, heads, d]``; the softmax scale is ``d ** -0.5``."""
     return _TreeAttention.apply(q_NHd, k_NKd, v_NKd, plan)  # type: ignore[no-any-return]
 
 
@@ -126,12 +129,14 @@ class _TreeAttention(torch.autograd.Function):
 
 
 def _rows(t: Tensor, index: Tensor) -> Tensor:
-    """``t[index]`` for an index of any shape: index_select copies whole rows, twice as fast."""
+    """Returns ``t[index]`` for an index of any shape; index_select copies whole rows, twice as
+    fast.
+    """
     return t.index_select(0, index.flatten()).unflatten(0, index.shape)
 
 
 def _gather(call: SegmentCall, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``[B, heads, L, d]`` of each, keys and values repeated for their query heads."""
+    """Returns ``[B, heads, L, d]`` of each; keys and values are repeated for their query heads."""
     group = q.shape[1] // k.shape[1]
     q_BLHd, k_BLKd, v_BLKd = (_rows(t, call.tokens_BL) for t in (q, k, v))
     return (
@@ -142,7 +147,7 @@ def _gather(call: SegmentCall, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor,
 
 
 def _real(t_BHLx: Tensor, call: SegmentCall) -> Tensor:
-    """The real cells ``[R, heads, …]`` of a padded result."""
+    """Returns the real cells ``[R, heads, …]`` of a padded result."""
     return _rows(t_BHLx.transpose(1, 2).flatten(0, 1), call.cells_R)
 
 
@@ -151,10 +156,10 @@ def _segment_backward(
 ) -> None:
     q, k, v, out, lse, grad = saved
     tokens, kv_heads = call.tokens_BL, k.shape[1]
-    # A padded cell repeats a real token: without this its gradient would be counted again.
+    # A padded cell repeats a real token, so its gradient must be 0 or it would be counted twice.
     grad_BLHd = q.new_zeros((*tokens.shape, *q.shape[1:]))
     grad_BLHd.flatten(0, 1)[call.cells_R] = _rows(grad, call.real_R)
-    # Its query meets keys that its `lse` has not seen: exp(score - lse) may be inf, inf * 0 nan.
+    # Its `lse` does not cover all its scores: exp(score - lse) may be inf, and inf * 0 is nan.
     lse_BLH = lse.new_full((*tokens.shape, q.shape[1]), torch.inf)
     lse_BLH.flatten(0, 1)[call.cells_R] = _rows(lse, call.real_R)
     pieces = piece_backward(
@@ -175,14 +180,17 @@ def _batch(t_PKd: Tensor) -> Tensor:
 
 
 def _fold(t: Tensor, k: Tensor) -> Tensor:
-    """``[T, heads, …] -> [1, kv_heads, T * group, …]``: the query heads of one key head become
-    more queries, so keys are not repeated. Fine without a causal mask."""
+    """Reshapes ``[T, heads, …] -> [1, kv_heads, T * group, …]``.
+
+    The query heads of one key head become more queries, so keys are not repeated. This is correct
+    without a causal mask.
+    """
     kv_heads = k.shape[1]
     return t.unflatten(1, (kv_heads, -1)).transpose(0, 1).flatten(1, 2).unsqueeze(0)
 
 
 def _unfold(folded: Tensor, like: Tensor) -> Tensor:
-    """Back to ``[T, heads, …]``."""
+    """Reverses `_fold`, to ``[T, heads, …]``."""
     kv_heads = folded.shape[1]
     group = like.shape[1] // kv_heads
     return folded[0].unflatten(1, (-1, group)).transpose(0, 1).flatten(1, 2)

@@ -7,8 +7,8 @@
 Every distinct prefix is one flat token. A segment is a run without branches; its descendants are
 the flat tokens from its last own token to `end`, so "attends to ancestors" is a list of ranges.
 
-Rows are taken in lexicographic order, where a row shares its longest prefix with its neighbour:
-that also puts the rows of one episode, of one group, and of one system prompt side by side.
+Rows are taken in lexicographic order, in which a row shares its longest prefix with its neighbour.
+That also puts rows of one episode, of one group, and of one system prompt next to each other.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,9 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class TrieSegment:
-    """Flat tokens ``start:stop`` are its own; ``stop:end`` are all that descend from it."""
+    """Locates a run without branches: ``start:stop`` are its own flat tokens, ``stop:end`` its
+    descendants.
+    """
 
     start: int
     stop: int
@@ -31,7 +33,9 @@ class TrieSegment:
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """Flat tokens with their depths, the segments, and each row's flat tokens (in input order)."""
+    """Holds flat tokens with their depths, the segments, and each row's flat tokens (in input
+    order).
+    """
 
     token_ids_N: IntArray
     positions_N: IntArray
@@ -43,23 +47,24 @@ class Forest:
 
 
 def lexicographic(rows: Sequence[IntArray]) -> list[int]:
-    """Row numbers in token order (big-endian bytes compare as the numbers do)."""
+    """Returns the row numbers in token order (big-endian bytes compare as the numbers do)."""
     return sorted(range(len(rows)), key=lambda i: rows[i].astype(">u4").tobytes())
 
 
 def common_prefix(a: IntArray, b: IntArray) -> int:
+    """Returns the length of the common prefix."""
     length = min(len(a), len(b))
     differs = a[:length] != b[:length]
     return int(differs.argmax()) if differs.any() else length
 
 
 def trie_of_rows(rows: Sequence[IntArray]) -> Forest:
-    """Each distinct prefix once."""
+    """Builds a forest in which each distinct prefix occurs once."""
     return _flatten(rows, lexicographic(rows), share=True)
 
 
 def forest_of_rows(rows: Sequence[IntArray]) -> Forest:
-    """Each row a tree of its own: nothing shared."""
+    """Builds a forest in which each row is a tree of its own and nothing is shared."""
     return _flatten(rows, range(len(rows)), share=False)
 
 
@@ -83,7 +88,9 @@ def _flatten(rows: Sequence[IntArray], order: Sequence[int], share: bool) -> For
 
 
 class _SegmentBuilder:
-    """Keeps the segments on the path of the last row open: ``[start, stop, depth of start]``."""
+    """Builds segments; those on the path of the last row are open: ``[start, stop, depth of
+    start]``.
+    """
 
     def __init__(self) -> None:
         self.size = 0
@@ -91,7 +98,7 @@ class _SegmentBuilder:
         self._closed: list[TrieSegment] = []
 
     def branch(self, depth: int, row_length: int) -> int:
-        """The next row leaves the path at `depth`; gives the flat number of its first own token."""
+        """Branches off the next row at `depth`; returns the flat index of its first own token."""
         while self._open and self._open[-1][2] >= depth:
             start, stop, _ = self._open.pop()
             self._closed.append(TrieSegment(start, stop, self.size))

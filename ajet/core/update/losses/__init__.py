@@ -1,10 +1,10 @@
-"""The loss of a token: one file each, the formula of its paper.
+"""Policy losses: one file each, with the formula of its paper.
 
-In: log-probabilities, advantages and, where the loss speaks of sequences, what is known of the
-whole episode. Out: a loss for each token. Ignored: how tokens are weighted and added up (loss.py).
+In: log-probabilities, advantages and, for losses over sequences, the ratios of the whole episode.
+Out: a loss for each token. Ignored: how tokens are weighted and added up (loss.py).
 
-A "sequence" is an EPISODE: all its trained tokens, on all its timelines. So neither the cut into
-timelines nor that into micro-batches changes a gradient.
+A "sequence" is an EPISODE: all its trained tokens, on all its timelines. So the gradient depends
+neither on the division into timelines nor on that into micro-batches.
 """
 
 from collections.abc import Callable
@@ -29,4 +29,4 @@ LOSSES: dict[str, PolicyLoss] = {
     "sapo": sapo,
 }
 EPISODE_LEVEL_LOSSES = frozenset({"gspo", "topr"})
-"""Losses that read `LossInputs.episode_…`."""
+"""The losses that read `LossInputs.episode_mean_M` or `episode_sum_M`."""

@@ -1,8 +1,8 @@
-"""CISPO (MiniMax-M1, arXiv 2506.13585): the weight is clipped, no token loses its gradient.
+"""CISPO (MiniMax-M1, arXiv 2506.13585): only the weight is clipped, so every token has a gradient.
 
-    -sg( clip(r, 1 - clip_low, 1 + clip_high) ) A log pi        sg: no gradient through it
+    -sg( clip(r, 1 - clip_low, 1 + clip_high) ) A log pi        sg: stop gradient
 
-The paper bounds the ratio from above alone: `clip_low` near 1 does that.
+The paper bounds the ratio only from above; `clip_low` near 1 gives that.
 """
 
 from ajet.core.update.losses.token_loss import LossInputs, TokenLoss

@@ -1,7 +1,7 @@
-"""GPG (arXiv 2504.02546): the plain policy gradient, -A log pi; no ratio and nothing cut.
+"""GPG (arXiv 2504.02546): the plain policy gradient, -A log pi, without ratio and clip.
 
-Not covered: the paper's own advantages (a group's rewards less their mean, over a constant): an
-estimator's affair.
+Not covered: the paper's own advantages (a group's rewards less their mean, over a constant), which
+are an estimator's task.
 """
 
 from ajet.core.update.losses.token_loss import LossInputs, TokenLoss

@@ -1,11 +1,11 @@
-"""GSPO (arXiv 2507.18071): the ratio is the episode's, clipped as a whole.
+"""GSPO (arXiv 2507.18071): the ratio of the whole episode is clipped.
 
     s = exp( mean over the episode's tokens of log(pi / old) )
     -min( s A, clip(s, 1 - clip_low, 1 + clip_high) A )
 
-Its form for token advantages (GSPO-token): each token carries s as a number and its own
-log-probability as the gradient, so equal advantages give the paper's gradient. The paper adds
-up with `seq-mean-token-mean` and takes bounds of 3e-4 and 4e-4: a mean ratio is near 1.
+This is its form for token advantages (GSPO-token): each token has s as its value and the gradient
+of its own log-probability, so equal advantages give the paper's gradient. The paper aggregates with
+`seq-mean-token-mean` and uses bounds of 3e-4 and 4e-4, because a mean ratio is near 1.
 """
 
 from ajet.core.update.losses.ppo import clipped_surrogate_loss

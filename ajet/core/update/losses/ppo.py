@@ -1,4 +1,4 @@
-"""PPO's clip (arXiv 1707.06347), its bounds apart (DAPO, arXiv 2503.14476), and the dual clip.
+"""PPO's clip (arXiv 1707.06347) with separate bounds (DAPO, arXiv 2503.14476), and the dual clip.
 
     -min( r A, clip(r, 1 - clip_low, 1 + clip_high) A )        r = pi / old of the token
 
@@ -27,7 +27,7 @@ def ppo(tokens: LossInputs, settings: UpdateSettings) -> TokenLoss:
 def clipped_surrogate_loss(
     ratio_M: Tensor, advantages_M: Tensor, settings: UpdateSettings
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The pessimistic one of the plain and the clipped loss, and where the clip acted."""
+    """Returns the larger of the plain and the clipped loss, and where the clip acted."""
     low, high = 1 - settings.clip_low, 1 + settings.clip_high
     loss_M = torch.maximum(-advantages_M * ratio_M, -advantages_M * ratio_M.clamp(low, high))
     cuts = {

@@ -1,9 +1,9 @@
-"""SAPO (arXiv 2511.20347): a soft gate in place of the clip.
+"""SAPO (arXiv 2511.20347): a soft gate instead of the clip.
 
     -f(r) A,   f(r) = sigmoid( tau (r - 1) ) * 4 / tau        tau: sapo_tau_pos where A > 0,
                                                               else sapo_tau_neg
 At r = 1 the gradient is the plain one; it fades on both sides, faster where tau is larger. The
-paper adds up with `seq-mean-token-mean`.
+paper aggregates with `seq-mean-token-mean`.
 """
 
 import torch

@@ -1,6 +1,6 @@
-"""What a loss gets and what it gives back; every tensor has one entry for each trained token.
+"""The inputs and outputs of a policy loss; every tensor has one entry for each trained token.
 
-Where an importance ratio pi / old is written, `old` is the policy that sampled: the trainer's own
+In an importance ratio pi / old, `old` is the policy that sampled: the trainer's own
 log-probabilities before the update, or the sampler's.
 """
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-MAX_LOG_RATIO = 20.0  # exp() stays finite in float32; the clip acts long before
+MAX_LOG_RATIO = 20.0  # exp() stays finite in float32; the clips act far below this
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,17 @@ class LossInputs:
 
     @property
     def ratio_M(self) -> Tensor:
-        """pi / old of each token."""
+        """Returns pi / old of each token."""
         return (self.logprobs_M - self.old_M).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """`ratio_M` is the one that the loss speaks of, a token's or an episode's; `cuts` names which
-    tokens a bound acted on: they become `clip_fraction_…` metrics."""
+    """Holds the loss of each token.
+
+    `ratio_M` is the ratio that the loss uses, a token's or an episode's. `cuts` tells by name which
+    tokens a bound acted on; they become `clip_fraction_…` metrics.
+    """
 
     loss_M: Tensor
     ratio_M: Tensor

@@ -1,10 +1,11 @@
-"""TOPR (arXiv 2503.14286): gains in full, losses tapered by the episode's ratio.
+"""TOPR (arXiv 2503.14286): positive advantages in full, negative ones weighted by the episode's
+ratio.
 
     A >= 0    -A log pi
     A < 0     -sg( min(R, 1) ) A log pi        R = product of pi / old over the episode's tokens
 
-What a policy has already unlearnt is not pushed down further; what it should learn is weighted in
-full, however unlikely. The paper sums over an episode: `seq-mean-token-sum`.
+Episodes that the policy has already made unlikely are not pushed down further; those with positive
+advantages have full weight, however unlikely. The paper sums over an episode: `seq-mean-token-sum`.
 """
 
 import torch
