@@ -78,7 +78,7 @@ class ChatClient:
 
     async def complete(self, messages: Sequence[Message], **sampling: Any) -> str:
         """Returns the reply's text, or raises a `ChatError` of one line. `sampling` holds further
-        fields of the request (temperature, max_tokens, seed, …, also those of some servers only)."""
+        fields of the request: temperature, max_tokens, seed, …, also those of some servers only."""
         request = {"model": self.model, "messages": list(messages), **sampling}
         key = _hash({"base_url": self.base_url, **request})
         cached = self._cache.get(key) if self._cache else None

@@ -58,7 +58,7 @@ class Routing:
         ]  # replicas by number in flight
         self._least = 0
         self.num_moved = 0
-        """Counts the requests that did not go to their episode's replica: it was too busy or lost."""
+        """Counts requests that did not go to their episode's replica: it was too busy or lost."""
         for name in names:
             self.joined(name)
 

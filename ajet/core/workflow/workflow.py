@@ -1,4 +1,4 @@
-"""What the user writes: an agent that runs one task, and says what came of it."""
+"""The base class of the user's agents: a workflow runs one task and returns its output."""
 
 from __future__ import annotations
 
@@ -26,4 +26,4 @@ class Workflow:
 
     @classmethod
     def check_config(cls, config: AjetConfig) -> None:
-        """Raise a `ConfigError` for what would fail in every episode; asked before a launch."""
+        """Raises a `ConfigError` for what would fail in every episode; called before a launch."""
