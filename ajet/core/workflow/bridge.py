@@ -4,8 +4,8 @@
     a thread:  run_blocking(loop, recorder.chat(…))          blocks until the loop has done it
     any loop:  await run_on_loop(loop, recorder.chat(…))     the same, for code on another loop
 
-All calls of the model are made on the loop that the episode's recorder was made on, so the recorder,
-the judge and the engine's waves need no locks of their own.
+All calls of the model are made on the loop that the episode's recorder was made on, so the
+recorder, the judge and the engine's waves need no locks of their own.
 
 Not covered: ending a thread. The calls of the model that it makes after its episode are refused.
 """

@@ -21,7 +21,7 @@ class Workflow:
     trainable_targets: ClassVar[list[str] | None] = None
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
-        """Run the agent on `workflow_task.task`, with `model_tuner` as its model."""
+        """Runs the agent on `workflow_task.task`, with `model_tuner` as its model."""
         raise NotImplementedError(f"{type(self).__name__} does not define execute()")
 
     @classmethod
