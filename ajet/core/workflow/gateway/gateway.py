@@ -127,7 +127,8 @@ class Gateway:
             return error_response(dialect, fault)
 
     def grant(self, key: str) -> Grant:
-        """Returns the grant of a key; a forged, foreign or revoked key is a `RequestError` (401)."""
+        """Returns the grant of a key. Raises `RequestError` (401) if it is forged, foreign or
+        revoked."""
         found = self.keys.find(key)
         if found is None:
             raise RequestError(
