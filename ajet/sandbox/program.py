@@ -66,7 +66,7 @@ def confine(confinement: Confinement, num_other_tasks: int) -> None:
     )  # after the change of user, which clears it
     if not confinement.namespaces:
         landlock.restrict(confinement.view, os.getcwd())  # noqa: PTH109 - the scratch folder
-    seccomp.install(host_in_sight=not confinement.namespaces)
+    seccomp.install(host_sockets_visible=not confinement.namespaces)
 
 
 def wait_and_run(

@@ -138,7 +138,7 @@ def serve_call(call: socket.socket, child: Child, limits: Limits) -> bytes:
     with contextlib.suppress(BrokenPipeError):  # it was killed: the supervision reports that
         child.control.sendall(code)
     child.control.close()
-    answer = Supervision(call, child, limits, deadline).run()
+    answer = Supervisor(call, child, limits, deadline).run()
     return b"".join(HEADER.pack(len(part)) + part for part in answer)
 
 
@@ -167,7 +167,7 @@ def _read_exactly(call: socket.socket, length: int) -> bytes | None:
     return bytes(data)
 
 
-class Supervision:
+class Supervisor:
     """Watches one program until it ends, then makes sure that nothing of it is left."""
 
     def __init__(self, call: socket.socket, child: Child, limits: Limits, deadline: float) -> None:

@@ -102,7 +102,7 @@ class Zygote:
         self.num_failures = 0
         self.scratch = "" if self.namespaces else _make_scratch()
         self.num_other_tasks, self.counted_at = 0, -math.inf
-        seccomp.filter_for_this_machine(host_in_sight=not self.namespaces)
+        seccomp.filter_for_this_machine(host_sockets_visible=not self.namespaces)
         gc.freeze()
 
     def start_first_worker(self) -> None:

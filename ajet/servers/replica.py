@@ -35,7 +35,7 @@ CONNECT_S, HEALTH_S = 10.0, 10.0
 CONTROL_S, LOAD_S = 300.0, 3600.0
 """The deadlines of control requests: a large model moves to the CPU's memory, or is read from a
 slow disk."""
-ABORT_AGAIN_S = 0.5
+ABORT_RETRY_S = 0.5
 MAX_ERROR_CHARACTERS = 300
 
 
@@ -118,7 +118,7 @@ class ServerReplica:
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
         """Samples a continuation, as `ModelEndpoint.generate` does; waits while paused."""
-        room = self._room(prompt_ids, sampling, request_id)
+        room = self._max_new_tokens(prompt_ids, sampling, request_id)
         if not await self._gate.enter(request_id):
             return Completion(tuple(prompt_ids), (), (), "abort", self.version)
         try:
@@ -165,7 +165,7 @@ class ServerReplica:
         self._gate.shut()
         while abort and self._gate.inside:  # again: a request may arrive there after the abort
             await self.send_abort_all()
-            await self._wait_until_empty(ABORT_AGAIN_S)
+            await self._wait_until_empty(ABORT_RETRY_S)
         await self._gate.empty()
         async with self._probing:  # waits for a health check that has begun
             pass
@@ -248,7 +248,9 @@ class ServerReplica:
         except TimeoutError:
             return
 
-    def _room(self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str) -> int:
+    def _max_new_tokens(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
+    ) -> int:
         """Checks the prompt and returns the number of new tokens that fit after it."""
         vocab_size, max_model_len = self._model.vocab_size, self._model.max_model_len
         if not prompt_ids or min(prompt_ids) < 0 or max(prompt_ids) >= vocab_size:

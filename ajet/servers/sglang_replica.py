@@ -46,16 +46,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MIN_VERSION = (0, 5, 10)
-REASONS = {"stop", "length", "abort"}
+FINISH_REASONS = {"stop", "length", "abort"}
 BUCKET_BYTES = 1 << 29
-FLUSH_S, FLUSH_AGAIN_S = 30.0, 0.2
+FLUSH_S, FLUSH_RETRY_S = 30.0, 0.2
 """How long and how often emptying the cache is tried: a server refuses while a request runs, and a
 health check goes on there even if its client is gone."""
 MEMORY_TAGS = ("weights", "kv_cache")
 
 
 class SglangReplica(ServerReplica):
-    """See the module's docstring."""
+    """A replica over an SGLang server; see the module's docstring."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class SglangReplica(ServerReplica):
         answer = await self.request("POST", "/generate", json=body)
         info = answer["meta_info"]
         reason = (info["finish_reason"] or {}).get("type")
-        if reason not in REASONS:
+        if reason not in FINISH_REASONS:
             raise ModelError(f"{self.name}: request {request_id}: {info['finish_reason']}")
         if reason == "stop":
             self._check_stop(info["finish_reason"].get("matched"), sampling, request_id)
@@ -266,7 +266,7 @@ class SglangReplica(ServerReplica):
             except ModelError as error:
                 if time.monotonic() > deadline:
                     raise WeightsError(str(error)) from error
-            await asyncio.sleep(FLUSH_AGAIN_S)
+            await asyncio.sleep(FLUSH_RETRY_S)
 
 
 def has_cut(sampling: SamplingParams) -> bool:

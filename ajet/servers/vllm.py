@@ -19,7 +19,7 @@ from ajet.servers.process import SAFE_PATH_ENVIRONMENT, Command, ServerProcess
 from ajet.servers.settings import START_S, ServerSettings
 from ajet.servers.vllm_replica import VllmReplica
 
-EXTENSION = "ajet.servers.vllm_worker.WeightLoading"
+WORKER_EXTENSION = "ajet.servers.vllm_worker.WeightLoading"
 CPU_CACHE_GIB = 1
 
 
@@ -44,7 +44,7 @@ class VllmServerArgs(ServerSettings):
             "--max-num-seqs": self.max_num_seqs,
             "--seed": self.seed,
             "--logprobs-mode": "processed_logprobs",
-            "--worker-extension-cls": EXTENSION,
+            "--worker-extension-cls": WORKER_EXTENSION,
             "--generation-config": "vllm",  # the model's own would change temperature and stops
         }
         flags = ["--skip-tokenizer-init", "--enable-prefix-caching"]

@@ -22,11 +22,11 @@ from ajet.core.weight_sync.manifest import SyncReport, WeightsError
 from ajet.servers.process import ServerProcess
 from ajet.servers.replica import LOAD_S, ServedModel, ServerReplica
 
-REASONS = {"stop": "stop", "length": "length", "abort": "abort"}
+FINISH_REASONS = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
 class VllmReplica(ServerReplica):
-    """See the module's docstring."""
+    """A replica over a vLLM server; see the module's docstring."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class VllmReplica(ServerReplica):
             headers={"X-Request-Id": request_id},
         )
         (choice,) = answer["choices"]
-        if choice["finish_reason"] not in REASONS:
+        if choice["finish_reason"] not in FINISH_REASONS:
             raise ModelError(f"{self.name}: request {request_id}: {choice['finish_reason']}")
         return Completion(
             prompt_ids=tuple(prompt_ids),

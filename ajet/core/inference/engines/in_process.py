@@ -165,7 +165,7 @@ class InProcessEngine:
         return self if self._deterministic else None
 
     def set_wave_check(self, check: Callable[[], bool] | None) -> None:
-        """See `WaveEndpoint`."""
+        """Sets the function that is called before each wave; see `WaveEndpoint`."""
         with self._changed:
             self._wave_check = check
 

@@ -36,26 +36,26 @@ IGNORED_FIELDS = (
     "store",
     "user",
 )
-BY_GRAMMAR = (
+NO_GRAMMAR = (
     "sampling under a grammar is not sampling from the policy; offer a tool with this schema and "
     "set tool_choice"
 )
-NO_ENGINE = "no engine here applies it"
+NOT_APPLIED = "no engine here applies it"
 
 
 class ChatCompletions:
-    """See the module's docstring."""
+    """Translates OpenAI's Chat Completions."""
 
     path = "/chat/completions"
 
     def parse(self, body: Mapping[str, Any], grant: Grant) -> ChatRequest:
         fields = Fields(body, IGNORED_FIELDS)
         tools = object_list(fields.take("tools", list, []), "tools")
-        fields.refuse("response_format", BY_GRAMMAR, unless=[{"type": "text"}])
+        fields.refuse("response_format", NO_GRAMMAR, unless=[{"type": "text"}])
         fields.refuse("top_logprobs", "only the sampled tokens' are known", unless=[0])
-        fields.refuse("frequency_penalty", NO_ENGINE, unless=[0])
-        fields.refuse("presence_penalty", NO_ENGINE, unless=[0])
-        fields.refuse("logit_bias", NO_ENGINE, unless=[{}])
+        fields.refuse("frequency_penalty", NOT_APPLIED, unless=[0])
+        fields.refuse("presence_penalty", NOT_APPLIED, unless=[0])
+        fields.refuse("logit_bias", NOT_APPLIED, unless=[{}])
         fields.refuse("modalities", "replies are text", unless=[["text"]])
         options = fields.take("stream_options", dict, {})
         request = ChatRequest(

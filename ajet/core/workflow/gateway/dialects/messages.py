@@ -37,7 +37,7 @@ _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class Messages:
-    """See the module's docstring."""
+    """Translates Anthropic's Messages API."""
 
     path = "/messages"
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from ajet.core.trajectory.turn import Turn
 from ajet.core.workflow.gateway.dialects.chat_completions import (
-    BY_GRAMMAR,
+    NO_GRAMMAR,
     finish_reason,
     read_messages,
     read_tool_choice,
@@ -48,14 +48,14 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 class Responses:
-    """See the module's docstring."""
+    """Translates OpenAI's Responses API."""
 
     path = "/responses"
 
     def parse(self, body: Mapping[str, Any], grant: Grant) -> ChatRequest:
         fields = Fields(body, IGNORED_FIELDS)
         tools = [_tool(tool) for tool in object_list(fields.take("tools", list, []), "tools")]
-        fields.refuse("text", f"but as free text; {BY_GRAMMAR}", unless=[PLAIN_TEXT, {}])
+        fields.refuse("text", f"but as free text; {NO_GRAMMAR}", unless=[PLAIN_TEXT, {}])
         fields.refuse("include", "nothing more is known of a reply", unless=[[], *IGNORED_INCLUDES])
         fields.refuse("truncation", "the agent shortens its history", unless=["disabled"])
         fields.refuse("reasoning", "the chat template decides", unless=[{}])
