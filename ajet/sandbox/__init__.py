@@ -1,5 +1,4 @@
 """A sandbox for Python programs that a model wrote.
 
-In: a program's text and a timeout. Out: its exit code and what it printed.
-Ignored: who asked, and what the answer is used for.
+It takes a program's text and a timeout, and returns the program's exit code and its output.
 """

@@ -1,4 +1,4 @@
-"""What a program sees of the machine: a list of what is shown, never a list of what is hidden.
+"""The view of the machine that programs have: an allow list of folders, devices and links.
 
     /usr /bin /lib …       read-only, as on the host
     the interpreter        read-only: its bin and lib, and the packages of the virtual environment
@@ -22,7 +22,7 @@ from ajet.sandbox.limits import Limits
 
 CAP_SETUID, CAP_SYS_ADMIN = 7, 21
 SCRATCH = "/tmp"
-# A second view of the host's /proc: an unprivileged mount of a new one is allowed only beside it.
+# A second mount of the host's /proc: without privileges a new /proc may only be mounted beside one.
 HOST_PROC = "/.hostproc"
 NOBODY = 65534
 
@@ -41,20 +41,23 @@ _FRESH = ("/proc", SCRATCH)
 
 @dataclass(frozen=True)
 class FilesystemView:
-    """`folders`: host path -> path inside; `links`: path inside -> what it points at."""
+    """The files that programs see. `folders` maps host paths to paths inside, `links` maps paths
+    inside to their targets."""
 
     folders: dict[str, str]
     links: dict[str, str]
 
 
 def path_inside(path: str) -> str:
-    """Where the sandbox shows a folder of the host: the same place unless something covers it."""
+    """Returns the path inside of a folder of the host: the same path unless the sandbox has its own
+    folder there."""
     covered = any(path == fresh or path.startswith(fresh + "/") for fresh in (*_FRESH, "/dev"))
     return "/opt/sandbox" + path if covered else path
 
 
 def view_of(python_folders: Sequence[str]) -> FilesystemView:
-    """The system's folders, its devices and the interpreter's folders, where they exist."""
+    """Returns the view with the system's folders, devices and the interpreter's folders, if they
+    exist."""
     folders: dict[str, str] = {}
     links = dict(_LINKS)
     for path in _SYSTEM_FOLDERS:
@@ -70,7 +73,8 @@ def view_of(python_folders: Sequence[str]) -> FilesystemView:
 
 
 def is_privileged() -> bool:
-    """May this process make namespaces and change its user without a user namespace?"""
+    """Returns True if this process may make namespaces and change its user without a user
+    namespace."""
     return (
         os.geteuid() == 0
         and kernel.has_capability(CAP_SYS_ADMIN)
@@ -79,7 +83,8 @@ def is_privileged() -> bool:
 
 
 def is_root_of_host() -> bool:
-    """Root of a user namespace that is an ordinary user outside does not count."""
+    """Returns True if this process is root of the host. Root of a user namespace that is an
+    ordinary user outside does not count."""
     uid_map = Path("/proc/self/uid_map")
     if os.geteuid() != 0 or not uid_map.exists():
         return os.geteuid() == 0
@@ -87,7 +92,8 @@ def is_root_of_host() -> bool:
 
 
 def enter_user_namespace(inside: int) -> None:
-    """Become user `inside` of a new user namespace, with every capability there and none here."""
+    """Makes this process user `inside` of a new user namespace, with every capability there and
+    none outside."""
     uid, gid = os.geteuid(), os.getegid()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # else the maps below belong to root
     kernel.unshare(kernel.CLONE_NEWUSER)
@@ -97,12 +103,12 @@ def enter_user_namespace(inside: int) -> None:
 
 
 def forbid_further_user_namespaces() -> None:
-    """A namespace of its own would give a program mounts, and with them unlimited scratch disk."""
+    """Forbids user namespaces: with one of its own a program could mount unlimited scratch disk."""
     Path("/proc/sys/user/max_user_namespaces").write_text("0")
 
 
 def enter_view(view: FilesystemView) -> None:
-    """Leave the host's file tree for one that holds the view alone; everything is read-only."""
+    """Replaces the host's file tree by one with only the view in it; everything is read-only."""
     if not is_privileged():
         enter_user_namespace(os.geteuid())
     kernel.unshare(
@@ -146,7 +152,7 @@ def _show(source: str, target: str) -> None:
 
 
 def _make_view_read_only(view: FilesystemView) -> None:
-    """All but the host's /proc, which each program's namespace detaches."""
+    """Makes all folders read-only but the host's /proc, which each program's namespace detaches."""
     for inside in view.folders.values():
         if not inside.startswith("/dev/"):
             kernel.make_read_only(inside)
@@ -155,7 +161,8 @@ def _make_view_read_only(view: FilesystemView) -> None:
 
 
 def enter_fresh_namespaces(limits: Limits) -> None:
-    """Called by the first process of a new PID namespace: its own /proc, /tmp, network and IPC."""
+    """Gives a program its own /proc, /tmp, network and IPC. The first process of its new PID
+    namespace calls this."""
     kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC)
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
@@ -167,7 +174,7 @@ def enter_fresh_namespaces(limits: Limits) -> None:
 
 
 def make_proc_read_only() -> None:
-    """Called once the program's process has written its user map and its limits there.
+    """Makes /proc read-only, once the program's process has written its user map and limits there.
 
     Many files of /proc belong to root and change the whole machine (/proc/sys, sysrq-trigger).
     """
@@ -177,8 +184,8 @@ def make_proc_read_only() -> None:
 
 
 def bubblewrap_command(bubblewrap: str, view: FilesystemView) -> list[str]:
-    """The same view, built by bubblewrap. The capabilities are for `enter_fresh_namespaces`;
-    a program itself has none."""
+    """Returns the command that builds the same view with bubblewrap. The capabilities are for
+    `enter_fresh_namespaces`; a program itself has none."""
     command = [bubblewrap, "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     command += ["--hostname", "sandbox", "--cap-add", "ALL"]
     if not is_privileged():
@@ -186,7 +193,7 @@ def bubblewrap_command(bubblewrap: str, view: FilesystemView) -> list[str]:
     for folder in _FRESH:
         command += ["--dir", folder]
     parents = {str(parent) for inside in view.folders.values() for parent in Path(inside).parents}
-    for parent in sorted(parents - {"/"}):  # else they are closed to everybody but root
+    for parent in sorted(parents - {"/"}):  # bubblewrap would make them accessible to root only
         command += ["--perms", "0755", "--dir", parent]
     for source, inside in view.folders.items():
         option = "--dev-bind" if inside.startswith("/dev/") else "--ro-bind"

@@ -1,6 +1,6 @@
-"""The few Linux calls that Python 3.11 has no function for, through the C library.
+"""Linux calls that Python 3.11 has no function for, through the C library.
 
-Each raises `OSError` that names the call. Nothing here knows about workers or programs.
+Each raises an `OSError` that names the call.
 """
 
 import ctypes
@@ -41,7 +41,7 @@ def _check(result: int, call: str) -> None:
 
 
 def raw_call(number: int, *arguments: object) -> int:
-    """A system call that the C library has no function for."""
+    """Makes a system call that the C library has no function for."""
     result = _libc.syscall(ctypes.c_long(number), *arguments)
     _check(result, f"system call {number}")
     return result
@@ -52,11 +52,11 @@ def unshare(flags: int) -> None:
 
 
 def fork_into_pid_namespace() -> int:
-    """`os.fork`, but the child is the first process of a new PID namespace.
+    """Forks like `os.fork`, but the child is the first process of a new PID namespace.
 
     `unshare` cannot do this twice without privileges. Python's fork hooks are not run, and the
-    interpreter's lock is kept (PyDLL): only for a process of one thread, whose child forks again
-    before it runs anything that cares.
+    interpreter's lock is held (PyDLL). So this is safe only in a process of one thread whose child
+    forks again before it runs code that needs the hooks.
     """
     number = _SYS_CLONE.get(platform.machine())
     if number is None:
@@ -84,7 +84,7 @@ def pivot_root(new_root: str, old_root: str) -> None:
 
 
 def make_read_only(target: str) -> None:
-    """A mount and all mounts below it (Linux 5.12 and newer)."""
+    """Makes a mount and all mounts below it read-only (Linux 5.12 and newer)."""
     attributes = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NOSUID, 0, 0, 0)
     here, recursive = ctypes.c_int(-100), ctypes.c_uint(_AT_RECURSIVE)
     size = ctypes.c_size_t(ctypes.sizeof(attributes))
@@ -103,8 +103,8 @@ def set_hostname(name: str) -> None:
 
 
 def drop_capabilities(keep_reading: bool = False) -> None:
-    """Give up every capability, but reading all files if asked; with `PR_SET_NO_NEW_PRIVS`
-    no exec brings one back."""
+    """Gives up every capability, with `keep_reading` all but the one to read all files. With
+    `PR_SET_NO_NEW_PRIVS` no exec brings one back."""
     kept = 1 << _CAP_DAC_READ_SEARCH if keep_reading else 0
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     sets = (ctypes.c_uint32 * 6)(kept, kept)  # effective, permitted, inheritable; twice 32 bits

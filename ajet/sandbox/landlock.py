@@ -6,8 +6,8 @@
     Linux 6.2          no truncation of files outside; Linux 6.7 no TCP
     Linux 6.12         no signals to processes outside the sandbox
 
-Used where namespaces are missing. NOT covered: names and attributes of files (`stat`) stay visible,
-and attributes of the user's own files (`chmod`) can be changed.
+It is used if there are no namespaces. NOT covered: names and attributes of files (`stat`) stay
+visible, and attributes of the user's own files (`chmod`) can be changed.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ _SIGNALS_SINCE, _TCP_SINCE, _TRUNCATION_SINCE = 6, 4, 3
 
 
 def version() -> int:
-    """0 where the kernel has no Landlock."""
+    """Returns the version of the kernel's Landlock, 0 if it has none."""
     try:
         return kernel.raw_call(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
     except OSError:
@@ -34,7 +34,7 @@ def version() -> int:
 
 
 def describe(abi: int) -> str:
-    """What this version holds back and what it leaves to programs, in a few words."""
+    """Returns a short description of what this version forbids to programs and what it does not."""
     if abi >= _SIGNALS_SINCE:
         return "Landlock holds back reads, writes, truncation and signals"
     if abi >= _TRUNCATION_SINCE:
@@ -43,7 +43,7 @@ def describe(abi: int) -> str:
 
 
 def restrict(view: FilesystemView, scratch: str) -> None:
-    """Hold the calling process to the view and the scratch folder. Needs no-new-privileges."""
+    """Restricts the calling process to the view and the scratch folder. Needs no-new-privileges."""
     abi = version()
     if abi == 0:
         return

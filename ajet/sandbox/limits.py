@@ -1,14 +1,14 @@
-"""How much of the machine one program may use.
+"""The limits on one program's use of the machine.
 
     Limits -> rlimits        address space, CPU, processes, file size, open files (per process)
            -> tmpfs size     scratch disk of the whole program (only with namespaces)
-           -> the supervisor resident memory of the whole program (looked at ten times a second),
+           -> the supervisor resident memory of the whole program (measured ten times a second),
                              output kept, output produced
            -> seccomp.py     memory that belongs to no process: refused altogether
 
 NOT covered: disk bandwidth; memory that is in use but in no process's resident set (swapped out,
-in pipes and sockets, shared pages after `madvise`); what is taken and given back between two
-looks; and (without namespaces) scratch disk beyond one file's size.
+in pipes and sockets, shared pages after `madvise`); memory that is allocated and freed between two
+measurements; and (without namespaces) scratch disk beyond one file's size.
 """
 
 import json
@@ -20,12 +20,12 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True)
 class Limits:
-    """One program's share of the machine."""
+    """The limits on one program."""
 
-    memory_bytes: int = 1024 * MIB  # of each process, and of all its processes together
-    cpu_s: int = 120  # of each process
+    memory_bytes: int = 1024 * MIB  # for each process, and for all processes together
+    cpu_s: int = 120  # for each process
     num_processes: int = 64  # threads count as processes
-    scratch_bytes: int = 64 * MIB  # of one file, and of /tmp as a whole
+    scratch_bytes: int = 64 * MIB  # for one file, and for /tmp as a whole
     output_bytes: int = 64 * 1024  # kept of each stream: its beginning and its end
     flood_bytes: int = 256 * MIB  # a program that prints more than this is stopped
 
@@ -38,7 +38,7 @@ class Limits:
 
 
 def apply_rlimits(limits: Limits, num_other_processes: int) -> None:
-    """Limit the calling process and all that it starts.
+    """Limits the calling process and its children.
 
     The kernel counts processes per user: `num_other_processes` is what that user runs besides
     the program (0 in a user namespace of its own).

@@ -1,9 +1,9 @@
-"""The parent's side: starts the zygote at the first call and sends it programs.
+"""Starts the zygote at the first call and sends it programs; this runs in the parent process.
 
     outcome = await default_pool().run("print(1 + 2)", timeout=5)      # Outcome(0, "3\\n", "")
 
-Nothing here belongs to an event loop or a thread: a call is a socket of its own, handed to the
-zygote in one message. A cancelled call closes its socket, which kills its program.
+A pool may be used from several event loops and threads: each call has a socket of its own, which is
+sent to the zygote in one message. A cancelled call closes its socket, which kills its program.
 NOT covered: a fork of this process starts a zygote of its own.
 """
 
@@ -29,7 +29,7 @@ from ajet.sandbox.limits import Limits
 
 _START_TIMEOUT_S = 30
 _ATTEMPTS = 3
-# Stand-ins for the packages above this one, so that none of their imports happens in the zygote.
+# Empty modules replace the packages above this one, so that the zygote runs none of their imports.
 _BOOT = """
 import sys, types
 for name, folder in (("ajet", {0!r}), ("ajet.tools", {1!r}), ("ajet.sandbox", {2!r})):
@@ -50,17 +50,18 @@ _ENVIRONMENT = {
     "PYTHONUTF8": "1",
     "TZ": "UTC",
 }
-# Isolated as by -I, which would also ignore PYTHONHASHSEED; the environment above is all there is.
+# These isolate like -I, which would also ignore PYTHONHASHSEED; the environment above is complete.
 _FLAGS = ("-s", "-S", "-P", "-u")
 
 
 class SandboxError(RuntimeError):
-    """No worker could be started: the machine's fault, not the program's."""
+    """Raised if no worker could be started; the program is not the cause."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a program ended. A negative code is the signal that ended it; -1 is a timeout."""
+    """A program's exit code and output. A negative code is the signal that ended it; -1 is a
+    timeout."""
 
     returncode: int
     stdout: str
@@ -70,12 +71,12 @@ class Outcome:
 
 @dataclass
 class _RunningZygote:
-    """A zygote that has said that it is ready."""
+    """A zygote that has sent that it is ready."""
 
     process: subprocess.Popen[bytes]
     inbox: socket.socket
     mode: str
-    landlock: int  # the kernel's version of it, 0 for none
+    landlock: int  # the version of the kernel's Landlock, 0 for none
     seccomp: bool
 
 
@@ -100,7 +101,7 @@ class SandboxPool:
         os.register_at_fork(after_in_child=self._forget)
 
     async def run(self, code: str, timeout: float) -> Outcome:
-        """Run one program. Raises `SandboxError` if no worker can be had."""
+        """Runs one program. Raises `SandboxError` if no worker can be started."""
         request = code.encode("utf-8", "surrogatepass") or b"\n"
         frame = worker.HEADER.pack(len(request)) + struct.pack("<d", timeout) + request
         for _ in range(_ATTEMPTS):
@@ -112,14 +113,14 @@ class SandboxPool:
         raise SandboxError(f"the sandbox died {_ATTEMPTS} times before it took a program")
 
     def start(self) -> _RunningZygote:
-        """Start the zygote in the strongest mode that works here; blocks for about 0.2 s."""
+        """Starts the zygote in the strongest mode that works here; blocks for about 0.2 s."""
         with self._lock:
             if self._running is None:
                 self._running = self._start_in_first_working_mode()
             return self._running
 
     def report(self) -> str:
-        """One line: how programs are confined here, and why not better."""
+        """Returns one line: how programs are confined here, and why stronger modes failed."""
         running = self.start()
         line = _CONFINEMENT[running.mode]
         if running.mode == zygote.RLIMITS:
@@ -133,7 +134,7 @@ class SandboxPool:
         return self.start().mode == zygote.RLIMITS
 
     def close(self) -> None:
-        """Stop the zygote and every program."""
+        """Stops the zygote and every program."""
         running = self._running
         if running is not None:
             self._discard(running)
@@ -155,7 +156,7 @@ class SandboxPool:
         _wait_for_end(running.process)
 
     def _forget(self) -> None:
-        """In a forked child: the zygote is the parent's."""
+        """Drops the zygote in a forked child, since it belongs to the parent."""
         if self._running is not None:
             self._running.inbox.close()
             self._running.process.returncode = 0  # not ours to wait for
@@ -175,7 +176,7 @@ _default_lock = threading.Lock()
 
 
 def default_pool() -> SandboxPool:
-    """The pool of this process, made at the first call."""
+    """Returns the pool of this process, which is made at the first call."""
     global _default
     with _default_lock:
         if _default is None:
@@ -184,17 +185,17 @@ def default_pool() -> SandboxPool:
 
 
 def available_modes() -> tuple[str, ...]:
-    """In the order in which they are tried."""
+    """Returns the modes in the order in which they are tried."""
     bubblewrap = (zygote.BUBBLEWRAP,) if shutil.which("bwrap") else ()
     return (*bubblewrap, zygote.NAMESPACES, zygote.RLIMITS)
 
 
 def _python_folders() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(folders of the interpreter that programs see, folders of packages for their sys.path)."""
+    """Returns (folders of the interpreter that programs see, package folders for sys.path)."""
     base = Path(sys.base_prefix).resolve()
     interpreter = [base / name for name in ("bin", "lib", "lib64") if (base / name).is_dir()]
     interpreter.append(Path(sys.base_exec_prefix).resolve() / "lib")
-    # Without links, which would point out of the view: a .venv may be one.
+    # Links are resolved, since they may point out of the view: a .venv may be a link.
     found = (Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib"))
     packages = dict.fromkeys(map(str, found))
     shown = dict.fromkeys([*map(str, interpreter), *packages])
@@ -204,7 +205,7 @@ def _python_folders() -> tuple[tuple[str, ...], tuple[str, ...]]:
 def _start_zygote(
     mode: str, limits: Limits, num_ready: int, num_running: int
 ) -> _RunningZygote | str:
-    """A running zygote, or why it could not start."""
+    """Starts a zygote. Returns it, or the reason why it could not start."""
     ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
     with theirs, contextlib.ExitStack() as cleanup:
         parent = _pidfd_of_self()
@@ -280,7 +281,8 @@ def _wait_for_end(process: subprocess.Popen[bytes]) -> None:
 
 
 async def _call(inbox: socket.socket, frame: bytes) -> bytes | None:
-    """The worker's bytes, or None if no worker took the call (the zygote is gone)."""
+    """Sends a program and returns the worker's bytes, or None if no worker took the call because
+    the zygote is gone."""
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()
     try:
@@ -288,7 +290,7 @@ async def _call(inbox: socket.socket, frame: bytes) -> bytes | None:
         with theirs:
             if not await _send_call(inbox, theirs):
                 return None
-        with contextlib.suppress(ConnectionError):  # nobody reads: the answer below says so
+        with contextlib.suppress(ConnectionError):  # no worker reads: the answer below is empty
             await loop.sock_sendall(ours, frame)
         answer = bytearray()
         with contextlib.suppress(ConnectionResetError):

@@ -1,12 +1,12 @@
-"""The process that runs one program. It is forked before the program is known and waits for it.
+"""The process that runs one program. It is forked before the program arrives, and waits for it.
 
     fork -> confine (namespaces, limits, no privileges) -> tell the supervisor "ready"
          -> read the program -> run it as `__main__`, from a file /tmp/program.py -> exit
 
 Tracebacks look as if `python /tmp/program.py` had been called, whatever the scratch folder is.
 
-The same program prints the same again where that can be arranged: `random` is seeded with the
-program's text, and hashes (the order of sets of strings) are those of PYTHONHASHSEED=0.
+A program prints the same each time, as far as possible: `random` is seeded with the program's text,
+and hashes (the order of sets of strings) are those of PYTHONHASHSEED=0.
 NOT covered: `os.urandom` and what takes its seed from there (`random.Random()`, `numpy.random`,
 `uuid4`, names of temporary files), `random` in processes that the program forks, addresses (`id`),
 the time, the order in which threads run.
@@ -36,18 +36,18 @@ _INSIDE_ID = 1000
 
 @dataclass(frozen=True)
 class Confinement:
-    """How the zygote was started: decides how a program can be confined."""
+    """The confinement of programs, which depends on how the zygote was started."""
 
     namespaces: bool
     limits: Limits
     packages: tuple[str, ...]  # folders appended to sys.path
-    view: isolation.FilesystemView  # what Landlock leaves readable without namespaces
-    is_nobody: bool  # root gives itself up for programs
-    reads_as_root: bool  # ... but keeps the right to read, for a standard library of root's own
+    view: isolation.FilesystemView  # without namespaces, Landlock leaves only this readable
+    is_nobody: bool  # root becomes user nobody to run programs
+    reads_as_root: bool  # ... but keeps the right to read, if only root can read Python's library
 
 
 def confine(confinement: Confinement, num_other_tasks: int) -> None:
-    """Give up everything that a program has no use for. No way back from here."""
+    """Gives up all rights that a program does not need. This cannot be undone."""
     os.setsid()
     Path("/proc/self/oom_score_adj").write_text("1000")  # the first to go when memory is short
     if confinement.is_nobody:
@@ -66,13 +66,14 @@ def confine(confinement: Confinement, num_other_tasks: int) -> None:
     )  # after the change of user, which clears it
     if not confinement.namespaces:
         landlock.restrict(confinement.view, os.getcwd())  # noqa: PTH109 - the scratch folder
-    seccomp.install(host_in_sight=not confinement.namespaces)
+    seccomp.install(host_sockets_visible=not confinement.namespaces)
 
 
 def wait_and_run(
     control: socket.socket, confinement: Confinement, num_other_tasks: int
 ) -> NoReturn:
-    """The whole life of the process. `control` brings the program, or EOF at once."""
+    """Confines the process, waits for the program and runs it. `control` brings the program, or EOF
+    if there is none."""
     try:
         confine(confinement, num_other_tasks)
     except OSError as error:
@@ -96,7 +97,7 @@ def _read_all(control: socket.socket) -> bytes:
 
 
 def _run(code: str, packages: tuple[str, ...]) -> int:
-    """Execute as a script would be; returns the exit code."""
+    """Executes the program as a script; returns the exit code."""
     module = _fresh_main(packages)
     try:
         _write_source(code)
@@ -122,7 +123,8 @@ def _fresh_main(packages: tuple[str, ...]) -> types.ModuleType:
 
 
 def _write_source(code: str) -> None:
-    """In the scratch folder, and where tracebacks look for it under its constant name."""
+    """Writes the program to the scratch folder, and to the line cache that tracebacks read, under
+    its constant name."""
     with open("program.py", "w", encoding="utf-8") as file:  # noqa: PTH123 - half the time of Path
         file.write(code)
     lines = [line + "\n" for line in code.splitlines()]
@@ -146,7 +148,8 @@ def _show_error(error: BaseException) -> None:
 
 
 def _finish(exit_code: int) -> int:
-    """What the interpreter does at its end, without the cost of taking itself apart."""
+    """Runs what the interpreter runs at its end (threads, exit functions, flushing) but not its
+    slow finalization. Returns the exit code."""
     try:
         threading._shutdown()  # type: ignore[attr-defined] # waits for the program's threads
         atexit._run_exitfuncs()

@@ -1,13 +1,13 @@
-"""A small seccomp filter: system calls that no honest program needs and many exploits do.
+"""A small seccomp filter against system calls that exploits need and ordinary programs do not.
 
     socket(family, type)   only AF_UNIX; anything else is "permission denied"
-    where the host's own sockets are in sight, connect and datagrams (sendto) are refused too
+    if the host's own sockets are visible, connect and datagrams (sendto) are refused too
     new namespaces, mounts, ptrace, keyrings, bpf, io_uring …   "operation not permitted"
     memfd_create, System V shared memory, queues, semaphores    "operation not permitted":
-                           memory that belongs to no process, so that nobody could count it
+                           memory that belongs to no process, so that no limit could count it
 
-A second wall behind the namespaces, and the only one against the network where those are missing.
-Known for x86-64 and AArch64; `is_available` says whether this machine has it.
+It is a second protection behind the namespaces, and without them the only one against the network.
+There are filters for x86-64 and AArch64; `is_available` says whether this machine has one.
 """
 
 import ctypes
@@ -84,8 +84,8 @@ def _refuse(code: int) -> bytes:
 
 
 @functools.cache  # filled in the zygote, used in every program
-def build_filter(architecture: int, column: int, host_in_sight: bool) -> bytes:
-    """The BPF program: one test and one answer for each call, else allow."""
+def build_filter(architecture: int, column: int, host_sockets_visible: bool) -> bytes:
+    """Returns the BPF program: one test and one answer for each refused call, else allow."""
     load_number = _instruction(_LOAD, _OFFSET_NUMBER)
     load_arg0 = _instruction(_LOAD, _OFFSET_ARG0)
     parts = [
@@ -97,7 +97,7 @@ def build_filter(architecture: int, column: int, host_in_sight: bool) -> bytes:
         _refuse(errno.EPERM),
     ]
     refused = [numbers[column] for numbers in _REFUSED.values()]
-    if host_in_sight:
+    if host_sockets_visible:
         refused.append(_NUMBERS["connect"][column])
     for number in refused:
         parts += [_instruction(_JUMP_IF_EQUAL, number, 0, 1), _refuse(errno.EPERM)]
@@ -111,7 +111,7 @@ def build_filter(architecture: int, column: int, host_in_sight: bool) -> bytes:
         _refuse(errno.EPERM),
         _instruction(_RETURN, _ALLOW),
     ]
-    check = _check_of_new_socket(host_in_sight)
+    check = _check_of_new_socket(host_sockets_visible)
     parts += [
         _instruction(_JUMP_IF_EQUAL, _NUMBERS["socket"][column], 1, 0),
         _instruction(_JUMP_IF_EQUAL, _NUMBERS["socketpair"][column], 0, len(check)),
@@ -121,14 +121,15 @@ def build_filter(architecture: int, column: int, host_in_sight: bool) -> bytes:
     return b"".join(parts)
 
 
-def _check_of_new_socket(host_in_sight: bool) -> list[bytes]:
-    """A datagram socket, even one half of a pair, sends to any address without `connect`."""
+def _check_of_new_socket(host_sockets_visible: bool) -> list[bytes]:
+    """Returns instructions that refuse new sockets but those of AF_UNIX. If the host's sockets are
+    visible, datagram sockets are refused too: they send to any address without `connect`."""
     check = [
         _instruction(_LOAD, _OFFSET_ARG0),
         _instruction(_JUMP_IF_EQUAL, _AF_UNIX, 1, 0),
         _refuse(errno.EACCES),
     ]
-    if host_in_sight:
+    if host_sockets_visible:
         check += [
             _instruction(_LOAD, _OFFSET_ARG1),
             _instruction(_AND, _SOCK_TYPE_MASK),
@@ -139,14 +140,14 @@ def _check_of_new_socket(host_in_sight: bool) -> list[bytes]:
     return check
 
 
-def filter_for_this_machine(host_in_sight: bool) -> bytes:
-    """Empty on an architecture whose call numbers are not known here."""
+def filter_for_this_machine(host_sockets_visible: bool) -> bytes:
+    """Returns the filter for this machine, or an empty one if its call numbers are not known."""
     known = _ARCHITECTURES.get(platform.machine())
-    return build_filter(*known, host_in_sight) if known else b""
+    return build_filter(*known, host_sockets_visible) if known else b""
 
 
 def is_available() -> bool:
-    """Does this machine have a filter that its kernel can install?"""
+    """Returns True if there is a filter for this machine and its kernel can install it."""
     if platform.machine() not in _ARCHITECTURES:
         return False
     try:
@@ -156,11 +157,11 @@ def is_available() -> bool:
     return False
 
 
-def install(host_in_sight: bool) -> None:
-    """Put the filter on the calling process and its children. Needs `PR_SET_NO_NEW_PRIVS`."""
+def install(host_sockets_visible: bool) -> None:
+    """Installs the filter for the calling process and its children. Needs `PR_SET_NO_NEW_PRIVS`."""
     if not is_available():
         return
-    code = filter_for_this_machine(host_in_sight)
+    code = filter_for_this_machine(host_sockets_visible)
     buffer = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))
     pointer = ctypes.create_string_buffer(program, len(program))

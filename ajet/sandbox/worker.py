@@ -2,7 +2,7 @@
 
     inbox --(a socket)--> worker --(the program's text)--> program --> pipes --> worker --> socket
 
-It takes one call, keeps the head and the tail of what the program prints, watches time and memory,
+It takes one call, stores the head and the tail of the program's output, watches time and memory,
 kills everything that the program started, answers, and ends. It never runs the program's code.
 NOT covered: without namespaces a process may hide from `_kill_all` by racing it.
 """
@@ -46,14 +46,14 @@ class ChildSignal:
 
     @staticmethod
     def restore_defaults() -> None:
-        """In a forked child: back to Python's defaults."""
+        """Restores Python's defaults; a forked child calls this."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 @dataclass
 class Stream:
-    """What is kept of one output stream: its beginning, its end, and how much there was."""
+    """The stored part of one output stream: its beginning, its end, and its length."""
 
     fd: int
     limit: int
@@ -63,7 +63,7 @@ class Stream:
     open: bool = True
 
     def read(self) -> bool:
-        """One chunk; False when nothing was there."""
+        """Reads one chunk; returns False if there was none."""
         try:
             chunk = os.read(self.fd, 1 << 16)
         except BlockingIOError:
@@ -86,7 +86,7 @@ class Stream:
 
 @dataclass
 class Child:
-    """The program's process and the ends of its pipes that the supervisor holds."""
+    """The program's process, and the supervisor's ends of its pipes."""
 
     pid: int
     control: socket.socket
@@ -95,7 +95,7 @@ class Child:
 
 
 def fork_program(confinement: Confinement, num_other_tasks: int) -> Child:
-    """Fork the process that will run the program; raises OSError if it cannot be confined."""
+    """Forks the process that will run the program; raises OSError if it cannot be confined."""
     control, control_inside = socket.socketpair()
     stdout, stdout_inside = os.pipe2(os.O_CLOEXEC)
     stderr, stderr_inside = os.pipe2(os.O_CLOEXEC)
@@ -118,7 +118,7 @@ def fork_program(confinement: Confinement, num_other_tasks: int) -> Child:
 
 
 def _keep_only(kept: int, stdout: int, stderr: int) -> None:
-    """In the program's process: its streams and one more descriptor, nothing of the worker's."""
+    """Closes the worker's descriptors in the program's process, but for its streams and `kept`."""
     ChildSignal.restore_defaults()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(stdout, 1)
@@ -128,17 +128,17 @@ def _keep_only(kept: int, stdout: int, stderr: int) -> None:
 
 
 def serve_call(call: socket.socket, child: Child, limits: Limits) -> bytes:
-    """One call from its first byte to its end; returns the answer to send."""
+    """Serves one call from its first byte to its end; returns the answer to send."""
     call.sendall(STARTED)
     request = _read_request(call)
     if request is None:
         return b""  # the caller gave up
     timeout, code = request
     deadline = time.monotonic() + timeout
-    with contextlib.suppress(BrokenPipeError):  # somebody killed it: supervise tells
+    with contextlib.suppress(BrokenPipeError):  # it was killed: the supervision reports that
         child.control.sendall(code)
     child.control.close()
-    answer = Supervision(call, child, limits, deadline).run()
+    answer = Supervisor(call, child, limits, deadline).run()
     return b"".join(HEADER.pack(len(part)) + part for part in answer)
 
 
@@ -167,7 +167,7 @@ def _read_exactly(call: socket.socket, length: int) -> bytes | None:
     return bytes(data)
 
 
-class Supervision:
+class Supervisor:
     """Watches one program until it ends, then makes sure that nothing of it is left."""
 
     def __init__(self, call: socket.socket, child: Child, limits: Limits, deadline: float) -> None:
@@ -179,7 +179,8 @@ class Supervision:
         self.next_memory_check = time.monotonic() + _CHECK_EVERY_S
 
     def run(self) -> tuple[bytes, bytes, bytes]:
-        """The answer: a JSON head, standard output, standard error."""
+        """Waits for the program's end and returns a JSON head, standard output and standard
+        error."""
         self._reap()  # it may have ended before the signal was set up
         while self.returncode is None and not self.stopped_by:
             self._wait_for_something()
@@ -226,7 +227,8 @@ class Supervision:
             )
 
     def _is_over_memory(self) -> bool:
-        """Looks when it is time to: a program that prints wakes the supervisor far more often."""
+        """Measures the memory at fixed intervals, since a program that prints wakes the supervisor
+        far more often."""
         now = time.monotonic()
         if now < self.next_memory_check:
             return False
@@ -243,7 +245,8 @@ class Supervision:
                     self.returncode = os.waitstatus_to_exitcode(status)
 
     def _reap_everything(self) -> None:
-        """Adopted orphans included. Outside a PID namespace each round may show new ones."""
+        """Reaps all children, with adopted orphans. Outside a PID namespace each round may show new
+        ones."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 if os.getpid() != 1:
@@ -266,7 +269,7 @@ def _kill_all(program_pid: int) -> None:
 
 
 def descendants() -> list[int]:
-    """All processes below this one: orphans come back to it, it is a sub-reaper."""
+    """Returns all processes below this one. Orphans are among them, since it is a sub-reaper."""
     found = [os.getpid()]
     for pid in found:  # grows while it is read: breadth first
         with contextlib.suppress(OSError):
@@ -277,7 +280,7 @@ def descendants() -> list[int]:
 
 
 def resident_bytes(program_pid: int) -> int:
-    """Memory of all the program's processes together."""
+    """Returns the resident memory of all the program's processes together."""
     pids = descendants() or [program_pid]
     total = 0
     for pid in pids:

@@ -3,9 +3,9 @@
     parent --Popen--> zygote --fork--> worker, worker, worker … (ready, all waiting at one inbox)
                                           └─fork─> program
 
-A call is one message in the inbox, carrying a socket; the kernel gives it to one waiting worker.
-The worker says "busy", the zygote forks the next one. What comes while too many run waits in the
-inbox. The zygote ends when the inbox has no writer left or when the parent is gone, and the kernel
+A call is one message in the inbox, with a socket; the kernel gives it to one waiting worker. The
+worker sends "busy", and the zygote forks the next one. Calls that come while too many run wait in
+the inbox. The zygote ends when the inbox has no writer left or when the parent is gone. The kernel
 then ends the workers (parent-death signal) and with them all of their programs.
 """
 
@@ -30,8 +30,8 @@ from ajet.sandbox.program import Confinement
 
 NAMESPACES, BUBBLEWRAP, RLIMITS = "namespaces", "bubblewrap", "rlimits"
 
-# Modules that small programs often import: loaded once, shared by all.
-# Few: every mapped page makes each fork slower.
+# Modules that small programs often import are loaded once and shared by all. The list is short,
+# since every mapped page makes each fork slower.
 _PRELOADED = ("collections", "datetime", "itertools", "json", "math", "random", "re")
 _PAUSE_MS, _RETRY_MS = 3, 100
 _COUNT_EVERY_S = 5
@@ -40,17 +40,17 @@ _MAX_FAILURES = 5  # workers in a row that end before they took a call
 
 @dataclass(frozen=True)
 class ZygoteConfig:
-    """What the parent tells the zygote, as JSON."""
+    """The zygote's settings, which the parent sends as JSON."""
 
     mode: str
     limits: str
     num_ready: int
     num_running: int
     python_folders: tuple[str, ...]  # shown to programs
-    packages: tuple[str, ...]  # of these, the ones on sys.path
+    packages: tuple[str, ...]  # those of them that are on sys.path
     inbox: int
     parent: int  # a pidfd of the parent, or -1
-    is_root: bool  # of the host: programs must then become nobody
+    is_root: bool  # root of the host: programs must then become nobody
 
 
 def main(text: str) -> None:
@@ -102,11 +102,11 @@ class Zygote:
         self.num_failures = 0
         self.scratch = "" if self.namespaces else _make_scratch()
         self.num_other_tasks, self.counted_at = 0, -math.inf
-        seccomp.filter_for_this_machine(host_in_sight=not self.namespaces)
+        seccomp.filter_for_this_machine(host_sockets_visible=not self.namespaces)
         gc.freeze()
 
     def start_first_worker(self) -> None:
-        """Raises OSError with the reason if this machine cannot do what the mode needs."""
+        """Starts a worker. Raises OSError with the reason if the mode does not work here."""
         self.child_signal = worker.ChildSignal()
         self._fork_worker()
         message = self.status.recv(4096).decode()
@@ -135,7 +135,7 @@ class Zygote:
             wait_ms = self._refill(quiet=not events)
 
     def end(self) -> None:
-        """Nothing that was started here outlives it, scratch folders included."""
+        """Kills all workers and programs, and removes the scratch folders."""
         for pid in self.ready | self.running:
             os.kill(pid, signal.SIGKILL)  # not yet reaped, so the id is still ours
         with contextlib.suppress(ChildProcessError):
@@ -164,9 +164,9 @@ class Zygote:
         return ended
 
     def _refill(self, quiet: bool) -> int | None:
-        """Prepare the next worker in a pause rather than beside a program, unless few are left.
+        """Forks the next worker in a pause, not while a program starts, unless few are left.
 
-        Returns the milliseconds after which to ask again, None if nothing is missing.
+        Returns the milliseconds after which to call this again, None if no worker is missing.
         """
         missing = len(self.ready) < self.setup.num_ready
         if not missing or len(self.ready) + len(self.running) >= self.setup.num_running:
@@ -189,7 +189,7 @@ class Zygote:
             os.close(name_write)
             _become_worker(self, name_read)
         os.close(name_read)
-        os.write(name_write, str(pid).encode())  # inside, a worker only knows itself as 1
+        os.write(name_write, str(pid).encode())  # in its own namespace a worker's pid is 1
         os.close(name_write)
         self.ready.add(pid)
 
@@ -240,7 +240,7 @@ def _serve_one_call(zygote: Zygote, name: str, scratch: Path | None = None) -> N
 
 
 def _make_scratch() -> str:
-    """Holds one folder a worker; others may pass through it and not list it."""
+    """Makes the folder that holds one scratch folder for each worker. Others cannot list it."""
     import tempfile  # large, and only needed here
 
     folder = tempfile.mkdtemp(prefix="ajet-sandbox-")
@@ -255,7 +255,7 @@ def _remove(folder: str) -> None:
 
 
 def _can_become_nobody() -> tuple[bool, bool]:
-    """(may this process become nobody, can nobody then still import the standard library)"""
+    """Returns (may this process become nobody, can nobody then read the standard library)."""
     if os.geteuid() != 0:
         return False, False
     pid = os.fork()
@@ -272,7 +272,8 @@ def _can_become_nobody() -> tuple[bool, bool]:
 
 
 def _refuse_root(may_be_nobody: bool, can_read: bool) -> None:
-    """No namespace makes root harmless: a file that belongs to root is root's inside as well."""
+    """Raises OSError if programs would run as root: inside a namespace, too, root owns root's
+    files."""
     if not may_be_nobody:
         raise OSError(
             "programs would run as root: this process may not become user nobody;"
@@ -286,13 +287,15 @@ def _refuse_root(may_be_nobody: bool, can_read: bool) -> None:
 
 
 def _translate_python_paths() -> None:
-    """An interpreter under /tmp is shown elsewhere, because /tmp is the program's own."""
+    """Changes the interpreter's paths to those inside: an interpreter under /tmp is moved, because
+    programs have their own /tmp."""
     sys.path[:] = [isolation.path_inside(path) for path in sys.path]
     sys.executable = isolation.path_inside(sys.executable)
 
 
 def count_tasks_of_user(confinement: Confinement) -> int:
-    """Those beside the program, threads included, as the kernel counts them for RLIMIT_NPROC."""
+    """Returns the number of the user's tasks beside the program. Threads count too, as for
+    RLIMIT_NPROC."""
     uid = isolation.NOBODY if confinement.is_nobody else os.geteuid()
     total = 0
     for folder in Path("/proc").iterdir():

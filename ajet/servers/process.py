@@ -1,15 +1,15 @@
-"""A server process: started, watched until it is healthy, stopped with all that it started.
+"""A server process, which is started, watched until it is healthy, and stopped with its children.
 
     server = ServerProcess(Command(["python", "-m", …], port=8100), name="r0", log_path=…)
-    await server.start(healthy, deadline_s=600)      # healthy() is asked until it returns
+    await server.start(healthy, deadline_s=600)      # healthy() is called until it returns
     await server.stop()
 
 It runs under a process guard (servers/process_guard.py) in a process group of its own, whose id is
-beside the log; Ctrl-C in the terminal does not reach it, and nothing of it outlives us. A
-port in use, a server that ends and one that is never healthy are one line each, with the last lines
-of its log, which goes on after that of an earlier server of its name.
+in a file beside the log. Ctrl-C in the terminal does not reach it, and none of its processes
+outlives this one. A port in use, a server that ends and one that is never healthy are errors of one
+line each, with the last lines of its log. The log of an earlier server of its name is continued.
 
-Not covered: what is said to the server (engines/), which machine it is on (the caller is there).
+Not covered: requests to the server (replica.py), other machines (the server runs on this one).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ GRACE_S = 6.0
 LOG_TAIL_LINES, MAX_ERROR_CHARACTERS = 3, 160
 POLL_S = 0.5
 SAFE_PATH_ENVIRONMENT = {"PYTHONSAFEPATH": "1", "PYTHONPATH": ""}
-"""A server runs in the user's folder, whose files must not stand in for its modules."""
+"""A server runs in the user's folder, whose files must not shadow its modules."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to run. `environment` is added to ours."""
+    """The command line of a server and its address. `environment` is added to this process's."""
 
     arguments: Sequence[str]
     port: int
@@ -51,7 +51,7 @@ class Command:
 
 
 class ServerProcess:
-    """One server; start it once."""
+    """The process of one server; it can be started once."""
 
     def __init__(self, command: Command, *, name: str, log_path: Path) -> None:
         self.command = command
@@ -62,7 +62,7 @@ class ServerProcess:
 
     @property
     def pid_path(self) -> Path:
-        """Holds the id of the process group while it runs."""
+        """The file that holds the id of the process group while it runs."""
         return self.log_path.with_suffix(".pid")
 
     @property
@@ -70,7 +70,8 @@ class ServerProcess:
         return self._process is not None and self._process.poll() is None
 
     async def start(self, healthy: Callable[[], Awaitable[None]], deadline_s: float) -> float:
-        """Start it and wait until `healthy` returns (`ReplicaDown`: not yet); seconds it took."""
+        """Starts the server and waits until `healthy` returns; `ReplicaDown` means not yet. Returns
+        the seconds that it took."""
         started = time.monotonic()
         check_port(self.command.host, self.command.port, f"inference server {self.name}")
         self._launch()
@@ -90,7 +91,7 @@ class ServerProcess:
         return time.monotonic() - started
 
     def check_running(self) -> None:
-        """ModelError with the log's last lines where it has ended."""
+        """Raises a ModelError with the log's last lines if the server has ended."""
         assert self._process is not None
         status = self._process.poll()
         if status is not None:
@@ -99,7 +100,7 @@ class ServerProcess:
             )
 
     def last_lines(self) -> str:
-        """The end of its log in one line, and where the rest is."""
+        """Returns the end of the log in one line, and the path of the log."""
         text = ""
         if self.log_path.exists():
             text = self.log_path.read_bytes()[self._log_begin :].decode("utf-8", "replace")
@@ -108,19 +109,19 @@ class ServerProcess:
         return f"{told} (all of it in {self.log_path})"
 
     async def stop(self) -> None:
-        """End the whole group: SIGTERM, and SIGKILL after a few seconds."""
+        """Ends the whole process group: SIGTERM, and SIGKILL after a few seconds."""
         self._close_stdin()
         while self.is_running:
             await asyncio.sleep(0.02)
 
     def stop_now(self) -> None:
-        """The same without a loop; waits for it."""
+        """Stops the server like `stop`, but blocks; it needs no event loop."""
         self._close_stdin()
         if self._process is not None:
             self._process.wait()
 
     def kill(self) -> None:
-        """End the group at once."""
+        """Kills the process group at once."""
         if self.is_running:
             assert self._process is not None
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -157,13 +158,13 @@ class ServerProcess:
         return True
 
     def _close_stdin(self) -> None:
-        """The guard sees the end of its pipe."""
+        """Closes the guard's pipe, which makes it end the group."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
 
 
 def check_port(host: str, port: int, whose: str) -> None:
-    """ModelError where somebody listens there already."""
+    """Raises a ModelError if the port is in use."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -173,7 +174,7 @@ def check_port(host: str, port: int, whose: str) -> None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that is free now. Somebody may take it before a server does: that is said then."""
+    """Returns a port that is free now. If it is taken before the server listens, starting fails."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]

@@ -1,19 +1,20 @@
-"""Runs a command and ends it, with all that it started, when whoever started this is gone.
+"""Runs a command, and ends it and its children when the process that started this has ended.
 
     python process_guard.py GRACE_S PID_FILE COMMAND …   # standard input is a pipe of the parent
 
     parent ──> handle ──> guard ──> command ──> …  one process group, whose id is in PID_FILE
 
-The kernel closes that pipe however the parent ends, a kill -9 included. The guard then sends
-SIGTERM to the group, and SIGKILL after GRACE_S seconds. When the command ends by itself, what is
-left of its group ends too, and the handle exits with the command's status, 128 and a signal's
-number as in a shell. The handle does nothing else: Ray kills the children of an actor that ends,
-and the guard, no child of the actor's, is left to do its work. A handle that is gone ends it too.
+The kernel closes that pipe however the parent ends, also after a kill -9. The guard then sends
+SIGTERM to the group, and SIGKILL after GRACE_S seconds. When the command ends by itself, the guard
+ends the rest of its group too, and the handle exits with the command's status (128 plus the number
+of a signal, as in a shell). The handle does nothing else. It is there because Ray kills the
+children of an actor that ends: the guard is no child of the actor, so it survives and can do its
+work. The guard also ends the group when the handle is gone.
 
 Python's resource trackers are the last to be killed: they remove the shared memory of the others.
 
-Only the standard library: it runs before anything else is imported. Not covered: a child that
-leaves the process group.
+The module uses only the standard library, since it runs before anything else is imported. Not
+covered: a child that leaves the process group.
 """
 
 import contextlib
@@ -28,14 +29,14 @@ from pathlib import Path
 
 POLL_S, SIGNALLED = 0.1, 128
 TRACKER_S = 1.0
-"""For a tracker to clean up once it is alone."""
+"""The seconds that a resource tracker has to clean up once it is alone."""
 
 
 def main() -> int:
-    """See the module's docstring."""
+    """Starts the guard, waits for it, and returns the command's status."""
     grace_s, pid_file, command = float(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)  # both are the last to go
+        signal.signal(number, lambda *_: None)  # handle and guard must outlive the command
     handle = os.getpid()
     pid_file.write_text(f"{handle}\n")
     if guard := os.fork():
@@ -48,7 +49,8 @@ def main() -> int:
 
 
 def _run_guarded(command: list[str], handle: int, grace_s: float) -> int:
-    """The guard: runs the command, waits for an end, ends the group."""
+    """Runs in the guard: starts the command, waits for it or for the parent's end, and ends the
+    group. Returns the command's status."""
     try:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     except OSError as error:
@@ -63,7 +65,7 @@ def _run_guarded(command: list[str], handle: int, grace_s: float) -> int:
 
 
 def _wait_for_any(child: "subprocess.Popen[bytes]", handle: int) -> None:
-    """Until the command has ended, or the parent, or the handle."""
+    """Waits until the command, the parent or the handle has ended."""
     with selectors.DefaultSelector() as selector:
         selector.register(sys.stdin, selectors.EVENT_READ)
         while child.poll() is None and os.getppid() == handle:
@@ -91,7 +93,7 @@ def _wait_until_alone(child: "subprocess.Popen[bytes]", handle: int, seconds: fl
 
 
 def _group_members(handle: int) -> Iterator[int]:
-    """The group without the guard and its handle; what has ended is nobody's any more."""
+    """Yields the running processes of the group without the guard and its handle."""
     own = (os.getpid(), handle)
     for name in os.listdir("/proc"):  # noqa: PTH208, pathlib takes as long as all the rest
         with contextlib.suppress(ProcessLookupError, FileNotFoundError):
@@ -104,7 +106,7 @@ def _group_members(handle: int) -> Iterator[int]:
 
 
 def _remove_pid_file(pid_file: Path, handle: int) -> None:
-    """Another server of this name may have begun meanwhile, and be in the file."""
+    """Removes the file unless it names another server of this name that has started meanwhile."""
     with contextlib.suppress(FileNotFoundError):
         if pid_file.read_text() == f"{handle}\n":
             pid_file.unlink()

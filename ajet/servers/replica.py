@@ -1,6 +1,6 @@
-"""What every replica over HTTP does: checks a request, holds it while paused, sorts its errors.
+"""The base of replicas over HTTP: checks requests, holds them while paused, and sorts errors.
 
-    generate ─> checks ─> gate ─> sample() of the engine at hand ─> POST ─> Completion
+    generate ─> checks ─> gate ─> sample() of the engine's class ─> POST ─> Completion
                                                                      ├─ no connection: ReplicaDown
                                                                      ├─ 5xx: ReplicaDown
                                                                      └─ 4xx: ModelError
@@ -8,10 +8,10 @@
 A prompt is checked here, before it is sent: an id beyond the vocabulary ends a vLLM server that has
 no tokenizer, and with it every other request.
 
-While it is paused and nothing runs, a server is quiet: it is told what to do (weights, memory),
-with deadlines, and not asked for its health, which may sample a token in between.
+While it is paused and nothing runs, a server is idle: it gets control requests (weights, memory),
+which have deadlines, but no health checks, which may sample a token in between.
 
-Not covered: what is said to which engine (engines/vllm.py, engines/sglang.py).
+Not covered: the requests of each engine (vllm_replica.py, sglang_replica.py).
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from ajet.servers.process import ServerProcess
 
 CONNECT_S, HEALTH_S = 10.0, 10.0
 CONTROL_S, LOAD_S = 300.0, 3600.0
-"""For what a server is told besides requests: a large model moves to the CPU's memory, or is read
-from a slow disk."""
-ABORT_AGAIN_S = 0.5
+"""The deadlines of control requests: a large model moves to the CPU's memory, or is read from a
+slow disk."""
+ABORT_RETRY_S = 0.5
 MAX_ERROR_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What a replica needs to know of the model that its server has loaded."""
+    """The facts about a server's model that its replica needs."""
 
     path: str
     vocab_size: int
     max_model_len: int
     stop_token_ids: tuple[int, ...] = ()
-    """A reply ends with one of these or of the request's own: the server's own are not used."""
+    """A reply ends with one of these or of the request's; the server's own are not used."""
 
 
 class ServerReplica:
-    """The base of the replicas over HTTP; `process` is the server where it is ours to watch."""
+    """The base class of replicas over HTTP. `process` is the server if this process started it."""
 
     def __init__(
         self,
@@ -68,10 +68,10 @@ class ServerReplica:
         self.process = process
         self._model = model
         self._gate = Gate()
-        self._probing = asyncio.Lock()  # held by a health check that is on its way
-        self._sending: set[asyncio.Task[Any]] = set()
-        self._memory_unknown = ""  # why nobody knows what memory it has
-        # A request takes as long as its tokens; health checks find a server that is stuck.
+        self._probing = asyncio.Lock()  # held during a health check
+        self._abort_tasks: set[asyncio.Task[Any]] = set()
+        self._memory_unknown = ""  # the error that left the state of its memory unknown
+        # No timeout: the length of a request is not known, and health checks find a stuck server.
         self._client = httpx.AsyncClient(
             base_url=url,
             timeout=httpx.Timeout(None, connect=CONNECT_S),
@@ -82,42 +82,43 @@ class ServerReplica:
     async def sample(
         self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
-        """One request, checked and let in; `max_tokens` fits the context."""
+        """Sends one request, which is checked and has passed the gate; `max_tokens` fits the
+        context."""
         raise NotImplementedError
 
     async def send_abort(self, request_id: str) -> None:
-        """Tell the server to end a request."""
+        """Tells the server to end a request."""
         raise NotImplementedError
 
     async def send_abort_all(self) -> None:
-        """Tell the server to end all that it has now."""
+        """Tells the server to end all requests that it has now."""
         raise NotImplementedError
 
     async def send_pause(self) -> None:
-        """Tell the server, which has no request, to stop."""
+        """Tells the server, which has no request, to stop its scheduler."""
         raise NotImplementedError
 
     async def send_resume(self) -> None:
-        """Tell the server to go on."""
+        """Tells the server to go on."""
         raise NotImplementedError
 
     async def sleep(self) -> None:
-        """Give memory back; requests are held."""
+        """Frees the server's memory; requests are held."""
         raise NotImplementedError
 
     async def wake(self) -> None:
-        """Take it again."""
+        """Allocates the memory again."""
         raise NotImplementedError
 
     async def send_weights(self, source: FolderSource) -> SyncReport:
-        """Have the server take weights, and empty its cache."""
+        """Has the server load weights and empty its cache."""
         raise NotImplementedError
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
-        """As `ModelEndpoint.generate`; held while paused."""
-        room = self._room(prompt_ids, sampling, request_id)
+        """Samples a continuation, as `ModelEndpoint.generate` does; waits while paused."""
+        room = self._max_new_tokens(prompt_ids, sampling, request_id)
         if not await self._gate.enter(request_id):
             return Completion(tuple(prompt_ids), (), (), "abort", self.version)
         try:
@@ -127,30 +128,30 @@ class ServerReplica:
             self._gate.leave(request_id)
 
     def abort(self, request_id: str) -> None:
-        """End a request with what it has sampled so far; does not wait."""
+        """Ends a request with what it has sampled so far; does not wait."""
         if not self._gate.give_up(request_id) and request_id in self._gate.inside:
-            sending = asyncio.ensure_future(self._suppress_errors(self.send_abort(request_id)))
-            self._sending.add(sending)
-            sending.add_done_callback(self._sending.discard)
+            task = asyncio.ensure_future(self._suppress_errors(self.send_abort(request_id)))
+            self._abort_tasks.add(task)
+            task.add_done_callback(self._abort_tasks.discard)
 
     def leave(self, episode_id: str) -> None:
-        """The server drops prefixes by itself."""
+        """Does nothing: the server evicts prefixes by itself."""
 
     @property
     def is_idle(self) -> bool:
-        """Nothing runs, and nothing will before `resume`."""
+        """True if nothing runs, and nothing will before `resume`."""
         return not self._gate.is_open and not self._gate.inside
 
     async def health(self) -> None:
-        """`ReplicaDown` where the process has ended or the server does not say that it is well. A
-        quiet one is not asked: what it is told meanwhile has a deadline."""
+        """Raises `ReplicaDown` if the process has ended or the server does not answer that it is
+        healthy. An idle server is not asked, since its control requests have deadlines."""
         self.check_process()
         async with self._probing:
             if not self.is_idle:
                 await self.request("GET", "/health", timeout=HEALTH_S)
 
     def check_process(self) -> None:
-        """`ReplicaDown` where the process is ours and has ended, or can be used no more."""
+        """Raises `ReplicaDown` if the server's process has ended, or if it can be used no more."""
         if self._memory_unknown:
             raise ReplicaDown(self._memory_unknown)
         if self.process is not None:
@@ -160,23 +161,23 @@ class ServerReplica:
                 raise ReplicaDown(str(error)) from error
 
     async def pause(self, abort: bool = False) -> None:
-        """Hold new requests; returns when none runs, and no health check."""
+        """Holds new requests, and returns when no request and no health check runs."""
         self._gate.shut()
-        while abort and self._gate.inside:  # one that is on its way there is ended the next time
+        while abort and self._gate.inside:  # again: a request may arrive there after the abort
             await self.send_abort_all()
-            await self._wait_until_empty(ABORT_AGAIN_S)
+            await self._wait_until_empty(ABORT_RETRY_S)
         await self._gate.empty()
-        async with self._probing:  # the last one for now
+        async with self._probing:  # waits for a health check that has begun
             pass
         await self.send_pause()
 
     async def resume(self) -> None:
-        """Let held requests run."""
+        """Lets held requests run."""
         await self.send_resume()
         self._gate.open()
 
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
-        """From a folder that the server can read. Requests that run are waited for."""
+        """Loads weights from a folder that the server can read. Running requests are waited for."""
         if not isinstance(source, FolderSource):
             raise WeightsError(
                 f"{self.name}: a server takes weights from a folder; set synchronizer.sync_method "
@@ -199,9 +200,10 @@ class ServerReplica:
         return SyncReport(version, report.seconds, report.num_bytes, report.checksum)
 
     async def close(self) -> None:
-        """Requests under way fail; a server of ours is stopped."""
-        for sending in self._sending:
-            sending.cancel()
+        """Closes the connections and stops the server if this process started it. Requests under
+        way fail."""
+        for task in self._abort_tasks:
+            task.cancel()
         await self._client.aclose()
         if self.process is not None:
             await self.process.stop()
@@ -209,10 +211,10 @@ class ServerReplica:
     async def request(
         self, method: str, path: str, *, timeout: float | None = None, **options: Any
     ) -> Any:
-        """The answer's JSON, or None where it has none."""
-        within = httpx.Timeout(timeout, connect=CONNECT_S)
+        """Sends a request and returns the answer's JSON, or None if it has none."""
+        limits = httpx.Timeout(timeout, connect=CONNECT_S)
         try:
-            response = await self._client.request(method, path, timeout=within, **options)
+            response = await self._client.request(method, path, timeout=limits, **options)
         except httpx.ReadTimeout as error:
             reason = f"no answer within {timeout:g} s"
             raise ReplicaDown(f"{self.name}: {method} {path}: {reason}") from error
@@ -227,12 +229,12 @@ class ServerReplica:
         return response.json() if is_json and response.content else None
 
     async def post(self, path: str, **options: Any) -> Any:
-        """What is no request for tokens; `ReplicaDown` where the server does not answer in time."""
+        """Sends a control request. Raises `ReplicaDown` if the server does not answer in time."""
         return await self.request("POST", path, timeout=CONTROL_S, **options)
 
     async def post_memory_control(self, path: str, **options: Any) -> Any:
-        """To give it back or to take it. A server that does not answer may have done it or not: it
-        is never well again, and somebody has to put another in its place."""
+        """Sends a control request that frees or allocates memory. If the server does not answer, it
+        may have done so or not: it stays unhealthy, and another must replace it."""
         try:
             return await self.post(path, **options)
         except ReplicaDown as down:
@@ -246,8 +248,10 @@ class ServerReplica:
         except TimeoutError:
             return
 
-    def _room(self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str) -> int:
-        """New tokens that fit after the prompt, which is checked."""
+    def _max_new_tokens(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
+    ) -> int:
+        """Checks the prompt and returns the number of new tokens that fit after it."""
         vocab_size, max_model_len = self._model.vocab_size, self._model.max_model_len
         if not prompt_ids or min(prompt_ids) < 0 or max(prompt_ids) >= vocab_size:
             raise ValueError(
@@ -264,7 +268,7 @@ class ServerReplica:
         return max_model_len - len(prompt_ids)
 
     async def _suppress_errors(self, request: Coroutine[Any, Any, None]) -> None:
-        """An abort that does not arrive: the request ends by itself, or with its server."""
+        """Awaits an abort and ignores errors: the request ends by itself, or with its server."""
         try:
             await request
         except (ReplicaDown, ModelError):
@@ -274,7 +278,8 @@ class ServerReplica:
 def limit_sampling(
     sampling: SamplingParams, room: int, stop_token_ids: tuple[int, ...]
 ) -> SamplingParams:
-    """The same, within the context that is left, and with the model's own stop tokens."""
+    """Returns the parameters with `max_tokens` limited to `room`, and with the model's stop
+    tokens."""
     from dataclasses import replace
 
     stops = tuple(sorted({*stop_token_ids, *sampling.stop_token_ids}))

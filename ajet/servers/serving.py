@@ -1,10 +1,10 @@
-"""From the config to the parts that serve: which engine, which server.
+"""Chooses the engine and the server from the config, and starts the server.
 
     engine_name(config, on_gpu)            "in_process", "vllm" or "sglang"
     await start_server(config, start, …)   a vLLM or SGLang replica, healthy, on this machine
 
-Not covered: where they run and who calls this (the cluster's actors), in-process replicas (they
-need a loaded model).
+Not covered: the machine that they run on (the cluster's actors call this there), in-process
+replicas (they need a loaded model).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ CPU_ENVIRONMENT = Path(".venv-vllm/bin/python")
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """What a server begins with. The folder of `weights` has the model's config beside them."""
+    """The engine, device and first weights of a server. The folder of `weights` also has the
+    model's config."""
 
     engine: ServerName
     on_gpu: bool
@@ -37,12 +38,13 @@ class ServerSpec:
 
     @property
     def can_sleep(self) -> bool:
-        """vLLM gives its memory back on GPUs alone."""
+        """True if the server can free its memory; vLLM can only on GPUs."""
         return self.on_gpu or self.engine == "sglang"
 
 
 def engine_name(config: AjetConfig, *, on_gpu: bool) -> EngineName:
-    """Who samples; servers know no float64 (the config refuses one that is asked for)."""
+    """Returns the engine that samples. Servers have no float64 (the config refuses a server for
+    it)."""
     name = config.ajet.rollout.name
     if name != "auto":
         return name
@@ -50,7 +52,7 @@ def engine_name(config: AjetConfig, *, on_gpu: bool) -> EngineName:
 
 
 def server_python(config: AjetConfig, *, engine: EngineName, on_gpu: bool) -> str:
-    """The interpreter that runs the server."""
+    """Returns the Python interpreter that runs the server."""
     given = config.ajet.rollout.server.python
     if given is not None:
         return given
@@ -65,8 +67,8 @@ def server_python(config: AjetConfig, *, engine: EngineName, on_gpu: bool) -> st
 async def start_server(
     config: AjetConfig, start: ServerSpec, *, name: str, log_path: Path
 ) -> ServerReplica:
-    """The config's server over published weights, healthy. They are loaded once more, in place:
-    that compares checksums, and the names of what later versions must have."""
+    """Starts the config's server over published weights and waits until it is healthy. The weights
+    are then loaded once more in place, which checks their names and checksums."""
     with start.weights.read_lock():
         replica = await _start(config, start, name=name, log_path=log_path)
         try:

@@ -24,8 +24,8 @@ START_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """`model_path` is a folder that the server can read; the server's own defaults hold for all
-    that is not here."""
+    """The settings that all servers have. `model_path` is a folder that the server can read. Other
+    settings have the server's own defaults."""
 
     model_path: str
     port: int
@@ -43,7 +43,7 @@ class ServerSettings:
     def from_config(
         cls, config: AjetConfig, *, model_path: str, device: str, port: int, python: str
     ) -> Self:
-        """From the config."""
+        """Reads the settings from the config."""
         rollout = config.ajet.rollout
         return cls(
             model_path=model_path,
@@ -60,14 +60,14 @@ class ServerSettings:
         )
 
     def served_model(self, stop_token_ids: tuple[int, ...]) -> ServedModel:
-        """What a replica needs to know of the model's folder."""
+        """Returns the facts about the model that a replica needs, read from the model's folder."""
         model_config = json.loads((Path(self.model_path) / "config.json").read_text("utf-8"))
         vocab_size = model_config.get("vocab_size") or model_config["text_config"]["vocab_size"]
         return ServedModel(self.model_path, vocab_size, self.max_model_len, stop_token_ids)
 
 
 def server_dtype(dtype: str, device: str) -> str:
-    """`auto` means what it means for the policy."""
+    """Returns the dtype; `auto` means float32 on a CPU and bfloat16 on a GPU, as for the policy."""
     if dtype != "auto":
         return dtype
     return "float32" if device == "cpu" else "bfloat16"

@@ -19,13 +19,13 @@ from ajet.servers.sglang_replica import SglangReplica
 
 @dataclass(frozen=True, slots=True)
 class SglangServerArgs(ServerSettings):
-    """On a GPU, always."""
+    """The settings of an SGLang server, which always runs on a GPU."""
 
     device: str = "cuda"
     dtype: str = "bfloat16"
 
     def arguments(self) -> Sequence[str]:
-        """The command line."""
+        """Returns the command line."""
         pairs = {
             "--model-path": self.model_path,
             "--host": "127.0.0.1",
@@ -38,7 +38,7 @@ class SglangServerArgs(ServerSettings):
             "--random-seed": self.seed,
         }
         flags = ["--skip-tokenizer-init", "--enable-memory-saver"]
-        if self.deterministic:  # without it a request's seed is not honoured
+        if self.deterministic:  # without this flag SGLang ignores a request's seed
             flags.append("--enable-deterministic-inference")
         texts = [text for key, value in pairs.items() for text in (key, str(value))]
         return [self.python, "-m", "sglang.launch_server", *texts, *flags]
@@ -53,7 +53,8 @@ async def start_sglang(
     deadline_s: float = START_S,
     version: int = 0,
 ) -> SglangReplica:
-    """Start a server, wait until it has sampled a token, and refuse one that is too old."""
+    """Starts a server and waits until it has sampled a token. A version that is too old is
+    refused."""
     command = Command(args.arguments(), port=args.port, environment=SAFE_PATH_ENVIRONMENT)
     process = ServerProcess(command, name=name, log_path=log_path)
     replica = SglangReplica(

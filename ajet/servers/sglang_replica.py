@@ -1,23 +1,23 @@
 """An SGLang server as a replica: token ids to `/generate`, ids and log-probabilities back.
 
     temperature      log-probabilities come after it, at temperature 1 for greedy ones
-    top_p, top_k     those after the cut are asked for with `return_sampling_mask`; a server that
-                     does not give them is an error of one line, never a wrong number
+    top_p, top_k     log-probabilities after the cut are requested with `return_sampling_mask`; if a
+                     server does not return them, that is an error of one line
     seed             `sampling_seed`, which holds with --enable-deterministic-inference
-    stops            the ids, and `no_stop_trim` leaves the stop token; without `ignore_eos`, which
-                     has SGLang ignore them too. So it stops at its model's eos as well: a reply
-                     that ends with one that is not among our ids is an error
-    abort, pause     `/abort_request`: what was sampled comes back
+    stops            the ids, and `no_stop_trim` keeps the stop token; without `ignore_eos`, with
+                     which SGLang ignores the ids too. So it stops at its model's eos as well: a
+                     reply that ends with one that is not among our ids is an error
+    abort, pause     `/abort_request`: the sampled tokens come back
     weights          `/update_weights_from_disk` from a folder, `/update_weights_from_tensor` from
                      memory of the same device; `/flush_cache`
     sleep            `/release_memory_occupation`, `/resume_memory_occupation`
 
-SGLang before 0.5.10 lets a stranger run code in it, so it is refused. Start one with
-`servers/sglang.py`. It needs CUDA: on a CPU this file is tested against a stand-in that speaks the
-same API (tests/sglang_server.py), and `benchmarks/sglang_real.py` runs the same against a real one.
+SGLang before 0.5.10 lets a stranger run code in it, so it is refused. `servers/sglang.py` starts
+servers. SGLang needs CUDA: on a CPU this file is tested against a fake server with the same API
+(tests/sglang_server.py), and `benchmarks/sglang_real.py` runs the same against a real one.
 
-Its own checksums are of its own layout, so they are not equal to ours: a change here must be a
-change there, and the same weights the same.
+SGLang computes checksums over its own layout, so they differ from ours. They are only compared with
+each other: equal weights must have equal checksums there, and different weights different ones.
 
 Not covered: stop strings (the recorder cuts there), weights by broadcast.
 """
@@ -46,15 +46,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MIN_VERSION = (0, 5, 10)
-REASONS = {"stop", "length", "abort"}
+FINISH_REASONS = {"stop", "length", "abort"}
 BUCKET_BYTES = 1 << 29
-FLUSH_S, FLUSH_AGAIN_S = 30.0, 0.2
-"""A health check whose asker is gone goes on in the server, which does not empty its cache then."""
+FLUSH_S, FLUSH_RETRY_S = 30.0, 0.2
+"""How long and how often emptying the cache is tried: a server refuses while a request runs, and a
+health check goes on there even if its client is gone."""
 MEMORY_TAGS = ("weights", "kv_cache")
 
 
 class SglangReplica(ServerReplica):
-    """See the module's docstring."""
+    """A replica over an SGLang server; see the module's docstring."""
 
     def __init__(
         self,
@@ -67,17 +68,17 @@ class SglangReplica(ServerReplica):
         num_workers: int = 1,
         memory_saver: bool = True,
     ) -> None:
-        """`num_workers`: its tensor-parallel size. `memory_saver`: it was started with it; without
-        it, sleep empties the cache and leaves the weights."""
+        """`num_workers` is its tensor-parallel size. `memory_saver` says that it was started with
+        the memory saver; without it `sleep` only empties the cache."""
         super().__init__(name, url, model, process=process, version=version)
         self._num_workers = num_workers
         self._memory_saver = memory_saver
         self._asleep: set[str] = set()
-        self._checksums: dict[str, str] = {}  # ours -> the server's of the same weights
+        self._checksums: dict[str, str] = {}  # our checksum -> the server's for the same weights
         self._has_checksums = True
 
     async def check_version(self) -> str:
-        """The server's version; ModelError where it is too old."""
+        """Returns the server's version; raises a ModelError if it is too old."""
         try:
             info = await self.request("GET", "/server_info")
         except ModelError:
@@ -95,13 +96,13 @@ class SglangReplica(ServerReplica):
     async def sample(
         self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
-        """As `ModelEndpoint.generate`."""
+        """Samples a continuation; see `ServerReplica.sample`."""
         version = self.version
         body = request_body(prompt_ids, sampling, request_id)
         answer = await self.request("POST", "/generate", json=body)
         info = answer["meta_info"]
         reason = (info["finish_reason"] or {}).get("type")
-        if reason not in REASONS:
+        if reason not in FINISH_REASONS:
             raise ModelError(f"{self.name}: request {request_id}: {info['finish_reason']}")
         if reason == "stop":
             self._check_stop(info["finish_reason"].get("matched"), sampling, request_id)
@@ -113,26 +114,26 @@ class SglangReplica(ServerReplica):
         return Completion(tuple(prompt_ids), token_ids, logprobs, reason, version)
 
     async def warm_up(self) -> None:
-        """One token, whichever: the first request of a server compiles for seconds."""
+        """Samples one token: the first request of a server compiles for seconds."""
         body = request_body([0], SamplingParams(max_tokens=1), "warm-up/0")
         await self.request("POST", "/generate", json=body)
 
     async def send_abort(self, request_id: str) -> None:
-        """One request."""
+        """Ends one request."""
         await self.post("/abort_request", json={"rid": request_id, "abort_all": False})
 
     async def send_abort_all(self) -> None:
-        """All that have arrived there."""
+        """Ends all requests that have arrived there."""
         await self.post("/abort_request", json={"rid": "", "abort_all": True})
 
     async def send_pause(self) -> None:
-        """Nobody else asks this server: requests are held here."""
+        """Does nothing: only this replica sends requests, and it holds them."""
 
     async def send_resume(self) -> None:
-        """It was never told to stop."""
+        """Does nothing: the server was not told to stop."""
 
     async def sleep(self) -> None:
-        """Give the cache and the weights' memory back."""
+        """Frees the memory of the cache and the weights."""
         await self.pause()
         if self._asleep:
             return
@@ -144,12 +145,11 @@ class SglangReplica(ServerReplica):
             self._asleep = set(MEMORY_TAGS)
 
     async def wake(self) -> None:
-        """Take it again. The weights are those that were there only if the server kept a copy: load
-        them anew before `resume`."""
+        """Allocates the memory again. The weights may be lost, so load them before `resume`."""
         await self._resume_memory(set(self._asleep))
 
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
-        """From a folder, or from this process's memory on the same device."""
+        """Loads weights from a folder, or from this process's memory on the same device."""
         if not isinstance(source, LiveSource):
             return await super().load_weights(source, version)
         was_open = self._gate.is_open
@@ -163,13 +163,13 @@ class SglangReplica(ServerReplica):
         return SyncReport(version, report.seconds, report.num_bytes, report.checksum)
 
     async def send_weights(self, source: FolderSource) -> SyncReport:
-        """Read by the server itself; what it reads is checked here first."""
+        """Has the server read the folder, whose checksums are checked here first."""
         started = time.perf_counter()
-        manifest = await asyncio.to_thread(checked, source)  # a second for each gigabyte
+        manifest = await asyncio.to_thread(check_weights, source)  # a second for each gigabyte
         await self._resume_memory({"weights"} & self._asleep)
         body = {
             "model_path": str(source.path),
-            "flush_cache": False,  # there, a cache that is in use ends the server
+            "flush_cache": False,  # flushing a cache in use here would end the server
             "weight_version": str(source.version),
         }
         await self._load("/update_weights_from_disk", body)
@@ -180,8 +180,9 @@ class SglangReplica(ServerReplica):
         started = time.perf_counter()
         await self._resume_memory({"weights"} & self._asleep)
         infos = []
-        parts = buckets(source)
-        while bucket := await asyncio.to_thread(next, parts, None):  # its checksums are computed
+        bucket_iterator = buckets(source)
+        # In a thread: `next` computes the checksums.
+        while bucket := await asyncio.to_thread(next, bucket_iterator, None):
             infos += [info for info, _ in bucket]
             data = serialized_tensors([(info.name, tensor) for info, tensor in bucket])
             body = {
@@ -202,7 +203,8 @@ class SglangReplica(ServerReplica):
             raise WeightsError(f"{self.name}: POST {path}: {answer['message']}")
 
     async def _verified_report(self, manifest: Manifest, started: float) -> SyncReport:
-        """A change here is a change there."""
+        """Returns the report of a load, after comparing checksums: the server's must change exactly
+        when ours changes."""
         server_checksum = await self._server_checksum()
         if server_checksum is not None:
             expected = self._checksums.setdefault(manifest.checksum, server_checksum)
@@ -240,7 +242,7 @@ class SglangReplica(ServerReplica):
             )
 
     def _logprobs_after_cut(self, info: dict[str, Any], count: int) -> tuple[float, ...]:
-        if not count:  # ended before its first token, it has nothing to tell
+        if not count:  # a request that ended before its first token has no entry
             return ()
         logprobs = info.get("output_token_sampling_logprobs")
         if logprobs is None or len(logprobs) != count:
@@ -256,7 +258,7 @@ class SglangReplica(ServerReplica):
             self._asleep -= tags
 
     async def _empty_cache(self) -> None:
-        """Asked again where it is refused: something may end there yet."""
+        """Empties the prefix cache; tries again while the server still ends a request."""
         deadline = time.monotonic() + FLUSH_S
         while True:
             try:
@@ -264,18 +266,19 @@ class SglangReplica(ServerReplica):
             except ModelError as error:
                 if time.monotonic() > deadline:
                     raise WeightsError(str(error)) from error
-            await asyncio.sleep(FLUSH_AGAIN_S)
+            await asyncio.sleep(FLUSH_RETRY_S)
 
 
 def has_cut(sampling: SamplingParams) -> bool:
-    """Whether not every token may be drawn. A greedy draw has the whole distribution's numbers."""
+    """Returns True if top_p or top_k exclude tokens. For a greedy draw the server returns the
+    log-probabilities of the whole distribution."""
     return sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k > 0)
 
 
 def request_body(
     prompt_ids: list[int], sampling: SamplingParams, request_id: str
 ) -> dict[str, Any]:
-    """The JSON of `/generate`."""
+    """Returns the JSON body of `/generate`."""
     sampling_params: dict[str, Any] = {
         "max_new_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
@@ -295,8 +298,8 @@ def request_body(
     return body | {"return_sampling_mask": True} if has_cut(sampling) else body
 
 
-def checked(source: FolderSource) -> Manifest:
-    """The manifest of a folder, if what is there is what was written."""
+def check_weights(source: FolderSource) -> Manifest:
+    """Checks that the weights of a folder are undamaged, and returns their manifest."""
     from ajet.core.weight_sync.manifest import TensorInfo
 
     manifest = source.manifest()
@@ -307,7 +310,7 @@ def checked(source: FolderSource) -> Manifest:
 
 
 def buckets(source: WeightSource) -> Iterator[list[tuple[Any, Tensor]]]:
-    """Tensors in parts of about BUCKET_BYTES: one request each."""
+    """Yields the tensors in lists of about BUCKET_BYTES; each list is sent in one request."""
     bucket: list[tuple[Any, Tensor]] = []
     size = 0
     for info, tensor in source.tensors():
@@ -321,8 +324,8 @@ def buckets(source: WeightSource) -> Iterator[list[tuple[Any, Tensor]]]:
 
 
 def serialized_tensors(tensors: list[tuple[str, Tensor]]) -> str:
-    """As SGLang's workers take them: handles of memory, not the numbers themselves (its wire
-    format is a pickle that only it reads)."""
+    """Serializes tensors for SGLang's workers: handles of memory, not the numbers themselves. The
+    wire format is a pickle."""
     from multiprocessing.reduction import ForkingPickler
 
     import torch.multiprocessing  # noqa: F401, it teaches the pickler about tensors

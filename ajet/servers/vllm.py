@@ -19,21 +19,21 @@ from ajet.servers.process import SAFE_PATH_ENVIRONMENT, Command, ServerProcess
 from ajet.servers.settings import START_S, ServerSettings
 from ajet.servers.vllm_replica import VllmReplica
 
-EXTENSION = "ajet.servers.vllm_worker.WeightLoading"
+WORKER_EXTENSION = "ajet.servers.vllm_worker.WeightLoading"
 CPU_CACHE_GIB = 1
 
 
 @dataclass(frozen=True, slots=True)
 class VllmServerArgs(ServerSettings):
-    """A vLLM gives each request the noise of its own seed in every mode."""
+    """The settings of a vLLM server. vLLM honours a request's seed in every mode."""
 
     @property
     def sleep_mode(self) -> bool:
-        """vLLM has it for GPUs alone."""
+        """True if the server has vLLM's sleep mode, which only GPUs have."""
         return self.device != "cpu"
 
     def arguments(self) -> Sequence[str]:
-        """The command line."""
+        """Returns the command line."""
         common = {
             "--model": self.model_path,
             "--host": "127.0.0.1",
@@ -44,7 +44,7 @@ class VllmServerArgs(ServerSettings):
             "--max-num-seqs": self.max_num_seqs,
             "--seed": self.seed,
             "--logprobs-mode": "processed_logprobs",
-            "--worker-extension-cls": EXTENSION,
+            "--worker-extension-cls": WORKER_EXTENSION,
             "--generation-config": "vllm",  # the model's own would change temperature and stops
         }
         flags = ["--skip-tokenizer-init", "--enable-prefix-caching"]
@@ -58,7 +58,7 @@ class VllmServerArgs(ServerSettings):
         return [self.python, "-m", "vllm.entrypoints.openai.api_server", *pairs, *flags]
 
     def environment(self) -> Mapping[str, str]:
-        """Beside the caller's own."""
+        """Returns the environment variables that are added to the caller's."""
         common = {
             **SAFE_PATH_ENVIRONMENT,
             "VLLM_SERVER_DEV_MODE": "1",  # /pause, /collective_rpc and the like
@@ -82,7 +82,7 @@ async def start_vllm(
     deadline_s: float = START_S,
     version: int = 0,
 ) -> VllmReplica:
-    """Start a server and wait until it has sampled a token."""
+    """Starts a server and waits until it has sampled a token."""
     command = Command(args.arguments(), port=args.port, environment=args.environment())
     process = ServerProcess(command, name=name, log_path=log_path)
     model = args.served_model(stop_token_ids)

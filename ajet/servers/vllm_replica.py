@@ -22,11 +22,11 @@ from ajet.core.weight_sync.manifest import SyncReport, WeightsError
 from ajet.servers.process import ServerProcess
 from ajet.servers.replica import LOAD_S, ServedModel, ServerReplica
 
-REASONS = {"stop": "stop", "length": "length", "abort": "abort"}
+FINISH_REASONS = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
 class VllmReplica(ServerReplica):
-    """See the module's docstring."""
+    """A replica over a vLLM server; see the module's docstring."""
 
     def __init__(
         self,
@@ -38,8 +38,8 @@ class VllmReplica(ServerReplica):
         version: int = 0,
         sleep_mode: bool = False,
     ) -> None:
-        """`sleep_mode`: the server was started with it (GPUs); without it, sleep empties the cache
-        and leaves the weights."""
+        """`sleep_mode` says that the server has vLLM's sleep mode (GPUs). Without it `sleep` only
+        empties the cache."""
         super().__init__(name, url, model, process=process, version=version)
         self._sleep_mode = sleep_mode
         self._asleep: set[str] = set()  # what is not in the device's memory: weights, kv_cache
@@ -47,7 +47,7 @@ class VllmReplica(ServerReplica):
     async def sample(
         self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
-        """As `ModelEndpoint.generate`."""
+        """Samples a continuation; see `ServerReplica.sample`."""
         version = self.version
         answer = await self.request(
             "POST",
@@ -56,7 +56,7 @@ class VllmReplica(ServerReplica):
             headers={"X-Request-Id": request_id},
         )
         (choice,) = answer["choices"]
-        if choice["finish_reason"] not in REASONS:
+        if choice["finish_reason"] not in FINISH_REASONS:
             raise ModelError(f"{self.name}: request {request_id}: {choice['finish_reason']}")
         return Completion(
             prompt_ids=tuple(prompt_ids),
@@ -67,27 +67,29 @@ class VllmReplica(ServerReplica):
         )
 
     async def warm_up(self) -> None:
-        """One token: the first request of a server compiles for seconds."""
+        """Samples one token: the first request of a server compiles for seconds."""
         await self.sample([0], SamplingParams(max_tokens=1), "warm-up/0")
 
     async def send_abort(self, request_id: str) -> None:
-        """The server numbers the prompts of a request, and names it by its endpoint."""
+        """Ends a request. The server's id for it has its endpoint before and the prompt's number
+        after ours."""
         await self.post("/abort_requests", json={"request_ids": [f"cmpl-{request_id}-0"]})
 
     async def send_abort_all(self) -> None:
-        """A request that arrives later is held there, and ended by the next of these."""
+        """Ends all requests. One that arrives later waits there, and the next call ends it."""
         await self._pause("abort")
 
     async def send_pause(self) -> None:
-        """Nobody else asks this server, so that there is nothing to wait for."""
+        """Stops the scheduler. There is nothing to wait for, since only this replica sends
+        requests."""
         await self._pause("wait")
 
     async def send_resume(self) -> None:
-        """Let the server's scheduler run."""
+        """Lets the server's scheduler run."""
         await self.post("/resume")
 
     async def sleep(self) -> None:
-        """Give the cache back, and with sleep mode the weights to the CPU's memory."""
+        """Frees the cache, and with sleep mode moves the weights to the CPU's memory."""
         await self.pause()
         if not self._sleep_mode:
             await self._empty_cache()
@@ -96,11 +98,11 @@ class VllmReplica(ServerReplica):
             self._asleep = {"weights", "kv_cache"}
 
     async def wake(self) -> None:
-        """Take again what `sleep` gave."""
+        """Allocates the memory that `sleep` freed."""
         await self._resume_memory(set(self._asleep))
 
     async def send_weights(self, source: FolderSource) -> SyncReport:
-        """Read by the workers, each of which must have got the same."""
+        """Has the workers read the folder; all of them must report the same checksum."""
         await self._resume_memory({"weights"} & self._asleep)
         arguments = {
             "path": str(source.path),
@@ -121,7 +123,7 @@ class VllmReplica(ServerReplica):
         return SyncReport(source.version, slowest, first["num_bytes"], first["checksum"])
 
     async def _pause(self, mode: str) -> None:
-        """`clear_cache`: a pause alone keeps the prefixes."""
+        """Pauses the scheduler and keeps the prefix cache."""
         await self.post("/pause", params={"mode": mode, "clear_cache": "false"})
 
     async def _resume_memory(self, tags: set[str]) -> None:
@@ -136,7 +138,7 @@ class VllmReplica(ServerReplica):
 
 
 def request_body(model: str, prompt_ids: list[int], sampling: SamplingParams) -> dict[str, Any]:
-    """The JSON of `/v1/completions`."""
+    """Returns the JSON body of `/v1/completions`."""
     return {
         "model": model,
         "prompt": prompt_ids,

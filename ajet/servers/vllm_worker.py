@@ -1,17 +1,17 @@
-"""Runs inside vLLM's worker: takes new weights in place, and proves that the model uses them.
+"""Runs inside vLLM's worker: loads new weights in place, and checks that the model uses them.
 
     POST /collective_rpc {"method": "ajet_load_weights", "kwargs": {"path": "…/v00000007", …}}
 
-Named by `--worker-extension-cls`; vLLM's environment finds this package by PYTHONPATH, and needs
-none of its dependencies but torch and safetensors.
+`--worker-extension-cls` names the class here. vLLM's environment finds this package by PYTHONPATH,
+and needs none of its dependencies but torch and safetensors.
 
 Everything is checked before the first byte changes: checksums, and that names and shapes are those
-of the weights it holds already (their list is kept from the first load, so the first load compares
-with the model's own folder).
+of the weights that the worker holds (their list is stored at the first load, which compares with
+the model's own folder).
 
 On a CPU vLLM computes with packed copies of its linear layers, which a reload may leave stale. So
-every copy must be another one after the load than before; where the plain weights are still there,
-it is packed once more and must give what they say.
+every copy must be a new object after the load. If the plain weights are still there, they are
+packed once more, and the copy must compute the same as they do.
 
 Not covered: quantised weights; pipeline parallelism (each rank loads the whole folder).
 """
@@ -31,16 +31,17 @@ if TYPE_CHECKING:
 
 Shapes = Mapping[str, tuple[int, ...]]
 STALE_TOLERANCE = 1e-2
-"""Relative; half types round. A stale layer is off by its whole size."""
+"""A relative tolerance for the rounding of 16-bit types; a stale layer differs by far more."""
 
 
 class WeightLoading:
-    """Mixed into vLLM's worker, whose `model_runner` it finds on itself."""
+    """A mixin of vLLM's worker class, which provides `model_runner`."""
 
     model_runner: Any
 
     def ajet_load_weights(self, path: str, version: str, model_path: str) -> dict[str, Any]:
-        """Load a version; what arrived, or {"error": one line} with the old weights in place."""
+        """Loads a version and returns its version, seconds, size and checksum. If a check fails it
+        returns {"error": one line}."""
         try:
             return self._ajet_load(FolderSource(Path(path), int(version)), model_path)
         except WeightsError as error:
@@ -52,11 +53,11 @@ class WeightLoading:
         started = time.perf_counter()
         with source.read_lock():
             expected = getattr(self, "_ajet_shapes", None) or folder_shapes(Path(model_path))
-            manifest = checked(source, expected)
+            manifest = check_weights(source, expected)
             model = self.model_runner.get_model()
             before = packed_layers(model)
             with torch.no_grad():
-                # vLLM's own way back to the checkpoint's layout; it alone knows what was fused.
+                # vLLM's own function: only vLLM knows which tensors of the checkpoint it has fused.
                 self.model_runner.reload_weights(
                     weights_iterator=((info.name, tensor) for info, tensor in source.tensors())
                 )
@@ -72,7 +73,7 @@ class WeightLoading:
 
 
 def folder_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the safetensors of a model's folder."""
+    """Returns names and shapes of the safetensors in a model's folder."""
     from safetensors import safe_open
 
     shapes: dict[str, tuple[int, ...]] = {}
@@ -82,8 +83,8 @@ def folder_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def checked(source: FolderSource, expected: Shapes) -> Manifest:
-    """The manifest of what was read, if it is what was written, and of this model."""
+def check_weights(source: FolderSource, expected: Shapes) -> Manifest:
+    """Checks that the weights are undamaged and fit the model, and returns their manifest."""
     where = f"weights of version {source.version}"
     sent = source.manifest()
     check_names({info.name: info.shape for info in sent.tensors}, expected, where)
@@ -96,23 +97,25 @@ def checked(source: FolderSource, expected: Shapes) -> Manifest:
     return sent
 
 
-def check_names(given: Shapes, expected: Shapes, where: str) -> None:
-    """The same tensors; a head that is tied to the embedding may be there or not."""
+def check_names(actual: Shapes, expected: Shapes, where: str) -> None:
+    """Checks that both have the same names and shapes. `lm_head.weight` may be missing in one,
+    since it may be tied to the embedding."""
     tied = {"lm_head.weight"}
-    if missing := sorted(expected.keys() - given.keys() - tied):
+    if missing := sorted(expected.keys() - actual.keys() - tied):
         raise WeightsError(f"{where}: missing {shorten_list(missing)}")
-    if unknown := sorted(given.keys() - expected.keys() - tied):
+    if unknown := sorted(actual.keys() - expected.keys() - tied):
         raise WeightsError(f"{where}: the served model has no tensor {shorten_list(unknown)}")
-    for name in sorted(given.keys() & expected.keys()):
-        if given[name] != expected[name]:
+    for name in sorted(actual.keys() & expected.keys()):
+        if actual[name] != expected[name]:
             raise WeightsError(
-                f"{where}: {name} is {list(given[name])}, the served model's is "
+                f"{where}: {name} is {list(actual[name])}, the served model's is "
                 f"{list(expected[name])}"
             )
 
 
 def packed_layers(model: nn.Module) -> dict[str, object]:
-    """By name, what each packed layer computes with (CPU only). A plain `linear` packs nothing."""
+    """Returns the compute function of each packed layer by name (CPU only). A layer with the plain
+    `linear` function is not packed."""
     import torch
 
     plain = torch.nn.functional.linear
@@ -121,7 +124,7 @@ def packed_layers(model: nn.Module) -> dict[str, object]:
 
 
 def repack(model: nn.Module) -> None:
-    """Pack those whose plain weights are kept: nobody may have seen that they changed."""
+    """Packs again the layers that keep their plain weights, in case a reload has not done so."""
     modules = dict(model.named_modules())
     repackable = [modules[name] for name in packed_layers(model) if modules[name].weight.ndim == 2]
     if repackable:
@@ -132,7 +135,8 @@ def repack(model: nn.Module) -> None:
 
 
 def check_fresh(model: nn.Module, before: Mapping[str, object], where: str) -> None:
-    """Each packed layer is a new one, and computes what its plain weights say if it has them."""
+    """Checks that each packed layer is a new object, and that it computes the same as its plain
+    weights if it keeps them."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -144,7 +148,7 @@ def check_fresh(model: nn.Module, before: Mapping[str, object], where: str) -> N
             continue
         weight = module.weight
         probe = torch.randn(1, weight.shape[1], generator=generator).to(weight.dtype)
-        given = module.cpu_linear(probe, weight, None).float()
+        actual = module.cpu_linear(probe, weight, None).float()
         expected = torch.nn.functional.linear(probe, weight).float()
-        if (given - expected).abs().max() > STALE_TOLERANCE * expected.abs().max():
+        if (actual - expected).abs().max() > STALE_TOLERANCE * expected.abs().max():
             raise WeightsError(f"{where}: {name} still computes with its old weights")

@@ -1,7 +1,7 @@
-"""In: the text of a reply. Out: content, tool calls, reasoning (`ParsedReply`).
+"""Tool parsers split the text of a reply into content, tool calls and reasoning (`ParsedReply`).
 
-One file a model family. Ignores: token ids. A parser never changes what was sampled, only what the
-agent is told.
+There is one file for each model family. Parsers see no token ids: a parser never changes what was
+sampled, only what the agent gets.
 """
 
 from typing import Protocol
@@ -44,7 +44,7 @@ __all__ = [
 
 
 class ParserFactory(Protocol):
-    """How a parser is made, for a chat template with this source."""
+    """A parser class, which makes a parser for a chat template with this source."""
 
     def from_template(self, template: str) -> ToolParser: ...
 
@@ -63,7 +63,7 @@ PARSERS: dict[str, ParserFactory] = {
     "gemma": GemmaParser,
 }
 
-# What a template that writes a family's calls has in its source; the first that is found decides.
+# Text in the source of the templates of each family; the first one found decides.
 _TEMPLATE_MARKERS = (
     ("<|channel|>", "gpt_oss"),
     ("<｜tool▁calls▁begin｜>", "deepseek"),
@@ -74,7 +74,10 @@ _TEMPLATE_MARKERS = (
     ("<start_function_call>", "gemma"),
     ("<TOOLCALL>", "nemotron"),
     ("<function=", "qwen3_coder"),
-    ("<tool_sep>", None),  # Hunyuan 3: as GLM, but for this after the name
+    (
+        "<tool_sep>",
+        None,
+    ),  # Hunyuan 3 writes GLM's form with this after the name; no parser reads it
     ("<arg_key>", "glm"),
     ("<tool_call>", "hermes"),
     ('{"name": function name, "parameters"', "llama3"),
@@ -82,14 +85,15 @@ _TEMPLATE_MARKERS = (
 
 
 def detect_family(template: ChatTemplate) -> str | None:
-    """Whose calls the template writes; None if it writes none, or in a form that nothing reads."""
+    """Returns the family whose calls the template writes. None means that it writes no calls, or
+    that no parser reads their form."""
     return next((family for marker, family in _TEMPLATE_MARKERS if marker in template.text), None)
 
 
 def parser_for(template: ChatTemplate, name: str = "auto") -> ToolParser:
-    """The parser called `name`; "auto" asks the template.
+    """Returns the parser called `name`; "auto" takes that of the template's family.
 
-    Thinking is split off only where the template knows of it: elsewhere it is ordinary content, and
+    Thinking is split off only if the template mentions it. Otherwise it is ordinary content, and
     stays in the history as the model wrote it.
     """
     if name == "auto":

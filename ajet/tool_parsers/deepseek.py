@@ -1,4 +1,4 @@
-"""Tool calls as DeepSeek's models write them, fenced (V3, R1) or bare (V3.1).
+"""Parses tool calls as DeepSeek's models write them, fenced (V3, R1) or bare (V3.1).
 
     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add
     ```json
@@ -36,7 +36,7 @@ _CLOSING = re.compile(rf"\s*{_CALL_END}(?:\s*{_CALLS_END})?")
 
 
 class DeepSeekParser:
-    """See the module's docstring. `fenced` is the older form, for calls that are forced."""
+    """Parses replies of DeepSeek's models. `fenced` is the older form of forced calls."""
 
     special_tokens = (_CALLS, _CALL, _SEP, _CALL_END, _CALLS_END)
 

@@ -1,7 +1,7 @@
-"""For a chat template whose form of tool calls no parser reads, or that writes none.
+"""The parser for chat templates that write no tool calls, or in a form that no parser reads.
 
-Calls in Hermes' form are read all the same, as an agent may ask for them in its own words; any
-other form stays content. A call cannot be forced.
+It reads calls in Hermes' form, since an agent's prompt may ask for them; any other form stays
+content. A call cannot be forced.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ajet.tool_parsers.hermes import HermesParser
 
 
 class FallbackParser:
-    """See the module's docstring."""
+    """Parses replies for templates of no known family."""
 
     special_tokens: tuple[str, ...] = ()
 

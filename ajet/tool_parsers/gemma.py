@@ -1,4 +1,4 @@
-"""Tool calls as Gemma 4 and FunctionGemma write them: objects whose strings stand between tokens.
+"""Parses tool calls of Gemma 4 and FunctionGemma: objects whose strings stand between tokens.
 
     <|tool_call>call:add{a:2,s:<|"|>two<|"|>,l:[1,null],o:{k:true}}<tool_call|>
     <start_function_call>call:add{a:2,s:<escape>two<escape>}<end_function_call>
@@ -51,7 +51,8 @@ _NONE = re.compile(r"None\b")
 
 
 class GemmaParser:
-    """See the module's docstring. `splits_thinking=False` leaves thinking in the content."""
+    """Parses replies of Gemma 4 and FunctionGemma. With `splits_thinking=False` thinking stays in
+    the content."""
 
     def __init__(self, tokens: Tokens = GEMMA_4, splits_thinking: bool = True) -> None:
         self._tokens = tokens
@@ -70,7 +71,7 @@ class GemmaParser:
         return replace(parsed, reasoning=reasoning)
 
     def opening(self, name: str | None) -> str:
-        # Without the name it ends where a token does: the colon may be written with it.
+        # Without the name it ends at a token boundary: the colon may be in one token with the name.
         begin = f"{self._tokens.opening}call"
         return begin if name is None else f"{begin}:{name}{{"
 
@@ -89,11 +90,11 @@ class GemmaParser:
 
 
 class _ParseError(ValueError):
-    """There is no value in the family's form."""
+    """Raised where there is no value in the family's form."""
 
 
 class _ValueReader:
-    """Reads values in a text; each method gives the value at a position and where it ends."""
+    """Reads values in a text; each method returns the value at a position and its end."""
 
     def __init__(self, text: str, quote: str) -> None:
         self._text = text
@@ -122,7 +123,8 @@ class _ValueReader:
         return found, self._read_entries(start, "[]", entry)
 
     def _read_entries(self, start: int, brackets: str, entry: Callable[[int], int]) -> int:
-        """Past the brackets at `start`; `entry` reads what stands between two commas."""
+        """Reads the entries between the brackets at `start`, each with `entry`, and returns the
+        position after the closing bracket."""
         opening, closing = brackets
         if not self._text.startswith(opening, start):
             raise _ParseError

@@ -1,4 +1,4 @@
-"""Tool calls as GLM 4.5 and later write them, with or without the line breaks.
+"""Parses tool calls as GLM 4.5 and later write them, with or without the line breaks.
 
     <tool_call>add
     <arg_key>a</arg_key>
@@ -33,7 +33,8 @@ _END = re.compile(rf"\s*{_CLOSE}")
 
 
 class GlmParser:
-    """See the module's docstring. `splits_thinking=False` leaves thinking in the content."""
+    """Parses replies of GLM 4.5 and later. With `splits_thinking=False` thinking stays in
+    the content."""
 
     special_tokens = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 

@@ -1,4 +1,4 @@
-"""Replies as gpt-oss writes them ("harmony"): messages in channels, after `<|start|>assistant`.
+"""Parses replies of gpt-oss ("harmony"): messages in channels, after `<|start|>assistant`.
 
     <|channel|>analysis<|message|>I need 2+3.<|end|>
     <|start|>assistant<|channel|>commentary<|message|>Let me compute.<|end|>
@@ -46,7 +46,7 @@ class _Parts:
 
 
 class GptOssParser:
-    """See the module's docstring."""
+    """Parses replies of gpt-oss."""
 
     special_tokens = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, _END, _CALL, _RETURN)
 
@@ -58,9 +58,9 @@ class GptOssParser:
         parts = _Parts()
         position = 0
         for match in _ENDS.finditer(text):
-            _sort(parts, text[position : match.start()], match.group())
+            _add_message(parts, text[position : match.start()], match.group())
             position = match.end()
-        _sort(parts, text[position:], "")
+        _add_message(parts, text[position:], "")
         return ParsedReply(
             content="\n".join(parts.content),
             tool_calls=number_calls(parts.calls),
@@ -69,13 +69,13 @@ class GptOssParser:
         )
 
     def opening(self, name: str | None) -> str:
-        # It ends where a token does: tokenizers write the point with the name after it.
+        # It ends at a token boundary: tokenizers join the dot with the name after it.
         header = f"{_CHANNEL}commentary to=functions"
         return header if name is None else f"{header}.{name} {_CONSTRAIN}json{_MESSAGE}"
 
 
-def _sort(parts: _Parts, message: str, end: str) -> None:
-    """Puts one message, which `end` closes, where it belongs."""
+def _add_message(parts: _Parts, message: str, end: str) -> None:
+    """Adds one message, which `end` closes, to the part that it belongs to."""
     written_header, has_body, body = message.partition(_MESSAGE)
     header = _HEADER.fullmatch(written_header) if has_body else None
     recipient = header and (header["before"] or header["after"])

@@ -1,4 +1,4 @@
-"""Tool calls as Hermes, Qwen2.5 and Qwen3 write them, and thinking before the answer.
+"""Parses tool calls as Hermes, Qwen2.5 and Qwen3 write them, and thinking before the answer.
 
     <think>I need 2+3.</think>
     Let me compute.
@@ -35,7 +35,8 @@ _OPENING = re.compile(_OPEN)
 
 
 class HermesParser:
-    """See the module's docstring. `splits_thinking=False` leaves thinking in the content."""
+    """Parses replies of Hermes, Qwen2.5 and Qwen3. With `splits_thinking=False` thinking stays in
+    the content."""
 
     special_tokens: tuple[str, ...] = ()
 
@@ -44,7 +45,7 @@ class HermesParser:
 
     @classmethod
     def from_template(cls, template: str) -> HermesParser:
-        """The parser for a chat template with this source."""
+        """Returns the parser for a chat template with this source."""
         return cls(splits_thinking="</think>" in template)
 
     def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
@@ -54,7 +55,7 @@ class HermesParser:
     def opening(self, name: str | None) -> str:
         if name is None:
             return _OPEN
-        # It ends where a token does: tokenizers write the space before an object with its brace.
+        # It ends at a token boundary: tokenizers join the space before an object with its brace.
         return f'{_OPEN}\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments":'
 
 

@@ -1,4 +1,4 @@
-"""Tool calls as Kimi K2, K2.5 and K2 Thinking write them: the name is part of the call's id.
+"""Parses tool calls as Kimi K2, K2.5 and K2 Thinking write them: the name is part of the call's id.
 
     <|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>
         {"a": 2}<|tool_call_end|><|tool_calls_section_end|>
@@ -36,7 +36,8 @@ _CLOSING = re.compile(rf"\s*{re.escape(_CALL_END)}(?:\s*{re.escape(_CALLS_END)})
 
 
 class KimiK2Parser:
-    """See the module's docstring. `splits_thinking=False` leaves thinking in the content."""
+    """Parses replies of the Kimi K2 models. With `splits_thinking=False` thinking stays in
+    the content."""
 
     special_tokens = (_CALLS, _CALL, _ARGUMENTS, _CALL_END, _CALLS_END)
 
@@ -52,7 +53,7 @@ class KimiK2Parser:
         return replace(extract_calls(rest, _OPENING, _read, _CALL_END), reasoning=reasoning)
 
     def opening(self, name: str | None) -> str:
-        # It ends where a token does: tokenizers write the point with the name after it.
+        # It ends at a token boundary: tokenizers join the dot with the name after it.
         begin = f"{_CALLS}{_CALL}functions"
         return begin if name is None else f"{begin}.{name}:0{_ARGUMENTS}"
 
@@ -66,7 +67,8 @@ def _read(text: str, body: int) -> tuple[Calls, int] | None:
 
 
 def _name(call_id: str) -> str:
-    """`functions.add:0`, `functions.add` and `add:0` are all `add`; a number names nothing."""
+    """Returns the tool's name: `functions.add:0`, `functions.add` and `add:0` are all `add`. An id
+    that is a number has no name."""
     plain = call_id.removeprefix("functions.")
     name, _, number = plain.rpartition(":")
     return name if number.isdigit() else plain

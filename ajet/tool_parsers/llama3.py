@@ -1,4 +1,4 @@
-"""Tool calls as Llama 3.1, 3.2 and 3.3 write them: the reply is one JSON object.
+"""Parses tool calls as Llama 3.1, 3.2 and 3.3 write them: the reply is one JSON object.
 
     {"name": "add", "parameters": {"a": 2, "b": 3}}
     <|python_tag|>{"name": "add", "parameters": {"a": 2, "b": 3}}
@@ -33,7 +33,8 @@ _LOOKS_LIKE_A_CALL = re.compile(r'\s*\{\s*"(name|parameters)"')
 
 
 class Llama3Parser:
-    """See the module's docstring. `splits_thinking=False` leaves thinking in the content."""
+    """Parses replies of Llama 3.1, 3.2 and 3.3. With `splits_thinking=False` thinking stays in
+    the content."""
 
     special_tokens = (_TAG,)
 
@@ -49,7 +50,7 @@ class Llama3Parser:
         return replace(_parse(rest), reasoning=reasoning)
 
     def opening(self, name: str | None) -> str:
-        # Both end where a token does: what follows is written with the space before it.
+        # Both end at a token boundary: tokenizers join the space with the text after it.
         if name is None:
             return '{"name":'
         return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "parameters":'
@@ -66,7 +67,7 @@ def _parse(text: str) -> ParsedReply:
 
 
 def _read(body: str) -> Calls | None:
-    """The call that `body` is, white space aside."""
+    """Returns the call if `body` is one (white space aside), else None."""
     found = read_object(body, 0)
     if not found or skip_space(body, found[1]) < len(body) or not _is_call(found[0]):
         return None

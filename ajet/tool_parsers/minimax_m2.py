@@ -1,4 +1,4 @@
-"""Tool calls as MiniMax M2 and M2.5 write them: XML without escapes, several in one block.
+"""Parses tool calls as MiniMax M2 and M2.5 write them: XML without escapes, several in one block.
 
     <minimax:tool_call>
     <invoke name="add">
@@ -37,7 +37,8 @@ _END = re.compile(rf"\s*{_CLOSE}")
 
 
 class MiniMaxM2Parser:
-    """See the module's docstring. `splits_thinking=False` leaves thinking in the content."""
+    """Parses replies of MiniMax M2 and M2.5. With `splits_thinking=False` thinking stays in
+    the content."""
 
     special_tokens = (_OPEN, _CLOSE)
 
@@ -54,7 +55,7 @@ class MiniMaxM2Parser:
         return replace(coerce_types(parsed, tools), reasoning=reasoning)
 
     def opening(self, name: str | None) -> str:
-        # It ends where a token does: tokenizers write the equals sign with the quotation mark.
+        # It ends at a token boundary: tokenizers join the equals sign with the quotation mark.
         begin = f"{_OPEN}\n<invoke name"
         return begin if name is None else f'{begin}="{name}">\n'
 

@@ -1,4 +1,4 @@
-"""Tool calls as Mistral's models write them, in the older and the newer form.
+"""Parses tool calls as Mistral's models write them, in the older and the newer form.
 
     [TOOL_CALLS] [{"name": "add", "arguments": {"a": 2}, "id": "abc123def"}]
     [TOOL_CALLS]add[ARGS]{"a": 2}[TOOL_CALLS]sub[CALL_ID]abc123def[ARGS]{"b": 3}
@@ -36,8 +36,8 @@ _NAME = re.compile(r"\s*([\w.:/-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?")
 
 
 class MistralParser:
-    """See the module's docstring. `thinking` are the tags to split off, None leaves it in the
-    content; `names_first` is the newer form, for calls that are forced."""
+    """Parses replies of Mistral's models. `thinking` holds the tags of thinking; with None it stays
+    in the content. `names_first` is the newer form of forced calls."""
 
     special_tokens = (_OPEN, _ARGS, _CALL_ID, *_THINK)
 
@@ -59,7 +59,7 @@ class MistralParser:
             return _OPEN
         if self._names_first:
             return f"{_OPEN}{name}{_ARGS}"
-        # It ends where a token does: tokenizers write the space before an object with its brace.
+        # It ends at a token boundary: tokenizers join the space before an object with its brace.
         return f'{_OPEN}[{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments":'
 
 

@@ -1,4 +1,4 @@
-"""Tool calls as Nemotron Nano 2 and the Llama Nemotron models write them: a JSON list in tags.
+"""Parses tool calls of Nemotron Nano 2 and the Llama Nemotron models: a JSON list in tags.
 
     <TOOLCALL>[{"name": "add", "arguments": {"a": 2}}, {"name": "stop", "arguments": {}}]</TOOLCALL>
 
@@ -31,7 +31,8 @@ _OPENING = re.compile(_OPEN)
 
 
 class NemotronParser:
-    """See the module's docstring. `splits_thinking=False` leaves thinking in the content."""
+    """Parses replies of the Nemotron models. With `splits_thinking=False` thinking stays in
+    the content."""
 
     special_tokens = (_OPEN, _CLOSE)
 
@@ -49,7 +50,7 @@ class NemotronParser:
     def opening(self, name: str | None) -> str:
         if name is None:
             return _OPEN
-        # It ends where a token does: tokenizers write the space before an object with its brace.
+        # It ends at a token boundary: tokenizers join the space before an object with its brace.
         return f'{_OPEN}[{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments":'
 
 

@@ -1,4 +1,4 @@
-"""Tool calls as Qwen3-Coder, Qwen3.5 and later, and Nemotron 3 write them: XML without escapes.
+"""Parses tool calls of Qwen3-Coder, Qwen3.5 and later, and Nemotron 3: XML without escapes.
 
     <tool_call>
     <function=add>
@@ -38,7 +38,8 @@ _PYTHON_LITERALS = {
 
 
 class Qwen3CoderParser:
-    """See the module's docstring. `splits_thinking=False` leaves thinking in the content."""
+    """Parses replies of Qwen3-Coder. With `splits_thinking=False` thinking stays in
+    the content."""
 
     special_tokens: tuple[str, ...] = ()
 
@@ -55,7 +56,7 @@ class Qwen3CoderParser:
         return replace(coerce_types(parsed, tools, _PYTHON_LITERALS), reasoning=reasoning)
 
     def opening(self, name: str | None) -> str:
-        # It ends where a token does: tokenizers write the equals sign with the name after it.
+        # It ends at a token boundary: tokenizers join the equals sign with the name after it.
         return "<tool_call>\n<function" if name is None else f"<tool_call>\n<function={name}>\n"
 
 

@@ -1,10 +1,10 @@
-"""What the parsers share: taking calls out of a text, JSON as models write it, thinking.
+"""Functions that the parsers share: they extract calls from a text, read JSON, and split thinking.
 
     extract_calls(text, opening, read, close)    "a OPEN good CLOSE b OPEN bad CLOSE c"
                                               calls [good], content "a  b OPEN bad CLOSE c"
 
-JSON is read strictly: no NaN, no number beyond a float, at most MAX_DEPTH levels. What comes after
-a parser walks through arguments recursively and writes them as JSON again.
+JSON is read strictly: no NaN, no number beyond a float, at most MAX_DEPTH levels. Later code
+walks through arguments recursively and writes them as JSON again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ MAX_DEPTH = 64
 
 Calls = list[tuple[str, dict[str, Any]]]  # names and arguments
 ReadCalls = Callable[[str, int], tuple[Calls, int] | None]
-"""(text, position after the opening) -> the calls there and where they end; None if malformed."""
+"""Takes (text, position after the opening) and returns the calls there and the position after them,
+or None if they are malformed."""
 
 
 class Tags(NamedTuple):
@@ -35,15 +36,15 @@ THINK = Tags("<think>", "</think>")
 def extract_calls(
     text: str, opening: re.Pattern[str], read: ReadCalls, close: str = ""
 ) -> ParsedReply:
-    """The reply without its calls. One that `read` cannot make out stays in the content, up to its
-    `close`, the next opening or the end of the text."""
-    pieces: list[str] = []
+    """Returns the reply with its calls extracted. A call that `read` refuses stays in the content,
+    up to its `close`, the next opening or the end of the text."""
+    content_parts: list[str] = []
     calls: Calls = []
     malformed: list[str] = []
     position = 0
     while match := opening.search(text, position):
         start, body = match.span()
-        pieces.append(text[position:start])
+        content_parts.append(text[position:start])
         found = read(text, body)
         if found:
             calls += found[0]
@@ -51,8 +52,8 @@ def extract_calls(
         else:
             position = _malformed_end(text, body, opening, close)
             malformed.append(text[start:position])
-            pieces.append(text[start:position])
-    content = "".join(pieces) + text[position:]
+            content_parts.append(text[start:position])
+    content = "".join(content_parts) + text[position:]
     return ParsedReply(
         content=content.strip() if calls else content,
         tool_calls=number_calls(calls),
@@ -65,8 +66,8 @@ def number_calls(calls: Calls) -> tuple[ToolCall, ...]:
 
 
 def split_thinking(text: str, tags: Tags = THINK) -> tuple[str | None, str]:
-    """Thinking and the rest. The opening tag may be missing: some templates write it themselves.
-    Thinking that was not closed is no thinking."""
+    """Returns the thinking and the rest. The opening tag may be missing, since some templates write
+    it themselves. Without a closing tag nothing is thinking."""
     head, closed, tail = text.partition(tags.closing)
     if not closed:
         return None, text
@@ -77,7 +78,8 @@ def split_thinking(text: str, tags: Tags = THINK) -> tuple[str | None, str]:
 
 
 def read_json(text: str, start: int) -> tuple[Any, int] | None:
-    """The JSON value at `start` (white space skipped) and where it ends, None if there is none."""
+    """Returns the JSON value at `start` (after white space) and its end, or None if there is
+    none."""
     try:
         value, end = _DECODER.raw_decode(text, skip_space(text, start))
     except (ValueError, RecursionError):
@@ -86,18 +88,19 @@ def read_json(text: str, start: int) -> tuple[Any, int] | None:
 
 
 def read_object(text: str, start: int) -> tuple[dict[str, Any], int] | None:
-    """As `read_json`, for an object."""
+    """Reads like `read_json`, but only an object."""
     found = read_json(text, start)
     return found if found and isinstance(found[0], dict) else None
 
 
 def read_call_list(text: str, start: int) -> tuple[Calls, int] | None:
-    """The calls in the JSON list at `start`, each an object with `name` and `arguments` (an object,
-    or a JSON text that holds one). It counts as a whole: None if one entry is no call."""
+    """Returns the calls in the JSON list at `start` and its end. Each entry is an object with
+    `name` and `arguments` (an object, or a JSON text that holds one); with any other entry the
+    function returns None."""
     found = read_json(text, start)
     calls = [_listed_call(entry) for entry in found[0]] if found else []
-    good = [call for call in calls if call]
-    return (good, found[1]) if found and good and len(good) == len(calls) else None
+    valid = [call for call in calls if call]
+    return (valid, found[1]) if found and valid and len(valid) == len(calls) else None
 
 
 def _listed_call(entry: Any) -> tuple[str, dict[str, Any]] | None:

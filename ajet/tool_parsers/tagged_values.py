@@ -4,8 +4,8 @@
     coerce_types(a reply of these, tools)    {"a": 2, "b": "2"}, where the schemas of the tool's
                                              parameters are an integer and a string
 
-Where the schema allows several types, or none is known, a value is what it reads as in JSON, else
-text; a value that is not of its type stays text, for the tool to answer.
+If the schema allows several types, or none is known, a value is read as JSON, and stays text if it
+is none. A value that is not of its type stays text too, and the tool answers with an error.
 
 Not covered: schemas behind a `$ref`, which count as unknown.
 """
@@ -35,8 +35,9 @@ _TYPES: dict[str, tuple[type, ...]] = {
 def read_values(
     text: str, position: int, key: re.Pattern[str], value_end: re.Pattern[str]
 ) -> tuple[dict[str, Any], int] | None:
-    """The arguments at `position` as text. `key` matches all from a key, its first group, to its
-    value; `value_end` what closes a value. None if a value is not closed or a key comes twice."""
+    """Returns the arguments at `position` as text, and their end. `key` matches from before a key,
+    which is its first group, up to the value; `value_end` matches the end of a value. Returns None
+    if a value is not closed or a key comes twice."""
     values: dict[str, Any] = {}
     while found := key.match(text, position):
         end = value_end.search(text, found.end())
@@ -51,18 +52,21 @@ def read_values(
 def coerce_types(
     parsed: ParsedReply, tools: Tools | None, literals: Literals | None = None
 ) -> ParsedReply:
-    """The reply with the arguments of its calls, all of them text, in the types of their schemas.
-    `literals` are values that the family writes otherwise than JSON does (Python's `True`)."""
+    """Returns the reply with the arguments of its calls, which are text, converted to the types of
+    their schemas. `literals` are values that the family writes unlike JSON (Python's `True`)."""
     schemas = _schemas(tools or ()) if parsed.tool_calls else {}
     calls = (
-        replace(call, arguments=_typed(call.arguments, schemas.get(call.name, {}), literals or {}))
+        replace(
+            call,
+            arguments=_coerce_arguments(call.arguments, schemas.get(call.name, {}), literals or {}),
+        )
         for call in parsed.tool_calls
     )
     return replace(parsed, tool_calls=tuple(calls))
 
 
 def _schemas(tools: Tools) -> dict[str, Mapping[str, Any]]:
-    """The schemas of each tool's parameters, as far as they are there."""
+    """Returns the schemas of each tool's parameters by the tool's name, if they have any."""
     found: dict[str, Mapping[str, Any]] = {}
     for tool in tools:
         function = tool.get("function", tool)
@@ -73,20 +77,21 @@ def _schemas(tools: Tools) -> dict[str, Mapping[str, Any]]:
     return found
 
 
-def _typed(
+def _coerce_arguments(
     arguments: dict[str, Any], properties: Mapping[str, Any], literals: Literals
 ) -> dict[str, Any]:
     return {
-        key: _value(text, _types(properties.get(key)), literals) for key, text in arguments.items()
+        key: _coerce_value(text, _types(properties.get(key)), literals)
+        for key, text in arguments.items()
     }
 
 
-def _value(text: str, types: set[str], literals: Literals) -> Any:
+def _coerce_value(text: str, types: set[str], literals: Literals) -> Any:
     if types == {"string"}:
         return text
-    word = text.strip()
-    found = (literals[word], len(word)) if word in literals else read_json(word, 0)
-    if not found or found[1] != len(word) or isinstance(found[0], str):
+    stripped = text.strip()
+    found = (literals[stripped], len(stripped)) if stripped in literals else read_json(stripped, 0)
+    if not found or found[1] != len(stripped) or isinstance(found[0], str):
         return text
     if types and not any(type(found[0]) in _TYPES.get(name, ()) for name in types):
         return text
@@ -94,7 +99,7 @@ def _value(text: str, types: set[str], literals: Literals) -> Any:
 
 
 def _types(schema: Any) -> set[str]:
-    """The types that a schema allows; none where it does not say."""
+    """Returns the types that a schema allows, or an empty set if it does not say."""
     if not isinstance(schema, Mapping):
         return set()
     named = schema.get("type")

@@ -176,7 +176,7 @@ async def test_the_loop_runs_while_a_folder_of_weights_is_checked(bench, monkeyp
         time.sleep(0.3)
         return source.manifest()
 
-    monkeypatch.setattr(sglang, "checked", slow)
+    monkeypatch.setattr(sglang, "check_weights", slow)
     loading = asyncio.create_task(bench.load(1))
     num_turns = 0
     while not loading.done():

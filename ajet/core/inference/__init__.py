@@ -1,5 +1,5 @@
-"""In: messages and token ids. Out: completions, token ids with log-probabilities.
+"""Takes messages or token ids and returns completions: token ids with log-probabilities.
 
-The endpoint is the seam; engines, chat templates, token sessions and tool parsers are behind it.
-Ignores rewards.
+The endpoint is the interface; engines, chat templates, token sessions and tool parsers are behind
+it. Rewards play no part here.
 """

@@ -1,4 +1,4 @@
-"""Somebody else's model, asked for text: for judges and for making data, never for training.
+"""A client for models behind an OpenAI-compatible API: for judges and data, never for training.
 
     client = ChatClient("qwen-max", "http://127.0.0.1:8000/v1", cache_path=Path("replies.sqlite"))
     text = await client.complete([{"role": "user", "content": "Is it right?"}], temperature=0)
@@ -8,9 +8,9 @@
                   └────────── reply ──────────────────────────────┴──┘ 429, 5xx, no connection:
                                                                        again, with back-off
 
-The same request (model, address, messages, sampling) is the same answer: it is asked once, and with
-a cache never again. Give `seed=` for another. A client serves one event loop at a time; with the
-next one it begins with new connections.
+Equal requests (model, address, messages, sampling) get the same answer: calls that run at the same
+time share one request, and with a cache it is never sent again. Another `seed=` makes it another
+request. A client serves one event loop at a time; on a new loop it opens new connections.
 
 Not covered: streaming, tools, replies without text; `timeout_s` bounds each silence of the server,
 not the whole answer.
@@ -44,9 +44,10 @@ Message = Mapping[str, Any]
 
 
 class ChatClient:
-    """Asks `model` at `base_url` (default: OPENAI_BASE_URL, then OpenAI's). `api_key` comes from
-    the environment where it is not given: AJET_JUDGE_API_KEY, AJET_ENDPOINT_API_KEY,
-    OPENAI_API_KEY."""
+    """Sends chat requests to `model` at `base_url` (default: OPENAI_BASE_URL, then OpenAI's).
+
+    `api_key` comes from the environment if it is not given: AJET_JUDGE_API_KEY,
+    AJET_ENDPOINT_API_KEY or OPENAI_API_KEY."""
 
     def __init__(
         self,
@@ -76,8 +77,8 @@ class ChatClient:
         self._loop_state: _LoopState | None = None
 
     async def complete(self, messages: Sequence[Message], **sampling: Any) -> str:
-        """The reply's text; `ChatError` of one line where there is none. `sampling` are fields of
-        the request (temperature, max_tokens, seed, …), those that only some servers know too."""
+        """Returns the reply's text, or raises a `ChatError` of one line. `sampling` holds further
+        fields of the request: temperature, max_tokens, seed, …, also those of some servers only."""
         request = {"model": self.model, "messages": list(messages), **sampling}
         key = _hash({"base_url": self.base_url, **request})
         cached = self._cache.get(key) if self._cache else None
@@ -89,7 +90,7 @@ class ChatClient:
         )
 
     async def close(self) -> None:
-        """Close the connections and the cache; a later request opens them again."""
+        """Closes the connections and the cache; a later request opens them again."""
         state, self._loop_state = self._loop_state, None
         if state is not None and state.loop is asyncio.get_running_loop():
             await state.client.close()
@@ -97,7 +98,7 @@ class ChatClient:
             self._cache.close()
 
     def _state_of_loop(self) -> _LoopState:
-        """What belongs to the running event loop; that of an earlier one is over with it."""
+        """Returns the state of the running event loop; that of an earlier loop is dropped."""
         loop = asyncio.get_running_loop()
         if self._loop_state is None or self._loop_state.loop is not loop:
             self._loop_state = _LoopState(self._max_parallel, self._connect())
@@ -138,7 +139,7 @@ class ChatClient:
         return reply
 
     def _text(self, completion: Any) -> str:
-        """The reply; whatever the server calls an answer, it is text of some length or an error."""
+        """Returns the reply's text; an empty, cut or malformed reply is a `ChatError`."""
         choices = getattr(completion, "choices", None)
         choice = choices[0] if isinstance(choices, list) and choices else None
         if getattr(choice, "finish_reason", None) == "length":
@@ -149,7 +150,7 @@ class ChatClient:
         return content
 
     def _error_text(self, error: Exception) -> str:
-        """What went wrong, after how many attempts where it was worth several."""
+        """Returns a description of the error, with the number of attempts if it was retried."""
         from openai import APIConnectionError, APIStatusError, APITimeoutError
 
         attempts = f" (tried {self._max_retries + 1} times)" if self._max_retries else ""
@@ -170,7 +171,7 @@ class ChatClient:
 
 
 class _LoopState:
-    """What a client has in one event loop."""
+    """The connections, slots and shared calls of a client in one event loop."""
 
     def __init__(self, max_parallel: int, client: AsyncOpenAI) -> None:
         self.loop = asyncio.get_running_loop()
@@ -180,7 +181,8 @@ class _LoopState:
 
 
 def checked_url(base_url: str) -> str:
-    """The address, or a `ConfigError`: it is written to the run folder, so it holds no login."""
+    """Returns the address, or raises a `ConfigError` if it holds a login: it is written to the run
+    folder."""
     try:
         return checked_address(base_url)
     except ValueError as error:

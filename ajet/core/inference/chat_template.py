@@ -1,22 +1,22 @@
-"""A tokenizer's chat template: messages in, text and token ids out.
+"""Renders and tokenizes messages with a tokenizer's chat template.
 
 Messages have OpenAI's form. Before rendering they are brought to the form that templates expect:
 `content` is a string (None becomes "", text parts are joined), the `arguments` of a tool call are a
 dict (a string that is no JSON object stays a string), fields that are None are left out.
 
-A special token that is spelled out in a message is text, never a token: a tool result that says
+A special token that is spelled out in a message is text, never a token: a tool result with the text
 ``<|im_end|>`` cannot end its own turn. Such spellings are put between two marks (Unicode
-noncharacters, removed from the messages first), survive the template as marked, and are then
-tokenized as plain text:
+noncharacters, which are removed from the messages first), pass through the template with the marks,
+and are then tokenized as plain text:
 
     tool: "a<|im_end|>b"  ->  …a⟦<|im_end|>⟧b<|im_end|>…  ->  …, a, <, |, im, _end, |, >, b, IM_END
 
 `decode` does the same for what a model samples: where a parser reads a special token, its spelling
 in ordinary tokens is broken by a mark.
 
-Families differ in what their templates take: arguments as an object or as JSON text (found out by
-rendering both), `reasoning_content` or `thinking`, a description of every tool, ids of calls of
-nine letters and digits (Mistral) or that hold the call's name and number (Kimi).
+The templates of model families take different forms: arguments as an object or as JSON text (which
+one is found by rendering both), `reasoning_content` or `thinking`, a description of every tool, ids
+of calls of nine letters and digits (Mistral) or with the call's name and number (Kimi).
 
 Not covered: images and other content that is not text (an error); templates that glue a special
 token together from two strings of a message, or that write calls only where the content is None
@@ -53,7 +53,7 @@ REPLY_TAGS = (
     "<think>",
     "</think>",
 )
-"""Tags that a reply is parsed by: text, even where a tokenizer calls them special."""
+"""Tags that replies are parsed by. They are text, even if a tokenizer calls them special."""
 
 CALL_END_TOKENS = (
     "<｜tool▁call▁end｜>",
@@ -67,7 +67,7 @@ CALL_END_TOKENS = (
     "<escape>",
     "<end_function_call>",
 )
-"""Special tokens that close a call or a value in it, not the reply."""
+"""Special tokens that close a call or a value in it, but not the reply."""
 
 CALL_STOP_TOKENS = (
     "<|call|>",
@@ -76,7 +76,7 @@ CALL_STOP_TOKENS = (
     "<|tool_response>",
     "<start_function_response>",
 )
-"""Special tokens that end a reply with a call, besides the one that ends any other."""
+"""Special tokens that end a reply with a call, beside the one that ends other replies."""
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 _MARKED = re.compile(f"{_OPEN}(.*?){_CLOSE}", re.DOTALL)
@@ -84,8 +84,8 @@ MARK = f"[{_OPEN}{_CLOSE}]"
 _MARKS = re.compile(MARK)
 _SURROGATES = re.compile(
     "[\ud800-\udfff]"
-)  # half a character (JSON's "\ud83d"): no tokenizer takes it
-_LIKE_SPECIAL = re.compile("<[|｜][^<>]*[|｜]>")  # what DeepSeek's tokenizer does not call special
+)  # lone surrogates (JSON's "\ud83d"), which no tokenizer takes
+_LIKE_SPECIAL = re.compile("<[|｜][^<>]*[|｜]>")  # DeepSeek's tokenizer does not call these special
 _PROBE = "PROBE"
 _QUESTION = {"role": "user", "content": "a"}
 _NAMED_ID = re.compile(r"functions\.[^\s:]+:\d+")
@@ -98,7 +98,7 @@ class ChatTemplate:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, end_token_ids: Sequence[int] = ()
     ) -> None:
-        """`end_token_ids` are the model's own besides the tokenizer's end of text."""
+        """`end_token_ids` are the model's own end tokens beside the tokenizer's end of text."""
         if not tokenizer.chat_template:
             raise ModelError(
                 f"the tokenizer of {tokenizer.name_or_path or 'the model'!r} has no chat template: "
@@ -119,11 +119,11 @@ class ChatTemplate:
         self._control = re.compile(names)
         self._unsafe = re.compile(f"{names}|{_MARKS.pattern}|{_SURROGATES.pattern}")
         self._unmarked_control = re.compile(f"(?<!{_OPEN})(?:{names})")
-        # The members of a group begin with one prompt: it is tokenized once.
+        # The episodes of a group begin with the same prompt, which is tokenized once.
         self._encode_cached = lru_cache(maxsize=128)(lambda text: tuple(self.encode(text)))
         self._writes_date = "strftime_now" in self.text
-        self.today = datetime.now()  # what a template writes as the date; a resumed run keeps its
-        self._has_warned = True  # not while it is tried out
+        self.today = datetime.now()  # the date in templates; a resumed run sets that of its start
+        self._has_warned = True  # no warnings while the template is tried out
         self._format = self._find_format()
         self.stop_token_ids: tuple[int, ...] = self._find_stop_token_ids(end_token_ids)
         self._has_warned = "tools" in self.text
@@ -134,12 +134,12 @@ class ChatTemplate:
 
     @property
     def writes_content_last(self) -> bool:
-        """Whether a reply's content comes after its calls and their results (Gemma 4)."""
+        """True if a reply's content comes after its calls and their results (Gemma 4)."""
         return self._format.content_last
 
     @property
     def text(self) -> str:
-        """The template's source (all of them, where the tokenizer has several)."""
+        """The template's source; of a tokenizer with several templates, all of them."""
         source: Any = self._tokenizer.chat_template
         return "\n".join(source.values()) if isinstance(source, dict) else source
 
@@ -149,18 +149,18 @@ class ChatTemplate:
         tools: Tools | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The conversation as the template writes it, for people and parsers to read."""
+        """Returns the conversation as the template writes it, for people and parsers to read."""
         return _MARKS.sub("", self.render_marked(messages, tools, add_generation_prompt))
 
     def prompt_ids(self, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
-        """The ids of a fresh render, ready for a reply."""
+        """Returns the ids of a fresh render with the generation prompt at its end."""
         return list(self.encode_cached(self.render_marked(messages, tools)))
 
     def decode(self, ids: Sequence[int], keep: Sequence[str] = ()) -> str:
-        """The text of sampled ids, without special tokens; tags that parsers read stay.
+        """Returns the text of sampled ids, without special tokens; `REPLY_TAGS` stay.
 
-        The special tokens in `keep` stay too. Where such a token was spelled out with others, a
-        mark breaks the spelling (`clean_text` takes it away), so that only the token counts.
+        The special tokens in `keep` stay too. If such a token was spelled out in other tokens, a
+        mark breaks up the spelling (`clean_text` removes it), so that only the token counts.
         """
         kept = {self._control_ids[name]: name for name in keep if name in self._control_ids}
         control = set(self._control_ids.values()) - kept.keys()
@@ -173,7 +173,7 @@ class ChatTemplate:
         return "".join(pieces)
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """The text of any ids, special tokens and all."""
+        """Returns the text of any ids, with all special tokens."""
         text = self._tokenizer.decode(
             list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
@@ -181,11 +181,11 @@ class ChatTemplate:
         return text
 
     def token_text(self, token_id: int) -> str:
-        """How one token is spelled."""
+        """Returns one token as the vocabulary spells it."""
         return str(self._tokenizer.convert_ids_to_tokens(token_id))
 
     def decode_one(self, token_id: int) -> str:
-        """The text of one token, special ones spelled out."""
+        """Returns the text of one token; special tokens are spelled out."""
         return str(self._tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
 
     def render_marked(
@@ -194,7 +194,7 @@ class ChatTemplate:
         tools: Tools | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """As `render`, with the marks around special tokens that messages spell out."""
+        """Renders like `render`, with marks around the special tokens that messages spell out."""
         from jinja2 import TemplateError
 
         if tools and not self._has_warned:
@@ -220,11 +220,11 @@ class ChatTemplate:
         return text
 
     def marked(self, text: str) -> str:
-        """`text` with marks around every special token that it spells out."""
+        """Returns `text` with marks around every special token that it spells out."""
         return self._control.sub(f"{_OPEN}\\g<0>{_CLOSE}", clean_text(text))
 
     def encode(self, marked_text: str) -> list[int]:
-        """Token ids of a render (or of its end), what is marked as plain text."""
+        """Returns the token ids of a render (or of its end); marked spellings become plain text."""
         ids: list[int] = []
         for index, piece in enumerate(_MARKED.split(marked_text)):
             if index % 2 == 0:
@@ -236,7 +236,7 @@ class ChatTemplate:
         return ids
 
     def as_plain(self, text: str) -> str:
-        """The text with marks around what spells a special token: `encode` takes it as text."""
+        """Returns the text with marks around special tokens, so that `encode` takes it as text."""
         return self._mark(text)
 
     def _encode(self, text: str, split_special_tokens: bool = False) -> list[int]:
@@ -250,23 +250,23 @@ class ChatTemplate:
         )
 
     def encode_cached(self, marked_text: str) -> tuple[int, ...]:
-        """As `encode`, remembering the latest texts."""
+        """Encodes like `encode`, with a cache of the latest texts."""
         return self._encode_cached(marked_text)
 
     def find_control(self, marked_text: str, start: int) -> tuple[int, int] | None:
-        """Position and id of the template's first own special token at or after `start`."""
+        """Returns position and id of the template's first own special token from `start` on."""
         match = self._unmarked_control.search(marked_text, start)
         return (match.start(), self._control_ids[match.group()]) if match else None
 
     def find_reply_end(self, marked_text: str, start: int) -> tuple[int, int] | None:
-        """As `find_control`, past the tokens that close a call."""
+        """Searches like `find_control`, but skips the tokens that close a call."""
         found = self.find_control(marked_text, start)
         while found and marked_text.startswith(CALL_END_TOKENS, found[0]):
             found = self.find_control(marked_text, found[0] + 1)
         return found
 
     def _formatted(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The message in the form that this template takes."""
+        """Returns the message in the form that this template takes."""
         formatted = _only_text(message)
         if self._format.reads_thinking and "reasoning_content" in formatted:
             formatted["thinking"] = formatted.pop("reasoning_content")
@@ -302,7 +302,8 @@ class ChatTemplate:
         return call
 
     def _find_format(self) -> _MessageFormat:
-        """What the template takes; arguments are an object, if it writes that as JSON."""
+        """Returns the form of messages that the template takes. Arguments are an object if the
+        template writes an object as JSON."""
         source = self.text
         from_source = _MessageFormat(
             reads_thinking="reasoning_content" not in source
@@ -325,19 +326,19 @@ class ChatTemplate:
         return from_source
 
     def _try_render(self, messages: Sequence[Message]) -> str:
-        """A render without a generation prompt, "" where the template refuses it."""
+        """Renders without a generation prompt. Returns "" if the template refuses the messages."""
         try:
             return self.render_marked(messages, add_generation_prompt=False)
         except ModelError:
             return ""
 
     def _with_run_date(self, tools: Tools | None) -> str:
-        """The template with the run's date in the place of today's."""
+        """Returns the template's source with the run's date instead of a call for today's."""
         source: Any = self._tokenizer.get_chat_template(None, list(tools) if tools else None)  # pyright: ignore
         return _DATE.sub(lambda match: json.dumps(self.today.strftime(match[2])), source)
 
     def _mark(self, value: Any) -> Any:
-        """`value` with marks around every special token that its strings spell out."""
+        """Returns `value` with marks around every special token that its strings spell out."""
         if isinstance(value, str):
             return self.marked(value) if self._unsafe.search(value) else value
         if isinstance(value, dict):
@@ -347,10 +348,10 @@ class ChatTemplate:
         return value
 
     def _find_stop_token_ids(self, end_token_ids: Sequence[int]) -> tuple[int, ...]:
-        """The tokenizer's end of text, what the template writes after a reply, the model's own,
-        and those that hand over to a tool."""
+        """Returns the tokens that end a reply: the tokenizer's end of text, the one that the
+        template writes after a reply, the model's own, and those after a tool call."""
         reply = {"role": "assistant", "content": _PROBE}
-        # A last reply may end otherwise than an earlier one (gpt-oss); some end only there, or not.
+        # The last reply may end with another token than earlier ones (gpt-oss), or with none.
         text = self._try_render([_QUESTION, reply])
         found = self.find_control(text, text.rfind(_PROBE)) if _PROBE in text else None
         if not found:
@@ -366,41 +367,40 @@ class ChatTemplate:
 
 @dataclass(frozen=True, slots=True)
 class _MessageFormat:
-    """What a template takes of the forms that a message may have."""
+    """The form of messages that a template takes."""
 
     arguments_as_text: bool = False
-    reads_thinking: bool = False  # and no `reasoning_content`
-    joins_thinking_and_content: bool = (
-        False  # content or thinking beside a call: the first joins the second
-    )
-    needs_descriptions: bool = False  # of tools
-    short_ids: bool = False
-    named_ids: bool = False  # a call's name is written in its id alone
-    content_last: bool = False  # of a reply with calls, after these and their results
+    reads_thinking: bool = False  # it reads `thinking`, not `reasoning_content`
+    joins_thinking_and_content: bool = False  # it takes only one of the two beside a call
+    needs_descriptions: bool = False  # every tool must have a description
+    short_ids: bool = False  # ids of calls are nine letters and digits
+    named_ids: bool = False  # a call's name is written only in its id
+    content_last: bool = False  # a reply's content comes after its calls and their results
 
 
 def clean_text(text: str) -> str:
-    """Without marks, and with a replacement for half characters, which cannot be encoded."""
+    """Returns the text without marks, and with replacements for lone surrogates, which cannot be
+    encoded."""
     return _SURROGATES.sub("\ufffd", _MARKS.sub("", text))
 
 
 def _break_up(text: str, names: Iterable[str]) -> str:
-    """`text` with a mark within every one of `names` that it spells."""
+    """Returns `text` with a mark inside every one of `names` that it spells."""
     for name in names:
         text = text.replace(name, name[0] + _OPEN + name[1:])
     return text
 
 
 def _short_id(call_id: Any) -> str:
-    """Nine letters and digits, the same ones for the same id."""
+    """Returns an id of nine letters and digits, the same one for the same `call_id`."""
     if isinstance(call_id, str) and re.fullmatch("[a-zA-Z0-9]{9}", call_id):
         return call_id
     return hashlib.sha256(str(call_id).encode()).hexdigest()[:9]
 
 
 def _with_named_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with ids like `functions.NAME:NUMBER`, numbered through the conversation; an id
-    of that form stays. A result has the id of the call that it answers."""
+    """Returns the messages with ids like `functions.NAME:NUMBER`, where numbers count the calls of
+    the conversation. An id of that form stays. A result gets the id of the call that it answers."""
     named: dict[str, str] = {}
     number = 0
     result: list[dict[str, Any]] = []
@@ -422,7 +422,7 @@ def _with_named_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def normalised(message: Message) -> dict[str, Any]:
-    """The message in the form that templates expect (see the module's docstring)."""
+    """Returns the message in the form that templates expect (see the module's docstring)."""
     result = {key: value for key, value in message.items() if value is not None}
     result["content"] = _joined(message.get("content"))
     if message.get("tool_calls"):
@@ -442,7 +442,7 @@ def _only_text(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def parsed_arguments(arguments: Any) -> Any:
-    """A JSON object as a dict; anything else as it is."""
+    """Returns a JSON object as a dict, None as an empty one, and anything else as it is."""
     if not isinstance(arguments, str):
         return {} if arguments is None else arguments
     try:
@@ -461,7 +461,7 @@ def _joined(content: Any) -> Any:
 
 
 def _is_text(part: Any) -> bool:
-    """AgentScope says nothing beside a call as a text of None."""
+    """Returns whether a content part is text. AgentScope writes an empty text as None."""
     return (
         isinstance(part, Mapping)
         and "text" in part

@@ -1,8 +1,8 @@
-"""The one seam between agents and models: token ids in, token ids with log-probabilities out.
+"""The interfaces between agents and models.
 
     ModelEndpoint    token ids          every model that is trained
-    WaveEndpoint     the same, for an engine that computes the requests of all live episodes at once
-    ChatEndpoint     chat messages      somebody else's model behind an API: evaluation only
+    WaveEndpoint     token ids          an engine that computes requests in waves
+    ChatEndpoint     chat messages      a model behind an API, for evaluation only
 
 Not covered: who an episode belongs to, its limits and its record (the recorders in trajectory/).
 """
@@ -21,12 +21,12 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to draw tokens. `seed` fixes the draw whatever else is in the batch.
+    """The sampling parameters of one request. `seed` fixes the draw whatever else is in the batch.
 
     `temperature=0` is greedy (log-probabilities are then those at temperature 1). `top_k=-1` and
-    `top_p=1.0` mean no cut. The log-probabilities returned are of the distribution drawn from:
-    after temperature and after the cut. At one of the texts in `stop` an engine may end the reply
-    early: the recorder cuts there in any case.
+    `top_p=1.0` mean no cut. Log-probabilities are those of the distribution that tokens are drawn
+    from: after temperature and after the cut. An engine may end the reply early at one of the texts
+    in `stop`; the recorder cuts there in any case.
     """
 
     temperature: float = 1.0
@@ -39,8 +39,8 @@ class SamplingParams:
 
     @classmethod
     def from_config(cls, config: AjetConfig, mode: Literal["train", "eval", "baseline"]) -> Self:
-        """How the config has tokens drawn in training, or in validation (null there means: as in
-        training). A baseline is greedy."""
+        """Returns the config's parameters for training or for validation, where null means the
+        value of training. A baseline is greedy."""
         rollout = config.ajet.rollout
         values = {
             "temperature": rollout.temperature,
@@ -67,10 +67,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What the engine saw and what it sampled.
+    """The prompt ids that the engine was given and the tokens that it sampled.
 
-    `token_ids` includes the stop token when one was sampled (`finish_reason="stop"`); `logprobs`
-    has one entry for each of them. `policy_version` counts weight publications.
+    `token_ids` includes the stop token if one was sampled (`finish_reason="stop"`); `logprobs` has
+    one entry for each of them. `policy_version` is the version of the weights that sampled them.
     """
 
     prompt_ids: tuple[int, ...]
@@ -87,32 +87,32 @@ class Completion:
 
 
 class ModelEndpoint(Protocol):
-    """Anything that continues a list of token ids. A class that derives from this has to write
-    `generate` only: it serves each request as it comes, and forgets it when it is answered."""
+    """A model that continues a list of token ids. A class that derives from this has to write only
+    `generate`; the other methods do nothing by default."""
 
     async def generate(
         self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
-        """Sample a continuation. `request_id` is ``episode_id/turn``: the order of a batch and the
-        stickiness of a router come from it."""
+        """Samples a continuation. `request_id` is ``episode_id/turn``: an engine orders its batch
+        by it, and a router sends an episode's requests to one replica by it."""
         ...
 
     def abort(self, request_id: str) -> None:
-        """End a request: `generate` returns what it has sampled so far, with `finish_reason`
-        ``abort``. Nothing happens where the request is not known."""
+        """Ends a request: `generate` returns what it has sampled so far, with `finish_reason`
+        ``abort``. Nothing happens if the request is not known."""
         return
 
     def enter(self, episode_id: str) -> None:
-        """The episode is live: requests of it may come until `leave`."""
+        """Marks the episode as live: requests of it may come until `leave`."""
         return
 
     def leave(self, episode_id: str) -> None:
-        """The episode makes no more requests: what is cached for it may go."""
+        """Marks the episode as over: it makes no more requests, and its cache may be freed."""
         return
 
     @property
     def waves(self) -> WaveEndpoint | None:
-        """The endpoint itself where it computes in waves, else None."""
+        """The endpoint itself if it computes in waves, else None."""
         return None
 
 
@@ -120,16 +120,15 @@ class WaveEndpoint(ModelEndpoint, Protocol):
     """An endpoint that begins a batch (a wave) when every live episode waits for it, so that what
     is computed together does not depend on timing. An episode is live from `enter` to `leave`."""
 
-    def set_wave_check(self, ask: Callable[[], bool] | None) -> None:
-        """Call `ask` on the event loop before each wave, which begins if that is true; if not, it
-        waits for the next request or `leave`. None asks nobody."""
+    def set_wave_check(self, check: Callable[[], bool] | None) -> None:
+        """Has `check` called on the event loop before each wave. The wave begins if it returns
+        true, else it waits for the next request or `leave`. None removes the check."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ChatReply:
-    """An assistant message in OpenAI's form, and the tokens that the other side counted, if it
-    says so."""
+    """An assistant message in OpenAI's form, with the server's token counts if it gives them."""
 
     message: dict[str, Any]
     finish_reason: FinishReason
@@ -139,7 +138,7 @@ class ChatReply:
 
 @runtime_checkable
 class ChatEndpoint(Protocol):
-    """Anything that answers chat messages. It shows no token ids, so it cannot be trained."""
+    """A model that answers chat messages. It gives no token ids, so it cannot be trained."""
 
     async def chat(
         self,
@@ -151,4 +150,4 @@ class ChatEndpoint(Protocol):
 
 
 class ContextOverflow(Exception):
-    """The prompt leaves no room for a single new token; the episode ends as truncated."""
+    """Raised when the prompt leaves no room for a new token; the episode ends as truncated."""

@@ -1,4 +1,4 @@
-"""Holds requests while something changes behind them, and knows when none is left inside.
+"""A gate that holds requests while weights or memory change, and tells when none is inside.
 
     if not await gate.enter(request_id): …given up while it was held
     try: …generate…
@@ -15,7 +15,7 @@ import asyncio
 
 
 class Gate:
-    """Open at first."""
+    """Lets requests in while it is open, as it is at first, and holds them while it is shut."""
 
     def __init__(self) -> None:
         self.is_open = True
@@ -25,7 +25,7 @@ class Gate:
 
     @property
     def inside(self) -> list[str]:
-        """Requests that are through, in the order of their ids."""
+        """The requests that have entered and not left, in the order of their ids."""
         return sorted(self._inside)
 
     @property
@@ -33,10 +33,10 @@ class Gate:
         return len(self._waiting)
 
     async def enter(self, request_id: str) -> bool:
-        """Wait until the gate is open; False where the request was given up meanwhile."""
+        """Waits until the gate is open. Returns False if the request was given up meanwhile."""
         if request_id in self._inside or request_id in self._waiting:
             raise ValueError(f"request {request_id!r} is already under way")
-        while not self.is_open:  # shut again before a held one came through: it is held again
+        while not self.is_open:  # the gate may be shut again before a held request runs
             self._waiting[request_id] = asyncio.get_running_loop().create_future()
             try:
                 if not await self._waiting[request_id]:
@@ -47,30 +47,30 @@ class Gate:
         return True
 
     def leave(self, request_id: str) -> None:
-        """The request is answered, or its caller is gone."""
+        """Removes a request that is answered, or whose caller is gone."""
         self._inside.discard(request_id)
         self._left_event.set()
 
     def give_up(self, request_id: str) -> bool:
-        """Let a held request go with nothing; whether it was held."""
+        """Makes the `enter` of a held request return False. Returns whether it was held."""
         waiting = self._waiting.get(request_id)
         if waiting is not None and not waiting.done():
             waiting.set_result(False)
         return waiting is not None
 
     def shut(self) -> None:
-        """Hold what comes from now on."""
+        """Holds the requests that come from now on."""
         self.is_open = False
 
     def open(self) -> None:
-        """Let everything in, in the order in which it came."""
+        """Lets all held requests in, in the order in which they came."""
         self.is_open = True
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_result(True)
 
     async def empty(self) -> None:
-        """Return when no request is inside."""
+        """Waits until no request is inside."""
         while self._inside:
             self._left_event.clear()
             await self._left_event.wait()

@@ -1,11 +1,11 @@
-"""At most so many starts in any 60 seconds.
+"""Limits the number of starts in any 60 seconds.
 
     limit = RateLimit(per_minute=2)
     await limit.wait()    # at 0 s: goes on at once; at 1 s: at once; at 2 s: waits until 60 s
 
-Whoever calls gets the next free start at once and sleeps until then, so calls go on in the order in
-which they came. Not covered: other processes; a call that is cancelled as it waits, whose start is
-not given to another.
+A call reserves the next free start at once and sleeps until then, so calls go on in the order in
+which they came. Not covered: other processes; the start of a call that is cancelled while it waits
+is not given to another call.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ WINDOW_S = 60.0
 
 
 class RateLimit:
-    """`clock` and `sleep` are for those who count time otherwise."""
+    """Allows `per_minute` starts in any 60 seconds. Tests pass their own `clock` and `sleep`."""
 
     def __init__(
         self,

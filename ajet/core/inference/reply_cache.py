@@ -1,4 +1,4 @@
-"""Replies that were paid for once: one SQLite file, key -> text, which processes may share.
+"""A cache of a model's replies: one SQLite file, key -> text, which processes may share.
 
     cache = ReplyCache(path)          # the file is made with the first look-up
     cache.put(key, "a reply")
@@ -17,14 +17,14 @@ from typing import TypeVar
 
 from ajet.core.errors import ChatError
 
-WAIT_S = 10.0  # for another process that writes
+WAIT_S = 10.0  # the longest wait for another process that writes
 _TABLE = "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL)"
 
 Result = TypeVar("Result")
 
 
 class ReplyCache:
-    """Texts by key. `ChatError` where the file cannot be used."""
+    """Stores texts by key. Raises `ChatError` if the file cannot be used."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -36,7 +36,7 @@ class ReplyCache:
         return None if row is None else row[0]
 
     def put(self, key: str, reply: str) -> None:
-        """The first reply stays, if two processes asked the same."""
+        """Stores a reply. If two processes sent the same request, the first reply stays."""
         row = (key, reply)
         self._try(lambda: self._open().execute("INSERT OR IGNORE INTO replies VALUES (?, ?)", row))
 

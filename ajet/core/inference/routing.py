@@ -1,22 +1,23 @@
-"""Which replica takes a request: bookkeeping alone, no I/O, no clock, no randomness.
+"""Chooses the replica for a request: bookkeeping alone, no I/O, no clock, no randomness.
 
     routing = Routing(["r0", "r1"], skew=32)
     name = routing.assign("episode7/0000")       # least in flight
-    routing.done("episode7/0000")                # answered, failed or given up: its place is free
+    routing.done("episode7/0000")                # answered, failed or given up
     routing.assign("episode7/0001")              # the same replica: it has the prefix in its cache
     routing.leave("episode7")
 
-An episode stays with its replica until that has more than `skew` requests more than the least busy
-one; then it moves, for good, since its prefix moves with it. Among equals the one that has waited
-longest is taken. A request takes a constant number of steps, whatever the number of replicas and
-episodes: replicas stand in rows by how many requests they have, and a request moves one replica by
-one row. It also touches little memory: one entry for the request and one for its episode, since at
-100,000 requests in flight each further one is a cache miss.
+An episode stays with its replica until that has over `skew` requests more than the least busy one;
+then it moves for good, since its cached prefix is at the new replica from then on. Among equally
+busy replicas the one that has waited longest is taken. A request takes a constant number of steps,
+whatever the number of replicas and episodes: replicas are listed by their number of requests, and a
+request moves one replica to a neighbouring list. It also touches little memory (one entry for the
+request and one for its episode), since at 100,000 requests in flight each entry is a cache miss.
 
       in flight   0: r3   1: r0 r4   2: r1         least = 0
 
-Episodes are remembered in two generations: one that is used moves to the young one, and when that
-is full the old one is forgotten. What a lost replica had is searched for.
+Episodes are remembered in two generations: an episode that makes a request moves to the recent one,
+and when that is full the older one is forgotten. The requests of a lost replica are found by a
+search.
 
 Not covered: whether a replica is healthy (the Router says `lost` and `joined`).
 """
@@ -27,43 +28,43 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 MAX_EPISODES = 1_000_000
-"""Episodes that are remembered; the oldest go when somebody never says `leave`."""
+"""The number of episodes remembered; without `leave` the least recent ones are forgotten."""
 
 
 class NoReplica(Exception):
-    """There is none to take a request."""
+    """Raised when there is no replica to take a request."""
 
 
 def episode_of(request_id: str) -> str:
-    """The part of a request's id before its turn."""
+    """Returns the part of a request's id before its turn."""
     return request_id.rpartition("/")[0] or request_id
 
 
 class Routing:
-    """See the module's docstring. Not thread-safe: one loop, or one actor, owns it."""
+    """Assigns requests to replicas. Not thread-safe: one event loop, or one actor, owns it."""
 
     def __init__(
         self, names: Iterable[str] = (), *, skew: int = 32, max_episodes: int = MAX_EPISODES
     ) -> None:
         self._skew = skew
         self._max_recent = max(1, max_episodes // 2)
-        self._counts: dict[str, int] = {}  # requests by replica
-        self._replica_of: dict[str, str] = {}  # by request
+        self._counts: dict[str, int] = {}  # number of requests by replica
+        self._replica_of: dict[str, str] = {}  # replica by request
         self._recent: dict[str, str] = {}  # replica by episode
         self._older: dict[str, str] = {}
-        # The first of a plain dict is slow to find where many before it were deleted.
+        # OrderedDict: a plain dict finds its first key slowly after many deletions.
         self._by_load: list[OrderedDict[str, None]] = [
             OrderedDict()
         ]  # replicas by number in flight
         self._least = 0
         self.num_moved = 0
-        """Requests that did not go to their episode's replica: it was too busy, or lost."""
+        """Counts requests that did not go to their episode's replica: it was too busy or lost."""
         for name in names:
             self.joined(name)
 
     @property
     def names(self) -> list[str]:
-        """The replicas that take requests."""
+        """The names of the replicas that take requests."""
         return list(self._counts)
 
     @property
@@ -71,12 +72,12 @@ class Routing:
         return len(self._replica_of)
 
     def in_flight(self, name: str) -> int:
-        """Requests that a replica has now."""
+        """Returns the number of requests that a replica has now."""
         return self._counts[name]
 
     def assign(self, request_id: str) -> str:
-        """The replica for this request, which then counts there until `done`. A request that has a
-        place (it is tried again) gives it back first."""
+        """Returns the replica for this request, which counts there until `done`. A request that is
+        tried again is taken off its former replica first."""
         self.done(request_id)
         if not self._counts:
             raise NoReplica
@@ -91,24 +92,24 @@ class Routing:
         return name
 
     def done(self, request_id: str) -> None:
-        """The request gives its place back; nothing where it has none."""
+        """Takes a request off its replica; does nothing if it has none."""
         name = self._replica_of.pop(request_id, None)
         if name is not None:
             self._move(name, -1)
 
     def leave(self, episode_id: str) -> str | None:
-        """The episode is over; the replica that has its prefix."""
+        """Forgets an episode that is over. Returns the replica that has its prefix."""
         return self._recent.pop(episode_id, None) or self._older.pop(episode_id, None)
 
     def joined(self, name: str) -> None:
-        """The replica takes requests; nothing where it does already."""
+        """Adds a replica; does nothing if it takes requests already."""
         if name not in self._counts:
             self._counts[name] = 0
             self._by_load[0][name] = None
             self._least = 0
 
     def lost(self, name: str) -> list[str]:
-        """The replica takes none any more; the requests that it had, which have no place now."""
+        """Removes a replica. Returns the requests that it had, which have no replica now."""
         count = self._counts.pop(name, None)
         if count is None:
             return []
@@ -120,7 +121,7 @@ class Routing:
         return sorted(requests)
 
     def _home(self, episode_id: str) -> str | None:
-        """The episode's replica; from now on it is one of the young."""
+        """Returns the episode's replica, and moves the episode to the recent generation."""
         home = self._recent.get(episode_id)
         if home is None:
             if len(self._recent) >= self._max_recent:
@@ -136,7 +137,8 @@ class Routing:
         return next(iter(self._by_load[self._least]))
 
     def _move(self, name: str, step: int) -> None:
-        """From one row to the next: the least busy row changes by one at most."""
+        """Moves a replica to the list of `step` requests more; the least load changes by at most
+        one."""
         count = self._counts[name]
         new_count = self._counts[name] = count + step
         replicas = self._by_load[count]

@@ -1,11 +1,11 @@
-"""Finds the prompt of the next call so that nothing recorded is ever encoded again.
+"""Makes the prompt of an episode's next call without encoding recorded tokens again.
 
 An episode's calls make a tree of conversations. When an agent sends the messages of a recorded
-call, that call's reply, and then something new, the next prompt is
+call, that call's reply, and new messages, the next prompt is
 
     recorded prompt ids + recorded completion ids + ids of what the template writes for the new part
 
-What is new is found in the *rendered text*, with a stand-in for every recorded reply:
+The new part is found in the *rendered text*, with a placeholder for every recorded reply:
 
     text of the recorded prompt     …<|im_start|>assistant⏎
     text with reply and new part    …<|im_start|>assistant⏎REPLY<|im_end|>⏎<|im_start|>user⏎…
@@ -15,15 +15,15 @@ The new part begins at the special token that ends the reply, so tokenizing it a
 completion that ended with that token has it already; one that was cut short (`length`, `abort`)
 gets it as context that was not sampled.
 
-A new branch with a fresh render is begun, and the reason said, where this does not hold: the
-template changes what stands before the reply, or drops the reply's thinking (Qwen3, once a new
-user message comes), or writes no special token after a reply, or ends it with another one than the
-model did. What was sampled on the old branch stays there.
+A fresh render begins a new branch, and `Prompt.reason` says why, in these cases: the template
+changes the text before the reply, or drops the reply's thinking (Qwen3, once a new user message
+comes), or writes no special token after a reply, or ends it with another one than the model did.
+Tokens sampled on the old branch stay there.
 
-Messages are matched by all that the template may write. A reply that was recorded is known again by
-its text and its calls: white space around it and the ids of its calls do not count, and thinking
-that the agent does not send back counts as sent back; thinking that it changed does not match.
-Several agents in one episode need no care.
+Messages are matched by everything that the template may write. A recorded reply is matched by its
+text and its calls: white space around it and the ids of its calls do not count. Thinking that the
+agent does not send back counts as sent back; thinking that it changed does not match. Several
+agents may share a session.
 
 Not covered: a reply that the agent edited. The longest match before it is continued.
 """
@@ -43,12 +43,13 @@ from ajet.core.inference.endpoint import Completion
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The ids of the next call's prompt.
+    """The prompt of the next call.
 
-    `continues`: recorded ids come first. `reason`: why a recorded call that matches could not be
-    continued. `opening`: what the reply begins with, if that is fixed. `drift`: the first position
-    where rendering and tokenizing everything afresh would have given another id; None where it
-    would not, or where `drift_checked` is false: a fresh render cannot drift.
+    `continues` says that its first ids were recorded. `reason` says why a recorded call that
+    matches could not be continued. `opening` is the fixed beginning of the reply, if there is one.
+    `drift` is the first position where rendering and tokenizing everything afresh would give
+    another id. It is None if there is none, or if `drift_checked` is false: a fresh render cannot
+    drift.
     """
 
     ids: list[int]
@@ -61,15 +62,15 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class _RenderedPrompt:
-    """A prompt that was given out: its ids, and the text that the next one must begin with."""
+    """A prompt: its ids, and the rendered text that a continuation must begin with."""
 
-    ids: tuple[int, ...]  # may end with the opening of the reply, which `text` has not
-    messages: list[dict[str, Any]]  # with a stand-in for every reply that `ids` holds as sampled
+    ids: tuple[int, ...]  # may end with the opening of the reply, which is not in `text`
+    messages: list[dict[str, Any]]  # with a placeholder for every reply that `ids` holds as sampled
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _AnsweredCall:
     prompt: _RenderedPrompt
     reply: dict[str, Any]
     completion: Completion
@@ -81,11 +82,12 @@ class _Call:
 
 @dataclass(slots=True)
 class _ConversationNode:
-    """A conversation up to one message: what was asked there, and which calls ended there."""
+    """A conversation up to one message, with the prompts made for it and the calls whose reply is
+    its last message."""
 
     children: dict[Hashable, _ConversationNode] = field(default_factory=dict)
     prompts: list[_RenderedPrompt] = field(default_factory=list)
-    calls: list[_Call] = field(default_factory=list)
+    calls: list[_AnsweredCall] = field(default_factory=list)
 
     def child(self, key: Hashable) -> _ConversationNode:
         if key not in self.children:
@@ -95,8 +97,8 @@ class _ConversationNode:
 
 @dataclass(frozen=True, slots=True)
 class _MessageKey:
-    """How a message is found in the tree: `exact` is all that a template may write of it,
-    `as_reply` what makes it a recorded reply (None where it cannot be one)."""
+    """The keys of a message in the tree: `exact` holds everything that a template may write of it,
+    `as_reply` what identifies a recorded reply (None if the message is no reply)."""
 
     exact: Hashable
     as_reply: Hashable = None
@@ -106,7 +108,7 @@ class _MessageKey:
 
 
 class TokenSession:
-    """One per episode; see the module's docstring."""
+    """Makes and records the prompts of one episode; see the module's docstring."""
 
     def __init__(self, template: ChatTemplate, check_drift: bool = False) -> None:
         self._template = template
@@ -115,16 +117,16 @@ class TokenSession:
         self._ids_are_written = (
             re.search(r"tool_call_id|\.id\b|\[.id.\]", template.text) is not None
         )
-        # Stand-ins must not occur in any message. They are only looked for, never tokenized.
+        # Placeholders must not occur in any message. They are searched for, never tokenized.
         self._reply_placeholder = f"R{secrets.token_hex(8)}"
         self._thinking_placeholder = f"T{secrets.token_hex(8)}"
 
     def prompt_for(
         self, messages: Sequence[Message], tools: Tools | None, opening: str = ""
     ) -> Prompt:
-        """The prompt for these messages: a continuation of the longest recorded match if there is
-        one and the template allows it, else a fresh render. `opening` is how the reply must begin:
-        it ends the prompt, as context that was not sampled."""
+        """Returns the prompt for these messages: a continuation of the longest recorded match if
+        there is one and the template allows it, else a fresh render. `opening` is a fixed beginning
+        of the reply: it ends the prompt, as context that was not sampled."""
         path = self._path(messages, tools)
         call, num_matched = self._longest_match(messages, path)
         found = self._continue(call, messages[num_matched:], tools) if call else None
@@ -138,7 +140,7 @@ class TokenSession:
                 opening = f"\n</think>\n\n{opening}"
             rendered = replace(rendered, ids=(*rendered.ids, *self._template.encode(opening)))
         prompts = self._node(path).prompts
-        if not any(known.ids == rendered.ids for known in prompts):
+        if not any(earlier.ids == rendered.ids for earlier in prompts):
             prompts.append(rendered)
         return Prompt(
             ids=list(rendered.ids),
@@ -156,19 +158,19 @@ class TokenSession:
         reply: Message,
         completion: Completion,
     ) -> None:
-        """Remember that `completion` followed these messages; the agent got it as `reply`."""
+        """Records that `completion` followed these messages; the agent got it as `reply`."""
         node = self._node(self._path(messages, tools))
-        asked = [prompt for prompt in node.prompts if prompt.ids == completion.prompt_ids]
-        prompt = asked[0] if asked else self._unseen_prompt(messages, tools, completion)
+        matches = [prompt for prompt in node.prompts if prompt.ids == completion.prompt_ids]
+        prompt = matches[0] if matches else self._unseen_prompt(messages, tools, completion)
         plain = normalised(reply)
-        node.child(_reply_key(plain)).calls.append(_Call(prompt, plain, completion))
+        node.child(_reply_key(plain)).calls.append(_AnsweredCall(prompt, plain, completion))
 
     def _longest_match(
         self, messages: Sequence[Message], path: Sequence[_MessageKey]
-    ) -> tuple[_Call | None, int]:
-        """The recorded call that covers most of `messages`, and how many it covers (the last one
-        recorded, where several calls gave the same reply)."""
-        best: tuple[_Call | None, int] = (None, 0)
+    ) -> tuple[_AnsweredCall | None, int]:
+        """Returns the recorded call that covers most of `messages`, and how many it covers. Of
+        several calls with the same reply it is the last one recorded."""
+        best: tuple[_AnsweredCall | None, int] = (None, 0)
         node = path[0].find_child(self._root)
         for num_matched, (message, step) in enumerate(zip(messages, path[1:], strict=True), 1):
             node = step.find_child(node) if node else None
@@ -189,7 +191,7 @@ class TokenSession:
         return node
 
     def _path(self, messages: Sequence[Message], tools: Tools | None) -> list[_MessageKey]:
-        """The way from the tree's root to this conversation."""
+        """Returns the keys from the tree's root to this conversation."""
         offered = json.dumps(list(tools), default=str) if tools else ""
         return [
             _MessageKey(offered),
@@ -205,9 +207,9 @@ class TokenSession:
         return _MessageKey(json.dumps(plain, sort_keys=True, default=str), as_reply)
 
     def _continue(
-        self, call: _Call, new: Sequence[Message], tools: Tools | None
+        self, call: _AnsweredCall, new: Sequence[Message], tools: Tools | None
     ) -> _RenderedPrompt | str:
-        """The recorded ids and those of the new messages, or the reason why that cannot be."""
+        """Returns the recorded call continued with new messages, or why it cannot be continued."""
         placeholder = self._placeholder_reply(call.reply)
         messages = [*call.prompt.messages, placeholder, *map(normalised, new)]
         text = self._template.render_marked(messages, tools)
@@ -224,7 +226,8 @@ class TokenSession:
         return _RenderedPrompt(ids, messages, text)
 
     def _new_ids(self, sampled: Sequence[int], text: str, reply: int) -> list[int] | str:
-        """The ids that follow `sampled`, whose stand-in is at `reply` in `text`, or why none do."""
+        """Returns the ids that follow `sampled`, whose placeholder is at `reply` in `text`, or why
+        there are none."""
         end_of_turn = self._template.find_reply_end(text, reply)
         ids = self._template.encode(text[end_of_turn[0] :]) if end_of_turn else []
         if not end_of_turn or ids[0] != end_of_turn[1]:
@@ -242,7 +245,7 @@ class TokenSession:
         return f"the model {how}, the template goes on with {written}"
 
     def _placeholder_reply(self, reply: Message) -> dict[str, Any]:
-        """A message of the reply's shape, saying only what can be found again in a render."""
+        """Returns a message of the reply's form whose texts are the placeholders."""
         placeholder: dict[str, Any] = {"role": "assistant", "content": self._reply_placeholder}
         if "</think>" in str(reply.get("content")):
             placeholder["content"] = (
@@ -252,7 +255,7 @@ class TokenSession:
             placeholder["reasoning_content"] = self._thinking_placeholder
         if reply.get("tool_calls"):
             if self._template.writes_content_last and not str(reply["content"]).strip():
-                placeholder["content"] = ""  # else something would stand after the tools' results
+                placeholder["content"] = ""  # else the render has text after the tools' results
             arguments = {self._reply_placeholder: self._reply_placeholder}
             placeholder["tool_calls"] = [
                 {**call, "function": {**call["function"], "arguments": arguments}}
@@ -269,7 +272,8 @@ class TokenSession:
     def _unseen_prompt(
         self, messages: Sequence[Message], tools: Tools | None, completion: Completion
     ) -> _RenderedPrompt:
-        """A prompt that this session did not give out: its ids are taken as they were recorded."""
+        """Returns the prompt of a completion that this session made no prompt for, with the ids as
+        they were recorded."""
         rendered = self._render_fresh(messages, tools)
         return _RenderedPrompt(completion.prompt_ids, rendered.messages, rendered.text)
 
@@ -287,7 +291,7 @@ class TokenSession:
 
 
 def _thinking(message: Message) -> str:
-    """The reply's thinking: split off by a parser, or still in its content."""
+    """Returns the reply's thinking, which a parser split off or which is still in its content."""
     split_off = message.get("reasoning_content")
     if isinstance(split_off, str) and split_off.strip():
         return split_off.strip()
@@ -298,7 +302,7 @@ def _thinking(message: Message) -> str:
 
 
 def _reply_key(plain: dict[str, Any]) -> Hashable:
-    """What an agent sends back of a reply, however it keeps its history."""
+    """Returns the part of a reply that every agent sends back: its text and its calls."""
     if plain.get("role") != "assistant":
         return None
     calls = tuple(

@@ -1,11 +1,11 @@
-"""Ends a completion at a stop string.
+"""Cuts a completion at its first stop string.
 
     stop ("Observation:",)   "Thought … Observation: 4 …"  ->  the tokens up to "Observation:"
 
-The cut falls after the first token with which the text holds a stop string: an engine that had
-stopped there would have sampled exactly these tokens, so nothing about their distribution changes,
-and whether an engine stops early is a matter of speed alone. Not covered: the text that an agent
-gets, which ends before the stop string (trajectory/reply_reader.py).
+The cut is after the first token with which the text holds a stop string. An engine that stops there
+samples exactly these tokens, so their distribution does not change, and engines that stop early are
+only faster. Not covered: the text that an agent gets, which ends before the stop string
+(trajectory/reply_reader.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
-    """Where the text holds the first of them, and which it is."""
+    """Returns the position of the first stop string in the text and that string, or None."""
     found = [(position, stop) for stop in stops if (position := text.find(stop)) >= 0]
     return min(found, default=None)
 
@@ -25,7 +25,7 @@ def first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
 def cut_at_stop(
     completion: Completion, stops: Sequence[str], decode: Decode
 ) -> tuple[Completion, str] | None:
-    """The completion up to its first stop string and which one that is; None where it has none."""
+    """Returns the completion up to its first stop string, and that string; None if it has none."""
     ids = completion.token_ids
     if first_stop(decode(ids), stops) is None:
         return None

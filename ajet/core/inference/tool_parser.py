@@ -23,7 +23,7 @@ from ajet.core.inference.chat_template import Tools, clean_text
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call that the model asks for. `id` is unique within its reply only."""
+    """One tool call of the model. Its `id` is unique within its reply only."""
 
     id: str
     name: str
@@ -32,7 +32,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedReply:
-    """A reply taken apart. Every text in `malformed` also stands in `content`: nothing is lost."""
+    """The parts of a reply. Every text in `malformed` is also in `content`."""
 
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
@@ -40,7 +40,8 @@ class ParsedReply:
     malformed: tuple[str, ...] = ()
 
     def without_marks(self) -> ParsedReply:
-        """As an agent gets it: no marks of `ChatTemplate.decode`, no half characters."""
+        """Returns the reply as an agent gets it: without the marks of `ChatTemplate.decode`, and
+        with replacements for lone surrogates."""
         calls = (
             replace(call, name=clean_text(call.name), arguments=_clean(call.arguments))
             for call in self.tool_calls
@@ -54,7 +55,7 @@ class ParsedReply:
 
 
 class ToolParser(Protocol):
-    """Reads one model family's way of writing tool calls."""
+    """Reads the tool calls of one model family."""
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
@@ -62,13 +63,13 @@ class ToolParser(Protocol):
         ...
 
     def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
-        """Never raises: what cannot be read as a call is content. `tools` are those offered: some
-        families write arguments without their types, which the schemas then tell."""
+        """Takes a reply apart. It never raises: what cannot be read as a call is content. `tools`
+        are those offered: some families write arguments without types, which the schemas give."""
         ...
 
     def opening(self, name: str | None) -> str:
-        """How a reply begins that is certain to be a call (of the tool `name`). ValueError where
-        no such beginning is known."""
+        """Returns the beginning of a reply that can only become a call (of the tool `name`). Raises
+        ValueError if the family has none."""
         ...
 
 

@@ -1,10 +1,10 @@
-"""Whether a call's arguments fit the JSON schema of its tool.
+"""Checks a call's arguments against the JSON schema of its tool.
 
     check_parameters("add", {"type": "object", "properties": {"x": {"type": "integer"}}})
     first_violation("add", {…}, {"x": "1"})    ->    its path is ["x"]: '1' is not of type 'integer'
 
-A schema comes from the user or from somebody's server: one that is none, or that refers to what is
-not within it, is one line before a launch, and nothing that it refers to is ever fetched.
+A schema comes from the user or from a tool server. An invalid one, or one with a reference out of
+itself, is an error of one line before a launch; no reference is ever fetched.
 
 Not covered: patterns that take a regular expression for ever; formats.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def check_parameters(name: str, parameters: Any) -> None:
-    """Raise a `ConfigError` for a schema that no arguments could be held against."""
+    """Raises a `ConfigError` if the parameters are no JSON schema."""
     if not isinstance(parameters, Mapping):
         raise ConfigError(f"tool {name!r}: its parameters are no JSON schema: no object")
     with _schema_errors(name):
@@ -36,7 +36,7 @@ def check_parameters(name: str, parameters: Any) -> None:
 def first_violation(
     name: str, parameters: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> ValidationError | None:
-    """Where and why the arguments are not what the tool takes; None when they are."""
+    """Returns the first violation of the schema by the arguments, or None if there is none."""
     with _schema_errors(name):
         return next(_validator(name, _as_json(parameters)).iter_errors(arguments), None)
 
@@ -74,7 +74,7 @@ def _validator(name: str, schema: str) -> Any:
 
 
 def _follow_references(schema: Any, validator_class: Any) -> None:
-    """Look up each `$ref`: validation follows only those that the arguments lead to."""
+    """Looks up each `$ref`, since validation follows only those that the arguments lead to."""
     from referencing import Registry, Resource
     from referencing.jsonschema import DRAFT202012, specification_with
 

@@ -1,1 +1,1 @@
-"""In: the user's agent code. Out: an output for each task. Ignores how tokens are trained."""
+"""Runs the user's agent code, which gives an output for each task. Training plays no part here."""

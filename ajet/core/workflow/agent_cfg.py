@@ -1,11 +1,11 @@
-"""The YAML that a row's `agent_cfg_path` names: a graph's own settings, and limits of its episodes.
+"""Reads the YAML of a row's `agent_cfg_path`: a graph's own settings, and limits of its episodes.
 
     max_total_token_length: 4096      tokens of a conversation
     max_ai_message_turn: 3            calls of the model in an episode
     anything: else                    cfg.anything
 
-It is OmegaConf's, as in ChatLearn: values by attribute or key, `${…}` resolved, read-only. Not
-covered: a file that changes while the run goes on.
+It is read with OmegaConf, as in ChatLearn: values by attribute or key, `${…}` resolved, read-only.
+Not covered: a file that changes while the run goes on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LIMITS = {"max_ai_message_turn": "max_steps", "max_total_token_length": "max_mod
 
 
 def read_agent_cfg(path: Any, base_dirs: Sequence[Path]) -> DictConfig:
-    """The YAML that a row names, read once; without one an empty config."""
+    """Returns the config that a row names, which is read once; without a path an empty config."""
     if not path:
         return _read(None)
     candidates = [(folder / Path(str(path)).expanduser()).resolve() for folder in base_dirs]
@@ -55,7 +55,7 @@ def _read(path: Path | None) -> DictConfig:
 
 
 def limits_of(cfg: DictConfig) -> dict[str, int]:
-    """ChatLearn's limits in ajet's names."""
+    """Returns ChatLearn's limits under ajet's names."""
     given = {name: cfg.get(name) for name in LIMITS}
     for name, value in given.items():
         if value is not None and (type(value) is not int or value < 1):
@@ -64,5 +64,5 @@ def limits_of(cfg: DictConfig) -> dict[str, int]:
 
 
 def base_dirs_of(config: Any) -> list[Path]:
-    """Where a run's files are looked for; the current folder without a config."""
+    """Returns the folders where a run's files are looked for; without a config the current one."""
     return getattr(config, "base_dirs", None) or [Path.cwd()]

@@ -1,13 +1,13 @@
-"""Between an episode's event loop and other threads.
+"""Calls between an episode's event loop and other threads.
 
     the loop:  await run_in_thread(workflow.execute, …)      plain code, in a thread of its own
     a thread:  run_blocking(loop, recorder.chat(…))          blocks until the loop has done it
     any loop:  await run_on_loop(loop, recorder.chat(…))     the same, for code on another loop
 
-All calls of the model are made on the loop that the episode's recorder was made on: the recorder,
-the judge and the engine's waves need no locks of their own then.
+All calls of the model are made on the loop that the episode's recorder was made on, so the
+recorder, the judge and the engine's waves need no locks of their own.
 
-Not covered: ending a thread. What it still asks of the model after its episode is refused.
+Not covered: ending a thread. The calls of the model that it makes after its episode are refused.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ajet.core.trajectory.limits import EpisodeClosed
 Result = TypeVar("Result")
 
 POLL_S = 1.0
-"""So often a waiting thread looks whether the loop is still there."""
+"""The seconds between a waiting thread's checks that the loop still runs."""
 
 
 async def run_in_thread(function: Callable[..., Result], *arguments: Any) -> Result:
-    """What `function` returns or raises in a new thread. The threads of a pool would run out: an
-    episode that waits for one holds up all that wait for the model."""
+    """Runs `function` in a new thread, and returns or raises what it does. A pool could run out of
+    threads: an episode that waits for one would hold up all that wait for the model."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Result] = loop.create_future()
     context = contextvars.copy_context()
@@ -47,7 +47,7 @@ async def run_in_thread(function: Callable[..., Result], *arguments: Any) -> Res
 def run_blocking(
     loop: asyncio.AbstractEventLoop | None, call: Coroutine[Any, Any, Result]
 ) -> Result:
-    """What `call` gives, run on `loop`; blocks the thread meanwhile."""
+    """Runs `call` on `loop`, blocks this thread meanwhile, and returns its result."""
     if loop is None or not loop.is_running() or loop is running_loop():
         call.close()
         raise RuntimeError(
@@ -68,7 +68,7 @@ def run_blocking(
 def run_on_loop(
     loop: asyncio.AbstractEventLoop | None, call: Coroutine[Any, Any, Result]
 ) -> Awaitable[Result]:
-    """`call` as something to await here, run on `loop`, which may be this one. Cancelling the
+    """Returns an awaitable that runs `call` on `loop`, which may be this one. Cancelling the
     awaiting task cancels `call`."""
     if loop is None or loop is running_loop():
         return call
@@ -76,7 +76,7 @@ def run_on_loop(
 
 
 def _post(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:
-    """Call on the loop's thread; a loop that is closed has nobody waiting."""
+    """Calls the function on the loop's thread, unless the loop is closed: then nobody waits."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(function, *args)
 
@@ -92,5 +92,5 @@ def _reject(future: asyncio.Future[Any], error: BaseException) -> None:
 
 
 def _without_stop_iteration(error: BaseException) -> BaseException:
-    """A future takes no StopIteration."""
+    """Returns the error, or a RuntimeError for a StopIteration, which a future refuses."""
     return RuntimeError("StopIteration") if isinstance(error, StopIteration) else error

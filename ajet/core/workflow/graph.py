@@ -1,4 +1,4 @@
-"""Agent graphs in ChatLearn's form: a class with `build_graph()` and `async run(messages, …)`.
+"""Runs agent graphs in ChatLearn's form: classes with `build_graph()` and `async run(messages, …)`.
 
     @register("math_graph")
     class MathGraph(BaseAgentGraph):
@@ -12,15 +12,15 @@
             return self.convert_agent_graph_output(state)
 
     row {"agent_name": "math_graph", "agent_cfg_path": "math.yaml", "prompt": …, …}
-        cfg          the YAML, by attribute (a class's `agent_cfg_path` is that of rows without);
+        cfg          the YAML, by attribute (rows without a path use the class's `agent_cfg_path`);
                      its `max_total_token_length` and `max_ai_message_turn` limit the episode even
-                     where the graph does not look at them
+                     if the graph ignores them
         messages     the row's conversation
         kwargs       the row's other fields, and `ground_truth` of its `reward_model`
 
-A graph is made for each episode, as `Graph(agent_name, cfg, llm, tokenizer)` without what its
-constructor does not take. A class without a constructor, of any base, has these as attributes, and
-`build_graph` is called for it. What `run` may return is in `to_workflow_output`.
+A graph is made for each episode, as `Graph(agent_name, cfg, llm, tokenizer)` with only those
+arguments that its constructor takes. A class without a constructor gets them as attributes, and
+`build_graph` is called for it. `to_workflow_output` lists what `run` may return.
 
 Not covered: images, ChatLearn's engine behind `llm` (`async_generate`): `llm` is the chat model.
 """
@@ -54,18 +54,18 @@ def CustomChatModel(
     max_parallel_calls: int | None = 1,
     **_others: Any,
 ) -> LangChainModel:
-    """ChatLearn's name for the chat model of a graph: `llm` under the agent name `model`. As there,
-    one call of a reply is made; None makes all."""
+    """Returns `llm` under the agent name `model`. The name is ChatLearn's; as there, only the first
+    tool call of a reply is made unless `max_parallel_calls` is None."""
     changes = {"agent_name": model, "max_parallel_calls": max_parallel_calls}
     return llm.model_copy(update=changes)
 
 
 @dataclass(slots=True)
 class AgentGraphOutput:
-    """What a graph's `run` returns. Training reads what was recorded, never the ids given here.
+    """The result of a graph's `run`. Training uses the recorded tokens, not the ids given here.
 
-    `reward_score=None` asks the judge, who finds `extra_fields` in the output's metadata, and
-    `str_output` as `final_answer` where `extra_fields` has none.
+    With `reward_score=None` the judge gives the reward. It finds `extra_fields` in the output's
+    metadata, and `str_output` as `final_answer` if `extra_fields` has none.
     """
 
     str_output: str
@@ -79,7 +79,7 @@ class AgentGraphOutput:
 
 
 class BaseAgentGraph:
-    """Subclass this, or write a class of the same shape."""
+    """The base of agent graphs. A class with the same methods works without deriving from it."""
 
     def __init__(
         self, agent_name: str, cfg: DictConfig, llm: LangChainModel, tokenizer: Any, **_others: Any
@@ -91,17 +91,17 @@ class BaseAgentGraph:
         self.chatmodel = llm
 
     def build_graph(self) -> Any:
-        """Sets `self.graph`, or returns it; overriding methods may begin with this one's."""
+        """Sets `self.graph`, or returns it. An overriding method may call this one first."""
         self.chatmodel = CustomChatModel(
             model=self.agent_name, llm=self.llm, tokenizer=self.tokenizer
         )
 
     async def run(self, messages: list[dict[str, Any]], **kwargs: Any) -> Any:
-        """Run the graph on one row."""
+        """Runs the graph on one row."""
         raise NotImplementedError(f"{type(self).__name__} does not define run()")
 
     def convert_agent_graph_output(self, messages: Mapping[str, Any]) -> AgentGraphOutput:
-        """Of the graph's state: its last reply, and the timeline that ends with it."""
+        """Returns the last reply of the graph's state, with the timeline that ends with it."""
         index, last = _last_reply(messages["messages"])
         meta = {} if last is None else last.response_metadata
         ids, mask = meta.get("token_ids", []), meta.get("loss_mask", [])
@@ -118,7 +118,7 @@ class BaseAgentGraph:
 
 
 class GraphWorkflow(Workflow):
-    """Runs an episode of `graph_class`; `as_workflow` derives one from it for each graph."""
+    """Runs an episode of `graph_class`; `as_workflow` derives a subclass for each graph."""
 
     graph_class: ClassVar[type]
     agent_name: ClassVar[str]
@@ -148,7 +148,8 @@ class GraphWorkflow(Workflow):
 
 
 def as_workflow(kind: type, agent_name: str) -> type[GraphWorkflow]:
-    """The workflow of a graph class: errors and the run folder name the user's class."""
+    """Returns a workflow that runs a graph class, under the name and module of the class, which
+    errors and the run folder show."""
     copied = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
     attributes = {
         "graph_class": kind,
@@ -164,7 +165,7 @@ def is_graph(kind: type) -> bool:
 
 
 def check_graph(kind: type, where: str) -> None:
-    """ConfigError unless an episode can make the graph and run it."""
+    """Raises a ConfigError unless an episode can make the graph and run it."""
     require_package("langgraph", extra="langgraph", wanted_by=f"{where}: {kind.__name__}")
     place = f"{where}: {line_of(kind)}: {kind.__name__}"
     run = getattr(kind, "run", None)
@@ -181,8 +182,8 @@ def check_graph(kind: type, where: str) -> None:
 
 
 def to_workflow_output(result: Any) -> WorkflowOutput:
-    """A graph may return an AgentGraphOutput, its state (the last reply is the answer), the answer
-    as text, or a WorkflowOutput."""
+    """Converts the result of a graph's `run`: an AgentGraphOutput, its state (the last reply is the
+    answer), the answer as text, or a WorkflowOutput."""
     if isinstance(result, WorkflowOutput):
         return result
     if isinstance(result, AgentGraphOutput):
@@ -199,19 +200,19 @@ def to_workflow_output(result: Any) -> WorkflowOutput:
 
 
 def last_reply_text(messages: Sequence[Any]) -> str:
-    """The text of the last reply among LangChain messages; "" without one."""
+    """Returns the text of the last reply among LangChain messages, or "" if there is none."""
     reply = _last_reply(messages)[1]
     return "" if reply is None else str(reply.text)
 
 
 def _last_reply(messages: Sequence[Any]) -> tuple[int, Any]:
-    """Its place, -1 where there is none."""
+    """Returns the index of the last reply and the reply, or (-1, None) if there is none."""
     replies = [at for at, message in enumerate(messages) if getattr(message, "type", "") == "ai"]
     return (replies[-1], messages[replies[-1]]) if replies else (-1, None)
 
 
 def conversation(workflow_task: WorkflowTask) -> list[dict[str, Any]]:
-    """The task as chat messages."""
+    """Returns the task as chat messages."""
     task = workflow_task.task
     return [*task.init_messages, {"role": "user", "content": task.main_query}]
 
@@ -225,13 +226,13 @@ def _row_arguments(workflow_task: WorkflowTask) -> dict[str, Any]:
 
 
 def _sampling(model_tuner: ModelTuner) -> dict[str, float | int]:
-    """The run's, under the names that ChatLearn gives them."""
+    """Returns the run's sampling parameters under ChatLearn's names."""
     sampling = model_tuner.sampling_params
     return sampling | {"max_new_tokens": sampling.pop("max_tokens")}
 
 
 def _accepted_arguments(function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Those of the arguments that the function takes."""
+    """Returns those of the arguments that the function takes."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return arguments
@@ -244,7 +245,7 @@ def _is_required(parameter: inspect.Parameter) -> bool:
 
 
 def _build_graph(graph: Any) -> None:
-    """`build_graph` may set `self.graph`, or return it, compiled or not."""
+    """Calls `build_graph`, which may set `self.graph`, or return it, compiled or not."""
     built = graph.build_graph() if hasattr(graph, "build_graph") else None
     if built is not None and not hasattr(graph, "graph"):
         graph.graph = built.compile() if hasattr(built, "compile") else built

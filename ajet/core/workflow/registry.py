@@ -1,11 +1,11 @@
-"""Workflows by agent name: a dataset's `agent_name` column picks one for each task.
+"""The registry of workflows by agent name; a dataset's `agent_name` column picks one for each task.
 
     @register("math_agent")
     class MathAgent(Workflow): ...      # or a class with build_graph() and run(): see graph.py
 
 
     agent_name: math_agent     the registered class
-    agent_name: tool_agent     one of ajet's own agents (agents/), imported when it is asked for
+    agent_name: tool_agent     one of ajet's own agents (agents/), imported when it is first used
     no agent_name              the config's `ajet.rollout.user_workflow`, else `single_turn_agent`
 
 The user's modules are those of `ajet.rollout.agent_modules`. Not covered: the agents themselves.
@@ -43,7 +43,7 @@ _WORKFLOWS: dict[str, type[Workflow]] = {}
 
 
 def register(agent_name: str) -> Callable[[type[T]], type[T]]:
-    """Class decorator: tasks whose `agent_name` is this run the class."""
+    """Returns a class decorator: tasks with this `agent_name` run the class."""
     if agent_name in BUILT_IN_AGENTS:
         raise ConfigError(f"agent_name {agent_name!r} is one of ajet's own agents: choose another")
 
@@ -62,8 +62,8 @@ def register(agent_name: str) -> Callable[[type[T]], type[T]]:
 
 
 def workflow_for(kind: type, where: str, agent_name: str | None = None) -> type[Workflow]:
-    """The class as a workflow: itself, or the one that runs it as a graph (the registered one,
-    unless `agent_name` asks for another)."""
+    """Returns the class itself if it is a workflow, else the workflow that runs it as a graph (the
+    registered one, unless `agent_name` names another)."""
     if issubclass(kind, Workflow):
         return kind
     if not is_graph(kind):
@@ -78,7 +78,7 @@ def workflow_for(kind: type, where: str, agent_name: str | None = None) -> type[
 
 
 def registered_workflow(agent_name: str) -> type[Workflow] | None:
-    """The class registered under this name, or ajet's own of this name, if any."""
+    """Returns the class registered under this name, or ajet's own of this name, or None."""
     if agent_name not in BUILT_IN_AGENTS:
         return _WORKFLOWS.get(agent_name)
     module, _, name = BUILT_IN_AGENTS[agent_name].partition("->")
@@ -86,7 +86,7 @@ def registered_workflow(agent_name: str) -> type[Workflow] | None:
 
 
 def import_agent_modules(config: AjetConfig) -> list[ModuleType]:
-    """The modules that register the user's agents, imported."""
+    """Imports the modules that register the user's agents, and returns them."""
     where = "ajet.rollout.agent_modules"
     specs = config.ajet.rollout.agent_modules
     return [load_module(spec, base_dirs=config.base_dirs, where=where) for spec in specs]
@@ -100,7 +100,7 @@ class WorkflowFactory:
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
-        """The user's workflow, imported now: a mistake in it is found before a model is loaded."""
+        """Imports the user's workflow, so that errors in it are found before a model is loaded."""
         import_agent_modules(config)
         where = "ajet.rollout.user_workflow"
         spec = config.ajet.rollout.user_workflow or DEFAULT_AGENT
@@ -118,7 +118,7 @@ class WorkflowFactory:
         return self.class_for(task)()
 
     def class_for(self, task: Task) -> type[Workflow]:
-        """The class that the task names; the default when it names none."""
+        """Returns the class that the task names, or the default if it names none."""
         name = task.metadata.get("agent_name")
         if not name:
             return self.default
@@ -131,12 +131,13 @@ class WorkflowFactory:
         return found
 
     def classes_for(self, tasks: Iterable[Task]) -> list[type[Workflow]]:
-        """The classes that these tasks run; a ConfigError for a name that nobody registered."""
+        """Returns the classes that these tasks run. A name that is not registered is a
+        ConfigError."""
         return list(dict.fromkeys(map(self.class_for, tasks)))
 
 
 def unknown_agent_hint(name: str) -> str:
-    """What to do about a name that nobody registered."""
+    """Returns a hint for a name that is not registered: the closest name, or all names."""
     existing = sorted([*BUILT_IN_AGENTS, *_WORKFLOWS])
     close = difflib.get_close_matches(name, existing, n=1, cutoff=0.75)
     hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(existing)}"

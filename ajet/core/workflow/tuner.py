@@ -1,4 +1,4 @@
-"""What an agent holds as its model. Every call is recorded, and trained on.
+"""The model of an agent in a workflow. Its calls are recorded, and trained on.
 
     agent = ReActAgent(model=model_tuner, …)                     # AgentScope: the tuner itself
     agent = ReActAgent(model=model_tuner.as_agentscope_model(agent_name="solver"), …)
@@ -58,10 +58,10 @@ class ModelTuner:
         self.config = config
         self._recorder = recorder
         self._gateway = gateway
-        self._own_gateway: Gateway | None = None  # where nobody gave one
+        self._own_gateway: Gateway | None = None  # made here if none was given
         self._keys: list[str] = []
         self._grants: dict[tuple[str, str], Grant] = {}
-        self._response_numbers = itertools.count()  # of answers, whichever client gets them
+        self._response_numbers = itertools.count()  # one count for all clients
         self._agentscope: ChatModelBase | None = None
 
     async def __call__(
@@ -72,7 +72,7 @@ class ModelTuner:
         structured_model: type[BaseModel] | None = None,
         **sampling: Any,
     ) -> Any:
-        """As an AgentScope model: gives a `ChatResponse`."""
+        """Calls the model as an AgentScope model does, and returns a `ChatResponse`."""
         if self._agentscope is None:
             self._agentscope = self.as_agentscope_model()
         return await self._agentscope(messages, tools, tool_choice, structured_model, **sampling)
@@ -85,8 +85,8 @@ class ModelTuner:
         *,
         stream: bool = False,
     ) -> ChatModelBase:
-        """An AgentScope chat model. `debug_model` answers in its place, unrecorded, while the
-        workflow's `trainable_targets` leave this agent out."""
+        """Returns an AgentScope chat model. If the workflow's `trainable_targets` leave this agent
+        out, `debug_model` is returned instead, and its calls are not recorded."""
         from ajet.core.workflow.adapters.agentscope import AgentScopeModel
 
         agent_name, target_tag = agent_name or self.agent_name, target_tag or self.target_tag
@@ -106,10 +106,10 @@ class ModelTuner:
         tool_choice: str | None = None,
         **sampling: Any,
     ) -> dict[str, Any]:
-        """The assistant message that the model gives, in OpenAI's form.
+        """Returns the model's reply as an assistant message in OpenAI's form.
 
-        Tool calls that could not be read stand in `content` as they were written, and once more in
-        `malformed_tool_calls`, a key that is there for them alone.
+        Tool calls that could not be read are in `content` as they were written, and again in
+        `malformed_tool_calls`, a key that only such messages have.
         """
         from ajet.core.trajectory.base_recorder import SamplingOverrides
 
@@ -128,7 +128,7 @@ class ModelTuner:
         return reply
 
     async def generate(self, prompt_ids: Sequence[int], **sampling: Any) -> Completion:
-        """Token ids in, token ids out, recorded like any call."""
+        """Continues token ids without a chat template. The call is recorded like any other."""
         from ajet.core.trajectory.base_recorder import SamplingOverrides
 
         call = self._recorder.generate(
@@ -141,8 +141,8 @@ class ModelTuner:
         return turn.completion
 
     def credit_turn(self, reward: float | None = None, state_key: str | None = None) -> None:
-        """Say of this agent's last call what it brought, and in which state of the environment it
-        was made: for estimators that credit single turns. None leaves a note as it is."""
+        """Sets the reward of this agent's last call, and the state of the environment in which it
+        was made, for estimators that credit single turns. None leaves a value as it is."""
         if reward is not None and not abs(reward) <= LARGEST_REWARD:
             raise ValueError(f"credit_turn: the reward is {reward}; give a finite number")
         if not isinstance(state_key, str | None):
@@ -152,19 +152,20 @@ class ModelTuner:
         self._recorder.credit_turn(self.agent_name, self.target_tag, reward, state_key)
 
     def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
-        """Token ids of a text. What spells a special token is plain text in it, as in a message;
-        with `special_tokens` it is the token."""
+        """Returns the token ids of a text. The spelling of a special token is plain text, as in a
+        message; with `special_tokens` it is the token."""
         template = self._recorder.template
         return template.encode(text if special_tokens else template.as_plain(text))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids, without special tokens."""
+        """Returns the text of token ids, without special tokens."""
         return self._recorder.template.decode(list(token_ids))
 
     def prompt_ids(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
     ) -> list[int]:
-        """Token ids of a conversation as the chat template writes it, ready for a reply."""
+        """Returns the token ids of a conversation as the chat template writes it, with the
+        generation prompt at its end."""
         return self._recorder.template.prompt_ids(messages, tools)
 
     def as_langchain_model(
@@ -173,8 +174,8 @@ class ModelTuner:
         target_tag: str | None = None,
         debug_model: BaseChatModel | None = None,
     ) -> BaseChatModel:
-        """A LangChain chat model, for LangChain's agents and LangGraph's graphs. `debug_model` as
-        above."""
+        """Returns a LangChain chat model, for LangChain's agents and LangGraph's graphs. If the
+        workflow's `trainable_targets` leave this agent out, `debug_model` is returned instead."""
         from ajet.core.importing import require_package
 
         require_package("langchain_core", extra="langgraph", wanted_by="as_langchain_model()")
@@ -187,12 +188,12 @@ class ModelTuner:
 
     @property
     def tokenizer(self) -> Any:
-        """The model's tokenizer; None for a model behind somebody else's API."""
+        """The model's tokenizer; None for a model behind an API."""
         return self._recorder.tokenizer
 
     @property
     def sampling_params(self) -> dict[str, float | int]:
-        """How the run draws tokens."""
+        """The run's sampling parameters: temperature, top_p, top_k and max_tokens."""
         sampling = self._recorder.sampling
         names = ("temperature", "top_p", "top_k", "max_tokens")
         return {name: getattr(sampling, name) for name in names}
@@ -200,8 +201,8 @@ class ModelTuner:
     def tighten_limits(
         self, max_steps: int | None = None, max_model_len: int | None = None
     ) -> None:
-        """Lower this episode's limits: calls of the model, and tokens of a prompt and its reply.
-        The call that passes one ends the episode as truncated."""
+        """Lowers this episode's limits: calls of the model, and tokens of a prompt and its reply.
+        The call that exceeds one ends the episode as truncated."""
         self._recorder.tighten_limits(max_steps, max_model_len)
 
     def as_raw_openai_sdk_client(
@@ -212,8 +213,8 @@ class ModelTuner:
         *,
         sync: bool = False,
     ) -> Any:
-        """An `openai.AsyncOpenAI`; with `sync` an `openai.OpenAI`, for `def execute`. `debug_model`
-        is the client given back while `trainable_targets` leave this agent out."""
+        """Returns an `openai.AsyncOpenAI`, or with `sync` an `openai.OpenAI` for `def execute`. If
+        `trainable_targets` leave this agent out, the client `debug_model` is returned instead."""
         from ajet.core.workflow.adapters.openai import async_client, sync_client
 
         grant = self._grant(agent_name, target_tag)
@@ -227,9 +228,9 @@ class ModelTuner:
         target_tag: str | None = None,
         debug_model: tuple[str, str] | None = None,
     ) -> Address:
-        """The base URL and the key of an OpenAI-compatible server on this machine, good until the
-        episode ends. `debug_model` is another pair, given back while `trainable_targets` leave
-        this agent out."""
+        """Returns the base URL and the key of an OpenAI-compatible server on this machine, valid
+        until the episode ends. If `trainable_targets` leave this agent out, the pair `debug_model`
+        is returned instead."""
         from ajet.core.workflow.gateway.gateway import Address
 
         grant = self._grant(agent_name, target_tag)
@@ -241,7 +242,7 @@ class ModelTuner:
         return address
 
     def close(self) -> None:
-        """The episode is over: its keys are dead."""
+        """Revokes the keys of the episode, which is over."""
         for key in self._keys:
             self._open_gateway().keys.revoke(key)
         if self._own_gateway is not None:

@@ -1,4 +1,4 @@
-"""What the user writes: an agent that runs one task, and says what came of it."""
+"""The base class of the user's agents: a workflow runs one task and returns its output."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Workflow:
     trainable_targets: ClassVar[list[str] | None] = None
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
-        """Run the agent on `workflow_task.task`, with `model_tuner` as its model."""
+        """Runs the agent on `workflow_task.task`, with `model_tuner` as its model."""
         raise NotImplementedError(f"{type(self).__name__} does not define execute()")
 
     @classmethod
     def check_config(cls, config: AjetConfig) -> None:
-        """Raise a `ConfigError` for what would fail in every episode; asked before a launch."""
+        """Raises a `ConfigError` for what would fail in every episode; called before a launch."""

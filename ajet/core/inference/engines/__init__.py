@@ -1,5 +1,6 @@
-"""In: prompt token ids and sampling parameters. Out: sampled ids with their log-probabilities.
+"""Engines take prompt token ids and sampling parameters, and return sampled ids with logprobs.
 
-One file per engine, and for the in-process engine one per part: batch, cache, forward, sampling.
-Ignores what the tokens mean: messages, tools and templates are the business of the token session.
+There is one file per engine, and for the in-process engine one per part: batch, cache, forward,
+sampling. Engines do not know what tokens mean; messages, tools and templates belong to the token
+session.
 """

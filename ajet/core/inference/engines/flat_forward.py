@@ -1,4 +1,4 @@
-"""The fast forward: one flat list of tokens, keys and values shared through the prefix cache.
+"""The fast forward pass: one flat list of tokens, keys and values shared by the prefix cache.
 
     rebuild(rows)   every row's tokens but the last get keys and values: cached ones are looked up,
                     missing ones computed once for all rows that have them in common
@@ -31,14 +31,14 @@ from ajet.core.model.decoder import Decoder
 from ajet.core.model.precision import to_wide_dtype
 
 MAX_CHUNK = 512
-"""A longer run of new tokens is computed in chunks, so that the scores stay small."""
+"""The tokens of a chunk at most: with longer ones the attention scores would take much memory."""
 MAX_SCORES = 500_000
-"""Attention scores (tokens x heads x columns) computed at a time."""
+"""The attention scores (tokens x heads x columns) that are computed at a time."""
 
 
 @dataclass(frozen=True)
 class PrefillChunk:
-    """New tokens to compute, after the slots of all that precedes them."""
+    """New `tokens` to compute and their `slots`; `before` holds the slots of the tokens before."""
 
     before: Ids
     tokens: Ids
@@ -46,7 +46,7 @@ class PrefillChunk:
 
 
 class FlatForward:
-    """Forward passes of the Qwen2, Qwen3 and Llama family for the in-process engine."""
+    """Computes forward passes of the Qwen2, Qwen3 and Llama family for the in-process engine."""
 
     def __init__(self, model: nn.Module, max_kv_tokens: int) -> None:
         self._decoder = Decoder(model)
@@ -63,25 +63,26 @@ class FlatForward:
         self._batch: KVBatch | None = None
 
     def reset(self) -> None:
-        """The weights have changed: nothing computed before is valid."""
+        """Forgets everything that was computed with the old weights."""
         self._cache.clear()
         self._batch = None
 
     def release(self, episode_ids: Iterable[str]) -> None:
-        """The episodes are over."""
+        """Frees what only these episodes could use: they make no more requests."""
         self._cache.release(episode_ids)
 
     def rebuild(self, rows: Sequence[BatchRow]) -> int:
-        """Form a batch of these rows, sorted by token ids; how many tokens it had to compute."""
+        """Forms the batch of these rows, which must be sorted by token ids. Returns the number of
+        tokens whose keys and values had to be computed."""
         self._cache.tick()
         tails = [self._insert(row.ids[:-1]) for row in rows]
         num_computed = self._compute([path(tail) for tail in tails])
-        self._batch = None  # its memory goes before the new one's comes
+        self._batch = None  # frees its memory before the new batch is allocated
         self._batch = KVBatch(self._pool, [path_slots(tail) for tail in tails])
         return num_computed
 
     def decode(self, rows: Sequence[BatchRow]) -> Tensor:
-        """Logits ``[rows, vocab]`` in float32 or wider after the last token of each row."""
+        """Returns logits ``[rows, vocab]``, in float32 or wider, after each row's last token."""
         assert self._batch is not None
         tokens = np.array([row.ids[-1] for row in rows], np.int64)
         positions = np.array([len(row.ids) - 1 for row in rows], np.int64)
@@ -92,7 +93,7 @@ class FlatForward:
         return to_wide_dtype(self._decoder.logits(hidden))
 
     def keep(self, index: Ids) -> None:
-        """Drop all rows but these."""
+        """Drops all rows but these."""
         assert self._batch is not None
         if len(index):
             self._batch.keep(index)
@@ -100,7 +101,8 @@ class FlatForward:
             self._batch = None
 
     def store(self, rows: Sequence[tuple[int, BatchRow]]) -> None:
-        """Put rows, each with its number in the batch, into the cache as far as there is room."""
+        """Stores rows, each given with its number in the batch, in the prefix cache while it has
+        room."""
         if self._batch is None:
             return
         numbers, positions, slots = [], [], []
@@ -130,7 +132,8 @@ class FlatForward:
         return tail
 
     def _compute(self, paths: list[list[PrefixNode]]) -> int:
-        """Compute the nodes that lack keys and values, parents before children."""
+        """Computes the nodes that lack keys and values, parents before children. Returns the
+        number of tokens."""
         levels: list[dict[int, PrefillChunk]] = []
         for nodes in paths:
             for level, chunk in enumerate(_missing_chunks(nodes)):
@@ -145,7 +148,7 @@ class FlatForward:
         return sum(len(chunk.tokens) for chunks in levels for chunk in chunks.values())
 
     def _group_chunks(self, chunks: list[PrefillChunk]) -> Iterator[list[PrefillChunk]]:
-        """Neighbouring chunks whose attention scores fit in memory together."""
+        """Yields lists of neighbouring chunks whose scores together stay below `MAX_SCORES`."""
         group: list[PrefillChunk] = []
         for chunk in chunks:
             grown = [*group, chunk]
@@ -158,7 +161,7 @@ class FlatForward:
             yield group
 
     def _prefill(self, chunks: list[PrefillChunk]) -> None:
-        """Write the keys and values of these chunks' tokens to the pool."""
+        """Writes the keys and values of these chunks' tokens to the pool."""
         lengths = np.array([len(chunk.tokens) for chunk in chunks])
         width = int(lengths.max())
         rows_N = np.repeat(np.arange(len(chunks)), lengths)
@@ -173,10 +176,10 @@ class FlatForward:
 
 
 class PrefillAttention:
-    """Attention of several chunks' new tokens over what precedes them and among themselves.
+    """Computes attention of several chunks' new tokens over the tokens before and among themselves.
 
-    Like a decode step, but with several queries a row; they are aligned at the right too, so the
-    query in column c of the queries sees the own columns up to ``c + columns - queries``.
+    It works like a decode step, but with several queries a row. The queries are aligned at the
+    right too, so query c sees the own columns up to ``c + columns - queries``.
     """
 
     def __init__(
@@ -193,7 +196,7 @@ class PrefillAttention:
         self._mask = self._causal_mask(layout)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The Decoder's attention over flat tokens."""
+        """Returns the attention of one layer for ``q [N, heads, d]``; the Decoder calls it."""
         self._pool.write(layer, self._slots_N, k, v)
         k_pool, v_pool = self._pool.k[layer], self._pool.v[layer]
         gathered = self._gathered
@@ -210,7 +213,7 @@ class PrefillAttention:
         return out[:, self._rows_N, self._queries_N].transpose(0, 1).reshape(q.shape)
 
     def _causal_mask(self, layout: CacheLayout) -> Tensor:
-        """``[1, rows, queries, 1, columns]``."""
+        """Returns the mask to add to the own scores, ``[1, rows, queries, 1, columns]``."""
         columns = layout.own_RT.shape[1]
         column = np.arange(columns)
         last = np.arange(self._num_queries) + columns - self._num_queries
@@ -220,7 +223,7 @@ class PrefillAttention:
 
 
 def _missing_chunks(nodes: list[PrefixNode]) -> Iterator[PrefillChunk]:
-    """The uncomputed tokens of a path, cut at `MAX_CHUNK`."""
+    """Yields the tokens of a path that have no keys and values yet, in chunks of `MAX_CHUNK`."""
     before = np.empty(0, np.int64)
     for node in nodes:
         if not node.computed:

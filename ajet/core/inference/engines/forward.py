@@ -1,11 +1,11 @@
-"""What the engine asks of a model: a batch of rows, advanced by one token at a time.
+"""The interface between the engine's batch and a model: rows that advance by one token at a time.
 
     forward.rebuild(rows)            form the batch
     logits_RV = forward.decode(rows) feed the last token of each row
     forward.keep(index)              drop finished rows
     forward.store([(row number, row), ...])  keep what they computed for a later turn
 
-Two of them: FlatForward (flat_forward.py, the fast one) and HfForward (hf_forward.py).
+Two classes implement it: FlatForward (flat_forward.py, the fast one) and HfForward (hf_forward.py).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,16 +21,16 @@ from ajet.core.inference.endpoint import Completion, FinishReason, SamplingParam
 
 @dataclass(eq=False)
 class BatchRow:
-    """One request while it runs: `ids` is the prompt and what was sampled so far."""
+    """One request while it runs: `ids` holds the prompt and the tokens sampled so far."""
 
     request_id: str
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     stop_ids: frozenset[int]
     max_len: int
-    """Prompt and new tokens together end here at the latest."""
+    """The largest number of prompt and new tokens together."""
     stop_check: Callable[[Sequence[int]], bool] | None = None
-    """Whether the text of these sampled ids holds a stop string; looked at after each token."""
+    """Says whether the text of these sampled ids holds a stop string; called after each token."""
     policy_version: int = 0
     ids: list[int] = field(init=False)
     logprobs: list[float] = field(default_factory=list)
@@ -47,7 +47,7 @@ class BatchRow:
         return self.request_id.rpartition("/")[0] or self.request_id
 
     def append(self, token: int, logprob: float) -> None:
-        """Take a sampled token, and finish if it is the last."""
+        """Appends a sampled token, and sets the finish reason if it is the last one."""
         self.ids.append(token)
         self.logprobs.append(logprob)
         if token in self.stop_ids or self._has_stop_string():
@@ -60,7 +60,7 @@ class BatchRow:
         return check is not None and check(self.ids[len(self.prompt_ids) :])
 
     def completion(self) -> Completion:
-        """What the agent gets."""
+        """Returns the finished row as the `Completion` that the caller gets."""
         assert self.finish_reason is not None
         return Completion(
             prompt_ids=self.prompt_ids,
@@ -72,29 +72,30 @@ class BatchRow:
 
 
 class Forward(Protocol):
-    """Forward passes over a batch of rows. The rows of `decode` are those of the last `rebuild`,
-    less those that `keep` dropped."""
+    """Computes forward passes over a batch of rows. The rows of `decode` are those of the last
+    `rebuild`, less those that `keep` dropped."""
 
     def rebuild(self, rows: Sequence[BatchRow]) -> int:
-        """Form the batch of these rows, sorted by token ids; how many tokens it had to compute."""
+        """Forms the batch of these rows, which must be sorted by token ids. Returns the number of
+        tokens whose keys and values had to be computed."""
         ...
 
     def decode(self, rows: Sequence[BatchRow]) -> Tensor:
-        """Float32 logits ``[rows, vocab]`` that follow the last token of each row."""
+        """Returns logits ``[rows, vocab]``, in float32 or wider, after each row's last token."""
         ...
 
     def keep(self, index: NDArray[np.int64]) -> None:
-        """Drop all rows but these, named by ascending number."""
+        """Drops all rows but these, given by their numbers in ascending order."""
         ...
 
     def store(self, rows: Sequence[tuple[int, BatchRow]]) -> None:
-        """Cache what these rows (number in the batch, row) have computed."""
+        """Caches the keys and values of these rows, each given with its number in the batch."""
         ...
 
     def release(self, episode_ids: Iterable[str]) -> None:
-        """These episodes make no more requests."""
+        """Frees what only these episodes could use: they make no more requests."""
         ...
 
     def reset(self) -> None:
-        """Forget everything computed with the old weights."""
+        """Forgets everything that was computed with the old weights."""
         ...

@@ -1,7 +1,7 @@
-"""The slow forward for any other causal model: transformers' own, with its own cache.
+"""The slow forward pass, for any other causal model: transformers' own, with its own cache.
 
 A batch is left-padded, as in `generate`. Forming it computes every row from its first token; there
-is no prefix cache. Correct for whatever transformers can generate from with left padding.
+is no prefix cache. It is correct for every model that transformers can run with left padding.
 """
 
 import inspect
@@ -19,7 +19,7 @@ from ajet.core.model.precision import to_wide_dtype
 
 
 class HfForward:
-    """Forward passes through `model(...)` with a `DynamicCache`."""
+    """Computes forward passes through `model(...)` with a `DynamicCache`."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model: Any = model
@@ -29,23 +29,24 @@ class HfForward:
         self.reset()
 
     def reset(self) -> None:
-        """Nothing outlives a batch."""
+        """Drops the batch's cache and mask."""
         self._cache: Any = None
         self._mask = torch.zeros(0, 0)
 
     def release(self, episode_ids: Iterable[str]) -> None:
-        """Nothing is kept for an episode."""
+        """Does nothing: no cache is kept for an episode."""
 
     def store(self, rows: Sequence[tuple[int, BatchRow]]) -> None:
-        """Nothing is kept for a later turn."""
+        """Does nothing: no cache is kept for a later turn."""
 
     def rebuild(self, rows: Sequence[BatchRow]) -> int:
-        """The first `decode` after this one computes the rows from their first token."""
+        """Drops the old batch. The next `decode` computes the rows from their first token. Returns
+        the number of tokens that it will compute beside the last of each row."""
         self.reset()
         return sum(len(row.ids) - 1 for row in rows)
 
     def decode(self, rows: Sequence[BatchRow]) -> Tensor:
-        """Logits ``[rows, vocab]`` in float32 or wider after the last token of each row."""
+        """Returns logits ``[rows, vocab]``, in float32 or wider, after each row's last token."""
         if self._cache is None:
             self._cache = DynamicCache(config=self._model.config)
             tokens, self._mask = self._left_padded(rows)
@@ -64,7 +65,7 @@ class HfForward:
         return to_wide_dtype(out.logits[:, -1])
 
     def keep(self, index: NDArray[np.int64]) -> None:
-        """Drop all rows but these."""
+        """Drops all rows but these."""
         if not len(index):
             self.reset()
         elif self._cache is not None:

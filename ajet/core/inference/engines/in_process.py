@@ -1,4 +1,4 @@
-"""The engine inside the training process: it samples with the policy's own weights.
+"""The engine in the training process, which samples with the policy's own weights.
 
 Agents run on an event loop; the model runs in one thread of the engine. Requests meet in waves:
 
@@ -9,9 +9,9 @@ Agents run on an event loop; the model runs in one thread of the engine. Request
 With `deterministic=True` a wave starts only when nothing runs and every live episode (`enter` to
 `leave`) waits here, and takes its requests in the order of their ids. What is computed together,
 and so every rounding, then depends on the requests and never on their timing. A finished request
-resolves at once, so tools run while the wave goes on. Before a wave somebody may be asked who can
-tell episodes to leave (`set_wave_check`): at that moment it is known who has ended, whenever it
-did. `deterministic=False` lets requests join a running batch.
+resolves at once, so tools run while the wave goes on. A function that is called before each wave
+(`set_wave_check`) may make episodes leave: which episodes have ended by then does not depend on
+timing. `deterministic=False` lets requests join a running batch.
 
 Not covered: deadlines (the caller cancels), several requests of one episode at the same time (the
 wave does not wait for the second), weights on several devices.
@@ -43,13 +43,13 @@ from ajet.core.model.decoder import Decoder
 KV_BYTES = 1 << 30
 """Default budget for the keys and values of running rows, and again for those of the cache."""
 SETTLE_TURNS = 8
-"""Turns of the event loop without an arrival before a wave starts: `gather` starts its calls one
-after the other, and an episode that leaves hands its place to one that enters a moment later."""
+"""The turns of the event loop without an arrival before a wave starts: `gather` starts its calls
+one after the other, and an episode that leaves gives its slot to one that enters a moment later."""
 
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Totals since the engine was made. Cached prompt tokens were not computed again."""
+    """Counts since the engine was made. Cached prompt tokens were not computed again."""
 
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
@@ -59,7 +59,7 @@ class EngineStats:
 
 @dataclass(eq=False)
 class PendingRequest:
-    """A request and the future that waits for it."""
+    """A request and the future, on its event loop, that waits for it."""
 
     row: BatchRow
     loop: asyncio.AbstractEventLoop
@@ -67,7 +67,7 @@ class PendingRequest:
 
 
 class InProcessEngine:
-    """A `ModelEndpoint` over a Hugging Face causal model in this process."""
+    """A `WaveEndpoint` over a Hugging Face causal model in this process."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class InProcessEngine:
         max_kv_tokens: int | None = None,
         decode: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
-        """Without `decode` (ids to text) a stop string ends no reply early."""
+        """`decode` turns ids into text; without it a stop string ends no reply early."""
         self._model = model
         self._decode = decode
         self._stop_token_ids = frozenset(stop_token_ids)
@@ -113,7 +113,7 @@ class InProcessEngine:
 
     @property
     def stats(self) -> EngineStats:
-        """Totals so far."""
+        """The counts so far."""
         batch = self._batch
         return EngineStats(
             prompt_tokens=batch.prompt_tokens,
@@ -125,7 +125,7 @@ class InProcessEngine:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
-        """Sample a continuation of `prompt_ids`; see `ModelEndpoint`."""
+        """Samples a continuation of `prompt_ids`; see `ModelEndpoint`."""
         loop = asyncio.get_running_loop()
         call = PendingRequest(
             self._row(prompt_ids, sampling, request_id), loop, loop.create_future()
@@ -146,13 +146,13 @@ class InProcessEngine:
                 self._drop(request_id, call)
 
     def enter(self, episode_id: str) -> None:
-        """The episode is live: waves wait for its requests until it leaves."""
+        """Marks the episode as live: waves wait for its requests until it leaves."""
         with self._changed:
             self._live.add(episode_id)
             self._arrivals += 1
 
     def leave(self, episode_id: str) -> None:
-        """The episode is over: no wave waits for it, and its part of the cache may go."""
+        """Marks the episode as over: no wave waits for it, and its part of the cache is freed."""
         with self._changed:
             self._live.discard(episode_id)
             self._left_episodes.add(episode_id)
@@ -161,23 +161,23 @@ class InProcessEngine:
 
     @property
     def waves(self) -> WaveEndpoint | None:
-        """This engine where it is deterministic; else requests join a running batch."""
+        """This engine if it is deterministic; None if requests join a running batch."""
         return self if self._deterministic else None
 
     def set_wave_check(self, check: Callable[[], bool] | None) -> None:
-        """See `WaveEndpoint`."""
+        """Sets the function that is called before each wave; see `WaveEndpoint`."""
         with self._changed:
             self._wave_check = check
 
     def publish(self, version: int) -> None:
-        """The weights have changed in place: forget what was computed with the old ones."""
+        """Forgets what was computed with the old weights: they have changed in place."""
         with self._changed:
             self.policy_version = version
             self._published = version
             self._changed.notify()
 
     def abort(self, request_id: str) -> None:
-        """End a request with what it has sampled so far and `finish_reason="abort"`."""
+        """Ends a request with what it has sampled so far and `finish_reason="abort"`."""
         with self._changed:
             call = self._pending.pop(request_id, None)
             if request_id in self._running:
@@ -188,12 +188,12 @@ class InProcessEngine:
             _post(call.loop, _resolve, call.future, call.row.completion())
 
     async def close(self) -> None:
-        """Stop the thread; requests still under way fail."""
+        """Stops the thread; requests still under way fail."""
         with self._changed:
             self._closed = True
             self._changed.notify()
         if self._thread is not None:
-            # Not by a thread of the loop's pool: tools that never end may hold all of them.
+            # A join in a thread of the loop's pool could wait for ever: tools may hold all of them.
             while self._thread.is_alive():
                 await asyncio.sleep(0.005)
 
@@ -225,8 +225,9 @@ class InProcessEngine:
         return BatchRow(request_id, tuple(prompt_ids), sampling, stop_ids, max_len, stop_check)
 
     def _stop_check(self, stops: Sequence[str]) -> Callable[[Sequence[int]], bool] | None:
-        """A token is a byte at least, so a stop string is among as many tokens as it has bytes; a
-        few more, for a character that is cut in two where they begin."""
+        """Returns a function that looks for a stop string in the last sampled tokens, if there are
+        stop strings. A token is at least one byte, so as many tokens as the longest stop string has
+        bytes hold it; a few more are decoded in case the first one cuts a character in two."""
         decode = self._decode
         if not stops or decode is None:
             return None
@@ -234,7 +235,7 @@ class InProcessEngine:
         return lambda ids: first_stop(decode(ids[-window:]), stops) is not None
 
     def _drop(self, request_id: str, call: PendingRequest) -> None:
-        """The caller was cancelled: nobody waits for this request."""
+        """Drops a request that nobody waits for, because its caller was cancelled."""
         with self._changed:
             if self._pending.get(request_id) is call:
                 del self._pending[request_id]
@@ -243,7 +244,7 @@ class InProcessEngine:
             call.row.aborted = True
 
     def _maybe_start_wave(self) -> None:
-        """Start a wave if it is time, after the event loop has settled. Holds the lock."""
+        """Schedules a wave if one may start. The caller holds the lock."""
         if self._deterministic and self._is_wave_ready():
             loop = next(iter(self._pending.values())).loop
             _post(loop, self._settle, loop, self._arrivals, SETTLE_TURNS)
@@ -256,7 +257,7 @@ class InProcessEngine:
         return self._live <= {call.row.episode_id for call in self._pending.values()}
 
     def _settle(self, loop: asyncio.AbstractEventLoop, arrivals: int, turns: int) -> None:
-        """Runs on the event loop, `turns` more times unless something arrives."""
+        """Starts the wave after `turns` more turns of the event loop in which nothing arrives."""
         with self._changed:
             if arrivals != self._arrivals or not self._is_wave_ready():
                 return
@@ -267,7 +268,8 @@ class InProcessEngine:
                 loop.call_soon(self._settle, loop, arrivals, turns - 1)
 
     def _submit_pending(self) -> None:
-        """Give all pending requests to the thread, in the order of their ids. Holds the lock."""
+        """Gives all pending requests to the thread, in the order of their ids. The caller holds the
+        lock."""
         for request_id in sorted(self._pending):
             self._running[request_id] = self._pending[request_id]
             self._submitted.append(self._pending[request_id].row)
@@ -282,7 +284,7 @@ class InProcessEngine:
             self._thread.start()
 
     def _run_thread(self) -> None:
-        """The thread: one token for every running row, as long as there are any."""
+        """Runs in the thread: samples one token for every running row, as long as there are any."""
         was_training = False
         with torch.inference_mode():
             while True:
@@ -296,7 +298,7 @@ class InProcessEngine:
                 started = time.perf_counter()
                 try:
                     finished = self._batch.step()
-                # Whatever happens here happens to the callers: they must not wait for ever.
+                # Every error goes to the callers, which would wait for ever otherwise.
                 except Exception as error:  # noqa: BLE001
                     self._batch.clear()
                     self._fail(error)
@@ -307,7 +309,7 @@ class InProcessEngine:
                 self._deliver(finished)
 
     def _apply_changes(self, *, wait: bool) -> None:
-        """Tell the batch what happened since the last step."""
+        """Passes to the batch what happened since the last step."""
         with self._changed:
             while wait and not (self._submitted or self._closed):
                 self._changed.wait()
@@ -315,7 +317,7 @@ class InProcessEngine:
                 self._batch.publish(self._published)
                 self._published = None
             if self._submitted:
-                # Not between waves: who has left by then depends on timing.
+                # Only at the start of a wave: between waves, which have left depends on timing.
                 self._batch.release(sorted(self._left_episodes))
                 self._left_episodes.clear()
             self._batch.add(self._submitted)
@@ -335,7 +337,7 @@ class InProcessEngine:
             _post(loop, _resolve_all, resolved)
 
     def _fail(self, error: Exception) -> None:
-        """Every request under way ends with this error."""
+        """Ends every request under way with this error."""
         with self._changed:
             calls = [*self._running.values(), *(self._pending.values() if self._closed else ())]
             self._running.clear()
@@ -356,7 +358,7 @@ def _kv_bytes_per_token(model: Any) -> int:
 
 
 def _post(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:
-    """PendingRequest on the loop's thread; a loop that is closed has nobody waiting."""
+    """Calls the function on the loop's thread, unless the loop is closed: then nobody waits."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(function, *args)
 
@@ -372,7 +374,7 @@ def _resolve_all(resolved: list[tuple["asyncio.Future[Completion]", Completion]]
 
 
 def _reject(future: "asyncio.Future[Completion]", error: Exception) -> None:
-    """A new exception for each caller: one shared by all would collect all their tracebacks."""
+    """Sets a new exception for each caller: a shared one would collect all their tracebacks."""
     if not future.done():
         if isinstance(error, AjetError):
             future.set_exception(type(error)(*error.args))

@@ -1,4 +1,4 @@
-"""Keys and values: where they are kept, and attention over them.
+"""Storage of keys and values, and attention over them.
 
     KVPool    [layers, kv_heads, slots, d]      every cached token once, at the slot that the
                                                 prefix cache gave it
@@ -13,7 +13,7 @@ rows in one matrix product; the rest of a row is its own:
     row 2   |                        | question 2, reply c     >
 
 The own part is aligned at the right, so all rows write their new token to the same column.
-Rows must be sorted by their tokens, so that sharers are neighbours.
+Rows must be sorted by their tokens, so that rows with a common prefix are neighbours.
 """
 
 from dataclasses import dataclass
@@ -29,15 +29,15 @@ from ajet.core.inference.engines.prefix_cache import Ids, common_length
 from ajet.core.model.precision import to_wide_dtype
 
 MIN_SHARED = 32
-"""Shorter common prefixes are copied: a segment costs a few small products a layer."""
+"""Tokens. Shorter common prefixes are copied: a segment costs a few small products a layer."""
 GROWTH = 32
-"""Columns added at a time when the rows outgrow their batch."""
+"""The columns that are added at a time when the rows outgrow their batch."""
 MASKED = -1e30
-"""Finite, so that a query with nothing to see gives garbage that nobody reads, and no NaN."""
+"""A finite number: a query whose columns are all masked gives unused numbers, but no NaN."""
 
 
 class KVPool:
-    """Storage by slot. Slot 0 stays zero and stands for padding."""
+    """Holds keys and values by slot. Slot 0 stays zero and stands for padding."""
 
     def __init__(
         self,
@@ -56,12 +56,12 @@ class KVPool:
         self.v[:, :, 0] = 0
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store ``[N, kv_heads, d]`` at N slots."""
+        """Stores keys and values ``[N, kv_heads, d]`` of one layer at N slots."""
         self.k[layer].index_copy_(1, slots, k.transpose(0, 1))
         self.v[layer].index_copy_(1, slots, v.transpose(0, 1))
 
     def tensor(self, values: NDArray[Any]) -> Tensor:
-        """Slots, indices or a mask as a tensor on the pool's device."""
+        """Returns an array (slots, indices, a mask) as a tensor on the pool's device."""
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.k.device)
 
 
@@ -76,7 +76,11 @@ class CacheSegment:
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """The slots of a batch's rows, cut into shared segments and right-aligned own parts."""
+    """The slots of a batch's rows, cut into shared segments and right-aligned own parts.
+
+    `shared_R` counts the slots of each row in its segment, `start_R` is the first column of its own
+    part in `own_RT`, which is padded with slot 0.
+    """
 
     segments: list[CacheSegment]
     shared_R: Ids
@@ -85,7 +89,7 @@ class CacheLayout:
 
     @classmethod
     def of(cls, slots_R: list[Ids]) -> "CacheLayout":
-        """Lay out rows; neighbours that share slots share a segment."""
+        """Lays out rows, given by their slots; neighbours that share slots share a segment."""
         segments = _segments(slots_R)
         shared_R = np.concatenate(
             [np.full(s.last - s.first, len(s.slots), np.int64) for s in segments]
@@ -99,7 +103,7 @@ class CacheLayout:
 
 
 def _segments(slots_R: list[Ids]) -> list[CacheSegment]:
-    """Cut the rows where neighbours share less than `MIN_SHARED` slots."""
+    """Cuts the rows into segments where neighbours share fewer than `MIN_SHARED` slots."""
     shared = [common_length(a, b) for a, b in pairwise(slots_R)]
     cuts = [i + 1 for i, length in enumerate(shared) if length < MIN_SHARED]
     segments: list[CacheSegment] = []
@@ -113,7 +117,7 @@ def _segments(slots_R: list[Ids]) -> list[CacheSegment]:
 
 
 class GatheredCache:
-    """One layer's keys and values for a layout: the shared parts once, the own parts by row."""
+    """Gathers one layer's keys and values: the shared parts once, the own parts for each row."""
 
     def __init__(self, pool: KVPool, layout: CacheLayout) -> None:
         self._pool = pool
@@ -122,11 +126,11 @@ class GatheredCache:
         self._shared = [pool.tensor(s.slots) for s in layout.segments]
 
     def own(self, source: Tensor) -> Tensor:
-        """``[kv_heads, rows, columns, d]`` from one layer of the pool."""
+        """Returns the own parts ``[kv_heads, rows, columns, d]`` from one layer of the pool."""
         return source.index_select(1, self._own).unflatten(1, self._shape)
 
     def shared(self, source: Tensor) -> list[Tensor]:
-        """``[kv_heads, P, d]`` for each segment."""
+        """Returns ``[kv_heads, P, d]`` for each segment, P being the slots that it shares."""
         return [source.index_select(1, slots) for slots in self._shared]
 
 
@@ -137,7 +141,7 @@ def attend_shared(
     segments: list[CacheSegment],
     mask: Tensor,
 ) -> Tensor:
-    """Attention of ``q [kv_heads, rows, queries, group, d]`` over [segment | own columns].
+    """Returns attention of ``q [kv_heads, rows, queries, group, d]`` over [segment | own columns].
 
     `own` is ``[kv_heads, rows, columns, d]`` twice; `mask` is added to the own scores and
     broadcasts over ``[kv_heads, rows, queries, group, columns]``.
@@ -165,14 +169,16 @@ def attend_shared(
 
 
 def _batched_product(a: Tensor, b: Tensor) -> Tensor:
-    """``[H, R, m, n] @ [H, R, n, d]``; a slice of rows is multiplied head by head, not copied."""
+    """Returns ``[H, R, m, n] @ [H, R, n, d]``. If `b` is a slice of rows, its heads are multiplied
+    one by one, because `flatten` would copy it."""
     if b.stride(0) == b.shape[1] * b.stride(1):
         return torch.bmm(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, b.shape[:2])
     return torch.stack([torch.bmm(a_h, b_h) for a_h, b_h in zip(a, b, strict=True)])
 
 
 class KVBatch:
-    """The rows being decoded. Each step writes one column: `attend` is the Decoder's attention."""
+    """Holds the rows that are being decoded. Each step writes one column; the Decoder calls
+    `attend` for each layer."""
 
     def __init__(self, pool: KVPool, slots_R: list[Ids]) -> None:
         self._pool = pool
@@ -190,11 +196,12 @@ class KVBatch:
 
     @property
     def num_rows(self) -> int:
-        """Rows, the finished ones that were not dropped yet included."""
+        """The number of rows, with the finished ones that were not dropped yet."""
         return len(self._start_R)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Write one new token per row to the current column, and attend to it and all before."""
+        """Writes one new token per row to the current column, and returns the attention over it
+        and the tokens before."""
         heads, end = k.shape[1], self._column + 1
         self._k[layer][:, :, self._column] = k.transpose(0, 1)
         self._v[layer][:, :, self._column] = v.transpose(0, 1)
@@ -208,14 +215,14 @@ class KVBatch:
         return out.permute(1, 2, 0, 3, 4).reshape(q.shape)
 
     def advance(self) -> None:
-        """The column is written in every layer; make room for the next."""
+        """Goes on to the next column once every layer has written this one."""
         self._column += 1
         if self._column == self._k[0].shape[2]:
             self._k, self._v = self._with_room(self._k), self._with_room(self._v)
             self._mask = self._padding_mask()
 
     def keep(self, index: Ids) -> None:
-        """Drop all rows but these (in order), and the columns that are padding in each of them."""
+        """Drops all rows but these (in order), and the columns that are padding in all of them."""
         index_R = self._pool.tensor(index)
         first = int(self._start_R[index].min())
         for tensors in (self._k, self._v):
@@ -227,7 +234,7 @@ class KVBatch:
         self._mask = self._padding_mask()
 
     def save(self, rows_N: Ids, positions_N: Ids, slots_N: Ids) -> None:
-        """Copy tokens of some rows, named by their position in the row, to the pool."""
+        """Copies N tokens, given by row and position in the row, to N slots of the pool."""
         columns = self._start_R[rows_N] + positions_N - self._shared_R[rows_N]
         assert (columns >= self._start_R[rows_N]).all() and (columns < self._column).all()
         rows, cols, slots = (self._pool.tensor(x) for x in (rows_N, columns, slots_N))
@@ -236,7 +243,8 @@ class KVBatch:
             self._pool.v[layer].index_copy_(1, slots, v[:, rows, cols])
 
     def num_shared(self, row: int) -> int:
-        """How many of this row's first tokens are in its segment (and so cannot be saved)."""
+        """Returns the number of this row's first tokens that its segment holds; `save` cannot copy
+        those."""
         return int(self._shared_R[row])
 
     def _keep_segments(self, index: Ids) -> None:
@@ -253,7 +261,7 @@ class KVBatch:
         return [torch.nn.functional.pad(t, (0, 0, 0, GROWTH)) for t in tensors]
 
     def _padding_mask(self) -> Tensor:
-        """``[1, rows, 1, 1, columns]``, MASKED left of each row's first own token."""
+        """Returns ``[1, rows, 1, 1, columns]``, MASKED left of each row's first own token."""
         columns = np.arange(self._k[0].shape[2])
         mask = np.where(columns < self._start_R[:, None], MASKED, 0.0).astype(np.float32)
         return self._pool.tensor(mask).to(self._pool.k.dtype)[None, :, None, None]

@@ -1,10 +1,10 @@
-"""Somebody else's model behind an OpenAI-compatible address, for evaluation.
+"""A model behind an OpenAI-compatible address, for evaluation.
 
     engine = OpenAIEngine("http://127.0.0.1:8000/v1", model="qwen", api_key=api_key())
     reply  = await engine.chat(messages, tools, sampling, tool_choice=None)
 
-The client retries what is worth retrying (rate limits, 5xx, broken connections) with back-off. The
-seed is sent along; whether it fixes anything is the server's affair.
+The client retries rate limits, 5xx and broken connections with back-off. The seed is sent along,
+but servers may ignore it.
 
 Not covered: streaming, training (such an address gives no token ids).
 """
@@ -24,13 +24,14 @@ from ajet.core.inference.endpoint import (
 )
 
 KEY_VARIABLES = ("AJET_ENDPOINT_API_KEY", "OPENAI_API_KEY")
-NO_KEY = "none"  # local servers ask for none, the client insists on one
+NO_KEY = "none"  # local servers need no key, but the client requires one
 BUILT_IN_CHOICES = ("auto", "none", "required")
 MAX_RETRIES = 3
 
 
 def api_key(variables: Sequence[str] = KEY_VARIABLES) -> str:
-    """The key from the environment, never from a config that is written to a run folder."""
+    """Returns the key from the environment. A config is written to the run folder, so it holds no
+    key."""
     return next((os.environ[name] for name in variables if os.environ.get(name)), NO_KEY)
 
 
@@ -56,7 +57,8 @@ class OpenAIEngine:
         sampling: SamplingParams,
         tool_choice: str | None,
     ) -> ChatReply:
-        """One reply; `ContextOverflow` where the server says that the prompt is too long."""
+        """Returns one reply. Raises `ContextOverflow` if the server says that the prompt is too
+        long."""
         from openai import BadRequestError
 
         request = _request(messages, tools, sampling, tool_choice)
@@ -87,7 +89,7 @@ def _request(
     sampling: SamplingParams,
     tool_choice: str | None,
 ) -> dict[str, Any]:
-    """The fields of one request; `top_k` only where it cuts."""
+    """Returns the fields of one request, with `top_k` only if it cuts."""
     request: dict[str, Any] = {
         "messages": messages,
         "temperature": sampling.temperature,

@@ -1,14 +1,14 @@
-"""Which token sequences have their keys and values in the pool: a radix trie over exact token ids.
+"""The index of the cached keys and values: a radix trie over exact token ids.
 
     root ── [system prompt + tools] ─┬─ [question 1] ─┬─ [reply a, tool result]
                                      │                └─ [reply b]
                                      └─ [question 2] ── ...
 
 A node owns a run of token ids and one pool slot per id. Two prompts share a node only if every id
-before it is equal too, so what a node holds is exactly what a fresh computation would give.
+before it is equal too, so its keys and values are those that a fresh computation would give.
 
-Room is made by dropping the leaves that were used longest ago, counted in ticks of the engine (a
-tick is one forming of a batch), never in seconds: what is cached depends on the requests alone.
+Eviction drops the least recently used leaves. Their age is counted in ticks of the engine (a batch
+is formed once a tick), not in seconds: so what is cached depends on the requests alone.
 
 Not covered: the keys and values themselves (kv_cache.py).
 """
@@ -23,7 +23,7 @@ Ids = NDArray[np.int64]
 
 
 class PrefixNode:
-    """A run of tokens below `parent`. `computed` says that its slots hold keys and values."""
+    """A run of tokens below `parent`. `computed` says whether its slots hold keys and values."""
 
     __slots__ = (
         "children",
@@ -45,8 +45,8 @@ class PrefixNode:
         self.children: dict[int, PrefixNode] = {}
         self.computed = False
         self.last_used = last_used
-        self.serial = serial  # of creation: breaks ties in the order of eviction
-        self.num_turn_ends = 0  # how many live episodes have a turn that ends here
+        self.serial = serial  # counts the nodes; breaks ties in the order of eviction
+        self.num_turn_ends = 0  # the turns of live episodes that end here
 
 
 class PrefixCache:
@@ -57,7 +57,7 @@ class PrefixCache:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything: the weights have changed."""
+        """Forgets every sequence, because the weights have changed."""
         self._root = PrefixNode(np.empty(0, np.int64), np.empty(0, np.int64), None, 0, 0)
         self._root.computed = True
         self._free = np.arange(self.num_slots, 0, -1, dtype=np.int64)
@@ -67,19 +67,21 @@ class PrefixCache:
         self._serial = 0
 
     def tick(self) -> None:
-        """Begin a new batch: what it inserts from here on is not evicted before the next tick."""
+        """Begins a new batch. Nodes that are inserted or used now are not evicted before the next
+        tick."""
         self._clock += 1
 
     @property
     def num_used(self) -> int:
-        """Slots in use."""
+        """The number of slots in use."""
         return self.num_slots - self._num_free
 
     def insert(self, ids: Ids) -> PrefixNode | None:
-        """The node where `ids` ends, their missing end added as one node, not computed yet.
+        """Returns the node where `ids` ends. Ids that are not in the trie are added as one node,
+        which is not computed yet.
 
-        None when there is no room even after eviction; nothing is added then. (The path above a
-        node may be split by later insertions, so ask for it, `path`, when it is needed.)
+        Returns None, and adds nothing, if there is no room even after eviction. Later insertions
+        may split the nodes above, so call `path` only when the path is needed.
         """
         node, at = self._root, 0
         while at < len(ids):
@@ -96,12 +98,12 @@ class PrefixCache:
         return node
 
     def mark_tail(self, episode_id: str, node: PrefixNode) -> None:
-        """Remember that a turn of this episode ends here, until `release`."""
+        """Notes that a turn of this episode ends at this node, until `release`."""
         node.num_turn_ends += 1
         self._tails.setdefault(episode_id, []).append(node)
 
     def release(self, episode_ids: Iterable[str]) -> None:
-        """The episodes are over: drop what only they could use."""
+        """Drops the leaves that only these episodes could use: they are over."""
         for episode_id in episode_ids:
             for node in reversed(self._tails.pop(episode_id, [])):
                 node.num_turn_ends -= 1
@@ -109,7 +111,7 @@ class PrefixCache:
                     self.remove(node)
 
     def remove(self, node: PrefixNode) -> None:
-        """Drop a leaf and free its slots."""
+        """Drops a leaf and frees its slots."""
         assert not node.children and node.parent is not None
         del node.parent.children[int(node.tokens[0])]
         node.parent = None
@@ -123,7 +125,7 @@ class PrefixCache:
         return node
 
     def _split(self, node: PrefixNode, at: int) -> PrefixNode:
-        """Cut `node` in two at token `at`; the upper half, which is new, is returned."""
+        """Cuts `node` in two at token `at` and returns the upper half, which is a new node."""
         assert node.parent is not None
         upper = self._add(node.parent, node.tokens[:at], node.slots[:at])
         upper.computed, upper.last_used = node.computed, node.last_used
@@ -140,9 +142,9 @@ class PrefixCache:
         return self._free[self._num_free : self._num_free + count][::-1].copy()
 
     def _evict(self, count: int) -> None:
-        """Drop leaves, least recently used first, until `count` and a tenth of all slots are free.
+        """Drops leaves, least recently used first, until `count` slots are free and a tenth of all.
 
-        The extra tenth spares a walk over the trie at every insertion once the cache is full.
+        Without the extra tenth, every insertion into a full cache would walk over the whole trie.
         """
         target = max(count, self.num_slots // 10)
         heap = [(n.last_used, n.serial, n) for n in self._leaves() if n.last_used < self._clock]
@@ -166,7 +168,7 @@ class PrefixCache:
 
 
 def path(tail: PrefixNode) -> list[PrefixNode]:
-    """The nodes from below the root to `tail`."""
+    """Returns the nodes from below the root to `tail`."""
     nodes, node = [], tail
     while node.parent is not None:
         nodes.append(node)
@@ -175,12 +177,12 @@ def path(tail: PrefixNode) -> list[PrefixNode]:
 
 
 def path_slots(tail: PrefixNode) -> Ids:
-    """The slots of a whole path, in the order of its tokens."""
+    """Returns the slots of the whole path to `tail`, in the order of its tokens."""
     return np.concatenate([node.slots for node in path(tail)] or [np.empty(0, np.int64)])
 
 
 def common_length(a: Ids, b: Ids) -> int:
-    """How many first entries are equal."""
+    """Returns the length of the common prefix of two arrays."""
     length = min(len(a), len(b))
     differs = np.flatnonzero(a[:length] != b[:length])
     return int(differs[0]) if len(differs) else length

@@ -1,6 +1,6 @@
-"""An engine without a model: it draws tokens evenly from the vocabulary.
+"""An engine without a model, which draws tokens evenly from the vocabulary.
 
-It serves checks of an environment or a workflow before a model is at hand.
+It checks an environment or a workflow before a model is loaded.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from ajet.core.inference.engines.uniform import uniforms
 
 
 class RandomEngine(ModelEndpoint):
-    """Draws every token evenly from the vocabulary, from the request's seed alone."""
+    """Draws every token evenly from the vocabulary; the request's seed alone decides the draw."""
 
     policy_version = 0
 
@@ -25,7 +25,7 @@ class RandomEngine(ModelEndpoint):
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
-        """Up to `max_tokens` tokens, each with log-probability ``-log(vocab_size)``."""
+        """Returns up to `max_tokens` tokens, each with log-probability ``-log(vocab_size)``."""
         await asyncio.sleep(0)
         u = uniforms(
             np.full(sampling.max_tokens, sampling.seed, np.uint64), np.arange(sampling.max_tokens)

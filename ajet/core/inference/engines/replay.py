@@ -1,13 +1,13 @@
-"""An engine without a model: it repeats what was recorded, and notes where it is asked otherwise.
+"""An engine without a model, which repeats recorded completions and notes where prompts differ.
 
     engine = ReplayEngine([RecordedCall(completion, 0.0, 0.5), …])
     … the workflow runs again …
     engine.calls[1].departs_at      None: the same prompt; 57: another id at that position
 
 Calls are matched in their order. Of recorded calls that were in flight together, each prompt takes
-the one that it has most in common with, and they are answered in the order in which they were then.
+the one with the longest common prefix, and they are answered in the order in which they were then.
 
-Not covered: a call that was begun and got no answer (cancelled, timed out): it left no record.
+Not covered: a call that got no answer (it was cancelled or timed out), which left no record.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ajet.core.inference.endpoint import Completion, ContextOverflow, ModelEndpo
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """A completion, and when its call began and ended."""
+    """A recorded completion, with the times at which its call began and ended."""
 
     completion: Completion
     started_s: float
@@ -30,8 +30,9 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedCall:
-    """One call of the replay. `recorded` is the place of its match in the record (None: there is
-    no more). `completion` is what it was given."""
+    """One call of the replay. `recorded` is the index of the recorded call that it was matched with
+    (None if none was left), `completion` is the answer that it got, and `departs_at` is the first
+    position where the prompts differ."""
 
     prompt_ids: tuple[int, ...]
     max_tokens: int
@@ -41,19 +42,21 @@ class ReplayedCall:
 
     @property
     def exceeds_max_tokens(self) -> bool:
-        """Whether the recorded reply is longer than this call asks for."""
+        """True if the recorded reply has more tokens than this call allows."""
         completion = self.completion
         return completion is not None and len(completion.token_ids) > self.max_tokens
 
 
 class ReplayStopped(Exception):
-    """The replay ends here: the record does, or it was to stop where it departs."""
+    """Ends the replay: the record is at its end, or a prompt departs and the replay stops there."""
 
 
 class ReplayEngine(ModelEndpoint):
-    """See the module's docstring. `overflow` is what cut an episode whose last prompt was too long
-    for the engine: the call after the last recorded one meets it again. `over` is set where the
-    replay has ended, whatever the workflow still does."""
+    """Answers each call with the recorded completion.
+
+    `overflow` is the error message of an episode whose last prompt was too long for the engine: the
+    call after the last recorded one raises it again. `ended` is set when the replay has ended, even
+    if the workflow still runs."""
 
     policy_version = 0
 
@@ -74,21 +77,21 @@ class ReplayEngine(ModelEndpoint):
 
     @property
     def stopped(self) -> bool:
-        """Whether the replay ended before the workflow did."""
+        """True if the replay ended before the workflow did."""
         return self.ended.is_set()
 
     @property
     def missing_calls(self) -> list[int]:
-        """The recorded calls that did not come."""
+        """The indices of the recorded calls that the workflow has not made."""
         return list(self._remaining)
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
-        """The recorded completion, whatever the prompt is now."""
+        """Returns the recorded completion, even if the prompt differs."""
         request = ReplayedCall(tuple(prompt_ids), sampling.max_tokens)
         if self.stopped:
-            await asyncio.sleep(0)  # an agent that retries for ever still lets others run
+            await asyncio.sleep(0)  # an agent that retries for ever must not block the loop
             raise ReplayStopped("the replay is over")
         if not self._remaining:
             self.calls.append(request)
@@ -114,7 +117,8 @@ class ReplayEngine(ModelEndpoint):
         return completion
 
     def _match(self, prompt_ids: tuple[int, ...]) -> int:
-        """The next recorded call; of several that were in flight together, the nearest one."""
+        """Returns the index of the next recorded call. Of several that were in flight together it
+        takes the one whose prompt has the longest common prefix."""
         next_end = min(self._recorded[index].ended_s for index in self._remaining)
         in_flight = [i for i in self._remaining if self._recorded[i].started_s < next_end]
         return max(
@@ -127,7 +131,7 @@ class ReplayEngine(ModelEndpoint):
         return float("inf") if at is None else at
 
     async def _wait_for_turn(self, index: int) -> None:
-        """Wait until those that ended before this one have."""
+        """Waits until the calls that ended before this one in the record have ended."""
         self._in_flight.add(index)
         try:
             await asyncio.sleep(0)
@@ -141,7 +145,7 @@ class ReplayEngine(ModelEndpoint):
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
-    """The first position where they differ; None where they are equal."""
+    """Returns the first position where two sequences differ, or None if they are equal."""
     for position, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return position

@@ -1,10 +1,10 @@
-"""Drawing tokens, with the log-probability of each under the distribution it was drawn from.
+"""Draws tokens, with the log-probability of each under the distribution it was drawn from.
 
     logits -> / temperature -> top-k cut -> top-p cut -> softmax -> inverse CDF at u
 
-`u` is a hash of (the request's seed, the number of the token): a draw depends on nothing else, not
-on the batch, and no generator has a state. Greedy rows (temperature 0) take the largest logit and
-report log-probabilities at temperature 1, without cuts.
+`u` is a hash of (the request's seed, the number of the token). So a draw does not depend on the
+rest of the batch, and no generator has a state. Greedy rows (temperature 0) take the largest logit
+and report log-probabilities at temperature 1, without cuts.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.uniform import uniforms
 
 MAX_ELEMENTS = 16_000_000
-"""Logits handled at a time: float64 copies of 256 rows of a large vocabulary are gigabytes."""
+"""The logits handled at a time: float64 copies of 256 rows of a large vocabulary are gigabytes."""
 
 
 class Sampler:
-    """The sampling parameters of a batch's rows, as vectors."""
+    """Draws one token for each row of a batch; holds the rows' sampling parameters as vectors."""
 
     def __init__(self, params: Sequence[SamplingParams], device: torch.device) -> None:
         temperatures = [p.temperature if p.temperature > 0 else 1.0 for p in params]
@@ -41,7 +41,8 @@ class Sampler:
         ).unsqueeze(1)
 
     def draw(self, logits: Tensor, counts: NDArray[np.int64]) -> tuple[list[int], list[float]]:
-        """One token per row and its log-probability; `counts` is how many each row has so far."""
+        """Returns one token per row and its log-probability. `counts` holds the number of tokens
+        that each row has sampled so far."""
         u = torch.from_numpy(uniforms(self._seeds, counts)).to(logits.device)
         step = max(1, MAX_ELEMENTS // logits.shape[1])
         tokens: list[int] = []
@@ -66,7 +67,7 @@ class Sampler:
 
 
 def inverse_cdf(probs: Tensor, u: Tensor) -> Tensor:
-    """The first token whose cumulative probability exceeds ``u x total``.
+    """Returns the first token of each row whose cumulative probability exceeds ``u x total``.
 
     The sum is in float64 and ``u < 1``, so the target stays below the total, and a token of
     probability zero, which adds nothing to the sum, is never the first to exceed it.
@@ -83,9 +84,9 @@ def inverse_cdf(probs: Tensor, u: Tensor) -> Tensor:
 
 
 def _cut(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """-inf for tokens beyond the k likeliest, then for those beyond the smallest set of mass p.
+    """Sets logits to -inf beyond the k likeliest tokens, then beyond the smallest set of mass p.
 
-    Ties go to the lower token id.
+    Among equal logits the lower token id comes first.
     """
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(logits.shape[1], device=logits.device)

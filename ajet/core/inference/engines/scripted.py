@@ -1,8 +1,8 @@
-"""An engine without a model: it says what a function says.
+"""An engine without a model, which returns the tokens that a function returns.
 
     engine = ScriptedEngine(lambda prompt_ids, sampling, request_id: tokenizer.encode("hello"))
 
-It serves tests and replays.
+Tests use it.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ class ScriptedEngine(ModelEndpoint):
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
-        """The script's tokens, cut at `max_tokens`."""
+        """Returns the script's tokens, cut at `max_tokens`."""
         await asyncio.sleep(0)  # a real engine never answers within the same turn of the loop
         token_ids = tuple(self._script(prompt_ids, sampling, request_id))
         cut = token_ids[: sampling.max_tokens]

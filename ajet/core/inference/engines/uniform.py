@@ -1,11 +1,11 @@
-"""Uniform numbers by counter: a hash of (seed, count) instead of a generator with a state."""
+"""Uniform random numbers by counter: a hash of (seed, count), not a generator with a state."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 
 def uniforms(seeds: NDArray[np.uint64], counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """A number in [0, 1) for each (seed, count), by SplitMix64."""
+    """Returns a number in [0, 1) for each (seed, count), by SplitMix64."""
     mixed = _mix(seeds + _mix(counts.astype(np.uint64)))
     return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

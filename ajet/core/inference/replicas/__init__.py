@@ -1,4 +1,5 @@
-"""In: requests and weights. Out: completions that carry the version of those weights.
+"""Replicas take requests and weights, and return completions with the version of those weights.
 
-A replica in this process; those over HTTP are in `engines/`. Ignores who else serves the model.
+Here is the replica in this process; those over HTTP are in `ajet/servers`. A replica does not know
+the other replicas of the model.
 """

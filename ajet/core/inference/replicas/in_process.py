@@ -1,11 +1,11 @@
-"""A replica with a model of its own in this process: what a cluster without a GPU serves with.
+"""A replica with a model of its own in this process; clusters without a GPU serve with it.
 
     replica = InProcessReplica("r0", model, stop_token_ids=(3,))
     await replica.load_weights(source, 7);  await replica.generate(ids, sampling, "e/0000")
 
-Requests join a running batch (continuous batching), and the prefix cache holds for as long as the
-weights do. Asleep, the engine and its cache are gone, and on a GPU the weights lie in the CPU's
-memory; on a CPU they stay where they are.
+Requests join a running batch (continuous batching), and the prefix cache is valid until the weights
+change. `sleep` drops the engine and its cache; on a GPU it also moves the weights to the CPU's
+memory.
 
 Not covered: a model on several devices.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class InProcessReplica(ModelEndpoint):
-    """A `Replica` over an engine in this process; the model is the replica's alone."""
+    """A `Replica` over an engine in this process. Nothing else uses its model."""
 
     def __init__(
         self,
@@ -58,20 +58,20 @@ class InProcessReplica(ModelEndpoint):
         )
         self._gate = Gate()
         self._engine: InProcessEngine | None = None
-        self._past = EngineStats()  # of the engines before this one
+        self._past = EngineStats()  # counts of the engines before this one
         self._loader = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-weights")
         self._is_closed = False
         self._start_engine()
 
     @property
     def stats(self) -> EngineStats:
-        """Totals of this replica."""
+        """The counts of this replica, over all its engines."""
         return _sum(self._past, self._engine.stats) if self._engine else self._past
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
-        """As `ModelEndpoint.generate`; held while paused."""
+        """Samples a continuation, as `ModelEndpoint.generate` does; waits while paused."""
         if self._is_closed:
             raise ReplicaDown(f"{self.name}: closed")
         if not await self._gate.enter(request_id):
@@ -88,34 +88,34 @@ class InProcessReplica(ModelEndpoint):
             self._gate.leave(request_id)
 
     def abort(self, request_id: str) -> None:
-        """End a request with what it has sampled so far; nothing where there is none."""
+        """Ends a request with what it has sampled so far; does nothing if there is none."""
         if not self._gate.give_up(request_id) and self._engine is not None:
             self._engine.abort(request_id)
 
     def leave(self, episode_id: str) -> None:
-        """The episode's part of the cache may go."""
+        """Frees the episode's part of the cache."""
         if self._engine is not None:
             self._engine.leave(episode_id)
 
     async def health(self) -> None:
-        """`ReplicaDown` when it is closed."""
+        """Raises `ReplicaDown` if the replica is closed."""
         if self._is_closed:
             raise ReplicaDown(f"{self.name}: closed")
 
     async def pause(self, abort: bool = False) -> None:
-        """Hold new requests; returns when none runs."""
+        """Holds new requests, and returns when none runs."""
         self._gate.shut()
         for request_id in self._gate.inside if abort else ():
             self.abort(request_id)
         await self._gate.empty()
 
     async def resume(self) -> None:
-        """Let held requests run; a replica that is asleep stays as it is."""
+        """Lets held requests run; does nothing while the replica sleeps."""
         if self._engine is not None:
             self._gate.open()
 
     async def sleep(self) -> None:
-        """Drop the engine and its cache; on a GPU move the weights to the CPU."""
+        """Drops the engine and its cache; on a GPU moves the weights to the CPU."""
         await self.pause()
         await self._stop_engine()
         if self._device.type != "cpu":
@@ -123,15 +123,15 @@ class InProcessReplica(ModelEndpoint):
             _empty_cache()
 
     async def wake(self) -> None:
-        """The weights and an empty cache are where they were; `resume` lets requests in."""
+        """Brings back the weights and an empty cache; `resume` lets requests in."""
         if self._engine is None and not self._is_closed:
             if self._device.type != "cpu":
                 await self._in_thread(lambda: self._model.to(self._device))
             self._start_engine()
 
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
-        """Copy them in place, in a thread. Requests that run are waited for, new ones held; a
-        replica that is asleep may be loaded too."""
+        """Copies the weights in place, in a thread. Running requests are waited for, new ones held.
+        A sleeping replica may be loaded too."""
         was_open = self._gate.is_open
         await self.pause()
         try:
@@ -145,14 +145,14 @@ class InProcessReplica(ModelEndpoint):
         return replace(report, version=version)
 
     async def close(self) -> None:
-        """Requests under way fail."""
+        """Closes the engine; requests under way fail."""
         self._is_closed = True
         await self._stop_engine()
-        self._gate.open()  # those held find it closed
+        self._gate.open()  # held requests go on, and fail because the replica is closed
         self._loader.shutdown(wait=False)
 
     async def _in_thread(self, work: Callable[[], Any]) -> Any:
-        # A thread of its own: tools that never end may hold all of the loop's pool.
+        # Not in the loop's thread pool: tools that never end may hold all of its threads.
         return await asyncio.get_running_loop().run_in_executor(self._loader, work)
 
     def _start_engine(self) -> None:

@@ -1,1 +1,1 @@
-"""One file for each agent framework: its model interface over the episode's recorder."""
+"""The model interfaces of agent frameworks over the episode's recorder, one file for each."""

@@ -2,10 +2,11 @@
 
     messages (OpenAI's form) -> recorder.chat -> ChatResponse(thinking, text and tool-use blocks)
 
-With `stream=True` the response is an async generator of one chunk: the endpoint gives whole
+With `stream=True` the response is an async generator of one chunk, since the endpoint gives whole
 replies. `structured_model` works as in AgentScope's OpenAI model: the class becomes the only tool,
-and its validated arguments become the response's `metadata` (None when the model wrote no valid
-ones). Importing this module imports AgentScope, which takes seconds: only `tuner.py` does, late.
+and its validated arguments become the response's `metadata` (None if the model wrote no valid
+ones). Importing this module imports AgentScope, which takes seconds: only `tuner.py` imports it,
+when it is needed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ STRUCTURED_TOOL = "generate_structured_output"
 
 
 class AgentScopeModel(ChatModelBase):
-    """One agent's view of the episode's recorder."""
+    """The AgentScope chat model of one agent; it calls the episode's recorder."""
 
     def __init__(
         self,
@@ -114,7 +115,8 @@ def _as_tool(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _structured(turn: Turn, model: type[BaseModel]) -> dict[str, Any] | None:
-    """The first call's arguments, or those of a call without an end, if the class accepts them."""
+    """Returns the first call's arguments if the class accepts them, or those of a call that was cut
+    off after its arguments."""
     calls = turn.reply.get("tool_calls")
     text = calls[0]["function"]["arguments"] if calls else turn.reply["content"]
     text = text.removeprefix(turn.notes.get("opening", "")).lstrip()

@@ -6,14 +6,14 @@
     agent = create_agent(model, tools=[…])                      # or model.bind_tools([…])
     reply = await model.ainvoke("2+2?", max_tokens=64)
 
-`response_metadata` has `token_ids` (prompt and reply) and, as long, `loss_mask`: 1 where the token
-was sampled and is trained, in earlier replies of the same timeline too. `invoke`, `stream` and
-`batch` work in every thread but the event loop's own, and run on that loop. A tool's
-`extras["openai_schema"]` is offered word for word, in the place of what LangChain derives. A reply
-comes whole, so a stream is one chunk.
+`response_metadata` has `token_ids` (prompt and reply) and `loss_mask` of the same length: 1 where
+the token was sampled and is trained, in earlier replies of the same timeline too. `invoke`,
+`stream` and `batch` work in every thread but the event loop's own, and run on that loop. A tool's
+`extras["openai_schema"]` is offered unchanged, in place of the schema that LangChain derives. A
+reply comes whole, so a stream is one chunk.
 
 Not covered: JSON mode, pickling, LangChain's cache (a cached reply is not sampled).
-Importing this module imports LangChain: only `tuner.py` does, late.
+Importing this module imports LangChain: only `tuner.py` imports it, when it is needed.
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ Tool = dict[str, Any] | type | Callable[..., Any] | BaseTool
 
 NOT_MADE = "calls_not_made"
 NON_TEXT_BLOCKS = ("reasoning", "thinking", "tool_call", "tool_use", "invalid_tool_call")
-"""Content blocks of a reply that are said elsewhere in OpenAI's form."""
+"""Content blocks of a reply that OpenAI's form has in other fields than `content`."""
 
 
 class LangChainModel(BaseChatModel):
-    """One agent's view of the episode's recorder. Copies and bindings record in the same place."""
+    """The LangChain chat model of one agent. Its copies and bindings share the episode's
+    recorder."""
 
     recorder: Any = Field(exclude=True, repr=False)
     agent_name: str = "default"
@@ -131,8 +132,9 @@ class LangChainModel(BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """`tool_choice`: auto, none, any (or required), or a tool, by name or as OpenAI's dict.
-        `parallel_tool_calls=False`: of several calls in one reply the first alone is made."""
+        """Returns the model with these tools. `tool_choice` is auto, none, any (or required), or a
+        tool, by name or as OpenAI's dict. With `parallel_tool_calls=False` only the first of
+        several calls in one reply is made."""
         _refuse_strict(strict)
         given = {"tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
         kwargs |= {name: value for name, value in given.items() if value is not None}
@@ -147,7 +149,8 @@ class LangChainModel(BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
-        """By a forced call of a tool that takes the schema's fields."""
+        """Returns a runnable whose output has the schema's fields; it forces a call of a tool that
+        takes them."""
         if method != "function_calling":
             raise ValueError(
                 f"with_structured_output(method={method!r}) is not built: sampling is not "
@@ -183,8 +186,8 @@ class LangChainModel(BaseChatModel):
     def _overrides(
         self, stop: list[str] | None, sampling_params: dict[str, Any] | None = None, **given: Any
     ) -> SamplingOverrides:
-        """`sampling_params` is how ChatLearn's graphs pass them; what equals the run's own setting
-        there asks for nothing."""
+        """Returns the call's changes to the run's sampling. ChatLearn's graphs pass them in
+        `sampling_params`, where a value equal to the run's changes nothing."""
         passed = dict(sampling_params or {})
         if "max_new_tokens" in passed:
             passed["max_tokens"] = passed.pop("max_new_tokens")
@@ -224,7 +227,7 @@ class LangChainModel(BaseChatModel):
 
 
 def openai_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """The conversation as the recorder takes it. A reply comes back as it was recorded: its
+    """Returns the conversation in OpenAI's form. A reply is restored as it was recorded, with its
     thinking, the calls of it that were not made, and text that LangChain keeps as blocks."""
     converted: list[dict[str, Any]] = []
     for message in messages:
@@ -262,7 +265,8 @@ def _thinking_text(block: dict[str, Any]) -> str:
 
 
 def openai_schema(tool: Tool) -> dict[str, Any]:
-    """The tool as OpenAI describes it. A function's `**kwargs` is not the model's to fill."""
+    """Returns the tool's schema in OpenAI's form, without a function's `**kwargs`, which the model
+    does not fill."""
     own = (getattr(tool, "extras", None) or {}).get("openai_schema")
     if own is not None:
         return own
@@ -285,7 +289,7 @@ def _refuse_strict(strict: bool | None) -> None:
 
 
 def _tool_choice(tool_choice: str | dict[str, Any] | bool | None) -> str | None:
-    """In the recorder's words."""
+    """Returns the choice as the recorder takes it: "required", a tool's name, …"""
     if isinstance(tool_choice, bool):
         return "required" if tool_choice else None
     if isinstance(tool_choice, dict):
@@ -306,7 +310,7 @@ def _invalid(text: str) -> InvalidToolCall:
 
 
 def _loss_mask(turn: Turn, turns: Sequence[Turn]) -> list[int]:
-    """Over the call's prompt and reply: 1 for the tokens of this timeline that are trained."""
+    """Returns the loss mask over the call's prompt and reply: 1 for tokens that are trained."""
     prompt = turn.completion.prompt_ids
     mask = [0] * len(prompt)
     for earlier in turns if turn.notes.get("continues") else ():

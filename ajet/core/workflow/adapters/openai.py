@@ -1,12 +1,12 @@
-"""The trained model behind OpenAI's own clients, without a socket.
+"""OpenAI's own clients over the trained model, without a socket.
 
     client = model_tuner.as_raw_openai_sdk_client()          # AsyncOpenAI, in `async def execute`
     client = model_tuner.as_raw_openai_sdk_client(sync=True) # OpenAI, in `def execute` (a thread)
 
-The client's HTTP transport hands each request to the gateway's own code: what is served and what is
-refused is the same as over HTTP (gateway/dialects), but for the size of a body and the client's
-timeout, which have no part here. Importing this module imports the `openai`
-package: only tuner.py does, late.
+The client's HTTP transport passes each request to the gateway's code: requests are served and
+refused as over HTTP (gateway/dialects), but there is no limit on the size of a body, and the
+client's timeout has no effect. Importing this module imports the `openai` package: only tuner.py
+imports it, when it is needed.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _NO_KEY = "in-process"
 
 
 def async_client(gateway: Gateway, grant: Grant) -> AsyncOpenAI:
-    """For code on an event loop."""
+    """Returns a client for code on an event loop."""
     transport = httpx.AsyncClient(transport=_Transport(gateway, grant))
     return AsyncOpenAI(base_url=BASE_URL, api_key=_NO_KEY, http_client=transport, max_retries=0)
 
 
 def sync_client(gateway: Gateway, grant: Grant) -> OpenAI:
-    """For code in a thread; a call on the event loop's own thread is refused in one line."""
+    """Returns a client for code in a thread; a call on the event loop's own thread is an error."""
     transport = httpx.Client(transport=_Transport(gateway, grant))
     return OpenAI(base_url=BASE_URL, api_key=_NO_KEY, http_client=transport, max_retries=0)
 
 
 class _Transport(httpx.AsyncBaseTransport, httpx.BaseTransport):
-    """Both of httpx's kinds: one request in, one response out."""
+    """The HTTP transport of both clients, synchronous and asynchronous, over the gateway."""
 
     def __init__(self, gateway: Gateway, grant: Grant) -> None:
         self._gateway = gateway
@@ -64,7 +64,7 @@ class _Transport(httpx.AsyncBaseTransport, httpx.BaseTransport):
         if dialect is None:
             missing = RequestError(f"{request.method} {request.url.path} is not served", status=404)
             return error_response(DIALECTS[0], missing)
-        return await self._gateway.answer(dialect, self._grant, body)
+        return await self._gateway.respond(dialect, self._grant, body)
 
 
 def _response(answer: GatewayResponse) -> httpx.Response:

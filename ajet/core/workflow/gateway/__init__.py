@@ -1,5 +1,5 @@
-"""In: HTTP requests of an agent in any language. Out: calls of its episode's recorder, as turns.
+"""Turns HTTP requests of an agent in any language into calls of its episode's recorder, as turns.
 
-Ignores: how tokens are sampled and trained. Not loaded until an agent asks for an address or an
-OpenAI client.
+How tokens are sampled and trained plays no part here. The package is not loaded until an agent
+needs an address or an OpenAI client.
 """

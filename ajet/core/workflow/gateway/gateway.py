@@ -1,7 +1,7 @@
-"""The model as an HTTP address, for agents in any process and language.
+"""The model behind an HTTP address, for agents in any process and language.
 
     gateway.open(grant)      -> Address(base_url, api_key): the server starts with the first one
-    gateway.answer(…)        one request, parsed, sampled on its episode's event loop, and answered
+    gateway.respond(…)       one request, parsed, sampled on its episode's event loop, and answered
     gateway.close()          at the end of the run
 
 The server (server.py) runs in a thread with an event loop of its own, on loopback: it answers, with
@@ -37,23 +37,23 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 MODEL = "ajet"
 STALL_S = 10.0
-"""So long may an episode's event loop stand still before its agent hears of it."""
+"""The seconds that an episode's event loop may be blocked before its agent gets an error."""
 
 
 class Address(NamedTuple):
-    """Where an agent finds its model. The key is shown to nobody by accident: not by `repr`."""
+    """The base URL and the key of an agent's model. `repr` hides the key."""
 
     base_url: str
     api_key: str
 
     @property
     def model(self) -> str:
-        """A name for clients that insist on one; any will do."""
+        """A model name for clients that need one; the gateway takes any."""
         return MODEL
 
     @property
     def anthropic(self) -> tuple[str, str]:
-        """The same for Anthropic's clients, which add ``/v1`` to the base URL themselves."""
+        """The URL and key for Anthropic's clients, which add ``/v1`` to the URL themselves."""
         return self.base_url.removesuffix("/v1"), self.api_key
 
     def __repr__(self) -> str:
@@ -62,7 +62,7 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GatewayResponse:
-    """A response: one body, or events."""
+    """An HTTP response with one body, or with a stream of events."""
 
     status: int
     body: bytes = b""
@@ -70,16 +70,17 @@ class GatewayResponse:
 
     @property
     def headers(self) -> dict[str, str]:
-        """A repetition mends no refusal, and these clients ask before they repeat."""
+        """The HTTP headers. An error says that a retry is useless, which OpenAI's and Anthropic's
+        clients read."""
         kind = "application/json" if self.events is None else "text/event-stream"
         return {"content-type": kind} | ({"x-should-retry": "false"} if self.status >= 400 else {})
 
 
 class Gateway:
-    """One for a run; made without a server, which starts when an agent asks for an address."""
+    """Serves the model to the agents of a run. Its HTTP server starts with the first address."""
 
     def __init__(self, port: int | None = None, stall_s: float = STALL_S) -> None:
-        """`port` None: any that is free."""
+        """`port=None` means any free port."""
         self.keys = KeyRing()
         self._port = port
         self._stall_s = stall_s
@@ -87,11 +88,11 @@ class Gateway:
         self._server: GatewayServer | None = None
 
     def open(self, grant: Grant) -> Address:
-        """An address and a key for the agent of this grant."""
+        """Returns an address and a new key for the agent of this grant."""
         return Address(self.listen(), self.keys.issue(grant))
 
     def listen(self) -> str:
-        """The base URL; the server starts if it has not."""
+        """Starts the server if it does not run, and returns its base URL."""
         with self._lock:
             if self._server is None:
                 from ajet.core.workflow.gateway.server import GatewayServer
@@ -100,14 +101,14 @@ class Gateway:
             return self._server.base_url
 
     def close(self) -> None:
-        """Stop the server, if one runs."""
+        """Stops the server, if one runs."""
         with self._lock:
             server, self._server = self._server, None
         if server is not None:
             server.close()
 
-    async def answer(self, dialect: Dialect, grant: Grant, body: bytes) -> GatewayResponse:
-        """What a request in this dialect gets. All that can go wrong is an answer too."""
+    async def respond(self, dialect: Dialect, grant: Grant, body: bytes) -> GatewayResponse:
+        """Returns the response to a request in this dialect; errors are responses too."""
         try:
             request = dialect.parse(_parse_json_object(body), grant)
             turns = await self._sample(grant, request)
@@ -116,8 +117,8 @@ class Gateway:
                     200, events=iter(list(dialect.events(request, turns, grant)))
                 )
             return GatewayResponse(200, _encode_json(dialect.reply(request, turns, grant)))
-        except RequestError as refusal:
-            return error_response(dialect, refusal)
+        except RequestError as error:
+            return error_response(dialect, error)
         except Exception as error:  # noqa: BLE001  # the edge of a server: one line, not a traceback
             logger.warning(f"the gateway failed at a request: {type(error).__name__}: {error}")
             fault = RequestError(
@@ -126,7 +127,8 @@ class Gateway:
             return error_response(dialect, fault)
 
     def grant(self, key: str) -> Grant:
-        """Whose key it is; `RequestError` (401) for one that is forged, foreign or dead."""
+        """Returns the grant of a key. Raises `RequestError` (401) if it is forged, foreign or
+        revoked."""
         found = self.keys.find(key)
         if found is None:
             raise RequestError(
@@ -182,18 +184,18 @@ class Gateway:
             ) from None
 
 
-def error_response(dialect: Dialect, refusal: RequestError) -> GatewayResponse:
-    """The answer that says why there is none."""
-    return GatewayResponse(refusal.status, _encode_json(dialect.refusal(refusal)))
+def error_response(dialect: Dialect, error: RequestError) -> GatewayResponse:
+    """Returns the response for an error, in this dialect."""
+    return GatewayResponse(error.status, _encode_json(dialect.error_body(error)))
 
 
 def dialect_at(path: str) -> Dialect | None:
-    """The dialect of a path such as ``/v1/chat/completions``."""
+    """Returns the dialect of a path such as ``/v1/chat/completions``, or None."""
     return next((each for each in DIALECTS if path == f"/v1{each.path}"), None)
 
 
 def models_response(path: str) -> GatewayResponse | None:
-    """The answer to ``GET /v1/models`` and to ``GET /v1/models/{id}``: there is one model."""
+    """Returns the response to ``GET /v1/models`` or ``GET /v1/models/{id}``: there is one model."""
     entry = {"id": MODEL, "object": "model", "created": 0, "owned_by": "ajet"}
     if path == "/v1/models":
         return GatewayResponse(200, _encode_json({"object": "list", "data": [entry]}))

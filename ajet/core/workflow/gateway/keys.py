@@ -1,10 +1,11 @@
-"""Keys to the model: one for one agent of one episode, dead when the episode ends.
+"""API keys: each is for one agent of one episode, and is revoked when the episode ends.
 
     key = ring.issue(grant)     "sk-ajet-" and 128 random bits
-    ring.find(key)              the grant; None for a forged, foreign or dead key
+    ring.find(key)              the grant; None for a forged, foreign or revoked key
     ring.revoke(key)            at the end of the episode
 
-The ring keeps digests, compared in constant time: neither it nor a dump of it shows a key.
+The ring stores digests, which are compared in constant time: neither it nor a dump of it shows a
+key.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.core.redaction import PREFIX
 
 LOOKUP_BYTES = 8
-"""Bytes of a digest by which it is looked up; the whole is compared."""
+"""The first bytes of a digest, by which it is looked up; the whole digest is compared."""
 
 if TYPE_CHECKING:
     from ajet.core.trajectory.base_recorder import BaseRecorder
@@ -44,7 +45,7 @@ class Grant:
 
 
 class KeyRing:
-    """All keys that are alive. Safe to use from several threads."""
+    """Holds all valid keys. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._grants: dict[bytes, tuple[bytes, Grant]] = {}

@@ -1,9 +1,9 @@
-"""One request in no dialect: what every dialect is parsed to, and what refuses it.
+"""The common form of requests in all dialects, and the errors that refuse them.
 
     a dialect's body --parse--> ChatRequest --sample--> turns --reply, events--> a dialect's body
 
-A field that cannot be honoured is refused with its name; only fields that concern nobody but the
-provider (`user`, `metadata`, …) are passed over.
+A field that cannot be honoured is refused with its name; only fields that concern the provider
+alone (`user`, `metadata`, …) are ignored.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MAX_CHOICES = 128
 
 
 class RequestError(Exception):
-    """A request that gets no answer. `status` is HTTP's; `kind`, `code` and `param` are words of
-    OpenAI's error bodies."""
+    """Raised for a request that is refused or fails. `status` is the HTTP status; `kind`, `code`
+    and `param` are fields of OpenAI's error bodies."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class RequestError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """What is asked of the model. `messages` and `tools` have OpenAI's form, `tool_choice` is
-    "auto", "none", "required" or a tool's name. `has_instructions`: the first message is for this
+    """One request to the model. `messages` and `tools` have OpenAI's form, `tool_choice` is "auto",
+    "none", "required" or a tool's name. With `has_instructions` the first message is for this
     request alone."""
 
     messages: list[dict[str, Any]]
@@ -59,7 +59,8 @@ class ChatRequest:
 
 
 async def sample(grant: Grant, request: ChatRequest) -> list[Turn]:
-    """The turns, one for each choice, recorded under the grant's agent: all of them, or none."""
+    """Samples one turn for each choice and records it under the grant's agent. If one fails, the
+    others are cancelled."""
     grant.recorder.check_calls_left(request.num_choices)
     calls = [
         grant.recorder.chat(
@@ -84,7 +85,7 @@ async def sample(grant: Grant, request: ChatRequest) -> list[Turn]:
 
 
 class Fields:
-    """A request's body, taken field by field; `end` refuses what nobody took."""
+    """Reads a request's body field by field; `refuse_rest` refuses the fields that are left."""
 
     def __init__(self, body: Mapping[str, Any], ignored_fields: Iterable[str] = ()) -> None:
         self._left = {name: value for name, value in body.items() if value is not None}
@@ -92,7 +93,7 @@ class Fields:
             self._left.pop(name, None)
 
     def take(self, name: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-        """The field's value, `default` where it is absent or null."""
+        """Removes a field and returns its value, or `default` if it is absent or null."""
         if name not in self._left:
             return default
         value = self._left.pop(name)
@@ -103,7 +104,7 @@ class Fields:
         return value
 
     def refuse(self, name: str, reason: str, *, unless: Sequence[Any] = ()) -> None:
-        """Refuse the field unless it is absent or has one of these values."""
+        """Refuses the field unless it is absent or has one of these values."""
         if name in self._left and self._left.pop(name) not in unless:
             raise RequestError(
                 f"{name} is not served: {reason}", param=name, code="unsupported_parameter"
@@ -115,7 +116,7 @@ class Fields:
 
 
 def object_list(value: Any, name: str) -> list[dict[str, Any]]:
-    """`value` if it is a list of objects."""
+    """Returns `value` if it is a list of objects, and refuses it otherwise."""
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise RequestError(f"{name} must be a list of objects", param=name)
     return value

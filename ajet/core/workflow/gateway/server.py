@@ -3,9 +3,9 @@
     POST /v1/chat/completions, /v1/responses, /v1/messages      one for each dialect
     GET  /v1/models, /v1/models/{id}
 
-The key comes as ``Authorization: Bearer …`` or ``x-api-key: …``. A client that hangs up has its
-call cancelled. Errors that a repetition cannot mend say so to OpenAI's and Anthropic's clients, by
-a header of theirs. Importing this module imports FastAPI: only gateway.py does, late.
+The key comes as ``Authorization: Bearer …`` or ``x-api-key: …``. If a client disconnects, its call
+is cancelled. Errors carry a header that keeps OpenAI's and Anthropic's clients from retrying.
+Importing this module imports FastAPI: only gateway.py imports it, when it is needed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CLOSE_S = 5.0
 
 
 class GatewayServer:
-    """Listens as soon as it is made."""
+    """The HTTP server in a thread of its own; it listens as soon as it is made."""
 
     def __init__(self, gateway: Gateway, host: str, port: int | None) -> None:
         self._socket = _listening_socket(host, port)
@@ -47,7 +47,7 @@ class GatewayServer:
             make_app(gateway),
             log_config=None,
             access_log=False,
-            log_level="critical",  # a failed request is the gateway's to tell
+            log_level="critical",  # the gateway itself logs failed requests
             lifespan="off",
             timeout_graceful_shutdown=1,
             timeout_keep_alive=600,
@@ -65,7 +65,7 @@ class GatewayServer:
 
 
 def make_app(gateway: Gateway) -> FastAPI:
-    """The routes of all dialects."""
+    """Returns the FastAPI app with the routes of all dialects."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     for dialect in DIALECTS:
         app.add_route(f"/v1{dialect.path}", _endpoint(gateway, dialect), methods=["POST"])
@@ -83,9 +83,9 @@ def _endpoint(gateway: Gateway, dialect: Dialect) -> Endpoint:
         try:
             grant = gateway.grant(_key(request))
             body = await _body(request)
-        except RequestError as refusal:
-            return _response(error_response(dialect, refusal))
-        answering = asyncio.ensure_future(gateway.answer(dialect, grant, body))
+        except RequestError as error:
+            return _response(error_response(dialect, error))
+        answering = asyncio.ensure_future(gateway.respond(dialect, grant, body))
         return await _response_unless_disconnected(request, answering)
 
     return handle
@@ -95,8 +95,8 @@ def _models_endpoint(gateway: Gateway) -> Endpoint:
     async def handle(request: Request) -> Response:
         try:
             gateway.grant(_key(request))
-        except RequestError as refusal:
-            return _response(error_response(DIALECTS[0], refusal))
+        except RequestError as error:
+            return _response(error_response(DIALECTS[0], error))
         listing = models_response(request.url.path)
         assert listing is not None
         return _response(listing)
@@ -107,7 +107,7 @@ def _models_endpoint(gateway: Gateway) -> Endpoint:
 async def _response_unless_disconnected(
     request: Request, answering: asyncio.Future[GatewayResponse]
 ) -> Response:
-    """The answer; where the client hangs up before it is there, its call is cancelled."""
+    """Returns the response. If the client disconnects before it is there, its call is cancelled."""
     gone = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
         await asyncio.wait({answering, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -123,7 +123,7 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 async def _body(request: Request) -> bytes:
-    """The whole body; `RequestError` (413) as soon as it is too large."""
+    """Returns the whole body; it raises `RequestError` (413) as soon as the body is too large."""
     chunks, size = [], int(request.headers.get("content-length") or 0)
     if size <= MAX_BODY_BYTES:
         size = 0
@@ -149,7 +149,7 @@ def _response(answer: GatewayResponse) -> Response:
 
 
 async def _not_served(request: Request, error: Exception) -> Response:
-    """404 and 405 in OpenAI's form."""
+    """Returns the responses 404 and 405 in OpenAI's form."""
     status = getattr(error, "status_code", 404)
     served = ", ".join(f"/v1{dialect.path}" for dialect in DIALECTS)
     message = f"{request.method} {request.url.path} is not served; there are POST {served}"

@@ -1,6 +1,6 @@
-"""One file each: the wire formats of model APIs, to and from `ChatRequest` and turns.
+"""The wire formats of model APIs, one file each: they convert to and from `ChatRequest` and turns.
 
-A dialect is pure translation: it knows no HTTP, no keys, no event loop.
+A dialect only translates: it knows no HTTP, no keys, no event loop.
 """
 
 from ajet.core.workflow.gateway.dialects.chat_completions import ChatCompletions

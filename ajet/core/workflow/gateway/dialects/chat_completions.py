@@ -6,7 +6,7 @@ and `top_k` hold for agents that are not trained; for the others the run's do, w
 
 Refused: `response_format` other than text (sampling under a grammar is not sampling from the
 policy: offer a tool with the schema and require it), `top_logprobs`, penalties, `logit_bias`,
-images and audio. A tool's `strict` is left out: nothing enforces it.
+images and audio. A tool's `strict` is removed, since nothing enforces it.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ IGNORED_FIELDS = (
     "store",
     "user",
 )
-BY_GRAMMAR = (
+NO_GRAMMAR = (
     "sampling under a grammar is not sampling from the policy; offer a tool with this schema and "
     "set tool_choice"
 )
-NO_ENGINE = "no engine here applies it"
+NOT_APPLIED = "no engine here applies it"
 
 
 class ChatCompletions:
-    """See the module's docstring."""
+    """Translates OpenAI's Chat Completions."""
 
     path = "/chat/completions"
 
     def parse(self, body: Mapping[str, Any], grant: Grant) -> ChatRequest:
         fields = Fields(body, IGNORED_FIELDS)
         tools = object_list(fields.take("tools", list, []), "tools")
-        fields.refuse("response_format", BY_GRAMMAR, unless=[{"type": "text"}])
+        fields.refuse("response_format", NO_GRAMMAR, unless=[{"type": "text"}])
         fields.refuse("top_logprobs", "only the sampled tokens' are known", unless=[0])
-        fields.refuse("frequency_penalty", NO_ENGINE, unless=[0])
-        fields.refuse("presence_penalty", NO_ENGINE, unless=[0])
-        fields.refuse("logit_bias", NO_ENGINE, unless=[{}])
+        fields.refuse("frequency_penalty", NOT_APPLIED, unless=[0])
+        fields.refuse("presence_penalty", NOT_APPLIED, unless=[0])
+        fields.refuse("logit_bias", NOT_APPLIED, unless=[{}])
         fields.refuse("modalities", "replies are text", unless=[["text"]])
         options = fields.take("stream_options", dict, {})
         request = ChatRequest(
@@ -110,12 +110,12 @@ class ChatCompletions:
             yield event({**head, "choices": [], "usage": _usage(turns)})
         yield event("[DONE]")
 
-    def refusal(self, refusal: RequestError) -> dict[str, Any]:
-        return openai_error(refusal)
+    def error_body(self, error: RequestError) -> dict[str, Any]:
+        return openai_error(error)
 
 
 def _without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Without `strict`: no grammar enforces it, and the model need not read it."""
+    """Returns the tool without `strict`: no grammar enforces it, and the model need not read it."""
     function = tool.get("function")
     if not isinstance(function, Mapping):
         return dict(tool)
@@ -123,7 +123,7 @@ def _without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_messages(value: Any) -> list[dict[str, Any]]:
-    """Chat messages in OpenAI's form; "developer" is "system" to open models."""
+    """Returns the checked messages in OpenAI's form; the role "developer" becomes "system"."""
     if not value:
         raise RequestError("messages must be a list of at least one message", param="messages")
     messages = []
@@ -140,7 +140,7 @@ def read_messages(value: Any) -> list[dict[str, Any]]:
 
 
 def _check_shape(message: Mapping[str, Any], where: str) -> None:
-    """Calls are objects with a function that has a name; content is text or parts."""
+    """Refuses content that is neither text nor parts, and calls without a named function."""
     if not isinstance(message.get("content", ""), (str, list)):
         raise RequestError(f"{where}: content must be text or a list of parts", param="messages")
     for call in object_list(message.get("tool_calls", []), f"{where}.tool_calls"):
@@ -152,7 +152,7 @@ def _check_shape(message: Mapping[str, Any], where: str) -> None:
 
 
 def read_tool_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> str | None:
-    """ "auto", "none", "required" or a tool's name."""
+    """Returns "auto", "none", "required", a tool's name, or None."""
     names = []
     for index, tool in enumerate(tools):
         function = tool.get("function")
@@ -180,7 +180,7 @@ def read_stop(value: Any, name: str) -> tuple[str, ...] | None:
 
 
 def finish_reason(turn: Turn) -> str:
-    """ "length" also where whole calls came before the cut."""
+    """Returns OpenAI's finish reason. A reply that was cut is "length", also if it has calls."""
     if turn.completion.finish_reason == "length":
         return "length"
     return "tool_calls" if turn.reply.get("tool_calls") else "stop"
@@ -208,7 +208,7 @@ def _common_fields(request: ChatRequest, grant: Grant, kind: str) -> dict[str, A
 
 
 def _message(turn: Turn) -> dict[str, Any]:
-    """What the reply says, without its role."""
+    """Returns the fields of the assistant's message but its role."""
     calls = turn.reply.get("tool_calls")
     message: dict[str, Any] = {"content": turn.reply["content"] or (None if calls else "")}
     if turn.reply.get("reasoning_content"):
@@ -238,8 +238,8 @@ def _usage(turns: Sequence[Turn]) -> dict[str, int]:
 
 
 def _logprobs(turn: Turn, grant: Grant) -> dict[str, Any]:
-    """One entry a sampled token, the end token included. `bytes` is null where a token holds only
-    a part of a character."""
+    """Returns one entry for each sampled token, the end token included. `bytes` is null if a token
+    holds only a part of a character."""
     entries = []
     for token_id, logprob in zip(turn.completion.token_ids, turn.completion.logprobs, strict=True):
         text = grant.recorder.template.decode_one(token_id)

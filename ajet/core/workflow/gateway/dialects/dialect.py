@@ -1,4 +1,4 @@
-"""What the gateway asks of a wire format."""
+"""The interface of a wire format to the gateway."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from ajet.core.workflow.gateway.request import ChatRequest, RequestError
 
 
 class Dialect(Protocol):
-    """See the package's docstring. `path` is below the base URL's ``/v1``."""
+    """Translates between one wire format and `ChatRequest` and turns. `path` is below ``/v1``."""
 
     path: str
 
     def parse(self, body: Mapping[str, Any], grant: Grant) -> ChatRequest:
-        """What the body asks; `RequestError` where that cannot be."""
+        """Reads a request's body; raises `RequestError` if it cannot be served."""
         ...
 
     def reply(self, request: ChatRequest, turns: Sequence[Turn], grant: Grant) -> dict[str, Any]:
-        """The body of the answer."""
+        """Returns the body of the response."""
         ...
 
     def events(self, request: ChatRequest, turns: Sequence[Turn], grant: Grant) -> Iterator[str]:
-        """The answer as server-sent events. A reply comes whole from the model, so each of its
-        parts (text, a call) is one event, not one a token."""
+        """Yields the response as server-sent events. A reply comes whole from the model, so each of
+        its parts (text, a call) is one event; events are not single tokens."""
         ...
 
-    def refusal(self, refusal: RequestError) -> dict[str, Any]:
-        """The body of an error."""
+    def error_body(self, error: RequestError) -> dict[str, Any]:
+        """Returns the body of an error."""
         ...
 
 
 def event(data: Mapping[str, Any] | str, name: str | None = None) -> str:
-    """One server-sent event."""
+    """Returns one server-sent event."""
     text = data if isinstance(data, str) else json.dumps(data)  # ASCII: clients split odd lines
     return f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n"
 
 
-def openai_error(refusal: RequestError) -> dict[str, Any]:
-    """OpenAI's error body, of both its APIs."""
+def openai_error(error: RequestError) -> dict[str, Any]:
+    """Returns OpenAI's error body, which both its APIs use."""
     return {
         "error": {
-            "message": str(refusal),
-            "type": refusal.kind,
-            "param": refusal.param,
-            "code": refusal.code,
+            "message": str(error),
+            "type": error.kind,
+            "param": error.param,
+            "code": error.code,
         }
     }

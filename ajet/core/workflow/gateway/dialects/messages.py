@@ -1,8 +1,8 @@
 """Anthropic's Messages API: ``POST /v1/messages``.
 
 Served: `system`, text, tool-use, tool-result and thinking blocks, tools of the client,
-`tool_choice` with `disable_parallel_tool_use`, `stop_sequences`, streaming. A thinking block has no
-signature to check: it comes back as it was given.
+`tool_choice` with `disable_parallel_tool_use`, `stop_sequences`, streaming. The signature of a
+thinking block is empty, and is not checked.
 
 Refused: images and documents, the provider's own tools, a last message of the assistant's (the
 reply cannot be begun for the model).
@@ -37,7 +37,7 @@ _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class Messages:
-    """See the module's docstring."""
+    """Translates Anthropic's Messages API."""
 
     path = "/messages"
 
@@ -102,9 +102,9 @@ class Messages:
         yield _event("message_delta", delta=ended, usage=message["usage"])
         yield _event("message_stop")
 
-    def refusal(self, refusal: RequestError) -> dict[str, Any]:
-        kind = _ERROR_TYPES.get(refusal.status, "api_error")
-        return {"type": "error", "error": {"type": kind, "message": str(refusal)}}
+    def error_body(self, error: RequestError) -> dict[str, Any]:
+        kind = _ERROR_TYPES.get(error.status, "api_error")
+        return {"type": "error", "error": {"type": kind, "message": str(error)}}
 
 
 def _event(kind: str, **data: Any) -> str:
@@ -112,7 +112,7 @@ def _event(kind: str, **data: Any) -> str:
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Chat Completions' form."""
+    """Returns the tool in Chat Completions' form."""
     if tool.get("type", "custom") != "custom":
         raise RequestError(f"tools: {tool['type']!r} is the provider's own", param="tools")
     function = {key: tool[key] for key in ("name", "description") if tool.get(key)}
@@ -130,7 +130,7 @@ def _tool_choice(choice: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) 
 
 
 def _messages(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One message of blocks as messages of Chat Completions: tools' results come first."""
+    """Converts one message of blocks to messages of Chat Completions; tool results come first."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant"):
         raise RequestError(f"messages: unknown role {role!r}", param="messages")
@@ -205,7 +205,7 @@ def _blocks(reply: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _start_and_delta(block: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The block before anything of it has come, and all of it as one delta."""
+    """Returns the empty block that begins a stream, and the whole content as one delta."""
     if block["type"] == "tool_use":
         partial = json.dumps(block["input"], ensure_ascii=False)
         return {**block, "input": {}}, {"type": "input_json_delta", "partial_json": partial}

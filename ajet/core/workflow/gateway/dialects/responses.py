@@ -2,7 +2,7 @@
 
 Served: `input` as text or items (messages, function calls and their outputs, reasoning),
 `instructions`, function tools, `tool_choice`, `previous_response_id` of the same key (until the
-episode ends), streaming. Items that a reply is taken apart into are put together again, so that the
+episode ends), streaming. The items of one reply are merged into one message again, so that the
 conversation goes on with the recorded tokens.
 
 Refused: built-in tools (web search, …), structured output (`text.format`), `background`, images,
@@ -17,7 +17,7 @@ from typing import Any
 
 from ajet.core.trajectory.turn import Turn
 from ajet.core.workflow.gateway.dialects.chat_completions import (
-    BY_GRAMMAR,
+    NO_GRAMMAR,
     finish_reason,
     read_messages,
     read_tool_choice,
@@ -48,14 +48,14 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 class Responses:
-    """See the module's docstring."""
+    """Translates OpenAI's Responses API."""
 
     path = "/responses"
 
     def parse(self, body: Mapping[str, Any], grant: Grant) -> ChatRequest:
         fields = Fields(body, IGNORED_FIELDS)
         tools = [_tool(tool) for tool in object_list(fields.take("tools", list, []), "tools")]
-        fields.refuse("text", f"but as free text; {BY_GRAMMAR}", unless=[PLAIN_TEXT, {}])
+        fields.refuse("text", f"but as free text; {NO_GRAMMAR}", unless=[PLAIN_TEXT, {}])
         fields.refuse("include", "nothing more is known of a reply", unless=[[], *IGNORED_INCLUDES])
         fields.refuse("truncation", "the agent shortens its history", unless=["disabled"])
         fields.refuse("reasoning", "the chat template decides", unless=[{}])
@@ -115,12 +115,12 @@ class Responses:
         for number, (kind, data) in enumerate(events):
             yield event({"type": kind, "sequence_number": number, **data}, kind)
 
-    def refusal(self, refusal: RequestError) -> dict[str, Any]:
-        return openai_error(refusal)
+    def error_body(self, error: RequestError) -> dict[str, Any]:
+        return openai_error(error)
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Chat Completions' form, whose function stands one level deeper."""
+    """Returns the tool in Chat Completions' form, which nests the function one level deeper."""
     if tool.get("type") != "function":
         raise RequestError(
             f"tools: only functions are served, not {tool.get('type')!r}", param="tools"
@@ -142,7 +142,7 @@ def _stored_conversation(identifier: str | None, grant: Grant) -> list[dict[str,
 
 
 def _messages(given: str | list[Any]) -> list[dict[str, Any]]:
-    """Messages in Chat Completions' form; what one reply was taken apart into is one again."""
+    """Returns messages in Chat Completions' form, with the items of one reply merged into one."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     messages: list[dict[str, Any]] = []
@@ -174,7 +174,7 @@ def _message(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merge_part(message: dict[str, Any], part: Mapping[str, Any]) -> None:
-    """One more part of the same reply."""
+    """Adds another part of the same reply to the message."""
     for name in ("content", "reasoning_content"):
         if part.get(name):
             message[name] = (message.get(name) or "") + part[name]
@@ -228,7 +228,7 @@ def _output_items(identifier: str, reply: Mapping[str, Any]) -> list[dict[str, A
 
 
 def _item_events(index: int, item: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The events of one item."""
+    """Returns the events of one item, as (type, data)."""
     location = {"output_index": index, "item_id": item["id"]}
     empty = {**item, "status": "in_progress"}
     if item["type"] == "function_call":
