@@ -45,7 +45,7 @@ def debug(
         backbone.debug(num_tasks=tasks, parallel=1 if one_at_a_time else parallel)
     except AjetError:
         raise
-    except Exception as error:  # whatever the user's code raises is theirs to see
+    except Exception as error:  # the user needs their own traceback
         if verbose:
             raise
         typer.echo(_shown(error), err=True, nl=False)

@@ -20,4 +20,4 @@ def begin_screen_log(verbose: bool) -> None:
 
 
 def _write(line: str) -> None:
-    sys.stderr.write(redact(line))  # looked up for each line: a live display redirects it
+    sys.stderr.write(redact(line))  # looked up for each line, because a live display redirects it

@@ -13,7 +13,7 @@ import os
 import sys
 
 TAGS_VARIABLE = "AJET_DEBUG_TAGS"
-"""Set by the command line; processes on other nodes are given it in their environment."""
+"""The command line sets this variable; Ray passes it to processes on other nodes."""
 
 
 def bp(tag: str) -> None:
@@ -24,7 +24,7 @@ def bp(tag: str) -> None:
     if hook_is_pythons and not os.environ.get("PYTHONBREAKPOINT"):
         from pdb import Pdb
 
-        Pdb().set_trace(sys._getframe(1))  # in the caller, not here
+        Pdb().set_trace(sys._getframe(1))  # stops in the caller, not here
     else:
         sys.breakpointhook()
 

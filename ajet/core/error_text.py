@@ -6,8 +6,8 @@
                                answer = int(reply["content"])
                            ValueError: invalid literal for int() …
 
-Left out of a traceback are the frames by which this package got to the user's code. Everything that
-the user's code called, this package included, stays.
+A traceback leaves out the frames by which this package reached the user's code. Everything that the
+user's code called, this package included, stays.
 """
 
 import sysconfig
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 MAX_MESSAGE_LENGTH = 500
-"""Characters of an exception's message that are recorded: one may hold a whole page."""
+"""The number of characters of a message that are recorded: some hold a whole page."""
 _OWN_CODE = str(Path(__file__).parents[1])
 _STDLIB = sysconfig.get_path("stdlib")
 

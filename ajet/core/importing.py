@@ -40,7 +40,7 @@ R = TypeVar("R")
 
 _user_folders: set[Path] = set()
 _hidden_modules: dict[Path, dict[str, ModuleType]] = {}
-"""By folder of user files: its modules whose names another folder's modules have in sys.modules."""
+"""Maps a folder of user files to its modules that another folder's replaced in sys.modules."""
 
 
 def load_object(spec: str, *, base_dirs: Sequence[Path], kind: type[T], where: str) -> type[T]:
@@ -309,7 +309,7 @@ def _accepts(callee: Any, num_arguments: int) -> bool:
         inspect.signature(callee).bind(*[None] * num_arguments)
     except TypeError:
         return False
-    except ValueError:  # built in, without a signature
+    except ValueError:  # a builtin without a signature
         return True
     return True
 

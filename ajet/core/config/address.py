@@ -2,7 +2,7 @@
 is.
 
 base_url: Address | None       "http://127.0.0.1:8000/v1"
-base_url: Place | None         the same, or a file
+base_url: PathOrAddress | None         the same, or a file
 """
 
 from typing import Annotated

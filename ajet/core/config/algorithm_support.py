@@ -19,7 +19,7 @@ READ_BY = {
     "episode_reward_weight": ("gigpo",),
     "step_reward_weight": ("gigpo",),
 }
-"""The estimators that read a key."""
+"""Maps a key to the estimators that read it."""
 READ_BY_LOSS = {
     "clip_low": ("ppo", "gspo", "cispo"),
     "clip_high": ("ppo", "gspo", "cispo"),
@@ -36,7 +36,7 @@ GROUP_ESTIMATORS = (
     "step_reinforce",
     "reinforce_plus_plus_baseline",
 )
-"""Estimators that compare the members of a group: alone, an episode has no advantage."""
+"""These estimators compare the members of a group: alone, an episode has no advantage."""
 
 
 def unread_algorithm_keys(ajet: AjetSection) -> dict[str, str]:

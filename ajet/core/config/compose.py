@@ -7,7 +7,7 @@
 The `hydra:`/`defaults:` boilerplate may be there or not: the project's defaults are always found
 in the package, and folders of `hydra.searchpath` that exist are searched too. The order is that of
 `defaults:`, or the project's defaults first where there is none; a YAML whose `defaults:` do not
-say where it stands itself (`_self_`) comes last.
+name its own position (`_self_`) comes last.
 """
 
 import re

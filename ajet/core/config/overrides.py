@@ -45,7 +45,8 @@ def hydra_override(override: str) -> str:
         raise ConfigError(f"override {override!r}: one value only; write a list as [a,b]")
     if isinstance(parsed.value(), bool | int | float) and _is_text(override_key(override)):
         override = f"{key}={_quoted(value)}"
-    # Hydra refuses a key that no YAML names, without knowing the tree: force it, the tree judges.
+    # Hydra would refuse a key that no YAML names, though the tree may have it. The ++ makes Hydra
+    # accept every typed key; unknown ones are refused when the tree is validated.
     is_typed = override_key(override).split(".")[0] in TYPED_ROOTS
     plain_change = not override.startswith(("+", "~"))
     return f"++{override}" if is_typed and plain_change else override

@@ -92,7 +92,9 @@ class UserSection(dict[str, Any]):
         raise AttributeError(f"the config section has no key {name!r}; {_hint(name, self)}")
 
     def __reduce__(self) -> tuple[type["UserSection"], tuple[dict[str, Any]]]:
-        return UserSection, (dict(self),)  # the usual way asks `items()`
+        return UserSection, (
+            dict(self),
+        )  # the default would call `items()`, which a key may replace
 
 
 def _hint(name: str, known: Iterable[Any]) -> str:

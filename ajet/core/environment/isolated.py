@@ -4,12 +4,12 @@ run.
     run ── a socket of JSON lines ──> worker 1   environments 1 … max_env_num_per_worker
                                       worker 2   …                          (worker.py)
 
-A worker is a process group of its own, started when an environment finds no room, and killed as a
-group when its last environment is closed: children that an environment leaked die with it. A call
-that hangs retires its worker: no further environment goes there. When the run dies, its workers
-see their sockets end and kill themselves.
+A worker is a process group of its own, started when no worker has room for an environment, and
+killed as a group when its last environment is closed: children that an environment leaked die with
+it. A call that hangs retires its worker: no further environment goes there. When the run dies, its
+workers see their sockets end and kill themselves.
 
-Not covered: a leaked child that began a session of its own (`setsid`).
+Not covered: a leaked child that started a session of its own (`setsid`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ajet.core.environment.returns import ResetResult, StepResult
 from ajet.core.errors import EnvironmentFault
 
 MAX_MESSAGE_BYTES = 2**27
-"""Bytes of one message: a large picture fits."""
+"""The limit of one message in bytes; a large picture fits."""
 CLOSE_TIMEOUT_S = 2.0
 _workers: list[Worker] = []
 
@@ -116,7 +116,7 @@ class Worker:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "ajet.core.environment.worker"],
                 stdin=theirs.fileno(),
-                stdout=2,  # what environments print is no message
+                stdout=2,  # to stderr: what environments print must not reach the socket
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 start_new_session=True,
             )
@@ -165,7 +165,7 @@ class Worker:
     async def _read(self) -> None:
         """Gives each answer to its caller, until the worker ends."""
         reader, _ = await asyncio.shield(self._streams)
-        with suppress(ConnectionError, ValueError):  # it died, or sent what is no message
+        with suppress(ConnectionError, ValueError):  # it died, or sent no valid message
             while line := await reader.readline():
                 self._deliver(json.loads(line))
         self.is_retired = True

@@ -10,7 +10,7 @@
     a process      as the config says (isolated.py)   EnvironmentFault; killed when it is empty
 
 Whatever the environment does, the agent sees a plain value or an `EnvironmentFault` of one line.
-Not covered: what an agent does with them (workflow/agents/environment_play.py).
+Not covered: what an agent does with them (agents/environment_play.py).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Isolation = Literal["auto", "inline", "thread", "process"]
 Result = TypeVar("Result")
 
 CLOSE_TIMEOUT_S = 2.0
-"""What a `close()` may take until nobody waits for it any more."""
+"""The time that a `close()` may take before it is no longer awaited."""
 _closing: set[asyncio.Task[None]] = set()
-"""Closing goes on when the episode's own task is cancelled; kept here until it is done."""
+"""Holds the tasks that close environments, which outlive the cancellation of their episode."""
 
 
 class LiveEnvironment(Protocol):
@@ -209,7 +209,7 @@ class ThreadEnvironment:
                 result = job()
             except BaseException as error:  # noqa: BLE001  # the environment may raise anything
                 fault = _fault(who, error)
-            with suppress(RuntimeError):  # the loop is closed: nobody waits
+            with suppress(RuntimeError):  # the loop is closed, so nobody waits
                 loop.call_soon_threadsafe(_resolve, future, result, fault)
 
         self._jobs.put(run)
@@ -256,7 +256,7 @@ def _resolve(future: asyncio.Future[Any], result: Any, fault: EnvironmentFault |
         future.set_result(result)
         return
     future.set_exception(fault)
-    future.exception()  # looked at: an episode that is over asks no more
+    future.exception()  # marks it as retrieved: an episode that is over does not read it
 
 
 def _count_left_behind(name: str) -> None:

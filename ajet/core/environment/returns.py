@@ -57,7 +57,7 @@ def checked_step(returned: Any, who: str) -> StepResult:
             f"returned {_kind(returned)}, not (observation, reward, terminated, truncated, info)",
         )
     observation, reward, terminated, truncated, info = returned
-    if type(observation) is not str:  # what is plain is asked no more: this runs at each step
+    if type(observation) is not str:  # plain types skip the checks, because this runs at each step
         _check_observation(observation, who)
     if type(info) is not dict:
         info = _info(info, who)
@@ -116,7 +116,7 @@ def _metrics(info: Mapping[str, Any], who: str) -> Mapping[str, float]:
         return NOTHING
     if not isinstance(metrics, dict):
         _refuse(who, f"info['metrics'] is {_kind(metrics)}, not a dict")
-    plain = metrics.copy()  # the environment may go on with its own
+    plain = metrics.copy()  # copied, because the environment may change its own dict later
     for name, value in metrics.items():
         if not isinstance(name, str):
             _refuse(who, f"info['metrics'] has {_kind(name)} as a name, not text")

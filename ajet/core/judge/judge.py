@@ -7,7 +7,7 @@
         async def compute_group_rewards(self, workflow_tasks, workflow_outputs):
             return [(1.0, True) for output in workflow_outputs]
 
-Not covered: checking what they return, and their deadline (core/rollout/scoring.py).
+Not covered: checking what they return, and their deadline (core/judge/verdict.py).
 """
 
 from collections.abc import Awaitable, Sequence

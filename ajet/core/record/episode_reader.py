@@ -121,9 +121,9 @@ class TurnRecord:
     advantages: NDArray[np.float32] | None
     loss_mask: NDArray[np.uint8] | None
     base_turn: int | None
-    """The turn that this one was stored relative to: the agent's call before."""
+    """The index of the turn that this one is stored relative to: the agent's previous call."""
     prompt_kept: int
-    """So many of `prompt_ids` that turn already had (its prompt and its sampled tokens)."""
+    """The number of `prompt_ids` that the base turn already had (in its prompt and completion)."""
 
     @property
     def completion(self) -> Completion:
@@ -148,7 +148,7 @@ class EpisodeRecord:
     log_metrics: dict[str, float]
     turns: tuple[TurnRecord, ...]
     ended_as: str
-    """What happened, before the failure policy made a status of it."""
+    """The status before the failure policy or a selection replaced it."""
     seed: int
     task: Task | None
     """The task as it was given to the workflow; None where JSON cannot hold it."""

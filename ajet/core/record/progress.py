@@ -12,7 +12,7 @@
 A terminal gets a live panel; a pipe or a log file gets one plain line a step. Read from `metrics`
 when there: reward/mean, reward/success, rollout/episodes_per_s, rollout/tokens_per_s.
 
-Not covered: the result at the end (summary_table.py), metrics for machines (metrics.py).
+Not covered: the result at the end (reports/summary_table.py), metrics for machines (metrics.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-RECENT_STEPS = 10  # the time left is theirs, as late steps are longer than early ones
+RECENT_STEPS = 10  # the time left is estimated from these, as late steps take longer
 LEVELS = "▁▂▃▄▅▆▇█"
 SPARKS = 16
 MAX_WIDTH = 92

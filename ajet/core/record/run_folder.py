@@ -8,12 +8,12 @@
     ├── checkpoints/       step_N/
     ├── episodes.sqlite    every episode with its turns (episode_store.py)
     ├── buffer.sqlite, finished.sqlite   groups and episodes that no checkpoint holds yet (clusters)
-    ├── run_id             which run's rows are these, in a database of several
+    ├── run_id             the id of this run's rows in a database of several runs
     ├── tensorboard/       scalars
     ├── weights/           its newest weights, where explorer and trainer are two commands
     ├── bench.jsonl        each checkpoint on the held-out tasks (trinity.mode bench)
     ├── tokenizer/         the model's tokenizer, so that ids can be read later
-    ├── judge_replies.sqlite   what a judging model said; auto_grader*: the rubrics it made
+    ├── judge_replies.sqlite   replies of a judging model; auto_grader*: the rubrics it made
     ├── summary.json       the result in numbers (summary.py)
     └── .lock              held by the process that writes here
 
@@ -98,8 +98,14 @@ class RunFolder:
         number = 1 + sum(1 for _ in self.path.glob("earlier-*"))
         archive = self.path / f"earlier-{number}"
         archive.mkdir()
-        own = (self.episodes_db, self.buffer_db, self.finished_db)  # a judge's replies stay
-        databases = (at for db in own for at in self.path.glob(f"{db.name}*"))  # and their logs
+        own = (
+            self.episodes_db,
+            self.buffer_db,
+            self.finished_db,
+        )  # a judge's replies stay in place
+        databases = (
+            at for db in own for at in self.path.glob(f"{db.name}*")
+        )  # with their write-ahead logs
         for path in (self.checkpoints, self.tensorboard, *databases, self.summary_json):
             if path.exists():
                 path.rename(archive / path.name)

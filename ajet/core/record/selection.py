@@ -9,10 +9,10 @@ step.
 
 `tokens_…` are those sampled for training, `reward_…` is of those that have one: an episode that was
 stopped on its way has none, and its turns and tokens are those up to there. A selection that left
-nobody out has its two counts alone. Selections come one after another, in the order of `LeftOut`:
-an episode that a later one left out was kept by those before it.
+no episode out has only its two counts. Selections come one after another, in the order of
+`LeftOut`: an episode that a later one left out was kept by those before it.
 
-The bias of a step's own batch is what is told. Not covered: what it does to the policy over time.
+The metrics state the bias of a step's own batch. Not covered: what it does to the policy over time.
 """
 
 from collections.abc import Sequence

@@ -6,8 +6,8 @@
 
 A call is a turn that is trained, a timeline one row of the update. Every sampled token is trained
 or has a reason why it is not; every timeline of an episode after its first has a reason why it is
-not a part of another. A drift is a call that went on from recorded ids where rendering its messages
-afresh would have given others: nothing of the training changes by it, it says what would have.
+not a part of another. A drift is a call that continued recorded ids where rendering its messages
+again would have given others. Drift does not change the training; it is only counted.
 
 Not covered: single episodes (episodes.sqlite has their turns, and each turn's notes).
 """

@@ -1,18 +1,19 @@
 """Rolls out the groups of one training step: rounds of tasks until enough groups have signal.
 
-    round 1   tasks 0..3   rewards 1011  1111  0010  0000      two groups say nothing: set aside
+    round 1   tasks 0..3   rewards 1011  1111  0010  0000      two groups without signal: left out
     round 2   tasks 4..5   rewards       0110        0001      a batch of 4 is full
 
 `dynamic_sampling` (DAPO, Yu et al. 2025, arXiv 2503.14476): a group whose valid members all earned
-the same is set aside, and as many further tasks are taken as groups are missing, at most
+the same is left out, and as many further tasks are taken as groups are missing, at most
 `max_rounds` times; then the batch stays smaller. `oversampling`: the first round takes more tasks
 than a step needs, and the groups whose rewards vary most are kept. `mask_truncated`: an episode
 that a limit of tokens or calls cut is left out of the update and of its group's baseline.
 
-What is set aside is rolled out, judged, recorded and counted, and not trained. Groups are numbered
-on over the rounds and stay in that order, so seeds, ids and the batch depend on no timing.
+Groups that are left out are rolled out, judged, recorded and counted, and not trained. Numbers of
+groups continue over the rounds, and groups stay in that order, so seeds, ids and the batch depend
+on no timing.
 
-`baselines` (ReMax): a greedy episode for each group that is kept, in the group's own world;
+`baselines` (ReMax): a greedy episode for each group that is kept, with the group's own seeds;
 where it failed, the group has no baseline.
 
 Not covered: how a group's own members are chosen (group.py, failure.py).
@@ -35,7 +36,7 @@ from ajet.core.task.task import Task
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 
 OnRound = Callable[[str, int], None]
-"""Is told what is rolled out, and how many episodes."""
+"""Called before each round with the name of its phase and the number of its episodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,10 @@ class BatchSettings:
     train_batch_size: int
     num_repeat: int
     redundancy: int = 0
-    max_rounds: int = 0  # of dynamic sampling; 0 is without
+    max_rounds: int = 0  # rounds of dynamic sampling; 0 turns it off
     oversampling: float = 1.0
     mask_truncated: bool = False
-    greedy: SamplingParams | None = None  # of ReMax's baselines; None is without
+    greedy: SamplingParams | None = None  # sampling of ReMax's baselines; None makes none
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:

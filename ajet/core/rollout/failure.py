@@ -4,7 +4,7 @@ group.
 mask        the episode stays in the record and out of the update; the group's baseline is that
             of the others
 retry       it is run again with other seeds, at most `max_retries` times, then masked
-            (not after a judge's error: another answer would not mend the judge)
+            (not after a judge's error: another answer would not repair the judge)
 drop_group  the whole group is left out
 zero        it counts with reward 0, as a truncated episode
 """

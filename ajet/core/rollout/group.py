@@ -5,7 +5,7 @@
 Groups and their members come back in the order of the tasks, whichever ended first. Only the run's
 own limits (`max_failure_rate`), a mistake in the config, or ``debug=True`` let an error out.
 
-A group with `redundancy` begins more members than it needs and ends with the first that are done:
+A group with `redundancy` starts more members than it needs and ends with the first that are done:
 
     num_repeat 2, redundancy 2       wave 1   wave 2   wave 3
     member 0                         ──────── ──────── end          surplus: ended too late
@@ -13,12 +13,12 @@ A group with `redundancy` begins more members than it needs and ends with the fi
     member 2                         ──────── ──────── (stopped)    aborted
     member 3                         end                            kept
 
-Members are stopped before a wave, when every episode waits or has left: which of them have ended by
+Members are stopped before a wave, when every episode waits or has left. Which of them have ended by
 then does not depend on how long a tool or a judge took. Members that end in the same wave count by
 their index in the group. Where the endpoint has no waves, they are stopped at once. "Ended" means
 that the workflow is over, judged or not: a wave does not wait for a judge.
 
-A judge that compares groups is asked once for each group, when its last member has ended.
+A judge that compares groups is called once for each group, when its last member has ended.
 
 Not covered: one episode (episode.py); what the selection does to the batch (record/selection.py).
 """

@@ -3,9 +3,9 @@
     gsm8k/main      the Hub's `openai/gsm8k`, configuration `main`
     openai/gsm8k    owner and name, or name and configuration: the first that is there
 
-Where the Hub takes no connection, what an earlier run has put into the cache is read, and what it
-has not is one line at once: the library alone would ask six times. Not covered: streaming, scripts
-in data sets.
+Where the Hub takes no connection, data is read from the cache of an earlier run; if it is not
+there, an error follows at once (the library alone would try six times). Not covered: streaming,
+scripts in data sets.
 """
 
 import socket
