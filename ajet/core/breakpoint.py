@@ -20,8 +20,8 @@ def bp(tag: str) -> None:
     """Stops here if `--debug` names this tag."""
     if tag not in debug_tags(os.environ.get(TAGS_VARIABLE, "")):
         return
-    hook_is_pythons = sys.breakpointhook is sys.__breakpointhook__
-    if hook_is_pythons and not os.environ.get("PYTHONBREAKPOINT"):
+    is_default_hook = sys.breakpointhook is sys.__breakpointhook__
+    if is_default_hook and not os.environ.get("PYTHONBREAKPOINT"):
         from pdb import Pdb
 
         Pdb().set_trace(sys._getframe(1))  # stops in the caller, not here
@@ -29,6 +29,6 @@ def bp(tag: str) -> None:
         sys.breakpointhook()
 
 
-def debug_tags(written: str) -> tuple[str, ...]:
+def debug_tags(text: str) -> tuple[str, ...]:
     """Splits `A|B` into A and B."""
-    return tuple(dict.fromkeys(tag.strip() for tag in written.split("|") if tag.strip()))
+    return tuple(dict.fromkeys(tag.strip() for tag in text.split("|") if tag.strip()))

@@ -60,13 +60,13 @@ def _is_library(filename: str) -> bool:
 
 def user_traceback(error: BaseException) -> str | None:
     """Returns the text of the traceback; None where no code of the user's was running."""
-    frames = _from_user(error.__traceback__)
+    frames = _frames_from_user_code(error.__traceback__)
     if frames is None:
         return None
     return "".join(traceback.format_exception(type(error), error, frames))
 
 
-def _from_user(frames: TracebackType | None) -> TracebackType | None:
+def _frames_from_user_code(frames: TracebackType | None) -> TracebackType | None:
     while frames is not None and _is_own_or_stdlib(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
     return frames

@@ -36,11 +36,11 @@ def staleness_of_threshold(threshold: float, interval: int) -> int:
 def take_async_keys(values: dict[str, Any]) -> None:
     """Moves the keys to `trinity:`, in place."""
     ajet = values.get("ajet")
-    homes = [values, ajet] if isinstance(ajet, dict) else [values]
-    for home in homes:
-        if (ratio := home.pop(RATIO, None)) is not None:
+    mappings = [values, ajet] if isinstance(ajet, dict) else [values]
+    for mapping in mappings:
+        if (ratio := mapping.pop(RATIO, None)) is not None:
             _set(values, "max_staleness", staleness_of_ratio(_number(RATIO, ratio)), RATIO)
-        if (section := home.pop(SECTION, None)) is not None:
+        if (section := mapping.pop(SECTION, None)) is not None:
             _take_section(values, section)
 
 

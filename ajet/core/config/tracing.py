@@ -131,8 +131,12 @@ FILTERS: dict[str, type[Section]] = {
 def read_filter(number: int, given: dict[str, Any]) -> tuple[str, Section] | None:
     """Returns the filter's name and its parameters; None for one that is not enabled."""
     where = f"filter {number}"
-    if odd := next((key for key in given if key not in ("type", "enabled", "params")), None):
-        raise ValueError(f"{where} has a key {odd!r}; a filter has type, params and enabled")
+    if unknown_key := next(
+        (key for key in given if key not in ("type", "enabled", "params")), None
+    ):
+        raise ValueError(
+            f"{where} has a key {unknown_key!r}; a filter has type, params and enabled"
+        )
     name, enabled, params = given.get("type"), given.get("enabled", True), given.get("params") or {}
     if name not in FILTERS:
         close = get_close_matches(str(name), FILTERS, 1)

@@ -72,7 +72,7 @@ class RunFolder:
                 f"run folder {folder.path} cannot be made: {error.strerror}; "
                 "choose another place with --exp-dir"
             ) from error
-        _take(lock, folder.path)
+        _acquire(lock, folder.path)
         _close_in_forked_children(lock)
         folder._lock = lock
         return folder
@@ -98,15 +98,10 @@ class RunFolder:
         number = 1 + sum(1 for _ in self.path.glob("earlier-*"))
         archive = self.path / f"earlier-{number}"
         archive.mkdir()
-        own = (
-            self.episodes_db,
-            self.buffer_db,
-            self.finished_db,
-        )  # a judge's replies stay in place
-        databases = (
-            at for db in own for at in self.path.glob(f"{db.name}*")
-        )  # with their write-ahead logs
-        for path in (self.checkpoints, self.tensorboard, *databases, self.summary_json):
+        # A judge's replies stay in place; each database moves with its write-ahead log.
+        databases = (self.episodes_db, self.buffer_db, self.finished_db)
+        database_files = (file for db in databases for file in self.path.glob(f"{db.name}*"))
+        for path in (self.checkpoints, self.tensorboard, *database_files, self.summary_json):
             if path.exists():
                 path.rename(archive / path.name)
         if self.metrics_jsonl.exists():
@@ -125,12 +120,12 @@ class RunFolder:
         """Returns an id that distinguishes this folder from all others, wherever it is moved. The
         first caller makes it."""
         file = self.path / "run_id"
-        made = file.with_name(f".run_id.{os.getpid()}")
+        temporary = file.with_name(f".run_id.{os.getpid()}")
         if not file.exists():
-            made.write_text(secrets.token_hex(16))
+            temporary.write_text(secrets.token_hex(16))
             with contextlib.suppress(FileExistsError):
-                file.hardlink_to(made)
-            made.unlink()
+                file.hardlink_to(temporary)
+            temporary.unlink()
         return file.read_text()
 
     @property
@@ -230,7 +225,7 @@ def is_secret_key(key: str) -> bool:
     return _SECRET_KEY.search(key) is not None
 
 
-def _take(lock: IO[str], path: Path) -> None:
+def _acquire(lock: IO[str], path: Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -46,18 +46,18 @@ def selection_metrics(groups: Sequence[Group], selections: Sequence[LeftOut]) ->
         left_out = [t for t in trajectories if t.left_out == name]
         later = order[order.index(name) + 1 :]
         kept = [t for t in trajectories if t.is_valid or t.left_out in later]
-        compared = _compared(kept, left_out)
+        compared = _compare(kept, left_out)
         metrics |= {f"selection/{name}/{key}": value for key, value in compared.items()}
     return metrics
 
 
-def _compared(kept: Sequence[Trajectory], left_out: Sequence[Trajectory]) -> dict[str, float]:
+def _compare(kept: Sequence[Trajectory], left_out: Sequence[Trajectory]) -> dict[str, float]:
     metrics = {"kept": float(len(kept)), "left_out": float(len(left_out))}
-    ours, theirs = _means(kept), _means(left_out)
-    for name in (name for name in ours if name in theirs):
-        metrics[f"{name}_kept"] = ours[name]
-        metrics[f"{name}_left_out"] = theirs[name]
-        metrics[f"{name}_bias"] = ours[name] - theirs[name]
+    kept_means, left_out_means = _means(kept), _means(left_out)
+    for name in (name for name in kept_means if name in left_out_means):
+        metrics[f"{name}_kept"] = kept_means[name]
+        metrics[f"{name}_left_out"] = left_out_means[name]
+        metrics[f"{name}_bias"] = kept_means[name] - left_out_means[name]
     return metrics
 
 

@@ -80,9 +80,9 @@ def _descendants(root: int) -> list[int]:
             children.setdefault(parent, []).append(int(entry.name))
     found, queue = [], [root]
     while queue:
-        born = children.get(queue.pop(), [])
-        found += born
-        queue += born
+        grandchildren = children.get(queue.pop(), [])
+        found += grandchildren
+        queue += grandchildren
     return found
 
 

@@ -166,14 +166,14 @@ def _splits(
         opened.setdefault(sample.episode_id, []).append(sample.spans[0].turn_index)
     return dict(
         Counter(
-            _why(turns[episode_id], at)
+            _split_reason(turns[episode_id], at)
             for episode_id, openings in opened.items()
             for at in sorted(openings)[1:]
         )
     )
 
 
-def _why(turns: Sequence[Turn], at: int) -> str:
+def _split_reason(turns: Sequence[Turn], at: int) -> str:
     """Returns the reason why turn `at` does not continue the calls before it."""
     turn, earlier = turns[at], turns[:at]
     if "reason" in turn.notes:

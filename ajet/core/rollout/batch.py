@@ -132,7 +132,7 @@ class BatchRollout:
             self._on_round("rollout", num_tasks * settings.group_size)
             request = self._request(step, tasks, range(len(groups), len(groups) + num_tasks))
             new_groups = await self._runner.rollout(request, self._on_episode)
-            groups += self._selected(new_groups)
+            groups += self._apply_selections(new_groups)
             if not self._num_missing(groups):
                 break
         groups = top_by_variance(groups, settings.train_batch_size)
@@ -143,7 +143,7 @@ class BatchRollout:
         they end use it; they decide themselves which groups to keep and how many rounds to make."""
         started_s = time.monotonic()
         request = self._request(step, [self._tasks[task]], [number])
-        groups = self._selected(await self._runner.rollout(request, self._on_episode))
+        groups = self._apply_selections(await self._runner.rollout(request, self._on_episode))
         return await self._with_baselines(step, groups, started_s)
 
     def _num_missing(self, groups: Sequence[Group]) -> int:
@@ -165,7 +165,7 @@ class BatchRollout:
             failure_rate_total=self._settings.num_episodes,
         )
 
-    def _selected(self, groups: list[Group]) -> list[Group]:
+    def _apply_selections(self, groups: list[Group]) -> list[Group]:
         """Returns the groups after `mask_truncated` and dynamic sampling have left members or
         groups out."""
         if self._settings.mask_truncated:

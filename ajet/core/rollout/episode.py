@@ -173,7 +173,7 @@ class EpisodeRunner:
                 slot.renew(plan.episode_id)
             slot.workflow_ended(trajectory.ended_as)
             trajectory = replace(trajectory, earlier_attempts=tuple(failed))
-            return await self._judged(trajectory, judge_in_group)
+            return await self._judge_output(trajectory, judge_in_group)
 
     def _attempt(
         self, plan: WorkflowTask, sampling: SamplingParams, number: int, resources: AsyncExitStack
@@ -226,7 +226,7 @@ class EpisodeRunner:
             **episode,
         )
 
-    async def _judged(
+    async def _judge_output(
         self, trajectory: Trajectory, judge_in_group: JudgeInGroup | None
     ) -> Trajectory:
         """Returns the trajectory with its reward, or unchanged where there is no output to

@@ -76,7 +76,7 @@ def apply_policy(group: Group, policy: FailurePolicy) -> Group:
     if policy == "zero":
         members = (_as_zero(t) if has_failed(t) else t for t in group.trajectories)
     else:
-        members = (_dropped(t, failed[0]) if t.is_valid else t for t in group.trajectories)
+        members = (_as_dropped(t, failed[0]) if t.is_valid else t for t in group.trajectories)
     return replace(group, trajectories=tuple(members))
 
 
@@ -91,6 +91,6 @@ def _as_zero(t: Trajectory) -> Trajectory:
     )
 
 
-def _dropped(t: Trajectory, failed: Trajectory) -> Trajectory:
+def _as_dropped(t: Trajectory, failed: Trajectory) -> Trajectory:
     reason = f"group dropped: {failed.episode_id} ended as {failed.status}"
     return t.set_aside("drop_group", reason)

@@ -143,7 +143,7 @@ class GroupRunner:
         """Runs one episode again from its plan. A group judge sees it alone."""
         judging = GroupJudging(self.judge, self, self.limits, group_size=1)
         return await self.executor.run(
-            plan, Slot(plan.episode_id), judge_in_group=judging.judged if self.judge else None
+            plan, Slot(plan.episode_id), judge_in_group=judging.judge_member if self.judge else None
         )
 
     def stop(self) -> None:
@@ -188,7 +188,7 @@ class GroupsInProgress:
                 plan,
                 slot,
                 sampling=self._request.sampling,
-                judge_in_group=self._judging.judged if self._runner.judge else None,
+                judge_in_group=self._judging.judge_member if self._runner.judge else None,
             )
         finally:
             self._judging.leave_out(plan)
@@ -349,7 +349,7 @@ class GroupJudging:
         self._slots = asyncio.Semaphore(limits.max_env_worker)
         self._groups: defaultdict[str, _JudgedGroup] = defaultdict(lambda: _JudgedGroup(group_size))
 
-    async def judged(self, trajectory: Trajectory) -> Trajectory:
+    async def judge_member(self, trajectory: Trajectory) -> Trajectory:
         """Returns the trajectory with its verdict, once the group is complete."""
         return await with_verdict(trajectory, self._verdict(trajectory), self._errors)
 

@@ -17,7 +17,7 @@ from urllib.request import getproxies
 
 from ajet.core.errors import DataError
 
-PROBE_S = 3.0
+PROBE_TIMEOUT_S = 3.0
 
 
 def read_hub(path: str, split: str) -> list[dict[str, Any]]:
@@ -64,7 +64,7 @@ def _takes_connections(endpoint: str) -> bool:
     address = urlsplit(endpoint)
     port = address.port or (80 if address.scheme == "http" else 443)
     try:
-        socket.create_connection((address.hostname or "", port), timeout=PROBE_S).close()
+        socket.create_connection((address.hostname or "", port), timeout=PROBE_TIMEOUT_S).close()
     except OSError:
         return False
     return True

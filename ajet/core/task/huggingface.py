@@ -88,7 +88,7 @@ def read_split(path: str, split: str, base_dirs: list[Path]) -> list[dict[str, A
     if path_on_disk.is_dir():
         return _read_folder(path_on_disk, split)
     if path.startswith((".", "/", "~")) or path.endswith((*READABLE, CSV)):
-        raise DataError(f"{path}: no such data folder or file; looked in {_listed(base_dirs)}")
+        raise DataError(f"{path}: no such data folder or file; looked in {_join_paths(base_dirs)}")
     return read_hub(path, split)
 
 
@@ -168,5 +168,5 @@ def _read_parquet(file: Path) -> list[dict[str, Any]]:
         raise DataError(f"{file}: not a readable Parquet file: {error}") from error
 
 
-def _listed(folders: list[Path]) -> str:
+def _join_paths(folders: list[Path]) -> str:
     return ", ".join(map(str, folders))
