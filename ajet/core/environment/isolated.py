@@ -114,6 +114,7 @@ class Worker:
         ours, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
+                # -P: files of the current folder must not hide packages.
                 [sys.executable, "-P", "-m", "ajet.core.environment.worker"],
                 stdin=theirs.fileno(),
                 stdout=2,  # to stderr: what environments print must not reach the socket
@@ -140,6 +141,7 @@ class Worker:
     async def ask(self, environment: int, call: str, arguments: Mapping[str, Any]) -> Any:
         """Sends a call and returns the environment's result. Raises EnvironmentFault where the
         environment, or the worker, fails."""
+        # The shield keeps the connection when this caller is cancelled; other calls share it.
         _, writer = await asyncio.shield(self._streams)
         self._num_requests += 1
         number = self._num_requests

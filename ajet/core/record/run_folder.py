@@ -122,6 +122,8 @@ class RunFolder:
         file = self.path / "run_id"
         temporary = file.with_name(f".run_id.{os.getpid()}")
         if not file.exists():
+            # A hard link makes the file with its content or fails: nobody reads half an id, and
+            # of several processes one wins.
             temporary.write_text(secrets.token_hex(16))
             with contextlib.suppress(FileExistsError):
                 file.hardlink_to(temporary)

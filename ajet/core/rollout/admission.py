@@ -53,6 +53,7 @@ class Slot:
     def renew(self, episode_id: str) -> None:
         """Keeps the slot for another attempt at the episode, which has another id."""
         if self._endpoint is not None:
+            # Enter before leaving: an endpoint must not start a wave in between.
             self._endpoint.enter(episode_id)
             self._endpoint.leave(self.episode_id)
         self.episode_id = episode_id
@@ -69,7 +70,8 @@ class Slot:
             return
         self.is_free = True
         if self._on_free is not None:
-            self._on_free()  # the next episode enters
+            self._on_free()
+        # The next episode has entered by now: an endpoint must not start a wave without it.
         if self._endpoint is not None:
             self._endpoint.leave(self.episode_id)
 

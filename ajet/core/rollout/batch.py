@@ -102,8 +102,8 @@ class StepGroups:
 
 
 class BatchRollout:
-    """Rolls out the groups of one step after another. It takes tasks where the cursor stands; the
-    cursor is part of a checkpoint."""
+    """Rolls out the groups of one step after another. It takes tasks from the cursor's position; a
+    checkpoint stores the cursor."""
 
     def __init__(
         self,

@@ -191,6 +191,7 @@ class GroupsInProgress:
                 judge_in_group=self._judging.judge_member if self._runner.judge else None,
             )
         finally:
+            # A member that failed must not keep the judge of its group waiting.
             self._judging.leave_out(plan)
         trajectory = self.early_stop.mark_stopped(trajectory)
         if self._journal is not None:
@@ -278,7 +279,7 @@ class EarlyStop:
         ended[plan.rollout_index] = self._end_order
         if len(ended) == self._num_needed:
             self._to_stop.append(plan.group_id)
-        if not self._has_waves:
+        if not self._has_waves:  # with waves, members are stopped before the next one
             self._end_order += 1
             self._stop_surplus()
 

@@ -76,6 +76,7 @@ def _offline() -> Iterator[None]:
     import datasets.config
     from huggingface_hub import constants
 
+    # `datasets` copied the constant when it was imported, so both must be set.
     before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
     datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
     try:
