@@ -1,6 +1,4 @@
-"""Configures what the log shows on the screen: warnings, one short line each; with --verbose
-everything.
-"""
+"""Configures the log on the screen: warnings, one short line each; everything with --verbose."""
 
 import sys
 

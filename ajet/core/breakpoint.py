@@ -1,5 +1,4 @@
-"""Provides `bp("TAG")`: a breakpoint in the user's code that stops only where `--debug TAG` names
-it.
+"""Provides `bp("TAG")`, a breakpoint in the user's code that stops only if `--debug` names it.
 
     from ajet import bp
     bp("after-tool")                        ajet --conf x.yaml --debug "after-tool|judge"

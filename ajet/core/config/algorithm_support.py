@@ -1,5 +1,4 @@
-"""Finds settings of the algorithm that another one leaves without effect, or that contradict each
-other.
+"""Finds settings of the algorithm that others leave without effect, or that contradict others.
 
     lam=0.9                             ignored: adv_estimator is grpo
     dynamic_sampling, num_repeat=1      refused: no group ever has two rewards that differ

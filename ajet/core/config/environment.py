@@ -1,5 +1,4 @@
-"""Defines `ajet.environment`: games and other environments that an agent acts in, named as ROLL
-names them.
+"""Defines `ajet.environment`: environments that an agent acts in, with ROLL's names.
 
 Four of ROLL's keys belong to other sections and are also accepted here (renames.py):
 

@@ -1,5 +1,4 @@
-"""Defines a gym-like environment: text in, text out, with the returns of Gymnasium's `reset` and
-`step`.
+"""Defines a gym-like environment: text in, text out, with the signatures of Gymnasium.
 
     observation, info = environment.reset(seed=7, options={"split": "train"})
     observation, reward, terminated, truncated, info = environment.step("Left")

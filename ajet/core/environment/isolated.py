@@ -1,5 +1,4 @@
-"""Runs environments in worker processes, so that their crashes, leaks and leftovers do not harm the
-run.
+"""Runs environments in worker processes, so that their crashes and leaks do not harm the run.
 
     run ── a socket of JSON lines ──> worker 1   environments 1 … max_env_num_per_worker
                                       worker 2   …                          (worker.py)

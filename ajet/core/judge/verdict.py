@@ -1,5 +1,4 @@
-"""Determines one episode's reward: the workflow's own, or the judge's. What either returns is
-converted to plain values:
+"""Determines one episode's reward, the workflow's own or the judge's, and checks its values.
 
     WorkflowOutput(reward=np.float32(1), is_success=1, log_metrics=None)  ->  1.0, True, {}
     WorkflowOutput(reward=10**400), is_success="False", (nan, True)       ->  one line that says so

@@ -1,5 +1,4 @@
-"""Computes the figures of an evaluation: success, mean@k and pass@k over tasks, each with a 95 %
-interval.
+"""Computes success, mean@k and pass@k over tasks, each with a 95 % interval.
 
 The unit is the task: k episodes of one task are not independent. The interval of mean@k is that of
 a mean over tasks; those of success and pass@k are Wilson's, with as many trials as independent ones

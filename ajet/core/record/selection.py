@@ -1,5 +1,4 @@
-"""Measures what each selection does to the batch: which episodes it keeps and leaves out in one
-step.
+"""Measures what each selection does to a step's batch: what it keeps and what it leaves out.
 
     selection/redundancy/kept            24     episodes that it kept
     selection/redundancy/left_out         8     episodes that this selection kept out

@@ -1,5 +1,4 @@
-"""Turns an episode's failure into a status and one line, and applies the failure policy to its
-group.
+"""Turns an episode's failure into a status, and applies the failure policy to its group.
 
 mask        the episode stays in the record and out of the update; the group's baseline is that
             of the others

@@ -1,5 +1,4 @@
-"""Reads `environment`: a task for each group of a step, which names its environment and nothing
-more.
+"""Reads `environment`: a task for each group of a step, which only names its environment.
 
     train_batch_size: 4, custom_envs: {FrozenLake4: …, Sokoban: …}
       -> FrozenLake4-0000, Sokoban-0000, FrozenLake4-0001, Sokoban-0001       one epoch is one step

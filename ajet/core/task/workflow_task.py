@@ -1,5 +1,4 @@
-"""Defines what a workflow is given and what it returns: plain data, so that both can be recorded
-and sent.
+"""Defines what a workflow is given and what it returns, as plain data to record and send.
 
     WorkflowTask(task, episode_id, …)  ->  workflow.execute(…)  ->  WorkflowOutput(reward, metadata)
 
