@@ -1,4 +1,4 @@
-"""Implements `ajet check`: says whether a config is right, and what the run comes to. It loads no model."""
+"""Implements `ajet check`: checks a config and prints what the run comes to. Loads no model."""
 
 import typer
 

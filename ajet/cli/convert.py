@@ -1,4 +1,4 @@
-"""Implements `ajet convert`: turns another system's config into an ajet YAML, and lists what it lacks."""
+"""Implements `ajet convert`: turns another system's config into an ajet YAML."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal

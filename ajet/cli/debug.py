@@ -45,14 +45,14 @@ def debug(
         backbone.debug(num_tasks=tasks, parallel=1 if one_at_a_time else parallel)
     except AjetError:
         raise
-    except Exception as error:  # whatever the user's code raises is theirs to see
+    except Exception as error:  # the user needs their own traceback
         if verbose:
             raise
-        typer.echo(_shown(error), err=True, nl=False)
+        typer.echo(_error_message(error), err=True, nl=False)
         raise typer.Exit(1) from error
 
 
-def _shown(error: Exception) -> str:
+def _error_message(error: Exception) -> str:
     from ajet.core.error_text import user_traceback
 
     return user_traceback(error) or f"error: {type(error).__name__}: {error} (--verbose: where)\n"

@@ -16,7 +16,7 @@ import typer
 from ajet.core.errors import ConfigError
 
 HOST = "127.0.0.1"
-PORT = 5678  # what editors attach to by default
+PORT = 5678  # the port that editors attach to by default
 
 
 def begin_debugger(name: str | None, port: int = PORT) -> Callable[[type], None]:

@@ -93,7 +93,7 @@ def mistyped_command(args: Sequence[str]) -> str | None:
         return None
     for index, arg in positionals:
         if index and args[index - 1].startswith("-"):
-            continue  # perhaps the value of an option
+            continue  # it may be the value of an option
         close = get_close_matches(arg, COMMANDS, 1)
         if close or index == 0:
             hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(COMMANDS)}"

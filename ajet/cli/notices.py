@@ -11,6 +11,6 @@ from ajet.core.redaction import redact
 
 
 def show_notices(notices: Iterable[str], *, err: bool = True) -> None:
-    """Prints to stderr, so that what a command prints as its result stays alone on stdout."""
+    """Prints to stderr, so that stdout holds only the command's result."""
     for notice in notices:
         typer.echo(redact(f"notice: {notice}"), err=err)

@@ -5,7 +5,7 @@
     chat_template, resume   are they there?    logger            is its package installed?
     a checkpoint            is it of this model?
 
-`ajet train` and `ajet check` ask all of it, `ajet debug` and `ajet eval` what concerns the classes.
+`ajet train` and `ajet check` check all of it, `ajet debug` and `ajet eval` only the classes.
 Not covered: the data, the model, and making the judge (`ajet check` does all but the model).
 """
 
@@ -147,5 +147,5 @@ def _check_loggers(names: Iterable[str]) -> None:
         if name not in PACKAGES:
             continue
         spec = find_spec(name)
-        if spec is None or spec.origin is None:  # a mere folder of that name is no package
+        if spec is None or spec.origin is None:  # a plain folder of that name is no package
             raise not_installed(name)

@@ -1,5 +1,4 @@
-"""Decides how a run gets Ray: `--with-ray`, `--with-ray-cluster`, `--skip-check-avail-gpu`,
-`--debug`.
+"""Decides how a run gets Ray, from four options of the command line.
 
     --with-ray            start a Ray here         --with-ray-cluster    join one, or be part of it
     neither               join RAY_ADDRESS if it is set, else start one

@@ -1,4 +1,4 @@
-"""Implements `ajet replay RUN EPISODE`: runs a recorded episode again, with its completions as model."""
+"""Implements `ajet replay RUN EPISODE`: runs a recorded episode again with its completions."""
 
 import contextlib
 from pathlib import Path

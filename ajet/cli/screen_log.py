@@ -1,6 +1,4 @@
-"""Configures what the log shows on the screen: warnings, one short line each; with --verbose
-everything.
-"""
+"""Configures the log on the screen: warnings, one short line each; everything with --verbose."""
 
 import sys
 
@@ -20,4 +18,4 @@ def begin_screen_log(verbose: bool) -> None:
 
 
 def _write(line: str) -> None:
-    sys.stderr.write(redact(line))  # looked up for each line: a live display redirects it
+    sys.stderr.write(redact(line))  # looked up for each line, because a live display redirects it

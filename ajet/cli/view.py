@@ -25,7 +25,9 @@ def view(
     from ajet.core.record.run_folder import RunFolder
     from ajet.logview.server import LogviewServer
 
-    EpisodeReader(RunFolder(run).episodes_db).close()  # says at once when this is no run folder
+    EpisodeReader(
+        RunFolder(run).episodes_db
+    ).close()  # raises here, before the server starts, when this is no run folder
     server = LogviewServer(run, port)
     typer.echo(f"{server.url}  (Ctrl-C ends)")
     if browser:

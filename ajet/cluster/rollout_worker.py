@@ -36,7 +36,7 @@ from ajet.core.bounded_loop import MAX_THREADS
 from ajet.core.config import AjetConfig
 from ajet.core.error_text import user_line
 from ajet.core.inference.endpoint import ModelEndpoint, SamplingParams
-from ajet.core.record.episode_store import plain
+from ajet.core.record.episode_store import as_plain_json
 from ajet.core.rollout.admission import Slot
 from ajet.core.task.workflow_task import Mode, WorkflowTask
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
@@ -266,7 +266,9 @@ def pack(trajectory: Trajectory, *, keeps_output: bool = False) -> bytes:
 def _with_plain_task(workflow_task: WorkflowTask) -> WorkflowTask:
     """A workflow may have put anything into its copy of the task."""
     task = workflow_task.task
-    task = replace(task, init_messages=plain(task.init_messages), metadata=plain(task.metadata))
+    task = replace(
+        task, init_messages=as_plain_json(task.init_messages), metadata=as_plain_json(task.metadata)
+    )
     return replace(workflow_task, task=task)
 
 
@@ -274,7 +276,10 @@ def _with_plain_output(trajectory: Trajectory) -> Trajectory:
     output = trajectory.output
     if output is not None:
         output = copy.copy(output)
-        output.metadata, output.log_metrics = plain(output.metadata), dict(output.log_metrics)
+        output.metadata, output.log_metrics = (
+            as_plain_json(output.metadata),
+            dict(output.log_metrics),
+        )
     return replace(
         trajectory,
         workflow_task=_with_plain_task(trajectory.workflow_task),
@@ -287,10 +292,10 @@ def _with_plain_turns(trajectory: Trajectory) -> Trajectory:
     turns = (
         replace(
             turn,
-            messages=plain(turn.messages),
-            tools=plain(turn.tools),
-            reply=plain(turn.reply),
-            notes=plain(turn.notes),
+            messages=as_plain_json(turn.messages),
+            tools=as_plain_json(turn.tools),
+            reply=as_plain_json(turn.reply),
+            notes=as_plain_json(turn.notes),
         )
         for turn in trajectory.turns
     )

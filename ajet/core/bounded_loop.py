@@ -1,11 +1,11 @@
 """Runs a coroutine like `asyncio.run`, and ends whatever the user's code does.
 
-    groups = run_bounded(train())     # then: cancel what is left, wait GRACE_S, leave it behind
+    groups = run_bounded(train())     # then cancels the remaining tasks, waits GRACE_S for them
     await first_of(work(), watch())   # what ends first ends both
 
 `asyncio.run` waits for ever for a task that swallows its cancellation and for a thread that a
-workflow blocked (`asyncio.to_thread(requests.get, …)`). Not covered: those threads still hold up
-the end of the process, which is the command line's affair (cli/process_end.py).
+workflow blocked (`asyncio.to_thread(requests.get, …)`). Not covered: those threads still delay
+the end of the process (cli/process_end.py).
 """
 
 import asyncio
@@ -32,7 +32,7 @@ def run_bounded(main: Coroutine[Any, Any, Result], grace_s: float = GRACE_S) -> 
         try:
             loop.run_until_complete(_cancel_remaining(grace_s))
         finally:
-            # A task that is left behind is destroyed while it is pending: nobody wants to read it.
+            # A remaining task is destroyed while pending; the warning about that helps nobody.
             loop.set_exception_handler(lambda _loop, _context: None)
             executor.shutdown(wait=False, cancel_futures=True)
             asyncio.set_event_loop(None)
@@ -60,6 +60,6 @@ async def _cancel_remaining(grace_s: float) -> None:
         done, _ = await asyncio.wait(remaining, timeout=grace_s)
         for task in done:
             if not task.cancelled():
-                task.exception()  # it belongs to something that is over
-    with contextlib.suppress(TimeoutError):  # a generator that refuses to close is left behind too
+                task.exception()  # marks it as retrieved: nobody waits for it
+    with contextlib.suppress(TimeoutError):  # a generator may refuse to close
         await asyncio.wait_for(asyncio.get_running_loop().shutdown_asyncgens(), grace_s)

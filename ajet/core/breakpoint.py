@@ -1,5 +1,4 @@
-"""Provides `bp("TAG")`: a breakpoint in the user's code that stops only where `--debug TAG` names
-it.
+"""Provides `bp("TAG")`, a breakpoint in the user's code that stops only if `--debug` names it.
 
     from ajet import bp
     bp("after-tool")                        ajet --conf x.yaml --debug "after-tool|judge"
@@ -13,22 +12,22 @@ import os
 import sys
 
 TAGS_VARIABLE = "AJET_DEBUG_TAGS"
-"""Set by the command line; processes on other nodes are given it in their environment."""
+"""The command line sets this variable; Ray passes it to processes on other nodes."""
 
 
 def bp(tag: str) -> None:
     """Stops here if `--debug` names this tag."""
     if tag not in debug_tags(os.environ.get(TAGS_VARIABLE, "")):
         return
-    hook_is_pythons = sys.breakpointhook is sys.__breakpointhook__
-    if hook_is_pythons and not os.environ.get("PYTHONBREAKPOINT"):
+    is_default_hook = sys.breakpointhook is sys.__breakpointhook__
+    if is_default_hook and not os.environ.get("PYTHONBREAKPOINT"):
         from pdb import Pdb
 
-        Pdb().set_trace(sys._getframe(1))  # in the caller, not here
+        Pdb().set_trace(sys._getframe(1))  # stops in the caller, not here
     else:
         sys.breakpointhook()
 
 
-def debug_tags(written: str) -> tuple[str, ...]:
+def debug_tags(text: str) -> tuple[str, ...]:
     """Splits `A|B` into A and B."""
-    return tuple(dict.fromkeys(tag.strip() for tag in written.split("|") if tag.strip()))
+    return tuple(dict.fromkeys(tag.strip() for tag in text.split("|") if tag.strip()))

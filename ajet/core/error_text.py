@@ -6,8 +6,8 @@
                                answer = int(reply["content"])
                            ValueError: invalid literal for int() …
 
-Left out of a traceback are the frames by which this package got to the user's code. Everything that
-the user's code called, this package included, stays.
+A traceback leaves out the frames by which this package reached the user's code. Everything that the
+user's code called, this package included, stays.
 """
 
 import sysconfig
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 MAX_MESSAGE_LENGTH = 500
-"""Characters of an exception's message that are recorded: one may hold a whole page."""
+"""The number of characters of a message that are recorded: some hold a whole page."""
 _OWN_CODE = str(Path(__file__).parents[1])
 _STDLIB = sysconfig.get_path("stdlib")
 
@@ -60,13 +60,13 @@ def _is_library(filename: str) -> bool:
 
 def user_traceback(error: BaseException) -> str | None:
     """Returns the text of the traceback; None where no code of the user's was running."""
-    frames = _from_user(error.__traceback__)
+    frames = _frames_from_user_code(error.__traceback__)
     if frames is None:
         return None
     return "".join(traceback.format_exception(type(error), error, frames))
 
 
-def _from_user(frames: TracebackType | None) -> TracebackType | None:
+def _frames_from_user_code(frames: TracebackType | None) -> TracebackType | None:
     while frames is not None and _is_own_or_stdlib(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
     return frames

@@ -40,20 +40,20 @@ R = TypeVar("R")
 
 _user_folders: set[Path] = set()
 _hidden_modules: dict[Path, dict[str, ModuleType]] = {}
-"""By folder of user files: its modules whose names another folder's modules have in sys.modules."""
+"""Maps a folder of user files to its modules that another folder's replaced in sys.modules."""
 
 
 def load_object(spec: str, *, base_dirs: Sequence[Path], kind: type[T], where: str) -> type[T]:
     """Returns the class that `spec` names; `where` is the config key, for the message."""
     source, name = _split_spec(spec, "Class", where)
-    module = _module(source, base_dirs, f"{where}: {spec!r}")
-    return _class(module, name, kind, f"{where}: {spec!r}")
+    module = _load(source, base_dirs, f"{where}: {spec!r}")
+    return _find_class(module, name, kind, f"{where}: {spec!r}")
 
 
 def load_function(spec: str, *, base_dirs: Sequence[Path], where: str) -> Callable[..., Any]:
     """Returns the function that `spec` names: file.py->name or package.module->name."""
     source, name = _split_spec(spec, "function", where)
-    module = _module(source, base_dirs, f"{where}: {spec!r}")
+    module = _load(source, base_dirs, f"{where}: {spec!r}")
     found = getattr(module, name, None)
     if found is None:
         own = [key for key, value in vars(module).items() if inspect.isroutine(value)]
@@ -68,7 +68,7 @@ def load_function(spec: str, *, base_dirs: Sequence[Path], where: str) -> Callab
 
 def load_module(source: str, *, base_dirs: Sequence[Path], where: str) -> ModuleType:
     """Imports and returns the module file.py or package.module."""
-    return _module(source, base_dirs, f"{where}: {source!r}")
+    return _load(source, base_dirs, f"{where}: {source!r}")
 
 
 def _split_spec(spec: str, what: str, where: str) -> tuple[str, str]:
@@ -78,11 +78,13 @@ def _split_spec(spec: str, what: str, where: str) -> tuple[str, str]:
     return source, name
 
 
-def _module(source: str, base_dirs: Sequence[Path], prefix: str) -> ModuleType:
-    search = list(dict.fromkeys([*map(_real, base_dirs), Path.cwd()]))
+def _load(source: str, base_dirs: Sequence[Path], prefix: str) -> ModuleType:
+    search = list(dict.fromkeys([*map(_resolved, base_dirs), Path.cwd()]))
     try:
         return (
-            _from_file(source, search) if source.endswith(".py") else _from_module(source, search)
+            _import_file(source, search)
+            if source.endswith(".py")
+            else _import_module(source, search)
         )
     except ConfigError as error:
         raise ConfigError(f"{prefix}: {error}") from error.__cause__
@@ -163,11 +165,11 @@ def _first_on_path(folders: Sequence[Path]) -> Iterator[None]:
             sys.path.remove(folder)
 
 
-def _real(folder: Path) -> Path:
+def _resolved(folder: Path) -> Path:
     return Path(folder).resolve()
 
 
-def _from_file(source: str, search: Sequence[Path]) -> ModuleType:
+def _import_file(source: str, search: Sequence[Path]) -> ModuleType:
     path = Path(source).expanduser()
     candidates = list(dict.fromkeys((folder / path).resolve() for folder in search))
     found = next((file for file in candidates if file.is_file()), None)
@@ -184,19 +186,19 @@ def _from_file(source: str, search: Sequence[Path]) -> ModuleType:
     sys.modules[name] = module
     try:
         with _first_on_path([found.parent, *search]):
-            _run(partial(spec.loader.exec_module, module), found.name)
+            _load_user_module(partial(spec.loader.exec_module, module), found.name)
     except ConfigError:
         del sys.modules[name]
         raise
     return module
 
 
-def _from_module(source: str, search: Sequence[Path]) -> ModuleType:
+def _import_module(source: str, search: Sequence[Path]) -> ModuleType:
     if source in sys.modules:
         return sys.modules[source]
     try:
         with _first_on_path(search):
-            return _run(partial(importlib.import_module, source), source)
+            return _load_user_module(partial(importlib.import_module, source), source)
     except ConfigError as error:
         elsewhere = _in_other_package(source, error.__cause__)
         if elsewhere is not None:
@@ -204,20 +206,20 @@ def _from_module(source: str, search: Sequence[Path]) -> ModuleType:
         if _is_absent(source, error.__cause__):
             folders = ", ".join(map(str, search))
             raise ConfigError(
-                f"no module {_missing(error.__cause__)!r}; looked in the installed packages and "
-                f"{folders}. Run from the project's root or pass --project-dir"
+                f"no module {_missing_module_name(error.__cause__)!r}; looked in the installed "
+                f"packages and {folders}. Run from the project's root or pass --project-dir"
             ) from error.__cause__
         raise
 
 
-def _missing(cause: BaseException | None) -> str | None:
+def _missing_module_name(cause: BaseException | None) -> str | None:
     return cause.name if isinstance(cause, ModuleNotFoundError) else None
 
 
 def _is_absent(source: str, cause: BaseException | None) -> bool:
     """Returns True if the module itself does not exist, False if something that it imports is
     missing."""
-    missing = _missing(cause)
+    missing = _missing_module_name(cause)
     return missing is not None and (source == missing or source.startswith(f"{missing}."))
 
 
@@ -229,7 +231,7 @@ def _in_other_package(source: str, cause: BaseException | None) -> ModuleType | 
     for folder in map(Path, [*sys.path, Path(__file__).resolve().parents[2]]):
         for file in (folder / relative.with_suffix(".py"), folder / relative / "__init__.py"):
             if file.is_file():
-                return _from_file(str(file), [folder])
+                return _import_file(str(file), [folder])
     return None
 
 
@@ -260,7 +262,7 @@ def _import_folder(name: str, module: ModuleType) -> Path | None:
     return source.parents[name.count(".") + (source.name == "__init__.py")]
 
 
-def _run(action: Callable[[], R], subject: str) -> R:
+def _load_user_module(action: Callable[[], R], subject: str) -> R:
     """Loads the user's module; whatever it raises becomes one line with file and line."""
     try:
         return action()
@@ -309,7 +311,7 @@ def _accepts(callee: Any, num_arguments: int) -> bool:
         inspect.signature(callee).bind(*[None] * num_arguments)
     except TypeError:
         return False
-    except ValueError:  # built in, without a signature
+    except ValueError:  # a builtin without a signature
         return True
     return True
 
@@ -328,7 +330,7 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def _class(module: ModuleType, name: str, kind: type[T], prefix: str) -> type[T]:
+def _find_class(module: ModuleType, name: str, kind: type[T], prefix: str) -> type[T]:
     found = getattr(module, name, None)
     file = getattr(module, "__file__", None) or module.__name__
     if found is None:

@@ -13,7 +13,7 @@ REDACTED = "***"
 _KEY = re.compile(f"{PREFIX}[0-9a-f]{{32}}")
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+:[^/@\s]+(?=@)")
 _DATABASE_LOGIN = re.compile(r"(?<=://)(?<!http://)(?<!https://)[^/@\s]*:[^@\s]+(?=@)")
-"""A database takes a password with a slash in it."""
+"""Database passwords, unlike those of HTTP addresses, may contain a slash."""
 _OPTION = re.compile(
     r"(?<=[?&])([^=&\s]*(?:password|passwd|secret|token|api_?key)[^=&\s]*=)[^&\s'\"]+", re.I
 )

@@ -3,8 +3,8 @@
     rank 0      store = listen(host, port, size, timeout_s)     port 0: one that is free
     the others  store = join(host, port, size, timeout_s)       waits until it listens
 
-By itself torch's store listens at every address of the machine, whoever asks. Not covered: what the
-group says to one another afterwards; gloo's and NCCL's own connections.
+By default torch's store listens at every address of the machine. Not covered: what the processes
+send each other afterwards; gloo's and NCCL's own connections.
 """
 
 import socket
@@ -30,7 +30,7 @@ def listen(host: str, port: int, size: int, timeout_s: float) -> Any:
             is_master=True,
             timeout=timedelta(seconds=timeout_s),
             wait_for_workers=False,
-            master_listen_fd=listener.detach(),  # the store's from now on
+            master_listen_fd=listener.detach(),  # the store owns it from now on
         )
 
 

@@ -3,7 +3,7 @@
     calls = SharedCalls()
     answer = await calls.join(key, ask)     # ask() runs once, however many join meanwhile
 
-Who is cancelled leaves the others waiting; with the last one the call is cancelled.
+A cancelled task does not affect the others that wait; with the last one the call is cancelled.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
-"""Defines the type of an HTTP address, which is checked when the config is read and stored as it
-is.
+"""Defines the types of addresses in the config, which are checked when it is read.
 
-base_url: Address | None       "http://127.0.0.1:8000/v1"
-base_url: Place | None         the same, or a file
+base_url: Address | None           "http://127.0.0.1:8000/v1"
+base_url: PathOrAddress | None     the same, or a file
 """
 
 from typing import Annotated

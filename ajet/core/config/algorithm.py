@@ -39,7 +39,7 @@ class KLControl(Section):
     type: Literal["fixed", "adaptive"] = Field(
         default="fixed", description="adaptive moves the coefficient to keep the KL at target_kl."
     )
-    kl_coef: float = Field(default=0.001, ge=0, description="Its coefficient, at first.")
+    kl_coef: float = Field(default=0.001, ge=0, description="Its coefficient at the start.")
     target_kl: float = Field(default=0.1, gt=0, description="KL of a token that adaptive aims at.")
     horizon: int = Field(
         default=10000, ge=1, description="Episodes in which it moves by a fifth at most."
@@ -145,10 +145,10 @@ class AlgorithmConfig(Section):
     )
     kl_ctrl: KLControl = Field(default=KLControl(), description="That KL's coefficient.")
     rollout_correction: RolloutCorrection = Field(
-        default=RolloutCorrection(), description="Sampler against trainer."
+        default=RolloutCorrection(), description="Importance weights between sampler and trainer."
     )
     dynamic_sampling: DynamicSampling = Field(
-        default=DynamicSampling(), description="Groups without signal."
+        default=DynamicSampling(), description="Replacement of groups without signal."
     )
     overlong: Overlong = Field(default=Overlong(), description="Episodes that get too long.")
 

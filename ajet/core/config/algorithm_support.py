@@ -1,5 +1,4 @@
-"""Finds settings of the algorithm that another one leaves without effect, or that contradict each
-other.
+"""Finds settings of the algorithm that others leave without effect, or that contradict others.
 
     lam=0.9                             ignored: adv_estimator is grpo
     dynamic_sampling, num_repeat=1      refused: no group ever has two rewards that differ
@@ -19,7 +18,7 @@ READ_BY = {
     "episode_reward_weight": ("gigpo",),
     "step_reward_weight": ("gigpo",),
 }
-"""The estimators that read a key."""
+"""Maps a key to the estimators that read it."""
 READ_BY_LOSS = {
     "clip_low": ("ppo", "gspo", "cispo"),
     "clip_high": ("ppo", "gspo", "cispo"),
@@ -36,7 +35,7 @@ GROUP_ESTIMATORS = (
     "step_reinforce",
     "reinforce_plus_plus_baseline",
 )
-"""Estimators that compare the members of a group: alone, an episode has no advantage."""
+"""These estimators compare the members of a group: alone, an episode has no advantage."""
 
 
 def unread_algorithm_keys(ajet: AjetSection) -> dict[str, str]:
@@ -45,7 +44,7 @@ def unread_algorithm_keys(ajet: AjetSection) -> dict[str, str]:
     algorithm = trainer.algorithm
     unread = _unread_by_choice(algorithm) | _unread_in_sections(algorithm, ajet.backbone)
     if algorithm.adv_estimator != "gae":
-        unread["ajet.trainer_common.critic"] = _is(algorithm, "adv_estimator")
+        unread["ajet.trainer_common.critic"] = _setting(algorithm, "adv_estimator")
     if not trainer.use_kl_loss:
         for key in ("kl_loss_coef", "kl_loss_type"):
             unread[f"ajet.trainer_common.{key}"] = "ajet.trainer_common.use_kl_loss is false"
@@ -60,7 +59,7 @@ def unread_algorithm_keys(ajet: AjetSection) -> dict[str, str]:
 def _unread_by_choice(algorithm: AlgorithmConfig) -> dict[str, str]:
     tables = {"adv_estimator": READ_BY, "policy_loss": READ_BY_LOSS}
     return {
-        f"{ALGORITHM}.{key}": _is(algorithm, chooser)
+        f"{ALGORITHM}.{key}": _setting(algorithm, chooser)
         for chooser, table in tables.items()
         for key, readers in table.items()
         if getattr(algorithm, chooser) not in readers
@@ -90,7 +89,7 @@ def _unread_in_sections(algorithm: AlgorithmConfig, backbone: str) -> dict[str, 
             "reward_normalization.grouping is none",
         ),
     }
-    return {f"{ALGORITHM}.{key}": reason for key, (off_now, reason) in off.items() if off_now}
+    return {f"{ALGORITHM}.{key}": reason for key, (is_off_now, reason) in off.items() if is_off_now}
 
 
 def contradictions(ajet: AjetSection) -> list[tuple[str, str]]:
@@ -155,5 +154,5 @@ def algorithm_notices(ajet: AjetSection) -> list[str]:
     return notices
 
 
-def _is(algorithm: AlgorithmConfig, key: str) -> str:
+def _setting(algorithm: AlgorithmConfig, key: str) -> str:
     return f"{ALGORITHM}.{key} is {getattr(algorithm, key)}"

@@ -5,7 +5,8 @@
                      staleness_threshold: 0.1,                 max_staleness: 4 (ceil(1.1 x 4) - 1)
                      partial_rollout: false}                   partial_rollout: finish
 
-They stand at the top level, as there, or under `ajet:`. A key that has no counterpart is refused.
+They are accepted at the top level, as in those systems, or under `ajet:`. A key that has no
+counterpart is refused.
 """
 
 import math
@@ -17,7 +18,7 @@ from ajet.core.errors import ConfigError
 RATIO, SECTION = "async_generation_ratio", "async_training"
 KNOWN = ("trigger_parameter_sync_step", "staleness_threshold", "partial_rollout")
 WITHOUT_EFFECT = {"require_batches": 1, "use_rollout_log_probs": True}
-"""Values that say what is so here anyway."""
+"""These values describe what always holds here, so they are accepted and ignored."""
 
 
 def staleness_of_ratio(ratio: float) -> int:
@@ -35,11 +36,11 @@ def staleness_of_threshold(threshold: float, interval: int) -> int:
 def take_async_keys(values: dict[str, Any]) -> None:
     """Moves the keys to `trinity:`, in place."""
     ajet = values.get("ajet")
-    homes = [values, ajet] if isinstance(ajet, dict) else [values]
-    for home in homes:
-        if (ratio := home.pop(RATIO, None)) is not None:
+    mappings = [values, ajet] if isinstance(ajet, dict) else [values]
+    for mapping in mappings:
+        if (ratio := mapping.pop(RATIO, None)) is not None:
             _set(values, "max_staleness", staleness_of_ratio(_number(RATIO, ratio)), RATIO)
-        if (section := home.pop(SECTION, None)) is not None:
+        if (section := mapping.pop(SECTION, None)) is not None:
             _take_section(values, section)
 
 

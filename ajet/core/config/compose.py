@@ -7,7 +7,7 @@
 The `hydra:`/`defaults:` boilerplate may be there or not: the project's defaults are always found
 in the package, and folders of `hydra.searchpath` that exist are searched too. The order is that of
 `defaults:`, or the project's defaults first where there is none; a YAML whose `defaults:` do not
-say where it stands itself (`_self_`) comes last.
+name its own position (`_self_`) comes last.
 """
 
 import re
@@ -43,25 +43,25 @@ def compose(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     try:
         ConfigStore.instance().store(name=NAME, node=OmegaConf.create(yaml_content))
         plain = OmegaConf.to_container(
-            _composed(path, search, parsed), resolve=True, throw_on_missing=True
+            _hydra_compose(path, search, parsed), resolve=True, throw_on_missing=True
         )
     except MissingConfigException as error:
         raise ConfigError(_missing_config(path, error)) from error
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        override = _overridden(error, overrides)
+        override = _failed_override(error, overrides)
         if override is None:
-            raise ConfigError(f"{path}: {_short(error, path)}") from error
+            raise ConfigError(f"{path}: {_message_of(error, path)}") from error
         if "Could not override" in str(error):
-            known = OmegaConf.to_container(_composed(path, search, []), resolve=False)
-            problem = _unknown(override, known)
+            known = OmegaConf.to_container(_hydra_compose(path, search, []), resolve=False)
+            problem = _unknown_override_problem(override, known)
         else:
-            problem = _short(error, path)
+            problem = _message_of(error, path)
         raise ConfigError(f"override {override!r}: {problem}") from error
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 
 
-def _composed(path: Path, search: str, overrides: Sequence[str]) -> Any:
+def _hydra_compose(path: Path, search: str, overrides: Sequence[str]) -> Any:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
 
@@ -69,7 +69,7 @@ def _composed(path: Path, search: str, overrides: Sequence[str]) -> Any:
         return hydra_compose(NAME, [f"hydra.searchpath=[{search}]", *overrides])
 
 
-def _unknown(override: str, known: Any) -> str:
+def _unknown_override_problem(override: str, known: Any) -> str:
     """Says what to do about an override of a key that the composed YAML does not have."""
     root = override_key(override).split(".")[0]
     section_problem = unknown_section_problem(root)
@@ -159,14 +159,14 @@ def _missing_config(path: Path, error: Any) -> str:
     )
 
 
-def _overridden(error: Exception, overrides: Sequence[str]) -> str | None:
+def _failed_override(error: Exception, overrides: Sequence[str]) -> str | None:
     """Returns the override that Hydra could not apply."""
     named = re.search(r"Could not .*?'([^']+)'|override (\S+)", str(error))
     keys = {override_key(group) for group in named.groups() if group} if named else set()
     return next((each for each in overrides if override_key(each) in keys), None)
 
 
-def _short(error: Exception, path: Path) -> str:
+def _message_of(error: Exception, path: Path) -> str:
     """Returns Hydra's message in one line; a key that Hydra names last comes first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     keys = [line.partition("full_key: ")[2] for line in lines if line.startswith("full_key: ")]
@@ -183,6 +183,6 @@ def _yaml_error(path: Path, error: Exception) -> str:
             f"{path}:{line}: not valid YAML: the character #x{error.character:02x} is not allowed"
         )
     mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or _short(error, path)
+    problem = getattr(error, "problem", None) or _message_of(error, path)
     location = f"{path}:{mark.line + 1}" if mark else f"{path}"
     return f"{location}: not valid YAML: {problem}"

@@ -15,8 +15,8 @@ from pydantic import BeforeValidator
 
 _RANGE = re.compile(r"(?:list\()?range\((?:(\d+),)?(\d+)(?:,(\d+))?\)\)?")
 _LIST = re.compile(r"\[(\d+(?:,\d+)*,?)?\]")
-MOST_GPUS = 100_000
-FORMS = "write a list as [0, 1] or a text as list(range(0,8))"
+MAX_GPUS = 100_000
+ACCEPTED_FORMS = "write a list as [0, 1] or a text as list(range(0,8))"
 
 
 def device_list(mapping: Any) -> list[int]:
@@ -24,12 +24,12 @@ def device_list(mapping: Any) -> list[int]:
     one twice."""
     devices = list(mapping) if isinstance(mapping, list) else _read(str(mapping))
     if not all(type(device) is int and device >= 0 for device in devices):
-        raise ValueError(f"GPUs are numbers from 0, got {mapping!r}; {FORMS}")
+        raise ValueError(f"GPUs are numbers from 0, got {mapping!r}; {ACCEPTED_FORMS}")
     if not devices:
-        raise ValueError(f"{mapping!r} names no GPU; {FORMS}, or leave it null")
-    twice = [device for device, times in Counter(devices).items() if times > 1]
-    if twice:
-        raise ValueError(f"{mapping!r} names GPU {twice[0]} twice")
+        raise ValueError(f"{mapping!r} names no GPU; {ACCEPTED_FORMS}, or leave it null")
+    repeated = [device for device, times in Counter(devices).items() if times > 1]
+    if repeated:
+        raise ValueError(f"{mapping!r} names GPU {repeated[0]} twice")
     return devices
 
 
@@ -38,13 +38,13 @@ def _read(text: str) -> list[int]:
     for part in re.sub(r"\s", "", text).split("+"):
         if match := _RANGE.fullmatch(part):
             start, stop, step = int(match[1] or 0), int(match[2]), int(match[3] or 1)
-            if part.startswith("list(") != part.endswith("))") or not step or stop > MOST_GPUS:
-                raise ValueError(f"{text!r} cannot be read; {FORMS}")
+            if part.startswith("list(") != part.endswith("))") or not step or stop > MAX_GPUS:
+                raise ValueError(f"{text!r} cannot be read; {ACCEPTED_FORMS}")
             devices += range(start, stop, step)
         elif match := _LIST.fullmatch(part):
             devices += [int(number) for number in (match[1] or "").split(",") if number]
         else:
-            raise ValueError(f"{text!r} cannot be read; {FORMS}")
+            raise ValueError(f"{text!r} cannot be read; {ACCEPTED_FORMS}")
     return devices
 
 

@@ -1,7 +1,6 @@
-"""Defines `ajet.environment`: games and other environments that an agent acts in, named as ROLL
-names them.
+"""Defines `ajet.environment`: environments that an agent acts in, with ROLL's names.
 
-Four of ROLL's keys have their home elsewhere and are taken here too (renames.py):
+Four of ROLL's keys belong to other sections and are also accepted here (renames.py):
 
     train_env_manager.num_env_groups          data.train_batch_size
     train_env_manager.group_size              rollout.num_repeat

@@ -17,7 +17,7 @@ TRAJ_AGENT = "traj_env_agent"
 def unread_environment_keys(ajet: AjetSection) -> dict[str, str]:
     """Returns keys and sections that nothing reads, each with the setting that is the reason."""
     reader, section = ajet.task_reader.type, ajet.environment
-    if "->" in reader:  # the user's own may read any section
+    if "->" in reader:  # the user's own reader may read any section
         return {}
     if reader != "environment":
         return {ENVIRONMENT: f"ajet.task_reader.type is {reader}"}

@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 
 from ajet.core.config.overrides import override_key
 
-SHOWN = 5
+MAX_SHOWN = 5
 
 
 def explain(error: ValidationError, root: type[BaseModel], origin: "Origin") -> str:
@@ -26,8 +26,8 @@ def explain(error: ValidationError, root: type[BaseModel], origin: "Origin") -> 
     lines = [f"{where}: {problem}" for where, problem in dict(reversed(found)).items()][::-1]
     if len(lines) == 1:
         return lines[0]
-    more = [f"… and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
-    return "\n  ".join([f"{len(lines)} mistakes in the config:", *lines[:SHOWN], *more])
+    more = [f"… and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
+    return "\n  ".join([f"{len(lines)} mistakes in the config:", *lines[:MAX_SHOWN], *more])
 
 
 class Origin:
@@ -74,8 +74,8 @@ def _line(details: ErrorDetails, root: type[BaseModel], origin: Origin) -> tuple
     if details["type"] == "value_error":
         return where, str(details["ctx"]["error"])  # pyright: ignore[reportTypedDictNotRequiredAccess]
     if details["type"] == "model_type":
-        return where, f"a section is expected here, got {_short(details['input'])}"
-    return where, f"{_wanted(details)}, got {_short(details['input'])}"
+        return where, f"a section is expected here, got {_short_repr(details['input'])}"
+    return where, f"{_wanted(details)}, got {_short_repr(details['input'])}"
 
 
 def _descend(root: type[BaseModel], parts: list[str]) -> tuple[type[BaseModel] | None, list[str]]:
@@ -83,17 +83,17 @@ def _descend(root: type[BaseModel], parts: list[str]) -> tuple[type[BaseModel] |
     members. A mapping of sections has one for each name that the user chose."""
     section: type[BaseModel] | None = root
     keys: list[str] = []
-    waiting = list(parts)
-    while waiting:
-        part = waiting.pop(0)
+    remaining = list(parts)
+    while remaining:
+        part = remaining.pop(0)
         keys.append(part)
-        if section is None or part not in section.model_fields or not waiting:
+        if section is None or part not in section.model_fields or not remaining:
             break
         inner: Any = section.model_fields[part].annotation
         if get_origin(inner) is dict and _is_section(get_args(inner)[1]):
-            keys.append(waiting.pop(0))
+            keys.append(remaining.pop(0))
             inner = get_args(inner)[1]
-        if not _is_section(inner) or not waiting:
+        if not _is_section(inner) or not remaining:
             break
         section = inner
     return section, keys
@@ -115,7 +115,7 @@ def _wanted(details: ErrorDetails) -> str:
     return f"{text.split(', unable to parse')[0]} is expected"
 
 
-def _short(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     if value is None:
         return "null"
     text = repr(value)

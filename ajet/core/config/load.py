@@ -1,6 +1,6 @@
 """Provides `load_config`: a YAML and overrides in, one checked tree out.
 
-    compose (Hydra)  ->  renames  ->  stray keys  ->  pydantic  ->  refusals, required keys, notices
+    compose (Hydra) -> renames -> unknown sections -> pydantic -> refusals, required keys, notices
 
 Every mistake is a ConfigError that says where it was written. Not covered: what a value names
 (the model, a class, the data) is checked by `ajet check` and by those who open it.

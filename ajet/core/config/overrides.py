@@ -39,13 +39,14 @@ def hydra_override(override: str) -> str:
     try:
         parsed = OverridesParser.create().parse_override(override)
     except HydraException:
-        override = f"{key}={_quoted(value)}"
+        override = f"{key}={_quote(value)}"
         parsed = OverridesParser.create().parse_override(override)
     if parsed.is_sweep_override():
         raise ConfigError(f"override {override!r}: one value only; write a list as [a,b]")
     if isinstance(parsed.value(), bool | int | float) and _is_text(override_key(override)):
-        override = f"{key}={_quoted(value)}"
-    # Hydra refuses a key that no YAML names, without knowing the tree: force it, the tree judges.
+        override = f"{key}={_quote(value)}"
+    # Hydra would refuse a key that no YAML names, though the tree may have it. The ++ makes Hydra
+    # accept every typed key; unknown ones are refused when the tree is validated.
     is_typed = override_key(override).split(".")[0] in TYPED_ROOTS
     plain_change = not override.startswith(("+", "~"))
     return f"++{override}" if is_typed and plain_change else override
@@ -90,5 +91,5 @@ def _is_text(key: str) -> bool:
     return model is str or str in get_args(model)
 
 
-def _quoted(value: str) -> str:
+def _quote(value: str) -> str:
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -30,7 +30,7 @@ REMOVED = {
 def apply_renames(values: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Returns `values` with every key under its present name. `defaults` shows which keys were not
     set."""
-    values = _copied(values)
+    values = _deep_copy(values)
     for old, new in RENAMED.items():
         given = _pop(values, old)
         if given is None:
@@ -46,8 +46,8 @@ def apply_renames(values: dict[str, Any], defaults: Mapping[str, Any]) -> dict[s
     return values
 
 
-def _copied(value: Any) -> Any:
-    return {k: _copied(v) for k, v in value.items()} if isinstance(value, Mapping) else value
+def _deep_copy(value: Any) -> Any:
+    return {k: _deep_copy(v) for k, v in value.items()} if isinstance(value, Mapping) else value
 
 
 def _section(values: Any, key: str) -> tuple[Any, str]:

@@ -72,7 +72,8 @@ class MultiTurnConfig(Section):
     )
     tool_response_truncate_side: Literal["left", "middle", "right"] = Field(
         default="middle",
-        description="What stays of a long answer: left its beginning, right its end, middle both.",
+        description="Which part of a long answer is kept: left its beginning, right its end, "
+        "middle both.",
     )
     tool_timeout_s: float = Field(
         default=60.0,
@@ -103,7 +104,7 @@ class ValidationSampling(Section):
     )
     num_repeat: Annotated[
         int, NotBuilt("trainer_common.val_pass_n is the number of episodes of a validation task")
-    ] = Field(default=1, ge=1, description="Has its home at trainer_common.val_pass_n.")
+    ] = Field(default=1, ge=1, description="Set trainer_common.val_pass_n instead.")
 
     @model_validator(mode="after")
     def _do_sample_agrees(self) -> Self:
@@ -268,7 +269,8 @@ class RolloutConfig(Section):
         int, NoEffect("the in-process engine sizes its own batches", on=IN_PROCESS)
     ] = Field(default=10, ge=1, description="Sequences that an inference server runs at once.")
     enable_oversample: bool = Field(
-        default=False, description="Run more tasks than a batch needs and keep the most telling."
+        default=False,
+        description="Run more tasks than needed and keep the groups whose rewards vary most.",
     )
     submit_oversample_multiplier: float = Field(
         default=1.5, ge=1, description="How many times more tasks enable_oversample runs."

@@ -1,7 +1,7 @@
 """Reads the config of an earlier run from its run folder's config.yaml, as the run had it.
 
-What the file holds is resolved already, so nothing is composed or renamed. Secrets stand in it as
-``***``. Not covered: a file of a version whose keys differ (one line says which).
+What the file holds is resolved already, so nothing is composed or renamed. Secrets appear in it
+as ``***``. Not covered: a file of a version whose keys differ (one line says which).
 """
 
 from pathlib import Path

@@ -4,7 +4,7 @@
         gamma: Annotated[float, NotBuilt("…")] = Field(default=1.0, description="…")
         name: Annotated[str, NoEffect("…", on=("debug",))] = Field(default="auto", description="…")
 
-`NotBuilt` refuses the run when the key differs from its default, which means "off". `NoEffect`
+`NotBuilt` refuses the run when the key differs from its default, which turns it off. `NoEffect`
 lets the run start and says so in one notice. A key with neither is honoured.
 """
 

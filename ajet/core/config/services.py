@@ -1,4 +1,4 @@
-"""Defines the small sections of `ajet:`: timelines, debugging, the task runner, the HTTP gateway."""
+"""Defines small sections of `ajet:`: timelines, debugging, the task runner, the HTTP gateway."""
 
 from typing import Annotated, Literal
 

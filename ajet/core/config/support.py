@@ -32,7 +32,7 @@ def refusals_and_notices(config: AjetConfig) -> tuple[list[tuple[str, str]], lis
                 for text in _reasons(leaf, NoEffect, backbone)
             ]
             unused += [
-                f"ignored: {leaf.path}={_shown(leaf)} ({text})"
+                f"ignored: {leaf.path}={_display_value(leaf)} ({text})"
                 for section, text in unread.items()
                 if f"{leaf.path}.".startswith(f"{section}.")
             ][:1]
@@ -78,12 +78,12 @@ def _unread_judge_keys(judge: TaskJudgeConfig) -> dict[str, str]:
 
 
 def _surplus_mini_batches(ajet: AjetSection) -> list[str]:
-    asked, groups = ajet.trainer_common.mini_batch_num, ajet.data.train_batch_size
-    if asked <= groups:
+    num_mini_batches, groups = ajet.trainer_common.mini_batch_num, ajet.data.train_batch_size
+    if num_mini_batches <= groups:
         return []
     return [
-        f"ajet.trainer_common.mini_batch_num={asked}: a step has {groups} groups, one for each "
-        f"task, and makes {groups} mini-batches at most (ajet.data.train_batch_size)"
+        f"ajet.trainer_common.mini_batch_num={num_mini_batches}: a step has {groups} groups, "
+        f"one for each task, and makes {groups} mini-batches at most (ajet.data.train_batch_size)"
     ]
 
 
@@ -115,7 +115,7 @@ def _unused_retries(ajet: AjetSection) -> list[str]:
 
 def _unchecked_tool_calls(ajet: AjetSection) -> list[str]:
     tracker = ajet.context_tracker
-    asked = {
+    is_met_by = {
         "log_tool_format_check": "wrong_toolcall" in ajet.rollout.compute_madness_checklist,
         "log_tool_format_error_detail": tracker.log_tool_format_check,
     }
@@ -125,12 +125,12 @@ def _unchecked_tool_calls(ajet: AjetSection) -> list[str]:
     }
     return [
         f"ignored: ajet.context_tracker.{name}=True (it needs {needed[name]})"
-        for name, is_met in asked.items()
+        for name, is_met in is_met_by.items()
         if getattr(tracker, name) and not is_met
     ]
 
 
-def _shown(leaf: Leaf) -> Any:
+def _display_value(leaf: Leaf) -> Any:
     return "***" if "api_key" in f"{leaf.path}{leaf.value}" else leaf.value
 
 

@@ -159,7 +159,7 @@ class RubricsAutoGrader(Grading):
 
 
 class TaskJudgeConfig(Section):
-    """Configures the judge: a class of yours, a built-in name, or none (the workflow's own
+    """Configures the judge: your own class, a built-in name, or none (the workflow's own
     reward)."""
 
     judge_type: Literal["customized_protocol", "rubrics_auto_grader"] = Field(

@@ -74,7 +74,7 @@ class EnvService(Section):
     )
     env_action_preference: Literal["code", "text", "box"] = Field(
         default="code",
-        description="Told to the environment, which may take actions in several forms.",
+        description="Passed to the environment, which may accept actions in several forms.",
     )
     training_split: str = Field(default="train", description="The split of the training tasks.")
     validation_split: str | None = Field(
@@ -120,7 +120,9 @@ class DeduplicationFilter(Section):
     """Configures a filter that drops generated tasks that are alike."""
 
     enabled: bool = Field(default=True, description="Whether to drop them.")
-    params: DeduplicationParams = Field(default=DeduplicationParams(), description="The measure.")
+    params: DeduplicationParams = Field(
+        default=DeduplicationParams(), description="How similarity is measured."
+    )
 
 
 class DataGeneration(Section):

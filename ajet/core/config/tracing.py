@@ -4,7 +4,7 @@
       - {type: score, params: {name: correctness, min: 0.5}}
       - {type: deduplication, params: {similarity_threshold: 0.9}, enabled: true}
 
-A filter is checked here, when the config is read; core/task/tracing/filters.py applies it.
+A filter is checked here, when the config is read; sources/tracing/filters.py applies it.
 """
 
 import re
@@ -45,8 +45,8 @@ class ScoreParams(Section):
     """Keeps conversations whose score is within a range."""
 
     name: str | None = Field(default=None, description="The score's name; null takes any.")
-    min: float | None = Field(default=None, description="Kept from here.")
-    max: float | None = Field(default=None, description="Kept to here.")
+    min: float | None = Field(default=None, description="Lowest score that is kept.")
+    max: float | None = Field(default=None, description="Highest score that is kept.")
 
 
 class FeedbackParams(Section):
@@ -78,7 +78,9 @@ class RegexParams(Section):
     pattern: Annotated[str, AfterValidator(_pattern)] = Field(
         description="Searched for, as Python's re.search."
     )
-    field: Literal["query", "answer", "any"] = Field(default="query", description="Where.")
+    field: Literal["query", "answer", "any"] = Field(
+        default="query", description="The text that is searched."
+    )
     keep: bool = Field(default=True, description="Keep what has it; false drops it.")
 
 
@@ -103,9 +105,12 @@ class DeduplicationParams(Section):
     """Configures how alike two questions may be."""
 
     similarity_threshold: float = Field(
-        default=0.8, gt=0, le=1, description="Alike from here: the first of them is kept."
+        default=0.8,
+        gt=0,
+        le=1,
+        description="Questions at least this similar are alike; the first is kept.",
     )
-    db_path: str | None = Field(default=None, description="Where the vectors are kept.")
+    db_path: str | None = Field(default=None, description="File that stores the vectors.")
     model: str | None = Field(
         default=None,
         description="The embedding model; null compares the pieces of three characters.",
@@ -131,8 +136,12 @@ FILTERS: dict[str, type[Section]] = {
 def read_filter(number: int, given: dict[str, Any]) -> tuple[str, Section] | None:
     """Returns the filter's name and its parameters; None for one that is not enabled."""
     where = f"filter {number}"
-    if odd := next((key for key in given if key not in ("type", "enabled", "params")), None):
-        raise ValueError(f"{where} has a key {odd!r}; a filter has type, params and enabled")
+    if unknown_key := next(
+        (key for key in given if key not in ("type", "enabled", "params")), None
+    ):
+        raise ValueError(
+            f"{where} has a key {unknown_key!r}; a filter has type, params and enabled"
+        )
     name, enabled, params = given.get("type"), given.get("enabled", True), given.get("params") or {}
     if name not in FILTERS:
         close = get_close_matches(str(name), FILTERS, 1)

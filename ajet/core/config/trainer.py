@@ -61,7 +61,7 @@ class FsdpConfig(Section):
     )
     optimizer_offload: Annotated[
         bool, NoEffect("the optimizer's state lies with the weights: see param_offload")
-    ] = Field(default=True, description="Has its home at param_offload.")
+    ] = Field(default=True, description="Set param_offload instead.")
     activation_checkpointing: Annotated[bool | Literal["auto"], NOT_SHARDED] = Field(
         default="auto",
         description="Compute activations again in the backward pass, to save memory; auto does on "
@@ -165,7 +165,7 @@ class TrainerConfig(Section):
     ] = Field(default=1, ge=1, description="Devices that share one sequence.")
     checkpoint_base_dir: Annotated[
         str | None, NotBuilt("checkpoints are in the run folder: choose that with --exp-dir")
-    ] = Field(default=None, description="Has its home at ajet.experiment_dir.")
+    ] = Field(default=None, description="Set ajet.experiment_dir instead.")
     save_trajectory_as_json_file: Annotated[
         bool, NotBuilt("every episode is in the run folder's episodes.sqlite: see `ajet view`")
     ] = Field(default=False, description="Write every episode as a JSON file.")

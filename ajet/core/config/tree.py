@@ -92,7 +92,9 @@ class UserSection(dict[str, Any]):
         raise AttributeError(f"the config section has no key {name!r}; {_hint(name, self)}")
 
     def __reduce__(self) -> tuple[type["UserSection"], tuple[dict[str, Any]]]:
-        return UserSection, (dict(self),)  # the usual way asks `items()`
+        return UserSection, (
+            dict(self),
+        )  # the default would call `items()`, which a key may replace
 
 
 def _hint(name: str, known: Iterable[Any]) -> str:
@@ -101,10 +103,10 @@ def _hint(name: str, known: Iterable[Any]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"it has {', '.join(names) or 'no key'}"
 
 
-def _open(value: Any) -> Any:
+def _as_user_section(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return UserSection({key: _open(inner) for key, inner in value.items()})
-    return [_open(inner) for inner in value] if isinstance(value, list) else value
+        return UserSection({key: _as_user_section(inner) for key, inner in value.items()})
+    return [_as_user_section(inner) for inner in value] if isinstance(value, list) else value
 
 
 class AjetConfig(BaseModel):
@@ -125,9 +127,11 @@ class AjetConfig(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _open_user_sections(cls, values: Any) -> Any:
+    def _wrap_user_sections(cls, values: Any) -> Any:
         known = cls.model_fields
-        return {key: value if key in known else _open(value) for key, value in values.items()}
+        return {
+            key: value if key in known else _as_user_section(value) for key, value in values.items()
+        }
 
     if not TYPE_CHECKING:  # a type checker takes every name for a section of the user's own
 

@@ -1,11 +1,10 @@
-"""Defines a gym-like environment: text in, text out, with the returns of Gymnasium's `reset` and
-`step`.
+"""Defines a gym-like environment: text in, text out, with the signatures of Gymnasium.
 
     observation, info = environment.reset(seed=7, options={"split": "train"})
     observation, reward, terminated, truncated, info = environment.step("Left")
 
 One object lives for one episode. `seed` decides everything that the environment draws; members of a
-group get the same one. What an environment may put into `info`:
+group get the same one. An environment may put into `info`:
 
     metrics            {"success": True, "action_is_valid": False, "pushes": 2}: numbers and bools
     metrics_agg_mode   {"pushes": "sum"}: how the steps' numbers become the episode's: mean (the
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 
 Info = dict[str, Any]
 Frame = str | NDArray[np.uint8]
-"""Text, or an RGB picture ``[height, width, 3]``."""
+"""A frame is text, or an RGB picture ``[height, width, 3]``."""
 
 
 class Environment:

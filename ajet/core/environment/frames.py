@@ -4,8 +4,8 @@
                            step_000020/FrozenLake4-0003.png     all of them on one sheet
 
 A frame is text, drawn with Pillow's own font, each letter in a cell of one size (so that a board's
-columns stand one below the other), or an RGB array ``[height, width, 3]``. Not covered: which
-episodes are drawn (workflow/agents/album.py), letters that the font has not.
+columns are aligned), or an RGB array ``[height, width, 3]``. Not covered: which
+episodes are drawn (agents/frame_recorder.py), letters that the font lacks.
 """
 
 from __future__ import annotations

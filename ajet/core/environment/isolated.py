@@ -1,15 +1,14 @@
-"""Runs environments in worker processes, so that their crashes, leaks and leftovers do not harm the
-run.
+"""Runs environments in worker processes, so that their crashes and leaks do not harm the run.
 
     run ── a socket of JSON lines ──> worker 1   environments 1 … max_env_num_per_worker
                                       worker 2   …                          (worker.py)
 
-A worker is a process group of its own, started when an environment finds no room, and killed as a
-group when its last environment is closed: children that an environment leaked die with it. A call
-that hangs retires its worker: no further environment goes there. When the run dies, its workers
-see their sockets end and kill themselves.
+A worker is a process group of its own, started when no worker has room for an environment, and
+killed as a group when its last environment is closed: children that an environment leaked die with
+it. A call that hangs retires its worker: no further environment goes there. When the run dies, its
+workers see their sockets end and kill themselves.
 
-Not covered: a leaked child that began a session of its own (`setsid`).
+Not covered: a leaked child that started a session of its own (`setsid`).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from ajet.core.environment.returns import ResetResult, StepResult
 from ajet.core.errors import EnvironmentFault
 
 MAX_MESSAGE_BYTES = 2**27
-"""Bytes of one message: a large picture fits."""
+"""The limit of one message in bytes; a large picture fits."""
 CLOSE_TIMEOUT_S = 2.0
 _workers: list[Worker] = []
 
@@ -114,9 +113,10 @@ class Worker:
         ours, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
+                # -P: files of the current folder must not hide packages.
                 [sys.executable, "-P", "-m", "ajet.core.environment.worker"],
                 stdin=theirs.fileno(),
-                stdout=2,  # what environments print is no message
+                stdout=2,  # to stderr: what environments print must not reach the socket
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 start_new_session=True,
             )
@@ -140,6 +140,7 @@ class Worker:
     async def ask(self, environment: int, call: str, arguments: Mapping[str, Any]) -> Any:
         """Sends a call and returns the environment's result. Raises EnvironmentFault where the
         environment, or the worker, fails."""
+        # The shield keeps the connection when this caller is cancelled; other calls share it.
         _, writer = await asyncio.shield(self._streams)
         self._num_requests += 1
         number = self._num_requests
@@ -165,7 +166,7 @@ class Worker:
     async def _read(self) -> None:
         """Gives each answer to its caller, until the worker ends."""
         reader, _ = await asyncio.shield(self._streams)
-        with suppress(ConnectionError, ValueError):  # it died, or sent what is no message
+        with suppress(ConnectionError, ValueError):  # it died, or sent no valid message
             while line := await reader.readline():
                 self._deliver(json.loads(line))
         self.is_retired = True

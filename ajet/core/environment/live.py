@@ -35,9 +35,9 @@ Isolation = Literal["auto", "inline", "thread", "process"]
 Result = TypeVar("Result")
 
 CLOSE_TIMEOUT_S = 2.0
-"""What a `close()` may take until nobody waits for it any more."""
-_closing: set[asyncio.Task[None]] = set()
-"""Closing goes on when the episode's own task is cancelled; kept here until it is done."""
+"""The time that a `close()` may take before it is no longer awaited."""
+_closing_tasks: set[asyncio.Task[None]] = set()
+"""Holds the tasks that close environments, which outlive the cancellation of their episode."""
 
 
 class LiveEnvironment(Protocol):
@@ -86,17 +86,17 @@ class ManagedEnvironment:
         try:
             await self._environment.make()
         except BaseException:
-            await self._finished()
+            await self._close()
             raise
         return self._environment
 
     async def __aexit__(self, *_: object) -> None:
-        await self._finished()
+        await self._close()
 
-    async def _finished(self) -> None:
+    async def _close(self) -> None:
         task = asyncio.create_task(self._environment.close())
-        _closing.add(task)
-        task.add_done_callback(_closing.discard)
+        _closing_tasks.add(task)
+        task.add_done_callback(_closing_tasks.discard)
         await asyncio.shield(task)
 
 
@@ -123,9 +123,9 @@ class InlineEnvironment:
         )
 
     async def reset(self, seed: int, options: Mapping[str, Any]) -> ResetResult:
-        who = f"{self._name}.reset()"
+        call_name = f"{self._name}.reset()"
         return checked_reset(
-            call_environment(lambda: self._environment.reset(seed, options), who), who
+            call_environment(lambda: self._environment.reset(seed, options), call_name), call_name
         )
 
     async def step(self, action: str) -> StepResult:
@@ -158,14 +158,16 @@ class ThreadEnvironment:
         self.instruction = await self._ask(f"{self._name}()", self._construct)
 
     async def reset(self, seed: int, options: Mapping[str, Any]) -> ResetResult:
-        who = f"{self._name}.reset()"
+        call_name = f"{self._name}.reset()"
         return await self._ask(
-            who, lambda: checked_reset(self._made_environment.reset(seed, options), who)
+            call_name, lambda: checked_reset(self._made_environment.reset(seed, options), call_name)
         )
 
     async def step(self, action: str) -> StepResult:
-        who = f"{self._name}.step()"
-        return await self._ask(who, lambda: checked_step(self._made_environment.step(action), who))
+        call_name = f"{self._name}.step()"
+        return await self._ask(
+            call_name, lambda: checked_step(self._made_environment.step(action), call_name)
+        )
 
     async def render(self) -> Frame:
         return await self._ask(f"{self._name}.render()", lambda: self._made_environment.render())
@@ -178,7 +180,7 @@ class ThreadEnvironment:
         if not self._hangs:
             await asyncio.wait({closed}, timeout=CLOSE_TIMEOUT_S)
         if not closed.done():
-            _count_left_behind(self._name)
+            _warn_abandoned(self._name)
 
     @property
     def _made_environment(self) -> Environment:
@@ -189,17 +191,17 @@ class ThreadEnvironment:
         self._environment = self._maker()
         return str(self._environment.instruction)
 
-    async def _ask(self, who: str, job: Callable[[], Result]) -> Result:
-        future = self._post(who, job)
+    async def _ask(self, call_name: str, job: Callable[[], Result]) -> Result:
+        future = self._post(call_name, job)
         await asyncio.wait({future}, timeout=self._timeout_s)
         if future.done():
             return future.result()
         self._hangs = True
         raise EnvironmentFault(
-            f"{who} gave no answer within {self._timeout_s:g} s (step_timeout_s)"
+            f"{call_name} gave no answer within {self._timeout_s:g} s (step_timeout_s)"
         )
 
-    def _post(self, who: str, job: Callable[[], Result]) -> asyncio.Future[Result]:
+    def _post(self, call_name: str, job: Callable[[], Result]) -> asyncio.Future[Result]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
 
@@ -208,8 +210,8 @@ class ThreadEnvironment:
             try:
                 result = job()
             except BaseException as error:  # noqa: BLE001  # the environment may raise anything
-                fault = _fault(who, error)
-            with suppress(RuntimeError):  # the loop is closed: nobody waits
+                fault = _fault(call_name, error)
+            with suppress(RuntimeError):  # the loop is closed, so nobody waits
                 loop.call_soon_threadsafe(_resolve, future, result, fault)
 
         self._jobs.put(run)
@@ -220,7 +222,7 @@ class ThreadEnvironment:
             job()
 
 
-def call_environment(call: Callable[[], Result], who: str) -> Result:
+def call_environment(call: Callable[[], Result], call_name: str) -> Result:
     """Returns what the environment returns. Whatever it raises becomes an EnvironmentFault that
     names the call."""
     try:
@@ -228,7 +230,7 @@ def call_environment(call: Callable[[], Result], who: str) -> Result:
     except EnvironmentFault:
         raise
     except (Exception, SystemExit) as error:  # the environment may raise anything
-        raise _fault(who, error) from error
+        raise _fault(call_name, error) from error
 
 
 def close_quietly(environment: Environment | None) -> None:
@@ -241,10 +243,10 @@ def close_quietly(environment: Environment | None) -> None:
         logger.warning("{}.close() raised {}", type(environment).__name__, one_line(error))
 
 
-def _fault(who: str, error: BaseException) -> EnvironmentFault:
+def _fault(call_name: str, error: BaseException) -> EnvironmentFault:
     if isinstance(error, EnvironmentFault):
         return error
-    fault = EnvironmentFault(f"{who} raised {one_line(error)}")
+    fault = EnvironmentFault(f"{call_name} raised {one_line(error)}")
     fault.__cause__ = error
     return fault
 
@@ -256,8 +258,8 @@ def _resolve(future: asyncio.Future[Any], result: Any, fault: EnvironmentFault |
         future.set_result(result)
         return
     future.set_exception(fault)
-    future.exception()  # looked at: an episode that is over asks no more
+    future.exception()  # marks it as retrieved: an episode that is over does not read it
 
 
-def _count_left_behind(name: str) -> None:
+def _warn_abandoned(name: str) -> None:
     logger.warning("{}: a thread that hangs in it is left behind", name)

@@ -37,7 +37,7 @@ PREFIXED = {
     "textarena": f"{ENVS}.textarena->TextArenaEnvironment",
     "reasoning_gym": f"{ENVS}.reasoning_gym->ReasoningGymEnvironment",
 }
-"""Adapters whose first argument is what follows the colon."""
+"""Maps a prefix to an adapter, whose first argument is the text after the colon."""
 
 
 @dataclass(frozen=True, slots=True)

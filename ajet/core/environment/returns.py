@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 from ajet.core.errors import EnvironmentFault
 
 AGGREGATIONS = ("mean", "sum", "last", "min", "max")
-NOTHING: Mapping[str, Any] = {}
+EMPTY: Mapping[str, Any] = {}
 
 
 class ResetResult(NamedTuple):
@@ -40,53 +40,53 @@ class StepResult(NamedTuple):
     state_key: str | None
 
 
-def checked_reset(returned: Any, who: str) -> ResetResult:
+def checked_reset(returned: Any, call_name: str) -> ResetResult:
     """Checks what `reset` returned; `who` is the call, as ``Maze.reset()``."""
     if not isinstance(returned, tuple) or len(returned) != 2:
-        _refuse(who, f"returned {_kind(returned)}, not (observation, info)")
+        _raise_fault(call_name, f"returned {_kind(returned)}, not (observation, info)")
     observation, info = returned
-    _check_observation(observation, who)
-    return ResetResult(observation, _state_key(_info(info, who), who))
+    _check_observation(observation, call_name)
+    return ResetResult(observation, _state_key(_info(info, call_name), call_name))
 
 
-def checked_step(returned: Any, who: str) -> StepResult:
+def checked_step(returned: Any, call_name: str) -> StepResult:
     """Checks what `step` returned; `who` is the call, as ``Maze.step()``."""
     if not isinstance(returned, tuple) or len(returned) != 5:
-        _refuse(
-            who,
+        _raise_fault(
+            call_name,
             f"returned {_kind(returned)}, not (observation, reward, terminated, truncated, info)",
         )
     observation, reward, terminated, truncated, info = returned
-    if type(observation) is not str:  # what is plain is asked no more: this runs at each step
-        _check_observation(observation, who)
+    if type(observation) is not str:  # plain types skip the checks, because this runs at each step
+        _check_observation(observation, call_name)
     if type(info) is not dict:
-        info = _info(info, who)
+        info = _info(info, call_name)
     key = info.get("state_key")
     return StepResult(
         observation,
         reward
         if type(reward) is float and math.isfinite(reward)
-        else _number(reward, "the reward", who),
-        terminated if type(terminated) is bool else _flag(terminated, "terminated", who),
-        truncated if type(truncated) is bool else _flag(truncated, "truncated", who),
-        _metrics(info, who) if "metrics" in info else NOTHING,
-        _agg_mode(info, who) if "metrics_agg_mode" in info else NOTHING,
-        key if key is None or type(key) is str else _state_key(info, who),
+        else _number(reward, "the reward", call_name),
+        terminated if type(terminated) is bool else _flag(terminated, "terminated", call_name),
+        truncated if type(truncated) is bool else _flag(truncated, "truncated", call_name),
+        _metrics(info, call_name) if "metrics" in info else EMPTY,
+        _agg_mode(info, call_name) if "metrics_agg_mode" in info else EMPTY,
+        key if key is None or type(key) is str else _state_key(info, call_name),
     )
 
 
-def _check_observation(observation: Any, who: str) -> None:
+def _check_observation(observation: Any, call_name: str) -> None:
     if not isinstance(observation, str):
-        _refuse(who, f"the observation is {_kind(observation)}, not text")
+        _raise_fault(call_name, f"the observation is {_kind(observation)}, not text")
 
 
-def _info(info: Any, who: str) -> Mapping[str, Any]:
+def _info(info: Any, call_name: str) -> Mapping[str, Any]:
     if not isinstance(info, dict):
-        _refuse(who, f"info is {_kind(info)}, not a dict")
+        _raise_fault(call_name, f"info is {_kind(info)}, not a dict")
     return info
 
 
-def _number(value: Any, what: str, who: str) -> float:
+def _number(value: Any, what: str, call_name: str) -> float:
     """Converts Python's and numpy's numbers to a float; a bool becomes 0 or 1."""
     kind = type(value)
     if kind is bool:
@@ -94,59 +94,60 @@ def _number(value: Any, what: str, who: str) -> float:
     if kind is not float:
         is_number = kind is int or isinstance(value, numbers.Real)
         if not is_number and kind.__name__ not in ("bool", "bool_"):
-            _refuse(who, f"{what} is {_kind(value)}, not a number")
+            _raise_fault(call_name, f"{what} is {_kind(value)}, not a number")
         try:
             value = float(value)
         except OverflowError:
-            _refuse(who, f"{what} is too large for a float")
+            _raise_fault(call_name, f"{what} is too large for a float")
     if not math.isfinite(value):
-        _refuse(who, f"{what} is {value}, not a finite number")
+        _raise_fault(call_name, f"{what} is {value}, not a finite number")
     return value
 
 
-def _flag(value: Any, what: str, who: str) -> bool:
+def _flag(value: Any, what: str, call_name: str) -> bool:
     if type(value).__name__ not in ("bool", "bool_"):
-        _refuse(who, f"{what} is {_kind(value)}, not a bool")
+        _raise_fault(call_name, f"{what} is {_kind(value)}, not a bool")
     return bool(value)
 
 
-def _metrics(info: Mapping[str, Any], who: str) -> Mapping[str, float]:
+def _metrics(info: Mapping[str, Any], call_name: str) -> Mapping[str, float]:
     metrics = info.get("metrics")
     if metrics is None:
-        return NOTHING
+        return EMPTY
     if not isinstance(metrics, dict):
-        _refuse(who, f"info['metrics'] is {_kind(metrics)}, not a dict")
-    plain = metrics.copy()  # the environment may go on with its own
+        _raise_fault(call_name, f"info['metrics'] is {_kind(metrics)}, not a dict")
+    plain = metrics.copy()  # copied, because the environment may change its own dict later
     for name, value in metrics.items():
         if not isinstance(name, str):
-            _refuse(who, f"info['metrics'] has {_kind(name)} as a name, not text")
+            _raise_fault(call_name, f"info['metrics'] has {_kind(name)} as a name, not text")
         if value is not True and value is not False:
-            plain[name] = _number(value, f"info['metrics'][{name!r}]", who)
+            plain[name] = _number(value, f"info['metrics'][{name!r}]", call_name)
     return plain
 
 
-def _agg_mode(info: Mapping[str, Any], who: str) -> Mapping[str, str]:
+def _agg_mode(info: Mapping[str, Any], call_name: str) -> Mapping[str, str]:
     modes = info.get("metrics_agg_mode")
     if modes is None:
-        return NOTHING
+        return EMPTY
     if not isinstance(modes, dict) or not all(
         isinstance(name, str) and mode in AGGREGATIONS for name, mode in modes.items()
     ):
-        _refuse(
-            who, f"info['metrics_agg_mode'] names something else than {', '.join(AGGREGATIONS)}"
+        _raise_fault(
+            call_name,
+            f"info['metrics_agg_mode'] names something else than {', '.join(AGGREGATIONS)}",
         )
     return modes
 
 
-def _state_key(info: Mapping[str, Any], who: str) -> str | None:
+def _state_key(info: Mapping[str, Any], call_name: str) -> str | None:
     key = info.get("state_key")
     if key is not None and not isinstance(key, str):
-        _refuse(who, f"info['state_key'] is {_kind(key)}, not text")
+        _raise_fault(call_name, f"info['state_key'] is {_kind(key)}, not text")
     return key
 
 
-def _refuse(who: str, what: str) -> NoReturn:
-    raise EnvironmentFault(f"{who}: {what}")
+def _raise_fault(call_name: str, what: str) -> NoReturn:
+    raise EnvironmentFault(f"{call_name}: {what}")
 
 
 def _kind(value: Any) -> str:

@@ -5,9 +5,10 @@
     {"number": 2, "environment": 1, "call": "step", "action": "Left"}
       ->  {"number": 2, "result": ["You are at …", 0.0, false, …]}  or  {"number": 2, "fault": "…"}
 
-The socket is the process's standard input, and moved aside before any environment is made: their
-children do not inherit it. Each environment has a thread of its own. At the socket's end the
-process kills its group, itself included. Not covered: deadlines (isolated.py has them).
+The socket is the process's standard input. It is moved to another descriptor before any environment
+is made, so that their children do not inherit it. Each environment has a thread of its own. At the
+socket's end the process kills its group, itself included. Not covered: deadlines (isolated.py has
+them).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
         async def compute_group_rewards(self, workflow_tasks, workflow_outputs):
             return [(1.0, True) for output in workflow_outputs]
 
-Not covered: checking what they return, and their deadline (core/rollout/scoring.py).
+Not covered: checking what they return, and their deadline (core/judge/verdict.py).
 """
 
 from collections.abc import Awaitable, Sequence
@@ -32,7 +32,7 @@ class BaseJudge:
 
     @cached_property
     def client(self) -> "ChatClient":
-        """Returns a client for `ajet.task_judge.alien_llm_model`, for a judge of yours that calls a
+        """Returns a client for `ajet.task_judge.alien_llm_model`, for your own judge that calls a
         model: `await self.client.complete(messages, max_tokens=512)`. Its replies are never
         trained."""
         from ajet.core.judge.judge_client import user_judge_client

@@ -1,11 +1,10 @@
-"""Determines one episode's reward: the workflow's own, or the judge's. What either returns is
-converted to plain values:
+"""Determines one episode's reward, the workflow's own or the judge's, and checks its values.
 
     WorkflowOutput(reward=np.float32(1), is_success=1, log_metrics=None)  ->  1.0, True, {}
     WorkflowOutput(reward=10**400), is_success="False", (nan, True)       ->  one line that says so
 
-Nothing odd goes further than here, so that what comes later (advantages, metrics, the record) may
-calculate with it. Not covered: the values in `metadata`, which are the user's own.
+Invalid values stop here, so that later parts (advantages, metrics, the record) can calculate with
+the rest. Not covered: the values in `metadata`, which are the user's own.
 """
 
 from __future__ import annotations
@@ -116,7 +115,7 @@ async def _answer(ask: Callable[[], Any], name: str, timeout_s: float | None) ->
         async with deadline:
             return await _call(ask)
     except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
-        raise  # the run's own end
+        raise  # the run itself ends
     except BaseException as error:  # libraries in Rust panic outside Exception
         if deadline.expired():
             raise JudgeFault(f"{name} gave no verdict within {timeout_s:g} s") from None

@@ -17,6 +17,7 @@ def write_text_atomically(path: Path, text: str) -> None:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
+            # Without fsync the rename could reach the disk before the content.
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:

@@ -29,7 +29,7 @@ from ajet.core.inference.endpoint import Completion
 from ajet.core.record.episode_schema import open_for_reading
 from ajet.core.task.task import Task
 
-PAGE = 200
+PAGE_SIZE = 200
 _LISTED = (
     "id, episode_id, step, mode, group_id, rollout_index, task_id, status, reward, is_success, "
     "num_turns, num_sampled_tokens, min_policy_version, max_policy_version, seconds, advantage, "
@@ -62,7 +62,7 @@ class EpisodeFilter:
             "is_success = ?": self.is_success,
             "reward >= ?": self.min_reward,
             "reward <= ?": self.max_reward,
-            "query LIKE ? ESCAPE '!'": None if not self.text else _containing(self.text),
+            "query LIKE ? ESCAPE '!'": None if not self.text else _like_pattern(self.text),
             "group_id = ?": self.group_id,
         }
         used = {sql: value for sql, value in conditions.items() if value is not None}
@@ -121,9 +121,9 @@ class TurnRecord:
     advantages: NDArray[np.float32] | None
     loss_mask: NDArray[np.uint8] | None
     base_turn: int | None
-    """The turn that this one was stored relative to: the agent's call before."""
+    """The index of the turn that this one is stored relative to: the agent's previous call."""
     prompt_kept: int
-    """So many of `prompt_ids` that turn already had (its prompt and its sampled tokens)."""
+    """The number of `prompt_ids` that the base turn already had (in its prompt and completion)."""
 
     @property
     def completion(self) -> Completion:
@@ -148,7 +148,7 @@ class EpisodeRecord:
     log_metrics: dict[str, float]
     turns: tuple[TurnRecord, ...]
     ended_as: str
-    """What happened, before the failure policy made a status of it."""
+    """The status before the failure policy or a selection replaced it."""
     seed: int
     task: Task | None
     """The task as it was given to the workflow; None where JSON cannot hold it."""
@@ -184,7 +184,7 @@ class EpisodeReader:
         """Yields the newest `limit` episodes complete, newest first; None yields all of them."""
         after: int | None = None
         while limit is None or limit > 0:
-            page = self.list(which, limit=min(PAGE, limit or PAGE), after=after)
+            page = self.list(which, limit=min(PAGE_SIZE, limit or PAGE_SIZE), after=after)
             yield from (self.episode(row.episode_id) for row in page)
             if not page:
                 return
@@ -224,7 +224,7 @@ class EpisodeReader:
     def find(self, name: str) -> str:
         """Returns the id that equals `name`, or the only id that begins with it. Raises
         `DataError`, with similar ids, when there is none or more than one."""
-        below = f"{_escaped(name)}%"
+        below = f"{_escape(name)}%"
         query = "SELECT episode_id FROM episodes WHERE episode_id LIKE ? ESCAPE '!' ORDER BY 1"
         found = [row[0] for row in self._connection.execute(query, [below])]
         if name in found:
@@ -256,12 +256,12 @@ class EpisodeReader:
         self.close()
 
 
-def _containing(text: str) -> str:
+def _like_pattern(text: str) -> str:
     """Returns a LIKE pattern in which the user's own % and _ are plain characters."""
-    return f"%{_escaped(text)}%"
+    return f"%{_escape(text)}%"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return re.sub("([!%_])", r"!\1", text)
 
 
@@ -278,9 +278,9 @@ def _turns(rows: Iterable[sqlite3.Row]) -> tuple[TurnRecord, ...]:
     return tuple(turns)
 
 
-def _turn(row: sqlite3.Row, before: list[TurnRecord]) -> TurnRecord:
+def _turn(row: sqlite3.Row, earlier: list[TurnRecord]) -> TurnRecord:
     """Restores a turn whose beginning is stored with its base turn."""
-    base = None if row["base_turn"] is None else before[row["base_turn"]]
+    base = None if row["base_turn"] is None else earlier[row["base_turn"]]
     messages = json.loads(row["messages"])
     prompt_ids = np.frombuffer(zlib.decompress(row["prompt_ids"]), "<i4")
     if base is not None:

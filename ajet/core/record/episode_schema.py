@@ -4,7 +4,7 @@
 baseline (ReMax's greedy ones), `status` an `EpisodeStatus`, `ended_as` what it was before a policy
 for failures or a selection replaced it; `advantage` is the mean over its trained tokens (NULL: not
 trained); `seconds` is from its first call to its last answer; `seed` is the environment's.
-`tasks_id` names a row of `tasks`, where each distinct task stands once, as the workflow was given
+`tasks_id` names a row of `tasks`, which stores each distinct task once, as the workflow was given
 it (JSON; NULL where JSON would not give it back as it was).
 JSON columns: `reward_breakdown`, `timings`, `metadata` (what the workflow returned), `log_metrics`.
 
@@ -17,9 +17,9 @@ JSON columns: `reward_breakdown`, `timings`, `metadata` (what the workflow retur
     prompt_ids     … and these follow (zlib over int32)
 
 so a conversation of n turns takes space for n new parts and not for n²/2. `tools_id` names a row of
-`tools`, where each distinct list of tools stands once. Blobs are little-endian and have one entry
+`tools`, which stores each distinct list of tools once. Blobs are little-endian and have one entry
 for each sampled token: `token_ids` int32, `logprobs` float32, `advantages` float32 and `loss_mask`
-uint8 (both NULL where nothing was trained). `reward` is what the turn brought, `state_key` the
+uint8 (both NULL where nothing was trained). `reward` is the turn's own, `state_key` the
 state it was taken in (NULL where the agent said nothing). Times are the engine's clock, in seconds.
 
 Not covered: migration; a file of another version is refused with one line.

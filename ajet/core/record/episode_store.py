@@ -4,7 +4,7 @@
     store.truncate_from(step=12)            # after a resume: steps 12, 13, … are run again
     store.write(12, groups, advantages, samples)
 
-A killed run leaves whole steps. Writing a step again replaces its episodes. The tables are
+A killed run leaves only complete steps. Writing a step again replaces its episodes. The tables are
 described in episode_schema.py, reading is in episode_reader.py.
 
 Not covered: several writers (the run folder's lock allows one process; use one thread at a time).
@@ -61,7 +61,7 @@ class EpisodeStore:
     ) -> None:
         """Stores all episodes of a step. For an evaluation the last two arguments are left out."""
         masks = loss_masks(samples)
-        self._row_ids.clear()  # a transaction that was rolled back may have taken a row with it
+        self._row_ids.clear()  # a transaction that was rolled back may have removed a row
         recorded = [(a, g.task) for g in groups for t in g.trajectories for a in t.attempts]
         trajectories = [trajectory for trajectory, _ in recorded]
         per_turn = advantages or {}
@@ -247,7 +247,7 @@ def _to_json(value: Any) -> str:
     repr."""
     try:
         return _encode(value)
-    except (TypeError, ValueError, RecursionError):  # keys that are tuples, cycles
+    except (TypeError, ValueError, RecursionError):  # for example keys that are tuples, or cycles
         return _encode({"repr": repr(value)})
 
 

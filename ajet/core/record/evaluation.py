@@ -1,15 +1,14 @@
-"""Computes the figures of an evaluation: success, mean@k and pass@k over tasks, each with a 95 %
-interval.
+"""Computes success, mean@k and pass@k over tasks, each with a 95 % interval.
 
 The unit is the task: k episodes of one task are not independent. The interval of mean@k is that of
 a mean over tasks; those of success and pass@k are Wilson's, with as many trials as independent ones
 would give the same variance between tasks (with one episode a task: the number of tasks). So they
-stay within 0 and 1, and have a width where every episode succeeds.
+stay within 0 and 1, and have a width even where every episode succeeds.
 
     pass@k of a task with n episodes, c of them successful:  1 - C(n-c, k) / C(n, k)
     (Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1)
 
-Failed episodes (timeouts, errors) count as unsuccessful: they are what a user would meet.
+Failed episodes (timeouts, errors) count as unsuccessful: a user would meet them too.
 """
 
 import math
@@ -83,7 +82,7 @@ def share_over_tasks(shares: Sequence[float], num_repeat: int) -> IntervalEstima
     most = num_tasks * num_repeat
     trials = num_tasks * share * (1 - share) / between if between else most
     if not 0 < share < 1:
-        trials = num_tasks  # no variance to be seen: the cautious end
+        trials = num_tasks  # without visible variance, the smallest number is the cautious one
     trials = min(max(trials, num_tasks), most)
     return replace(wilson(share * trials, trials), value=share)
 

@@ -5,7 +5,7 @@
 
 The part before the "/" is the group under which a page shows it. `logs/metrics.jsonl` is always
 written, a line for each call, whatever the config says. On resume, `start_step` is the first step
-that will be run: what an earlier sitting logged from there on is superseded, in the JSON lines by
+that will be run: what an earlier attempt logged from there on is superseded, in the JSON lines by
 cutting the file, in TensorBoard by its own mark for it.
 
 `tensorboard` (default) and `console` need nothing; the others are in trackers.py. Not covered:
@@ -97,8 +97,8 @@ class TensorBoardSink:
         summaries: Any = summary_pb2
         self._event, self._summary = events.Event, summaries.Summary
         now = time.time()
-        # TensorBoard reads the files of a folder in the order of their names; in nanoseconds no two
-        # sittings of a run share one.
+        # TensorBoard reads the files of a folder in the order of their names. With nanoseconds, no
+        # two attempts of a run share a name.
         name = f"events.out.tfevents.{time.time_ns():019d}.{socket.gethostname()}.{os.getpid()}"
         self._writer = RecordWriter((run.folder.tensorboard / name).open("wb"))
         self._write(events.Event(wall_time=now, file_version="brain.Event:2"))

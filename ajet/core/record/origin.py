@@ -4,8 +4,8 @@
      "begun": "2026-03-01T09:30:00", "stop_token_ids": [151645, 151643]}
 
 The user's classes and the paths in the config are relative to those folders; a chat template may
-write the day; the model's own end tokens are not its tokenizer's. Not covered: the environment's
-variables and the versions of packages.
+write the date; the model's own end tokens may differ from its tokenizer's. Not covered: the
+environment's variables and the versions of packages.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@
 A terminal gets a live panel; a pipe or a log file gets one plain line a step. Read from `metrics`
 when there: reward/mean, reward/success, rollout/episodes_per_s, rollout/tokens_per_s.
 
-Not covered: the result at the end (summary_table.py), metrics for machines (metrics.py).
+Not covered: the result at the end (reports/summary_table.py), metrics for machines (metrics.py).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-RECENT_STEPS = 10  # the time left is theirs, as late steps are longer than early ones
+RECENT_STEPS = 10  # the time left is estimated from these, as late steps take longer
 LEVELS = "▁▂▃▄▅▆▇█"
-SPARKS = 16
+SPARKLINE_WIDTH = 16
 MAX_WIDTH = 92
 
 
@@ -57,7 +57,7 @@ class TrainingProgress:
         self._steps_done = first_step - 1
         self._started = self._step_started = self._phase_started = clock()
         self._phase, self._phase_total, self._phase_done = "set-up", 0.0, 0.0
-        self._is_share = False
+        self._is_fraction = False
         self._phase_seconds: dict[str, float] = {}
         self._step_seconds: deque[float] = deque(maxlen=RECENT_STEPS)
         self._metrics: Mapping[str, float] = {}
@@ -87,18 +87,18 @@ class TrainingProgress:
         if self._phase == "set-up":
             self._step_started = now
         self._phase, self._phase_total, self._phase_done = name, total, 0.0
-        self._is_share = False
+        self._is_fraction = False
         self._phase_started = now
 
     def advance(self, amount: float = 1) -> None:
         """Adds to what is done of the phase. It has no effect in a phase that reports its share:
         episodes that end meanwhile are no part of it."""
-        if not self._is_share:
+        if not self._is_fraction:
             self._phase_done += amount
 
     def fraction(self, done: float) -> None:
         """Sets the share of the phase that is done, from 0 to 1."""
-        self._is_share = True
+        self._is_fraction = True
         self._phase_total, self._phase_done = 1.0, done
 
     def held_out(self, step: int, success: float) -> None:
@@ -160,11 +160,11 @@ class TrainingProgress:
         table.add_column(ratio=1)
         table.add_column(width=9, justify="right", style="cyan")
         table.add_column(width=13, justify="right", style="dim")
-        going = self._phase not in ("done", "stopped")
+        is_running = self._phase not in ("done", "stopped")
         count = f"{self._steps_done}/{self.total_steps}"
         run_bar = ProgressBar(max(self.total_steps, 1), self._steps_done, complete_style="green")
-        table.add_row("training", run_bar, count, _left(self.seconds_left) if going else "")
-        if not going:
+        table.add_row("training", run_bar, count, _left(self.seconds_left) if is_running else "")
+        if not is_running:
             return table
         known = self._phase_total > 0
         bar = ProgressBar(
@@ -183,7 +183,7 @@ class TrainingProgress:
         table.add_column(width=10, style="bold")
         table.add_column(ratio=1)
         reward = Text(_number(self._metrics.get("reward/mean"), ".3f"))
-        reward.append(f"  {sparkline(self._rewards, SPARKS)}", style="green")
+        reward.append(f"  {sparkline(self._rewards, SPARKLINE_WIDTH)}", style="green")
         success = _success_cell(self._metrics.get("reward/success"))
         episodes = _number(self._metrics.get("rollout/episodes_per_s"), ".1f")
         tokens = _number(self._metrics.get("rollout/tokens_per_s"), ",.0f")

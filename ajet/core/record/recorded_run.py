@@ -35,7 +35,7 @@ class RecordedRun:
         """Opens the folder. `project_dir` is searched first for the user's files, instead of the
         run's own."""
         self.folder = RunFolder(path)
-        EpisodeReader(self.folder.episodes_db).close()  # says at once when this is no run folder
+        EpisodeReader(self.folder.episodes_db).close()  # raises here when this is no run folder
         self.origin = RunOrigin.read(self.folder.origin_json)
         self._project_dir = project_dir
 

@@ -8,12 +8,12 @@
     ├── checkpoints/       step_N/
     ├── episodes.sqlite    every episode with its turns (episode_store.py)
     ├── buffer.sqlite, finished.sqlite   groups and episodes that no checkpoint holds yet (clusters)
-    ├── run_id             which run's rows are these, in a database of several
+    ├── run_id             the id of this run's rows in a database of several runs
     ├── tensorboard/       scalars
     ├── weights/           its newest weights, where explorer and trainer are two commands
     ├── bench.jsonl        each checkpoint on the held-out tasks (trinity.mode bench)
     ├── tokenizer/         the model's tokenizer, so that ids can be read later
-    ├── judge_replies.sqlite   what a judging model said; auto_grader*: the rubrics it made
+    ├── judge_replies.sqlite   replies of a judging model; auto_grader*: the rubrics it made
     ├── summary.json       the result in numbers (summary.py)
     └── .lock              held by the process that writes here
 
@@ -72,7 +72,7 @@ class RunFolder:
                 f"run folder {folder.path} cannot be made: {error.strerror}; "
                 "choose another place with --exp-dir"
             ) from error
-        _take(lock, folder.path)
+        _acquire(lock, folder.path)
         _close_in_forked_children(lock)
         folder._lock = lock
         return folder
@@ -98,9 +98,10 @@ class RunFolder:
         number = 1 + sum(1 for _ in self.path.glob("earlier-*"))
         archive = self.path / f"earlier-{number}"
         archive.mkdir()
-        own = (self.episodes_db, self.buffer_db, self.finished_db)  # a judge's replies stay
-        databases = (at for db in own for at in self.path.glob(f"{db.name}*"))  # and their logs
-        for path in (self.checkpoints, self.tensorboard, *databases, self.summary_json):
+        # A judge's replies stay in place; each database moves with its write-ahead log.
+        databases = (self.episodes_db, self.buffer_db, self.finished_db)
+        database_files = (file for db in databases for file in self.path.glob(f"{db.name}*"))
+        for path in (self.checkpoints, self.tensorboard, *database_files, self.summary_json):
             if path.exists():
                 path.rename(archive / path.name)
         if self.metrics_jsonl.exists():
@@ -119,12 +120,14 @@ class RunFolder:
         """Returns an id that distinguishes this folder from all others, wherever it is moved. The
         first caller makes it."""
         file = self.path / "run_id"
-        made = file.with_name(f".run_id.{os.getpid()}")
+        temporary = file.with_name(f".run_id.{os.getpid()}")
         if not file.exists():
-            made.write_text(secrets.token_hex(16))
+            # A hard link makes the file with its content or fails: nobody reads half an id, and
+            # of several processes one wins.
+            temporary.write_text(secrets.token_hex(16))
             with contextlib.suppress(FileExistsError):
-                file.hardlink_to(made)
-            made.unlink()
+                file.hardlink_to(temporary)
+            temporary.unlink()
         return file.read_text()
 
     @property
@@ -224,7 +227,7 @@ def is_secret_key(key: str) -> bool:
     return _SECRET_KEY.search(key) is not None
 
 
-def _take(lock: IO[str], path: Path) -> None:
+def _acquire(lock: IO[str], path: Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

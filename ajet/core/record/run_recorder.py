@@ -62,7 +62,7 @@ class RunRecorder:
     ) -> None:
         self._config, self._folder = config, folder
         trainer = config.ajet.trainer_common
-        first_recorded = first_step if is_resumed else 0  # step 0 is the first validation's
+        first_recorded = first_step if is_resumed else 0  # step 0 is that of the first validation
         self._store = EpisodeStore(folder.episodes_db)
         self._store.truncate_from(first_recorded)
         self._metrics = MetricsLogger(

@@ -1,5 +1,4 @@
-"""Measures what each selection does to the batch: which episodes it keeps and leaves out in one
-step.
+"""Measures what each selection does to a step's batch: what it keeps and what it leaves out.
 
     selection/redundancy/kept            24     episodes that it kept
     selection/redundancy/left_out         8     episodes that this selection kept out
@@ -9,10 +8,10 @@ step.
 
 `tokens_…` are those sampled for training, `reward_…` is of those that have one: an episode that was
 stopped on its way has none, and its turns and tokens are those up to there. A selection that left
-nobody out has its two counts alone. Selections come one after another, in the order of `LeftOut`:
-an episode that a later one left out was kept by those before it.
+no episode out has only its two counts. Selections come one after another, in the order of
+`LeftOut`: an episode that a later one left out was kept by those before it.
 
-The bias of a step's own batch is what is told. Not covered: what it does to the policy over time.
+The metrics state the bias of a step's own batch. Not covered: what it does to the policy over time.
 """
 
 from collections.abc import Sequence
@@ -46,18 +45,18 @@ def selection_metrics(groups: Sequence[Group], selections: Sequence[LeftOut]) ->
         left_out = [t for t in trajectories if t.left_out == name]
         later = order[order.index(name) + 1 :]
         kept = [t for t in trajectories if t.is_valid or t.left_out in later]
-        compared = _compared(kept, left_out)
+        compared = _compare(kept, left_out)
         metrics |= {f"selection/{name}/{key}": value for key, value in compared.items()}
     return metrics
 
 
-def _compared(kept: Sequence[Trajectory], left_out: Sequence[Trajectory]) -> dict[str, float]:
+def _compare(kept: Sequence[Trajectory], left_out: Sequence[Trajectory]) -> dict[str, float]:
     metrics = {"kept": float(len(kept)), "left_out": float(len(left_out))}
-    ours, theirs = _means(kept), _means(left_out)
-    for name in (name for name in ours if name in theirs):
-        metrics[f"{name}_kept"] = ours[name]
-        metrics[f"{name}_left_out"] = theirs[name]
-        metrics[f"{name}_bias"] = ours[name] - theirs[name]
+    kept_means, left_out_means = _means(kept), _means(left_out)
+    for name in (name for name in kept_means if name in left_out_means):
+        metrics[f"{name}_kept"] = kept_means[name]
+        metrics[f"{name}_left_out"] = left_out_means[name]
+        metrics[f"{name}_bias"] = kept_means[name] - left_out_means[name]
     return metrics
 
 

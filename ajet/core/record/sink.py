@@ -1,4 +1,4 @@
-"""Defines the interface of a metrics logger's backend, and what it is told of the run."""
+"""Defines the interface of a metrics logger's backend, and the facts of the run that it gets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

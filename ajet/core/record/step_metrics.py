@@ -50,8 +50,8 @@ def step_metrics(
     own figures, `selections` the ones that the config enables."""
     groups, rollout_s = rollout.groups, rollout.seconds
     trajectories = [t for g in groups for t in g.trajectories]
-    ran = [t for g in rollout.all for t in g.trajectories]
-    turns = [turn for t in ran for a in t.attempts for turn in a.turns]
+    all_trajectories = [t for g in rollout.all for t in g.trajectories]
+    turns = [turn for t in all_trajectories for a in t.attempts for turn in a.turns]
     sampled = sum(len(turn.completion.token_ids) for turn in turns)
     return {
         **_reward_metrics(trajectories),
@@ -61,7 +61,7 @@ def step_metrics(
         **_group_metrics(groups),
         **selection_metrics(groups, selections),
         "rollout/seconds": rollout_s,
-        "rollout/episodes_per_s": len(ran) / rollout_s,
+        "rollout/episodes_per_s": len(all_trajectories) / rollout_s,
         "rollout/tokens_per_s": sampled / rollout_s,
         **_baseline_metrics(rollout.baselines),
         **update_metrics,
@@ -97,11 +97,11 @@ def _reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 def _status_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     counts = Counter(t.ended_as for t in trajectories)
-    again = Counter(e.status for t in trajectories for e in t.earlier_attempts)
+    retried = Counter(e.status for t in trajectories for e in t.earlier_attempts)
     metrics = {f"episodes/{status}": float(counts[status]) for status in EpisodeStatus}
     metrics["episodes/total"] = float(len(trajectories))
-    metrics |= {f"episodes/retried_{status}": float(again[status]) for status in again}
-    metrics["episodes/retried"] = float(again.total())
+    metrics |= {f"episodes/retried_{status}": float(retried[status]) for status in retried}
+    metrics["episodes/retried"] = float(retried.total())
     metrics["episodes/malformed"] = float(sum(t.is_malformed for t in trajectories))
     metrics["episodes/turns_mean"] = fmean(len(t.turns) for t in trajectories)
     return metrics

@@ -4,7 +4,7 @@
      "peak_rss_bytes": 1523000000, "episodes": 15360, "steps": 60, "seed": 0,
      "timelines": {"calls": 38000, "timelines": 15400, "tokens": {…}, "drift": {…}, …}, …}
 
-`wall_seconds` counts from the start of training, over all sittings of a resumed run.
+`wall_seconds` counts from the start of training, over all attempts of a resumed run.
 `peak_rss_bytes` is the peak of this process plus the peaks of its children that are alive when it
 is read (sandbox workers): memory that they share is counted once for each, so it is an upper bound.
 
@@ -69,7 +69,7 @@ def peak_rss_bytes() -> int:
     if own is None:  # not Linux
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    # getrusage would do for the own process, but keeps the parent's peak across exec
+    # getrusage would work for this process, but it keeps the parent's peak across exec
     return own + sum(_status_bytes(pid, "VmHWM") or 0 for pid in _descendants(os.getpid()))
 
 
@@ -80,9 +80,9 @@ def _descendants(root: int) -> list[int]:
             children.setdefault(parent, []).append(int(entry.name))
     found, queue = [], [root]
     while queue:
-        born = children.get(queue.pop(), [])
-        found += born
-        queue += born
+        grandchildren = children.get(queue.pop(), [])
+        found += grandchildren
+        queue += grandchildren
     return found
 
 

@@ -6,8 +6,8 @@
 
 A call is a turn that is trained, a timeline one row of the update. Every sampled token is trained
 or has a reason why it is not; every timeline of an episode after its first has a reason why it is
-not a part of another. A drift is a call that went on from recorded ids where rendering its messages
-afresh would have given others: nothing of the training changes by it, it says what would have.
+not a part of another. A drift is a call that continued recorded ids where rendering its messages
+again would have given others. Drift does not change the training; it is only counted.
 
 Not covered: single episodes (episodes.sqlite has their turns, and each turn's notes).
 """
@@ -166,14 +166,14 @@ def _splits(
         opened.setdefault(sample.episode_id, []).append(sample.spans[0].turn_index)
     return dict(
         Counter(
-            _why(turns[episode_id], at)
+            _split_reason(turns[episode_id], at)
             for episode_id, openings in opened.items()
             for at in sorted(openings)[1:]
         )
     )
 
 
-def _why(turns: Sequence[Turn], at: int) -> str:
+def _split_reason(turns: Sequence[Turn], at: int) -> str:
     """Returns the reason why turn `at` does not continue the calls before it."""
     turn, earlier = turns[at], turns[:at]
     if "reason" in turn.notes:

@@ -1,7 +1,7 @@
 """Sends metrics to wandb, swanlab and mlflow, which are imported when the config names them.
 
-Whoever is logged in gets their run online. Whoever is not keeps it in the run folder's logs/, and
-is told so: a training run must not wait for an answer. A resumed run goes on in the same one.
+A user who is logged in gets the run online. Without a login it stays in the run folder's logs/,
+with a warning: a training run must not wait for an answer. A resumed run continues the same one.
 
 Not covered: a server's own idea of steps that go back after a resume.
 """

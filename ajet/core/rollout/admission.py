@@ -6,9 +6,10 @@
 The slots are those of one runner: rollouts that run at the same time share them, and their episodes
 start in the order in which they were submitted.
 
-The endpoint is told which episodes are live. The next episode enters before the one that made room
-leaves, so there is no moment at which an endpoint that computes in waves could begin one without
-it: which requests are computed together does not depend on timing (docs/adr/0001-waves.md).
+The endpoint knows which episodes are live (`enter`, `leave`). The next episode enters before the
+one that made room leaves, so there is no moment at which an endpoint that computes in waves could
+begin one without it: which requests are computed together does not depend on timing
+(docs/adr/0001-waves.md).
 
 Not covered: what an episode is (episode.py), and which of them stop early (group.py).
 """
@@ -52,6 +53,7 @@ class Slot:
     def renew(self, episode_id: str) -> None:
         """Keeps the slot for another attempt at the episode, which has another id."""
         if self._endpoint is not None:
+            # Enter before leaving: an endpoint must not start a wave in between.
             self._endpoint.enter(episode_id)
             self._endpoint.leave(self.episode_id)
         self.episode_id = episode_id
@@ -68,7 +70,8 @@ class Slot:
             return
         self.is_free = True
         if self._on_free is not None:
-            self._on_free()  # the next episode enters
+            self._on_free()
+        # The next episode has entered by now: an endpoint must not start a wave without it.
         if self._endpoint is not None:
             self._endpoint.leave(self.episode_id)
 
@@ -134,7 +137,7 @@ class AdmittedEpisodes:
         self.slots: dict[int, Slot] = {}
         self.tasks: dict[int, asyncio.Task[Trajectory]] = {}
         self._results: dict[int, Trajectory] = {}
-        self._waiting = dict.fromkeys(range(len(plans)))  # in their order
+        self._waiting = dict.fromkeys(range(len(plans)))  # a dict as an ordered set
         self._dropped: set[int] = set()
         self._failure: BaseException | None = None
         self._changed = asyncio.Event()

@@ -1,18 +1,19 @@
 """Rolls out the groups of one training step: rounds of tasks until enough groups have signal.
 
-    round 1   tasks 0..3   rewards 1011  1111  0010  0000      two groups say nothing: set aside
+    round 1   tasks 0..3   rewards 1011  1111  0010  0000      two groups without signal: left out
     round 2   tasks 4..5   rewards       0110        0001      a batch of 4 is full
 
 `dynamic_sampling` (DAPO, Yu et al. 2025, arXiv 2503.14476): a group whose valid members all earned
-the same is set aside, and as many further tasks are taken as groups are missing, at most
+the same is left out, and as many further tasks are taken as groups are missing, at most
 `max_rounds` times; then the batch stays smaller. `oversampling`: the first round takes more tasks
 than a step needs, and the groups whose rewards vary most are kept. `mask_truncated`: an episode
 that a limit of tokens or calls cut is left out of the update and of its group's baseline.
 
-What is set aside is rolled out, judged, recorded and counted, and not trained. Groups are numbered
-on over the rounds and stay in that order, so seeds, ids and the batch depend on no timing.
+Groups that are left out are rolled out, judged, recorded and counted, and not trained. Numbers of
+groups continue over the rounds, and groups stay in that order, so seeds, ids and the batch depend
+on no timing.
 
-`baselines` (ReMax): a greedy episode for each group that is kept, in the group's own world;
+`baselines` (ReMax): a greedy episode for each group that is kept, with the group's own seeds;
 where it failed, the group has no baseline.
 
 Not covered: how a group's own members are chosen (group.py, failure.py).
@@ -35,7 +36,7 @@ from ajet.core.task.task import Task
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 
 OnRound = Callable[[str, int], None]
-"""Is told what is rolled out, and how many episodes."""
+"""Called before each round with the name of its phase and the number of its episodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,10 @@ class BatchSettings:
     train_batch_size: int
     num_repeat: int
     redundancy: int = 0
-    max_rounds: int = 0  # of dynamic sampling; 0 is without
+    max_rounds: int = 0  # rounds of dynamic sampling; 0 turns it off
     oversampling: float = 1.0
     mask_truncated: bool = False
-    greedy: SamplingParams | None = None  # of ReMax's baselines; None is without
+    greedy: SamplingParams | None = None  # sampling of ReMax's baselines; None makes none
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
@@ -101,8 +102,8 @@ class StepGroups:
 
 
 class BatchRollout:
-    """Rolls out the groups of one step after another. It takes tasks where the cursor stands; the
-    cursor is part of a checkpoint."""
+    """Rolls out the groups of one step after another. It takes tasks from the cursor's position; a
+    checkpoint stores the cursor."""
 
     def __init__(
         self,
@@ -131,7 +132,7 @@ class BatchRollout:
             self._on_round("rollout", num_tasks * settings.group_size)
             request = self._request(step, tasks, range(len(groups), len(groups) + num_tasks))
             new_groups = await self._runner.rollout(request, self._on_episode)
-            groups += self._selected(new_groups)
+            groups += self._apply_selections(new_groups)
             if not self._num_missing(groups):
                 break
         groups = top_by_variance(groups, settings.train_batch_size)
@@ -142,7 +143,7 @@ class BatchRollout:
         they end use it; they decide themselves which groups to keep and how many rounds to make."""
         started_s = time.monotonic()
         request = self._request(step, [self._tasks[task]], [number])
-        groups = self._selected(await self._runner.rollout(request, self._on_episode))
+        groups = self._apply_selections(await self._runner.rollout(request, self._on_episode))
         return await self._with_baselines(step, groups, started_s)
 
     def _num_missing(self, groups: Sequence[Group]) -> int:
@@ -164,7 +165,7 @@ class BatchRollout:
             failure_rate_total=self._settings.num_episodes,
         )
 
-    def _selected(self, groups: list[Group]) -> list[Group]:
+    def _apply_selections(self, groups: list[Group]) -> list[Group]:
         """Returns the groups after `mask_truncated` and dynamic sampling have left members or
         groups out."""
         if self._settings.mask_truncated:

@@ -4,21 +4,21 @@
                        |  ^
                     recorder -> endpoint
 
-How an attempt at it ends:
+An attempt ends in one of these ways:
 
     returns a WorkflowOutput     -> ok (truncated, if a limit refused a call on the way)
     raises                       -> truncated, env_error or agent_error (failure.py)
-    is there past its deadline   -> timeout; it is cancelled, and left behind if it does not end
+    runs past its deadline       -> timeout; it is cancelled, and abandoned if it does not end
 
 The deadline counts the workflow's own seconds. Waiting for an endpoint that computes in waves does
 not count: there it waits for other episodes, and one that hangs would time out all of them.
 
 The workflow runs as a task of its own, so neither swallowing a cancellation (AgentScope's agents
 do) nor calling `sys.exit` reaches the rollout. A plain `def execute` runs in a thread, where it may
-block; a thread cannot be cancelled, so after its deadline it is left behind.
+block; a thread cannot be cancelled, so after its deadline it is abandoned.
 
 Not covered: an `async def execute` that blocks the event loop (``time.sleep``, ``requests.get``)
-holds up all episodes and cannot be interrupted; which episodes run, and when (group.py,
+blocks all episodes and cannot be interrupted; which episodes run, and when (group.py,
 admission.py).
 """
 
@@ -63,7 +63,7 @@ OnError = Callable[[BaseException], None]
 JudgeInGroup = Callable[[Trajectory], Awaitable[Trajectory]]
 """Returns the trajectory with its verdict once the other members of its group have ended."""
 _abandoned_tasks: set[asyncio.Task[Any]] = set()
-"""Workflows that ignore cancellation; kept here so that they are not collected while they run."""
+"""Holds workflows that ignore cancellation, so that they are not collected while they run."""
 
 
 class EpisodeExecutor(Protocol):
@@ -173,7 +173,7 @@ class EpisodeRunner:
                 slot.renew(plan.episode_id)
             slot.workflow_ended(trajectory.ended_as)
             trajectory = replace(trajectory, earlier_attempts=tuple(failed))
-            return await self._judged(trajectory, judge_in_group)
+            return await self._judge_output(trajectory, judge_in_group)
 
     def _attempt(
         self, plan: WorkflowTask, sampling: SamplingParams, number: int, resources: AsyncExitStack
@@ -183,7 +183,7 @@ class EpisodeRunner:
         try:
             workflow = self._workflow(plan.task)
         except AjetError:
-            raise  # no workflow for this task: the config's mistake, not the episode's
+            raise  # no workflow for this task is the config's mistake, not the episode's
         except Exception as error:
             if self.debug:
                 raise
@@ -226,7 +226,7 @@ class EpisodeRunner:
             **episode,
         )
 
-    async def _judged(
+    async def _judge_output(
         self, trajectory: Trajectory, judge_in_group: JudgeInGroup | None
     ) -> Trajectory:
         """Returns the trajectory with its reward, or unchanged where there is no output to
@@ -431,7 +431,7 @@ def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
 def _consume_exception(task: asyncio.Task[Any]) -> None:
     _abandoned_tasks.discard(task)
     if not task.cancelled():
-        task.exception()  # whatever it still raises belongs to an episode that is over
+        task.exception()  # marks it as retrieved: the episode is over
 
 
 def _zero_reward_if_none(output: WorkflowOutput) -> WorkflowOutput:

@@ -1,10 +1,9 @@
-"""Turns an episode's failure into a status and one line, and applies the failure policy to its
-group.
+"""Turns an episode's failure into a status, and applies the failure policy to its group.
 
 mask        the episode stays in the record and out of the update; the group's baseline is that
             of the others
 retry       it is run again with other seeds, at most `max_retries` times, then masked
-            (not after a judge's error: another answer would not mend the judge)
+            (not after a judge's error: another answer would not repair the judge)
 drop_group  the whole group is left out
 zero        it counts with reward 0, as a truncated episode
 """
@@ -76,7 +75,7 @@ def apply_policy(group: Group, policy: FailurePolicy) -> Group:
     if policy == "zero":
         members = (_as_zero(t) if has_failed(t) else t for t in group.trajectories)
     else:
-        members = (_dropped(t, failed[0]) if t.is_valid else t for t in group.trajectories)
+        members = (_as_dropped(t, failed[0]) if t.is_valid else t for t in group.trajectories)
     return replace(group, trajectories=tuple(members))
 
 
@@ -91,6 +90,6 @@ def _as_zero(t: Trajectory) -> Trajectory:
     )
 
 
-def _dropped(t: Trajectory, failed: Trajectory) -> Trajectory:
+def _as_dropped(t: Trajectory, failed: Trajectory) -> Trajectory:
     reason = f"group dropped: {failed.episode_id} ended as {failed.status}"
     return t.leave_out("drop_group", reason)

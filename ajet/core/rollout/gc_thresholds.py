@@ -20,7 +20,7 @@ def infrequent_gc() -> Iterator[None]:
     """Raises the collection thresholds within the block and restores them after it; a collector
     that is off stays off."""
     before = gc.get_threshold()
-    if before[0] == 0:  # off
+    if before[0] == 0:  # collection is off
         yield
         return
     gc.set_threshold(*map(max, before, THRESHOLDS))

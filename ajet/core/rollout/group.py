@@ -5,7 +5,7 @@
 Groups and their members come back in the order of the tasks, whichever ended first. Only the run's
 own limits (`max_failure_rate`), a mistake in the config, or ``debug=True`` let an error out.
 
-A group with `redundancy` begins more members than it needs and ends with the first that are done:
+A group with `redundancy` starts more members than it needs and ends with the first that are done:
 
     num_repeat 2, redundancy 2       wave 1   wave 2   wave 3
     member 0                         ──────── ──────── end          surplus: ended too late
@@ -13,12 +13,12 @@ A group with `redundancy` begins more members than it needs and ends with the fi
     member 2                         ──────── ──────── (stopped)    aborted
     member 3                         end                            kept
 
-Members are stopped before a wave, when every episode waits or has left: which of them have ended by
+Members are stopped before a wave, when every episode waits or has left. Which of them have ended by
 then does not depend on how long a tool or a judge took. Members that end in the same wave count by
 their index in the group. Where the endpoint has no waves, they are stopped at once. "Ended" means
 that the workflow is over, judged or not: a wave does not wait for a judge.
 
-A judge that compares groups is asked once for each group, when its last member has ended.
+A judge that compares groups is called once for each group, when its last member has ended.
 
 Not covered: one episode (episode.py); what the selection does to the batch (record/selection.py).
 """
@@ -143,7 +143,7 @@ class GroupRunner:
         """Runs one episode again from its plan. A group judge sees it alone."""
         judging = GroupJudging(self.judge, self, self.limits, group_size=1)
         return await self.executor.run(
-            plan, Slot(plan.episode_id), judge_in_group=judging.judged if self.judge else None
+            plan, Slot(plan.episode_id), judge_in_group=judging.judge_member if self.judge else None
         )
 
     def stop(self) -> None:
@@ -188,9 +188,10 @@ class GroupsInProgress:
                 plan,
                 slot,
                 sampling=self._request.sampling,
-                judge_in_group=self._judging.judged if self._runner.judge else None,
+                judge_in_group=self._judging.judge_member if self._runner.judge else None,
             )
         finally:
+            # A member that failed must not keep the judge of its group waiting.
             self._judging.leave_out(plan)
         trajectory = self.early_stop.mark_stopped(trajectory)
         if self._journal is not None:
@@ -278,7 +279,7 @@ class EarlyStop:
         ended[plan.rollout_index] = self._end_order
         if len(ended) == self._num_needed:
             self._to_stop.append(plan.group_id)
-        if not self._has_waves:
+        if not self._has_waves:  # with waves, members are stopped before the next one
             self._end_order += 1
             self._stop_surplus()
 
@@ -349,7 +350,7 @@ class GroupJudging:
         self._slots = asyncio.Semaphore(limits.max_env_worker)
         self._groups: defaultdict[str, _JudgedGroup] = defaultdict(lambda: _JudgedGroup(group_size))
 
-    async def judged(self, trajectory: Trajectory) -> Trajectory:
+    async def judge_member(self, trajectory: Trajectory) -> Trajectory:
         """Returns the trajectory with its verdict, once the group is complete."""
         return await with_verdict(trajectory, self._verdict(trajectory), self._errors)
 

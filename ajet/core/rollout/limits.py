@@ -1,6 +1,4 @@
-"""Defines how many episodes run at once, how long each may take, and what happens to those that
-fail.
-"""
+"""Defines how many episodes run at once, how long each may take, and what a failure leads to."""
 
 from dataclasses import dataclass
 from typing import Literal, Self

@@ -69,7 +69,7 @@ class RolloutRequest:
         The seeds of evaluation leave out the step, so that two checkpoints are measured under the
         same conditions. A baseline has the seeds of the group that it is compared with.
         """
-        world = seed_path_of_step("train" if self.mode == "baseline" else self.mode, self.step)
+        seed_path = seed_path_of_step("train" if self.mode == "baseline" else self.mode, self.step)
         return [
             WorkflowTask(
                 copy.deepcopy(task),
@@ -78,7 +78,7 @@ class RolloutRequest:
                 member,
                 self.step,
                 self.mode,
-                seeding.derive(run_seed, "environment", *world, number),
+                seeding.derive(run_seed, "environment", *seed_path, number),
             )
             for number, group_id, task in zip(
                 self.group_numbers, self.group_ids, self.tasks, strict=True

@@ -1,5 +1,4 @@
-"""Computes what a run comes to before it starts: from tasks to episodes, optimizer steps and
-tokens.
+"""Computes a run's size before it starts: from tasks to episodes, optimizer steps and tokens.
 
     264 tasks a step x 4 episodes = 1,056 episodes a step; 7,473 tasks / 264 = 28.3 steps an epoch
 

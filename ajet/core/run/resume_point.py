@@ -1,7 +1,7 @@
 """Finds the checkpoint from which a run resumes.
 
     find_resume_point(folder, "auto")         the newest whole checkpoint, or None
-    find_resume_point(folder, "disable")      None; what the folder holds is set aside
+    find_resume_point(folder, "disable")      None; the records in the folder are archived
     find_resume_point(folder, "…/step_000040")
 
 Not covered: what is in a checkpoint, and loading it (learning/checkpoints.py).

@@ -45,5 +45,5 @@ class RunState:
 
     def success(self, moment: str) -> float | None:
         """Returns the mean success over the held-out tasks; None where there was no validation."""
-        of_tasks = self.held_out.get(moment)
-        return sum(of_tasks.values()) / len(of_tasks) if of_tasks else None
+        success_by_task = self.held_out.get(moment)
+        return sum(success_by_task.values()) / len(success_by_task) if success_by_task else None

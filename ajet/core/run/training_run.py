@@ -12,7 +12,7 @@
     summary = run.finish()
 
 What an earlier attempt of the run wrote after its last checkpoint is cut off when the next attempt
-begins. Not covered: how a step is computed (ajet/backbones), what is written (core/record), and
+starts. Not covered: how a step is computed (ajet/backbones), what is written (core/record), and
 what a checkpoint holds beside `RunState` (the learner's part).
 """
 
@@ -39,7 +39,7 @@ from ajet.core.run.run_state import RunState
 from ajet.core.run.run_tasks import RunTasks
 
 Save = Callable[[int, dict[str, Any]], Awaitable[None]]
-"""Is given the step and the run's own state, and writes a checkpoint with both."""
+"""Writes a checkpoint with the step and the run's own state, which it is called with."""
 
 
 class TrainingRun:

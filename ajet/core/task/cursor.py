@@ -1,5 +1,4 @@
-"""Decides which tasks a step takes: a seeded order for every epoch, and a position in it that can
-be saved.
+"""Decides which tasks a step takes: a seeded order for every epoch, with a position to save.
 
     epoch 0: 3 0 2 4 1 | epoch 1: 1 4 0 2 3 | …        batches of 2:  [3 0] [2 4] [1 1] [4 0] …
 

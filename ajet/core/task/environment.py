@@ -1,11 +1,10 @@
-"""Reads `environment`: a task for each group of a step, which names its environment and nothing
-more.
+"""Reads `environment`: a task for each group of a step, which only names its environment.
 
     train_batch_size: 4, custom_envs: {FrozenLake4: …, Sokoban: …}
       -> FrozenLake4-0000, Sokoban-0000, FrozenLake4-0001, Sokoban-0001       one epoch is one step
 
-What is played is drawn from the episode's seed, which is another one at each step of training and
-the same at each validation. Not covered: the instances themselves (core/environment/).
+Instances are drawn from the episode's seed, which differs at each step of training and is the same
+at each validation. Not covered: the instances themselves (core/environment/).
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     gsm8k/main      the Hub's `openai/gsm8k`, configuration `main`
     openai/gsm8k    owner and name, or name and configuration: the first that is there
 
-Where the Hub takes no connection, what an earlier run has put into the cache is read, and what it
-has not is one line at once: the library alone would ask six times. Not covered: streaming, scripts
-in data sets.
+Where the Hub takes no connection, data is read from the cache of an earlier run; if it is not
+there, an error follows at once (the library alone would try six times). Not covered: streaming,
+scripts in data sets.
 """
 
 import socket
@@ -17,7 +17,7 @@ from urllib.request import getproxies
 
 from ajet.core.errors import DataError
 
-PROBE_S = 3.0
+PROBE_TIMEOUT_S = 3.0
 
 
 def read_hub(path: str, split: str) -> list[dict[str, Any]]:
@@ -64,7 +64,7 @@ def _takes_connections(endpoint: str) -> bool:
     address = urlsplit(endpoint)
     port = address.port or (80 if address.scheme == "http" else 443)
     try:
-        socket.create_connection((address.hostname or "", port), timeout=PROBE_S).close()
+        socket.create_connection((address.hostname or "", port), timeout=PROBE_TIMEOUT_S).close()
     except OSError:
         return False
     return True
@@ -76,6 +76,7 @@ def _offline() -> Iterator[None]:
     import datasets.config
     from huggingface_hub import constants
 
+    # `datasets` copied the constant when it was imported, so both must be set.
     before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
     datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
     try:

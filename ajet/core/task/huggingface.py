@@ -6,7 +6,7 @@
     dataset_path: embedded:arithmetic   comes with this package
     dataset_path: data/train.jsonl      one file: the training split alone
 
-Local JSON lines and Parquet are read without the `datasets` package. What lies on disk comes before
+Local JSON lines and Parquet are read without the `datasets` package. Files on disk come before
 the Hub (hub.py). Not covered: CSV, compressed files.
 """
 
@@ -46,7 +46,7 @@ class HuggingFaceReader(BaseTaskReader):
         file = self._single_file()
         if file is None:
             return self._tasks(self._read(split), split)
-        if split != type(section)().validation_split:  # asked for, and not the default
+        if split != type(section)().validation_split:  # the config asks for it
             raise ConfigError(
                 f"ajet.task_reader.huggingface_dat_repo.validation_split={split}: {file} is one "
                 "file, which is the training split alone; give a folder with a file for each "
@@ -88,7 +88,7 @@ def read_split(path: str, split: str, base_dirs: list[Path]) -> list[dict[str, A
     if path_on_disk.is_dir():
         return _read_folder(path_on_disk, split)
     if path.startswith((".", "/", "~")) or path.endswith((*READABLE, CSV)):
-        raise DataError(f"{path}: no such data folder or file; looked in {_listed(base_dirs)}")
+        raise DataError(f"{path}: no such data folder or file; looked in {_join_paths(base_dirs)}")
     return read_hub(path, split)
 
 
@@ -103,7 +103,7 @@ def _read_folder(folder: Path, split: str) -> list[dict[str, Any]]:
     splits = splits_of(folder)
     for file in sorted(folder.glob(f"*{CSV}")):
         if not splits or (split not in splits and file.name.startswith(split)):
-            return read_jsonl(file)  # which refuses it
+            return read_jsonl(file)  # raises the error for CSV
     if not splits:
         raise DataError(f"{folder}: no data file here; one of *{', *'.join(READABLE)} is needed")
     if split not in splits:
@@ -168,5 +168,5 @@ def _read_parquet(file: Path) -> list[dict[str, Any]]:
         raise DataError(f"{file}: not a readable Parquet file: {error}") from error
 
 
-def _listed(folders: list[Path]) -> str:
+def _join_paths(folders: list[Path]) -> str:
     return ", ".join(map(str, folders))

@@ -24,7 +24,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         raise DataError(f"{path}: no such data file")
     if path.suffix in REFUSED:
         raise DataError(f"{path}: {REFUSED[path.suffix]}")
-    lines = read_text(path).split("\n")  # splitlines() would also part at a U+2028 in a string
+    lines = read_text(path).split("\n")  # splitlines() would also split at a U+2028 inside a string
     return [
         _parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()
     ]

@@ -28,7 +28,7 @@ READERS = {
     "data_generation": "ajet.sources.generation.reader->DataGenerationReader",
     "tracing": "ajet.sources.tracing.reader->TracingReader",
 }
-"""By the name in `ajet.task_reader.type`; imported when it is chosen."""
+"""Maps `ajet.task_reader.type` to a reader, which is imported when it is chosen."""
 QUERY_FIELDS = ("question", "main_query", "query", "prompt", "problem")
 
 

@@ -1,5 +1,4 @@
-"""Defines what a workflow is given and what it returns: plain data, so that both can be recorded
-and sent.
+"""Defines what a workflow is given and what it returns, as plain data to record and send.
 
     WorkflowTask(task, episode_id, …)  ->  workflow.execute(…)  ->  WorkflowOutput(reward, metadata)
 
@@ -15,7 +14,7 @@ from typing import Any, Literal, Protocol
 from ajet.core.task.task import Task
 
 Mode = Literal["train", "eval", "baseline"]
-"""A baseline is a greedy episode beside a group of training; it is not trained."""
+"""A baseline is a greedy episode beside a training group; it is not trained."""
 LARGEST_REWARD = 1e30
 """The largest absolute value of a reward: sums of its square stay finite in float32's range."""
 
@@ -44,7 +43,7 @@ class EpisodeEnvironment(Protocol):
 
 
 open_environments: dict[str, EpisodeEnvironment] = {}
-"""The live environment of an episode by its id, while the episode runs (`WorkflowTask.gym_env`)."""
+"""Maps the id of a running episode to its environment (`WorkflowTask.gym_env`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class WorkflowTask:
     def env_type(self) -> str:
         return self.task.env_type
 
-    # The names that workflows written for AgentJet use.
+    # Workflows written for AgentJet use the following names.
 
     @property
     def episode_uuid(self) -> str:

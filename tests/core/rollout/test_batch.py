@@ -1,4 +1,4 @@
-"""A step's groups: rounds until enough have signal, the most telling ones, greedy baselines."""
+"""A step's groups: rounds until enough have signal, the largest variances, greedy baselines."""
 
 from dataclasses import replace
 
