@@ -36,7 +36,8 @@ from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow
 
 LARGEST_SEED = 2**31
-"""Environments differ in how large a seed they take."""
+"""Seeds are taken modulo this number, because environments differ in how large a seed they
+accept."""
 AGGREGATIONS = {
     "mean": fmean,
     "sum": sum,
@@ -48,8 +49,8 @@ Messages = list[dict[str, Any]]
 
 
 class Transition(NamedTuple):
-    """One reply and what came of it. `action` is None where it named none, `state_key` that of the
-    state in which it was made."""
+    """Holds one reply and its result. `action` is None if the reply named no action; `state_key` is
+    the key of the state in which the reply was made."""
 
     observation: str
     action: str | None
@@ -59,7 +60,8 @@ class Transition(NamedTuple):
 
 
 class EnvironmentAgent(Workflow):
-    """Derive from it and write `prompt`; `template` is what `agent_template: null` means."""
+    """Plays one environment for an episode. Subclasses define `prompt`; `template` is used where
+    the config says `agent_template: null`."""
 
     template: ClassVar[str]
 
@@ -89,11 +91,11 @@ class EnvironmentAgent(Workflow):
         return episode.output()
 
     def prompt(self, episode: EnvironmentEpisode) -> Messages:
-        """What the model is asked with at this step."""
+        """Returns the messages that the model is called with at this step."""
         raise NotImplementedError(f"{type(self).__name__} does not define prompt()")
 
     def on_reply(self, reply: dict[str, Any]) -> None:
-        """The model has replied, and its action is done."""
+        """Is called with each reply of the model after its action was done."""
 
     @classmethod
     def check_config(cls, config: AjetConfig) -> None:
@@ -101,7 +103,8 @@ class EnvironmentAgent(Workflow):
 
 
 class EnvironmentEpisode:
-    """One episode: what was seen, done and earned."""
+    """Holds the state of one episode: the current observation, the transitions so far, and why it
+    ended."""
 
     def __init__(self, settings: EnvironmentSettings, environment: LiveEnvironment) -> None:
         self.settings = settings
@@ -115,18 +118,18 @@ class EnvironmentEpisode:
         self._last_reply = ""
 
     async def begin(self, workflow_task: WorkflowTask) -> None:
-        """The environment's first observation."""
+        """Resets the environment and stores its first observation."""
         options = {"split": split_of(workflow_task)}
         shown = await self.environment.reset(workflow_task.seed % LARGEST_SEED, options)
         self.observation, self._state_key = shown
 
     def system(self) -> Messages:
-        """The system message, unless it is empty."""
+        """Returns the system message in a list, or an empty list if its text is blank."""
         text = self.settings.system_template.format(**self._placeholders)
         return [{"role": "system", "content": text}] if text.strip() else []
 
     def user(self, history: str = "") -> dict[str, Any]:
-        """The user's message of this step."""
+        """Returns the user message of the current step."""
         num_done = len(self.transitions)
         text = self.settings.template.format(
             observation=self.observation,
@@ -141,7 +144,7 @@ class EnvironmentEpisode:
         return {"role": "user", "content": text}
 
     async def answer(self, reply: str) -> Transition:
-        """Does what the reply says."""
+        """Does the action that the reply names and returns the transition."""
         self._last_reply = reply
         action = self.settings.reader.find_action(reply)
         if action is None:
@@ -154,8 +157,9 @@ class EnvironmentEpisode:
         return transition
 
     def output(self) -> WorkflowOutput:
-        """The episode's reward, and how it went. It is a success where the environment last said
-        so; where it says nothing, if it ended it with something earned."""
+        """Returns the output of the episode. Its reward is the sum of the transitions' rewards. The
+        environment's last `success` metric decides about success; without one, an episode counts as
+        a success if the environment terminated it and the reward is positive."""
         reward = fsum(transition.reward for transition in self.transitions)
         series, modes = self._series()
         said = series.get("success")
@@ -186,7 +190,8 @@ class EnvironmentEpisode:
         )
 
     def _transition_without_action(self) -> Transition:
-        """The state stays; the model is told what is missing, and shown it again."""
+        """Returns a transition that leaves the state as it is. The next observation tells the model
+        what was missing and shows the current one again."""
         seen, penalty = self.observation, self.settings.format_penalty
         missing_action_text = self.settings.reader.missing_action_text
         if not seen.startswith(missing_action_text):
@@ -207,7 +212,8 @@ class EnvironmentEpisode:
         return transition
 
     def _series(self) -> tuple[dict[str, list[float]], dict[str, str]]:
-        """The numbers of each metric, step by step, and how they become one."""
+        """Returns the values of each metric, one for each step that has it, and each metric's
+        aggregation mode."""
         series: dict[str, list[float]] = {}
         modes = {"success": "last"}
         for step in self._steps:
@@ -219,7 +225,7 @@ class EnvironmentEpisode:
 
 
 def _aggregate(series: dict[str, list[float]], modes: dict[str, str]) -> dict[str, float]:
-    """Each metric of the steps as one of the episode."""
+    """Returns one number for each metric of the steps."""
     return {
         name: float(AGGREGATIONS[modes.get(name, "mean")](values))
         for name, values in series.items()

@@ -28,7 +28,7 @@ _warned: set[str] = set()
 
 
 class FrameRecorder:
-    """One episode's frames, and where they go."""
+    """Collects the frames of one episode and writes them to a folder."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
@@ -37,7 +37,8 @@ class FrameRecorder:
         self._draws = True
 
     async def add(self, environment: LiveEnvironment, observation: str) -> None:
-        """What is to be seen now."""
+        """Adds a frame of the current state, or the observation if the environment cannot be
+        drawn."""
         frame: Frame = observation
         if self._draws:
             try:
@@ -51,7 +52,7 @@ class FrameRecorder:
         self._frames.append(frame)
 
     async def save(self) -> None:
-        """Writes the files."""
+        """Writes the frames to files, in a thread."""
         try:
             await in_thread(partial(save_frames, self._frames, self._folder, self._name))
         except (OSError, ValueError) as error:
@@ -59,7 +60,8 @@ class FrameRecorder:
 
 
 def frame_recorder_for(config: AjetConfig, workflow_task: WorkflowTask) -> FrameRecorder | None:
-    """An album for the first episode of each of the first held-out tasks."""
+    """Returns a recorder for the first episode of each of the first held-out tasks, and None for
+    other episodes."""
     section = config.ajet.environment
     is_recorded = (
         section.render_save_dir is not None
@@ -76,7 +78,8 @@ def frame_recorder_for(config: AjetConfig, workflow_task: WorkflowTask) -> Frame
 
 
 def with_render_dir(config: AjetConfig, folder: Path | None) -> AjetConfig:
-    """The config with its pictures in another folder, where it has any; None draws none."""
+    """Returns the config with another folder for its pictures, if it has one; None turns pictures
+    off."""
     section = config.ajet.environment
     if section.render_save_dir is None:
         return config

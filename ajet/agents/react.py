@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     from ajet.core.workflow.tuner import ModelTuner
 
 MODEL_ERRORS = (EpisodeTruncated, EpisodeClosed, EndpointFault)
-"""What a tool that asks the model itself must not swallow."""
+"""Errors of the model. If a tool calls the model itself, they must pass through the tool."""
 
 
 class ReactAgent(Workflow):
-    """`max_turns` limits the calls of the model: the episode is then truncated, with its last words
-    as the answer. `ajet.rollout.multi_turn.max_steps` holds besides."""
+    """Runs a graph that reasons and calls tools. `max_turns` limits the calls of the model: the
+    episode is then truncated, and its last message is the answer.
+    `ajet.rollout.multi_turn.max_steps` applies as well."""
 
     name: ClassVar[str] = "react_agent"
     tools: ClassVar[Sequence[Any]] = ()
@@ -40,7 +41,7 @@ class ReactAgent(Workflow):
     max_turns: ClassVar[int | None] = None
 
     def build_graph(self, model: BaseChatModel) -> Any:
-        """A compiled graph over `messages`."""
+        """Returns a compiled graph over `messages`."""
         from langchain.agents import create_agent
         from langchain.agents.middleware import ToolErrorMiddleware
 
@@ -59,7 +60,7 @@ class ReactAgent(Workflow):
 
 
 def tool_error(error: Exception, _request: Any) -> str | None:
-    """The tool's answer when it raised; None where the error is not the tool's."""
+    """Returns the tool's answer after it raised, or None if the error is not the tool's own."""
     if isinstance(error, MODEL_ERRORS):
         return None
     return f"Error: {type(error).__name__}: {error}"

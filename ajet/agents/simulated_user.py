@@ -32,7 +32,7 @@ KEY = "ajet.rollout.multi_turn.interaction_config_path"
 
 
 class InteractionEntry(Section):
-    """One simulated user."""
+    """One entry of the file: a simulated user."""
 
     class_name: str
     name: str | None = None
@@ -40,8 +40,8 @@ class InteractionEntry(Section):
 
 
 class SimulatedUser:
-    """One episode's simulated user. `rewards` are those of its turns; each of its methods has
-    `timeout_s`."""
+    """The simulated user of one episode. `rewards` are those of its turns; `timeout_s` bounds each
+    call of its methods."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class SimulatedUser:
         self.notes: list[dict[str, Any]] = []
 
     async def answer(self, messages: list[dict[str, Any]]) -> str | None:
-        """What the user says; None when the conversation is over."""
+        """Returns the user's text, or None when the conversation is over."""
         response = await self._call_method("generate_response", messages, **self._kwargs)
         is_over, text, reward, metadata = _checked(response, type(self._interaction).__name__)
         if reward is not None:
@@ -69,17 +69,18 @@ class SimulatedUser:
         return None if is_over else text
 
     async def score(self) -> float | None:
-        """What the episode earns by the conversation."""
+        """Returns the reward of the episode for the conversation, or None."""
         score = await self._call_method("calculate_score")
         return None if score is None else float(score)
 
     async def begin(self) -> None:
-        """The conversation's first call, which may name the instance otherwise."""
+        """Calls `start_interaction`, which may return another instance id."""
         begun = await self._call_method("start_interaction", **self._kwargs)
         self._instance_id = begun if isinstance(begun, str) else self._instance_id
 
     async def end(self) -> None:
-        """The last call; one that fails takes nothing from the episode."""
+        """Calls `finalize_interaction`; a failure is noted in `end_failed` and does not fail the
+        episode."""
         work = invoke(self._interaction.finalize_interaction, self._instance_id)
         who = f"{type(self._interaction).__name__}.finalize_interaction()"
         self.end_failed = not await run_cleanup(self._timeout_s, work, who)
@@ -95,7 +96,7 @@ class SimulatedUser:
 async def open_user(
     config: AjetConfig, workflow_task: WorkflowTask
 ) -> AsyncGenerator[SimulatedUser | None, None]:
-    """The simulated user of one episode; None where the config names none."""
+    """Yields the simulated user of one episode, or None if the config names none."""
     interactions = load_interactions(config)
     if not interactions:
         yield None
@@ -112,7 +113,8 @@ async def open_user(
 
 
 def load_interactions(config: AjetConfig) -> dict[str, BaseInteraction]:
-    """The simulated users of the config's file by name; the same objects for the same file."""
+    """Returns the simulated users of the config's file by name. The same file gives the same
+    objects."""
     path = config.ajet.rollout.multi_turn.interaction_config_path
     if path is None:
         return {}

@@ -23,7 +23,8 @@ NO_ACTION = "no action"
 
 
 class StepEnvAgent(EnvironmentAgent):
-    """One object plays one episode."""
+    """Plays one episode of an environment; each prompt shows the current step and a window of
+    earlier ones."""
 
     name = "step_env_agent"
     template = TEMPLATE
@@ -33,7 +34,7 @@ class StepEnvAgent(EnvironmentAgent):
 
 
 def _history(episode: EnvironmentEpisode) -> str:
-    """The last steps, each with its number."""
+    """Returns the last steps as text, each with its number."""
     length = episode.settings.custom.history_length
     first = max(0, len(episode.transitions) - length)
     shown = [_shown(n, episode.transitions[n]) for n in range(first, len(episode.transitions))]

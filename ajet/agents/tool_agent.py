@@ -59,7 +59,8 @@ Call = dict[str, Any]
 
 
 class ToolAgent(Workflow):
-    """Tools, limits and the simulated user are those of `ajet.rollout.multi_turn`."""
+    """Calls tools until the model answers. Its tools, limits and simulated user come from
+    `ajet.rollout.multi_turn`."""
 
     name = "tool_agent"
 
@@ -85,7 +86,7 @@ class ToolAgent(Workflow):
 
 
 class ToolLoop:
-    """One conversation."""
+    """Runs one conversation of the model with tools and a simulated user."""
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ class ToolLoop:
         self._final_answer = ""
 
     async def run(self, messages: list[dict[str, Any]]) -> str:
-        """Talk until it is over; says why it is. `messages` grows."""
+        """Runs the conversation, appending to `messages`, and returns why it ended."""
         while True:
             try:
                 reply = await self._model.chat(messages, self._tools.schemas or None)
@@ -130,7 +131,8 @@ class ToolLoop:
                 messages.append(said)
 
     async def output(self, ended_by: str, is_judged: bool) -> WorkflowOutput:
-        """The end of the conversation, with the tools' and the user's rewards."""
+        """Returns the output of the finished conversation, with the rewards of the tools and of the
+        user."""
         tool_rewards = await self._tools.rewards()
         metadata: dict[str, Any] = {
             "final_answer": self._final_answer,
@@ -176,7 +178,7 @@ class ToolLoop:
     async def _tool_messages(
         self, calls: Sequence[Call], num_unreadable: int
     ) -> list[dict[str, Any]]:
-        """The answers to a reply's calls, in the order of the calls."""
+        """Returns the answers to a reply's calls, in the order of the calls."""
         problems = [self._problem(order, call) for order, call in enumerate(calls)]
         num_invalid = num_unreadable + sum(problem is not None for problem in problems)
         self._counts["invalid_tool_calls"] += num_invalid
@@ -195,7 +197,8 @@ class ToolLoop:
         return answers + ([{"role": "user", "content": UNREADABLE}] if num_unreadable else [])
 
     def _problem(self, order: int, call: Call) -> str | None:
-        """Why a call is not run. The first that may be run take what is left of the budget."""
+        """Returns why a call is not run, or None. Calls that may be run use up the budget of
+        `max_tool_calls` in their order."""
         settings = self._settings
         if order >= settings.max_parallel_calls:
             return f"not run: at most {settings.max_parallel_calls} calls in one reply are"
@@ -209,7 +212,7 @@ class ToolLoop:
         return None
 
     async def _answer(self, call: Call, problem: str | None) -> str:
-        """What the model is told of a call."""
+        """Returns the text that the model gets as the answer to a call."""
         if problem is not None:
             return self._shown(f"Error: {problem}")
         function = call["function"]
@@ -222,7 +225,7 @@ class ToolLoop:
         return self._shown(result.text)
 
     def _shown(self, text: str) -> str:
-        """A tool's answer within its limit of tokens."""
+        """Returns a tool's answer, truncated to its limit of tokens."""
         settings = self._settings
         limit, side = settings.max_tool_response_length, settings.tool_response_truncate_side
         shown, num_cut = truncate(text, limit, side, self._model)

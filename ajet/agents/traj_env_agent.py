@@ -18,7 +18,7 @@ Step {turn_idx} of {max_steps}. Reply with your next action as {answer_form}."""
 
 
 class TrajEnvAgent(EnvironmentAgent):
-    """One object plays one episode."""
+    """Plays one episode of an environment; each prompt is the whole conversation so far."""
 
     name = "traj_env_agent"
     template = TEMPLATE
