@@ -10,7 +10,7 @@ from ajet.judges.answer import final_answer, final_part, reference_answer
 
 
 class ExactMatchJudge(BaseJudge):
-    """1 for the same text, else 0."""
+    """Gives 1 for the same text, else 0."""
 
     def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput

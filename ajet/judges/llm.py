@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class LlmJudge(BaseJudge):
-    """The model's score for one answer."""
+    """Gives the model's score for one answer."""
 
     def __init__(self, config: AjetConfig) -> None:
         super().__init__(config)
@@ -37,7 +37,7 @@ class LlmJudge(BaseJudge):
 
 
 class LlmListwiseJudge(GroupJudge):
-    """The model's scores for all answers to a task, seen together."""
+    """Gives the model's scores for all answers to a task, which it sees together."""
 
     def __init__(self, config: AjetConfig) -> None:
         super().__init__(config)
@@ -54,7 +54,7 @@ class LlmListwiseJudge(GroupJudge):
 
 
 def verdict_with_reason(grade: Grade, output: WorkflowOutput) -> tuple[float, bool]:
-    """The verdict, with the model's reason kept beside the answer."""
+    """Returns the verdict, and stores the model's reason in the output's metadata."""
     if grade.reason:
         output.metadata = {**output.metadata, "judge_reason": grade.reason}
     return grade.reward, grade.is_success

@@ -20,14 +20,14 @@ from ajet.judges.answer import as_integer, boxed, final_answer, reference_answer
 from ajet.judges.math_process import MathProcess
 
 MAX_ANSWER_LENGTH = 500
-"""Longer answers that are no plain integers are wrong without being read: no reference is as
-long."""
+"""Longer answers that are no plain integers count as wrong without being parsed, because no
+reference is as long."""
 
 _BARE_NUMBER = re.compile(r"[-+]?\$?\s*\d[\d,./]*\s*(?:\\?%\s*)?\.?")
 
 
 class MathJudge(BaseJudge):
-    """1 for an equal answer, else 0."""
+    """Gives 1 for an equal answer, else 0."""
 
     async def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
@@ -41,14 +41,16 @@ class MathJudge(BaseJudge):
 
 
 def is_equal_answer(said: str, reference: str) -> bool:
-    """Whether the answer in `said` equals `reference`. Blocks while math-verify thinks."""
+    """Returns whether the answer in `said` equals `reference`. Blocks while math-verify
+    computes."""
     answer = extract_answer(said)
     is_equal = equal_as_text(answer, reference)
     return MathProcess.shared().is_equal(reference, answer) if is_equal is None else is_equal
 
 
 def extract_answer(said: str) -> str:
-    """What is in the last box, or all of `said` if it is nothing but a number; else nothing."""
+    """Returns the content of the last box; without one, all of `said` if it is nothing but a
+    number, else ""."""
     answer = boxed(said)
     if answer is not None:
         return answer
@@ -58,7 +60,7 @@ def extract_answer(said: str) -> str:
 
 
 def equal_as_text(answer: str, reference: str) -> bool | None:
-    """The comparisons that take microseconds; None where math-verify must be asked."""
+    """Makes the comparisons that take microseconds; returns None where math-verify is needed."""
     integers = as_integer(answer), as_integer(reference)
     if None not in integers:
         return integers[0] == integers[1]

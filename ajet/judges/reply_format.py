@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 READ_CHARACTERS = 10_000
-"""So many at the end of a reply are read: no reply holds up the event loop."""
+"""Only this many characters at the end of a reply are read, so that no reply blocks the event
+loop."""
 
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"
 _LINE = re.compile(
@@ -31,11 +32,11 @@ Read = TypeVar("Read", covariant=True)
 
 
 class MalformedReply(Exception):
-    """The reply has not the form that was asked for; the message is told to the model."""
+    """The reply does not have the requested format; the message is sent back to the model."""
 
 
 class ReplyFormat(Protocol, Generic[Read]):
-    """How to ask for something, and how to read it."""
+    """Says what the model is asked to write, and reads its reply."""
 
     @property
     def instruction(self) -> str: ...
@@ -45,7 +46,7 @@ class ReplyFormat(Protocol, Generic[Read]):
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """`values` in the order asked for; `reason` as the model gave it."""
+    """The scores in the requested order, and the model's reason for them."""
 
     values: tuple[float, ...]
     reason: str
@@ -53,7 +54,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class ScoresFormat:
-    """`count` scores from `low` to `high`; `of` says what each is for."""
+    """Asks for `count` scores from `low` to `high`; `of` names what each score is for."""
 
     count: int
     low: float
@@ -98,7 +99,7 @@ class ScoresFormat:
 
 @dataclass(frozen=True, slots=True)
 class CriteriaFormat:
-    """From `at_least` to `at_most` criteria, each a text."""
+    """Asks for `at_least` to `at_most` criteria, each a text."""
 
     at_least: int
     at_most: int
@@ -122,12 +123,13 @@ class CriteriaFormat:
 
 
 def _said(reply: str) -> str:
-    """What follows the thinking."""
+    """Returns the end of the reply, without the thinking before ``</think>``."""
     return reply.rpartition("</think>")[2][-READ_CHARACTERS:].strip()
 
 
 def _objects(said: str, keys: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The outermost JSON objects that have one of `keys`, if they agree on it."""
+    """Returns the outermost JSON objects that have one of `keys`; raises `MalformedReply` if they
+    differ in it."""
     found = [each for each in _json_objects(said) if any(key in each for key in keys)]
     if len({json.dumps([each.get(key) for key in keys]) for each in found}) > 1:
         raise MalformedReply("it has several JSON objects that contradict each other")
@@ -156,7 +158,7 @@ def _plain_scores(said: str) -> list[float]:
 
 
 def _numbered(said: str) -> list[str]:
-    """The items of one numbered list that begins at 1."""
+    """Returns the items of one numbered list that begins at 1."""
     items = _ITEM.findall(said)
     if [int(number) for number, _ in items] != list(range(1, len(items) + 1)) or not items:
         raise MalformedReply("it has no JSON object with criteria")

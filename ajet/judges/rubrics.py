@@ -65,7 +65,7 @@ Criteria = tuple[Criterion, ...]
 
 
 class Rubrics:
-    """The criteria for each task."""
+    """Gives the criteria for each task."""
 
     def __init__(self, config: AjetConfig, grader: Grader) -> None:
         self._config = config
@@ -82,13 +82,14 @@ class Rubrics:
 
     @property
     def is_shared(self) -> bool:
-        """Whether one rubric holds for every question."""
+        """Is true if one rubric holds for every question."""
         section = self._section
         has_examples = section.dataset_file.training.file_path is not None
         return bool(section.rubrics) or section.enable_categorization or has_examples
 
     async def of(self, task: Task) -> Criteria:
-        """The task's criteria, made now if there are none; who comes meanwhile waits for them."""
+        """Returns the task's criteria, generating them if there are none. Concurrent callers wait
+        for one generation."""
         if self.is_shared:
             return self._shared or await self._calls.join("", self._create_shared)
         key = self._key(task)
@@ -96,7 +97,8 @@ class Rubrics:
         return known or await self._calls.join(key, lambda: self._create_for_question(key, task))
 
     async def _create_for_question(self, key: str, task: Task) -> Criteria:
-        """Made here, unless another process has meanwhile."""
+        """Generates and stores the criteria of one question, unless another process has done so
+        meanwhile."""
         if self._store is None:
             made = await self._generate_from_example(self._described(task))
         else:
@@ -110,7 +112,8 @@ class Rubrics:
         return made
 
     async def _create_shared(self) -> Criteria:
-        """The same for those that hold for every question."""
+        """Generates and stores the criteria that hold for every question, unless another process
+        has done so meanwhile."""
         if self._store is None:
             self._shared = await self._generate_shared()
         else:
@@ -122,7 +125,8 @@ class Rubrics:
         return self._shared
 
     async def _generate_shared(self) -> Criteria:
-        """From every example, a few criteria; then all of them, merged if asked."""
+        """Generates criteria from each example, joins them, and merges them into categories if the
+        config asks for it."""
         examples = await asyncio.to_thread(self._examples)
         found = await asyncio.gather(*map(self._generate_from_example, examples))
         texts = list(dict.fromkeys(criterion.text for made in found for criterion in made))
@@ -155,7 +159,7 @@ class Rubrics:
         return LANGUAGES.get(self._section.language, self._section.language)
 
     def _examples(self) -> list[str]:
-        """Graded examples, or training tasks; reads files."""
+        """Returns graded examples, or training tasks, as text. It reads files."""
         from ajet.core.task.reader import make_reader
 
         file = self._section.dataset_file.training.file_path
@@ -195,7 +199,7 @@ class Rubrics:
 
 
 def _grades(task: Task) -> str:
-    """A graded example's answers with their scores or ranks."""
+    """Returns a graded example's answers with their scores or ranks, as text."""
     row = task.metadata
     if "answer" in row and "score" in row:
         return f"\nAn answer with score {row['score']}:\n{fenced('answer', str(row['answer']))}"
@@ -214,7 +218,7 @@ def _grades(task: Task) -> str:
 
 
 class _RubricStore:
-    """The two files in a run's folder, which several processes read and write."""
+    """Reads and writes the two files in a run's folder, which several processes share."""
 
     def __init__(self, folder: Path, made_with: dict[str, Any]) -> None:
         self._folder = folder
@@ -223,8 +227,8 @@ class _RubricStore:
         self._creation_settings = made_with
 
     def read(self) -> tuple[Criteria, dict[str, Criteria]]:
-        """What an earlier sitting or another process made; `ConfigError` if it was made with other
-        settings."""
+        """Returns what an earlier attempt or another process stored; raises `ConfigError` if it was
+        made with other settings."""
         if not self._grader.exists():
             return (), {}
         try:
@@ -245,8 +249,9 @@ class _RubricStore:
 
     @asynccontextmanager
     async def creation_lock(self, key: str) -> AsyncIterator[None]:
-        """One process at a time. The lock's file goes once the criteria are there: who still waits
-        for it, and who makes another, finds them. It stays where none were made."""
+        """Holds a lock for one key, so that one process at a time generates its criteria. The
+        lock's file is removed once the criteria are stored: a process that waits for the file, or
+        makes a new one, then finds them. The file stays if nothing was generated."""
         path = self._folder / f".auto_grader.{key}.lock"
         with path.open("w") as file:
             while not _try_lock(file):
@@ -255,7 +260,8 @@ class _RubricStore:
             path.unlink(missing_ok=True)
 
     def _read_questions(self) -> dict[str, Criteria]:
-        """A last line without its end was cut by a kill, and is made again, or is being written."""
+        """Reads the stored questions. A last line without a newline is skipped: another process is
+        writing it, or was killed while writing it."""
         if not self._questions.exists():
             return {}
         whole = self._questions.read_text(encoding="utf-8").split("\n")[:-1]
@@ -280,7 +286,7 @@ class _RubricStore:
 
 
 def _try_lock(file: IO[str]) -> bool:
-    """By us, now; until the file is closed."""
+    """Returns whether this process got the lock, which it then holds until the file is closed."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -298,7 +304,8 @@ def _unreadable(path: Path, error: Exception) -> CheckpointError:
 
 
 def _cut_torn_line(path: Path) -> None:
-    """What a kill left without its end would else be a broken line in the middle."""
+    """Removes a last line without a newline, which a killed process left. Appending to it would
+    make a broken line in the middle of the file."""
     with path.open("rb+") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - 1, 0))

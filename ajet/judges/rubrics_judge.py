@@ -26,7 +26,7 @@ PROMPT_KEY = "ajet.task_judge.rubrics_auto_grader.custom_evaluation_prompt"
 
 
 class RubricsJudge(BaseJudge):
-    """Each answer by itself."""
+    """Grades each answer by itself."""
 
     def __init__(self, config: AjetConfig) -> None:
         super().__init__(config)
@@ -46,7 +46,7 @@ class RubricsJudge(BaseJudge):
 
 
 class RubricsListwiseJudge(GroupJudge):
-    """The answers to a task together."""
+    """Grades the answers to a task together."""
 
     def __init__(self, config: AjetConfig) -> None:
         super().__init__(config)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def describe_position(turn: TurnRecord, position: int, template: ChatTemplate) -> str:
-    """``message 3 (tool)``, or another part of the recorded prompt."""
+    """Returns which part of the recorded prompt has this position, such as ``message 3 (tool)``."""
     if not turn.messages:
         return "the ids that the workflow gave"
     ids = turn.prompt_ids.tolist()
@@ -40,6 +40,6 @@ def describe_position(turn: TurnRecord, position: int, template: ChatTemplate) -
 
 
 def _offers(gap: str, tools: list[dict[str, Any]] | None) -> bool:
-    """Whether the template wrote the tools there."""
+    """Returns whether the template wrote the tools into this text."""
     names = [str(tool.get("function", tool).get("name")) for tool in tools or ()]
     return bool(names) and all(name in gap for name in names)

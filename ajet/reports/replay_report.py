@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ajet.core.inference.chat_template import ChatTemplate
 
 UNFINISHED = (EpisodeStatus.TIMEOUT, EpisodeStatus.ABORTED, EpisodeStatus.ENV_ERROR)
-"""Such an episode may have ended within a call, which then left no record."""
+"""Episodes of these statuses may have ended within a call, which then left no record."""
 JUDGED = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
 ALONE = "not compared (the judge sees the whole group, and here one episode)"
 TOKENS_BEFORE, TOKENS_AFTER = 8, 16
@@ -38,8 +38,8 @@ TOKENS_BEFORE, TOKENS_AFTER = 8, 16
 
 @dataclass(frozen=True)
 class CallDifference:
-    """One call that is not as recorded: `what` in one line, and the text on both sides.
-    `completion` is what it was given, if it was."""
+    """One call that differs from the record: `what` says it in one line, `recorded` and `replayed`
+    are the texts on both sides. `completion` is the completion that the call was given, if any."""
 
     call: int
     what: str
@@ -57,18 +57,19 @@ class CallDifference:
 
 @dataclass(frozen=True)
 class ReplayReport:
-    """A replayed episode beside its record."""
+    """Compares a replayed episode with its record."""
 
     record: EpisodeRecord
     trajectory: Trajectory
     engine: ReplayEngine
     template: ChatTemplate
     judges_groups: bool = False
-    """The judge saw the whole group then, and this episode alone now."""
+    """True if the judge sees whole groups: in the run it saw the whole group, in the replay it sees
+    this episode alone."""
 
     @cached_property
     def differences(self) -> list[CallDifference]:
-        """Calls that differ, in their order, then those that were not made."""
+        """The calls that differ, in their order, then the recorded calls that were not made."""
         found = [each for n, call in enumerate(self.engine.calls) for each in self._of(n, call)]
         if not self.engine.stopped:
             found += [CallDifference(n, "recorded, and not made") for n in self.engine.not_made]
@@ -76,7 +77,8 @@ class ReplayReport:
 
     @cached_property
     def other_outcome(self) -> list[str]:
-        """How it ended otherwise; a replay that was stopped has no end of its own."""
+        """Texts that say how the outcome differs. A replay that was stopped has no outcome of its
+        own."""
         if self.engine.stopped:
             return []
         then, now = self.record, self.trajectory
@@ -90,7 +92,7 @@ class ReplayReport:
 
     @property
     def is_judged_alone(self) -> bool:
-        """Whether a judge of groups gave both rewards: they cannot be compared."""
+        """Is true if a judge of groups gave both rewards, which then cannot be compared."""
         if self.engine.stopped or not self.judges_groups:
             return False
         return _is_by_judge(self.record) and _is_by_judge(self.trajectory)
@@ -100,11 +102,11 @@ class ReplayReport:
         return not self.differences and not self.other_outcome
 
     def shown(self) -> RenderableType:
-        """The transcript, marked."""
+        """Returns the transcript with marks at the differences."""
         return transcript(self.trajectory, self._marks())
 
     def summary(self) -> Text:
-        """One line: the same, or where it departs."""
+        """Returns one line: that the replay is the same, or where it differs."""
         return Text(self._said(), style="bold green" if self.is_same else "bold red")
 
     def _said(self) -> str:
@@ -122,7 +124,8 @@ class ReplayReport:
         return f"departs: {'; '.join(parts)}"
 
     def _marks(self) -> dict[int, Text]:
-        """By turn of the replay; a call that left no turn comes after all of them."""
+        """Returns the marks by turn number of the replay. The numbers of calls that left no turn
+        come after all turns."""
         turns = self.trajectory.turns
         numbers = {id(turn.completion): number for number, turn in enumerate(turns)}
         by_turn: dict[int, list[Text]] = {}
@@ -175,8 +178,8 @@ class ReplayReport:
 
 
 def _is_by_judge(episode: EpisodeRecord | Trajectory) -> bool:
-    """Whether the judge was asked, and not the workflow's own reward or that of a malformed reply
-    taken."""
+    """Returns whether the judge gave the reward, and not the workflow itself or the rule for
+    malformed replies."""
     if episode.ended_as == EpisodeStatus.JUDGE_ERROR:
         return True
     return episode.ended_as in JUDGED and "judge" in episode.reward_breakdown

@@ -25,8 +25,9 @@ MAX_OUTPUT_CHARACTERS = 300
 
 
 def transcript(trajectory: Trajectory, marks: Mapping[int, Text] | None = None) -> RenderableType:
-    """The whole episode in a panel titled with its task, status and reward. `marks` stand before
-    the replies of the turns with these numbers, or after the last turn."""
+    """Returns the whole episode in a panel titled with its task, status and reward. `marks` maps
+    turn numbers to texts, which are shown before the turn's reply; numbers after the last turn are
+    shown at the end."""
     rows = Table.grid(padding=(0, 1))
     rows.add_column(no_wrap=True)
     rows.add_column()
@@ -40,7 +41,7 @@ def transcript(trajectory: Trajectory, marks: Mapping[int, Text] | None = None) 
 
 
 def _rows(trajectory: Trajectory, marks: Mapping[int, Text]) -> Iterator[tuple[str, Text]]:
-    """What stands left and right, line by line."""
+    """Yields the rows of the transcript as (role, text)."""
     seen: list[dict[str, Any]] = []
     tools: list[str] = []
     for number, turn in enumerate(trajectory.turns):
@@ -66,7 +67,8 @@ def _tool_names(turn: Turn) -> list[str]:
 
 
 def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Equal for a reader: role, text and the ids of what was called."""
+    """Returns whether two messages look the same to a reader: equal role, text and ids of their
+    calls."""
     return _key(a) == _key(b)
 
 
@@ -96,7 +98,8 @@ def _body(message: dict[str, Any]) -> Text:
 
 
 def _call(call: dict[str, Any]) -> Text:
-    """`→ name(x=1, code=` with text of several lines as it is, below."""
+    """Returns a tool call as text. Arguments of several lines are shown below their name, as they
+    are."""
     function = call.get("function", call)
     arguments = function.get("arguments")
     try:
@@ -120,7 +123,7 @@ def _cut(text: str, limit: int = MAX_CHARACTERS) -> str:
 
 
 def _about(number: int, turn: Turn) -> Text:
-    """One reply's tokens, and what was special about it."""
+    """Returns a line about one reply: its numbers of tokens, and what was special about it."""
     completion = turn.completion
     parts = [
         f"turn {number}",

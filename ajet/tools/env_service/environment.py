@@ -29,15 +29,17 @@ from ajet.tools.env_service.client import TIMEOUT_S, EnvServiceClient, Observati
 
 PASSED = ("metrics", "metrics_agg_mode", "state_key")
 SEEDS = 2**31
-"""Services differ in how large a seed they take."""
+"""Seeds are taken modulo this number, because services differ in how large a seed they accept."""
 
 Result = TypeVar("Result")
 _task_ids: dict[tuple[str, str, str], list[str]] = {}
-"""By address, env_type and split: a service's list does not change within a run."""
+"""Task ids by address, env_type and split. They are cached because a service's list does not change
+within a run."""
 
 
 class ServedEnvironment(Environment):
-    """`training_split` and `validation_split` are the service's names for them."""
+    """Plays an environment that a service runs. `training_split` and `validation_split` are the
+    service's names of the splits."""
 
     def __init__(
         self,
@@ -86,7 +88,8 @@ class ServedEnvironment(Environment):
         return self.observation
 
     def close(self) -> None:
-        """A service that is down keeps the instance; it drops it in its own time."""
+        """Releases the instance and closes the client. A service that cannot be reached keeps the
+        instance until it drops it itself."""
         if self._loop.is_closed():
             return
         try:

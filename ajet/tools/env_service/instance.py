@@ -29,7 +29,8 @@ CLOSE_WAIT_S = 5.0
 
 
 class Instance:
-    """Its calls come from threads, one at a time: a client may send again what it gave up on."""
+    """One live environment. Its calls come from threads; a lock keeps them one at a time, because a
+    client may resend a call that it gave up on."""
 
     def __init__(self, make: Maker, task_id: str) -> None:
         self.task_id = task_id
@@ -42,8 +43,8 @@ class Instance:
         self._name = type(self._environment).__name__
 
     def reset(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """`params.seed` decides the instance, and the task's id where there is none; what stands
-        before the last "-" of the id is the split."""
+        """Resets the environment. `params.seed` decides the instance, or the task's id if there is
+        no seed; the part of the id before its last "-" is the split."""
         seed = params.get("seed")
         seed = derive("env_service", self.task_id) if seed is None else int(seed)
         split = self.task_id.rpartition("-")[0]
@@ -83,7 +84,7 @@ class Instance:
         return {"task_id": self.task_id, "instruction": self._environment.instruction}
 
     def close(self) -> None:
-        """Waits for a step that goes on, but not for one that hangs."""
+        """Closes the environment. It waits a few seconds for a running step, but not longer."""
         is_free = self._lock.acquire(timeout=CLOSE_WAIT_S)
         try:
             self.is_over = True
@@ -94,7 +95,8 @@ class Instance:
 
 
 def _json_part(info: Info) -> Info:
-    """What of it JSON can say: an array for the environment's own use stays here."""
+    """Returns the entries of `info` that JSON can represent; others, such as arrays, are for the
+    environment's own use."""
     return {name: value for name, value in info.items() if _is_json(value)}
 
 

@@ -19,7 +19,7 @@ from ajet.tools.env_service.host import SECTION, EnvServiceHost, environment_hos
 
 
 class EnvServiceReader(BaseTaskReader):
-    """Lists `training_split` and `validation_split`."""
+    """Reads the tasks of `training_split` and `validation_split` from the service."""
 
     def get_training_tasks(self) -> list[Task]:
         split = self.config.ajet.task_reader.env_service.training_split

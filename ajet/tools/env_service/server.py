@@ -43,7 +43,7 @@ class Request(BaseModel):
 
 
 class RequestRefused(Exception):
-    """What the caller did wrong, with its HTTP status."""
+    """The caller's mistake, with its HTTP status."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -51,7 +51,7 @@ class RequestRefused(Exception):
 
 
 class EnvironmentService:
-    """The instances of all environments; every verb of the protocol is a method."""
+    """Holds the instances of all environments; every verb of the protocol is a method."""
 
     def __init__(self, kinds: Mapping[str, Maker], num_tasks: Mapping[str, int]) -> None:
         self._kinds = kinds
@@ -121,7 +121,7 @@ class EnvironmentService:
 
 
 def make_app(kinds: Mapping[str, Maker], num_tasks: Mapping[str, int] = NUM_TASKS) -> FastAPI:
-    """The service as an application of its own; `app.state.service` has the instances."""
+    """Returns the service as a FastAPI application; `app.state.service` holds the instances."""
     from fastapi import FastAPI
     from fastapi.responses import JSONResponse
 
