@@ -19,7 +19,8 @@ SCHEDULES = {
 
 
 def take_schedule(draft: Draft, kind: str, num_steps: str, ratio: str | None = None) -> None:
-    """`kind`, `num_steps` (of the run) and `ratio` (of the last rate) are the system's keys."""
+    """Converts the schedule. `kind`, `num_steps` (of the run) and `ratio` (of the last rate) are
+    the source's keys."""
     if SCHEDULES.get(draft.take(kind), "constant") != "constant" and draft.number(num_steps) < 1:
         reason = f"the learning rate stays constant: a schedule ends with the run, and {num_steps} "
         draft.leave_out(kind, f"{reason}is not set", algorithm=True)

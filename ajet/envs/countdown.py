@@ -33,11 +33,12 @@ _ALLOWED = re.compile(r"[\d+\-*/() ]+", re.ASCII)
 
 
 class NotAnExpression(ValueError):
-    """The text is no arithmetic with + - * / on whole numbers."""
+    """The text is no arithmetic expression with + - * / on whole numbers."""
 
 
 class Countdown(Environment):
-    """`format_reward` is the reward of an expression that uses every number once and misses."""
+    """The game Countdown. `format_reward` is the reward of an expression that uses every number
+    once and misses the target."""
 
     is_quick: ClassVar[bool] = True
 
@@ -109,12 +110,13 @@ class Countdown(Environment):
         return text
 
     def oracle_action(self) -> str:
-        """The expression that the instance was drawn as."""
+        """Returns the expression that the instance was drawn as."""
         return self.solution
 
     def _draw(self, rng: random.Random, split: str | None) -> tuple[str, list[int], int]:
-        """An expression, its numbers and its value. The operators are drawn first and kept while
-        numbers are drawn for them: otherwise division, which seldom fits, were rare."""
+        """Draws an expression, its numbers and its value. The operators are drawn first, and kept
+        while several sets of numbers are tried for them: a division seldom fits, so division would
+        be rare if the operators were drawn anew each time."""
         operators: list[str] = []
         for draw in range(MAX_DRAWS):
             if draw % DRAWS_PER_OPERATORS == 0:
@@ -161,8 +163,8 @@ class Countdown(Environment):
 
 
 def expression(text: str) -> ast.expr:
-    """The text's syntax tree; NotAnExpression for anything but + - * / on whole numbers. A trailing
-    "= 21" is no part of it."""
+    """Returns the text's syntax tree; raises `NotAnExpression` for anything but + - * / on whole
+    numbers. A trailing "= 21" is ignored."""
     text = _CLAIM.sub("", text.translate(_TYPED)).strip()
     if len(text) > MAX_ACTION_LENGTH or not _ALLOWED.fullmatch(text):
         raise NotAnExpression(text[:MAX_ACTION_LENGTH])
@@ -180,7 +182,7 @@ def numbers_of(tree: ast.expr) -> list[int]:
 
 
 def value_of(node: ast.expr, smallest: int | None = None) -> int | None:
-    """None where a division leaves a rest, or a step is below `smallest`."""
+    """Returns the value, or None if a division leaves a rest or a step is below `smallest`."""
     if isinstance(node, ast.Constant):
         assert isinstance(node.value, int)
         return node.value
@@ -216,7 +218,7 @@ def _is_arithmetic(node: ast.AST) -> bool:
 
 
 def _expression_of(rng: random.Random, numbers: list[int], operators: list[str]) -> str:
-    """Two random parts are joined until one is left."""
+    """Joins two random parts with the next operator until one is left."""
     parts = [str(number) for number in numbers]
     for index, each in enumerate(operators):
         left = parts.pop(rng.randrange(len(parts)))

@@ -34,7 +34,7 @@ Rows = tuple[str, ...]
 View = Literal["grid", "letters", "none"]
 
 ACTIONS = ("Left", "Down", "Right", "Up")
-"""In the order of Gymnasium's numbers 0 to 3."""
+"""The actions in the order of Gymnasium's numbers 0 to 3."""
 MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
 NUMBERS = {name.lower(): number for number, name in enumerate(ACTIONS)}
 NAMES = {"S": "ice", "F": "ice", "H": "hole", "G": "goal"}
@@ -43,7 +43,8 @@ PLAYER_ON = {"S": "P", "F": "P", "H": "X", "G": "√"}
 FIXED_MAPS = ("4x4", "8x8")
 MAX_DRAWS = 10_000
 DISCOUNT = 0.999
-"""The oracle's: so near 1 that the chance to arrive counts; the shorter of two sure ways wins."""
+"""The oracle's discount. It is so near 1 that the chance of arriving decides; of two certain ways
+the shorter one wins."""
 
 INVALID_ACTION_TEXT = "That is no action. Answer with one of: Left, Down, Right, Up."
 LEGENDS: dict[View, str] = {
@@ -64,7 +65,7 @@ TILES = {
 
 @dataclass(frozen=True, slots=True)
 class _TileView:
-    """What is known of the player's being on one tile; computed once for a map."""
+    """What is shown when the player is on one tile, computed once for each tile of a map."""
 
     text: str
     state_key: str
@@ -72,8 +73,9 @@ class _TileView:
 
 
 class FrozenLake(Environment):
-    """`p` is the chance that a generated tile is ice; `map` is None, "4x4", "8x8" or rows such as
-    ``["SFF", "FHF", "FFG"]``; `view` draws the grid in symbols, in Gymnasium's letters or not."""
+    """The game FrozenLake. `p` is the chance that a generated tile is ice; `map` is None, "4x4",
+    "8x8" or rows such as ``["SFF", "FHF", "FFG"]``; `view` draws the grid in symbols, in
+    Gymnasium's letters or not at all."""
 
     is_quick = True
 
@@ -170,7 +172,7 @@ def _check(size: int, p: float, view: View, shows_something: bool) -> None:
 
 
 def _fixed_map(given: str | Sequence[str]) -> Rows:
-    """Gymnasium's map of that name, or the rows, checked."""
+    """Returns Gymnasium's map of that name, or the given rows after checking them."""
     if isinstance(given, str):
         from gymnasium.envs.toy_text.frozen_lake import MAPS
 
@@ -189,7 +191,7 @@ def _fixed_map(given: str | Sequence[str]) -> Rows:
 
 
 def _generated_map(size: int, p: float, seed: int, split: str | None) -> Rows:
-    """The first map of the seed's draws that can be crossed and belongs to the split."""
+    """Returns the first map drawn from the seed that can be crossed and belongs to the split."""
     rng = np.random.default_rng(derive(seed, "map"))
     for _ in range(MAX_DRAWS):
         letters = np.where(rng.random((size, size)) < p, "F", "H")
@@ -204,7 +206,7 @@ def _generated_map(size: int, p: float, seed: int, split: str | None) -> Rows:
 
 
 def _can_be_crossed(rows: Rows) -> bool:
-    """Whether each start reaches a goal over ice."""
+    """Returns whether every start reaches a goal over ice."""
     starts = [place for place, letter in _tiles_of(rows) if letter == "S"]
     return bool(starts) and all(_reaches_goal(rows, start) for start in starts)
 
@@ -228,13 +230,14 @@ def _tiles_of(rows: Rows) -> list[tuple[tuple[int, int], str]]:
 
 
 def _letter(rows: Rows, row: int, column: int) -> str | None:
-    """None outside the map."""
+    """Returns the letter of a tile, or None outside the map."""
     inside = 0 <= row < len(rows) and 0 <= column < len(rows[0])
     return rows[row][column] if inside else None
 
 
 def _best_actions(transitions: Mapping[int, Mapping[int, Any]]) -> NDArray[np.intp]:
-    """Value iteration over Gymnasium's table of (chance, next state, reward, terminated)."""
+    """Computes the best action of each state by value iteration over Gymnasium's table of (chance,
+    next state, reward, terminated)."""
     num_states = len(transitions)
     chances = np.zeros((num_states, len(ACTIONS), num_states))
     rewards = np.zeros((num_states, len(ACTIONS)))
@@ -253,7 +256,7 @@ def _best_actions(transitions: Mapping[int, Mapping[int, Any]]) -> NDArray[np.in
 
 
 def _shown(rows: Rows, position: int, view: View, neighbours: bool, place: bool) -> str:
-    """The observation: the parts that are asked for, one below the other."""
+    """Returns the observation: the configured parts, one below the other."""
     symbols = SYMBOLS if view == "grid" else {letter: letter for letter in NAMES}
     parts = [] if view == "none" else list(_with_player(rows, position, symbols, PLAYER_ON))
     row, column = divmod(position, len(rows[0]))

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 lock = threading.Lock()
-"""What they draw from belongs to the whole process."""
+"""Guards the global generators, which belong to the whole process."""
 
 
 class PrivateRandom:
-    """One environment's random state."""
+    """Holds the random state of one environment, for both global generators."""
 
     def __init__(self, seed: int) -> None:
         own = np.random.RandomState(seed % 2**32)

@@ -25,8 +25,9 @@ WHOLE_NUMBER = re.compile(r"(?<![\d.])-?\d{1,9}(?!\.?\d)", re.ASCII)
 
 
 class GuessNumber(Environment):
-    """`show_bounds` says what is still possible; without it, only the last guess's hint is shown,
-    and a memory is needed."""
+    """A game of guessing a number. With `show_bounds` an observation says which numbers are
+    still possible; without it, only the hint for the last guess is shown, and the agent needs a
+    memory."""
 
     is_quick: ClassVar[bool] = True
 
@@ -48,7 +49,7 @@ class GuessNumber(Environment):
         self.observation = ""
 
     def optimal_success(self) -> float:
-        """The share of numbers that the best policy finds."""
+        """Returns the share of numbers that the best policy finds."""
         return min(1.0, (2**self.max_guesses - 1) / (self.high - self.low + 1))
 
     def reset(
@@ -78,11 +79,11 @@ class GuessNumber(Environment):
         return str(rng.randint(*self.bounds))
 
     def oracle_action(self) -> str:
-        """The middle of what is possible."""
+        """Returns the middle of the numbers that are still possible."""
         return str(sum(self.bounds) // 2)
 
     def _guess(self, action: str) -> int | None:
-        """None for text without a number of the game."""
+        """Returns the guess, or None for text without a number of the game."""
         numbers = WHOLE_NUMBER.findall(action)
         guess = int(numbers[-1]) if numbers else None
         return guess if guess is not None and self.low <= guess <= self.high else None
@@ -96,7 +97,7 @@ class GuessNumber(Environment):
         self.bounds = (low, high)
 
     def _refused(self) -> tuple[str, float, bool, bool, Info]:
-        """Nothing happened: no guess is used up."""
+        """Returns the step of an action that is refused: no guess is used up."""
         is_over = not self.num_left
         text = "The game is over." if is_over else self._observation_text(self._form())
         return text, 0.0, is_over, False, self._info(False, is_valid=False)

@@ -33,15 +33,15 @@ from ajet.core.environment.environment import Environment, Frame, Info
 from ajet.core.errors import ConfigError
 
 MAX_NUMBERS = 1024
-"""An observation of more is a picture."""
+"""An observation with more numbers is treated as a picture and refused."""
 
 PASSED = ("metrics", "metrics_agg_mode", "state_key")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
 
 
 class GymnasiumEnvironment(Environment):
-    """`actions` names the discrete actions, in their order; `instruction` replaces the one made
-    here; all else goes to `gymnasium.make`."""
+    """Wraps an environment of Gymnasium. `actions` names the discrete actions, in their order;
+    `instruction` replaces the generated one; all other settings are passed to `gymnasium.make`."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class GymnasiumEnvironment(Environment):
         return f"Write an action: {count} number{'s' if count > 1 else ''}{_range(space)}."
 
     def _read(self, text: str) -> Any:
-        """The action in the environment's own form; None where the text is none."""
+        """Returns the action in the environment's own form, or None if the text is no action."""
         from gymnasium import spaces
 
         space, text = self._env.action_space, text.strip()
@@ -147,7 +147,7 @@ class GymnasiumEnvironment(Environment):
 
 
 def as_text(space: Any, value: Any) -> str:
-    """A value of a space, in words and numbers."""
+    """Returns a value of a space as text."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -207,7 +207,8 @@ def _made(env_id: str, make: Mapping[str, Any]) -> Any:
 
 
 def _kept_info(info: Mapping[str, Any]) -> Info:
-    """What of the environment's `info` an episode keeps. An array in it is not among it."""
+    """Returns the entries of the environment's `info` that an episode keeps; others, such as
+    arrays, are dropped."""
     ours = {name: info[name] for name in PASSED if name in info}
     metrics = {"action_is_valid": True, **dict(ours.get("metrics") or {})}
     for name in ("success", "is_success"):

@@ -59,9 +59,9 @@ TILES = {
 
 
 class Sokoban(Environment):
-    """`dim_room` is height and width with the outer walls; `search_depth` the pulls that a room is
-    made with, so fewer make easier rooms; `room` is None or a room's rows, the same in each
-    episode."""
+    """The game Sokoban. `dim_room` is height and width with the outer walls; `search_depth` is the
+    number of pulls that a room is made with, so fewer make easier rooms; `room` is None, or the
+    rows of a room that every episode uses."""
 
     is_quick = True
     instruction = (
@@ -116,15 +116,15 @@ class Sokoban(Environment):
         return rng.choice(ACTIONS)
 
     def oracle_action(self) -> str | None:
-        """The next move of a shortest solution; None where none is left, or none is found in
-        20,000 states, as in large rooms of many boxes."""
+        """Returns the next move of a shortest solution. It returns None if there is no solution, or
+        if none is found within 20,000 states, as in large rooms with many boxes."""
         if not self._plan:
             here = Room(self.room.layout, frozenset(self._boxes), self._player)
             self._plan = solve(here, MAX_ORACLE_STATES) or ()
         return self._plan[0] if self._plan else None
 
     def _move(self, name: str) -> bool:
-        """Walks or pushes if it can; whether it could."""
+        """Walks or pushes if that is possible, and returns whether it was."""
         room, boxes, offset = self.room, self._boxes, self.room.moves[name]
         ahead, beyond = self._player + offset, self._player + 2 * offset
         if ahead not in room.floor:
@@ -158,7 +158,8 @@ class Sokoban(Environment):
         return text, reward, self._is_solved, is_truncated, info
 
     def _generated(self, seed: int, split: str | None) -> Room:
-        """The first room of the seed's draws that belongs to the split and has come apart."""
+        """Returns the first room drawn from the seed that belongs to the split and has no box on a
+        target."""
         rng = random.Random(derive(seed, "room"))
         for _ in range(MAX_DRAWS):
             solved = solved_room(self._height, self._width, self._num_boxes, rng)

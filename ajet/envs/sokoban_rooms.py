@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 KEEP_PULLING_PROBABILITY = 0.6
-"""The chance that the box just pulled is pulled on, so that boxes come far."""
+"""The chance that the box pulled last is pulled again in the same direction, so that boxes move
+far."""
 KEEP_DIRECTION_PROBABILITY = 0.65
-"""The chance that whoever digs the room goes straight on."""
+"""The chance that digging continues in the same direction."""
 
 SYMBOLS = "#_OX√PS"
 PLAYER_AT = {"_": "P", "O": "S"}
@@ -34,7 +35,7 @@ EMPTIED = {"P": "_", "X": "_", "S": "O", "√": "O"}
 
 @dataclass(frozen=True)
 class Room:
-    """The layout holds walls, floor and targets; boxes and player are tiles' numbers."""
+    """A room. The layout holds walls, floor and targets; `boxes` and `player` are tile numbers."""
 
     layout: str
     boxes: frozenset[int]
@@ -42,7 +43,7 @@ class Room:
 
     @cached_property
     def moves(self) -> Mapping[str, int]:
-        """What each action adds to the number of the player's tile."""
+        """The offset of each action: what it adds to the number of the player's tile."""
         stride = self.layout.index("\n") + 1
         return {"Up": -stride, "Down": stride, "Left": -1, "Right": 1}
 
@@ -56,7 +57,7 @@ class Room:
 
 
 def text_of(layout: str, boxes: Iterable[int], player: int) -> str:
-    """The room as it is shown."""
+    """Returns the room as it is shown."""
     symbols = list(layout)
     for box in boxes:
         symbols[box] = BOX_AT[layout[box]]
@@ -65,7 +66,7 @@ def text_of(layout: str, boxes: Iterable[int], player: int) -> str:
 
 
 def read_room(rows: Sequence[str]) -> Room:
-    """The room that rows of symbols show; a ValueError says what is wrong with them."""
+    """Returns the room that rows of symbols show; raises `ValueError` if they show none."""
     text = "\n".join(rows)
     odd = next((symbol for symbol in text if symbol not in SYMBOLS + "\n"), None)
     if odd is not None:
@@ -83,7 +84,8 @@ def read_room(rows: Sequence[str]) -> Room:
 
 
 def walking_distances(player: int, free: frozenset[int], steps: Iterable[int]) -> dict[int, int]:
-    """Tiles that the player reaches without moving a box, with the number of moves."""
+    """Returns the tiles that the player reaches without moving a box, with their numbers of
+    moves."""
     offsets = tuple(steps)
     distances, queue = {player: 0}, [player]
     for tile in queue:
@@ -95,7 +97,7 @@ def walking_distances(player: int, free: frozenset[int], steps: Iterable[int]) -
 
 
 def solved_room(height: int, width: int, num_boxes: int, rng: random.Random) -> Room | None:
-    """Dug at random, all boxes on targets; None where what was dug is too small for them."""
+    """Digs a random room with all boxes on targets; returns None if it is too small for them."""
     floor = sorted(_dig(height, width, rng))
     if len(floor) <= 2 * num_boxes:
         return None
@@ -107,7 +109,8 @@ def solved_room(height: int, width: int, num_boxes: int, rng: random.Random) -> 
 
 
 def scrambled_room(solved: Room, num_pulls: int, max_moves: int, rng: random.Random) -> Room | None:
-    """A room that `max_moves` moves solve; None where not all boxes came off the targets."""
+    """Returns a room that can be solved in `max_moves` moves, or None if not all boxes came off the
+    targets."""
     starts, stride = sorted(solved.boxes), solved.moves["Down"]
     apart = [
         (_distance(starts, boxes, stride), boxes, player, spare_moves)
@@ -123,7 +126,8 @@ def scrambled_room(solved: Room, num_pulls: int, max_moves: int, rng: random.Ran
 def _pulled_states(
     solved: Room, num_pulls: int, max_moves: int, rng: random.Random
 ) -> Iterator[tuple[list[int], int, int]]:
-    """Boxes in the order of their targets, the player, and what is left of the moves."""
+    """Yields the state after each pull: the boxes in the order of their targets, the player, and
+    the number of moves left."""
     boxes, player, last = sorted(solved.boxes), solved.player, None
     for _ in range(num_pulls):
         free = solved.floor.difference(boxes)
@@ -143,7 +147,8 @@ def _pulled_states(
 def _pulls(
     boxes: Sequence[int], reach: Iterable[int], free: frozenset[int], offsets: Iterable[int]
 ) -> list[tuple[int, int]]:
-    """Which box can be pulled which way: the player stands before it and steps back."""
+    """Returns all possible pulls as (box number, direction). The player stands next to the box and
+    steps back."""
     ways = tuple(offsets)
     return [
         (number, way)
@@ -162,7 +167,7 @@ def _chosen(
 
 
 def _distance(starts: Sequence[int], boxes: Sequence[int], stride: int) -> int:
-    """How far the boxes are from where they began, over all of them."""
+    """Returns the sum of the boxes' Manhattan distances from their starts."""
     total = 0
     for start, box in zip(starts, boxes, strict=True):
         (y, x), (to_y, to_x) = divmod(start, stride), divmod(box, stride)
@@ -173,14 +178,15 @@ def _distance(starts: Sequence[int], boxes: Sequence[int], stride: int) -> int:
 def _with_random_player(
     room: Room, boxes: frozenset[int], player: int, spare_moves: int, rng: random.Random
 ) -> Room:
-    """Else the player would always stand ready to push."""
+    """Returns the room with the player on a random reachable tile; otherwise the player would
+    always stand ready to push."""
     reach = walking_distances(player, room.floor - boxes, room.moves.values())
     near = sorted(tile for tile, distance in reach.items() if distance <= spare_moves)
     return Room(room.layout, boxes, rng.choice(near))
 
 
 def _dig(height: int, width: int, rng: random.Random) -> set[tuple[int, int]]:
-    """The floor that a wanderer leaves behind: one connected room within the outer wall."""
+    """Returns the tiles that a random walk digs: one connected room within the outer wall."""
     y, x = rng.randrange(1, height - 1), rng.randrange(1, width - 1)
     directions = ((0, 1), (1, 0), (0, -1), (-1, 0))
     down, right = rng.choice(directions)
@@ -196,5 +202,5 @@ def _dig(height: int, width: int, rng: random.Random) -> set[tuple[int, int]]:
 
 
 def _within(place: int, length: int) -> int:
-    """The nearest one inside the outer wall."""
+    """Returns the nearest coordinate inside the outer wall."""
     return min(max(place, 1), length - 2)

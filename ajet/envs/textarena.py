@@ -33,7 +33,7 @@ SEVERAL_PLAYERS += ("MinimalMultiPlayerState",)
 
 
 class TextArenaEnvironment(Environment):
-    """`env_id` as textarena registers it."""
+    """Wraps a game of textarena; `env_id` is the id under which textarena registers it."""
 
     def __init__(self, env_id: str, **settings: Any) -> None:
         require_package("textarena", extra="textarena", wanted_by=f"textarena:{env_id}")
@@ -82,7 +82,8 @@ class TextArenaEnvironment(Environment):
         return "\n".join([*map(str, texts), *([reason] if reason else [])]).strip()
 
     def _shows_history(self) -> bool:
-        """Whether the package would repeat the whole game at every step, or has no wrapper."""
+        """Returns whether the package's own observation would repeat the whole game at every step,
+        or there is no observation wrapper."""
         from textarena.core import ObservationWrapper, Wrapper
         from textarena.wrappers import LLMObservationWrapper
 
@@ -94,20 +95,22 @@ class TextArenaEnvironment(Environment):
         return True
 
     def _outcome(self) -> tuple[float, bool]:
-        """A reward, and whether the action was refused. Some games put the reason of a refusal
-        where its reward belongs: that is none."""
+        """Returns the reward, and whether the action was refused. Some games put the reason of a
+        refusal where the reward belongs; that counts as no reward."""
         rewards, info = self._game.close()
         reward = (rewards or {}).get(PLAYER, 0.0)
         is_reason = isinstance(reward, str)
         return 0.0 if is_reason else float(reward), bool(info[PLAYER].get("invalid_move"))
 
     def _was_refused(self) -> bool:
-        """The count of errors in a row, which a valid move sets to 0."""
+        """Returns whether the last action was refused. The game counts errors in a row, and a valid
+        move sets the count to 0."""
         return bool(getattr(self._bare.state, "error_count", 0))
 
 
 def _made(env_id: str, settings: Mapping[str, Any]) -> Any:
-    """The game; textarena's module files are imported, and some are broken or need a network."""
+    """Returns the game. Making it imports the game's module, which may be broken or need a
+    network."""
     import textarena
     from textarena.envs.registration import ENV_REGISTRY
 

@@ -26,7 +26,8 @@ ARITHMETIC_SIZES = {"train": 4096, "test": 512}
 
 @dataclass(frozen=True)
 class DataRecipe:
-    """Which data, how many rows of each split (None: all), and columns that every row gets."""
+    """Says which data set to write, how many rows of each split (None: all), and which columns
+    every row gets."""
 
     name: DataName
     source: Path | None = None
@@ -35,7 +36,7 @@ class DataRecipe:
     columns: dict[str, str] = field(default_factory=dict)
 
     def rows(self, split: str) -> list[dict[str, Any]]:
-        """One split in the unified form."""
+        """Returns one split in the unified form."""
         size = self.sizes.get(split)
         if self.name == "arithmetic":
             made = itertools.islice(
@@ -81,7 +82,7 @@ class DataRecipe:
 def write_splits(
     recipe: DataRecipe, out: Path, form: Literal["jsonl", "parquet"]
 ) -> dict[Path, int]:
-    """Writes train and test, and gives each file with its number of rows."""
+    """Writes train and test, and returns the number of rows of each file."""
     _refuse_second_file(out, form)
     rows = {out / f"{split}.{form}": recipe.rows(split) for split in SPLITS}
     try:
@@ -94,7 +95,8 @@ def write_splits(
 
 
 def _refuse_second_file(out: Path, form: str) -> None:
-    """A split that lies in `out` in another file would then be there twice."""
+    """Raises `DataError` if `out` has a split in another file, because a reader would then find it
+    twice."""
     for split in SPLITS:
         for file in splits_of(out).get(split, []):
             if file != out / f"{split}.{form}":

@@ -36,7 +36,7 @@ class DeduplicationSettings(Protocol):
 
 
 class Deduplicator:
-    """Remembers the texts that it kept."""
+    """Finds texts that are unlike all texts before, and remembers them."""
 
     def __init__(self, settings: DeduplicationSettings) -> None:
         self._threshold = settings.similarity_threshold
@@ -47,7 +47,8 @@ class Deduplicator:
         return self._measure.name
 
     def novel_indices(self, texts: Sequence[str]) -> list[int]:
-        """The places of those that are unlike every text kept before, here or earlier."""
+        """Returns the indices of the texts that are unlike every text kept before, in this call or
+        an earlier one."""
         self._measure.prepare(texts)
         return [
             index
@@ -57,7 +58,7 @@ class Deduplicator:
 
 
 class TrigramSimilarity:
-    """Jaccard over pieces of characters."""
+    """Measures similarity as the Jaccard index of the texts' character trigrams."""
 
     name = "pieces of three characters"
 
@@ -65,7 +66,7 @@ class TrigramSimilarity:
         self._known: list[set[str]] = []
 
     def prepare(self, texts: Sequence[str]) -> None:
-        """Nothing is to be fetched."""
+        """Does nothing, because nothing has to be fetched."""
 
     def add_unless_alike(self, text: str, threshold: float) -> bool:
         trigrams = trigrams_of(text)
@@ -76,7 +77,8 @@ class TrigramSimilarity:
 
 
 class Embeddings:
-    """Cosine of vectors; those of one text are asked for once, and kept in `db_path` if given."""
+    """Measures similarity as the cosine of embeddings. A text's embedding is requested once, and
+    stored in `db_path` if that is given."""
 
     def __init__(self, settings: DeduplicationSettings) -> None:
         from ajet.core.inference.reply_cache import ReplyCache
@@ -135,13 +137,14 @@ class Embeddings:
 
 
 def trigrams_of(text: str) -> set[str]:
-    """All runs of three characters; a shorter text is one piece."""
+    """Returns all runs of three characters; a shorter text is one run."""
     text = _plain(text)
     return {text[at : at + TRIGRAM_LENGTH] for at in range(max(1, len(text) - TRIGRAM_LENGTH + 1))}
 
 
 def jaccard(one: set[str], other: set[str], threshold: float = 0.0) -> float:
-    """Common pieces over all pieces; 0 at once where the sizes alone forbid the threshold."""
+    """Returns the number of common trigrams over the number of all. It returns 0 early if the sizes
+    alone rule out the threshold."""
     small, large = sorted((len(one), len(other)))
     if small < threshold * large:
         return 0.0

@@ -41,11 +41,11 @@ FIRST_TRAINING = 1500
 NO_BOUND = 1_000_000.0
 DEFAULT_PRICE = 100.0
 _lock = threading.Lock()
-"""A catalogue is read once, however many environments ask for it at the same time."""
+"""Makes environments that start at the same time read a catalogue once."""
 
 
 class Catalogue:
-    """Products by asin, a search over them, and the goals of each split."""
+    """Holds products by asin, a search index over them, and the goals of each split."""
 
     def __init__(self, products: Sequence[Product], goals: Sequence[Goal]) -> None:
         self.products = {each.asin: each for each in products}
@@ -54,7 +54,7 @@ class Catalogue:
         random.Random(ORDER_SEED).shuffle(self.goals)
 
     def split(self, name: str | None) -> list[Goal]:
-        """All goals for None."""
+        """Returns the goals of a split, or all goals for None."""
         is_large = len(self.goals) >= MANY_GOALS
         num_validation = NUM_VALIDATION if is_large else len(self.goals) // 5
         if name == "validation":
@@ -66,7 +66,8 @@ class Catalogue:
 def catalogue_of(
     products: str | None, attributes: str | None, goals: str | None, num_products: int | None
 ) -> Catalogue:
-    """The one of these files, read once a process; that of our own making without files."""
+    """Returns the catalogue of these files, which are read once in a process; without files, the
+    generated one."""
     if products is None:
         if attributes or goals:
             raise ConfigError("webshop: env_config.attributes and goals need env_config.products")
@@ -106,8 +107,9 @@ def _read(products: str, attributes: str, goals: str | None, num_products: int |
 
 
 def with_price_bounds(goals: Iterator[Goal], products: Sequence[Product]) -> list[Goal]:
-    """Each goal once, with one of the next four tens above its product's price, but for the
-    first of them; a product dearer than all has none."""
+    """Returns each goal once, with a price bound: one of the next four multiples of ten above its
+    product's price, but never the lowest of them. A product dearer than all multiples gets no
+    bound."""
     prices = {each.asin: each.price for each in products}
     bounded = {}
     for goal in goals:
@@ -124,7 +126,7 @@ def with_price_bounds(goals: Iterator[Goal], products: Sequence[Product]) -> lis
 
 
 def _products(rows: list[dict[str, Any]], known: Mapping[str, Any]) -> Iterator[Product]:
-    """Those with an asin of ten characters at most, each once."""
+    """Yields each product once; those whose asin is longer than ten characters are left out."""
     seen = set()
     for row in rows:
         asin = row["asin"]
@@ -160,7 +162,7 @@ def _options(given: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _price(asin: str, pricing: str | None) -> tuple[float, str]:
-    """The price and how the shop shows it: "$12.5", or "$10.0 to $20.0"."""
+    """Returns the price and how the shop shows it: "$12.5", or "$10.0 to $20.0"."""
     found = [re.sub(r"[^\d.]", "", part) for part in (pricing or "").split("$")[1:]]
     prices = [float(part) for part in found if part.strip(".")]
     if not prices:
@@ -184,7 +186,7 @@ def _human_goals(sold: Sequence[Product], human: Mapping[str, Any]) -> Iterator[
 
 
 def _synthetic_goals(sold: Sequence[Product], known: Mapping[str, Any]) -> Iterator[Goal]:
-    """One for each choice of all options."""
+    """Yields one goal for each combination of a product's options."""
     for each in sold:
         told = known.get(each.asin) or {}
         if not told.get("instruction"):

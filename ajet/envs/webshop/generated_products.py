@@ -80,7 +80,8 @@ KINDS: tuple[tuple[str, str, tuple[str, ...], str, str, tuple[int, int]], ...] =
     ("rice crackers", "Grocery › Snacks › Crackers", FOOD, "flavor", "packs", (4, 25)),
     ("energy bars", "Grocery › Breakfast › Bars", FOOD, "flavor", "packs", (8, 45)),
 )
-"""What it is filed under, its place, its attributes, its first option, its sizes, its prices."""
+"""Each kind: its name, its category path, its pool of attributes, its first option, its sizes, and
+its range of prices."""
 
 CHOICES = {"color": HUES, "scent": SCENTS, "flavor": FLAVOURS}
 BRANDS = ("Halden", "Morrow", "Tessaly", "Quillon", "Aberwick", "Norrland", "Pemby", "Solvane")
@@ -96,7 +97,8 @@ def generated_products() -> list[Product]:
 
 
 def generated_goals(products: Sequence[Product]) -> Iterator[Goal]:
-    """Each asks for one to three attributes and up to two options of its product."""
+    """Yields goals that each ask for one to three attributes and up to two options of their
+    product."""
     for each in products:
         rng = random.Random(derive("webshop", "goals", each.asin))
         for _ in range(GOALS_PER_PRODUCT):
@@ -140,6 +142,6 @@ def _product(
 
 
 def _some(rng: random.Random, values: tuple[str, ...]) -> tuple[str, ...]:
-    """Three of them, in their order."""
+    """Returns three of the values, in their order."""
     kept = set(rng.sample(values, 3))
     return tuple(value for value in values if value in kept)

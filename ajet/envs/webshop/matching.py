@@ -29,12 +29,14 @@ COLOURS = tuple(_COLOURS.split())
 
 
 def token_set_ratio(one: str, other: str) -> int:
-    """100 where all words of one are in the other; order and repetition do not matter."""
+    """Returns how alike two texts are, from 0 to 100. It is 100 if all words of one are in the
+    other; order and repetition do not matter."""
     return _set_ratio(frozenset(_words(one)), frozenset(_words(other)))
 
 
 def colour_of(option: str) -> str:
-    """The first colour in the list that the option names; the option itself where it names none."""
+    """Returns the first colour in the list that the option names, or the option itself if it names
+    none."""
     option = option.lower()
     return next((colour for colour in COLOURS if colour in option), option)
 
@@ -64,7 +66,7 @@ def _ratio(one: str, other: str) -> int:
 
 
 def _common_length(one: str, other: str) -> int:
-    """Of the longest common subsequence."""
+    """Returns the length of the longest common subsequence."""
     row = [0] * (len(other) + 1)
     for letter in one:
         before = 0

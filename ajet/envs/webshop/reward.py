@@ -34,7 +34,8 @@ NO_ASKED_WORDS_SCORE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Purchase:
-    """A reward and what it is made of; the shares of what was asked for."""
+    """The reward of a purchase, and the shares of the requested attributes and options that were
+    met."""
 
     reward: float
     type_score: float
@@ -44,7 +45,8 @@ class Purchase:
 
 
 def purchase(bought: Product, options: Mapping[str, str], goal: Goal, asked: Product) -> Purchase:
-    """`asked` is the product that the goal was written for, `options` what was chosen by name."""
+    """Returns the result of buying `bought`. `asked` is the product that the goal was written for,
+    `options` are the chosen values by name."""
     type_score = type_reward(bought, asked)
     attributes = num_attributes_met(bought, goal.attributes)
     chosen = num_options_met(bought, options, goal.options)
@@ -71,7 +73,8 @@ def type_reward(bought: Product, asked: Product) -> float:
 
 
 def title_score(bought: str, asked: str) -> float:
-    """The share of the asked title's words (each as often as it stands there) that are found."""
+    """Returns the share of the requested title's words, counted with repetition, that the bought
+    title has."""
     words = title_words(asked)
     if not words:
         return NO_ASKED_WORDS_SCORE

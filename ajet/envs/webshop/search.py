@@ -27,7 +27,8 @@ _TERM = re.compile(r"[a-z0-9]+")
 
 
 class SearchIndex:
-    """By term: which products have it, and how much that says for each of them."""
+    """An inverted index. For each term it holds the products that contain it, with their BM25
+    weights."""
 
     def __init__(self, products: Sequence[Product]) -> None:
         self.products = products
@@ -43,7 +44,7 @@ class SearchIndex:
         }
 
     def best(self, query: str, num: int) -> list[Product]:
-        """At most `num` products that have a word of the query."""
+        """Returns at most `num` products that have a word of the query, the best first."""
         scores = np.zeros(len(self.products))
         for term in terms_of(query):
             if term in self._postings:

@@ -44,10 +44,10 @@ _ACTION = re.compile(r"\s*(search|click)\s*\[(.+)\]\s*", re.IGNORECASE | re.DOTA
 
 
 class WebShop(Environment):
-    """`products`, `attributes` and `goals` are WebShop's files items_shuffle.json,
-    items_ins_v2.json and items_human_ins.json (without goals: those of items_ins_v2.json);
-    `num_products` takes the first so many. `show_actions` writes under each page what was chosen
-    and what can be done."""
+    """The shop as an environment. `products`, `attributes` and `goals` are WebShop's files
+    items_shuffle.json, items_ins_v2.json and items_human_ins.json (without goals, those of
+    items_ins_v2.json are used); `num_products` limits the number of products. `show_actions` adds
+    the chosen options and the possible actions to each page."""
 
     instruction = (
         "You are in a shop. Buy the product that the instruction describes. "
@@ -118,8 +118,8 @@ class WebShop(Environment):
         return f"search[{' '.join(rng.sample(words, min(3, len(words))))}]"
 
     def oracle_action(self) -> str | None:
-        """Looks for the goal's product by its title, chooses the options and buys it; None where
-        the search does not find it."""
+        """Searches for the goal's product by its title, chooses the options and buys it. It returns
+        None if the search does not find the product."""
         state, asked = self._state, self._asked
         if state.product is None:
             return self._action_towards(asked)
@@ -185,13 +185,14 @@ class WebShop(Environment):
 
 
 def _parsed(action: str) -> tuple[str, str]:
-    """("", "") for text that is no action."""
+    """Returns the verb and its argument, or ("", "") for text that is no action."""
     found = _ACTION.fullmatch(action)
     return (found[1].lower(), found[2].strip().lower()) if found else ("", "")
 
 
 def _wanted(values: tuple[str, ...], asked: tuple[str, ...]) -> str | None:
-    """The value of an option that the goal asks for; None where it asks for none of them."""
+    """Returns the value of an option that the goal asks for, or None if it asks for none of
+    them."""
     exact = next((value for value in values if value in asked), None)
     alike = [value for value in values for each in asked if token_set_ratio(value, each) > ALIKE]
     return exact if exact is not None else next(iter(alike), None)

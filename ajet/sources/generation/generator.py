@@ -44,14 +44,14 @@ _DECODER = json.JSONDecoder()
 
 
 class Chat(Protocol):
-    """What is needed of a `ChatClient`."""
+    """The part of `ChatClient` that a generator needs."""
 
     async def complete(self, messages: Sequence[dict[str, Any]], **sampling: Any) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedTask:
-    """One task, and where it comes from."""
+    """One generated task, and the chunk that it was made from."""
 
     question: str
     answer: str
@@ -60,7 +60,7 @@ class GeneratedTask:
 
 @dataclass
 class Generator:
-    """Makes `num_tasks` tasks; `dropped` counts what was not kept and why."""
+    """Generates `num_tasks` tasks. `dropped` counts what was not used, by reason."""
 
     client: Chat
     chunks: Sequence[DocumentChunk]
@@ -73,7 +73,7 @@ class Generator:
     dropped: Counter[str] = field(default_factory=Counter)
 
     async def make(self) -> list[GeneratedTask]:
-        """The tasks, fewer than asked for when the rounds are used up."""
+        """Returns the tasks; they are fewer than `num_tasks` if the rounds are used up."""
         made: list[GeneratedTask] = []
         if self.deduplicator is not None:
             self.deduplicator.novel_indices(self.examples)  # nothing shall be like them
@@ -92,7 +92,8 @@ class Generator:
         return made
 
     async def _round(self, calls: range, made: Sequence[GeneratedTask]) -> list[GeneratedTask]:
-        """ChatError when no call of the round was answered: the model cannot be reached."""
+        """Returns the tasks of one round of calls; raises `ChatError` if no call was answered,
+        because the model cannot be reached then."""
         results = await asyncio.gather(
             *(self._call(call, made) for call in calls), return_exceptions=True
         )
@@ -145,7 +146,8 @@ class Generator:
 
 
 def parse_reply(reply: str) -> list[tuple[str, str]]:
-    """The questions with their answers; what is no such pair is left out."""
+    """Returns the reply's pairs of question and answer; objects that are no such pair are left
+    out."""
     pairs = [(item.get("question"), item.get("answer")) for item in _objects(reply)]
     return [
         (question.strip(), str(answer).strip())
@@ -158,7 +160,7 @@ def parse_reply(reply: str) -> list[tuple[str, str]]:
 
 
 def _objects(reply: str) -> list[dict[str, Any]]:
-    """Those of the first JSON list of objects, whatever is written around it."""
+    """Returns the objects of the first JSON list of objects, whatever is written around it."""
     for bracket in islice(re.finditer(r"\[", reply), MAX_BRACKETS):
         try:
             items, _ = _DECODER.raw_decode(reply, bracket.start())

@@ -38,7 +38,7 @@ TIMEOUT_S = 600.0
 
 
 class DataGenerationReader(BaseTaskReader):
-    """Makes the training tasks, or reads those that were made."""
+    """Generates the training tasks, or reads those that were generated before."""
 
     def get_training_tasks(self) -> list[Task]:
         examples = self._examples.get_training_tasks() if self._examples else []
@@ -67,7 +67,7 @@ class DataGenerationReader(BaseTaskReader):
 
     @cached_property
     def _examples(self) -> BaseTaskReader | None:
-        """The query_reader, as a reader of a config of its own."""
+        """The query_reader, as a reader with a config of its own."""
         query = self._section.query_reader
         if query.type is None:
             return None
@@ -128,7 +128,8 @@ class DataGenerationReader(BaseTaskReader):
         return [_row(task) for task in made]
 
     def _tell(self, generator: Generator, num_made: int) -> None:
-        """Never silently fewer than were asked for."""
+        """Logs how many tasks were generated, with a warning if they are fewer than configured;
+        raises `DataError` if there are none."""
         dropped = ", ".join(f"{count} {why}" for why, count in generator.dropped.items() if count)
         told = f"{num_made} of {generator.num_tasks} tasks" + (f" ({dropped})" if dropped else "")
         if not num_made:

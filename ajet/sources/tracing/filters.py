@@ -38,7 +38,8 @@ Predicate = Callable[[Conversation], bool]
 def apply_filters(
     conversations: Sequence[Conversation], filters: Sequence[tuple[str, Section]]
 ) -> tuple[list[Conversation], Counter[str]]:
-    """Those that pass all filters, in their order, and how many each filter dropped."""
+    """Returns the conversations that pass all filters, in their order, and how many each filter
+    dropped."""
     kept, dropped = list(conversations), Counter[str]()
     for name, params in filters:
         if isinstance(params, DeduplicationParams):
@@ -53,12 +54,12 @@ def apply_filters(
 
 
 def make_predicate(name: str, params: Section) -> Predicate:
-    """The test that a filter of this name makes of one conversation."""
+    """Returns the test that the named filter applies to one conversation."""
     return partial(PREDICATES[name], params)
 
 
 def _has_score(params: ScoreParams, each: Conversation) -> bool:
-    """Whether a score is in the range, the named one or any."""
+    """Returns whether a score is in the range: the named one, or any if no name is given."""
     low = -math.inf if params.min is None else params.min
     high = math.inf if params.max is None else params.max
     names = each.scores if params.name is None else [params.name]

@@ -40,7 +40,7 @@ SQLITE_HEAD = b"SQLite format 3\x00"
 
 
 class TracingReader(BaseTaskReader):
-    """Reads the source once; both splits are parts of what it gave."""
+    """Reads the source once and divides its conversations into both splits."""
 
     def get_training_tasks(self) -> list[Task]:
         rows = [each.row() for each in self._split[0]]
@@ -53,7 +53,8 @@ class TracingReader(BaseTaskReader):
 
     @cached_property
     def _split(self) -> tuple[list[Conversation], list[Conversation]]:
-        """Training and validation; which is which follows from the ids."""
+        """The training and the validation conversations. Which conversation is held out follows
+        from the ids."""
         kept = self._selected()
         by_draw = sorted(kept, key=lambda each: _draw(each.task_id))
         num_held_out = int(len(kept) * self.config.ajet.task_reader.tracing.validation_fraction)
@@ -114,7 +115,8 @@ def _spans_of_file(path: Path) -> list[Span]:
 
 
 def _draw(task_id: str) -> str:
-    """A fixed draw for each task, whichever others there are."""
+    """Returns a hash that orders the task in the draw of held-out tasks, whichever other tasks
+    there are."""
     return hashlib.sha256(f"held out/{task_id}".encode()).hexdigest()
 
 

@@ -27,7 +27,7 @@ PAGE = 200
 
 
 def read_sqlite(path: Path) -> tuple[list[Conversation], int]:
-    """The conversations, and how many records have none."""
+    """Returns the conversations, and how many records have none."""
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
             database.row_factory = sqlite3.Row
@@ -62,7 +62,7 @@ def _episode_conversations(path: Path) -> Iterator[Conversation | None]:
 
 
 def _all_rows(reader: EpisodeReader) -> Iterator[EpisodeRow]:
-    """Newest first."""
+    """Yields all rows, newest first."""
     page = reader.list(limit=PAGE)
     while page:
         yield from page
