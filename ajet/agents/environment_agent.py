@@ -7,10 +7,10 @@
     or none   the environment is not stepped; one line says what is missing; format_penalty
 
 `metadata["ended_by"]` says why it stopped: `terminated` or `truncated` by the environment,
-`max_steps` (replies without an action count), or `token_limit` (a limit of the run's cut it, and so
-is the episode's status). The episode's reward is the sum of its steps'.
+`max_steps` (replies without an action count), or `token_limit` (a token limit of the run was
+reached; the episode's status says the same). The episode's reward is the sum of its steps'.
 
-`metadata["trace"]` has the actions with their rewards. Not covered: what each agent shows of
+`metadata["trace"]` has the actions with their rewards. Not covered: how much each agent shows of
 earlier steps (traj_env_agent.py, step_env_agent.py), and where calls run (environment/live.py).
 """
 

@@ -1,6 +1,6 @@
-"""All that the config says of one tag's episodes, read once.
+"""Reads all settings of one tag's episodes from the config, once.
 
-    ajet.environment.custom_envs.FrozenLake4  +  train_env_manager  ->  Setting
+    ajet.environment.custom_envs.FrozenLake4  +  train_env_manager  ->  EnvironmentSettings
 
 Not covered: reading the YAML (core/config/environment.py), and playing (environment_agent.py).
 """

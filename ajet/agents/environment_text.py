@@ -1,10 +1,11 @@
-"""What a model is told of its environment, and where its reply says what to do.
+"""Checks the templates of an environment's prompts, and finds the action in a reply.
 
     template   "{observation}\\nReply as {answer_form}."  ->  "You are at 3.\\nReply as <answer>…"
     reply      "<answer>Up</answer> no, <answer>Left</answer>"  ->  "Left"
-    reply      "I go left."                               ->  None: MISSING tells what is missing
+    reply      "I go left."                               ->  None: MISSING_ACTION_TEXT is shown
 
-Not covered: which actions the environment knows, patterns that take long (nothing interrupts one).
+Not covered: which actions the environment knows; patterns that take long (they are not
+interrupted).
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""The pictures of one validation episode, where `ajet.environment.render_save_dir` asks for them.
+"""Records the pictures of one validation episode if `ajet.environment.render_save_dir` is set.
 
-    album = album_for(config, workflow_task)      # None: this episode is not drawn
-    await album.add(environment, observation)     # after the reset, and after each step
-    await album.save()                            # drawn and written in a thread
+    recorder = frame_recorder_for(config, workflow_task)      # None: this episode is not recorded
+    await recorder.add(environment, observation)     # after the reset, and after each step
+    await recorder.save()                            # drawn and written in a thread
 
-An environment that cannot draw itself, or fails at it, is shown as what it told the model; that is
-said once. Nothing here costs an episode its reward. Not covered: drawing (environment/frames.py).
+For an environment that cannot draw itself, or fails at it, the observation's text is drawn instead,
+and one warning is logged. An error here never fails the episode. Not covered: drawing
+(environment/frames.py).
 """
 
 from __future__ import annotations

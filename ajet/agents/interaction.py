@@ -1,12 +1,12 @@
-"""What a user writes for a simulated user, who answers when the agent has said its piece.
+"""The base class of simulated users, which answer when the agent replies without a tool call.
 
     start_interaction      an episode begins; the row's `extra_info.interaction_kwargs` reach it
     generate_response      -> (is it over, what the user says, reward of the turn, metadata)
     calculate_score        the episode has ended: its reward, None for none
     finalize_interaction   always, at the very end
 
-The names are verl's. One object serves the whole run: what belongs to an episode is kept by
-`instance_id`. A user who thinks with a model asks that model by its own client: those calls are no
+The names are verl's. One object serves the whole run, so the state of an episode must be stored by
+`instance_id`. A simulated user that uses a model calls it with its own client: those calls are no
 part of the episode, and are not trained.
 """
 

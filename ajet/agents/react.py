@@ -1,12 +1,12 @@
-"""`react_agent`: reason, call tools, answer, as a LangGraph graph.
+"""`react_agent` reasons, calls tools and answers, as a LangGraph graph.
 
     class Adder(ReactAgent):
         tools = [add]                        # functions or LangChain tools
         system_prompt = "You add numbers."
         max_turns = 5
 
-LangChain's `create_agent` makes the graph; override `build_graph(model)` for another one. A tool
-that raises answers with its error, and the agent goes on. The calls of one reply run at once.
+LangChain's `create_agent` makes the graph; override `build_graph(model)` for another one. The error
+of a tool becomes its answer, and the agent goes on. The calls of one reply run concurrently.
 
 Not covered: tools named in the config (see `tool_agent`).
 """

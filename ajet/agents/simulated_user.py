@@ -1,4 +1,4 @@
-"""The simulated users of a run, from the file that `interaction_config_path` names.
+"""Loads the simulated users of a run from the file that `interaction_config_path` names.
 
     interaction:
       - name: examiner                                  # a row's interaction_kwargs.name chooses

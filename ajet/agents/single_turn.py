@@ -1,4 +1,4 @@
-"""`single_turn_agent`: the task's messages, one reply. What runs when nothing else is named.
+"""`single_turn_agent` asks the model once. It is the default agent.
 
     system prompt, init_messages, main_query  ->  model  ->  metadata["final_answer"]
 

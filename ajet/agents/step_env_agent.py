@@ -1,9 +1,9 @@
-"""`step_env_agent`: plays an environment, each step shown alone, with a window on earlier ones.
+"""`step_env_agent` plays an environment; each prompt shows one step and a window of earlier ones.
 
     system, user: steps 3 and 4, what is seen now  ->  reply 5        a timeline a step (GiGPO)
 
-The window has `history_length` steps, each with what was seen and done. Not covered: a memory that
-the model writes itself.
+The window has `history_length` steps, each with its observation and action. Not covered: a memory
+that the model writes itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`tool_agent`: the model calls tools until it answers, or a limit is reached.
+"""`tool_agent` lets the model call tools until it answers, or a limit is reached.
 
     messages ─► model ─► reply with calls ─► all of them run at the same time ─► answers, in order
        ▲                 reply without ────► final answer (the simulated user replies, if there is
@@ -6,20 +6,20 @@
 
 `metadata["ended_by"]` says why it stopped:
 
-    answer                 a reply without calls, and nobody to answer it
-    interaction            the simulated user has heard enough
+    answer                 a reply without calls, and there is no simulated user
+    interaction            the simulated user ended the conversation
     max_assistant_turns    the last reply allowed asked for tools, or for the user
-    max_user_turns         the simulated user has no answer left
+    max_user_turns         the simulated user has used up its turns
     max_consecutive_invalid_calls    so many replies in a row had no call that could be run
-    truncated              a limit of the run's (tokens, `max_steps`): so is the episode's status
+    truncated              a limit of the run (tokens, `max_steps`); the status says so too
 
 A call of an unknown tool or with arguments against the schema, one beyond `max_parallel_calls` in a
-reply or beyond `max_tool_calls`, is not run: an error is its answer. One that cannot be read at all
-is answered by a user's message. verl drops the calls beyond `max_parallel_calls` and says nothing.
+reply or beyond `max_tool_calls`, is not run: its answer is an error. A call that cannot be parsed
+is answered by a user message. verl silently drops the calls beyond `max_parallel_calls`.
 
-The reward is the judge's. Where none is configured it is what the tools give (`calc_reward`) and
-the simulated user (`calculate_score`), added up; None when nobody gives anything. A `release` or a
-`finalize_interaction` that fails is counted (`failed_ends`) and takes nothing from the episode.
+The judge gives the reward. Without a judge it is the sum of the tools' rewards (`calc_reward`) and
+the simulated user's (`calculate_score`), or None if there are none. A `release` or a
+`finalize_interaction` that fails is counted (`failed_ends`) and does not fail the episode.
 
 Not covered: `tool_choice`; answers of tools that are not text.
 """

@@ -1,8 +1,8 @@
-"""`traj_env_agent`: plays an environment with the whole conversation in its prompt (StarPO).
+"""`traj_env_agent` plays an environment with the whole conversation in its prompt (StarPO).
 
-    system, user 1, reply 1, user 2, reply 2, …        only ever longer: one timeline an episode
+    system, user 1, reply 1, user 2, reply 2, …        only appended to: one timeline an episode
 
-Not covered: prompts that would outgrow the context (see step_env_agent.py).
+Not covered: conversations longer than the context (see step_env_agent.py).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""AgentJet's own YAML: nearly ours. Keys that moved are renamed, what is refused here is left out.
+"""Converts AgentJet's YAML. Keys that moved are renamed; keys that ajet refuses are left out.
 
     trainer_common.trinity_only__n_vllm_engine      rollout.n_vllm_engine
     lora.lora_rank                                  trainer_common.lora.rank
     frozen_lake: {…}                                a section of the user's own stays
 
-A config that is ours already comes out with the same values. Not covered: keys of verl's that an
-AgentJet YAML may hold beside `ajet:` (`ajet convert --from verl` knows them).
+A config of ajet keeps its values. Not covered: keys of verl that an AgentJet YAML may hold beside
+`ajet:` (`ajet convert --from verl` knows them).
 """
 
 from typing import Any

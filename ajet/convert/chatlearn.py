@@ -1,11 +1,11 @@
-"""ChatLearn's GRPO: the YAML of `--config-file` and the overrides of its command line.
+"""Converts ChatLearn's GRPO: the YAML of `--config-file` and the overrides of its command line.
 
     runtime_args.sample_per_episode: 512     32 answers a prompt: 16 tasks a step, num_repeat 32
     runtime_args.num_episode: 200            trainer_common.total_training_steps
     models.policy_trainer.*                  trainer_common
     models.policy.*                          rollout
 
-An episode of ChatLearn's is a step of ours. Its rows name their agent and graph, which ajet runs.
+An episode of ChatLearn is a step of ajet. Its rows name their agent and graph, which ajet runs.
 Not covered: Megatron's own settings.
 """
 

@@ -1,4 +1,4 @@
-"""A shell script that starts another system: its config file and its overrides.
+"""Reads a shell script that starts another system: its config file and its overrides.
 
     export exp=math
     python -m verl.trainer.main_ppo \\                  entry: the word that holds `verl.`

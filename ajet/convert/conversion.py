@@ -1,4 +1,4 @@
-"""`convert`: from a file of another system to a `Conversion`.
+"""Converts a file of another system to a `Conversion`.
 
     read (YAML, or the script's command)  ->  resolve  ->  the system's own file  ->  drop_refused
 

@@ -1,4 +1,4 @@
-"""Files of training and held-out rows, as our readers take them.
+"""Converts the files of training and held-out rows to settings of ajet's readers.
 
     data/train.parquet, data/test.parquet     huggingface_dat_repo: data, splits train and test
     a/train.jsonl, b/test.jsonl               jsonl_dataset_file, which may lie anywhere

@@ -1,11 +1,11 @@
-"""One source config on its way: each of its keys is taken, left out with a reason, or unknown.
+"""Tracks the conversion of one config: each key is taken, left out with a reason, or unknown.
 
     draft.copy("pg_clip", "ajet.trainer_common.algorithm.clip_low")      pg_clip is taken
     draft.leave_out("async_generation_ratio", "…", algorithm=True)       said in the new YAML's head
-    draft.answer_for_the_rest(ABSENT)                                    patterns, then: unknown
+    draft.classify_remaining(ABSENT)                                     patterns, then: unknown
 
-A system's own default is written where ours differs. Not covered: whether our tree takes a value
-(refusals.py).
+A system's own default is written if ajet's differs. Not covered: whether ajet's config accepts a
+value (refusals.py).
 """
 
 from collections.abc import Callable, Mapping

@@ -1,8 +1,8 @@
-"""What our tree does not take is left out as well, with the tree's own words.
+"""Leaves out the values that ajet's config refuses, with the config's own messages as reasons.
 
-    draft values  ->  pydantic, refused keys  ->  the ones that cannot stand are left out  ->  again
+    values  ->  pydantic, refused keys  ->  the refused ones are left out  ->  again
 
-So a converted config loads. Not covered: a missing ajet.model.path, which the user is told of.
+So a converted config loads. Not covered: a missing ajet.model.path, which is listed as a to-do.
 """
 
 from collections.abc import Iterable

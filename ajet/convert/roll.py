@@ -1,12 +1,12 @@
-"""ROLL's agentic configs.
+"""Converts ROLL's agentic configs.
 
     rollout_batch_size: 1024, group_size: 8      data.train_batch_size: 128, rollout.num_repeat: 8
     adv_estimator: grpo, method: mean_std        adv_estimator: grpo, normalize_std: true
     custom_envs.FrozenLake: {env_type: …}        environment.custom_envs.FrozenLake (roll_envs.py)
     actor_train.training_args.learning_rate      trainer_common.optim.lr
 
-In ROLL `grpo` is the plain return of a reward that reward_normalization has compared with others:
-without that it compares nothing, and is written as reinforce.
+In ROLL `grpo` is the plain return of a reward that reward_normalization has normalized over a
+group. Without reward_normalization it compares nothing, and is converted to reinforce.
 """
 
 from typing import Any

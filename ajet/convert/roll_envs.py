@@ -1,4 +1,4 @@
-"""ROLL's environments: `custom_envs` and the two managers.
+"""Converts ROLL's environments: `custom_envs` and the two managers.
 
     env_manager_cls: ….StepEnvManager       step_env_agent
     env_config.action_pattern               action_pattern, one group: what is thought has none
@@ -7,7 +7,7 @@
     a conversation                          {env_instruction} in its system message: ROLL's own
                                             managers put it before the first observation
 
-Not covered: the `env_config` of an environment that is not ours; it says itself what it takes.
+Not covered: the `env_config` of an environment that ajet does not have.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The learning rate after its warm-up, by the names that transformers and verl have for it.
+"""Converts the learning-rate schedule, by its names in transformers and verl.
 
     lr_scheduler_type: cosine, 200 steps        lr_schedule: cosine
     lr_scheduler_type: cosine, no steps         left out: ours ends with the run's last step

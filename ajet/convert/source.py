@@ -1,10 +1,10 @@
-"""The other system's config as plain data.
+"""Reads the other system's config as plain data.
 
     defaults: [../config/traj_envs@_here_]     merged in, where the file lies beside this one
     max_steps: ${max_actions_per_traj}         resolved within what was read
     path: ${oc.env:MODEL}                      stays unresolved: it is not in the file
 
-Not covered: Hydra's groups and packages; a file that `defaults:` names is laid under the others.
+Not covered: Hydra's groups and packages; a file that `defaults:` names is merged under the others.
 """
 
 import re

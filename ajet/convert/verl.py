@@ -1,4 +1,4 @@
-"""verl's PPO trainer: its YAML, or the overrides of its command line.
+"""Converts configs of verl's PPO trainer: its YAML, or the overrides of its command line.
 
     data.train_batch_size: 256, actor.ppo_mini_batch_size: 64     trainer_common.mini_batch_num: 4
     actor_rollout_ref.rollout.n                                   rollout.num_repeat

@@ -1,4 +1,4 @@
-"""A conversion as the YAML that the user gets: what was left out, then our keys with theirs beside.
+"""Writes a conversion as YAML: what was left out, then our keys with their origins beside them.
 
 # Left out, and it changes the algorithm:
 #   pg_variant = kimi15: not built

@@ -1,10 +1,10 @@
-"""What one environment is like before a model ever plays it: three agents, and what they found.
+"""Checks an environment without a model: three agents play it, and their findings are reported.
 
     random     actions of `sample_action`, `group_size` episodes of each seed
     scripted   the random agent's actions once more, in a new instance of the same seed
     oracle     actions of `oracle_action`, one episode of each seed
 
-A *fault* must be mended (a reward that is not finite, two episodes of one seed that differ); a
+A *fault* must be fixed (a reward that is not finite, two episodes of one seed that differ); a
 *note* is worth knowing (no state keys, groups without signal). Not covered: calls that hang.
 """
 
@@ -31,7 +31,7 @@ Policy = Callable[[Environment], str | None]
 
 @dataclass(slots=True)
 class Playthrough:
-    """What happened in one episode. `index` is the index of its seed."""
+    """Holds what happened in one episode. `index` is the index of its seed."""
 
     index: int
     shown: Shown

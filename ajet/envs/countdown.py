@@ -1,13 +1,13 @@
-"""Countdown: make a number out of others, each used exactly once.
+"""The game Countdown: make a number out of others, each used exactly once.
 
     "Numbers: 7 3. Target: 21."     agent: 7*3     reward 1
 
-An instance is drawn as an expression with every operator as likely as another, so the target can be
-reached. Steps are whole numbers: a division that leaves a rest counts as a miss. The order in which
-numbers are shown says nothing. Which split an instance belongs to is a hash of its numbers and
-target, so training never sees one of validation.
+An instance is drawn as an expression in which all operators are equally likely, so the target can
+be reached. Intermediate results are whole numbers: a division that leaves a rest counts as a miss.
+The numbers are shown in random order. A hash of the numbers and the target decides which split an
+instance belongs to, so training never sees one of validation.
 
-Not covered: instances without a solution, the game's rule that numbers may be left out.
+Not covered: instances without a solution; the game's rule that numbers may be left out.
 """
 
 from __future__ import annotations

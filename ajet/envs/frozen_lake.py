@@ -1,4 +1,4 @@
-"""FrozenLake over Gymnasium's own: cross the ice to the goal, around the holes.
+"""FrozenLake, based on Gymnasium's: cross the ice to the goal, around the holes.
 
     P___                                   the player is at P
     _O_O                                   O is a hole, G the goal
@@ -6,9 +6,10 @@
     O__G
     Left wall Down ice Right ice Up wall   with show_neighbours
 
-What an action does is Gymnasium's `FrozenLakeEnv.step`, slips too, from the same seed. A generated
-map depends on the seed alone and can always be crossed. Training and validation never share a map:
-a hash of the map says to which of the two it belongs, and maps are drawn until one does.
+Gymnasium's `FrozenLakeEnv.step` decides what an action does, including slips, from the same seed. A
+generated map depends on the seed alone and can always be crossed. Training and validation never
+share a map: a hash of the map says to which of the two it belongs, and maps are drawn until one
+belongs to the split.
 
 Not covered: `split` with a fixed map, which is the same in both; the limit of steps (the agent's).
 """
@@ -65,7 +66,7 @@ TILES = {
 
 @dataclass(frozen=True, slots=True)
 class _TileView:
-    """What is shown when the player is on one tile, computed once for each tile of a map."""
+    """Holds what is shown when the player is on one tile; it is computed once for each tile."""
 
     text: str
     state_key: str

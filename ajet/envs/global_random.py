@@ -1,11 +1,12 @@
-"""For packages that draw from Python's global `random` and numpy's: each environment its own state.
+"""Gives environments that draw from the global generators of `random` and numpy a state of their
+own.
 
-    drawn = OwnRandom(seed)
-    with drawn.in_use():          # one environment of the process at a time
+    private = PrivateRandom(seed)
+    with private.active():        # one environment of the process at a time
         game.step(action)         # `random.choice` in it follows from the seed alone
 
-The process's own state is taken out and put back. Not covered: other threads that draw from the
-global generators meanwhile (ours do not), and a call that hangs, which holds the lock.
+The process's own state is saved and restored. Not covered: other threads that draw from the global
+generators meanwhile (ajet's do not), and a call that hangs, which holds the lock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Find a number: each guess halves what is left.
+"""A game of guessing a number: with the best policy each guess halves the possible numbers.
 
     "Between 1 and 16. 4 guesses left."     agent: 8
     "Between 9 and 16. 3 guesses left."     agent: 12
@@ -7,9 +7,8 @@
 The last whole number of an action is the guess. With N numbers and k guesses the best policy finds
 (2^k - 1) / N of them, all where that is 1 or more: 15 of 16 with 4 guesses.
 
-Not covered: splits. The seed hides one of all the numbers, in validation too: an agent never sees
-which one before it has found it, so there is nothing to learn by heart, and a number that training
-left out would be worth less.
+Not covered: splits. The seed chooses one of all numbers, in validation too. An agent does not see
+the number before it finds it, so it cannot memorize the instances of training.
 """
 
 from __future__ import annotations

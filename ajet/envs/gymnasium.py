@@ -1,4 +1,4 @@
-"""Any environment of Gymnasium by its id, its observations and actions written as text.
+"""Wraps any environment of Gymnasium; observations and actions are written as text.
 
     env_type: Taxi-v4                              or gymnasium:my_module:MyGame-v0
     env_config:
@@ -13,8 +13,8 @@
     Dict                     name: value, a line each        -
     Tuple                    value; value                    -
 
-`info` of the environment passes as far as it is ours: metrics, metrics_agg_mode, state_key. A bool
-`success` or `is_success` there is the metric success.
+Of the environment's `info`, metrics, metrics_agg_mode and state_key are kept. A bool `success` or
+`is_success` in it becomes the metric success.
 
 Not covered: pictures as observations (render() draws them, with render_mode: rgb_array), masks of
 actions, oracles.

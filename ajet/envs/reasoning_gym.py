@@ -1,14 +1,14 @@
-"""A task family of reasoning-gym as an environment of one step.
+"""Wraps a task family of reasoning-gym as an environment of one step.
 
     env_type: reasoning_gym:spell_backward
     env_config: {max_word_len: 6}            the family's own settings
 
 The question is the observation, the answer is the action, the family's own score is the reward; a
-score of 1 is a success. The seed picks the question; which split it belongs to is a hash of its
-text, so a question of validation is never one of training. What the package knows about a question
-(its answer, the way to it) stays here.
+score of 1 is a success. The seed picks the question; a hash of its text decides which split it
+belongs to, so a question of validation is never one of training. What the package knows about a
+question (its answer, its solution) is not shown to the agent.
 
-Not covered: several tries, curricula, the family `composite`, which needs others' settings.
+Not covered: several tries, curricula, the family `composite`, which needs other families' settings.
 """
 
 from __future__ import annotations

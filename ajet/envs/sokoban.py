@@ -1,4 +1,4 @@
-"""Sokoban: push every box onto a target; boxes cannot be pulled.
+"""The game Sokoban: push every box onto a target; boxes cannot be pulled.
 
     ######       # wall     _ floor   O target
     #P_###       X box      √ box on a target
@@ -10,8 +10,9 @@ gives 10 more and ends the game. `max_steps` moves end it, too. A room depends o
 can be solved in `max_steps` moves and begins with no box on a target. Training and validation never
 share walls and targets, so that no state of the one occurs in the other.
 
-Not covered: whether a room of your own can be solved (`oracle_action` is None if not), and `split`
-with it: it is the same in both; rewards of text that is no action (the agent's `format_penalty`).
+Not covered: whether a room of your own can be solved (`oracle_action` is None if not); `split` with
+a room of your own, which is the same in both; a penalty for text that is no action (the agent's
+`format_penalty`).
 """
 
 from __future__ import annotations

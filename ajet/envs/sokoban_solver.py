@@ -1,11 +1,11 @@
-"""The shortest solution of a Sokoban room, in moves: A* over pushes.
+"""Finds the shortest solution of a Sokoban room, in moves, by A* over pushes.
 
     solve(room, max_states)   ->   ("Right", "Down", "Right", ...); None: there is none, or it is
                                    too far to find
 
-A state is where the boxes and the player are just after a push; the way to the next push is the
-shortest walk. What is left costs at least the pushes that each box needs to its nearest target with
-no other box about; a tile from which no target can be reached so is a dead end.
+A state is the position of the boxes and the player directly after a push; the player walks the
+shortest way to the next push. The heuristic is the sum of the pushes that each box needs to its
+nearest target if there were no other box; a tile from which no target can be reached is a dead end.
 """
 
 from __future__ import annotations

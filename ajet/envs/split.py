@@ -1,8 +1,8 @@
-"""Which split a generated instance belongs to: a hash of what it looks like says so.
+"""Decides by a hash of its content which split a generated instance belongs to.
 
     belongs_to("validation", "SFF/FHF/FFG")   ->   True for a fifth of all maps
 
-So training never sees an instance of validation, whatever the seeds and however long it runs.
+So training never sees an instance of validation, for any seeds and any length of the run.
 """
 
 from ajet.core.seeding import derive

@@ -1,18 +1,18 @@
-"""A game for one player of textarena.
+"""Wraps a game for one player of textarena.
 
     env_type: textarena:GuessTheNumber-v0
     env_config: {max_number: 10}            the game's own arguments
 
-An observation is what is new: the game's messages since the last action, without the action itself
-(an id with `-train` shows what the package's own wrappers make of it: the prompt and the board).
-The reward comes at the end, at least 1 is a success.
+An observation contains the game's messages since the last action, without the action itself (for an
+id with `-train`, the package's own wrappers decide: they show the prompt and the board). The reward
+comes at the end; at least 1 is a success.
 
 textarena draws from Python's global `random` and numpy's. Every call here runs with the game's own
-random state in their place (global_random.py), so that games side by side stay reproducible.
+random state in their place (global_random.py), so that concurrent games stay reproducible.
 
-Not covered: games for two and more players; games that ask a model or download word lists need
-their own preparation; splits (the seed decides, and not every game has many instances); a game that
-hangs, which holds the lock (`isolation: process` ends it).
+Not covered: games for two and more players; the preparation of games that call a model or download
+word lists; splits (the seed decides, and not every game has many instances); a game that hangs,
+which holds the lock (`isolation: process` ends it).
 """
 
 from __future__ import annotations

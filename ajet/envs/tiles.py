@@ -1,9 +1,9 @@
-"""Grids of letters drawn as RGB pictures, one square tile a letter.
+"""Draws grids of letters as RGB pictures, one square tile for each letter.
 
     draw_grid(("P_", "OG"), {"P": Tile(ICE, AGENT, "disc"), ...})   ->   uint8 [48, 48, 3]
 
-A mark lies in the middle of its tile's ground. Not covered: files (GIF and PNG are written where
-episodes are recorded), text.
+A mark is drawn in the middle of its tile. Not covered: text; files (core/environment/frames.py
+writes GIF and PNG).
 """
 
 from __future__ import annotations

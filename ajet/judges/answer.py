@@ -1,4 +1,4 @@
-r"""Finds the answer in what an agent said, and the reference answer in a task's row.
+r"""Finds the answer in an agent's text, and the reference answer in a task's row.
 
 "… so the total is \boxed{1{,}234}."                          -> "1{,}234"
 "[{'type': 'text', 'text': 'It is \\\\boxed{7}'}]"            -> "7"   (str() of AgentScope blocks)

@@ -1,7 +1,7 @@
-r"""Is the agent's answer, as text, the reference answer?
+r"""Compares the agent's answer with the reference answer as text.
 
-Both lose their case, surrounding space, repeated spaces and a final full stop. The agent's answer
-is the last ``\boxed{…}`` or ``#### …`` of ``metadata["final_answer"]``, or all of it.
+Case, surrounding space, repeated spaces and a final full stop do not count. The agent's answer is
+the last ``\boxed{…}`` or ``#### …`` of ``metadata["final_answer"]``, or all of it.
 """
 
 from ajet.core.judge.judge import BaseJudge

@@ -1,11 +1,11 @@
-"""A model that is asked for grades: prompt, reply, and again where the reply cannot be read.
+"""Asks a model for grades, and asks again if its reply is malformed.
 
     prompt ──> model ──> reply ──> read ──> Grade(reward, is_success, scores, reason)
                  ^                   │ Malformed: the reply and what is wrong with it are sent back
                  └───────────────────┘ (max_corrections times; then a ChatError, never a score)
 
-Not covered: HTTP, cache and limits (core/inference/chat_client.py); when a judge is asked
-(core/rollout/judging.py).
+Not covered: HTTP, cache and limits (core/inference/chat_client.py); when a judge is called
+(core/rollout).
 """
 
 from __future__ import annotations

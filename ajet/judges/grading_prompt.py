@@ -1,11 +1,11 @@
-"""The words with which a model is asked to grade.
+"""Builds the prompt with which a model is asked to grade.
 
     fill("Is {answer} right?", {"answer": fenced("answer", "42")})
     fenced("answer", "42")   ->   <answer-3f9a1c02>\n42\n</answer-3f9a1c02>
 
-The text of an episode is somebody's who wants a high score: the name of its fence hangs on what is
-in it, so that nothing inside can end it, and placeholders in it are not filled. Not covered: a
-model that follows instructions within the fence all the same.
+An episode's text was written by a policy that is trained to get a high score. So the tag around it
+contains a hash of the text, which the text cannot contain itself, and placeholders in it are not
+filled. Not covered: a model that follows instructions within the tags all the same.
 """
 
 from __future__ import annotations

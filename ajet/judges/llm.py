@@ -1,9 +1,9 @@
-"""Somebody else's model gives the score: `llm` sees one answer, `llm_listwise` the group's.
+"""Judges that ask another model for scores: `llm` shows it one answer, `llm_listwise` a group's.
 
     judge_protocol: llm     llm: {model_name: qwen-max, min_score: 0, max_score: 10}
                             client: {base_url: "http://127.0.0.1:8000/v1"}
 
-The score as it is given is the reward. The model's reason is kept as ``metadata["judge_reason"]``.
+The score is the reward, unscaled. The model's reason is stored as ``metadata["judge_reason"]``.
 Not covered: rubrics (rubrics_judge.py).
 """
 

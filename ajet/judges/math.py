@@ -1,4 +1,4 @@
-r"""Is the number or expression in the agent's last ``\boxed{…}`` equal to the reference answer?
+r"""Judges whether the agent's last ``\boxed{…}`` equals the reference answer mathematically.
 
     12  vs 12            two plain integers are compared as such, in microseconds
     1,234 vs 1234, 12.0 vs 12, \frac{1}{2} vs 0.5, $12, 12\%, 2x+1 vs 1+2x      math-verify (sympy)
@@ -6,8 +6,8 @@ r"""Is the number or expression in the agent's last ``\boxed{…}`` equal to the
 Without a box the answer counts only if it is nothing but a number. math-verify's own time limit
 is a signal of the main thread and cannot stop a long computation of the interpreter, so it runs in
 a process of its own (math_process.py), which ends itself when an answer takes too long. The event
-loop goes on meanwhile; answers for which that process is needed wait for one another, and the wait
-counts in the judge's deadline.
+loop is not blocked meanwhile. Answers that need that process are compared one after another, and
+the wait counts in the judge's deadline.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-r"""math-verify in a process of its own: one line of JSON in, one out.
+r"""Runs math-verify in a process of its own: one line of JSON in, one line out.
 
     parent  ["1234", "1,234"]\n  -->  child: parse both, compare  -->  true\n
 
 A child that computes for more than `timeout_s` on one question is ended by its own timer, which the
 kernel delivers even inside a long computation in C; the parent sees the pipe close, answers "not
 equal" and starts another child with the next question. The timer counts processor time, so a busy
-machine changes no verdict; the child is warm before its first question. A child whose parent dies
-reads end of file and ends.
+machine changes no verdict; the child imports everything before its first question. A child whose
+parent dies reads end of file and ends.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What a judging model is asked to write, and the strict reading of it.
+"""The reply formats that a judging model is asked for, and their strict parsing.
 
-    ScoresForm(1, 0, 10)    {"reason": "…", "score": 7}             or a line  Score: 7
-    ScoresForm(3, 0, 10)    {"reason": "…", "scores": [7, 9, 2]}    or a line  Scores: 7, 9, 2
-    CriteriaForm(2, 2)      {"criteria": ["…", "…"]}                or lines   1. …   2. …
+    ScoresFormat(1, 0, 10)    {"reason": "…", "score": 7}             or a line  Score: 7
+    ScoresFormat(3, 0, 10)    {"reason": "…", "scores": [7, 9, 2]}    or a line  Scores: 7, 9, 2
+    CriteriaFormat(2, 2)      {"criteria": ["…", "…"]}                or lines   1. …   2. …
 
 JSON comes first: the whole reply, or an object within it; the line counts where there is none.
-What a model thinks aloud before ``</think>`` is passed over. A wrong count, a score outside the
-scale, two objects that contradict each other: `MalformedReply`, never a guess.
+Thinking before ``</think>`` is skipped. A wrong count, a score outside the scale, and two objects
+that contradict each other raise `MalformedReply`; nothing is guessed.
 """
 
 from __future__ import annotations

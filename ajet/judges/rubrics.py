@@ -1,4 +1,4 @@
-"""Where the criteria of `rubrics_auto_grader` come from, and where they are kept.
+"""Generates and stores the criteria of `rubrics_auto_grader`.
 
     rubrics: […] in the YAML          those, always
     enable_categorization: true       made from examples, merged into at most categories_number
@@ -6,19 +6,20 @@
     else                              made for each question when it is first judged
 
 Examples are the rows of `dataset_file`, or training tasks (`num_examples` of them, drawn by the
-run's seed). What was made is kept in the run folder and taken from there ever after, so that a
-resumed run judges by the same criteria; both files may be read and mended by hand:
+run's seed). Generated criteria are stored in the run folder and read from there later, so that a
+resumed run judges by the same criteria; both files may be edited by hand:
 
     auto_grader.json               the settings, and criteria that hold for every question
     auto_grader_questions.jsonl    one line a question
 
-On a cluster every rollout worker has a judge of its own. Who makes criteria holds a lock in the run
-folder meanwhile (.auto_grader.KEY.lock, one for each question; a process that dies lets go of it);
-who waited for it takes what was made. So all of them judge by the same criteria.
+On a cluster every rollout worker has a judge of its own. A process that generates criteria holds a
+lock in the run folder (.auto_grader.KEY.lock, one for each question; the kernel releases it when
+the process dies); a process that waited for the lock then reads the stored criteria. So all of them
+judge by the same criteria.
 
-Making them counts in the deadline of the judgement that waits for it (what was answered until then
-is in the client's cache). Not covered: a folder whose criteria were made with other settings: it is
-refused; a shared file system without `flock`.
+The time of generation counts in the deadline of the judgement that waits for it; replies that
+arrived before the deadline stay in the client's cache. A folder whose criteria were made with other
+settings is refused. Not covered: a shared file system without `flock`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""`judge_type: rubrics_auto_grader`: a model grades by criteria that it made, or was given.
+"""Judges of `judge_type: rubrics_auto_grader`: a model grades by criteria.
 
     pointwise   one score a criterion for each answer; the reward is their weighted mean
     listwise    one score an answer, all answers of a group seen together
 
-Where one rubric holds for every question, each criterion's score is logged as
-``{grader_name}/criterion_1``, …. Not covered: making the criteria (rubrics.py).
+If one rubric holds for every question, each criterion's score is logged as
+``{grader_name}/criterion_1``, …. Not covered: generating the criteria (rubrics.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the page is sent: run, list and episode as plain dicts for JSON.
+"""Builds the data of the page: run, list and episode as plain dicts for JSON.
 
-An episode's turn carries only the prompt tokens that its base turn has not (see
-core/record/episode_schema.py); the page puts the whole prompt together when it is asked for.
+An episode's turn carries only the prompt tokens that its base turn does not have (see
+core/record/episode_schema.py); the page assembles the whole prompt when the user opens it.
 """
 
 from __future__ import annotations

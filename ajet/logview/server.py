@@ -8,9 +8,9 @@
                                                  GET /api/episode/{id}    one episode
 
 It listens on the loopback interface alone, reads only, and answers only requests whose Host header
-names this machine: a web site that points its own name at 127.0.0.1 gets nothing. All that comes
-from an episode reaches the page as JSON and is put in as text, and the page may load nothing from
-elsewhere (Content-Security-Policy).
+names this machine: a web site that points its own name at 127.0.0.1 gets nothing. All data of an
+episode reaches the page as JSON and is inserted as text, and the page may load nothing from other
+servers (Content-Security-Policy).
 
 Not covered: other machines (use ssh -L), other users of this machine, live pushes (the page polls).
 """

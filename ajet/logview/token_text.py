@@ -1,4 +1,4 @@
-"""The text of single tokens, for showing: never for training.
+"""Converts single tokens to text for display, never for training.
 
     TokenText(tokenizer)([9906, 102, 151645]) -> ["Hello", "\\xe2\\x82", "<|im_end|>"]
 

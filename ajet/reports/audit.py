@@ -1,13 +1,14 @@
-"""Whether the record of a run is faithful: every call is rendered again and compared.
+"""Audits the record of a run: every call is rendered again and compared with what was recorded.
 
-    recorded prompt   …assistant⏎ [a1][b2]<|im_end|>⏎<|im_start|>tool…     what the model saw
-    rendered afresh   …assistant⏎ [ab12]<|im_end|>⏎<|im_start|>tool…       what re-tokenizing gives
+    recorded prompt   …assistant⏎ [a1][b2]<|im_end|>⏎<|im_start|>tool…     the model's input
+    rendered afresh   …assistant⏎ [ab12]<|im_end|>⏎<|im_start|>tool…       after re-tokenizing
                                   ^ drift at this position, cause: re-tokenized
 
-Drift is what the token session avoids, and no fault. Faults are what must never be: a prompt that
-says it continues a recorded call and does not begin with it, or goes on otherwise than the template
-does; a trained token that was not sampled by a trained agent in a valid episode, or one of those
-that was not trained; a log-probability above 0 or not finite.
+Drift is no fault: the token session avoids it by sending recorded ids. Faults are violations of
+what must always hold: a prompt that is recorded as the continuation of a call and does not begin
+with it, or continues it differently from the template; a trained token that was not sampled by a
+trained agent in a valid episode, or such a token that was not trained; a log-probability above 0 or
+not finite.
 
 Not covered: whether the log-probabilities are those of the model (that needs its weights).
 """

@@ -1,4 +1,4 @@
-"""What `ajet audit` gives: the figures of one run's template as a table and as JSON.
+"""The report of `ajet audit`: the figures of one run as a table and as JSON.
 
 Not covered: the figures themselves (audit.py).
 """

@@ -1,6 +1,6 @@
-"""What `ajet eval` gives: the figures of one evaluation as a table and as JSON.
+"""The report of `ajet eval`: the figures of one evaluation as a table and as JSON.
 
-Not covered: the figures themselves (evaluation.py).
+Not covered: the figures themselves (core/record/evaluation.py).
 """
 
 import json

@@ -1,11 +1,11 @@
-"""Which message a position of a prompt lies in, for people to read.
+"""Describes which message a position in a prompt belongs to.
 
     <|im_start|>system⏎You are…<|im_end|>⏎<|im_start|>user⏎2+2?<|im_end|>⏎<|im_start|>assistant⏎
     '------------- message 0 ------------''---------- message 1 --------''------- the end -------
 
 The messages' texts are looked for in the prompt's text, one after the other: a message begins where
-the text of the one before has ended. Not covered: messages that are not text alone (a call without
-words counts to the message that follows).
+the text of the one before has ended. Not covered: messages that are not text alone (a message that
+has only tool calls counts to the one that follows).
 """
 
 from __future__ import annotations

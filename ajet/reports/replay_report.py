@@ -1,10 +1,10 @@
-"""What a replay says: the transcript with marks where it departs from the record, and one line.
+"""The report of a replay: the transcript, marked where it differs from the record.
 
     call 1: the prompt departs at position 57, in message 3 (tool)
       recorded  …<tool_response>⏎⟦42⏎</tool_response>…
       replayed  …<tool_response>⏎⟦43⏎</tool_response>…
 
-Calls and messages count from 0, as in the run folder; a difference is placed in the recorded
+Calls and messages count from 0, as in the run folder; positions are positions in the recorded
 prompt. Not covered: running the episode (backbones/debug/replaying.py).
 """
 

@@ -1,6 +1,7 @@
-"""The table at the end of a run: what came of it, and how to look closer.
+"""The table at the end of a run: its result, and the commands that show more of it.
 
-Not covered: the numbers themselves (summary.py), the live display (progress.py).
+Not covered: the numbers themselves (core/record/summary.py), the live display
+(core/record/progress.py).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""An episode as a person reads it in a terminal.
+"""Renders an episode for the terminal.
 
-    transcript(trajectory)    a panel: each message once, and again where a reply answers it again,
-                              in the order it came to be, tool calls and results; under each reply
-                              its tokens; then output, reward and sum
+    transcript(trajectory)    a panel: the messages in their order, each once, and again if another
+                              reply answers it; tool calls and results; under each reply its
+                              tokens; then output, reward and sum
 
-Not covered: token-level credit; that is the page's work (`ajet view`).
+Not covered: token-level credit, which the page of `ajet view` shows.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Arithmetic word problems in the shape of GSM8K, made from a seed.
+"""Generates arithmetic word problems in the shape of GSM8K from a seed.
 
 One to three operations on whole numbers, 36 ways of asking. A row is
 ``{"question": ..., "answer": "...<<3*4=12>>...\\n#### 12"}``, as in GSM8K, so that every

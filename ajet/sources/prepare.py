@@ -1,8 +1,8 @@
-"""Data sets in one form: `train` and `test` files that the readers take as they are.
+"""Writes data sets in one form: `train` and `test` files that the readers take as they are.
 
     {"task_id": "gsm8k-train-0", "question": …, "answer": "… #### 72", "data_source": "gsm8k"}
 
-GSM8K and MATH come from the Hub or from local files; `arithmetic` is made here from a seed.
+GSM8K and MATH come from the Hub or from local files; `arithmetic` is generated here from a seed.
 Not covered: data sets of other shapes (any JSON-lines file with a question works without this).
 """
 

@@ -1,10 +1,10 @@
-"""Which questions are too much alike: of those, the first is kept.
+"""Finds questions that are too similar to earlier ones; of similar questions the first is kept.
 
-    without a model   Jaccard: of all pieces of three characters, the share that both have
+    without a model   Jaccard: of all character trigrams, the share that both have
     with a model      the cosine of the two embeddings, from any OpenAI-compatible service
 
-Case and white space do not count. Not covered: fast search; every text is compared with all that
-were kept (a second for some two thousand questions without a model).
+Case and white space do not count. Not covered: fast search; every text is compared with all kept
+ones (about a second for two thousand questions without a model).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs Python code that a model wrote, in the sandbox of ajet/tools/sandbox.
+"""Runs Python code that a model wrote, in the sandbox (ajet/sandbox).
 
     toolkit.register_tool_function(execute_python_code)          # AgentScope: gives a ToolResponse
     - {function: ajet.tools->run_python, name: execute_python_code}    # tool_agent: gives the text

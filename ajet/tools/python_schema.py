@@ -1,4 +1,4 @@
-"""How `run_python` is shown to a model by callers without AgentScope.
+"""The schema of `run_python`, and how callers without AgentScope offer it to a model.
 
     model.bind_tools([PYTHON_TOOL])        # the tool's schema, as AgentScope's Toolkit writes it
     tool = python_tool()                   # a LangChain tool of that name and schema

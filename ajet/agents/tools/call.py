@@ -1,13 +1,13 @@
-"""One call of a user's tool: awaited or in a thread, with a deadline, and its answer as text.
+"""Runs one call of a user's tool, awaited or in a thread, with a deadline, and returns its text.
 
-    "42", 42, {"n": 42}, ToolResponse("42")   ->  Answer("42"), …
-    yields 1, then 2                          ->  Answer("[1, 2]")
-    object()                                  ->  Answer("… an object … has no text", failed)
-    raises                                    ->  Answer("ValueError: no such city", failed)
-    is there past its deadline                ->  Answer("… within 60 s", failed, timed_out)
+    "42", 42, {"n": 42}, ToolResponse("42")   ->  ToolResult("42"), …
+    yields 1, then 2                          ->  ToolResult("[1, 2]")
+    object()                                  ->  ToolResult("… an object … has no text", failed)
+    raises                                    ->  ToolResult("ValueError: no such city", failed)
+    runs past its deadline                    ->  ToolResult("… within 60 s", failed, timed_out)
 
-A tool that ignores its cancellation, or a thread that blocks, is left behind. What ends the episode
-itself (a limit of the model's tokens, `EnvironmentFault`) passes through.
+A tool that ignores its cancellation, or a thread that blocks, is abandoned. Errors that end the
+episode itself (a limit of the model's tokens, `EnvironmentFault`) are raised.
 
 Not covered: answers that are not text.
 """

@@ -1,12 +1,12 @@
-"""A `BaseTool` of the user's: one object a run, one instance of its state an episode.
+"""Runs a user's `BaseTool`: one object for a run, one instance of its state for each episode.
 
     episode begins   create(instance_id, **create_kwargs)
     a call           execute(instance_id, parameters, **execute_kwargs)
     it has ended     calc_reward(instance_id)      then, always, release(instance_id)
 
-`instance_id` is the episode's id, or what `create` returns in its place. A `release` that fails, or
-takes longer than a call may, is counted and takes nothing from the episode. Not covered: a `create`
-that fails on its way; what it took by then is its own to give back.
+`instance_id` is the episode's id, or the id that `create` returns. A `release` that fails, or takes
+longer than a call may, is counted and does not fail the episode. Not covered: a `create` that
+fails; it must release itself what it had acquired.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A Python function as a tool: what the model is shown of it, and what it is called with.
+"""Makes a tool of a Python function: its schema for the model, and the types of its arguments.
 
     def weather(city: str, days: int = 1) -> str:
         '''The weather of a city.

@@ -1,9 +1,9 @@
-"""A YAML file that lists things of the user's: tools, or simulated users.
+"""Reads a YAML file that lists tools or simulated users.
 
-    tools:                      ->   Listing(file, [Entry({"function": …}, "tools.yaml: tools[0]")])
+    tools:                      ->   [Entry({"function": …}, "tools.yaml: tools[0]")]
       - function: a.py->add
 
-A mistake is one line with the file, the entry and the key.
+Each mistake is reported in one line with the file, the entry and the key.
 """
 
 from __future__ import annotations

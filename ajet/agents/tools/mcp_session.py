@@ -1,17 +1,18 @@
-"""One connection to an MCP server, started and stopped without leaving a process behind.
+"""Opens and closes connections to MCP servers without leaving a process behind.
 
     episode's loop                           background loop, one thread for the whole process
     session = await open_session(…)   ──►    a task of its own: start, initialize, list the tools
     await session.call("add", {…})    ──►    a call, until it is answered or the server is gone
     await session.close()             ──►    the same task leaves what it entered
 
-The `mcp` package wants a connection to be left by the task that entered it, and an episode's task
-may be cancelled at any time: so connections live elsewhere, each in its own task. A server over
-stdio is a process group of its own; its standard input is closed, then it is asked to end, then
-killed, it and its children alone. Whatever is open when the process ends is closed then.
+The `mcp` package requires that a connection is closed by the task that opened it, and an episode's
+task may be cancelled at any time. So each connection has a task of its own in a background loop. A
+server over stdio is a process group of its own: its standard input is closed, then it is
+terminated, then killed, together with its children. Open connections are closed when the process
+ends.
 
-Not covered: sampling, elicitation and notifications, which servers may ask of a client; a server
-that is not told when a call is given up.
+Not covered: sampling, elicitation and notifications, which servers may request of a client; telling
+a server that a call was cancelled.
 """
 
 from __future__ import annotations

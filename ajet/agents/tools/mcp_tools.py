@@ -1,4 +1,4 @@
-"""The tools of an MCP server, over stdio or HTTP.
+"""Offers the tools of an MCP server, over stdio or HTTP.
 
     - mcp: {command: python, args: [server.py], env: {KEY: value}}    # a process, in this folder
       tools: [search]                                                 # all of them if left out
@@ -6,10 +6,10 @@
     - mcp: {url: "http://127.0.0.1:8000/mcp", headers: {…}, transport: http}     # or sse
 
 `scope: episode`, the default, gives each episode a connection of its own (over stdio: a server
-process of its own), so that nothing that a server remembers reaches another episode. `scope: run`
-shares one connection among all: right for a server without a memory, and a process that takes half
-a second to start is then started once. A shared server that died is started again for the next
-episode; one that dies in an episode is an error in the answers to that episode's calls.
+process of its own), so that no state of a server reaches another episode. `scope: run` shares one
+connection among all episodes. It suits servers without state, and saves the start of a process for
+each episode. A shared server that ended is started again for the next episode; when it ends during
+an episode, that episode's calls are answered with an error.
 
 Not covered: answers that are not text (they are named, and left out).
 """

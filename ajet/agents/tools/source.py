@@ -1,4 +1,4 @@
-"""Where tools come from, as the toolbox sees it: a source is opened for an episode, and closed."""
+"""The interface of tool sources: a source is opened for each episode, and closed at its end."""
 
 from __future__ import annotations
 

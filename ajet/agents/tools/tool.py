@@ -1,4 +1,4 @@
-"""What a user writes for a tool with state. The names are verl's.
+"""The base class of tools with state. The names are verl's.
 
     class Search(BaseTool):
         async def create(self, instance_id, corpus="wiki", **kwargs):     # an episode begins
@@ -10,8 +10,8 @@
         async def release(self, instance_id, **kwargs):                   # always, at the very end
             del self.seen[instance_id]
 
-One object serves the whole run, many episodes at a time: what belongs to an episode is kept by
-`instance_id`. Methods may be plain `def`: they then run in threads, several at the same time. A
+One object serves the whole run, many episodes at a time, so the state of an episode must be stored
+by `instance_id`. Methods may be plain `def`: they then run in threads, several at the same time. A
 row's `extra_info.tools_kwargs.<tool>.create_kwargs` reach `create`, `execute_kwargs` reach
 `execute`, and so on.
 

@@ -1,4 +1,4 @@
-"""The tools of a run, from the file that `ajet.rollout.multi_turn.tool_config_path` names.
+"""Loads the tools of a run from the file that `ajet.rollout.multi_turn.tool_config_path` names.
 
     tools:
       - function: weather.py->weather               # name: …, if the model shall see another one
@@ -12,8 +12,8 @@
     async with toolbox.open(workflow_task, timeout_s) as tools:
         tools.schemas;  tools.problem(name, arguments);  await tools.call(name, arguments)
 
-Classes and functions are found from the file's folder, then where the config's are; verl's
-`package.module.Class` is read too. `${oc.env:NAME}` is an environment variable.
+Classes and functions are looked for in the file's folder, then in the config's folders; verl's
+`package.module.Class` is accepted too. `${oc.env:NAME}` is an environment variable.
 """
 
 from __future__ import annotations

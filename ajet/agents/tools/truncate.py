@@ -1,15 +1,15 @@
-"""A long answer of a tool, cut to so many tokens, and what was cut said in its place.
+"""Truncates a long answer of a tool to a number of tokens, and says in its place what was cut.
 
     left      "The beginning stays …(9744 characters cut)"
     right     "(9744 characters cut)… and so does the end"
     middle    "Half of the tokens …(9744 characters cut)… and the other half"
 
-The sides are verl's, where they name what stays; it counts characters. The words about the cut come
-on top of the limit. Only as much of the text is tokenized as the limit may need, and a cut stands
-between two characters, never within one.
+The sides are verl's, which name what stays; verl counts characters. The note about the cut is not
+counted in the limit. Only as much of the text is tokenized as the limit may need, and the text is
+cut between two characters, never within one.
 
-Not covered: characters that a reader sees as one (a letter and its accent, a family of emoji). A
-model behind somebody else's API shows no tokens: CHARACTERS_PER_TOKEN are taken as one.
+Not covered: characters that a reader sees as one (a letter and its accent, a family of emoji). For
+a model behind an API without a tokenizer, CHARACTERS_PER_TOKEN characters count as one token.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""A catalogue of products and the goals written for them.
+"""Loads a catalogue of products and the goals written for them.
 
-    Catalogue.made()                          288 products of our own making, 576 goals
-    Catalogue.read(products, attributes, goals, num_products)        WebShop's own files
+    catalogue_of(None, None, None, None)                         288 generated products, 576 goals
+    catalogue_of(products, attributes, goals, num_products)      WebShop's own files
 
     items_shuffle.json     [{asin, name, query, product_category, pricing, small_description, …}]
     items_ins_v2.json      {asin: {attributes, instruction, instruction_attributes}}
     items_human_ins.json   {asin: [{instruction, instruction_attributes, instruction_options}]}
 
-Which goals are of validation is decided by the paper's order (a shuffle with seed 233): the first
-500, with training from 1,500 on; of fewer than 2,000 goals the first fifth, and the rest.
+The goals of validation are the first 500 in the paper's order (a shuffle with seed 233), those of
+training begin at 1,500. Of fewer than 2,000 goals the first fifth is for validation.
 
-What differs from the paper's code: a price between two is drawn by the product's own seed, a
-goal's price bound by the goal's own, so that neither depends on what else is read. Not covered:
+Differences from the paper's code: a price within a range is drawn from the product's own seed, and
+a goal's price bound from the goal's own, so that neither depends on what else is read. Not covered:
 reviews and ratings (the shop shows none), goals' weights (each is as likely as another).
 """
 

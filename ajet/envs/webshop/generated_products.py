@@ -1,12 +1,11 @@
-"""A small catalogue of our own making: 24 kinds of things, 12 products each, made anew from a seed
-at each start.
+"""Generates a small catalogue from a fixed seed: 24 kinds of products, 12 products each.
 
     Halden Cordless Floor Lamp HA-314
     Home & Kitchen › Lighting › Floor Lamps       filed under "floor lamp"
     attributes: cordless, dimmable, energy saving      options: color, size
 
-A product's title has one of its three attributes, its features all of them, so that some goals need
-a look at a product's pages. Option values stand in no title.
+A product's title names one of its three attributes, its features name all of them, so that some
+goals require looking at a product's pages. No title contains option values.
 """
 
 from __future__ import annotations

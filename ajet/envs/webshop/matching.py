@@ -1,12 +1,12 @@
-"""When two pieces of text of a shop mean the same.
+"""Compares texts of the shop: similarity, colours, and the words of a title.
 
     token_set_ratio("essential oil", "pure essential oils")     how alike, 0 to 100
     colour_of("heather grey/navy")                               grey
     title_words("Lamp with a Shade")                             [lamp, shade]
 
 The ratio is that of the package that the paper's code calls (thefuzz): words as sets, and twice the
-longest common subsequence over both lengths. Not covered: parts of speech. The paper's code asks
-spaCy for a title's nouns; here every word is taken but function words and numbers.
+longest common subsequence over both lengths. Not covered: parts of speech. The paper's code takes a
+title's nouns from spaCy; here every word counts except function words and numbers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a page of the shop shows, and what can be clicked on it.
+"""Renders the pages of the shop, and says what can be clicked on them.
 
     search page      the instruction, and the search bar
     results page     Back to Search, < Prev, Next >, ten products
@@ -6,7 +6,7 @@
     sub-page         Back to Search, < Prev, one text of the product
 
     text        Instruction: [SEP] i need … [SEP] Back to Search [SEP] Page 1 (Total results: 50) …
-    text_rich   one piece a line, [button] around what can be clicked, [clicked button] where it was
+    text_rich   one element a line, in [button] if it can be clicked, [clicked button] if it was
 
 Both are the forms of WebShop's own text environment. Not covered: pictures.
 """

@@ -1,4 +1,4 @@
-"""What the shop sells, and what an instruction asks for."""
+"""The products of the shop, and the goals that instructions ask for."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What an instruction asks for. `asin` is the product that it was written for; other products
-    can earn the whole reward too. `options` are the requested values."""
+    """Holds what an instruction asks for. `asin` is the product that it was written for; other
+    products can earn the whole reward too. `options` are the requested values."""
 
     asin: str
     instruction: str

@@ -1,4 +1,4 @@
-"""What a purchase earns: the paper's reward, as its code computes it.
+"""Computes the reward of a purchase, as the paper's code does.
 
     r = r_type * (attributes met + options met + [price <= bound])
                / (attributes asked + options asked + 1)
@@ -6,16 +6,16 @@
     r_type    share of the asked title's words in the bought title
     0         none of them
     0.1       less than a tenth
-    0.5       up to a fifth, and filed under another search, and fewer than two places in common
-    1         else
+    0.5       up to a fifth, filed under another search, and fewer than two categories in common
+    1         otherwise
 
-An attribute is met where one of the product's is alike (more than 85 of 100), or where the
-product's text has it. A chosen option is met where an asked one is alike (a size: is the same), or
-where the product's text has it; colours are compared by their first colour word.
+An attribute is met if one of the product's is similar (more than 85 of 100), or if the product's
+text contains it. A chosen option is met if a requested one is similar (a size must be the same), or
+if the product's text contains it; colours are compared by their first colour word.
 
-What differs from the paper's code: which words of a title count (matching.py), the colours' list,
-and that no more options are met than were asked for: there, options that nobody asked for and that
-stand in the title bring the reward above 1.
+Differences from the paper's code: which words of a title count (matching.py), the list of colours,
+and that no more options are met than were requested. In the paper's code, options that were not
+requested but are in the title raise the reward above 1.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The shop's search: BM25 over titles, descriptions, first features and options.
 
     index = SearchIndex(products)
-    index.best("red wool scarf", 50)        products, the most alike first
+    index.best("red wool scarf", 50)        products, the best match first
 
-The weights are those of the paper's search engine (k1 0.9, b 0.4); equally good products come in
-the catalogue's order. Not covered: its stemmer (here a plural's s is dropped, no more); an index on
-disk: it is made when the catalogue is read and kept in memory. 20,000 products with descriptions of
+The weights are those of the paper's search engine (k1 0.9, b 0.4); equally good products are in the
+catalogue's order. Not covered: its stemmer (here only a plural's s is dropped); an index on disk:
+it is built in memory when the catalogue is read. 20,000 products with descriptions of
 80 words take 6 s and 170 MB to index on one core, and 2 ms a search.
 """
 

@@ -1,4 +1,4 @@
-"""WebShop: buy what an instruction asks for.
+"""The environment WebShop: buy what an instruction asks for.
 
     "… Instruction: [SEP] i am looking for desk lamp that is cordless, with color: red, and price
      lower than 60.00 dollars [SEP] Search"
@@ -6,7 +6,7 @@
     click[red]  ->  the option is chosen               click[Buy Now]  ->  the reward, and the end
 
 The reward is the paper's (reward.py), between 0 and 1; 1 is a success. Without files the shop sells
-a small catalogue of our own making. Not covered: pictures, reviews, several purchases.
+a small generated catalogue. Not covered: pictures, reviews, several purchases.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Documents become pieces that fit into a question to a model.
+"""Cuts documents into chunks that fit into a prompt.
 
-    notes.md, book.pdf, a folder  ->  text  ->  Piece("notes.md", 0, "…"), Piece("notes.md", 1, "…")
+    notes.md, book.pdf, a folder  ->  text  ->  DocumentChunk("notes.md", 0, "…"), …
 
-A piece holds whole sentences or paragraphs, as many as fit; one that is longer than a piece is cut.
-No character is lost between pieces but white space. PDF needs pypdf and .docx python-docx, which
+A chunk holds as many whole sentences or paragraphs as fit; a longer one is cut. Only white space is
+lost between chunks. PDF needs pypdf and .docx python-docx, which
 the extra `documents` brings. Not covered: text in pictures.
 """
 

@@ -1,12 +1,12 @@
-"""A language model makes tasks of pieces of documents.
+"""Lets a language model write tasks about chunks of documents.
 
-    round 1   calls 0..n   a piece and three examples each  ->  five tasks as JSON
-    round 2   as many calls as tasks are still missing, told what was asked already
+    round 1   calls 0..n   a chunk and three examples each  ->  five tasks as JSON
+    round 2   calls for the missing tasks; the prompt lists the questions so far
     …         at most six rounds
 
-A reply that is not the JSON that was asked for is asked for once more, twice at most; it is
-counted, and so is what is too much alike. Calls run at the same time, yet the tasks come in the
-order of their calls, so that the same replies give the same tasks. Not covered: whether an answer
+A malformed reply is requested again, at most twice, and counted; so are tasks that are too similar
+to others. Calls run at the same time, but the tasks are in the order of their calls, so that the
+same replies give the same tasks. Not covered: whether an answer
 is right.
 """
 

@@ -1,13 +1,13 @@
-"""`data_generation`: tasks that a language model makes of documents, once.
+"""The reader `data_generation` lets a language model generate tasks from documents, once.
 
-    documents -> pieces ─┐
-    query_reader's tasks ┴─> model -> unlike ones -> <cache_dir>/tasks-<key>.jsonl -> tasks
+    documents -> chunks ─┐
+    query_reader's tasks ┴─> model -> novel ones -> <cache_dir>/tasks-<key>.jsonl -> tasks
 
-The key is a hash of all that the tasks depend on (the documents' words, the model, its settings,
-the examples, the run's seed), so another run with the same settings, and a resumed one, reads the
-same tasks; replies are kept as well, so one that was killed asks only for what is missing. `ajet
-check` makes them too. Validation tasks are the query_reader's own: questions that people asked.
-Not covered: judging the answers, which are the model's.
+The key is a hash of everything that the tasks depend on (the documents' text, the model, its
+settings, the examples, the run's seed), so another run with the same settings, and a resumed one,
+reads the same tasks; replies are stored as well, so a run that was killed requests only what is
+missing. `ajet check` generates the tasks too. Validation tasks are the query_reader's own, because
+those were written by people. Not covered: judging the answers, which are the model's.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""One recorded conversation, and the task that it becomes.
+"""A recorded conversation, and the task that is made of it.
 
     system, user "2+2?", assistant calls a tool, tool "4", assistant "It is 4."
       ->  main_query "2+2?", init_messages [system], answer "It is 4."
 
-The question is the last thing that the user said; what came before it is history. What followed is
-not kept, but for the last answer: the agent in training finds its own way.
+The question is the user's last message; the messages before it are history. Of the messages after
+it only the last answer is used: the agent in training makes its own calls.
 """
 
 from __future__ import annotations

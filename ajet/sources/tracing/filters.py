@@ -1,9 +1,9 @@
-"""Which conversations become tasks: the filters of the config, in their order.
+"""Selects the conversations that become tasks, by the filters of the config in their order.
 
     kept, dropped = apply_filters(conversations, [("score", ScoreParams(min=0.5)), …])
     dropped == {"score": 30, "deduplication": 4}
 
-What a filter asks for and a conversation does not tell (a score, a date, a model) drops it. Not
+A conversation that lacks what a filter looks at (a score, a date, a model) is dropped. Not
 covered: reading the parameters (core/config/tracing.py).
 """
 

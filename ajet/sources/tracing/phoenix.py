@@ -1,10 +1,10 @@
-"""Spans from a Phoenix server, through its HTTP interface, with what was said of them.
+"""Reads spans and their annotations from a Phoenix server, through its HTTP interface.
 
     GET /v1/projects                                   all pages, unless the config names one
     GET /v1/projects/{project}/spans                   all pages
     GET /v1/projects/{project}/span_annotations        scores and labels, by span ids
 
-The key is PHOENIX_API_KEY of the environment. Not covered: a window of time in the question (the
+The key is the environment variable PHOENIX_API_KEY. Not covered: a time range in the request (the
 filter `date` drops what is outside); annotations of sessions.
 """
 

@@ -1,4 +1,4 @@
-"""`tracing`: tasks from conversations that an agent had in production.
+"""The reader `tracing` makes tasks of conversations that an agent had in production.
 
     base_url: http://127.0.0.1:6006      a Phoenix server          (phoenix.py)
     base_url: launcher_record/math       a run folder              (sqlite_source.py)
@@ -7,10 +7,10 @@
 
     source -> conversations -> filters -> oldest first, each once -> held-out share -> tasks
 
-A task's `answer` is what the agent said last then: for judges that compare, and not the truth. Ids
-follow from the words, so the same conversation is the same task, and a source that grows keeps the
-tasks that it had; but the number of tasks changes, and a run is resumed with the same number alone:
-train from `train_output_path` where the source goes on growing. Not covered: grouping traces.
+A task's `answer` is the agent's last recorded message. Judges compare with it, but it may be wrong.
+Ids follow from the messages, so the same conversation is the same task, and a growing source keeps
+the tasks that it had. But the number of tasks changes then, and a run can be resumed only with the
+same number: train from `train_output_path` if the source grows. Not covered: grouping traces.
 """
 
 from __future__ import annotations

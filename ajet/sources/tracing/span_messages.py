@@ -1,4 +1,4 @@
-"""The chat messages in a span's attributes, whichever convention wrote them.
+"""Finds the chat messages in a span's attributes, in any of the usual conventions.
 
     OpenInference   llm.input_messages.0.message.role, .content, .contents.0.message_content.text,
                     .tool_calls.0.tool_call.function.name; llm.output_messages.…
@@ -7,7 +7,7 @@
     older           gen_ai.prompt.0.role, .content; gen_ai.completion.0.…
     any span        input.value and output.value: text, or JSON with `messages` or a question
 
-`nest` turns dotted names into objects first, so it does not matter how far they were flattened.
+`nest` turns dotted names into objects first, so attributes may be flattened to any depth.
 Not covered: images, sound, files: their parts are left out.
 """
 

@@ -1,4 +1,4 @@
-"""Spans, and the conversation that a trace of them recorded.
+"""Reads spans, and finds the conversation that a trace of them recorded.
 
     {"resourceSpans": [{"scopeSpans": [{"spans": […]}]}]}          OTLP JSON, a batch a line
     {"name", "context": {"trace_id", "span_id"}, "attributes"}     Phoenix, a span a line

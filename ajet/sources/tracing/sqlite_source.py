@@ -1,11 +1,12 @@
-"""Conversations from an SQLite file, by the tables that it has.
+"""Reads conversations from an SQLite file, depending on the tables that it has.
 
     episodes, turns     a run folder's episodes.sqlite: each episode's last call; score `reward`
     conversations       messages TEXT NOT NULL: chat messages as JSON, the answer last;
                         id, score REAL, label, model, created_at (ISO 8601) may be left out
     span_table, spans   attributes as JSON, with trace and span ids: AgentScope Studio's, Phoenix's
 
-Opened for reading only. Not covered: Phoenix's table of annotations (its server tells them).
+The file is opened for reading only. Not covered: Phoenix's table of annotations (its server
+sends them).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""AgentJet's environment protocol over HTTP: every call is a POST of one form.
+"""A client of AgentJet's environment protocol over HTTP: every call is a POST of one form.
 
     POST /create  {"env_type", "task_id", "instance_id", "messages", "params"}
               ->  {"success": true, "data": {"state", "reward", "is_terminated", "info"}}
@@ -6,13 +6,14 @@
     /get_env_profile   params.split          -> data: the task ids
     /create            task_id, instance_id  -> data: the first observation
     /step              messages: the action  -> data: the next observation
-    /evaluate, /get_info                     -> data: a score; whatever the environment tells
+    /evaluate, /get_info                     -> data: a score; what the environment says
     /release                                 -> success
 
-A call that did not reach the service, or that it turned away (429, 503), is sent again three times
-with back-off. So is one that broke on the way or met another 5xx, but for `/step`: its action may
-have been done, and doing it twice would be another episode. What still fails is an
-`EnvironmentFault` of one line. Not covered: authentication, observations that are no chat messages.
+A call that did not reach the service, or that it refused (429, 503), is sent again up to three
+times with back-off. So is a call whose connection broke or that got another 5xx, except `/step`:
+its action may have been done, and doing it twice would change the episode. A call that still fails
+raises an `EnvironmentFault` of one line. Not covered: authentication, observations that are no chat
+messages.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SHOWN_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the environment shows: chat messages, the reward, and whether the episode is over."""
+    """Holds what the environment shows: chat messages, the reward, and whether it is over."""
 
     state: list[dict[str, Any]]
     reward: float

@@ -1,15 +1,15 @@
-"""An environment behind the env-service protocol, in the hands of an environment agent.
+"""An environment behind the env-service protocol, for the agents that play environments.
 
     env_type: env_service
     env_config: {env_url: "http://127.0.0.1:8080", env_type: sokoban}
 
     reset    one of the split's tasks (GET_ENV_PROFILE, once a process), which the seed picks, then
-             CREATE with the seed; all that the service shows, its rules too, is the observation
-    step     STEP with the action; reward, end and what is ours of `info` as the service says
+             CREATE with the seed; everything that the service shows is the observation
+    step     STEP with the action; reward, end and the known keys of `info` are the service's
     close    RELEASE
 
-Each call runs in an event loop of the environment's own, in the thread that calls. What goes wrong
-is an `EnvironmentFault`, as with the reader `env_service`.
+Each call runs in an event loop of the environment's own, in the calling thread. Failures raise
+`EnvironmentFault`, as with the reader `env_service`.
 
 Not covered: tasks in their order (task_reader.type: env_service goes through all of them), actions
 by `env-check` (the protocol knows no list of actions), observations that are no text.

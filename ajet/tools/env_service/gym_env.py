@@ -1,15 +1,15 @@
-"""What a workflow does to its environment: `workflow_task.gym_env`.
+"""The environment of an episode in a workflow: `workflow_task.gym_env`.
 
     env = workflow_task.gym_env                                # None for tasks without one
     obs, reward, terminate, info = await env.step({"role": "assistant", "content": "look"})
     score = await env.evaluate()
 
-In a workflow whose `execute` is a plain `def`, and so in a thread, the same calls are written
-without `await`. On the event loop they need it: a call that blocked there would hold up all other
-episodes, so using its result without `await` is an error that says so.
+A workflow whose `execute` is a plain `def` runs in a thread and makes the same calls without
+`await`. On the event loop they need it: a call that blocked there would block all other episodes,
+so using its result without `await` raises an error that says so.
 
-`WorkflowTask` is data, so the live object is kept in `open_environments`, by the episode's id,
-while the episode lives. Not covered: `reset` (every episode has an instance of its own).
+`WorkflowTask` is data, so the live object is held in `open_environments`, by the episode's id,
+while the episode runs. Not covered: `reset` (every episode has an instance of its own).
 """
 
 from __future__ import annotations

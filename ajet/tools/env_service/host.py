@@ -1,10 +1,10 @@
-"""Gives every episode its own instance of the environment, and takes it back, whatever happened.
+"""Creates an instance of the environment for every episode, and releases it however it ends.
 
-    begin     the workflow is about to run: POST /create with the group's seed; a task that came
-              without a question gets it from the first observation
-    the end   the episode is judged, failed, timed out or was stopped: POST /release
+    begin     before the workflow runs: POST /create with the group's seed; a task without a
+              question gets it from the first observation
+    the end   after the episode was judged, failed, timed out or was stopped: POST /release
 
-A service that is down makes the episode an `env_error`. One that does not release is said once.
+If the service cannot be reached, the episode ends as `env_error`. A failed release is logged once.
 Not covered: starting the service.
 """
 

@@ -1,11 +1,11 @@
-"""One environment as the protocol tells of it: chat messages, one reward a step, one score.
+"""Presents one environment in the protocol's terms: chat messages, a reward a step, one score.
 
     create   -> [system: its instruction, user: the first observation]
     step     -> [user: the next observation], with its `info`
     evaluate -> the score
 
-The score of an environment that says whether it succeeded is 1 exactly then, and what it earned,
-below 1, otherwise; the score of another is what it earned.
+The score of an environment with a `success` metric is 1 for a success; otherwise it is the sum of
+its rewards, limited to 0.99. The score of an environment without that metric is the sum.
 """
 
 from __future__ import annotations
