@@ -120,8 +120,10 @@ class EnvironmentEpisode:
     async def begin(self, workflow_task: WorkflowTask) -> None:
         """Resets the environment and stores its first observation."""
         options = {"split": split_of(workflow_task)}
-        shown = await self.environment.reset(workflow_task.seed % LARGEST_SEED, options)
-        self.observation, self._state_key = shown
+        observation_and_key = await self.environment.reset(
+            workflow_task.seed % LARGEST_SEED, options
+        )
+        self.observation, self._state_key = observation_and_key
 
     def system(self) -> Messages:
         """Returns the system message in a list, or an empty list if its text is blank."""
@@ -162,8 +164,12 @@ class EnvironmentEpisode:
         a success if the environment terminated it and the reward is positive."""
         reward = fsum(transition.reward for transition in self.transitions)
         series, modes = self._series()
-        said = series.get("success")
-        is_success = said[-1] > 0 if said else self.ended_by == "terminated" and reward > 0
+        success_values = series.get("success")
+        is_success = (
+            success_values[-1] > 0
+            if success_values
+            else self.ended_by == "terminated" and reward > 0
+        )
         metadata = {
             "tag": self.settings.tag,
             "total_reward": reward,
@@ -192,11 +198,11 @@ class EnvironmentEpisode:
     def _transition_without_action(self) -> Transition:
         """Returns a transition that leaves the state as it is. The next observation tells the model
         what was missing and shows the current one again."""
-        seen, penalty = self.observation, self.settings.format_penalty
+        shown_observation, penalty = self.observation, self.settings.format_penalty
         missing_action_text = self.settings.reader.missing_action_text
-        if not seen.startswith(missing_action_text):
-            self.observation = f"{missing_action_text}\n{seen}"
-        return Transition(seen, None, penalty, False, self._state_key)
+        if not shown_observation.startswith(missing_action_text):
+            self.observation = f"{missing_action_text}\n{shown_observation}"
+        return Transition(shown_observation, None, penalty, False, self._state_key)
 
     def _transition_of(self, action: str, step: Step) -> Transition:
         is_valid, reward = bool(step.metrics.get("action_is_valid", True)), step.reward

@@ -51,8 +51,8 @@ class EnvironmentSettings:
     @property
     def format_penalty(self) -> float:
         """The environment's own penalty, or its manager's if the environment has none."""
-        own = self.custom.format_penalty
-        return self.manager.format_penalty if own is None else own
+        own_template = self.custom.format_penalty
+        return self.manager.format_penalty if own_template is None else own_template
 
     def placeholders(self, instruction: str) -> dict[str, Any]:
         """Returns the values of the placeholders that are the same at each step."""
@@ -139,7 +139,7 @@ def _build_settings(config: AjetConfig, tag: str, split: str, template: str) -> 
             "tasks of task_reader.type: environment"
         )
     custom, where = section.custom_envs[tag], f"{SECTION}.custom_envs.{tag}"
-    system, own = custom.agent_system_template, custom.agent_template
+    system, own_template = custom.agent_system_template, custom.agent_template
     return EnvironmentSettings(
         tag=tag,
         custom=custom,
@@ -152,7 +152,9 @@ def _build_settings(config: AjetConfig, tag: str, split: str, template: str) -> 
             system, EPISODE_PLACEHOLDERS, f"{where}.agent_system_template"
         ),
         template=checked_template(
-            template if own is None else own, STEP_PLACEHOLDERS, f"{where}.agent_template"
+            template if own_template is None else own_template,
+            STEP_PLACEHOLDERS,
+            f"{where}.agent_template",
         ),
     )
 

@@ -88,8 +88,8 @@ class ActionReader:
         """Returns the action, or None if the reply names none."""
         if self._pattern is None:
             return reply.strip() or None
-        found = [match for match in self._pattern.finditer(reply) if match.group()]
-        return ((found[-1].group(1) or "").strip() or None) if found else None
+        matches = [match for match in self._pattern.finditer(reply) if match.group()]
+        return ((matches[-1].group(1) or "").strip() or None) if matches else None
 
 
 def _compiled(pattern: str, where: str) -> re.Pattern[str]:

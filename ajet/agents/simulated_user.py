@@ -75,8 +75,8 @@ class SimulatedUser:
 
     async def begin(self) -> None:
         """Calls `start_interaction`, which may return another instance id."""
-        begun = await self._call_method("start_interaction", **self._kwargs)
-        self._instance_id = begun if isinstance(begun, str) else self._instance_id
+        returned = await self._call_method("start_interaction", **self._kwargs)
+        self._instance_id = returned if isinstance(returned, str) else self._instance_id
 
     async def end(self) -> None:
         """Calls `finalize_interaction`; a failure is noted in `end_failed` and does not fail the
@@ -126,7 +126,7 @@ def load_interactions(config: AjetConfig) -> dict[str, BaseInteraction]:
 def _loaded(
     file: Path, _changed_ns: int, base_dirs: tuple[Path, ...]
 ) -> dict[str, BaseInteraction]:
-    found: dict[str, BaseInteraction] = {}
+    interactions_by_name: dict[str, BaseInteraction] = {}
     for entry in read_listing(file, "interaction"):
         form = entry.validated_as(InteractionEntry)
         where, spec = f"{entry.where}.class_name", as_import_spec(form.class_name)
@@ -135,10 +135,12 @@ def _loaded(
         arguments = ("instance_id", "messages")
         require_method(kind, "generate_response", BaseInteraction, arguments, where)
         name = form.name or kind.__name__
-        if name in found:
+        if name in interactions_by_name:
             raise ConfigError(f"{entry.where}: two simulated users are called {name!r}")
-        found[name] = run_user_code(partial(kind, {"name": name} | form.config), where)
-    return found
+        interactions_by_name[name] = run_user_code(
+            partial(kind, {"name": name} | form.config), where
+        )
+    return interactions_by_name
 
 
 def _chosen(interactions: dict[str, BaseInteraction], name: Any, task_id: str) -> BaseInteraction:

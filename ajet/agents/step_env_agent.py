@@ -37,10 +37,12 @@ def _history(episode: EnvironmentEpisode) -> str:
     """Returns the last steps as text, each with its number."""
     length = episode.settings.custom.history_length
     first = max(0, len(episode.transitions) - length)
-    shown = [_shown(n, episode.transitions[n]) for n in range(first, len(episode.transitions))]
-    return "\n".join(shown) or NO_HISTORY
+    step_texts = [
+        _step_text(n, episode.transitions[n]) for n in range(first, len(episode.transitions))
+    ]
+    return "\n".join(step_texts) or NO_HISTORY
 
 
-def _shown(index: int, transition: Transition) -> str:
+def _step_text(index: int, transition: Transition) -> str:
     action = NO_ACTION if transition.action is None else transition.action
     return f"Step {index + 1}: {transition.observation}\nYou did: {action}"

@@ -43,11 +43,11 @@ from ajet.core.trajectory.limits import EpisodeTruncated
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow
 
-UNREADABLE = (
+UNREADABLE_CALL_TEXT = (
     "Error: a tool call in your reply could not be read. Write the name of one tool and its "
     "arguments as a JSON object, in the form that you were shown."
 )
-COUNTED = (
+COUNTER_NAMES = (
     "tool_calls",
     "tool_errors",
     "tool_timeouts",
@@ -125,10 +125,10 @@ class ToolLoop:
                 messages += await self._tool_messages(calls, num_unreadable)
                 if self._num_invalid_in_a_row >= self._settings.max_consecutive_invalid_calls:
                     return "max_consecutive_invalid_calls"
-            elif (said := await self._user_message(messages)) is None:
+            elif (user_message := await self._user_message(messages)) is None:
                 return "interaction"
             else:
-                messages.append(said)
+                messages.append(user_message)
 
     async def output(self, ended_by: str, is_judged: bool) -> WorkflowOutput:
         """Returns the output of the finished conversation, with the rewards of the tools and of the
@@ -141,20 +141,20 @@ class ToolLoop:
         }
         if self._tool_steps:
             metadata["tool_steps"] = self._tool_steps
-        given = list(tool_rewards.values())
+        rewards = list(tool_rewards.values())
         if self._user is not None:
             score = await self._user.score()
-            given += [] if score is None else [score]
+            rewards += [] if score is None else [score]
             metadata["interaction"] = {
                 "score": score,
                 "rewards": self._user.rewards,
                 "notes": self._user.notes,
             }
-        log_metrics = {name: float(self._counts[name]) for name in COUNTED}
+        log_metrics = {name: float(self._counts[name]) for name in COUNTER_NAMES}
         log_metrics["assistant_turns"] = float(self._num_replies)
         log_metrics["user_turns"] = float(self._num_user_turns)
         log_metrics["ended_by_limit"] = float(ended_by not in ("answer", "interaction"))
-        reward = None if is_judged or not given else sum(given)
+        reward = None if is_judged or not rewards else sum(rewards)
         return WorkflowOutput(reward=reward, metadata=metadata, log_metrics=log_metrics)
 
     def _end_after_reply(self, wants_tools: bool) -> str | None:
@@ -194,7 +194,9 @@ class ToolLoop:
             }
             for call, text in zip(calls, texts, strict=True)
         ]
-        return answers + ([{"role": "user", "content": UNREADABLE}] if num_unreadable else [])
+        return answers + (
+            [{"role": "user", "content": UNREADABLE_CALL_TEXT}] if num_unreadable else []
+        )
 
     def _problem(self, order: int, call: Call) -> str | None:
         """Returns why a call is not run, or None. Calls that may be run use up the budget of
@@ -214,7 +216,7 @@ class ToolLoop:
     async def _answer(self, call: Call, problem: str | None) -> str:
         """Returns the text that the model gets as the answer to a call."""
         if problem is not None:
-            return self._shown(f"Error: {problem}")
+            return self._truncated(f"Error: {problem}")
         function = call["function"]
         result = await self._tools.call(function["name"], json.loads(function["arguments"]))
         self._counts["tool_errors"] += result.failed
@@ -222,13 +224,13 @@ class ToolLoop:
         if result.reward is not None or result.metrics:
             step = {"tool": function["name"], "reward": result.reward, "metrics": result.metrics}
             self._tool_steps.append(step)
-        return self._shown(result.text)
+        return self._truncated(result.text)
 
-    def _shown(self, text: str) -> str:
+    def _truncated(self, text: str) -> str:
         """Returns a tool's answer, truncated to its limit of tokens."""
         settings = self._settings
         limit, side = settings.max_tool_response_length, settings.tool_response_truncate_side
-        shown, num_cut = truncate(text, limit, side, self._model)
+        truncated_text, num_cut = truncate(text, limit, side, self._model)
         self._counts["tool_answers_cut"] += bool(num_cut)
         self._counts["tool_characters_cut"] += num_cut
-        return shown
+        return truncated_text

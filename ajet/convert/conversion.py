@@ -115,5 +115,5 @@ def _found(name: str, script: Path) -> Path | None:
     """Returns the file in one of the folders above the script, because scripts name files relative
     to where they are run."""
     folders = [Path.cwd(), *script.resolve().parents]
-    places = [folder / place for folder in folders for place in (name, Path(name).name)]
-    return next((place for place in places if place.is_file()), None)
+    candidates = [folder / candidate for folder in folders for candidate in (name, Path(name).name)]
+    return next((candidate for candidate in candidates if candidate.is_file()), None)

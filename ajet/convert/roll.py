@@ -283,8 +283,8 @@ def device_numbers(mapping: Any) -> list[int] | None:
 def _run_folder(draft: Draft) -> None:
     resume = draft.take("resume_from_checkpoint")
     if resume is not None:
-        words = {False: "disable", True: "auto"}
-        value = words[resume] if isinstance(resume, bool) else str(resume)
+        resume_values = {False: "disable", True: "auto"}
+        value = resume_values[resume] if isinstance(resume, bool) else str(resume)
         draft.set(f"{TRAINER}.resume", value, "resume_from_checkpoint")
     folder, name = draft.take("output_dir"), draft.take("exp_name")
     if folder is not None and name is not None:

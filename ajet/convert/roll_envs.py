@@ -182,11 +182,15 @@ def _texts(
 def _instruction(written: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     """Returns the environment's own instruction, or the config's text. ROLL's two games append a
     description of symbols and actions to it; ajet's have that in their instruction."""
-    words = config.get("env_instruction")
-    if not words:
+    text = config.get("env_instruction")
+    if not text:
         return INSTRUCTION
-    told = str(words).replace("{", "{{").replace("}", "}}")
-    return told if written.get("env_type") not in DEFAULTS else f"{told}\n{INSTRUCTION}"
+    escaped_text = str(text).replace("{", "{{").replace("}", "}}")
+    return (
+        escaped_text
+        if written.get("env_type") not in DEFAULTS
+        else f"{escaped_text}\n{INSTRUCTION}"
+    )
 
 
 def one_group(pattern: str) -> str:
@@ -204,15 +208,15 @@ def _manager(draft: Draft, name: str, environments: Mapping[str, Any]) -> None:
     parts = draft.take(f"{name}.num_groups_partition")
     groups = _groups(draft, name)
     tags = tags if isinstance(tags, list) else list(environments)
-    kept = [tag for tag in tags if tag in environments]
-    if kept != tags:
-        gone = [tag for tag in tags if tag not in environments]
-        reason = f"custom_envs has no {', '.join(map(str, gone))}"
+    known_tags = [tag for tag in tags if tag in environments]
+    if known_tags != tags:
+        unknown_tags = [tag for tag in tags if tag not in environments]
+        reason = f"custom_envs has no {', '.join(map(str, unknown_tags))}"
         draft.leave_out(f"{name}.tags", reason, algorithm=name == TRAIN)
     target = f"{ENVIRONMENT}.{name}"
-    if kept:
-        draft.set(f"{target}.tags", kept, f"{name}.tags")
-    if isinstance(parts, list) and kept:
+    if known_tags:
+        draft.set(f"{target}.tags", known_tags, f"{name}.tags")
+    if isinstance(parts, list) and known_tags:
         shares = [part for tag, part in zip(tags, parts, strict=False) if tag in environments]
         _partition(draft, name, shares, groups)
     if draft.number(f"{name}.format_penalty"):

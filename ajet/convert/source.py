@@ -160,14 +160,14 @@ def _without_foreign(value: Any, prefix: str, unresolved: dict[str, str]) -> Any
     which may be secret, and the time."""
     if not isinstance(value, Mapping):
         return value
-    kept: dict[str, Any] = {}
+    remaining: dict[str, Any] = {}
     for key, inner in value.items():
         name = f"{prefix}{key}"
         if isinstance(inner, str) and _FOREIGN.search(inner):
             unresolved[name] = inner
         else:
-            kept[key] = _without_foreign(inner, f"{name}.", unresolved)
-    return kept
+            remaining[key] = _without_foreign(inner, f"{name}.", unresolved)
+    return remaining
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -410,8 +410,11 @@ def _batches(draft: Draft) -> None:
     if draft.take("algorithm.filter_groups.enable") and rounds > 0:
         target = f"{ALGORITHM}.dynamic_sampling.max_rounds"
         draft.set(target, rounds, "algorithm.filter_groups.max_num_gen_batches")
-    metric, kept = draft.take("algorithm.filter_groups.metric"), (None, "reward", "seq_reward")
-    if draft.take("algorithm.filter_groups.enable") and metric not in kept:
+    metric, supported_metrics = (
+        draft.take("algorithm.filter_groups.metric"),
+        (None, "reward", "seq_reward"),
+    )
+    if draft.take("algorithm.filter_groups.enable") and metric not in supported_metrics:
         reason = "groups are left out where their rewards are equal"
         draft.leave_out("algorithm.filter_groups.metric", reason, algorithm=True)
 

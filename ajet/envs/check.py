@@ -46,11 +46,11 @@ class Playthrough:
     @property
     def is_success(self) -> bool:
         """Follows the same rule as the agents (agents/environment_agent.py)."""
-        said = next(
+        last_success = next(
             (s.metrics["success"] for s in self.steps[::-1] if "success" in s.metrics), None
         )
-        if said is not None:
-            return said > 0
+        if last_success is not None:
+            return last_success > 0
         return bool(self.steps) and self.steps[-1].terminated and self.reward > 0
 
     @property

@@ -87,15 +87,15 @@ class Countdown(Environment):
         try:
             tree = expression(action)
         except NotAnExpression:
-            said = "Write an expression such as 7*3."
-            return self._observation_text(said), 0.0, False, False, self._info(is_valid=False)
+            message = "Write an expression such as 7*3."
+            return self._observation_text(message), 0.0, False, False, self._info(is_valid=False)
         self.num_left -= 1
         uses_all = sorted(numbers_of(tree)) == sorted(self.numbers)
-        found = value_of(tree)
-        is_right = uses_all and found == self.target
+        result = value_of(tree)
+        is_right = uses_all and result == self.target
         self.num_left *= not is_right
-        self.observation = self._answer(found, uses_all, is_right)
-        earned = float(is_right) or self.format_reward * (uses_all and found is not None)
+        self.observation = self._answer(result, uses_all, is_right)
+        earned = float(is_right) or self.format_reward * (uses_all and result is not None)
         info = self._info(is_valid=True, success=is_right, uses_all_numbers=uses_all)
         return self.observation, earned, not self.num_left, False, info
 
@@ -138,25 +138,27 @@ class Countdown(Environment):
             return False
         return belongs_to(split, *sorted(numbers), "to", value, of="countdown")
 
-    def _answer(self, found: int | None, uses_all: bool, is_right: bool) -> str:
+    def _answer(self, result: int | None, uses_all: bool, is_right: bool) -> str:
         if is_right:
             return f"{self.target} is right."
-        said = "That divides with a rest." if found is None else f"That is {found}."
-        said = said if uses_all else "Each number is to be used exactly once."
-        return self._observation_text(said) if self.num_left else f"{said} No tries left."
+        message = "That divides with a rest." if result is None else f"That is {result}."
+        message = message if uses_all else "Each number is to be used exactly once."
+        return self._observation_text(message) if self.num_left else f"{message} No tries left."
 
-    def _observation_text(self, said: str) -> str:
+    def _observation_text(self, message: str) -> str:
         task = f"Numbers: {' '.join(map(str, self.numbers))}. Target: {self.target}."
         left = f"{self.num_left} tr{'ies' if self.num_left > 1 else 'y'} left."
-        return " ".join(part for part in (said, task, left if self.max_tries > 1 else "") if part)
+        return " ".join(
+            part for part in (message, task, left if self.max_tries > 1 else "") if part
+        )
 
     def _info(self, **metrics: bool) -> Info:
-        shown = {
+        metrics_shown = {
             "success": False,
             "action_is_valid": metrics.pop("is_valid"),
             "uses_all_numbers": False,
         }
-        return {"metrics": shown | metrics, "state_key": self._state_key()}
+        return {"metrics": metrics_shown | metrics, "state_key": self._state_key()}
 
     def _state_key(self) -> str:
         return f"{sorted(self.numbers)} to {self.target}, {self.num_left} left"

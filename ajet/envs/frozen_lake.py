@@ -112,8 +112,8 @@ class FrozenLake(Environment):
         self._tile_views: dict[int, _TileView] = {}
         self._policy: NDArray[np.intp] | None = None
         self.position, _ = self._lake.reset(seed=seed)
-        place = self._tile_view()
-        return place.text, {"state_key": place.state_key}
+        view = self._tile_view()
+        return view.text, {"state_key": view.state_key}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         before = self._tile_view()
@@ -124,9 +124,9 @@ class FrozenLake(Environment):
             text = f"{INVALID_ACTION_TEXT}\n{before.text}"
             return text, 0.0, False, False, _info(before, False, False)
         self.position, _, terminated, _, _ = self._lake.step(number)
-        place = self._tile_view()
-        info = _info(place, True, place is not before)
-        return place.text, self._rewards[place.letter], terminated, False, info
+        view = self._tile_view()
+        info = _info(view, True, view is not before)
+        return view.text, self._rewards[view.letter], terminated, False, info
 
     def render(self) -> Frame:
         return draw_grid(_with_player(self.map, self.position, SYMBOLS, PLAYER_ON), TILES)
@@ -140,23 +140,23 @@ class FrozenLake(Environment):
         return ACTIONS[self._policy[self.position]]
 
     def _tile_view(self) -> _TileView:
-        place = self._tile_views.get(self.position)
-        if place is None:
-            place = self._tile_views[self.position] = _TileView(
+        view = self._tile_views.get(self.position)
+        if view is None:
+            view = self._tile_views[self.position] = _TileView(
                 text=_shown(self.map, self.position, *self._shows),
                 state_key=f"{'/'.join(self.map)}@{self.position}",
                 letter="".join(self.map)[self.position],
             )
-        return place
+        return view
 
 
-def _info(place: _TileView, is_valid: bool, is_effective: bool) -> Info:
+def _info(view: _TileView, is_valid: bool, is_effective: bool) -> Info:
     metrics = {
-        "success": place.letter == "G",
+        "success": view.letter == "G",
         "action_is_valid": is_valid,
         "action_is_effective": is_effective,
     }
-    return {"metrics": metrics, "state_key": place.state_key}
+    return {"metrics": metrics, "state_key": view.state_key}
 
 
 def _check(size: int, p: float, view: View, shows_something: bool) -> None:
@@ -208,21 +208,21 @@ def _generated_map(size: int, p: float, seed: int, split: str | None) -> Rows:
 
 def _can_be_crossed(rows: Rows) -> bool:
     """Returns whether every start reaches a goal over ice."""
-    starts = [place for place, letter in _tiles_of(rows) if letter == "S"]
+    starts = [tile for tile, letter in _tiles_of(rows) if letter == "S"]
     return bool(starts) and all(_reaches_goal(rows, start) for start in starts)
 
 
 def _reaches_goal(rows: Rows, start: tuple[int, int]) -> bool:
-    queue, seen = [start], {start}
-    while queue:
-        row, column = queue.pop()
+    stack, seen = [start], {start}
+    while stack:
+        row, column = stack.pop()
         if rows[row][column] == "G":
             return True
         for down, right in MOVES:
-            place = (row + down, column + right)
-            if place not in seen and _letter(rows, *place) not in (None, "H"):
-                seen.add(place)
-                queue.append(place)
+            tile = (row + down, column + right)
+            if tile not in seen and _letter(rows, *tile) not in (None, "H"):
+                seen.add(tile)
+                stack.append(tile)
     return False
 
 
@@ -256,13 +256,13 @@ def _best_actions(transitions: Mapping[int, Mapping[int, Any]]) -> NDArray[np.in
         values = better
 
 
-def _shown(rows: Rows, position: int, view: View, neighbours: bool, place: bool) -> str:
+def _shown(rows: Rows, position: int, view: View, neighbours: bool, show_position: bool) -> str:
     """Returns the observation: the configured parts, one below the other."""
     symbols = SYMBOLS if view == "grid" else {letter: letter for letter in NAMES}
     parts = [] if view == "none" else list(_with_player(rows, position, symbols, PLAYER_ON))
     row, column = divmod(position, len(rows[0]))
-    if place:
-        goal = next(place for place, letter in _tiles_of(rows) if letter == "G")
+    if show_position:
+        goal = next(tile for tile, letter in _tiles_of(rows) if letter == "G")
         parts.append(f"You {row} {column} Goal {goal[0]} {goal[1]}")
     if neighbours:
         parts.append(_neighbours(rows, row, column))

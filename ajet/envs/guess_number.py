@@ -112,11 +112,11 @@ class GuessNumber(Environment):
         hint = f"{guess} is too {'high' if guess > self.number else 'low'}."
         return self._observation_text("" if self.show_bounds else hint)
 
-    def _observation_text(self, said: str) -> str:
+    def _observation_text(self, message: str) -> str:
         is_first = self.num_left == self.max_guesses
         bounds = "Between {} and {}.".format(*self.bounds) if self.show_bounds or is_first else ""
         left = f"{self.num_left} guess{'es' if self.num_left > 1 else ''} left."
-        return " ".join(part for part in (said, bounds, left) if part)
+        return " ".join(part for part in (message, bounds, left) if part)
 
     def _info(self, is_found: bool, *, is_valid: bool) -> Info:
         metrics = {"success": is_found, "action_is_valid": is_valid}

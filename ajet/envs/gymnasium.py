@@ -51,7 +51,7 @@ class GymnasiumEnvironment(Environment):
         **make: Any,
     ) -> None:
         self.env_id = env_id
-        self._env = _made(env_id, make)
+        self._env = _make_env(env_id, make)
         self.names = None if actions is None else [str(name).strip() for name in actions]
         try:
             self._check_spaces()
@@ -65,8 +65,8 @@ class GymnasiumEnvironment(Environment):
     def reset(
         self, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[str, Info]:
-        seen, info = self._env.reset(seed=seed, options=dict(options or {}))
-        self.observation = as_text(self._env.observation_space, seen)
+        observation, info = self._env.reset(seed=seed, options=dict(options or {}))
+        self.observation = as_text(self._env.observation_space, observation)
         return self.observation, {name: info[name] for name in PASSED if name in info}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
@@ -74,8 +74,8 @@ class GymnasiumEnvironment(Environment):
         if done is None:
             metrics = {"action_is_valid": False}
             return f"{self.form}\n{self.observation}", 0.0, False, False, {"metrics": metrics}
-        seen, reward, terminated, truncated, info = self._env.step(done)
-        self.observation = as_text(self._env.observation_space, seen)
+        observation, reward, terminated, truncated, info = self._env.step(done)
+        self.observation = as_text(self._env.observation_space, observation)
         return self.observation, float(reward), bool(terminated), bool(truncated), _kept_info(info)
 
     def render(self) -> Frame:
@@ -197,7 +197,7 @@ def _range(space: Any) -> str:
     return " of 0 and 1" if isinstance(space, spaces.MultiBinary) else ", whole"
 
 
-def _made(env_id: str, make: Mapping[str, Any]) -> Any:
+def _make_env(env_id: str, make: Mapping[str, Any]) -> Any:
     import gymnasium
 
     try:

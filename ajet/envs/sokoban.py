@@ -91,7 +91,7 @@ class Sokoban(Environment):
     ) -> tuple[str, Info]:
         seed = secrets.randbits(63) if seed is None else seed
         split = (options or {}).get("split")
-        self.room = self._fixed_room or self._generated(seed, split)
+        self.room = self._fixed_room or self._generate_room(seed, split)
         self._boxes, self._player = set(self.room.boxes), self.room.player
         self._num_steps, self._plan = 0, ()
         self._show()
@@ -120,8 +120,8 @@ class Sokoban(Environment):
         """Returns the next move of a shortest solution. It returns None if there is no solution, or
         if none is found within 20,000 states, as in large rooms with many boxes."""
         if not self._plan:
-            here = Room(self.room.layout, frozenset(self._boxes), self._player)
-            self._plan = solve(here, MAX_ORACLE_STATES) or ()
+            current_room = Room(self.room.layout, frozenset(self._boxes), self._player)
+            self._plan = solve(current_room, MAX_ORACLE_STATES) or ()
         return self._plan[0] if self._plan else None
 
     def _move(self, name: str) -> bool:
@@ -158,7 +158,7 @@ class Sokoban(Environment):
         is_truncated = not self._is_solved and self._num_steps >= self._max_steps
         return text, reward, self._is_solved, is_truncated, info
 
-    def _generated(self, seed: int, split: str | None) -> Room:
+    def _generate_room(self, seed: int, split: str | None) -> Room:
         """Returns the first room drawn from the seed that belongs to the split and has no box on a
         target."""
         rng = random.Random(derive(seed, "room"))

@@ -136,9 +136,9 @@ def _pulled_states(
         last = _chosen(_pulls(boxes, reach, free, solved.moves.values()), last, rng)
         if last is None:
             return
-        number, way = last
-        boxes[number] += way
-        player = boxes[number] + way
+        number, direction = last
+        boxes[number] += direction
+        player = boxes[number] + direction
         max_moves -= reach[boxes[number]] + 1
         if max_moves < 0:
             return
@@ -150,12 +150,12 @@ def _pulls(
 ) -> list[tuple[int, int]]:
     """Returns all possible pulls as (box number, direction). The player stands next to the box and
     steps back."""
-    ways = tuple(offsets)
+    directions = tuple(offsets)
     return [
-        (number, way)
+        (number, direction)
         for number, box in enumerate(boxes)
-        for way in ways
-        if box + way in reach and box + 2 * way in free
+        for direction in directions
+        if box + direction in reach and box + 2 * direction in free
     ]
 
 
@@ -202,6 +202,6 @@ def _dig(height: int, width: int, rng: random.Random) -> set[tuple[int, int]]:
     return dug
 
 
-def _within(place: int, length: int) -> int:
+def _within(coordinate: int, length: int) -> int:
     """Returns the nearest coordinate inside the outer wall."""
-    return min(max(place, 1), length - 2)
+    return min(max(coordinate, 1), length - 2)

@@ -39,7 +39,7 @@ class TextArenaEnvironment(Environment):
         require_package("textarena", extra="textarena", wanted_by=f"textarena:{env_id}")
         self.env_id = env_id
         with lock:
-            self._game = _made(env_id, settings)
+            self._game = _make_game(env_id, settings)
         self._bare = _bare(self._game)
         if any(name in SEVERAL_PLAYERS for name in type(self._bare).reset.__code__.co_names):
             raise ConfigError(f"textarena:{env_id}: a game for several players; take one for one")
@@ -54,7 +54,7 @@ class TextArenaEnvironment(Environment):
         self._random, self._is_over = PrivateRandom(derive(seed, "textarena", "drawn")), False
         with self._random.active():
             self._game.reset(num_players=1, seed=derive(seed, "textarena") % 2**32)
-            self.observation = self._seen()
+            self.observation = self._observation_text()
         return self.observation, {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
@@ -63,7 +63,7 @@ class TextArenaEnvironment(Environment):
             return "The game is over.", 0.0, True, False, over
         with self._random.active():
             is_done, _ = self._game.step(action=action)
-            self.observation = self._seen()
+            self.observation = self._observation_text()
             reward, is_refused = self._outcome() if is_done else (0.0, self._was_refused())
         self._is_over = is_done
         metrics = {"success": is_done and reward >= 1, "action_is_valid": not is_refused}
@@ -72,7 +72,7 @@ class TextArenaEnvironment(Environment):
     def render(self) -> str:
         return self.observation
 
-    def _seen(self) -> str:
+    def _observation_text(self) -> str:
         if self._shows_history():
             messages = self._bare.state.get_current_player_observation()
             texts = [text for sender, text, _ in messages if sender != PLAYER]
@@ -108,7 +108,7 @@ class TextArenaEnvironment(Environment):
         return bool(getattr(self._bare.state, "error_count", 0))
 
 
-def _made(env_id: str, settings: Mapping[str, Any]) -> Any:
+def _make_game(env_id: str, settings: Mapping[str, Any]) -> Any:
     """Returns the game. Making it imports the game's module, which may be broken or need a
     network."""
     import textarena
@@ -119,8 +119,8 @@ def _made(env_id: str, settings: Mapping[str, Any]) -> Any:
     try:
         return textarena.make(env_id, **settings)
     except Exception as error:  # a game's constructor may raise anything
-        said = " ".join(str(error).strip("* \n").split())[:200]
-        raise ConfigError(f"textarena:{env_id}: {type(error).__name__}: {said}") from error
+        message = " ".join(str(error).strip("* \n").split())[:200]
+        raise ConfigError(f"textarena:{env_id}: {type(error).__name__}: {message}") from error
 
 
 def _bare(game: Any) -> Any:

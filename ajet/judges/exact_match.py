@@ -15,8 +15,8 @@ class ExactMatchJudge(BaseJudge):
     def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
     ) -> tuple[float, bool]:
-        given = normalised(final_part(final_answer(workflow_output.metadata)))
-        is_success = given == normalised(reference_answer(workflow_task.task))
+        answer = normalised(final_part(final_answer(workflow_output.metadata)))
+        is_success = answer == normalised(reference_answer(workflow_task.task))
         return float(is_success), is_success
 
 

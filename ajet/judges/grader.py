@@ -100,9 +100,9 @@ class Grader:
         first = workflow_tasks[0]
         order = list(range(len(outputs)))
         random.Random(seeding.derive(self._seed, "judge", first.seed)).shuffle(order)
-        answers = [self.answer(outputs[place]) for place in order]
-        shown = [fenced(f"answer-{n}", answer) for n, answer in enumerate(answers, 1)]
-        texts = {"answers": "\n".join(shown)}
+        answers = [self.answer(outputs[index]) for index in order]
+        fenced_answers = [fenced(f"answer-{n}", answer) for n, answer in enumerate(answers, 1)]
+        texts = {"answers": "\n".join(fenced_answers)}
         scores = await self._scores(first.task, texts, criteria, len(order), "answer")
         by_index = dict(zip(order, scores.values, strict=True))
         return [self._grade(by_index[n], (by_index[n],), scores.reason) for n in sorted(order)]
@@ -113,7 +113,7 @@ class Grader:
         texts: dict[str, str],
         criteria: Sequence[Criterion],
         count: int,
-        of: str,
+        item_name: str,
     ) -> Scores:
         section = self._section
         texts |= {
@@ -123,7 +123,7 @@ class Grader:
             "min_score": f"{section.min_score:g}",
             "max_score": f"{section.max_score:g}",
         }
-        reply_format = ScoresFormat(count, section.min_score, section.max_score, of)
+        reply_format = ScoresFormat(count, section.min_score, section.max_score, item_name)
         return await self.ask(fill(self._template, texts), reply_format)
 
     def _grade(self, reward: float, scores: tuple[float, ...], reason: str) -> Grade:

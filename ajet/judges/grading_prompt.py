@@ -38,7 +38,9 @@ _PLACEHOLDERS = re.compile(r"\{(query|reference|rubrics|answers?|min_score|max_s
 
 def fill(template: str, texts: Mapping[str, str]) -> str:
     """Returns the template with its known placeholders replaced, once; other braces stay."""
-    return _PLACEHOLDERS.sub(lambda place: texts.get(place[1], place[0]), template).strip()
+    return _PLACEHOLDERS.sub(
+        lambda placeholder: texts.get(placeholder[1], placeholder[0]), template
+    ).strip()
 
 
 def fenced(name: str, text: str | None) -> str:
@@ -64,7 +66,7 @@ def _weight(criterion: Criterion) -> str:
 def checked_template(template: str | None, default: str, key: str) -> str:
     """Returns the user's template, or the default. Raises `ConfigError` if the user's has no
     placeholder for what is judged."""
-    place = "{answers}" if default is LISTWISE else "{answer}"
-    if template is not None and place not in template:
-        raise ConfigError(f"{key}: has no {place}: the judge would not see what it judges")
+    placeholder = "{answers}" if default is LISTWISE else "{answer}"
+    if template is not None and placeholder not in template:
+        raise ConfigError(f"{key}: has no {placeholder}: the judge would not see what it judges")
     return default if template is None else template

@@ -40,23 +40,23 @@ class MathJudge(BaseJudge):
         return float(is_success), is_success
 
 
-def is_equal_answer(said: str, reference: str) -> bool:
-    """Returns whether the answer in `said` equals `reference`. Blocks while math-verify
+def is_equal_answer(text: str, reference: str) -> bool:
+    """Returns whether the answer in `text` equals `reference`. Blocks while math-verify
     computes."""
-    answer = extract_answer(said)
+    answer = extract_answer(text)
     is_equal = equal_as_text(answer, reference)
     return MathProcess.shared().is_equal(reference, answer) if is_equal is None else is_equal
 
 
-def extract_answer(said: str) -> str:
-    """Returns the content of the last box; without one, all of `said` if it is nothing but a
+def extract_answer(text: str) -> str:
+    """Returns the content of the last box; without one, all of `text` if it is nothing but a
     number, else ""."""
-    answer = boxed(said)
+    answer = boxed(text)
     if answer is not None:
         return answer
-    said = said.strip()
-    is_number = len(said) <= MAX_ANSWER_LENGTH and _BARE_NUMBER.fullmatch(said)
-    return said.removesuffix(".") if is_number else ""
+    text = text.strip()
+    is_number = len(text) <= MAX_ANSWER_LENGTH and _BARE_NUMBER.fullmatch(text)
+    return text.removesuffix(".") if is_number else ""
 
 
 def equal_as_text(answer: str, reference: str) -> bool | None:

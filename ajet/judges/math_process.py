@@ -96,9 +96,13 @@ def compare(reference: str, answer: str) -> bool:
     """Returns whether math-verify finds the two equal. It runs in the child."""
     from math_verify import parse, verify
 
-    gold = parse(f"${reference}$", parsing_timeout=None)  # type: ignore[arg-type]
-    said = parse(f"${answer}$", parsing_timeout=None)  # type: ignore[arg-type]
-    return bool(gold and said and verify(gold, said, timeout_seconds=None))
+    reference_expression = parse(f"${reference}$", parsing_timeout=None)  # type: ignore[arg-type]
+    answer_expression = parse(f"${answer}$", parsing_timeout=None)  # type: ignore[arg-type]
+    return bool(
+        reference_expression
+        and answer_expression
+        and verify(reference_expression, answer_expression, timeout_seconds=None)
+    )
 
 
 def main(timeout_s: int) -> None:

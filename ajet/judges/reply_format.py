@@ -54,12 +54,12 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class ScoresFormat:
-    """Asks for `count` scores from `low` to `high`; `of` names what each score is for."""
+    """Asks for `count` scores from `low` to `high`; `item_name` names what each score is for."""
 
     count: int
     low: float
     high: float
-    of: str = "answer"
+    item_name: str = "answer"
 
     @property
     def instruction(self) -> str:
@@ -69,19 +69,19 @@ class ScoresFormat:
             return f"Reply with this JSON object alone: {what}"
         what = f'{{"reason": "<one sentence>", "scores": [<{self.count} numbers>]}}'
         return (
-            f"Reply with this JSON object alone: {what}, with one score for each {self.of} in the "
-            f"order above, each {scale}."
+            f"Reply with this JSON object alone: {what}, with one score for each "
+            f"{self.item_name} in the order above, each {scale}."
         )
 
     def read(self, reply: str) -> Scores:
-        said = _said(reply)
-        found = _objects(said, ("score", "scores"))
+        text = _without_thinking(reply)
+        found = _objects(text, ("score", "scores"))
         if found:
             value = found[-1].get("scores", found[-1].get("score"))
             values = value if isinstance(value, list) else [value]
             reason = found[-1].get("reason")
         else:
-            values, reason = _plain_scores(said), ""
+            values, reason = _plain_scores(text), ""
         if len(values) != self.count:
             raise MalformedReply(f"it has {len(values)} scores, not {self.count}")
         scores = tuple(self._score(value) for value in values)
@@ -111,9 +111,9 @@ class CriteriaFormat:
         return f'Reply with this JSON object alone: {{"criteria": [<{number} texts>]}}'
 
     def read(self, reply: str) -> tuple[str, ...]:
-        said = _said(reply)
-        found = _objects(said, ("criteria",))
-        texts: Any = found[-1]["criteria"] if found else _numbered(said)
+        text = _without_thinking(reply)
+        found = _objects(text, ("criteria",))
+        texts: Any = found[-1]["criteria"] if found else _numbered(text)
         if not isinstance(texts, list) or not all(isinstance(t, str) and t.strip() for t in texts):
             raise MalformedReply("its criteria are not a list of texts")
         if not self.at_least <= len(texts) <= self.at_most:
@@ -122,44 +122,44 @@ class CriteriaFormat:
         return tuple(text.strip() for text in texts)
 
 
-def _said(reply: str) -> str:
+def _without_thinking(reply: str) -> str:
     """Returns the end of the reply, without the thinking before ``</think>``."""
     return reply.rpartition("</think>")[2][-READ_CHARACTERS:].strip()
 
 
-def _objects(said: str, keys: tuple[str, ...]) -> list[dict[str, Any]]:
+def _objects(text: str, keys: tuple[str, ...]) -> list[dict[str, Any]]:
     """Returns the outermost JSON objects that have one of `keys`; raises `MalformedReply` if they
     differ in it."""
-    found = [each for each in _json_objects(said) if any(key in each for key in keys)]
+    found = [each for each in _json_objects(text) if any(key in each for key in keys)]
     if len({json.dumps([each.get(key) for key in keys]) for each in found}) > 1:
         raise MalformedReply("it has several JSON objects that contradict each other")
     return found
 
 
-def _json_objects(said: str) -> Iterator[dict[str, Any]]:
+def _json_objects(text: str) -> Iterator[dict[str, Any]]:
     decoder = json.JSONDecoder()
-    at = said.find("{")
+    at = text.find("{")
     while at >= 0:
         try:
-            value, end = decoder.raw_decode(said, at)
+            value, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
             end = at + 1
         else:
             yield value
-        at = said.find("{", end)
+        at = text.find("{", end)
 
 
-def _plain_scores(said: str) -> list[float]:
-    lines = _LINE.findall(said)
+def _plain_scores(text: str) -> list[float]:
+    lines = _LINE.findall(text)
     if len(lines) != 1:
         several = "several lines with scores" if lines else "no JSON object with a score"
         raise MalformedReply(f"it has {several}")
     return [float(number) for number in lines[0].split(",")]
 
 
-def _numbered(said: str) -> list[str]:
+def _numbered(text: str) -> list[str]:
     """Returns the items of one numbered list that begins at 1."""
-    items = _ITEM.findall(said)
+    items = _ITEM.findall(text)
     if [int(number) for number, _ in items] != list(range(1, len(items) + 1)) or not items:
         raise MalformedReply("it has no JSON object with criteria")
     return [text for _, text in items]

@@ -88,7 +88,7 @@ class Rubrics:
         has_examples = section.dataset_file.training.file_path is not None
         return bool(section.rubrics) or section.enable_categorization or has_examples
 
-    async def of(self, task: Task) -> Criteria:
+    async def criteria_for(self, task: Task) -> Criteria:
         """Returns the task's criteria, generating them if there are none. Concurrent callers wait
         for one generation."""
         if self.is_shared:
@@ -101,16 +101,16 @@ class Rubrics:
         """Generates and stores the criteria of one question, unless another process has done so
         meanwhile."""
         if self._store is None:
-            made = await self._generate_from_example(self._described(task))
+            criteria = await self._generate_from_example(self._described(task))
         else:
             async with self._store.creation_lock(key):
                 self._by_question |= self._store.read()[1]
-                made = self._by_question.get(key, ())
-                if not made:
-                    made = await self._generate_from_example(self._described(task))
-                    self._store.add(key, self._grader.question(task), made)
-        self._by_question[key] = made
-        return made
+                criteria = self._by_question.get(key, ())
+                if not criteria:
+                    criteria = await self._generate_from_example(self._described(task))
+                    self._store.add(key, self._grader.question(task), criteria)
+        self._by_question[key] = criteria
+        return criteria
 
     async def _create_shared(self) -> Criteria:
         """Generates and stores the criteria that hold for every question, unless another process
@@ -130,7 +130,7 @@ class Rubrics:
         config asks for it."""
         examples = await asyncio.to_thread(self._examples)
         found = await asyncio.gather(*map(self._generate_from_example, examples))
-        texts = list(dict.fromkeys(criterion.text for made in found for criterion in made))
+        texts = list(dict.fromkeys(criterion.text for criteria in found for criterion in criteria))
         if self._section.enable_categorization:
             texts = await self._merged(texts)
         return tuple(Criterion(text=text) for text in texts)
@@ -187,8 +187,10 @@ class Rubrics:
         return "\n".join(filter(None, [question, fenced("reference", reference)]))
 
     def _key(self, task: Task) -> str:
-        told = json.dumps([self._grader.question(task), self._grader.reference(task)])
-        return hashlib.sha256(told.encode()).hexdigest()[:32]
+        question_and_reference = json.dumps(
+            [self._grader.question(task), self._grader.reference(task)]
+        )
+        return hashlib.sha256(question_and_reference.encode()).hexdigest()[:32]
 
     def _creation_settings(self) -> dict[str, Any]:
         settings = {name: getattr(self._section, name) for name in SETTINGS}
@@ -233,9 +235,9 @@ class _RubricStore:
         if not self._grader.exists():
             return (), {}
         try:
-            kept = json.loads(self._grader.read_text(encoding="utf-8"))
-            shared = _criteria(kept["criteria"])
-            made_with = dict(kept["made_with"])
+            stored = json.loads(self._grader.read_text(encoding="utf-8"))
+            shared = _criteria(stored["criteria"])
+            made_with = dict(stored["made_with"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"{self._grader} cannot be read: {error!r}; move it away"
@@ -273,13 +275,16 @@ class _RubricStore:
             raise _unreadable(self._questions, error) from error
 
     def write(self, shared: Criteria) -> None:
-        kept = {"made_with": self._creation_settings, "criteria": [c.model_dump() for c in shared]}
-        write_text_atomically(self._grader, json.dumps(kept, ensure_ascii=False, indent=2) + "\n")
+        stored = {
+            "made_with": self._creation_settings,
+            "criteria": [c.model_dump() for c in shared],
+        }
+        write_text_atomically(self._grader, json.dumps(stored, ensure_ascii=False, indent=2) + "\n")
 
-    def add(self, key: str, question: str, made: Criteria) -> None:
+    def add(self, key: str, question: str, criteria: Criteria) -> None:
         if not self._grader.exists():
             self.write(())
-        row = {"key": key, "question": question, "criteria": [c.model_dump() for c in made]}
+        row = {"key": key, "question": question, "criteria": [c.model_dump() for c in criteria]}
         with self._questions.open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed: a line takes no time
             _cut_torn_line(self._questions)

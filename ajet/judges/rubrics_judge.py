@@ -37,7 +37,7 @@ class RubricsJudge(BaseJudge):
     async def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
     ) -> tuple[float, bool]:
-        criteria = await self._rubrics.of(workflow_task.task)
+        criteria = await self._rubrics.criteria_for(workflow_task.task)
         grade = await self._grader.grade(workflow_task.task, workflow_output, criteria)
         if self._rubrics.is_shared:
             for number, score in enumerate(grade.scores, 1):
@@ -56,7 +56,7 @@ class RubricsListwiseJudge(GroupJudge):
     async def compute_group_rewards(
         self, workflow_tasks: Sequence[WorkflowTask], workflow_outputs: Sequence[WorkflowOutput]
     ) -> list[tuple[float, bool]]:
-        criteria = await self._rubrics.of(workflow_tasks[0].task)
+        criteria = await self._rubrics.criteria_for(workflow_tasks[0].task)
         grades = await self._grader.grade_group(workflow_tasks, workflow_outputs, criteria)
         return [
             verdict_with_reason(g, output)

@@ -98,8 +98,8 @@ class Audit:
     def _fault(self, episode: EpisodeRecord, turn: TurnRecord, what: str) -> None:
         self.figures.num_faults += 1
         if len(self.figures.faults) < SHOWN_FAULTS:
-            place = f"episode {episode.row.episode_id}, turn {turn.turn_index}"
-            self.figures.faults.append(f"{place}: {what}")
+            where = f"episode {episode.row.episode_id}, turn {turn.turn_index}"
+            self.figures.faults.append(f"{where}: {what}")
 
     def _check_logprobs(self, episode: EpisodeRecord, turn: TurnRecord) -> None:
         num, logprobs = len(turn.token_ids), turn.logprobs
@@ -180,17 +180,17 @@ class Audit:
         before = list(_calls_before(turn, turns)) if turn.notes.get("continues") else []
         if any(self._is_in_opening(at, call) for call in before):
             return "opening of a forced call"
-        said = next((call for call in before if self._is_in_reply(at, call)), None)
-        if said is None:
+        reply_call = next((call for call in before if self._is_in_reply(at, call)), None)
+        if reply_call is None:
             return "the template renders otherwise than in the run"
-        if at > len(said.prompt_ids) + len(said.token_ids):
+        if at > len(reply_call.prompt_ids) + len(reply_call.token_ids):
             return "other"
-        if said.finish_reason != "stop":
+        if reply_call.finish_reason != "stop":
             return "cut reply"
-        start, stops = min(at, len(said.prompt_ids)), self._template.stop_token_ids
-        ids = [*said.prompt_ids[start:].tolist(), *said.token_ids.tolist()]
+        start, stops = min(at, len(reply_call.prompt_ids)), self._template.stop_token_ids
+        ids = [*reply_call.prompt_ids[start:].tolist(), *reply_call.token_ids.tolist()]
         text = self._template.text_of([i for i in ids if i not in stops])
-        return _cause_in(said, text, self._template.text_of(fresh[start:]))
+        return _cause_in(reply_call, text, self._template.text_of(fresh[start:]))
 
     def _is_in_reply(self, at: int, call: TurnRecord) -> bool:
         """Returns whether this position is in or after what the call sampled. In a fresh render,
@@ -209,16 +209,16 @@ class Audit:
 _NO_WORDS = ("", "<think>")
 
 
-def _cause_in(said: TurnRecord, text: str, fresh: str) -> str:
+def _cause_in(reply_call: TurnRecord, text: str, fresh: str) -> str:
     """Returns the cause of drift within a reply. `text` is what was sampled, `fresh` what the
     template writes from there on."""
     if fresh.startswith(text):
         return "reply re-tokenized"
-    thinking = str(said.reply.get("reasoning_content") or text.partition("</think>")[0])
+    thinking = str(reply_call.reply.get("reasoning_content") or text.partition("</think>")[0])
     if "</think>" in text and thinking.strip() not in fresh[: len(text) + len(thinking)]:
         return "thinking stripped"
-    words = str(said.reply.get("content") or "").strip()
-    if said.reply.get("tool_calls") and _first_char_apart(text, fresh) >= len(words):
+    content = str(reply_call.reply.get("content") or "").strip()
+    if reply_call.reply.get("tool_calls") and _first_char_apart(text, fresh) >= len(content):
         return "tool call re-serialised"
     if "".join(fresh.split()).startswith("".join(text.split())):
         return "white space trimmed"
@@ -286,8 +286,8 @@ def _completion(turn: TurnRecord) -> Completion:
 
 
 def _turn(turn: TurnRecord) -> Turn:
-    given = _completion(turn), turn.messages, turn.tools, turn.reply
-    return Turn(*given, trainable=turn.trainable)
+    fields = _completion(turn), turn.messages, turn.tools, turn.reply
+    return Turn(*fields, trainable=turn.trainable)
 
 
 def _without_ids(reply: dict[str, Any]) -> dict[str, Any]:

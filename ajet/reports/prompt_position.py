@@ -27,15 +27,15 @@ def describe_position(turn: TurnRecord, position: int, template: ChatTemplate) -
     text, at = template.text_of(ids), len(template.text_of(ids[:position]))
     end = 0
     for number, message in enumerate(turn.messages):
-        said = str(normalised(message)["content"]).strip()
-        start = text.find(said, end) if said else -1
+        content = str(normalised(message)["content"]).strip()
+        start = text.find(content, end) if content else -1
         if start < 0:
             continue
         if at < start and _offers(text[end:start], turn.tools):
             return "the tools"
-        if at <= start + len(said):
+        if at <= start + len(content):
             return f"message {number} ({message.get('role')})"
-        end = start + len(said)
+        end = start + len(content)
     return "the tools" if _offers(text[end:], turn.tools) else "what follows the last message"
 
 

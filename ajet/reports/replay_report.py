@@ -70,7 +70,11 @@ class ReplayReport:
     @cached_property
     def differences(self) -> list[CallDifference]:
         """The calls that differ, in their order, then the recorded calls that were not made."""
-        found = [each for n, call in enumerate(self.engine.calls) for each in self._of(n, call)]
+        found = [
+            each
+            for n, call in enumerate(self.engine.calls)
+            for each in self._differences_of(n, call)
+        ]
         if not self.engine.stopped:
             found += [CallDifference(n, "recorded, and not made") for n in self.engine.not_made]
         return found
@@ -107,9 +111,9 @@ class ReplayReport:
 
     def summary(self) -> Text:
         """Returns one line: that the replay is the same, or where it differs."""
-        return Text(self._said(), style="bold green" if self.is_same else "bold red")
+        return Text(self._summary_text(), style="bold green" if self.is_same else "bold red")
 
-    def _said(self) -> str:
+    def _summary_text(self) -> str:
         if self.is_same:
             return f"the same: {self._extent()}, {self._end()}"
         parts = []
@@ -134,17 +138,17 @@ class ReplayReport:
             by_turn.setdefault(number, []).append(difference.shown())
         return {number: Text("\n").join(texts) for number, texts in by_turn.items()}
 
-    def _of(self, number: int, call: ReplayedCall) -> Iterator[CallDifference]:
+    def _differences_of(self, number: int, call: ReplayedCall) -> Iterator[CallDifference]:
         if call.recorded is None:
             if self.engine.stopped and self.record.ended_as not in UNFINISHED:
                 yield CallDifference(number, f"one more than the {len(self.record.turns)} recorded")
             return
         turn = self.record.turns[call.recorded]
         if call.departs_at is not None:
-            place = describe_position(turn, call.departs_at, self.template)
+            position_text = describe_position(turn, call.departs_at, self.template)
             yield CallDifference(
                 call.recorded,
-                f"the prompt departs at position {call.departs_at}, in {place}",
+                f"the prompt departs at position {call.departs_at}, in {position_text}",
                 call.completion,
                 self._window(turn.prompt_ids.tolist(), call.departs_at),
                 self._window(call.prompt_ids, call.departs_at),

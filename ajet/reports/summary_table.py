@@ -127,8 +127,10 @@ def _program(name: str) -> str:
 def shown_path(path: Path) -> str:
     """Returns the path relative to the current folder if it lies below it, else the absolute
     path."""
-    path, here = Path(path).absolute(), Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+    path, current_folder = Path(path).absolute(), Path.cwd()
+    return (
+        str(path.relative_to(current_folder)) if path.is_relative_to(current_folder) else str(path)
+    )
 
 
 def _success(rate: float | None, num_tasks: int) -> str:

@@ -89,9 +89,9 @@ def _body(message: dict[str, Any]) -> Text:
     text = Text()
     if message.get("reasoning_content"):
         text.append(_cut(str(message["reasoning_content"]).strip()), style="dim italic")
-    said = _text(message.get("content")).strip()
-    if said:
-        text.append("\n" if text else "").append(_cut(said), style=style)
+    content = _text(message.get("content")).strip()
+    if content:
+        text.append("\n" if text else "").append(_cut(content), style=style)
     for call in message.get("tool_calls") or []:
         text.append("\n" if text else "").append_text(_call(call))
     return text or Text("(nothing)", style="dim")
@@ -103,13 +103,13 @@ def _call(call: dict[str, Any]) -> Text:
     function = call.get("function", call)
     arguments = function.get("arguments")
     try:
-        given = json.loads(arguments) if isinstance(arguments, str) else arguments
+        parsed_arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
-        given = None
+        parsed_arguments = None
     text = Text(f"→ {function.get('name')}", style="magenta")
-    if not isinstance(given, dict):
+    if not isinstance(parsed_arguments, dict):
         return text.append(f"({arguments})")
-    for name, value in given.items():
+    for name, value in parsed_arguments.items():
         if isinstance(value, str) and "\n" in value.strip():
             indented = value.strip("\n").replace("\n", "\n    ")
             text.append(f"\n  {name}:\n    {_cut(indented)}")

@@ -54,7 +54,7 @@ class DataRecipe:
         ]
 
     def _read(self, split: str) -> list[tuple[str, str]]:
-        place = str(self.source.resolve()) if self.source else HUB[self.name]
+        source = str(self.source.resolve()) if self.source else HUB[self.name]
         if self.source and not self.source.exists():
             raise DataError(f"--from {self.source}: no such folder or file")
         if self.source and self.source.is_file():
@@ -64,16 +64,16 @@ class DataRecipe:
             )
         question, answer = FIELDS[self.name]
         pairs = []
-        for number, row in enumerate(read_split(place, split, []), 1):
+        for number, row in enumerate(read_split(source, split, []), 1):
             if question not in row or answer not in row:
                 raise DataError(
-                    f"{place}: {split} row {number} lacks {question!r} or {answer!r}; "
+                    f"{source}: {split} row {number} lacks {question!r} or {answer!r}; "
                     f"it has {', '.join(row)}"
                 )
             text = row[answer]
             if not isinstance(row[question], str) or not isinstance(text, str):
                 raise DataError(
-                    f"{place}: {split} row {number}: {question!r} and {answer!r} must be text"
+                    f"{source}: {split} row {number}: {question!r} and {answer!r} must be text"
                 )
             pairs.append((row[question], final_part(text) if answer == "solution" else text))
         return pairs

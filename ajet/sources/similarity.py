@@ -120,8 +120,8 @@ class Embeddings:
                 model=self._model, input=texts, encoding_format="float"
             )
         except OpenAIError as error:
-            told = " ".join(str(error).split())[:200]
-            raise DataError(f"deduplication: {where}: {told}") from error
+            detail = " ".join(str(error).split())[:200]
+            raise DataError(f"deduplication: {where}: {detail}") from error
         if len(reply.data) != len(texts):
             raise DataError(
                 f"deduplication: {where} gave {len(reply.data)} vectors for {len(texts)}"

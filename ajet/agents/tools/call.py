@@ -129,9 +129,9 @@ def _call_and_drain(call: Callable[[], Any]) -> Any:
 def as_tool_result(value: Any) -> ToolResult:
     """Returns the result of a tool class, which may be verl's `(answer, step_reward, metrics)`."""
     if isinstance(value, tuple) and len(value) == 3 and isinstance(value[2], dict | None):
-        told, reward, metrics = value
+        answer, reward, metrics = value
         return ToolResult(
-            as_text(told),
+            as_text(answer),
             reward=None if reward is None else float(reward),
             metrics=dict(metrics or {}),
         )

@@ -78,12 +78,12 @@ def _accepted(
 ) -> dict[str, Any]:
     """Returns the row's arguments for a method. For `create`, both conventions of verl are
     served."""
-    own = dict(tool_kwargs.get(f"{name}_kwargs") or {})
+    method_kwargs = dict(tool_kwargs.get(f"{name}_kwargs") or {})
     parameters = inspect.signature(function).parameters.values()
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
     if name == "create" and (takes_any or "create_kwargs" in {each.name for each in parameters}):
-        own.setdefault("create_kwargs", dict(own))
-    return own
+        method_kwargs.setdefault("create_kwargs", dict(method_kwargs))
+    return method_kwargs
 
 
 def _kwargs_of_tool(tools_kwargs: Mapping[str, Any], name: str) -> Mapping[str, Any]:

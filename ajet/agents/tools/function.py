@@ -53,8 +53,8 @@ class FunctionTool:
         return None
 
     async def call(self, arguments: dict[str, Any]) -> Any:
-        given = self._arguments.model_validate(arguments)
-        named = {name: getattr(given, name) for name in given.model_fields_set}
+        validated = self._arguments.model_validate(arguments)
+        named = {name: getattr(validated, name) for name in validated.model_fields_set}
         return await invoke(self._function, **named)
 
 

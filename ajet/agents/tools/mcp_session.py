@@ -223,8 +223,8 @@ async def _streams(
 def _python_path() -> dict[str, str]:
     """Returns this process's PYTHONPATH with absolute folders, because a server starts in another
     folder."""
-    given = os.environ.get("PYTHONPATH", "")
-    folders = [str(Path(folder).resolve()) for folder in given.split(os.pathsep) if folder]
+    python_path = os.environ.get("PYTHONPATH", "")
+    folders = [str(Path(folder).resolve()) for folder in python_path.split(os.pathsep) if folder]
     return {"PYTHONPATH": os.pathsep.join(folders)} if folders else {}
 
 

@@ -72,7 +72,7 @@ def catalogue_of(
         if attributes or goals:
             raise ConfigError("webshop: env_config.attributes and goals need env_config.products")
         with _lock:
-            return _made(num_products)
+            return _generated_catalogue(num_products)
     if attributes is None:
         raise ConfigError("webshop: env_config.products needs attributes (items_ins_v2.json)")
     with _lock:
@@ -80,7 +80,7 @@ def catalogue_of(
 
 
 @cache
-def _made(num_products: int | None) -> Catalogue:
+def _generated_catalogue(num_products: int | None) -> Catalogue:
     if num_products is not None and num_products < 1:
         raise ConfigError(f"webshop: env_config.num_products is {num_products}; take at least 1")
     products = generated_products()[:num_products]
@@ -114,14 +114,14 @@ def with_price_bounds(goals: Iterator[Goal], products: Sequence[Product]) -> lis
     bounded = {}
     for goal in goals:
         tens = [10.0 * i for i in range(1, 100) if 10.0 * i > prices[goal.asin]][:4]
-        place = (goal.asin, *goal.attributes, "with", *goal.options)
-        rng = random.Random(derive("webshop", "bound", *place))
+        goal_key = (goal.asin, *goal.attributes, "with", *goal.options)
+        rng = random.Random(derive("webshop", "bound", *goal_key))
         if len(tens) >= 2:
             bound = max(rng.sample(tens, 2))
             told = f"{goal.instruction}, and price lower than {bound:.2f} dollars"
         else:
             bound, told = NO_BOUND, goal.instruction
-        bounded[place] = replace(goal, instruction=told, price_upper=bound)
+        bounded[goal_key] = replace(goal, instruction=told, price_upper=bound)
     return list(bounded.values())
 
 

@@ -90,9 +90,9 @@ ALPHABET = "ABCDEFGHJKLMNPQRSTUVWXYZ0123456789"
 
 def generated_products() -> list[Product]:
     rng = random.Random(derive("webshop", "products"))
-    made = [_product(rng, *kind) for kind in KINDS for _ in range(PRODUCTS_PER_KIND)]
-    rng.shuffle(made)
-    return made
+    products = [_product(rng, *kind) for kind in KINDS for _ in range(PRODUCTS_PER_KIND)]
+    rng.shuffle(products)
+    return products
 
 
 def generated_goals(products: Sequence[Product]) -> Iterator[Goal]:
@@ -113,7 +113,7 @@ def generated_goals(products: Sequence[Product]) -> Iterator[Goal]:
 def _product(
     rng: random.Random,
     query: str,
-    place: str,
+    category: str,
     pool: tuple[str, ...],
     choice: str,
     sizes: str,
@@ -130,7 +130,7 @@ def _product(
         asin="B0" + "".join(rng.choices(ALPHABET, k=8)),
         title=title,
         query=query,
-        product_category=place,
+        product_category=category,
         price=price,
         price_tag=f"${price}",
         attributes=tuple(attributes),
@@ -142,5 +142,5 @@ def _product(
 
 def _some(rng: random.Random, values: tuple[str, ...]) -> tuple[str, ...]:
     """Returns three of the values, in their order."""
-    kept = set(rng.sample(values, 3))
-    return tuple(value for value in values if value in kept)
+    chosen = set(rng.sample(values, 3))
+    return tuple(value for value in values if value in chosen)

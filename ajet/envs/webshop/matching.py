@@ -70,8 +70,8 @@ def _common_length(one: str, other: str) -> int:
     row = [0] * (len(other) + 1)
     for letter in one:
         before = 0
-        for place, each in enumerate(other, 1):
-            above = row[place]
-            row[place] = before + 1 if letter == each else max(above, row[place - 1])
+        for column, each in enumerate(other, 1):
+            above = row[column]
+            row[column] = before + 1 if letter == each else max(above, row[column - 1])
             before = above
     return row[-1]

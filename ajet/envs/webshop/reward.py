@@ -90,18 +90,18 @@ def num_attributes_met(bought: Product, asked: tuple[str, ...]) -> int:
 
 
 def num_options_met(bought: Product, options: Mapping[str, str], asked: tuple[str, ...]) -> int:
-    wanted, text = [colour_of(each) for each in asked], bought.text
+    requested, text = [colour_of(each) for each in asked], bought.text
     met = sum(
-        _is_asked(name, colour_of(value), wanted) or colour_of(value) in text
+        _is_asked(name, colour_of(value), requested) or colour_of(value) in text
         for name, value in options.items()
     )
     return min(met, len(asked))
 
 
-def _is_asked(name: str, value: str, wanted: list[str]) -> bool:
+def _is_asked(name: str, value: str, requested: list[str]) -> bool:
     if name.lower() in EXACT_OPTIONS:
-        return value in wanted
-    return any(token_set_ratio(each, value) > ALIKE for each in wanted)
+        return value in requested
+    return any(token_set_ratio(each, value) > ALIKE for each in requested)
 
 
 def _share(met: int, asked: int) -> float:

@@ -35,12 +35,12 @@ class SearchIndex:
         counts = [Counter(terms_of(_document(product))) for product in products]
         lengths = np.array([sum(each.values()) for each in counts], dtype=np.float64)
         scale = K1 * (1 - B + B * lengths / max(1.0, lengths.mean())) if len(counts) else lengths
-        found: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for place, each in enumerate(counts):
+        pairs_by_term: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for index, each in enumerate(counts):
             for term, count in each.items():
-                found[term].append((place, count))
+                pairs_by_term[term].append((index, count))
         self._postings = {
-            term: self._posting(pairs, scale, len(counts)) for term, pairs in found.items()
+            term: self._posting(pairs, scale, len(counts)) for term, pairs in pairs_by_term.items()
         }
 
     def best(self, query: str, num: int) -> list[Product]:
@@ -48,19 +48,19 @@ class SearchIndex:
         scores = np.zeros(len(self.products))
         for term in terms_of(query):
             if term in self._postings:
-                category_parts, weights = self._postings[term]
-                scores[category_parts] += weights
+                indices, weights = self._postings[term]
+                scores[indices] += weights
         order = np.argsort(-scores, kind="stable")[:num]
-        return [self.products[place] for place in order if scores[place] > 0]
+        return [self.products[index] for index in order if scores[index] > 0]
 
     @staticmethod
     def _posting(
         pairs: list[tuple[int, int]], scale: np.ndarray, num_products: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        category_parts = np.array([place for place, _ in pairs], dtype=np.int32)
+        indices = np.array([index for index, _ in pairs], dtype=np.int32)
         count = np.array([count for _, count in pairs], dtype=np.float64)
         rarity = math.log(1 + (num_products - len(pairs) + 0.5) / (len(pairs) + 0.5))
-        return category_parts, (rarity * count / (count + scale[category_parts])).astype(np.float32)
+        return indices, (rarity * count / (count + scale[indices])).astype(np.float32)
 
 
 def terms_of(text: str) -> list[str]:

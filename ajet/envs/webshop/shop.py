@@ -107,8 +107,8 @@ class WebShop(Environment):
         if not self.show_actions:
             return text
         chosen = ", ".join(f"{name}: {value}" for name, value in self._state.options.items())
-        told = f"\nChosen: {chosen}" if chosen else ""
-        return f"{text}{told}\nActions: {', '.join(self._actions())}"
+        chosen_text = f"\nChosen: {chosen}" if chosen else ""
+        return f"{text}{chosen_text}\nActions: {', '.join(self._actions())}"
 
     def sample_action(self, rng: random.Random) -> str:
         actions = self._actions()
@@ -120,30 +120,30 @@ class WebShop(Environment):
     def oracle_action(self) -> str | None:
         """Searches for the goal's product by its title, chooses the options and buys it. It returns
         None if the search does not find the product."""
-        state, asked = self._state, self._asked
+        state, goal_product = self._state, self._goal_product
         if state.product is None:
-            return self._action_towards(asked)
-        if state.product is not asked or state.sub_page is not None:
+            return self._action_towards(goal_product)
+        if state.product is not goal_product or state.sub_page is not None:
             return f"click[{PREVIOUS.lower()}]"
-        for name, values in asked.options.items():
-            wanted = _wanted(values, self.goal.options)
-            if wanted is not None and state.options.get(name) != wanted:
-                return f"click[{wanted}]"
+        for name, values in goal_product.options.items():
+            requested = _requested_value(values, self.goal.options)
+            if requested is not None and state.options.get(name) != requested:
+                return f"click[{requested}]"
         return f"click[{BUY.lower()}]"
 
     @property
-    def _asked(self) -> Product:
+    def _goal_product(self) -> Product:
         return self._catalogue.products[self.goal.asin]
 
-    def _action_towards(self, asked: Product) -> str | None:
-        query = asked.title.lower()
+    def _action_towards(self, goal_product: Product) -> str | None:
+        query = goal_product.title.lower()
         if self._state.query != query:
             return f"search[{query}]"
-        if asked not in self._state.results:
+        if goal_product not in self._state.results:
             return None
-        page = 1 + self._state.results.index(asked) // PER_PAGE
+        page = 1 + self._state.results.index(goal_product) // PER_PAGE
         if page == self._state.page:
-            return f"click[{asked.asin.lower()}]"
+            return f"click[{goal_product.asin.lower()}]"
         return f"click[{(NEXT if page > self._state.page else PREVIOUS).lower()}]"
 
     def _page(self) -> list[PageElement]:
@@ -165,18 +165,18 @@ class WebShop(Environment):
     def _buy(self) -> tuple[str, float, bool, bool, Info]:
         bought = self._state.product
         assert bought is not None, "only an item page has the button"
-        made = purchase(bought, self._state.options, self.goal, self._asked)
+        result = purchase(bought, self._state.options, self.goal, self._goal_product)
         self._is_over = True
         info = self._info(
             is_valid=True,
-            success=made.reward >= 1,
+            success=result.reward >= 1,
             is_bought=True,
-            type_score=made.type_score,
-            attributes_met=made.attributes_met,
-            options_met=made.options_met,
-            price_is_met=made.price_is_met,
+            type_score=result.type_score,
+            attributes_met=result.attributes_met,
+            options_met=result.options_met,
+            price_is_met=result.price_is_met,
         )
-        return f"You bought {bought.title}.", made.reward, True, False, info
+        return f"You bought {bought.title}.", result.reward, True, False, info
 
     def _info(self, *, is_valid: bool, **bought: float) -> Info:
         metrics = {"success": False, "action_is_valid": is_valid, "is_bought": False} | bought
@@ -190,9 +190,11 @@ def _parsed(action: str) -> tuple[str, str]:
     return (found[1].lower(), found[2].strip().lower()) if found else ("", "")
 
 
-def _wanted(values: tuple[str, ...], asked: tuple[str, ...]) -> str | None:
+def _requested_value(values: tuple[str, ...], goal_options: tuple[str, ...]) -> str | None:
     """Returns the value of an option that the goal asks for, or None if it asks for none of
     them."""
-    exact = next((value for value in values if value in asked), None)
-    alike = [value for value in values for each in asked if token_set_ratio(value, each) > ALIKE]
-    return exact if exact is not None else next(iter(alike), None)
+    exact = next((value for value in values if value in goal_options), None)
+    similar = [
+        value for value in values for each in goal_options if token_set_ratio(value, each) > ALIKE
+    ]
+    return exact if exact is not None else next(iter(similar), None)

@@ -74,28 +74,28 @@ class Generator:
 
     async def make(self) -> list[GeneratedTask]:
         """Returns the tasks; they are fewer than `num_tasks` if the rounds are used up."""
-        made: list[GeneratedTask] = []
+        tasks: list[GeneratedTask] = []
         if self.deduplicator is not None:
             self.deduplicator.novel_indices(self.examples)  # nothing shall be like them
         num_calls = 0
         for number in range(MAX_ROUNDS):
-            missing = self.num_tasks - len(made)
+            missing = self.num_tasks - len(tasks)
             if missing <= 0:
                 break
             calls = range(num_calls, num_calls + -(-missing // TASKS_A_CALL))
             num_calls = calls.stop
-            new = await self._round(calls, made)
-            made += self._without_duplicates(new)[:missing]
+            new = await self._round(calls, tasks)
+            tasks += self._without_duplicates(new)[:missing]
             logger.info(
-                "data_generation: round {}: {} of {} tasks", number + 1, len(made), self.num_tasks
+                "data_generation: round {}: {} of {} tasks", number + 1, len(tasks), self.num_tasks
             )
-        return made
+        return tasks
 
-    async def _round(self, calls: range, made: Sequence[GeneratedTask]) -> list[GeneratedTask]:
+    async def _round(self, calls: range, tasks: Sequence[GeneratedTask]) -> list[GeneratedTask]:
         """Returns the tasks of one round of calls; raises `ChatError` if no call was answered,
         because the model cannot be reached then."""
         results = await asyncio.gather(
-            *(self._call(call, made) for call in calls), return_exceptions=True
+            *(self._call(call, tasks) for call in calls), return_exceptions=True
         )
         faults = [result for result in results if isinstance(result, BaseException)]
         for fault in faults:
@@ -104,9 +104,9 @@ class Generator:
         self.dropped["calls without an answer"] += len(faults)
         return [task for result in results if isinstance(result, list) for task in result]
 
-    async def _call(self, call: int, made: Sequence[GeneratedTask]) -> list[GeneratedTask]:
+    async def _call(self, call: int, tasks: Sequence[GeneratedTask]) -> list[GeneratedTask]:
         chunk = self.chunks[call % len(self.chunks)] if self.chunks else None
-        messages = self._messages(call, chunk, [each.question for each in made])
+        messages = self._messages(call, chunk, [each.question for each in tasks])
         for attempt in range(ATTEMPTS):
             seed = derive(self.seed, "data_generation", call, attempt) % 2**31
             reply = await self.client.complete(messages, **(self.sampling | {"seed": seed}))
@@ -117,15 +117,15 @@ class Generator:
         return []
 
     def _messages(
-        self, call: int, chunk: DocumentChunk | None, asked: Sequence[str]
+        self, call: int, chunk: DocumentChunk | None, previous_questions: Sequence[str]
     ) -> list[dict[str, Any]]:
         rng = random.Random(derive(self.seed, "data_generation", "examples", call))
-        shown = rng.sample(list(self.examples), min(EXAMPLES_A_CALL, len(self.examples)))
+        sampled_examples = rng.sample(list(self.examples), min(EXAMPLES_A_CALL, len(self.examples)))
         parts = [f"Text:\n{chunk.text}"] if chunk else []
-        if shown:
-            parts.append("Questions of this kind are wanted:\n" + _listed(shown))
-        if asked:
-            recent = asked[-4 * TASKS_A_CALL :]
+        if sampled_examples:
+            parts.append("Questions of this kind are wanted:\n" + _listed(sampled_examples))
+        if previous_questions:
+            recent = previous_questions[-4 * TASKS_A_CALL :]
             parts.append("These were asked already; ask something else:\n" + _listed(recent))
         if self.languages:
             parts.append(f"Write in this language: {', '.join(self.languages)}.")
@@ -138,11 +138,11 @@ class Generator:
     def _without_duplicates(self, tasks: list[GeneratedTask]) -> list[GeneratedTask]:
         if self.deduplicator is None:
             return tasks
-        kept = [
+        novel = [
             tasks[index] for index in self.deduplicator.novel_indices([t.question for t in tasks])
         ]
-        self.dropped["too much alike"] += len(tasks) - len(kept)
-        return kept
+        self.dropped["too much alike"] += len(tasks) - len(novel)
+        return novel
 
 
 def parse_reply(reply: str) -> list[tuple[str, str]]:

@@ -131,13 +131,15 @@ class DataGenerationReader(BaseTaskReader):
         """Logs how many tasks were generated, with a warning if they are fewer than configured;
         raises `DataError` if there are none."""
         dropped = ", ".join(f"{count} {why}" for why, count in generator.dropped.items() if count)
-        told = f"{num_made} of {generator.num_tasks} tasks" + (f" ({dropped})" if dropped else "")
+        summary = f"{num_made} of {generator.num_tasks} tasks" + (
+            f" ({dropped})" if dropped else ""
+        )
         if not num_made:
-            raise DataError(f"{SECTION}: {self._section.llm_model} made {told}")
+            raise DataError(f"{SECTION}: {self._section.llm_model} made {summary}")
         if num_made < generator.num_tasks:
-            logger.warning("data_generation: only {}", told)
+            logger.warning("data_generation: only {}", summary)
         else:
-            logger.info("data_generation: {}", told)
+            logger.info("data_generation: {}", summary)
 
 
 async def _make(generator: Generator, client: Any) -> list[GeneratedTask]:

@@ -40,17 +40,17 @@ def apply_filters(
 ) -> tuple[list[Conversation], Counter[str]]:
     """Returns the conversations that pass all filters, in their order, and how many each filter
     dropped."""
-    kept, dropped = list(conversations), Counter[str]()
+    remaining, dropped = list(conversations), Counter[str]()
     for name, params in filters:
         if isinstance(params, DeduplicationParams):
-            novel = Deduplicator(params).novel_indices([each.query for each in kept])
-            passed = [kept[index] for index in novel]
+            novel = Deduplicator(params).novel_indices([each.query for each in remaining])
+            passed = [remaining[index] for index in novel]
         else:
             predicate = make_predicate(name, params)
-            passed = [each for each in kept if predicate(each)]
-        dropped[name] += len(kept) - len(passed)
-        kept = passed
-    return kept, dropped
+            passed = [each for each in remaining if predicate(each)]
+        dropped[name] += len(remaining) - len(passed)
+        remaining = passed
+    return remaining, dropped
 
 
 def make_predicate(name: str, params: Section) -> Predicate:
@@ -84,8 +84,8 @@ def _is_within(number: int, low: int | None, high: int | None) -> bool:
 
 
 def _uses_tools(params: ToolUseParams, each: Conversation) -> bool:
-    wanted = [name for name in each.tool_names if not params.names or name in params.names]
-    return bool(wanted) == params.used
+    matching = [name for name in each.tool_names if not params.names or name in params.names]
+    return bool(matching) == params.used
 
 
 def _has_pattern(params: RegexParams, each: Conversation) -> bool:

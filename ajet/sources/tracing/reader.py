@@ -55,12 +55,12 @@ class TracingReader(BaseTaskReader):
     def _split(self) -> tuple[list[Conversation], list[Conversation]]:
         """The training and the validation conversations. Which conversation is held out follows
         from the ids."""
-        kept = self._selected()
-        by_draw = sorted(kept, key=lambda each: _draw(each.task_id))
-        num_held_out = int(len(kept) * self.config.ajet.task_reader.tracing.validation_fraction)
+        selected = self._selected()
+        by_draw = sorted(selected, key=lambda each: _draw(each.task_id))
+        num_held_out = int(len(selected) * self.config.ajet.task_reader.tracing.validation_fraction)
         held_out = {each.task_id for each in by_draw[:num_held_out]}
-        training = [each for each in kept if each.task_id not in held_out]
-        return training, [each for each in kept if each.task_id in held_out]
+        training = [each for each in selected if each.task_id not in held_out]
+        return training, [each for each in selected if each.task_id in held_out]
 
     def _selected(self) -> list[Conversation]:
         section = self.config.ajet.task_reader.tracing
@@ -69,24 +69,24 @@ class TracingReader(BaseTaskReader):
         first_of = {each.task_id: each for each in reversed(found)}
         once = [each for each in found if first_of[each.task_id] is each]
         read = (read_filter(number, given) for number, given in enumerate(section.filters, 1))
-        kept, dropped = apply_filters(once, [each for each in read if each is not None])
+        selected, dropped = apply_filters(once, [each for each in read if each is not None])
         dropped_before = Counter(
             {"no question and answer": num_without, "repeated": len(found) - len(once)}
         )
-        summary = _summary(len(found) + num_without, len(kept), dropped_before + dropped)
-        if not kept:
+        summary = _summary(len(found) + num_without, len(selected), dropped_before + dropped)
+        if not selected:
             raise DataError(f"{section.base_url}: no task: {summary}")
         logger.info("tracing: {}: {}", section.base_url, summary)
-        return kept
+        return selected
 
     def _read(self) -> tuple[list[Conversation], int]:
         section = self.config.ajet.task_reader.tracing
-        place = section.base_url
-        if place is None:
+        base_url = section.base_url
+        if base_url is None:
             raise ConfigError(f"{SECTION}.base_url is missing")
-        if place.startswith(("http://", "https://")):
-            return conversations_in(read_phoenix(place, section.project))
-        path = resolve(place, self.config.base_dirs)
+        if base_url.startswith(("http://", "https://")):
+            return conversations_in(read_phoenix(base_url, section.project))
+        path = resolve(base_url, self.config.base_dirs)
         path = path / "episodes.sqlite" if path.is_dir() else path
         if not path.is_file():
             raise DataError(f"{SECTION}.base_url: {path}: no such file, and no http:// address")

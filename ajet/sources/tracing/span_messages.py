@@ -51,12 +51,12 @@ def find(nested: Any, path: str) -> Any:
 def call_messages(attributes: Mapping[str, Any]) -> list[Message]:
     """Returns all messages of one call of a model, its answer last, or an empty list for another
     kind of span."""
-    for asked, answered in (
+    for inputs, outputs in (
         ("llm.input_messages", "llm.output_messages"),
         ("gen_ai.input.messages", "gen_ai.output.messages"),
         ("gen_ai.prompt", "gen_ai.completion"),
     ):
-        before, after = _messages(find(attributes, asked)), _messages(find(attributes, answered))
+        before, after = _messages(find(attributes, inputs)), _messages(find(attributes, outputs))
         if before and after:
             return [*_instructions(attributes), *before, after[0]]
     return []
@@ -64,8 +64,8 @@ def call_messages(attributes: Mapping[str, Any]) -> list[Message]:
 
 def value_messages(attributes: Mapping[str, Any]) -> list[Message]:
     """Returns the span's input and output as a question and its answer."""
-    asked, answered = find(attributes, "input.value"), find(attributes, "output.value")
-    before, after = _chat(asked, "user"), _chat(answered, "assistant")
+    inputs, outputs = find(attributes, "input.value"), find(attributes, "output.value")
+    before, after = _chat(inputs, "user"), _chat(outputs, "assistant")
     return [*before, after[-1]] if before and after else []
 
 

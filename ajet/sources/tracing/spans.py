@@ -72,12 +72,20 @@ def conversations_in(spans: Iterable[Span]) -> tuple[list[Conversation], int]:
 
 def _conversation(trace_id: str, spans: list[Span]) -> Conversation | None:
     calls = [(span, call_messages(span.attributes)) for span in spans]
-    calls = [(span, said) for span, said in calls if conversation_of("", said)]
+    calls = [
+        (span, messages_of_span)
+        for span, messages_of_span in calls
+        if conversation_of("", messages_of_span)
+    ]
     if not calls:
         known = {span.span_id for span in spans}
         outer = [span for span in spans if span.parent_id not in known]
         calls = [(span, value_messages(span.attributes)) for span in outer]
-        calls = [(span, said) for span, said in calls if conversation_of("", said)]
+        calls = [
+            (span, messages_of_span)
+            for span, messages_of_span in calls
+            if conversation_of("", messages_of_span)
+        ]
     if not calls:
         return None
     span, messages = max(calls, key=_rank)

@@ -162,9 +162,9 @@ class EnvServiceClient:
             raise EnvironmentFault(f"{where} is no object with state, reward and is_terminated")
         return Observation(
             state=_messages(data.get("state"), f"{where}.state"),
-            reward=_number(_given(data, "reward", 0.0), f"{where}.reward"),
+            reward=_number(_field_or_default(data, "reward", 0.0), f"{where}.reward"),
             is_terminated=_flag(data.get("is_terminated"), f"{where}.is_terminated"),
-            info=_object(_given(data, "info", {}), f"{where}.info"),
+            info=_object(_field_or_default(data, "info", {}), f"{where}.info"),
         )
 
 
@@ -195,10 +195,10 @@ def _error_line(error: Exception) -> str:
     if isinstance(error, httpx.HTTPStatusError):
         answer = error.response
         try:
-            said = _detail(answer.json())
+            detail = _detail(answer.json())
         except (ValueError, RecursionError):
-            said = _line(answer.text)
-        return f"HTTP {answer.status_code}: {said}" if said else f"HTTP {answer.status_code}"
+            detail = _line(answer.text)
+        return f"HTTP {answer.status_code}: {detail}" if detail else f"HTTP {answer.status_code}"
     if isinstance(error, httpx.TimeoutException):
         return f"no answer in time ({type(error).__name__})"
     return f"cannot be reached or broke off ({type(error).__name__}: {_line(str(error))})"
@@ -207,8 +207,8 @@ def _error_line(error: Exception) -> str:
 def _detail(reply: Any) -> str:
     """Returns the reason in a service's reply: FastAPI's `detail`, or another usual field."""
     fields = reply if isinstance(reply, Mapping) else {}
-    said = next((fields[name] for name in ("detail", "error", "data") if fields.get(name)), None)
-    return _line(str(said)) if said else "the service refused and gave no reason"
+    detail = next((fields[name] for name in ("detail", "error", "data") if fields.get(name)), None)
+    return _line(str(detail)) if detail else "the service refused and gave no reason"
 
 
 def _line(text: str) -> str:
@@ -236,7 +236,7 @@ def _is_chat_message(message: Mapping[str, Any]) -> bool:
     return isinstance(message.get("role"), str) and isinstance(content, str | list | None)
 
 
-def _given(data: Mapping[str, Any], name: str, otherwise: Any) -> Any:
+def _field_or_default(data: Mapping[str, Any], name: str, otherwise: Any) -> Any:
     """Returns a field of the data, or `otherwise` if it is missing or null."""
     value = data.get(name)
     return otherwise if value is None else value

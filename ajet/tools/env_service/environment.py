@@ -104,11 +104,11 @@ class ServedEnvironment(Environment):
             self._wait(self._client.release(named))
 
     def _task(self, seed: int, split: str) -> str:
-        place = (self._client.base_url, self._client.env_type, split)
-        ids = _task_ids.get(place) or self._wait(self._client.task_ids(split))
+        cache_key = (self._client.base_url, self._client.env_type, split)
+        ids = _task_ids.get(cache_key) or self._wait(self._client.task_ids(split))
         if not ids:
-            raise EnvironmentFault(f"{place[0]}: the service has no task in {split!r}")
-        _task_ids[place] = ids
+            raise EnvironmentFault(f"{cache_key[0]}: the service has no task in {split!r}")
+        _task_ids[cache_key] = ids
         return ids[derive(seed, "task") % len(ids)]
 
     def _wait(self, call: Coroutine[Any, Any, Result]) -> Result:

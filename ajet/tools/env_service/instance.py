@@ -50,8 +50,8 @@ class Instance:
         split = self.task_id.rpartition("-")[0]
         options, who = {"split": split} if split else {}, f"{self._name}.reset()"
         returned = called(lambda: self._environment.reset(seed, options), who)
-        shown = checked_reset(returned, who)
-        state = [{"role": "user", "content": shown.observation}]
+        first_observation = checked_reset(returned, who)
+        state = [{"role": "user", "content": first_observation.observation}]
         if self._environment.instruction:
             state.insert(0, {"role": "system", "content": self._environment.instruction})
         info = _json_part(returned[1])
@@ -108,6 +108,8 @@ def _is_json(value: Any) -> bool:
     return True
 
 
-def _observation(shown: str, reward: float, is_over: bool, info: Info) -> dict[str, Any]:
-    state = [{"role": "user", "content": shown}]
+def _observation(
+    first_observation: str, reward: float, is_over: bool, info: Info
+) -> dict[str, Any]:
+    state = [{"role": "user", "content": first_observation}]
     return {"state": state, "reward": reward, "is_terminated": is_over, "info": info}
