@@ -1,4 +1,4 @@
-"""The agents that a config can name: ordinary workflows, made of what a user has too.
+"""The agents that a config can name. They are ordinary workflows, as users write them.
 
     agent_name: single_turn_agent      one question, one reply
     agent_name: tool_agent             tools from a file, a simulated user if wanted
@@ -6,5 +6,5 @@
     agent_name: traj_env_agent         plays an environment, the whole conversation in its prompt
     agent_name: step_env_agent         plays an environment, each step shown alone
 
-In: a task. Out: a `WorkflowOutput` with metadata `final_answer`. Ignores: how tokens are trained.
+In: a task. Out: a `WorkflowOutput` with metadata `final_answer`. Ignores how tokens are trained.
 """

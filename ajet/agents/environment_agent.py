@@ -7,10 +7,10 @@
     or none   the environment is not stepped; one line says what is missing; format_penalty
 
 `metadata["ended_by"]` says why it stopped: `terminated` or `truncated` by the environment,
-`max_steps` (replies without an action count), or `token_limit` (a limit of the run's cut it, and so
-is the episode's status). The episode's reward is the sum of its steps'.
+`max_steps` (replies without an action count), or `token_limit` (a token limit of the run was
+reached; the episode's status says the same). The episode's reward is the sum of its steps'.
 
-`metadata["trace"]` has the actions with their rewards. Not covered: what each agent shows of
+`metadata["trace"]` has the actions with their rewards. Not covered: how much each agent shows of
 earlier steps (traj_env_agent.py, step_env_agent.py), and where calls run (environment/live.py).
 """
 
@@ -36,7 +36,8 @@ from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow
 
 LARGEST_SEED = 2**31
-"""Environments differ in how large a seed they take."""
+"""Seeds are taken modulo this number, because environments differ in how large a seed they
+accept."""
 AGGREGATIONS = {
     "mean": fmean,
     "sum": sum,
@@ -48,8 +49,8 @@ Messages = list[dict[str, Any]]
 
 
 class Transition(NamedTuple):
-    """One reply and what came of it. `action` is None where it named none, `state_key` that of the
-    state in which it was made."""
+    """Holds one reply and its result. `action` is None if the reply named no action; `state_key` is
+    the key of the state in which the reply was made."""
 
     observation: str
     action: str | None
@@ -59,7 +60,8 @@ class Transition(NamedTuple):
 
 
 class EnvironmentAgent(Workflow):
-    """Derive from it and write `prompt`; `template` is what `agent_template: null` means."""
+    """Plays one environment for an episode. Subclasses define `prompt`; `template` is used where
+    the config says `agent_template: null`."""
 
     template: ClassVar[str]
 
@@ -89,11 +91,11 @@ class EnvironmentAgent(Workflow):
         return episode.output()
 
     def prompt(self, episode: EnvironmentEpisode) -> Messages:
-        """What the model is asked with at this step."""
+        """Returns the messages that the model is called with at this step."""
         raise NotImplementedError(f"{type(self).__name__} does not define prompt()")
 
     def on_reply(self, reply: dict[str, Any]) -> None:
-        """The model has replied, and its action is done."""
+        """Is called with each reply of the model after its action was done."""
 
     @classmethod
     def check_config(cls, config: AjetConfig) -> None:
@@ -101,7 +103,8 @@ class EnvironmentAgent(Workflow):
 
 
 class EnvironmentEpisode:
-    """One episode: what was seen, done and earned."""
+    """Holds the state of one episode: the current observation, the transitions so far, and why it
+    ended."""
 
     def __init__(self, settings: EnvironmentSettings, environment: LiveEnvironment) -> None:
         self.settings = settings
@@ -115,18 +118,20 @@ class EnvironmentEpisode:
         self._last_reply = ""
 
     async def begin(self, workflow_task: WorkflowTask) -> None:
-        """The environment's first observation."""
+        """Resets the environment and stores its first observation."""
         options = {"split": split_of(workflow_task)}
-        shown = await self.environment.reset(workflow_task.seed % LARGEST_SEED, options)
-        self.observation, self._state_key = shown
+        observation_and_key = await self.environment.reset(
+            workflow_task.seed % LARGEST_SEED, options
+        )
+        self.observation, self._state_key = observation_and_key
 
     def system(self) -> Messages:
-        """The system message, unless it is empty."""
+        """Returns the system message in a list, or an empty list if its text is blank."""
         text = self.settings.system_template.format(**self._placeholders)
         return [{"role": "system", "content": text}] if text.strip() else []
 
     def user(self, history: str = "") -> dict[str, Any]:
-        """The user's message of this step."""
+        """Returns the user message of the current step."""
         num_done = len(self.transitions)
         text = self.settings.template.format(
             observation=self.observation,
@@ -141,7 +146,7 @@ class EnvironmentEpisode:
         return {"role": "user", "content": text}
 
     async def answer(self, reply: str) -> Transition:
-        """Does what the reply says."""
+        """Does the action that the reply names and returns the transition."""
         self._last_reply = reply
         action = self.settings.reader.find_action(reply)
         if action is None:
@@ -154,12 +159,17 @@ class EnvironmentEpisode:
         return transition
 
     def output(self) -> WorkflowOutput:
-        """The episode's reward, and how it went. It is a success where the environment last said
-        so; where it says nothing, if it ended it with something earned."""
+        """Returns the output of the episode. Its reward is the sum of the transitions' rewards. The
+        environment's last `success` metric decides about success; without one, an episode counts as
+        a success if the environment terminated it and the reward is positive."""
         reward = fsum(transition.reward for transition in self.transitions)
         series, modes = self._series()
-        said = series.get("success")
-        is_success = said[-1] > 0 if said else self.ended_by == "terminated" and reward > 0
+        success_values = series.get("success")
+        is_success = (
+            success_values[-1] > 0
+            if success_values
+            else self.ended_by == "terminated" and reward > 0
+        )
         metadata = {
             "tag": self.settings.tag,
             "total_reward": reward,
@@ -186,12 +196,13 @@ class EnvironmentEpisode:
         )
 
     def _transition_without_action(self) -> Transition:
-        """The state stays; the model is told what is missing, and shown it again."""
-        seen, penalty = self.observation, self.settings.format_penalty
+        """Returns a transition that leaves the state as it is. The next observation tells the model
+        what was missing and shows the current one again."""
+        shown_observation, penalty = self.observation, self.settings.format_penalty
         missing_action_text = self.settings.reader.missing_action_text
-        if not seen.startswith(missing_action_text):
-            self.observation = f"{missing_action_text}\n{seen}"
-        return Transition(seen, None, penalty, False, self._state_key)
+        if not shown_observation.startswith(missing_action_text):
+            self.observation = f"{missing_action_text}\n{shown_observation}"
+        return Transition(shown_observation, None, penalty, False, self._state_key)
 
     def _transition_of(self, action: str, step: StepResult) -> Transition:
         is_valid, reward = bool(step.metrics.get("action_is_valid", True)), step.reward
@@ -207,7 +218,8 @@ class EnvironmentEpisode:
         return transition
 
     def _series(self) -> tuple[dict[str, list[float]], dict[str, str]]:
-        """The numbers of each metric, step by step, and how they become one."""
+        """Returns the values of each metric, one for each step that has it, and each metric's
+        aggregation mode."""
         series: dict[str, list[float]] = {}
         modes = {"success": "last"}
         for step in self._steps:
@@ -219,7 +231,7 @@ class EnvironmentEpisode:
 
 
 def _aggregate(series: dict[str, list[float]], modes: dict[str, str]) -> dict[str, float]:
-    """Each metric of the steps as one of the episode."""
+    """Returns one number for each metric of the steps."""
     return {
         name: float(AGGREGATIONS[modes.get(name, "mean")](values))
         for name, values in series.items()

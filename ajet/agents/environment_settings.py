@@ -1,6 +1,6 @@
-"""All that the config says of one tag's episodes, read once.
+"""Reads all settings of one tag's episodes from the config, once.
 
-    ajet.environment.custom_envs.FrozenLake4  +  train_env_manager  ->  Setting
+    ajet.environment.custom_envs.FrozenLake4  +  train_env_manager  ->  EnvironmentSettings
 
 Not covered: reading the YAML (core/config/environment.py), and playing (environment_agent.py).
 """
@@ -33,7 +33,7 @@ SECTION = "ajet.environment"
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSettings:
-    """One tag in one split."""
+    """Holds all settings of one tag in one split."""
 
     tag: str
     custom: CustomEnv
@@ -44,18 +44,18 @@ class EnvironmentSettings:
     template: str
 
     def open(self) -> EnvironmentContext:
-        """An environment of the episode's own."""
+        """Opens an environment for one episode."""
         custom, limit = self.custom, self.manager.max_env_num_per_worker
         return open_environment(self.maker, custom.isolation, custom.step_timeout_s, limit)
 
     @property
     def format_penalty(self) -> float:
-        """The environment's own, or its manager's."""
-        own = self.custom.format_penalty
-        return self.manager.format_penalty if own is None else own
+        """The environment's own penalty, or its manager's if the environment has none."""
+        own_template = self.custom.format_penalty
+        return self.manager.format_penalty if own_template is None else own_template
 
     def placeholders(self, instruction: str) -> dict[str, Any]:
-        """What fills the placeholders that are the same at each step."""
+        """Returns the values of the placeholders that are the same at each step."""
         custom = self.custom
         return {
             "env_instruction": instruction,
@@ -69,21 +69,23 @@ class EnvironmentSettings:
 def settings_for(
     config: AjetConfig, workflow_task: WorkflowTask, template: str
 ) -> EnvironmentSettings:
-    """The setting of an episode. `template` is the agent's own, where the config has none."""
+    """Returns the settings of an episode. `template` is the agent's own; it is used where the
+    config has none."""
     tag = str(workflow_task.task.metadata.get("tag", ""))
     return _cached_settings(_ConfigIdentity(config), tag, split_of(workflow_task), template)
 
 
 def split_of(workflow_task: WorkflowTask) -> str:
-    """Whose instances an episode plays: the task's, whatever it is played for (a baseline and
-    `ajet eval --split training` play those of training)."""
+    """Returns the split whose instances an episode plays. It is the task's split, whatever the task
+    is run for: a baseline and `ajet eval --split training` play instances of training."""
     named = workflow_task.task.metadata.get("split")
     return str(named or ("validation" if workflow_task.mode == "eval" else "train"))
 
 
 def check_settings(config: AjetConfig, template: str) -> None:
-    """ConfigError for what would fail in every episode. Makes each environment; our games begin
-    an episode, too: there may be no instance with these settings."""
+    """Raises `ConfigError` for what would fail in every episode. It makes each environment;
+    those that come with ajet are also reset once, because there may be no instance with these
+    settings."""
     for tag, split in _played_splits(config):
         settings = _build_settings(config, tag, split, template)
         _check_limits(config, settings)
@@ -98,7 +100,8 @@ def check_settings(config: AjetConfig, template: str) -> None:
 
 @contextmanager
 def _config_errors(where: str, env_type: str) -> Iterator[None]:
-    """A ConfigError says all itself; with what else is raised come the type and its place."""
+    """Turns errors of an environment into a `ConfigError` that names the config key. The
+    environment's type is added to errors that are not a `ConfigError` already."""
     try:
         yield
     except ConfigError as error:
@@ -108,7 +111,7 @@ def _config_errors(where: str, env_type: str) -> Iterator[None]:
 
 
 class _ConfigIdentity:
-    """A config as a key: equal where it is the same object."""
+    """Makes a config usable as a cache key: two keys are equal if they hold the same object."""
 
     def __init__(self, config: AjetConfig) -> None:
         self.config = config
@@ -136,7 +139,7 @@ def _build_settings(config: AjetConfig, tag: str, split: str, template: str) -> 
             "tasks of task_reader.type: environment"
         )
     custom, where = section.custom_envs[tag], f"{SECTION}.custom_envs.{tag}"
-    system, own = custom.agent_system_template, custom.agent_template
+    system, own_template = custom.agent_system_template, custom.agent_template
     return EnvironmentSettings(
         tag=tag,
         custom=custom,
@@ -149,13 +152,16 @@ def _build_settings(config: AjetConfig, tag: str, split: str, template: str) -> 
             system, EPISODE_PLACEHOLDERS, f"{where}.agent_system_template"
         ),
         template=checked_template(
-            template if own is None else own, STEP_PLACEHOLDERS, f"{where}.agent_template"
+            template if own_template is None else own_template,
+            STEP_PLACEHOLDERS,
+            f"{where}.agent_template",
         ),
     )
 
 
 def _played_splits(config: AjetConfig) -> Iterator[tuple[str, str]]:
-    """Every tag once for training and once for validation, where it is played there."""
+    """Yields (tag, split) for every tag that is played in training and every tag that is played in
+    validation."""
     section = config.ajet.environment
     for tag in played_tags(section, section.train_env_manager):
         yield tag, "train"
@@ -165,7 +171,7 @@ def _played_splits(config: AjetConfig) -> Iterator[tuple[str, str]]:
 
 
 def _check_limits(config: AjetConfig, settings: EnvironmentSettings) -> None:
-    """What an episode may use must not be less than what its environment is said to get."""
+    """Raises `ConfigError` if an environment is configured with more than an episode may use."""
     rollout, custom = config.ajet.rollout, settings.custom
     where = f"{SECTION}.custom_envs.{settings.tag}"
     if custom.isolation == "inline" and custom.env_type == "env_service":

@@ -1,10 +1,11 @@
-"""What a model is told of its environment, and where its reply says what to do.
+"""Checks the templates of an environment's prompts, and finds the action in a reply.
 
     template   "{observation}\\nReply as {answer_form}."  ->  "You are at 3.\\nReply as <answer>…"
     reply      "<answer>Up</answer> no, <answer>Left</answer>"  ->  "Left"
-    reply      "I go left."                               ->  None: MISSING tells what is missing
+    reply      "I go left."                               ->  None: MISSING_ACTION_TEXT is shown
 
-Not covered: which actions the environment knows, patterns that take long (nothing interrupts one).
+Not covered: which actions the environment knows; patterns that take long (they are not
+interrupted).
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ STEP_PLACEHOLDERS = (
     "history_length",
     *EPISODE_PLACEHOLDERS,
 )
-"""`state` is another word for the observation, `response_length` for max_response_length;
-`history_length` is the number of steps that the history has by now, as far as a window shows."""
+"""`state` means the same as `observation`, and `response_length` the same as `max_response_length`.
+`history_length` is the number of steps in the history so far, at most the configured window."""
 NUMBER_PLACEHOLDERS = (
     "turn_idx",
     "step_count",
@@ -48,7 +49,7 @@ MISSING_ACTION_TEXT = "Your reply names no action: write it as {answer_form}."
 
 
 def checked_template(template: str, known: Collection[str], where: str) -> str:
-    """ConfigError for a placeholder that nothing fills."""
+    """Returns the template; raises `ConfigError` for a placeholder that nothing fills."""
     try:
         fields = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
     except ValueError as error:
@@ -64,7 +65,7 @@ def checked_template(template: str, known: Collection[str], where: str) -> str:
 
 
 def _check_forms(template: str, known: Collection[str], where: str) -> None:
-    """ConfigError for a form that cannot be filled, such as ``{observation:d}``."""
+    """Raises `ConfigError` for a format that cannot be filled, such as ``{observation:d}``."""
     try:
         template.format(**{name: 1 if name in NUMBER_PLACEHOLDERS else "text" for name in known})
     except (KeyError, IndexError, ValueError, AttributeError) as error:
@@ -74,8 +75,9 @@ def _check_forms(template: str, known: Collection[str], where: str) -> None:
 
 
 class ActionReader:
-    """Finds the action in a reply: the first group of the pattern's last match, or all of it. A
-    match of nothing, as ``(.*)`` has one at the end of every text, is none."""
+    """Finds the action in a reply: the first group of the pattern's last match, or the whole reply
+    if there is no pattern. Empty matches, as ``(.*)`` has one at the end of every text, do not
+    count."""
 
     def __init__(self, pattern: str | None, where: str) -> None:
         self._pattern = None if pattern is None else _compiled(pattern, where)
@@ -83,11 +85,11 @@ class ActionReader:
         self.missing_action_text = MISSING_ACTION_TEXT.format(answer_form=self.answer_form)
 
     def find_action(self, reply: str) -> str | None:
-        """None where the reply says none."""
+        """Returns the action, or None if the reply names none."""
         if self._pattern is None:
             return reply.strip() or None
-        found = [match for match in self._pattern.finditer(reply) if match.group()]
-        return ((found[-1].group(1) or "").strip() or None) if found else None
+        matches = [match for match in self._pattern.finditer(reply) if match.group()]
+        return ((matches[-1].group(1) or "").strip() or None) if matches else None
 
 
 def _compiled(pattern: str, where: str) -> re.Pattern[str]:
@@ -104,7 +106,8 @@ def _compiled(pattern: str, where: str) -> re.Pattern[str]:
 
 
 def _readable_form(pattern: str) -> str:
-    """The pattern as a person would write it: ``<answer>(.*?)</answer>`` is <answer>…</answer>."""
+    """Returns the pattern as a person would write it: ``<answer>(.*?)</answer>`` becomes
+    <answer>…</answer>."""
     written = re.sub(r"^(?:\(\?[a-zA-Z]+\))?\^?|(?<!\\)\$$", "", pattern)  # flags and anchors
     written = re.sub(r"\((?:\?P<\w+>|(?!\?))[^()]*\)", "…", written)
     written = re.sub(r"\\s[*+?]*", " ", written)

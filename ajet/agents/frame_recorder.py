@@ -1,11 +1,12 @@
-"""The pictures of one validation episode, where `ajet.environment.render_save_dir` asks for them.
+"""Records the pictures of one validation episode if `ajet.environment.render_save_dir` is set.
 
-    album = album_for(config, workflow_task)      # None: this episode is not drawn
-    await album.add(environment, observation)     # after the reset, and after each step
-    await album.save()                            # drawn and written in a thread
+    recorder = frame_recorder_for(config, workflow_task)      # None: this episode is not recorded
+    await recorder.add(environment, observation)     # after the reset, and after each step
+    await recorder.save()                            # drawn and written in a thread
 
-An environment that cannot draw itself, or fails at it, is shown as what it told the model; that is
-said once. Nothing here costs an episode its reward. Not covered: drawing (environment/frames.py).
+For an environment that cannot draw itself, or fails at it, the observation's text is drawn instead,
+and one warning is logged. An error here never fails the episode. Not covered: drawing
+(environment/frames.py).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _warned: set[str] = set()
 
 
 class FrameRecorder:
-    """One episode's frames, and where they go."""
+    """Collects the frames of one episode and writes them to a folder."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
@@ -37,7 +38,8 @@ class FrameRecorder:
         self._draws = True
 
     async def add(self, environment: LiveEnvironment, observation: str) -> None:
-        """What is to be seen now."""
+        """Adds a frame of the current state, or the observation if the environment cannot be
+        drawn."""
         frame: Frame = observation
         if self._draws:
             try:
@@ -51,7 +53,7 @@ class FrameRecorder:
         self._frames.append(frame)
 
     async def save(self) -> None:
-        """Writes the files."""
+        """Writes the frames to files, in a thread."""
         try:
             await run_in_thread(partial(save_frames, self._frames, self._folder, self._name))
         except (OSError, ValueError) as error:
@@ -59,7 +61,8 @@ class FrameRecorder:
 
 
 def frame_recorder_for(config: AjetConfig, workflow_task: WorkflowTask) -> FrameRecorder | None:
-    """An album for the first episode of each of the first held-out tasks."""
+    """Returns a recorder for the first episode of each of the first held-out tasks, and None for
+    other episodes."""
     section = config.ajet.environment
     is_recorded = (
         section.render_save_dir is not None
@@ -76,7 +79,8 @@ def frame_recorder_for(config: AjetConfig, workflow_task: WorkflowTask) -> Frame
 
 
 def with_render_dir(config: AjetConfig, folder: Path | None) -> AjetConfig:
-    """The config with its pictures in another folder, where it has any; None draws none."""
+    """Returns the config with another folder for its pictures, if it has one; None turns pictures
+    off."""
     section = config.ajet.environment
     if section.render_save_dir is None:
         return config

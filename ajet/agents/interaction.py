@@ -1,12 +1,12 @@
-"""What a user writes for a simulated user, who answers when the agent has said its piece.
+"""The base class of simulated users, which answer when the agent replies without a tool call.
 
     start_interaction      an episode begins; the row's `extra_info.interaction_kwargs` reach it
     generate_response      -> (is it over, what the user says, reward of the turn, metadata)
     calculate_score        the episode has ended: its reward, None for none
     finalize_interaction   always, at the very end
 
-The names are verl's. One object serves the whole run: what belongs to an episode is kept by
-`instance_id`. A user who thinks with a model asks that model by its own client: those calls are no
+The names are verl's. One object serves the whole run, so the state of an episode must be stored by
+`instance_id`. A simulated user that uses a model calls it with its own client: those calls are no
 part of the episode, and are not trained.
 """
 
@@ -16,23 +16,25 @@ from typing import Any
 
 
 class BaseInteraction:
-    """Subclass this and write `generate_response`. Methods may be plain `def`."""
+    """The base class of simulated users. Subclasses write `generate_response`; methods may be plain
+    `def`."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
         self.name: str = config.get("name", "user")
 
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> Any:
-        """An episode begins."""
+        """Is called when an episode begins."""
 
     async def generate_response(
         self, instance_id: str, messages: list[dict[str, Any]], **kwargs: Any
     ) -> tuple[bool, str, float | None, dict[str, Any]]:
-        """Whether the conversation is over, what the user says, and a reward for this turn."""
+        """Returns whether the conversation is over, the user's text, a reward for this turn or
+        None, and metadata."""
         raise NotImplementedError(f"{type(self).__name__} does not define generate_response()")
 
     async def calculate_score(self, instance_id: str, **kwargs: Any) -> float | None:
-        """What the episode earns by this conversation; None gives nothing."""
+        """Returns the reward of the episode for this conversation, or None for no reward."""
 
     async def finalize_interaction(self, instance_id: str, **kwargs: Any) -> None:
-        """The episode is over, however it ended."""
+        """Is called when the episode is over, however it ended."""

@@ -1,12 +1,12 @@
-"""`react_agent`: reason, call tools, answer, as a LangGraph graph.
+"""`react_agent` reasons, calls tools and answers, as a LangGraph graph.
 
     class Adder(ReactAgent):
         tools = [add]                        # functions or LangChain tools
         system_prompt = "You add numbers."
         max_turns = 5
 
-LangChain's `create_agent` makes the graph; override `build_graph(model)` for another one. A tool
-that raises answers with its error, and the agent goes on. The calls of one reply run at once.
+LangChain's `create_agent` makes the graph; override `build_graph(model)` for another one. The error
+of a tool becomes its answer, and the agent goes on. The calls of one reply run concurrently.
 
 Not covered: tools named in the config (see `tool_agent`).
 """
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     from ajet.core.workflow.tuner import ModelTuner
 
 MODEL_ERRORS = (EpisodeTruncated, EpisodeClosed, EndpointFault)
-"""What a tool that asks the model itself must not swallow."""
+"""Errors of the model. If a tool calls the model itself, they must pass through the tool."""
 
 
 class ReactAgent(Workflow):
-    """`max_turns` limits the calls of the model: the episode is then truncated, with its last words
-    as the answer. `ajet.rollout.multi_turn.max_steps` holds besides."""
+    """Runs a graph that reasons and calls tools. `max_turns` limits the calls of the model: the
+    episode is then truncated, and its last message is the answer.
+    `ajet.rollout.multi_turn.max_steps` applies as well."""
 
     name: ClassVar[str] = "react_agent"
     tools: ClassVar[Sequence[Any]] = ()
@@ -40,7 +41,7 @@ class ReactAgent(Workflow):
     max_turns: ClassVar[int | None] = None
 
     def build_graph(self, model: BaseChatModel) -> Any:
-        """A compiled graph over `messages`."""
+        """Returns a compiled graph over `messages`."""
         from langchain.agents import create_agent
         from langchain.agents.middleware import ToolErrorMiddleware
 
@@ -59,7 +60,7 @@ class ReactAgent(Workflow):
 
 
 def tool_error(error: Exception, _request: Any) -> str | None:
-    """The tool's answer when it raised; None where the error is not the tool's."""
+    """Returns the tool's answer after it raised, or None if the error is not the tool's own."""
     if isinstance(error, MODEL_ERRORS):
         return None
     return f"Error: {type(error).__name__}: {error}"

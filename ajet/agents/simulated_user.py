@@ -1,4 +1,4 @@
-"""The simulated users of a run, from the file that `interaction_config_path` names.
+"""Loads the simulated users of a run from the file that `interaction_config_path` names.
 
     interaction:
       - name: examiner                                  # a row's interaction_kwargs.name chooses
@@ -32,7 +32,7 @@ KEY = "ajet.rollout.multi_turn.interaction_config_path"
 
 
 class InteractionEntry(Section):
-    """One simulated user."""
+    """One entry of the file: a simulated user."""
 
     class_name: str
     name: str | None = None
@@ -40,8 +40,8 @@ class InteractionEntry(Section):
 
 
 class SimulatedUser:
-    """One episode's simulated user. `rewards` are those of its turns; each of its methods has
-    `timeout_s`."""
+    """The simulated user of one episode. `rewards` are those of its turns; `timeout_s` bounds each
+    call of its methods."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class SimulatedUser:
         self.notes: list[dict[str, Any]] = []
 
     async def answer(self, messages: list[dict[str, Any]]) -> str | None:
-        """What the user says; None when the conversation is over."""
+        """Returns the user's text, or None when the conversation is over."""
         response = await self._call_method("generate_response", messages, **self._kwargs)
         is_over, text, reward, metadata = _checked(response, type(self._interaction).__name__)
         if reward is not None:
@@ -69,17 +69,18 @@ class SimulatedUser:
         return None if is_over else text
 
     async def score(self) -> float | None:
-        """What the episode earns by the conversation."""
+        """Returns the reward of the episode for the conversation, or None."""
         score = await self._call_method("calculate_score")
         return None if score is None else float(score)
 
     async def begin(self) -> None:
-        """The conversation's first call, which may name the instance otherwise."""
-        begun = await self._call_method("start_interaction", **self._kwargs)
-        self._instance_id = begun if isinstance(begun, str) else self._instance_id
+        """Calls `start_interaction`, which may return another instance id."""
+        returned = await self._call_method("start_interaction", **self._kwargs)
+        self._instance_id = returned if isinstance(returned, str) else self._instance_id
 
     async def end(self) -> None:
-        """The last call; one that fails takes nothing from the episode."""
+        """Calls `finalize_interaction`; a failure is noted in `end_failed` and does not fail the
+        episode."""
         work = invoke(self._interaction.finalize_interaction, self._instance_id)
         who = f"{type(self._interaction).__name__}.finalize_interaction()"
         self.end_failed = not await run_cleanup(self._timeout_s, work, who)
@@ -95,7 +96,7 @@ class SimulatedUser:
 async def open_user(
     config: AjetConfig, workflow_task: WorkflowTask
 ) -> AsyncGenerator[SimulatedUser | None, None]:
-    """The simulated user of one episode; None where the config names none."""
+    """Yields the simulated user of one episode, or None if the config names none."""
     interactions = load_interactions(config)
     if not interactions:
         yield None
@@ -112,7 +113,8 @@ async def open_user(
 
 
 def load_interactions(config: AjetConfig) -> dict[str, BaseInteraction]:
-    """The simulated users of the config's file by name; the same objects for the same file."""
+    """Returns the simulated users of the config's file by name. The same file gives the same
+    objects."""
     path = config.ajet.rollout.multi_turn.interaction_config_path
     if path is None:
         return {}
@@ -124,7 +126,7 @@ def load_interactions(config: AjetConfig) -> dict[str, BaseInteraction]:
 def _loaded(
     file: Path, _changed_ns: int, base_dirs: tuple[Path, ...]
 ) -> dict[str, BaseInteraction]:
-    found: dict[str, BaseInteraction] = {}
+    interactions_by_name: dict[str, BaseInteraction] = {}
     for entry in read_listing(file, "interaction"):
         form = entry.validated_as(InteractionEntry)
         where, spec = f"{entry.where}.class_name", as_import_spec(form.class_name)
@@ -133,10 +135,12 @@ def _loaded(
         arguments = ("instance_id", "messages")
         require_method(kind, "generate_response", BaseInteraction, arguments, where)
         name = form.name or kind.__name__
-        if name in found:
+        if name in interactions_by_name:
             raise ConfigError(f"{entry.where}: two simulated users are called {name!r}")
-        found[name] = run_user_code(partial(kind, {"name": name} | form.config), where)
-    return found
+        interactions_by_name[name] = run_user_code(
+            partial(kind, {"name": name} | form.config), where
+        )
+    return interactions_by_name
 
 
 def _chosen(interactions: dict[str, BaseInteraction], name: Any, task_id: str) -> BaseInteraction:

@@ -1,4 +1,4 @@
-"""`single_turn_agent`: the task's messages, one reply. What runs when nothing else is named.
+"""`single_turn_agent` asks the model once. It is the default agent.
 
     system prompt, init_messages, main_query  ->  model  ->  metadata["final_answer"]
 
@@ -27,8 +27,8 @@ class SingleTurnAgent(Workflow):
 
 
 def first_messages(task: Task, system_prompt: str | None) -> list[dict[str, Any]]:
-    """The conversation that the model is first asked with. A system message of the row's own
-    stands; the config's prompt is for rows without one."""
+    """Returns the conversation that the model is first called with. The config's system prompt is
+    added only if the row has no system message of its own."""
     messages = [dict(message) for message in task.init_messages]
     if system_prompt is not None and not any(each.get("role") == "system" for each in messages):
         messages.insert(0, {"role": "system", "content": system_prompt})

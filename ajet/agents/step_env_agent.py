@@ -1,9 +1,9 @@
-"""`step_env_agent`: plays an environment, each step shown alone, with a window on earlier ones.
+"""`step_env_agent` plays an environment; each prompt shows one step and a window of earlier ones.
 
     system, user: steps 3 and 4, what is seen now  ->  reply 5        a timeline a step (GiGPO)
 
-The window has `history_length` steps, each with what was seen and done. Not covered: a memory that
-the model writes itself.
+The window has `history_length` steps, each with its observation and action. Not covered: a memory
+that the model writes itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ NO_ACTION = "no action"
 
 
 class StepEnvAgent(EnvironmentAgent):
-    """One object plays one episode."""
+    """Plays one episode of an environment; each prompt shows the current step and a window of
+    earlier ones."""
 
     name = "step_env_agent"
     template = TEMPLATE
@@ -33,13 +34,15 @@ class StepEnvAgent(EnvironmentAgent):
 
 
 def _history(episode: EnvironmentEpisode) -> str:
-    """The last steps, each with its number."""
+    """Returns the last steps as text, each with its number."""
     length = episode.settings.custom.history_length
     first = max(0, len(episode.transitions) - length)
-    shown = [_shown(n, episode.transitions[n]) for n in range(first, len(episode.transitions))]
-    return "\n".join(shown) or NO_HISTORY
+    step_texts = [
+        _step_text(n, episode.transitions[n]) for n in range(first, len(episode.transitions))
+    ]
+    return "\n".join(step_texts) or NO_HISTORY
 
 
-def _shown(index: int, transition: Transition) -> str:
+def _step_text(index: int, transition: Transition) -> str:
     action = NO_ACTION if transition.action is None else transition.action
     return f"Step {index + 1}: {transition.observation}\nYou did: {action}"

@@ -1,4 +1,4 @@
-"""`tool_agent`: the model calls tools until it answers, or a limit is reached.
+"""`tool_agent` lets the model call tools until it answers, or a limit is reached.
 
     messages ─► model ─► reply with calls ─► all of them run at the same time ─► answers, in order
        ▲                 reply without ────► final answer (the simulated user replies, if there is
@@ -6,20 +6,20 @@
 
 `metadata["ended_by"]` says why it stopped:
 
-    answer                 a reply without calls, and nobody to answer it
-    interaction            the simulated user has heard enough
+    answer                 a reply without calls, and there is no simulated user
+    interaction            the simulated user ended the conversation
     max_assistant_turns    the last reply allowed asked for tools, or for the user
-    max_user_turns         the simulated user has no answer left
+    max_user_turns         the simulated user has used up its turns
     max_consecutive_invalid_calls    so many replies in a row had no call that could be run
-    truncated              a limit of the run's (tokens, `max_steps`): so is the episode's status
+    truncated              a limit of the run (tokens, `max_steps`); the status says so too
 
 A call of an unknown tool or with arguments against the schema, one beyond `max_parallel_calls` in a
-reply or beyond `max_tool_calls`, is not run: an error is its answer. One that cannot be read at all
-is answered by a user's message. verl drops the calls beyond `max_parallel_calls` and says nothing.
+reply or beyond `max_tool_calls`, is not run: its answer is an error. A call that cannot be parsed
+is answered by a user message. verl silently drops the calls beyond `max_parallel_calls`.
 
-The reward is the judge's. Where none is configured it is what the tools give (`calc_reward`) and
-the simulated user (`calculate_score`), added up; None when nobody gives anything. A `release` or a
-`finalize_interaction` that fails is counted (`failed_ends`) and takes nothing from the episode.
+The judge gives the reward. Without a judge it is the sum of the tools' rewards (`calc_reward`) and
+the simulated user's (`calculate_score`), or None if there are none. A `release` or a
+`finalize_interaction` that fails is counted (`failed_ends`) and does not fail the episode.
 
 Not covered: `tool_choice`; answers of tools that are not text.
 """
@@ -43,11 +43,11 @@ from ajet.core.trajectory.limits import EpisodeTruncated
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow
 
-UNREADABLE = (
+UNREADABLE_CALL_TEXT = (
     "Error: a tool call in your reply could not be read. Write the name of one tool and its "
     "arguments as a JSON object, in the form that you were shown."
 )
-COUNTED = (
+COUNTER_NAMES = (
     "tool_calls",
     "tool_errors",
     "tool_timeouts",
@@ -59,7 +59,8 @@ Call = dict[str, Any]
 
 
 class ToolAgent(Workflow):
-    """Tools, limits and the simulated user are those of `ajet.rollout.multi_turn`."""
+    """Calls tools until the model answers. Its tools, limits and simulated user come from
+    `ajet.rollout.multi_turn`."""
 
     name = "tool_agent"
 
@@ -85,7 +86,7 @@ class ToolAgent(Workflow):
 
 
 class ToolLoop:
-    """One conversation."""
+    """Runs one conversation of the model with tools and a simulated user."""
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ class ToolLoop:
         self._final_answer = ""
 
     async def run(self, messages: list[dict[str, Any]]) -> str:
-        """Talk until it is over; says why it is. `messages` grows."""
+        """Runs the conversation, appending to `messages`, and returns why it ended."""
         while True:
             try:
                 reply = await self._model.chat(messages, self._tools.schemas or None)
@@ -124,13 +125,14 @@ class ToolLoop:
                 messages += await self._tool_messages(calls, num_unreadable)
                 if self._num_invalid_in_a_row >= self._settings.max_consecutive_invalid_calls:
                     return "max_consecutive_invalid_calls"
-            elif (said := await self._user_message(messages)) is None:
+            elif (user_message := await self._user_message(messages)) is None:
                 return "interaction"
             else:
-                messages.append(said)
+                messages.append(user_message)
 
     async def output(self, ended_by: str, is_judged: bool) -> WorkflowOutput:
-        """The end of the conversation, with the tools' and the user's rewards."""
+        """Returns the output of the finished conversation, with the rewards of the tools and of the
+        user."""
         tool_rewards = await self._tools.rewards()
         metadata: dict[str, Any] = {
             "final_answer": self._final_answer,
@@ -139,20 +141,20 @@ class ToolLoop:
         }
         if self._tool_steps:
             metadata["tool_steps"] = self._tool_steps
-        given = list(tool_rewards.values())
+        rewards = list(tool_rewards.values())
         if self._user is not None:
             score = await self._user.score()
-            given += [] if score is None else [score]
+            rewards += [] if score is None else [score]
             metadata["interaction"] = {
                 "score": score,
                 "rewards": self._user.rewards,
                 "notes": self._user.notes,
             }
-        log_metrics = {name: float(self._counts[name]) for name in COUNTED}
+        log_metrics = {name: float(self._counts[name]) for name in COUNTER_NAMES}
         log_metrics["assistant_turns"] = float(self._num_replies)
         log_metrics["user_turns"] = float(self._num_user_turns)
         log_metrics["ended_by_limit"] = float(ended_by not in ("answer", "interaction"))
-        reward = None if is_judged or not given else sum(given)
+        reward = None if is_judged or not rewards else sum(rewards)
         return WorkflowOutput(reward=reward, metadata=metadata, log_metrics=log_metrics)
 
     def _end_after_reply(self, wants_tools: bool) -> str | None:
@@ -176,7 +178,7 @@ class ToolLoop:
     async def _tool_messages(
         self, calls: Sequence[Call], num_unreadable: int
     ) -> list[dict[str, Any]]:
-        """The answers to a reply's calls, in the order of the calls."""
+        """Returns the answers to a reply's calls, in the order of the calls."""
         problems = [self._problem(order, call) for order, call in enumerate(calls)]
         num_invalid = num_unreadable + sum(problem is not None for problem in problems)
         self._counts["invalid_tool_calls"] += num_invalid
@@ -192,10 +194,13 @@ class ToolLoop:
             }
             for call, text in zip(calls, texts, strict=True)
         ]
-        return answers + ([{"role": "user", "content": UNREADABLE}] if num_unreadable else [])
+        return answers + (
+            [{"role": "user", "content": UNREADABLE_CALL_TEXT}] if num_unreadable else []
+        )
 
     def _problem(self, order: int, call: Call) -> str | None:
-        """Why a call is not run. The first that may be run take what is left of the budget."""
+        """Returns why a call is not run, or None. Calls that may be run use up the budget of
+        `max_tool_calls` in their order."""
         settings = self._settings
         if order >= settings.max_parallel_calls:
             return f"not run: at most {settings.max_parallel_calls} calls in one reply are"
@@ -209,9 +214,9 @@ class ToolLoop:
         return None
 
     async def _answer(self, call: Call, problem: str | None) -> str:
-        """What the model is told of a call."""
+        """Returns the text that the model gets as the answer to a call."""
         if problem is not None:
-            return self._shown(f"Error: {problem}")
+            return self._truncated(f"Error: {problem}")
         function = call["function"]
         result = await self._tools.call(function["name"], json.loads(function["arguments"]))
         self._counts["tool_errors"] += result.failed
@@ -219,13 +224,13 @@ class ToolLoop:
         if result.reward is not None or result.metrics:
             step = {"tool": function["name"], "reward": result.reward, "metrics": result.metrics}
             self._tool_steps.append(step)
-        return self._shown(result.text)
+        return self._truncated(result.text)
 
-    def _shown(self, text: str) -> str:
-        """A tool's answer within its limit of tokens."""
+    def _truncated(self, text: str) -> str:
+        """Returns a tool's answer, truncated to its limit of tokens."""
         settings = self._settings
         limit, side = settings.max_tool_response_length, settings.tool_response_truncate_side
-        shown, num_cut = truncate(text, limit, side, self._model)
+        truncated_text, num_cut = truncate(text, limit, side, self._model)
         self._counts["tool_answers_cut"] += bool(num_cut)
         self._counts["tool_characters_cut"] += num_cut
-        return shown
+        return truncated_text

@@ -1,8 +1,8 @@
-"""`traj_env_agent`: plays an environment with the whole conversation in its prompt (StarPO).
+"""`traj_env_agent` plays an environment with the whole conversation in its prompt (StarPO).
 
-    system, user 1, reply 1, user 2, reply 2, …        only ever longer: one timeline an episode
+    system, user 1, reply 1, user 2, reply 2, …        only appended to: one timeline an episode
 
-Not covered: prompts that would outgrow the context (see step_env_agent.py).
+Not covered: conversations longer than the context (see step_env_agent.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Step {turn_idx} of {max_steps}. Reply with your next action as {answer_form}."""
 
 
 class TrajEnvAgent(EnvironmentAgent):
-    """One object plays one episode."""
+    """Plays one episode of an environment; each prompt is the whole conversation so far."""
 
     name = "traj_env_agent"
     template = TEMPLATE

@@ -1,12 +1,12 @@
-"""`ajet convert`: another system's config becomes one of ours, and every key of it is answered for.
+"""Converts another system's config to an ajet config, and accounts for every key of it.
 
 In: a YAML, or the shell script that starts the other system. Out: a `Conversion`, whose text is an
-ajet YAML that loads, headed by what was left out and why. Ignored: whether the models, data and
+ajet YAML that loads, headed by what was left out and why. Ignores whether the models, data and
 classes that are named exist (`ajet check`).
 
     source.py, command_line.py   the file and its overrides, interpolations resolved
-    draft.py                     one key after the other: taken, left out with a reason, or unknown
-    roll.py, verl.py, …          one file a system: tables of keys, functions where values change
+    draft.py                     each key in turn: taken, left out with a reason, or unknown
+    roll.py, verl.py, …          one file for each system: tables of keys, conversion of values
     refusals.py, yaml_text.py   what our tree refuses is left out too; the text
 """
 

@@ -1,11 +1,11 @@
-"""AgentJet's own YAML: nearly ours. Keys that moved are renamed, what is refused here is left out.
+"""Converts AgentJet's YAML. Keys that moved are renamed; keys that ajet refuses are left out.
 
     trainer_common.trinity_only__n_vllm_engine      rollout.n_vllm_engine
     lora.lora_rank                                  trainer_common.lora.rank
     frozen_lake: {…}                                a section of the user's own stays
 
-A config that is ours already comes out with the same values. Not covered: keys of verl's that an
-AgentJet YAML may hold beside `ajet:` (`ajet convert --from verl` knows them).
+A config of ajet keeps its values. Not covered: keys of verl that an AgentJet YAML may hold beside
+`ajet:` (`ajet convert --from verl` knows them).
 """
 
 from typing import Any
@@ -72,7 +72,7 @@ ABSENT: dict[str, Absent] = {
 
 
 def take(draft: Draft) -> None:
-    """Our keys as they are; the user's own sections too."""
+    """Copies ajet's own keys and the user's own sections."""
     for name, section in draft.read.values.items():
         if name in BOILERPLATE or section is None:
             draft.ignore(name)
@@ -100,14 +100,15 @@ def _is_typed(key: str) -> bool:
 
 
 def _environments(draft: Draft) -> None:
-    """A tag may hold a dot, and is no key of ours."""
+    """Copies `custom_envs` as a whole, because a tag may contain a dot and is no key of the
+    config."""
     key = "ajet.environment.custom_envs"
     if draft.wrote(key):
         draft.copy(key, key)
 
 
 def _known(key: str) -> bool:
-    """Whether the tree has this key, or a place for the keys below one."""
+    """Returns whether the config tree has this key, or a mapping above it that takes any key."""
     name = RENAMED_HERE.get(key, key)
     sections = ajet_defaults()
     parents = (name.rsplit(".", count)[0] for count in range(1, name.count(".") + 1))
@@ -115,7 +116,8 @@ def _known(key: str) -> bool:
 
 
 def _take_key(draft: Draft, key: str) -> None:
-    """A key that moved gives way to one that is written under its present name."""
+    """Copies a key under its present name. A key that moved yields to one that is written under the
+    present name."""
     target, value = RENAMED_HERE.get(key, key), draft.take(key)
     if target == key:
         draft.set(key, CHOICES.get((key, str(value)), value), key)
@@ -124,7 +126,8 @@ def _take_key(draft: Draft, key: str) -> None:
 
 
 def _warmup(draft: Draft) -> None:
-    """AgentJet's warm-up counts training steps, -1 for none."""
+    """Converts the warm-up, which AgentJet counts in training steps (-1 for none), to optimizer
+    steps."""
     key = f"{TRAINER}.optim.lr_warmup_steps"
     steps = draft.number(key)
     if steps > 0:

@@ -1,11 +1,11 @@
-"""ChatLearn's GRPO: the YAML of `--config-file` and the overrides of its command line.
+"""Converts ChatLearn's GRPO: the YAML of `--config-file` and the overrides of its command line.
 
     runtime_args.sample_per_episode: 512     32 answers a prompt: 16 tasks a step, num_repeat 32
     runtime_args.num_episode: 200            trainer_common.total_training_steps
     models.policy_trainer.*                  trainer_common
     models.policy.*                          rollout
 
-An episode of ChatLearn's is a step of ours. Its rows name their agent and graph, which ajet runs.
+An episode of ChatLearn is a step of ajet. Its rows name their agent and graph, which ajet runs.
 Not covered: Megatron's own settings.
 """
 
@@ -144,7 +144,7 @@ ABSENT: dict[str, Absent] = {
 
 
 def take(draft: Draft) -> None:
-    """Every key that has a counterpart."""
+    """Converts every key that has a counterpart."""
     for key, target in SAME.items():
         draft.copy(key, target)
     for key, target in AS_FLOAT.items():
@@ -157,7 +157,7 @@ def take(draft: Draft) -> None:
 
 
 def _batches(draft: Draft) -> None:
-    """ChatLearn counts answers, we count tasks."""
+    """Converts batch sizes: ChatLearn counts answers, ajet counts tasks."""
     keys = (f"{RUN}.sample_per_episode", f"{POLICY}.num_inference_per_prompt")
     samples, answers = (draft.number(key) for key in keys)
     if not samples:
@@ -186,7 +186,7 @@ def _loss(draft: Draft) -> None:
 
 
 def _lengths(draft: Draft) -> None:
-    """Two limits in newer files, one for both in older ones."""
+    """Converts the limits of length. Newer files have two limits, older ones have one for both."""
     prompt = draft.number(f"{POLICY}.max_prompt_tokens_length")
     key = f"{POLICY}.max_response_tokens_length"
     response = draft.number(key) or draft.number(f"{POLICY}.max_new_tokens")

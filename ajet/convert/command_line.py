@@ -1,4 +1,4 @@
-"""A shell script that starts another system: its config file and its overrides.
+"""Reads a shell script that starts another system: its config file and its overrides.
 
     export exp=math
     python -m verl.trainer.main_ppo \\                  entry: the word that holds `verl.`
@@ -36,7 +36,7 @@ class CommandLine:
 
 
 def read_script(path: Path, entry: Sequence[str]) -> CommandLine:
-    """The first command of the script with a word that holds one of `entry`."""
+    """Returns the first command of the script in which a word contains one of `entry`."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -57,7 +57,8 @@ def read_script(path: Path, entry: Sequence[str]) -> CommandLine:
 
 
 def with_overrides(read: SourceConfig, overrides: Sequence[str]) -> dict[str, str]:
-    """Lays the overrides over what was read; the ones with a value of the shell's are returned."""
+    """Applies the overrides to what was read, and returns those whose value only the shell
+    knows."""
     unresolved: dict[str, str] = {}
     for override in overrides:
         key, _, text = override.partition("=")
@@ -75,7 +76,7 @@ def with_overrides(read: SourceConfig, overrides: Sequence[str]) -> dict[str, st
 
 
 def override_value(key: str, text: str) -> Any:
-    """The value as Hydra reads it; what is not in its grammar is text."""
+    """Returns the value as Hydra parses it; text outside Hydra's grammar stays text."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
@@ -112,7 +113,7 @@ def _command_line(words: Sequence[str]) -> CommandLine:
 
 
 def _commands(text: str, path: Path) -> list[list[str]]:
-    """The words of each command, quotes taken off."""
+    """Returns the words of each command, without their quotes."""
     lexer = shlex.shlex(text.replace("\\\n", " "), posix=True, punctuation_chars=";|&\n")
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     commands: list[list[str]] = [[]]
@@ -134,7 +135,8 @@ def _without_comments(text: str) -> str:
 
 
 def _filled(word: str, variables: dict[str, str]) -> str:
-    """`$NAME`, `${NAME}` and `${NAME:-else}`; a name that the script does not set stays."""
+    """Replaces `$NAME`, `${NAME}` and `${NAME:-else}`; a name that the script does not set
+    stays."""
 
     def value(match: re.Match[str]) -> str:
         name, other = match[1] or match[2], match[3]

@@ -1,4 +1,4 @@
-"""`convert`: from a file of another system to a `Conversion`.
+"""Converts a file of another system to a `Conversion`.
 
     read (YAML, or the script's command)  ->  resolve  ->  the system's own file  ->  drop_refused
 
@@ -22,7 +22,8 @@ YAML = (".yaml", ".yml")
 
 @dataclass(frozen=True)
 class System:
-    """What is particular to one system's configs."""
+    """Describes one system's configs: how to read them, their defaults, and keys without
+    counterpart."""
 
     name: str
     take: Callable[[Draft], None]
@@ -60,7 +61,7 @@ SYSTEMS = {
 
 
 def convert(system: str, path: Path | str, overrides: Sequence[str] = ()) -> Conversion:
-    """Every key of the file is in the result, as a value or as something left out."""
+    """Converts the file. Every key of it is in the result, as a value or as something left out."""
     kind, path = SYSTEMS[system], Path(path)
     result = Conversion(kind.name, path.name)
     read, listed = _read(kind, path)
@@ -81,7 +82,7 @@ def convert(system: str, path: Path | str, overrides: Sequence[str] = ()) -> Con
 
 
 def _read(kind: System, path: Path) -> tuple[SourceConfig, list[str]]:
-    """The YAML, or what the script's command reads, and the command's overrides."""
+    """Returns the YAML, or what the script's command reads, and the command's overrides."""
     if path.suffix in YAML:
         return read_file(path, kind.known_defaults), []
     if not path.is_file():
@@ -111,7 +112,8 @@ def _config_name(command: CommandLine) -> str:
 
 
 def _found(name: str, script: Path) -> Path | None:
-    """Scripts name files from where they are run: one of the folders above, mostly."""
+    """Returns the file in one of the folders above the script, because scripts name files relative
+    to where they are run."""
     folders = [Path.cwd(), *script.resolve().parents]
-    places = [folder / place for folder in folders for place in (name, Path(name).name)]
-    return next((place for place in places if place.is_file()), None)
+    candidates = [folder / candidate for folder in folders for candidate in (name, Path(name).name)]
+    return next((candidate for candidate in candidates if candidate.is_file()), None)

@@ -1,4 +1,4 @@
-"""Files of training and held-out rows, as our readers take them.
+"""Converts the files of training and held-out rows to settings of ajet's readers.
 
     data/train.parquet, data/test.parquet     huggingface_dat_repo: data, splits train and test
     a/train.jsonl, b/test.jsonl               jsonl_dataset_file, which may lie anywhere
@@ -18,7 +18,7 @@ LINES = f"{READER}.jsonl_dataset_file"
 
 
 def take_files(draft: Draft, train_key: str, held_out_key: str) -> None:
-    """Where the tasks are; what cannot be said in our readers' terms is left out."""
+    """Converts the paths of the tasks; what ajet's readers cannot express is left out."""
     train, held_out = _single(draft.take(train_key)), _single(draft.take(held_out_key))
     if train is None:
         for key in (train_key, held_out_key):
@@ -59,5 +59,6 @@ def _single(files: Any) -> str | None:
 
 
 def _split(file: str) -> str:
-    """``train-00000-of-00002.parquet`` -> ``train``, as our reader names it."""
+    """Returns the split that our reader sees in a file name: ``train`` for
+    ``train-00000-of-00002.parquet``."""
     return Path(file).name.split(".")[0].split("-")[0]

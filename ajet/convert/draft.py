@@ -1,11 +1,11 @@
-"""One source config on its way: each of its keys is taken, left out with a reason, or unknown.
+"""Tracks the conversion of one config: each key is taken, left out with a reason, or unknown.
 
     draft.copy("pg_clip", "ajet.trainer_common.algorithm.clip_low")      pg_clip is taken
     draft.leave_out("async_generation_ratio", "…", algorithm=True)       said in the new YAML's head
-    draft.answer_for_the_rest(ABSENT)                                    patterns, then: unknown
+    draft.classify_remaining(ABSENT)                                     patterns, then: unknown
 
-A system's own default is written where ours differs. Not covered: whether our tree takes a value
-(refusals.py).
+A system's own default is written if ajet's differs. Not covered: whether ajet's config accepts a
+value (refusals.py).
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,8 @@ NOTHING = (None, False, 0, "", [], {})
 
 @dataclass(frozen=True)
 class Absent:
-    """Keys that have no counterpart here. A value in `off` means that it is not used."""
+    """Describes keys that have no counterpart here. A value in `off` means that the feature is not
+    used."""
 
     reason: str
     off: tuple[Any, ...] = NOTHING
@@ -36,7 +37,8 @@ class Absent:
 
 
 def keys_of(section: str, names: str, absent: Absent) -> dict[str, Absent]:
-    """Keys of one section, named one by one: what is not among them is unknown, a typo perhaps."""
+    """Returns rules for keys of one section, named one by one. Any other key is unknown, perhaps a
+    typo."""
     return {f"{section}.{name}": absent for name in names.split()}
 
 
@@ -51,7 +53,7 @@ class OmittedKey:
 
     @property
     def shown(self) -> str:
-        """``key = value``, in one line and without secrets."""
+        """The text ``key = value``, in one line and without secrets."""
         name = self.key.rpartition(".")[2].lower()
         is_secret = any(word in name for word in SECRETS) and not any(
             word in name for word in NOT_SECRET
@@ -62,7 +64,7 @@ class OmittedKey:
 
 @dataclass
 class Conversion:
-    """What becomes of one source config."""
+    """The result of converting one config."""
 
     system: str
     source: str
@@ -73,11 +75,11 @@ class Conversion:
     to_do: list[str] = field(default_factory=list)  # what only the user can do
 
     def of(self, category: Category) -> list[OmittedKey]:
-        """What was left out for this reason."""
+        """Returns the omitted keys of one category."""
         return [each for each in self.left_out if each.category == category]
 
     def summary(self) -> list[tuple[int, str]]:
-        """How many keys went where."""
+        """Returns how many keys went where."""
         return [
             (len(self.values) + len(self.sections), "written"),
             (len(self.of("algorithm")), "left out, and that changes the algorithm"),
@@ -87,12 +89,12 @@ class Conversion:
 
     @property
     def changes_the_algorithm(self) -> bool:
-        """Whether something was left out that does, or may: an unknown key."""
+        """Is true if an omitted key changes the algorithm or may do so, as an unknown key may."""
         return any(each.category != "machine" for each in self.left_out)
 
 
 class Draft:
-    """The source's keys and the result, side by side."""
+    """Holds the source's keys and the result, and tracks which keys were dealt with."""
 
     def __init__(
         self, read: ResolvedConfig, result: Conversion, defaults: Mapping[str, Any]
@@ -104,11 +106,12 @@ class Draft:
         self._taken: set[str] = set()
 
     def wrote(self, key: str) -> bool:
-        """Whether the source has this key, or keys below it."""
+        """Returns whether the source has this key, or keys below it."""
         return any(name == key or name.startswith(f"{key}.") for name in self._written)
 
     def take(self, key: str) -> Any:
-        """The key's value, or the system's default, or None; the key is answered for."""
+        """Returns the key's value, or the system's default, or None, and marks the key as dealt
+        with."""
         self._taken.add(key)
         if key in self._written:
             return self._written[key]
@@ -120,7 +123,7 @@ class Draft:
         return self._defaults.get(key)
 
     def number(self, key: str) -> Any:
-        """The same for a key that is a number; 0 where there is none."""
+        """Does the same for a key that is a number; it is 0 if there is none."""
         value = self.take(key)
         if value is None:
             return 0
@@ -129,7 +132,7 @@ class Draft:
         return value
 
     def section(self, key: str) -> Mapping[str, Any]:
-        """The same for a section; empty where there is none."""
+        """Does the same for a section; it is empty if there is none."""
         value = self.take(key)
         if value is None:
             return {}
@@ -138,7 +141,7 @@ class Draft:
         return value
 
     def set(self, target: str, value: Any, *keys: str) -> None:
-        """Our key's value, which comes from these keys of theirs."""
+        """Sets our key `target`. `keys` are the source's keys that the value comes from."""
         written = [key for key in keys if self.wrote(key)]
         if not written and value == ajet_defaults().get(target):
             return
@@ -147,13 +150,13 @@ class Draft:
         self.result.origins[target] = origin
 
     def copy(self, key: str, target: str, change: Callable[[Any], Any] | None = None) -> None:
-        """The value under our name, changed by `change`; null is not written."""
+        """Copies the key's value to `target`, converted by `change`; null is not copied."""
         value = self.take(key)
         if value is not None:
             self.set(target, change(value) if change else value, key)
 
     def choose(self, key: str, target: str, choices: Mapping[Any, Any], reason: str) -> None:
-        """One value out of several; one that we do not have is left out."""
+        """Copies one value out of several choices; a value that is not among them is left out."""
         value = self.take(key)
         if isinstance(value, str | int | float | bool) and value in choices:
             self.set(target, choices[value], key)
@@ -162,20 +165,20 @@ class Draft:
             self.leave_out(key, f"{reason}; there are {known}", algorithm=True)
 
     def leave_out(self, key: str, reason: str, *, algorithm: bool = False) -> None:
-        """The key is answered for: it is not in the result."""
+        """Marks the key as dealt with and lists it as omitted."""
         category: Category = "algorithm" if algorithm else "machine"
         self.result.left_out.append(OmittedKey(key, self.take(key), reason, category))
 
     def ignore(self, *keys: str) -> None:
-        """Keys whose meaning another key carries."""
+        """Marks keys as dealt with whose meaning another key carries."""
         self._taken |= set(keys)
 
     def to_do(self, text: str) -> None:
-        """Something that the user has to see to."""
+        """Adds something that the user has to do."""
         self.result.to_do.append(text)
 
     def classify_remaining(self, absent: Mapping[str, Absent]) -> None:
-        """Every key that was not taken: known and absent here, or unknown."""
+        """Lists every key that was not taken as omitted: known and absent here, or unknown."""
         for key, text in self.read.unresolved.items():
             if self._is_taken(key):
                 self.result.left_out.append(OmittedKey(key, text, UNRESOLVED, "unknown"))
@@ -208,11 +211,12 @@ class Draft:
             self.result.left_out.append(OmittedKey(key, value, reason, "unknown"))
 
     def _is_variable(self, key: str) -> bool:
-        """Whether another key refers to it: its value is there, under that key."""
+        """Returns whether another key refers to this one, so that its value is converted under that
+        key."""
         return any(key == name or key.startswith(f"{name}.") for name in self.read.referenced)
 
 
 @cache
 def ajet_defaults() -> dict[str, Any]:
-    """Our dotted keys with their defaults."""
+    """Returns ajet's dotted keys with their defaults."""
     return flat(AjetConfig().model_dump())

@@ -1,8 +1,8 @@
-"""What our tree does not take is left out as well, with the tree's own words.
+"""Leaves out the values that ajet's config refuses, with the config's own messages as reasons.
 
-    draft values  ->  pydantic, refused keys  ->  the ones that cannot stand are left out  ->  again
+    values  ->  pydantic, refused keys  ->  the refused ones are left out  ->  again
 
-So a converted config loads. Not covered: a missing ajet.model.path, which the user is told of.
+So a converted config loads. Not covered: a missing ajet.model.path, which is listed as a to-do.
 """
 
 from collections.abc import Iterable
@@ -36,11 +36,12 @@ ALGORITHM = (
     "ajet.environment.train_env_manager",
     "ajet.task_judge",
 )
-"""Keys that decide what is trained, and how."""
+"""Prefixes of the keys that decide what is trained, and how."""
 
 
 def drop_refused(result: Conversion) -> None:
-    """Takes what our tree refuses out of the result; asks again until nothing is."""
+    """Removes values that ajet's config refuses from the result, and repeats that until nothing is
+    refused."""
     while True:
         try:
             config = AjetConfig.model_validate(nested(result.values))
@@ -57,7 +58,7 @@ def drop_refused(result: Conversion) -> None:
 
 
 def _drop_unread_defaults(result: Conversion, unread: Iterable[str]) -> None:
-    """A default of the other system's needs no line where nothing reads the key."""
+    """Removes defaults of the other system at keys that nothing reads."""
     for key in unread:
         for name in [name for name in result.values if f"{name}.".startswith(f"{key}.")]:
             if result.origins[name].endswith(DEFAULT):
@@ -65,7 +66,7 @@ def _drop_unread_defaults(result: Conversion, unread: Iterable[str]) -> None:
 
 
 def _drop(result: Conversion, key: str, reason: str) -> None:
-    """The value at this key, or all of them below it."""
+    """Removes the value at this key, or all values below it."""
     while not (keys := [name for name in result.values if _touches(name, key)]) and "." in key:
         key = key.rpartition(".")[0]
     for name in keys:

@@ -1,12 +1,12 @@
-"""ROLL's agentic configs.
+"""Converts ROLL's agentic configs.
 
     rollout_batch_size: 1024, group_size: 8      data.train_batch_size: 128, rollout.num_repeat: 8
     adv_estimator: grpo, method: mean_std        adv_estimator: grpo, normalize_std: true
     custom_envs.FrozenLake: {env_type: …}        environment.custom_envs.FrozenLake (roll_envs.py)
     actor_train.training_args.learning_rate      trainer_common.optim.lr
 
-In ROLL `grpo` is the plain return of a reward that reward_normalization has compared with others:
-without that it compares nothing, and is written as reinforce.
+In ROLL `grpo` is the plain return of a reward that reward_normalization has normalized over a
+group. Without reward_normalization it compares nothing, and is converted to reinforce.
 """
 
 from typing import Any
@@ -94,7 +94,7 @@ CRITIC = {
     "critic_warmup": f"{TRAINER}.critic.warmup_steps",
 }
 NEVER_CLIPS = 1e6
-"""Our critic always clips; so far no value moves."""
+"""A clip range so wide that no value moves that far; ajet's critic always clips."""
 
 LOSSES = {"ppo": "ppo", "vanilla": "gpg", "topr": "topr", "cispo": "cispo"}
 AGGREGATIONS = (
@@ -207,7 +207,7 @@ ABSENT: dict[str, Absent] = {
 
 
 def take(draft: Draft) -> None:
-    """Every key that has a counterpart."""
+    """Converts every key that has a counterpart."""
     for key, target in SAME.items():
         draft.copy(key, target)
     _run_folder(draft)
@@ -226,7 +226,7 @@ def take(draft: Draft) -> None:
 
 
 def _asynchrony(draft: Draft) -> None:
-    """Batches that are generated ahead."""
+    """Converts how many batches are generated ahead."""
     ratio = draft.number("async_generation_ratio")
     if ratio > 0:
         draft.set("trinity.max_staleness", staleness_of_ratio(ratio), "async_generation_ratio")
@@ -234,7 +234,7 @@ def _asynchrony(draft: Draft) -> None:
 
 
 def _devices(draft: Draft) -> None:
-    """Who has which GPUs; both systems number them over all nodes."""
+    """Converts the device mappings; both systems number GPUs over all nodes."""
     trainer = _gpus(draft, f"{ACTOR}.device_mapping", f"{TRAINER}.device_mapping")
     engines = _gpus(draft, f"{ENGINE}.device_mapping", "ajet.rollout.device_mapping")
     for role in ("reference", "critic"):
@@ -254,7 +254,7 @@ def _devices(draft: Draft) -> None:
 
 
 def _memory(draft: Draft) -> None:
-    """Long sequences over several ranks, and what is computed again."""
+    """Converts sequence parallelism and activation checkpointing."""
     width = draft.number(f"{ACTOR}.model_args.ulysses_size")
     if width > 1:
         target = f"{TRAINER}.ulysses_sequence_parallel_size"
@@ -265,7 +265,8 @@ def _memory(draft: Draft) -> None:
 
 
 def _gpus(draft: Draft, key: str, target: str) -> list[int] | None:
-    """The key's GPUs, as ours; None where it is not written or cannot be read."""
+    """Copies the key's GPUs to `target` and returns them, or None if the key is absent or cannot be
+    read."""
     numbers = device_numbers(draft.take(key))
     if numbers is not None:
         draft.set(target, numbers, key)
@@ -282,8 +283,8 @@ def device_numbers(mapping: Any) -> list[int] | None:
 def _run_folder(draft: Draft) -> None:
     resume = draft.take("resume_from_checkpoint")
     if resume is not None:
-        words = {False: "disable", True: "auto"}
-        value = words[resume] if isinstance(resume, bool) else str(resume)
+        resume_values = {False: "disable", True: "auto"}
+        value = resume_values[resume] if isinstance(resume, bool) else str(resume)
         draft.set(f"{TRAINER}.resume", value, "resume_from_checkpoint")
     folder, name = draft.take("output_dir"), draft.take("exp_name")
     if folder is not None and name is not None:
@@ -295,7 +296,7 @@ def _run_folder(draft: Draft) -> None:
 
 
 def _batches(draft: Draft) -> None:
-    """ROLL counts trajectories, we count groups."""
+    """Converts batch sizes: ROLL counts trajectories, ajet counts groups."""
     rows, group = draft.number("rollout_batch_size"), draft.number("train_env_manager.group_size")
     draft.copy("train_env_manager.group_size", "ajet.rollout.num_repeat")
     draft.copy("train_env_manager.group_size_redundancy", "ajet.rollout.group_size_redundancy")
@@ -310,7 +311,8 @@ def _batches(draft: Draft) -> None:
 
 
 def _mini_batches(draft: Draft, rows: int) -> None:
-    """An update of ROLL's takes so many rows of each device, and accumulates them."""
+    """Computes the number of mini-batches. An update in ROLL takes a number of rows from each
+    device, several times over."""
     keys = [
         f"{TRAINING}.per_device_train_batch_size",
         f"{TRAINING}.gradient_accumulation_steps",
@@ -332,7 +334,7 @@ def _mini_batches(draft: Draft, rows: int) -> None:
 
 
 def _lengths(draft: Draft) -> None:
-    """One limit in ROLL, for the whole conversation."""
+    """Converts the limit of length; ROLL has one for the whole conversation."""
     tokens = draft.number("sequence_length")
     if not tokens and (response := draft.number("response_length")):
         tokens = (draft.number("prompt_length") or 1024) + response
@@ -407,7 +409,8 @@ def _unread(draft: Draft, reason: str, *keys: str) -> None:
 
 
 def _normalization(draft: Draft) -> tuple[str, str]:
-    """Our grouping and ROLL's method, the newer names of it read as the older ones."""
+    """Returns our grouping and ROLL's method; the newer names of the settings are translated to the
+    older ones."""
     section = draft.section("reward_normalization")
     grouping = GROUPINGS.get(str(section.get("grouping", "batch")), "")
     method = str(section.get("method", "identity"))
@@ -457,7 +460,7 @@ def _loss(draft: Draft) -> None:
 
 
 def _kl_in_reward(draft: Draft) -> None:
-    """ROLL takes it off the reward with add_token_level_kl alone."""
+    """Converts the KL in the reward, which ROLL uses with add_token_level_kl alone."""
     coefficient, target_kl = draft.take("init_kl_coef"), draft.take("target_kl")
     horizon = draft.take("kl_horizon")
     if not draft.take("add_token_level_kl"):
@@ -473,7 +476,8 @@ def _kl_in_reward(draft: Draft) -> None:
 
 
 def _correction(draft: Draft) -> None:
-    """Weights between sampler and trainer; ROLL's filters mask without weighing."""
+    """Converts the importance weights between sampler and trainer. ROLL's filters mask without
+    weighting, and have no counterpart."""
     section = draft.section("train_infer_correction")
     weight = section.get("is_weight") or {}
     target = f"{ALGORITHM}.rollout_correction"
@@ -494,7 +498,7 @@ def _correction(draft: Draft) -> None:
 
 
 def _validation_sampling(draft: Draft) -> None:
-    """ROLL validates with the sampling of training."""
+    """Makes validation sample as training does, which is ROLL's rule."""
     for name in ("temperature", "top_p", "top_k"):
         draft.set(f"ajet.rollout.val_kwargs.{name}", None, f"{GENERATING}.{name}")
 

@@ -1,4 +1,4 @@
-"""ROLL's environments: `custom_envs` and the two managers.
+"""Converts ROLL's environments: `custom_envs` and the two managers.
 
     env_manager_cls: ….StepEnvManager       step_env_agent
     env_config.action_pattern               action_pattern, one group: what is thought has none
@@ -7,7 +7,7 @@
     a conversation                          {env_instruction} in its system message: ROLL's own
                                             managers put it before the first observation
 
-Not covered: the `env_config` of an environment that is not ours; it says itself what it takes.
+Not covered: the `env_config` of an environment that ajet does not have.
 """
 
 import re
@@ -26,7 +26,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "sokoban": {"dim_room": [10, 10], "num_boxes": 4, "search_depth": 300},
     "webshop": {},
 }
-"""The environments that are ours too, with those of ROLL's arguments whose defaults differ."""
+"""The environments that ajet has too, with those of ROLL's arguments whose defaults differ."""
 PLACEHOLDERS = {"{current_observation}": "{observation}", "{current_step}": "{turn_idx}"}
 INSTRUCTION = "{env_instruction}"
 IN_ENV_CONFIG = ("action_pattern", "max_steps", "format_penalty", "env_instruction")
@@ -41,7 +41,7 @@ PLAIN = ("use_thread_lock", "max_env_step_concurrent", "tag", "config")
 
 
 def take_environments(draft: Draft) -> None:
-    """The environments that are there, then who plays which of them."""
+    """Converts the environments, then the managers that use them."""
     environments = draft.section("custom_envs")
     for tag, written in environments.items():
         if isinstance(written, Mapping):
@@ -77,7 +77,7 @@ def _environment(draft: Draft, tag: str, written: Mapping[str, Any]) -> None:
 def _limits(
     draft: Draft, key: str, target: str, written: Mapping[str, Any], config: Mapping[str, Any]
 ) -> None:
-    """Steps and tokens: of two limits in ROLL the smaller one, which is the one that counts."""
+    """Converts the limits of steps and tokens. Of two limits in ROLL the smaller one applies."""
     own, games = written.get("max_steps"), config.get("max_steps")
     if own is None or (written.get("env_type") == "sokoban" and games and games < own):
         own, key_of_steps = games, f"{key}.env_config.max_steps"
@@ -97,7 +97,7 @@ def _limits(
 
 
 def _arguments(draft: Draft, key: str, target: str, env_type: str, config: dict[str, Any]) -> None:
-    """What the environment itself is made with."""
+    """Converts the arguments that the environment itself is made with."""
     rest = {name: value for name, value in config.items() if name not in IN_ENV_CONFIG}
     if env_type in DEFAULTS:
         known = _arguments_of(env_type)
@@ -121,13 +121,15 @@ def _arguments(draft: Draft, key: str, target: str, env_type: str, config: dict[
 
 
 def _arguments_of(env_type: str) -> list[str]:
-    """What `env_config` may have for an environment of ours; its steps are the agent's limit."""
+    """Returns the arguments that `env_config` may have for an environment of ajet, without the
+    limit of steps, which is the agent's."""
     kind = environment_maker(env_type, {}, (), env_type).kind
     return [name for name in arguments_of(kind) or () if name != "max_steps"]
 
 
 def _agent(draft: Draft, key: str, target: str, written: Mapping[str, Any]) -> str:
-    """Who plays it; ROLL's default, and ours, is the whole conversation."""
+    """Converts the agent and returns its name. The default of both systems shows the whole
+    conversation."""
     path = written.get("env_manager_cls")
     name = str(path).rpartition(".")[2]
     agent = AGENTS.get(name, "traj_env_agent")
@@ -156,7 +158,7 @@ def _texts(
     config: Mapping[str, Any],
     agent: str,
 ) -> None:
-    """What the model is told, and where its action is read."""
+    """Converts the prompts and the pattern of an action."""
     instruction, origin = _instruction(written, config), f"{key}.env_config.env_instruction"
     template = written.get("agent_template")
     if template is not None:
@@ -178,17 +180,22 @@ def _texts(
 
 
 def _instruction(written: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """The environment's own, or the config's words. ROLL's two games add what the symbols and the
-    actions are; ours say it in their instruction."""
-    words = config.get("env_instruction")
-    if not words:
+    """Returns the environment's own instruction, or the config's text. ROLL's two games append a
+    description of symbols and actions to it; ajet's have that in their instruction."""
+    text = config.get("env_instruction")
+    if not text:
         return INSTRUCTION
-    told = str(words).replace("{", "{{").replace("}", "}}")
-    return told if written.get("env_type") not in DEFAULTS else f"{told}\n{INSTRUCTION}"
+    escaped_text = str(text).replace("{", "{{").replace("}", "}}")
+    return (
+        escaped_text
+        if written.get("env_type") not in DEFAULTS
+        else f"{escaped_text}\n{INSTRUCTION}"
+    )
 
 
 def one_group(pattern: str) -> str:
-    """Of two groups ROLL takes the first for the thought and the second for the action."""
+    """Returns the pattern with one group. Of two groups, ROLL takes the first for the thought and
+    the second for the action."""
     try:
         groups = re.compile(pattern).groups
     except re.error:
@@ -201,15 +208,15 @@ def _manager(draft: Draft, name: str, environments: Mapping[str, Any]) -> None:
     parts = draft.take(f"{name}.num_groups_partition")
     groups = _groups(draft, name)
     tags = tags if isinstance(tags, list) else list(environments)
-    kept = [tag for tag in tags if tag in environments]
-    if kept != tags:
-        gone = [tag for tag in tags if tag not in environments]
-        reason = f"custom_envs has no {', '.join(map(str, gone))}"
+    known_tags = [tag for tag in tags if tag in environments]
+    if known_tags != tags:
+        unknown_tags = [tag for tag in tags if tag not in environments]
+        reason = f"custom_envs has no {', '.join(map(str, unknown_tags))}"
         draft.leave_out(f"{name}.tags", reason, algorithm=name == TRAIN)
     target = f"{ENVIRONMENT}.{name}"
-    if kept:
-        draft.set(f"{target}.tags", kept, f"{name}.tags")
-    if isinstance(parts, list) and kept:
+    if known_tags:
+        draft.set(f"{target}.tags", known_tags, f"{name}.tags")
+    if isinstance(parts, list) and known_tags:
         shares = [part for tag, part in zip(tags, parts, strict=False) if tag in environments]
         _partition(draft, name, shares, groups)
     if draft.number(f"{name}.format_penalty"):
@@ -220,7 +227,7 @@ def _manager(draft: Draft, name: str, environments: Mapping[str, Any]) -> None:
 
 
 def _groups(draft: Draft, name: str) -> int:
-    """Groups of a step, or of a validation: ROLL counts its trajectories."""
+    """Returns the number of groups of a step, or of a validation; ROLL counts trajectories."""
     if name == TRAIN:
         return draft.result.values.get("ajet.data.train_batch_size") or 32
     keys = ("val_batch_size", f"{name}.group_size")
@@ -233,7 +240,8 @@ def _groups(draft: Draft, name: str) -> int:
 
 
 def _partition(draft: Draft, name: str, shares: list[Any], groups: int) -> None:
-    """ROLL shares out environments, we share out the groups of a step: in the same proportion."""
+    """Converts the shares of the tags, in the same proportion: ROLL divides environments among
+    them, ajet the groups of a step."""
     key, total = f"{name}.num_groups_partition", sum(shares)
     scaled = [share * groups // total for share in shares] if total else []
     if sum(scaled) != groups or 0 in scaled:

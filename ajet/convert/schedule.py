@@ -1,4 +1,4 @@
-"""The learning rate after its warm-up, by the names that transformers and verl have for it.
+"""Converts the learning-rate schedule, by its names in transformers and verl.
 
     lr_scheduler_type: cosine, 200 steps        lr_schedule: cosine
     lr_scheduler_type: cosine, no steps         left out: ours ends with the run's last step
@@ -19,7 +19,8 @@ SCHEDULES = {
 
 
 def take_schedule(draft: Draft, kind: str, num_steps: str, ratio: str | None = None) -> None:
-    """`kind`, `num_steps` (of the run) and `ratio` (of the last rate) are the system's keys."""
+    """Converts the schedule. `kind`, `num_steps` (of the run) and `ratio` (of the last rate) are
+    the source's keys."""
     if SCHEDULES.get(draft.take(kind), "constant") != "constant" and draft.number(num_steps) < 1:
         reason = f"the learning rate stays constant: a schedule ends with the run, and {num_steps} "
         draft.leave_out(kind, f"{reason}is not set", algorithm=True)

@@ -1,10 +1,10 @@
-"""The other system's config as plain data.
+"""Reads the other system's config as plain data.
 
     defaults: [../config/traj_envs@_here_]     merged in, where the file lies beside this one
     max_steps: ${max_actions_per_traj}         resolved within what was read
     path: ${oc.env:MODEL}                      stays unresolved: it is not in the file
 
-Not covered: Hydra's groups and packages; a file that `defaults:` names is laid under the others.
+Not covered: Hydra's groups and packages; a file that `defaults:` names is merged under the others.
 """
 
 import re
@@ -23,7 +23,7 @@ _FOREIGN = re.compile(r"\$\{\s*(oc\.env|now|hydra)\b")
 
 @dataclass
 class SourceConfig:
-    """What a file says, before its interpolations are resolved."""
+    """The content of a file, before its interpolations are resolved."""
 
     values: dict[str, Any] = field(default_factory=dict)
     own: set[str] = field(default_factory=set)  # keys that the file itself or the command line has
@@ -44,7 +44,8 @@ class ResolvedConfig:
 def read_file(
     path: Path, known_defaults: Sequence[str], seen: tuple[Path, ...] = ()
 ) -> SourceConfig:
-    """The YAML over the files of its `defaults:`; `known_defaults` are the system's own names."""
+    """Reads a YAML and merges it with the files of its `defaults:`. `known_defaults` are names that
+    the system itself ships."""
     if path.resolve() in seen:
         raise ConfigError(f"{path}: defaults: this file includes itself")
     written = read_yaml(path)
@@ -57,7 +58,8 @@ def read_file(
 
 
 def resolve(read: SourceConfig) -> ResolvedConfig:
-    """What refers to itself, or to nothing here, is unresolved."""
+    """Resolves the interpolations. Those that refer to themselves, or to nothing in the file, are
+    listed as unresolved."""
     from omegaconf import OmegaConf
 
     referenced = {name for text in _texts(read.values) for name in REFERENCE.findall(text)}
@@ -68,7 +70,7 @@ def resolve(read: SourceConfig) -> ResolvedConfig:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted key -> value; lists and empty sections are values."""
+    """Returns a flat mapping from dotted keys to values; lists and empty sections are values."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
@@ -80,7 +82,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`above` laid over `below`, section by section."""
+    """Returns `below` overridden by `above`, section by section."""
     result = dict(below)
     for key, value in above.items():
         old = result.get(key)
@@ -91,7 +93,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The opposite of `flat`."""
+    """Returns the nested form of a flat mapping; it is the inverse of `flat`."""
     result: dict[str, Any] = {}
     for key, value in values.items():
         put(result, key, value)
@@ -99,7 +101,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def put(values: dict[str, Any], key: str, value: Any) -> None:
-    """`value` at the dotted key; what is no section on the way there is replaced by one."""
+    """Sets the dotted key, replacing values on the way that are no sections by sections."""
     *sections, name = key.split(".")
     for section in sections:
         inner = values.get(section)
@@ -112,7 +114,8 @@ def put(values: dict[str, Any], key: str, value: Any) -> None:
 def _included(
     entries: list[Any], path: Path, known: Sequence[str], seen: tuple[Path, ...]
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """What the entries before and after `_self_` hold, and those that are nowhere."""
+    """Returns the contents of the entries before and after `_self_`, and the entries that were not
+    found."""
     halves: list[dict[str, Any]] = [{}, {}]
     missing: list[str] = []
     half = 0
@@ -132,7 +135,8 @@ def _included(
 
 
 def _plain(node: Any, prefix: str, unresolved: dict[str, str]) -> Any:
-    """Plain data; what cannot be resolved is left out and noted under its key."""
+    """Returns the node as plain data; what cannot be resolved is left out and noted under its
+    key."""
     from omegaconf import DictConfig, ListConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -152,17 +156,18 @@ def _plain(node: Any, prefix: str, unresolved: dict[str, str]) -> Any:
 
 
 def _without_foreign(value: Any, prefix: str, unresolved: dict[str, str]) -> Any:
-    """Without what stands in no file: the environment (a key, perhaps) and the time of day."""
+    """Returns the value without interpolations whose result is in no file: environment variables,
+    which may be secret, and the time."""
     if not isinstance(value, Mapping):
         return value
-    kept: dict[str, Any] = {}
+    remaining: dict[str, Any] = {}
     for key, inner in value.items():
         name = f"{prefix}{key}"
         if isinstance(inner, str) and _FOREIGN.search(inner):
             unresolved[name] = inner
         else:
-            kept[key] = _without_foreign(inner, f"{name}.", unresolved)
-    return kept
+            remaining[key] = _without_foreign(inner, f"{name}.", unresolved)
+    return remaining
 
 
 def _texts(value: Any) -> Iterator[str]:

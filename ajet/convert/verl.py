@@ -1,4 +1,4 @@
-"""verl's PPO trainer: its YAML, or the overrides of its command line.
+"""Converts configs of verl's PPO trainer: its YAML, or the overrides of its command line.
 
     data.train_batch_size: 256, actor.ppo_mini_batch_size: 64     trainer_common.mini_batch_num: 4
     actor_rollout_ref.rollout.n                                   rollout.num_repeat
@@ -154,7 +154,7 @@ ENGINES = {"vllm": "vllm", "sglang": "sglang"}
 RESUMES = {"auto": "auto", "disable": "disable"}
 CHARACTERS_OF_A_TOKEN = 4
 GPUS_OF_A_NODE = 8
-"""verl's default."""
+"""verl's default number of GPUs of a node."""
 
 GPUS = Absent("the backbone shares out processes and GPUs")
 MICRO = Absent("the gradient does not depend on it: max_tokens_per_micro_batch", off=(None,))
@@ -344,7 +344,7 @@ ABSENT: dict[str, Absent] = {
 
 
 def take(draft: Draft) -> None:
-    """Every key that has a counterpart."""
+    """Converts every key that has a counterpart."""
     for key, target in SAME.items():
         draft.copy(key, target)
     for key, target in AS_FLOAT.items():
@@ -387,7 +387,7 @@ def _choices(draft: Draft) -> None:
 
 
 def _batches(draft: Draft) -> None:
-    """verl counts prompts in a mini-batch, we count mini-batches."""
+    """Converts batch sizes: verl counts the prompts of a mini-batch, ajet counts mini-batches."""
     keys = ("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size")
     tasks, part = (draft.number(key) for key in keys)
     if not tasks and draft.wrote("async_training"):
@@ -410,14 +410,17 @@ def _batches(draft: Draft) -> None:
     if draft.take("algorithm.filter_groups.enable") and rounds > 0:
         target = f"{ALGORITHM}.dynamic_sampling.max_rounds"
         draft.set(target, rounds, "algorithm.filter_groups.max_num_gen_batches")
-    metric, kept = draft.take("algorithm.filter_groups.metric"), (None, "reward", "seq_reward")
-    if draft.take("algorithm.filter_groups.enable") and metric not in kept:
+    metric, supported_metrics = (
+        draft.take("algorithm.filter_groups.metric"),
+        (None, "reward", "seq_reward"),
+    )
+    if draft.take("algorithm.filter_groups.enable") and metric not in supported_metrics:
         reason = "groups are left out where their rewards are equal"
         draft.leave_out("algorithm.filter_groups.metric", reason, algorithm=True)
 
 
 def _warmup(draft: Draft, updates: int) -> None:
-    """verl's warm-up counts training steps, ours optimizer steps."""
+    """Converts the warm-up: verl counts training steps, ajet counts optimizer steps."""
     keys = [f"{ACTOR}.optim.lr_warmup_steps", f"{ACTOR}.optim.lr_warmup_steps_ratio"]
     steps, ratio = (draft.number(key) for key in keys)
     if steps > 0:
@@ -433,7 +436,7 @@ def _warmup(draft: Draft, updates: int) -> None:
 
 
 def _limits(draft: Draft) -> None:
-    """A model's context is what the data allows, unless it is set."""
+    """Sets the model's context to what the data allows, unless the source sets it."""
     keys = ("data.max_prompt_length", "data.max_response_length")
     prompt, response = (draft.number(key) for key in keys)
     if draft.take(f"{ROLLOUT}.max_model_len") is None:
@@ -442,7 +445,7 @@ def _limits(draft: Draft) -> None:
 
 
 def _agent(draft: Draft) -> None:
-    """Rows name their agent; without that it is verl's default_agent_loop."""
+    """Converts the agent. A row may name its own; otherwise verl's default_agent_loop applies."""
     loop, tools = f"{ROLLOUT}.agent.default_agent_loop", f"{TURNS}.tool_config_path"
     name = draft.take(loop)
     if name is not None and name != "single_turn_agent":
@@ -484,7 +487,8 @@ def _critic(draft: Draft) -> None:
 
 
 def _corrections(draft: Draft) -> None:
-    """A number bounds weights from above; `lower_upper` sends what lies outside out of the loss."""
+    """Converts the importance weights. A single number is an upper bound; with `lower_upper`,
+    tokens outside the range are left out of the loss."""
     section, target = "algorithm.rollout_correction", f"{ALGORITHM}.rollout_correction"
     level, bound = draft.take(f"{section}.rollout_is"), f"{section}.rollout_is_threshold"
     if level not in (None, "token", "sequence"):
@@ -504,7 +508,7 @@ def _corrections(draft: Draft) -> None:
 
 
 def _asynchrony(draft: Draft) -> None:
-    """How far ahead is generated, and when weights travel."""
+    """Converts how far ahead is generated, and when weights are synchronized."""
     keys = [
         f"async_training.{name}" for name in ("trigger_parameter_sync_step", "staleness_threshold")
     ]
@@ -522,7 +526,7 @@ def _asynchrony(draft: Draft) -> None:
 
 
 def _dtype(draft: Draft) -> None:
-    """What FSDP computes in; shards are float32 here."""
+    """Converts the dtype that FSDP computes in; shards are float32 here."""
     names = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
     section, target = f"{ACTOR}.fsdp_config", f"{TRAINER}.fsdp_config.param_dtype"
     for key in (f"{section}.dtype", f"{section}.mixed_precision.param_dtype"):
@@ -578,7 +582,7 @@ def _lora(draft: Draft) -> None:
 
 
 def _reward(draft: Draft) -> None:
-    """verl scores by the row's data_source, or by a function of the user's."""
+    """Converts the reward: verl scores by the row's data_source, or by the user's function."""
     for section in REWARD_FUNCTIONS:
         path, name = draft.take(f"{section}.path"), draft.take(f"{section}.name")
         if path:

@@ -1,4 +1,4 @@
-"""A conversion as the YAML that the user gets: what was left out, then our keys with theirs beside.
+"""Writes a conversion as YAML: what was left out, then our keys with their origins beside them.
 
 # Left out, and it changes the algorithm:
 #   pg_variant = kimi15: not built
@@ -25,7 +25,7 @@ HEADINGS = {
 
 
 class _Dumper(yaml.SafeDumper):
-    """Texts of several lines as blocks."""
+    """Writes texts of several lines as blocks."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -40,7 +40,7 @@ _Dumper.add_representer(str, _text)
 
 
 def yaml_text(result: Conversion) -> str:
-    """The whole file."""
+    """Returns the text of the whole file."""
     tree = _ordered(nested(result.values), AjetConfig().model_dump()) | result.sections
     return "\n".join([*_head(result), "", *_section(tree, "", 0, result.origins), ""])
 
@@ -60,7 +60,7 @@ def _head(result: Conversion) -> Iterator[str]:
 
 
 def grouped(entries: list[OmittedKey]) -> Iterator[str]:
-    """One text for each reason, with its keys."""
+    """Yields one text for each reason, with its keys."""
     by_reason: dict[str, list[str]] = {}
     for each in entries:
         by_reason.setdefault(each.reason, []).append(each.shown)
@@ -121,7 +121,8 @@ def _leaf(key: str, value: Any, indent: str, origin: str | None) -> Iterator[str
 
 
 def _ordered(values: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:
-    """In the order of our tree; what has no place in it comes last."""
+    """Returns the values in the order of ajet's config tree; keys that it does not have come
+    last."""
     names = [name for name in tree if name in values]
     result: dict[str, Any] = {}
     for name in [*names, *(name for name in values if name not in tree)]:
@@ -133,7 +134,8 @@ def _ordered(values: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, An
 
 
 def _escaped(value: Any) -> Any:
-    """A text that looks like an interpolation is text."""
+    """Returns the value with interpolation syntax in its texts escaped, because it is meant as
+    text."""
     if isinstance(value, str):
         return value.replace("${", "\\${")
     if isinstance(value, Mapping):

@@ -1,10 +1,10 @@
-"""What one environment is like before a model ever plays it: three agents, and what they found.
+"""Checks an environment without a model: three agents play it, and their findings are reported.
 
     random     actions of `sample_action`, `group_size` episodes of each seed
     scripted   the random agent's actions once more, in a new instance of the same seed
     oracle     actions of `oracle_action`, one episode of each seed
 
-A *fault* must be mended (a reward that is not finite, two episodes of one seed that differ); a
+A *fault* must be fixed (a reward that is not finite, two episodes of one seed that differ); a
 *note* is worth knowing (no state keys, groups without signal). Not covered: calls that hang.
 """
 
@@ -24,14 +24,14 @@ from ajet.core.errors import EnvironmentFault
 from ajet.core.seeding import derive
 
 INVALID_ACTION = "?!"
-"""Hardly an action of any environment."""
+"""Text that is hardly a valid action of any environment."""
 MAX_REPLAYED = 16
 Policy = Callable[[Environment], str | None]
 
 
 @dataclass(slots=True)
 class Playthrough:
-    """One episode of the seed with this index, as it was seen."""
+    """Holds what happened in one episode. `index` is the index of its seed."""
 
     index: int
     shown: ResetResult
@@ -45,12 +45,12 @@ class Playthrough:
 
     @property
     def is_success(self) -> bool:
-        """As the agents have it (agents/environment_agent.py)."""
-        said = next(
+        """Follows the same rule as the agents (agents/environment_agent.py)."""
+        last_success = next(
             (s.metrics["success"] for s in self.steps[::-1] if "success" in s.metrics), None
         )
-        if said is not None:
-            return said > 0
+        if last_success is not None:
+            return last_success > 0
         return bool(self.steps) and self.steps[-1].terminated and self.reward > 0
 
     @property
@@ -62,7 +62,7 @@ class Playthrough:
 
 @dataclass(frozen=True, slots=True)
 class AgentStatistics:
-    """What one agent reached."""
+    """The results of one agent over its episodes."""
 
     name: str
     num_episodes: int
@@ -90,7 +90,8 @@ class AgentStatistics:
 
 @dataclass(slots=True)
 class EnvironmentReport:
-    """`silent_groups` is the share of the random agent's groups whose rewards are all equal."""
+    """The result of a check. `silent_groups` is the share of the random agent's groups whose
+    rewards are all equal."""
 
     name: str
     agents: list[AgentStatistics] = field(default_factory=list)
@@ -103,7 +104,7 @@ class EnvironmentReport:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentCheck:
-    """How an environment is looked at."""
+    """Plays an environment with the three agents, and reports what they find."""
 
     maker: EnvironmentMaker
     num_seeds: int
@@ -113,7 +114,7 @@ class EnvironmentCheck:
     split: str = "train"
 
     def run(self) -> EnvironmentReport:
-        """All agents, until the first call that fails."""
+        """Runs all agents until the first call that fails, and returns the report."""
         report = EnvironmentReport(self.maker.env_type)
         try:
             groups = self._random_groups(report)
@@ -152,7 +153,7 @@ class EnvironmentCheck:
         return played
 
     def _check_determinism(self, played: Sequence[Playthrough], report: EnvironmentReport) -> None:
-        """The same actions under the same seed must give the same episode."""
+        """Reports a fault if the same actions under the same seed give a different episode."""
         for index, before in enumerate(played[:MAX_REPLAYED]):
             script = iter(before.actions)
             again = self._play(index, lambda _, script=script: next(script, None))
@@ -163,7 +164,7 @@ class EnvironmentCheck:
                 return
 
     def _check_invalid_action(self, report: EnvironmentReport) -> None:
-        """Text that is no action is answered, and changes nothing."""
+        """Reports if text that is no action is accepted, or changes the state."""
         done = self._play(0, _once(INVALID_ACTION))
         if not done.steps:
             return
@@ -179,7 +180,8 @@ class EnvironmentCheck:
             )
 
     def _play(self, index: int, policy: Policy) -> Playthrough:
-        """One episode, with an action of `policy` until it gives None or it is over."""
+        """Plays one episode with actions of `policy`, until it returns None or the episode is
+        over."""
         name = self.maker.kind.__name__
         environment = call_environment(self.maker, name)
         try:
@@ -224,7 +226,7 @@ def _once(action: str) -> Policy:
 
 
 def _difference(before: Playthrough, again: Playthrough) -> str | None:
-    """What is not the same, at the first step where something is not."""
+    """Returns what differs at the first step where something does, or None."""
     if before.shown != again.shown:
         return "two instances begin differently"
     for number, (one, other) in enumerate(zip(before.steps, again.steps, strict=False), 1):
@@ -239,7 +241,7 @@ def _check_episodes(
     oracle: Sequence[Playthrough],
     report: EnvironmentReport,
 ) -> None:
-    """What the episodes show together."""
+    """Reports what the episodes show together."""
     drawn = [played for group in groups for played in group]
     everything = [*drawn, *oracle]
     if not everything:
@@ -287,13 +289,13 @@ def _check_texts(everything: Sequence[Playthrough], report: EnvironmentReport) -
 
 
 def _are_ambiguous(states: Sequence[tuple[int, str | None, str]]) -> bool:
-    """Equal keys of one task are equal states, and look alike."""
+    """Returns whether two states of one task have the same key and different observations."""
     seen: dict[tuple[int, str | None], str] = {}
     return any(seen.setdefault((index, key), text) != text for index, key, text in states)
 
 
 def _check_actions(played: Sequence[Playthrough], of: str, report: EnvironmentReport) -> None:
-    """What the environment offers must be what it takes."""
+    """Reports a fault if an action that the environment itself offered is invalid."""
     for each in played:
         for action, step in zip(each.actions, each.steps, strict=True):
             if not _is_valid(step.metrics):

@@ -1,13 +1,13 @@
-"""Countdown: make a number out of others, each used exactly once.
+"""The game Countdown: make a number out of others, each used exactly once.
 
     "Numbers: 7 3. Target: 21."     agent: 7*3     reward 1
 
-An instance is drawn as an expression with every operator as likely as another, so the target can be
-reached. Steps are whole numbers: a division that leaves a rest counts as a miss. The order in which
-numbers are shown says nothing. Which split an instance belongs to is a hash of its numbers and
-target, so training never sees one of validation.
+An instance is drawn as an expression in which all operators are equally likely, so the target can
+be reached. Intermediate results are whole numbers: a division that leaves a rest counts as a miss.
+The numbers are shown in random order. A hash of the numbers and the target decides which split an
+instance belongs to, so training never sees one of validation.
 
-Not covered: instances without a solution, the game's rule that numbers may be left out.
+Not covered: instances without a solution; the game's rule that numbers may be left out.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ _ALLOWED = re.compile(r"[\d+\-*/() ]+", re.ASCII)
 
 
 class NotAnExpression(ValueError):
-    """The text is no arithmetic with + - * / on whole numbers."""
+    """The text is no arithmetic expression with + - * / on whole numbers."""
 
 
 class Countdown(Environment):
-    """`format_reward` is the reward of an expression that uses every number once and misses."""
+    """The game Countdown. `format_reward` is the reward of an expression that uses every number
+    once and misses the target."""
 
     is_quick: ClassVar[bool] = True
 
@@ -86,15 +87,15 @@ class Countdown(Environment):
         try:
             tree = expression(action)
         except NotAnExpression:
-            said = "Write an expression such as 7*3."
-            return self._observation_text(said), 0.0, False, False, self._info(is_valid=False)
+            message = "Write an expression such as 7*3."
+            return self._observation_text(message), 0.0, False, False, self._info(is_valid=False)
         self.num_left -= 1
         uses_all = sorted(numbers_of(tree)) == sorted(self.numbers)
-        found = value_of(tree)
-        is_right = uses_all and found == self.target
+        result = value_of(tree)
+        is_right = uses_all and result == self.target
         self.num_left *= not is_right
-        self.observation = self._answer(found, uses_all, is_right)
-        earned = float(is_right) or self.format_reward * (uses_all and found is not None)
+        self.observation = self._answer(result, uses_all, is_right)
+        earned = float(is_right) or self.format_reward * (uses_all and result is not None)
         info = self._info(is_valid=True, success=is_right, uses_all_numbers=uses_all)
         return self.observation, earned, not self.num_left, False, info
 
@@ -109,12 +110,13 @@ class Countdown(Environment):
         return text
 
     def oracle_action(self) -> str:
-        """The expression that the instance was drawn as."""
+        """Returns the expression that the instance was drawn as."""
         return self.solution
 
     def _draw(self, rng: random.Random, split: str | None) -> tuple[str, list[int], int]:
-        """An expression, its numbers and its value. The operators are drawn first and kept while
-        numbers are drawn for them: otherwise division, which seldom fits, were rare."""
+        """Draws an expression, its numbers and its value. The operators are drawn first, and kept
+        while several sets of numbers are tried for them: a division seldom fits, so division would
+        be rare if the operators were drawn anew each time."""
         operators: list[str] = []
         for draw in range(MAX_DRAWS):
             if draw % DRAWS_PER_OPERATORS == 0:
@@ -136,33 +138,35 @@ class Countdown(Environment):
             return False
         return belongs_to(split, *sorted(numbers), "to", value, of="countdown")
 
-    def _answer(self, found: int | None, uses_all: bool, is_right: bool) -> str:
+    def _answer(self, result: int | None, uses_all: bool, is_right: bool) -> str:
         if is_right:
             return f"{self.target} is right."
-        said = "That divides with a rest." if found is None else f"That is {found}."
-        said = said if uses_all else "Each number is to be used exactly once."
-        return self._observation_text(said) if self.num_left else f"{said} No tries left."
+        message = "That divides with a rest." if result is None else f"That is {result}."
+        message = message if uses_all else "Each number is to be used exactly once."
+        return self._observation_text(message) if self.num_left else f"{message} No tries left."
 
-    def _observation_text(self, said: str) -> str:
+    def _observation_text(self, message: str) -> str:
         task = f"Numbers: {' '.join(map(str, self.numbers))}. Target: {self.target}."
         left = f"{self.num_left} tr{'ies' if self.num_left > 1 else 'y'} left."
-        return " ".join(part for part in (said, task, left if self.max_tries > 1 else "") if part)
+        return " ".join(
+            part for part in (message, task, left if self.max_tries > 1 else "") if part
+        )
 
     def _info(self, **metrics: bool) -> Info:
-        shown = {
+        metrics_shown = {
             "success": False,
             "action_is_valid": metrics.pop("is_valid"),
             "uses_all_numbers": False,
         }
-        return {"metrics": shown | metrics, "state_key": self._state_key()}
+        return {"metrics": metrics_shown | metrics, "state_key": self._state_key()}
 
     def _state_key(self) -> str:
         return f"{sorted(self.numbers)} to {self.target}, {self.num_left} left"
 
 
 def expression(text: str) -> ast.expr:
-    """The text's syntax tree; NotAnExpression for anything but + - * / on whole numbers. A trailing
-    "= 21" is no part of it."""
+    """Returns the text's syntax tree; raises `NotAnExpression` for anything but + - * / on whole
+    numbers. A trailing "= 21" is ignored."""
     text = _CLAIM.sub("", text.translate(_TYPED)).strip()
     if len(text) > MAX_ACTION_LENGTH or not _ALLOWED.fullmatch(text):
         raise NotAnExpression(text[:MAX_ACTION_LENGTH])
@@ -180,7 +184,7 @@ def numbers_of(tree: ast.expr) -> list[int]:
 
 
 def value_of(node: ast.expr, smallest: int | None = None) -> int | None:
-    """None where a division leaves a rest, or a step is below `smallest`."""
+    """Returns the value, or None if a division leaves a rest or a step is below `smallest`."""
     if isinstance(node, ast.Constant):
         assert isinstance(node.value, int)
         return node.value
@@ -216,7 +220,7 @@ def _is_arithmetic(node: ast.AST) -> bool:
 
 
 def _expression_of(rng: random.Random, numbers: list[int], operators: list[str]) -> str:
-    """Two random parts are joined until one is left."""
+    """Joins two random parts with the next operator until one is left."""
     parts = [str(number) for number in numbers]
     for index, each in enumerate(operators):
         left = parts.pop(rng.randrange(len(parts)))

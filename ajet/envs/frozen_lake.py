@@ -1,4 +1,4 @@
-"""FrozenLake over Gymnasium's own: cross the ice to the goal, around the holes.
+"""FrozenLake, based on Gymnasium's: cross the ice to the goal, around the holes.
 
     P___                                   the player is at P
     _O_O                                   O is a hole, G the goal
@@ -6,9 +6,10 @@
     O__G
     Left wall Down ice Right ice Up wall   with show_neighbours
 
-What an action does is Gymnasium's `FrozenLakeEnv.step`, slips too, from the same seed. A generated
-map depends on the seed alone and can always be crossed. Training and validation never share a map:
-a hash of the map says to which of the two it belongs, and maps are drawn until one does.
+Gymnasium's `FrozenLakeEnv.step` decides what an action does, including slips, from the same seed. A
+generated map depends on the seed alone and can always be crossed. Training and validation never
+share a map: a hash of the map says to which of the two it belongs, and maps are drawn until one
+belongs to the split.
 
 Not covered: `split` with a fixed map, which is the same in both; the limit of steps (the agent's).
 """
@@ -34,7 +35,7 @@ Rows = tuple[str, ...]
 View = Literal["grid", "letters", "none"]
 
 ACTIONS = ("Left", "Down", "Right", "Up")
-"""In the order of Gymnasium's numbers 0 to 3."""
+"""The actions in the order of Gymnasium's numbers 0 to 3."""
 MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
 NUMBERS = {name.lower(): number for number, name in enumerate(ACTIONS)}
 NAMES = {"S": "ice", "F": "ice", "H": "hole", "G": "goal"}
@@ -43,7 +44,8 @@ PLAYER_ON = {"S": "P", "F": "P", "H": "X", "G": "√"}
 FIXED_MAPS = ("4x4", "8x8")
 MAX_DRAWS = 10_000
 DISCOUNT = 0.999
-"""The oracle's: so near 1 that the chance to arrive counts; the shorter of two sure ways wins."""
+"""The oracle's discount. It is so near 1 that the chance of arriving decides; of two certain ways
+the shorter one wins."""
 
 INVALID_ACTION_TEXT = "That is no action. Answer with one of: Left, Down, Right, Up."
 LEGENDS: dict[View, str] = {
@@ -64,7 +66,7 @@ TILES = {
 
 @dataclass(frozen=True, slots=True)
 class _TileView:
-    """What is known of the player's being on one tile; computed once for a map."""
+    """Holds what is shown when the player is on one tile; it is computed once for each tile."""
 
     text: str
     state_key: str
@@ -72,8 +74,9 @@ class _TileView:
 
 
 class FrozenLake(Environment):
-    """`p` is the chance that a generated tile is ice; `map` is None, "4x4", "8x8" or rows such as
-    ``["SFF", "FHF", "FFG"]``; `view` draws the grid in symbols, in Gymnasium's letters or not."""
+    """The game FrozenLake. `p` is the chance that a generated tile is ice; `map` is None, "4x4",
+    "8x8" or rows such as ``["SFF", "FHF", "FFG"]``; `view` draws the grid in symbols, in
+    Gymnasium's letters or not at all."""
 
     is_quick = True
 
@@ -109,8 +112,8 @@ class FrozenLake(Environment):
         self._tile_views: dict[int, _TileView] = {}
         self._policy: NDArray[np.intp] | None = None
         self.position, _ = self._lake.reset(seed=seed)
-        place = self._tile_view()
-        return place.text, {"state_key": place.state_key}
+        view = self._tile_view()
+        return view.text, {"state_key": view.state_key}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         before = self._tile_view()
@@ -121,9 +124,9 @@ class FrozenLake(Environment):
             text = f"{INVALID_ACTION_TEXT}\n{before.text}"
             return text, 0.0, False, False, _info(before, False, False)
         self.position, _, terminated, _, _ = self._lake.step(number)
-        place = self._tile_view()
-        info = _info(place, True, place is not before)
-        return place.text, self._rewards[place.letter], terminated, False, info
+        view = self._tile_view()
+        info = _info(view, True, view is not before)
+        return view.text, self._rewards[view.letter], terminated, False, info
 
     def render(self) -> Frame:
         return draw_grid(_with_player(self.map, self.position, SYMBOLS, PLAYER_ON), TILES)
@@ -137,23 +140,23 @@ class FrozenLake(Environment):
         return ACTIONS[self._policy[self.position]]
 
     def _tile_view(self) -> _TileView:
-        place = self._tile_views.get(self.position)
-        if place is None:
-            place = self._tile_views[self.position] = _TileView(
+        view = self._tile_views.get(self.position)
+        if view is None:
+            view = self._tile_views[self.position] = _TileView(
                 text=_shown(self.map, self.position, *self._shows),
                 state_key=f"{'/'.join(self.map)}@{self.position}",
                 letter="".join(self.map)[self.position],
             )
-        return place
+        return view
 
 
-def _info(place: _TileView, is_valid: bool, is_effective: bool) -> Info:
+def _info(view: _TileView, is_valid: bool, is_effective: bool) -> Info:
     metrics = {
-        "success": place.letter == "G",
+        "success": view.letter == "G",
         "action_is_valid": is_valid,
         "action_is_effective": is_effective,
     }
-    return {"metrics": metrics, "state_key": place.state_key}
+    return {"metrics": metrics, "state_key": view.state_key}
 
 
 def _check(size: int, p: float, view: View, shows_something: bool) -> None:
@@ -170,7 +173,7 @@ def _check(size: int, p: float, view: View, shows_something: bool) -> None:
 
 
 def _fixed_map(given: str | Sequence[str]) -> Rows:
-    """Gymnasium's map of that name, or the rows, checked."""
+    """Returns Gymnasium's map of that name, or the given rows after checking them."""
     if isinstance(given, str):
         from gymnasium.envs.toy_text.frozen_lake import MAPS
 
@@ -189,7 +192,7 @@ def _fixed_map(given: str | Sequence[str]) -> Rows:
 
 
 def _generated_map(size: int, p: float, seed: int, split: str | None) -> Rows:
-    """The first map of the seed's draws that can be crossed and belongs to the split."""
+    """Returns the first map drawn from the seed that can be crossed and belongs to the split."""
     rng = np.random.default_rng(derive(seed, "map"))
     for _ in range(MAX_DRAWS):
         letters = np.where(rng.random((size, size)) < p, "F", "H")
@@ -204,22 +207,22 @@ def _generated_map(size: int, p: float, seed: int, split: str | None) -> Rows:
 
 
 def _can_be_crossed(rows: Rows) -> bool:
-    """Whether each start reaches a goal over ice."""
-    starts = [place for place, letter in _tiles_of(rows) if letter == "S"]
+    """Returns whether every start reaches a goal over ice."""
+    starts = [tile for tile, letter in _tiles_of(rows) if letter == "S"]
     return bool(starts) and all(_reaches_goal(rows, start) for start in starts)
 
 
 def _reaches_goal(rows: Rows, start: tuple[int, int]) -> bool:
-    queue, seen = [start], {start}
-    while queue:
-        row, column = queue.pop()
+    stack, seen = [start], {start}
+    while stack:
+        row, column = stack.pop()
         if rows[row][column] == "G":
             return True
         for down, right in MOVES:
-            place = (row + down, column + right)
-            if place not in seen and _letter(rows, *place) not in (None, "H"):
-                seen.add(place)
-                queue.append(place)
+            tile = (row + down, column + right)
+            if tile not in seen and _letter(rows, *tile) not in (None, "H"):
+                seen.add(tile)
+                stack.append(tile)
     return False
 
 
@@ -228,13 +231,14 @@ def _tiles_of(rows: Rows) -> list[tuple[tuple[int, int], str]]:
 
 
 def _letter(rows: Rows, row: int, column: int) -> str | None:
-    """None outside the map."""
+    """Returns the letter of a tile, or None outside the map."""
     inside = 0 <= row < len(rows) and 0 <= column < len(rows[0])
     return rows[row][column] if inside else None
 
 
 def _best_actions(transitions: Mapping[int, Mapping[int, Any]]) -> NDArray[np.intp]:
-    """Value iteration over Gymnasium's table of (chance, next state, reward, terminated)."""
+    """Computes the best action of each state by value iteration over Gymnasium's table of (chance,
+    next state, reward, terminated)."""
     num_states = len(transitions)
     chances = np.zeros((num_states, len(ACTIONS), num_states))
     rewards = np.zeros((num_states, len(ACTIONS)))
@@ -252,13 +256,13 @@ def _best_actions(transitions: Mapping[int, Mapping[int, Any]]) -> NDArray[np.in
         values = better
 
 
-def _shown(rows: Rows, position: int, view: View, neighbours: bool, place: bool) -> str:
-    """The observation: the parts that are asked for, one below the other."""
+def _shown(rows: Rows, position: int, view: View, neighbours: bool, show_position: bool) -> str:
+    """Returns the observation: the configured parts, one below the other."""
     symbols = SYMBOLS if view == "grid" else {letter: letter for letter in NAMES}
     parts = [] if view == "none" else list(_with_player(rows, position, symbols, PLAYER_ON))
     row, column = divmod(position, len(rows[0]))
-    if place:
-        goal = next(place for place, letter in _tiles_of(rows) if letter == "G")
+    if show_position:
+        goal = next(tile for tile, letter in _tiles_of(rows) if letter == "G")
         parts.append(f"You {row} {column} Goal {goal[0]} {goal[1]}")
     if neighbours:
         parts.append(_neighbours(rows, row, column))

@@ -1,11 +1,12 @@
-"""For packages that draw from Python's global `random` and numpy's: each environment its own state.
+"""Gives environments that draw from the global generators of `random` and numpy a state of their
+own.
 
-    drawn = OwnRandom(seed)
-    with drawn.in_use():          # one environment of the process at a time
+    private = PrivateRandom(seed)
+    with private.active():        # one environment of the process at a time
         game.step(action)         # `random.choice` in it follows from the seed alone
 
-The process's own state is taken out and put back. Not covered: other threads that draw from the
-global generators meanwhile (ours do not), and a call that hangs, which holds the lock.
+The process's own state is saved and restored. Not covered: other threads that draw from the global
+generators meanwhile (ajet's do not), and a call that hangs, which holds the lock.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from typing import Any
 import numpy as np
 
 lock = threading.Lock()
-"""What they draw from belongs to the whole process."""
+"""Guards the global generators, which belong to the whole process."""
 
 
 class PrivateRandom:
-    """One environment's random state."""
+    """Holds the random state of one environment, for both global generators."""
 
     def __init__(self, seed: int) -> None:
         own = np.random.RandomState(seed % 2**32)

@@ -1,4 +1,4 @@
-"""Find a number: each guess halves what is left.
+"""A game of guessing a number: with the best policy each guess halves the possible numbers.
 
     "Between 1 and 16. 4 guesses left."     agent: 8
     "Between 9 and 16. 3 guesses left."     agent: 12
@@ -7,9 +7,8 @@
 The last whole number of an action is the guess. With N numbers and k guesses the best policy finds
 (2^k - 1) / N of them, all where that is 1 or more: 15 of 16 with 4 guesses.
 
-Not covered: splits. The seed hides one of all the numbers, in validation too: an agent never sees
-which one before it has found it, so there is nothing to learn by heart, and a number that training
-left out would be worth less.
+Not covered: splits. The seed chooses one of all numbers, in validation too. An agent does not see
+the number before it finds it, so it cannot memorize the instances of training.
 """
 
 from __future__ import annotations
@@ -25,8 +24,9 @@ WHOLE_NUMBER = re.compile(r"(?<![\d.])-?\d{1,9}(?!\.?\d)", re.ASCII)
 
 
 class GuessNumber(Environment):
-    """`show_bounds` says what is still possible; without it, only the last guess's hint is shown,
-    and a memory is needed."""
+    """A game of guessing a number. With `show_bounds` an observation says which numbers are
+    still possible; without it, only the hint for the last guess is shown, and the agent needs a
+    memory."""
 
     is_quick: ClassVar[bool] = True
 
@@ -48,7 +48,7 @@ class GuessNumber(Environment):
         self.observation = ""
 
     def optimal_success(self) -> float:
-        """The share of numbers that the best policy finds."""
+        """Returns the share of numbers that the best policy finds."""
         return min(1.0, (2**self.max_guesses - 1) / (self.high - self.low + 1))
 
     def reset(
@@ -78,11 +78,11 @@ class GuessNumber(Environment):
         return str(rng.randint(*self.bounds))
 
     def oracle_action(self) -> str:
-        """The middle of what is possible."""
+        """Returns the middle of the numbers that are still possible."""
         return str(sum(self.bounds) // 2)
 
     def _guess(self, action: str) -> int | None:
-        """None for text without a number of the game."""
+        """Returns the guess, or None for text without a number of the game."""
         numbers = WHOLE_NUMBER.findall(action)
         guess = int(numbers[-1]) if numbers else None
         return guess if guess is not None and self.low <= guess <= self.high else None
@@ -96,7 +96,7 @@ class GuessNumber(Environment):
         self.bounds = (low, high)
 
     def _refused(self) -> tuple[str, float, bool, bool, Info]:
-        """Nothing happened: no guess is used up."""
+        """Returns the step of an action that is refused: no guess is used up."""
         is_over = not self.num_left
         text = "The game is over." if is_over else self._observation_text(self._form())
         return text, 0.0, is_over, False, self._info(False, is_valid=False)
@@ -112,11 +112,11 @@ class GuessNumber(Environment):
         hint = f"{guess} is too {'high' if guess > self.number else 'low'}."
         return self._observation_text("" if self.show_bounds else hint)
 
-    def _observation_text(self, said: str) -> str:
+    def _observation_text(self, message: str) -> str:
         is_first = self.num_left == self.max_guesses
         bounds = "Between {} and {}.".format(*self.bounds) if self.show_bounds or is_first else ""
         left = f"{self.num_left} guess{'es' if self.num_left > 1 else ''} left."
-        return " ".join(part for part in (said, bounds, left) if part)
+        return " ".join(part for part in (message, bounds, left) if part)
 
     def _info(self, is_found: bool, *, is_valid: bool) -> Info:
         metrics = {"success": is_found, "action_is_valid": is_valid}

@@ -1,4 +1,4 @@
-"""Any environment of Gymnasium by its id, its observations and actions written as text.
+"""Wraps any environment of Gymnasium; observations and actions are written as text.
 
     env_type: Taxi-v4                              or gymnasium:my_module:MyGame-v0
     env_config:
@@ -13,8 +13,8 @@
     Dict                     name: value, a line each        -
     Tuple                    value; value                    -
 
-`info` of the environment passes as far as it is ours: metrics, metrics_agg_mode, state_key. A bool
-`success` or `is_success` there is the metric success.
+Of the environment's `info`, metrics, metrics_agg_mode and state_key are kept. A bool `success` or
+`is_success` in it becomes the metric success.
 
 Not covered: pictures as observations (render() draws them, with render_mode: rgb_array), masks of
 actions, oracles.
@@ -33,15 +33,15 @@ from ajet.core.environment.environment import Environment, Frame, Info
 from ajet.core.errors import ConfigError
 
 MAX_NUMBERS = 1024
-"""An observation of more is a picture."""
+"""An observation with more numbers is treated as a picture and refused."""
 
 PASSED = ("metrics", "metrics_agg_mode", "state_key")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
 
 
 class GymnasiumEnvironment(Environment):
-    """`actions` names the discrete actions, in their order; `instruction` replaces the one made
-    here; all else goes to `gymnasium.make`."""
+    """Wraps an environment of Gymnasium. `actions` names the discrete actions, in their order;
+    `instruction` replaces the generated one; all other settings are passed to `gymnasium.make`."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class GymnasiumEnvironment(Environment):
         **make: Any,
     ) -> None:
         self.env_id = env_id
-        self._env = _made(env_id, make)
+        self._env = _make_env(env_id, make)
         self.names = None if actions is None else [str(name).strip() for name in actions]
         try:
             self._check_spaces()
@@ -65,8 +65,8 @@ class GymnasiumEnvironment(Environment):
     def reset(
         self, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[str, Info]:
-        seen, info = self._env.reset(seed=seed, options=dict(options or {}))
-        self.observation = as_text(self._env.observation_space, seen)
+        observation, info = self._env.reset(seed=seed, options=dict(options or {}))
+        self.observation = as_text(self._env.observation_space, observation)
         return self.observation, {name: info[name] for name in PASSED if name in info}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
@@ -74,8 +74,8 @@ class GymnasiumEnvironment(Environment):
         if done is None:
             metrics = {"action_is_valid": False}
             return f"{self.form}\n{self.observation}", 0.0, False, False, {"metrics": metrics}
-        seen, reward, terminated, truncated, info = self._env.step(done)
-        self.observation = as_text(self._env.observation_space, seen)
+        observation, reward, terminated, truncated, info = self._env.step(done)
+        self.observation = as_text(self._env.observation_space, observation)
         return self.observation, float(reward), bool(terminated), bool(truncated), _kept_info(info)
 
     def render(self) -> Frame:
@@ -119,7 +119,7 @@ class GymnasiumEnvironment(Environment):
         return f"Write an action: {count} number{'s' if count > 1 else ''}{_range(space)}."
 
     def _read(self, text: str) -> Any:
-        """The action in the environment's own form; None where the text is none."""
+        """Returns the action in the environment's own form, or None if the text is no action."""
         from gymnasium import spaces
 
         space, text = self._env.action_space, text.strip()
@@ -147,7 +147,7 @@ class GymnasiumEnvironment(Environment):
 
 
 def as_text(space: Any, value: Any) -> str:
-    """A value of a space, in words and numbers."""
+    """Returns a value of a space as text."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -197,7 +197,7 @@ def _range(space: Any) -> str:
     return " of 0 and 1" if isinstance(space, spaces.MultiBinary) else ", whole"
 
 
-def _made(env_id: str, make: Mapping[str, Any]) -> Any:
+def _make_env(env_id: str, make: Mapping[str, Any]) -> Any:
     import gymnasium
 
     try:
@@ -207,7 +207,8 @@ def _made(env_id: str, make: Mapping[str, Any]) -> Any:
 
 
 def _kept_info(info: Mapping[str, Any]) -> Info:
-    """What of the environment's `info` an episode keeps. An array in it is not among it."""
+    """Returns the entries of the environment's `info` that an episode keeps; others, such as
+    arrays, are dropped."""
     ours = {name: info[name] for name in PASSED if name in info}
     metrics = {"action_is_valid": True, **dict(ours.get("metrics") or {})}
     for name in ("success", "is_success"):

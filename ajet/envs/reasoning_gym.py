@@ -1,14 +1,14 @@
-"""A task family of reasoning-gym as an environment of one step.
+"""Wraps a task family of reasoning-gym as an environment of one step.
 
     env_type: reasoning_gym:spell_backward
     env_config: {max_word_len: 6}            the family's own settings
 
 The question is the observation, the answer is the action, the family's own score is the reward; a
-score of 1 is a success. The seed picks the question; which split it belongs to is a hash of its
-text, so a question of validation is never one of training. What the package knows about a question
-(its answer, the way to it) stays here.
+score of 1 is a success. The seed picks the question; a hash of its text decides which split it
+belongs to, so a question of validation is never one of training. What the package knows about a
+question (its answer, its solution) is not shown to the agent.
 
-Not covered: several tries, curricula, the family `composite`, which needs others' settings.
+Not covered: several tries, curricula, the family `composite`, which needs other families' settings.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ DRAWS_PER_DATASET = 40
 MAX_DATASETS = 10
 SEEDS = 2**31
 DRAW_GLOBALLY = ("list_functions", "pool_matrix")
-"""Families that use the process's own random generators, and not those of their seed."""
+"""Families that draw from the process's global random generators instead of from their seed."""
 
 
 class ReasoningGymEnvironment(Environment):
-    """`seed` and `size` are not among the settings: the episode's seed decides."""
+    """Poses one question of a family. `seed` and `size` are refused as settings, because the
+    episode's seed decides."""
 
     def __init__(self, name: str, **settings: Any) -> None:
         require_package("reasoning_gym", extra="reasoning-gym", wanted_by=f"reasoning_gym:{name}")
@@ -63,12 +64,12 @@ class ReasoningGymEnvironment(Environment):
         return self._entry["question"]
 
     def sample_action(self, rng: random.Random) -> str:
-        """The answer to another question."""
+        """Returns the answer to another question."""
         with self._private_random():
             return str(self._dataset[rng.randrange(len(self._dataset))]["answer"])
 
     def oracle_action(self) -> str | None:
-        """None in the families that name no answer."""
+        """Returns the answer, or None in families that name none."""
         return self._entry["answer"]
 
     def _private_random(self) -> AbstractContextManager[None]:
@@ -95,7 +96,8 @@ class ReasoningGymEnvironment(Environment):
             raise ConfigError(f"reasoning_gym:{self.name}: {_line(error)}") from error
 
     def _score(self, action: str) -> tuple[float, bool]:
-        """An answer at which the family's scorer stumbles is worth nothing, and is counted."""
+        """Returns the score, and whether the family's scorer could compute it. An answer on which
+        the scorer raises gets 0."""
         try:
             return float(self._dataset.score_answer(action, self._entry)), True
         except Exception:  # noqa: BLE001  # some scorers raise whatever their parsing raises

@@ -1,4 +1,4 @@
-"""Sokoban: push every box onto a target; boxes cannot be pulled.
+"""The game Sokoban: push every box onto a target; boxes cannot be pulled.
 
     ######       # wall     _ floor   O target
     #P_###       X box      √ box on a target
@@ -10,8 +10,9 @@ gives 10 more and ends the game. `max_steps` moves end it, too. A room depends o
 can be solved in `max_steps` moves and begins with no box on a target. Training and validation never
 share walls and targets, so that no state of the one occurs in the other.
 
-Not covered: whether a room of your own can be solved (`oracle_action` is None if not), and `split`
-with it: it is the same in both; rewards of text that is no action (the agent's `format_penalty`).
+Not covered: whether a room of your own can be solved (`oracle_action` is None if not); `split` with
+a room of your own, which is the same in both; a penalty for text that is no action (the agent's
+`format_penalty`).
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ TILES = {
 
 
 class Sokoban(Environment):
-    """`dim_room` is height and width with the outer walls; `search_depth` the pulls that a room is
-    made with, so fewer make easier rooms; `room` is None or a room's rows, the same in each
-    episode."""
+    """The game Sokoban. `dim_room` is height and width with the outer walls; `search_depth` is the
+    number of pulls that a room is made with, so fewer make easier rooms; `room` is None, or the
+    rows of a room that every episode uses."""
 
     is_quick = True
     instruction = (
@@ -90,7 +91,7 @@ class Sokoban(Environment):
     ) -> tuple[str, Info]:
         seed = secrets.randbits(63) if seed is None else seed
         split = (options or {}).get("split")
-        self.room = self._fixed_room or self._generated(seed, split)
+        self.room = self._fixed_room or self._generate_room(seed, split)
         self._boxes, self._player = set(self.room.boxes), self.room.player
         self._num_steps, self._plan = 0, ()
         self._show()
@@ -116,15 +117,15 @@ class Sokoban(Environment):
         return rng.choice(ACTIONS)
 
     def oracle_action(self) -> str | None:
-        """The next move of a shortest solution; None where none is left, or none is found in
-        20,000 states, as in large rooms of many boxes."""
+        """Returns the next move of a shortest solution. It returns None if there is no solution, or
+        if none is found within 20,000 states, as in large rooms with many boxes."""
         if not self._plan:
-            here = Room(self.room.layout, frozenset(self._boxes), self._player)
-            self._plan = solve(here, MAX_ORACLE_STATES) or ()
+            current_room = Room(self.room.layout, frozenset(self._boxes), self._player)
+            self._plan = solve(current_room, MAX_ORACLE_STATES) or ()
         return self._plan[0] if self._plan else None
 
     def _move(self, name: str) -> bool:
-        """Walks or pushes if it can; whether it could."""
+        """Walks or pushes if that is possible, and returns whether it was."""
         room, boxes, offset = self.room, self._boxes, self.room.moves[name]
         ahead, beyond = self._player + offset, self._player + 2 * offset
         if ahead not in room.floor:
@@ -157,8 +158,9 @@ class Sokoban(Environment):
         is_truncated = not self._is_solved and self._num_steps >= self._max_steps
         return text, reward, self._is_solved, is_truncated, info
 
-    def _generated(self, seed: int, split: str | None) -> Room:
-        """The first room of the seed's draws that belongs to the split and has come apart."""
+    def _generate_room(self, seed: int, split: str | None) -> Room:
+        """Returns the first room drawn from the seed that belongs to the split and has no box on a
+        target."""
         rng = random.Random(derive(seed, "room"))
         for _ in range(MAX_DRAWS):
             solved = solved_room(self._height, self._width, self._num_boxes, rng)

@@ -1,11 +1,11 @@
-"""The shortest solution of a Sokoban room, in moves: A* over pushes.
+"""Finds the shortest solution of a Sokoban room, in moves, by A* over pushes.
 
     solve(room, max_states)   ->   ("Right", "Down", "Right", ...); None: there is none, or it is
                                    too far to find
 
-A state is where the boxes and the player are just after a push; the way to the next push is the
-shortest walk. What is left costs at least the pushes that each box needs to its nearest target with
-no other box about; a tile from which no target can be reached so is a dead end.
+A state is the position of the boxes and the player directly after a push; the player walks the
+shortest way to the next push. The heuristic is the sum of the pushes that each box needs to its
+nearest target if there were no other box; a tile from which no target can be reached is a dead end.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from ajet.envs.sokoban_rooms import Room, walking_distances
 
 State = tuple[frozenset[int], int]
 Origins = dict[State, tuple[State, str, int]]
-"""How a state came about: the state before, the push, and the player's tile as it began."""
+"""Maps a state to its predecessor: the state before, the push, and the player's tile when the push
+began."""
 
 
 def solve(room: Room, max_states: int) -> tuple[str, ...] | None:
-    """None after `max_states` states, too."""
+    """Returns the moves of a shortest solution, or None if there is none or `max_states` states
+    were visited."""
     needed = _pushes_needed(room)
     start = (room.boxes, room.player)
     if any(box not in needed for box in room.boxes):
@@ -48,7 +50,8 @@ def solve(room: Room, max_states: int) -> tuple[str, ...] | None:
 def _pushes(
     room: Room, state: State, needed: Mapping[int, int]
 ) -> Iterator[tuple[State, int, str, int]]:
-    """Every push, with the moves it takes, its action and the tile that it is done from."""
+    """Yields every possible push: the state after it, the number of moves it takes, its action, and
+    the tile from which it is done."""
     boxes, player = state
     free = room.floor - boxes
     reach = walking_distances(player, free, room.moves.values())
@@ -60,7 +63,8 @@ def _pushes(
 
 
 def _pushes_needed(room: Room) -> dict[int, int]:
-    """Of one box alone in the room, from each tile to its nearest target; no dead ends."""
+    """Returns, for one box alone in the room, the pushes from each tile to its nearest target.
+    Tiles from which no target can be reached are missing."""
     needed = dict.fromkeys(room.targets, 0)
     queue = sorted(needed)
     for tile in queue:
@@ -73,7 +77,8 @@ def _pushes_needed(room: Room) -> dict[int, int]:
 
 
 def _actions(room: Room, state: State, origins: Origins) -> tuple[str, ...]:
-    """From the first move to the last push, found from the end."""
+    """Returns the actions from the first move to the last push, which are traced back from the
+    end."""
     backwards: list[str] = []
     while state in origins:
         state, action, behind = origins[state]
@@ -82,7 +87,7 @@ def _actions(room: Room, state: State, origins: Origins) -> tuple[str, ...]:
 
 
 def _walk(room: Room, state: State, goal: int) -> list[str]:
-    """A shortest way of the player to a tile, found from its end."""
+    """Returns the actions of a shortest walk of the player to a tile."""
     boxes, player = state
     distances = walking_distances(goal, room.floor - boxes, room.moves.values())
     actions: list[str] = []

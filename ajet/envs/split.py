@@ -1,8 +1,8 @@
-"""Which split a generated instance belongs to: a hash of what it looks like says so.
+"""Decides by a hash of its content which split a generated instance belongs to.
 
     belongs_to("validation", "SFF/FHF/FFG")   ->   True for a fifth of all maps
 
-So training never sees an instance of validation, whatever the seeds and however long it runs.
+So training never sees an instance of validation, for any seeds and any length of the run.
 """
 
 from ajet.core.seeding import derive
@@ -11,6 +11,7 @@ VALIDATION_ONE_IN = 5
 
 
 def belongs_to(split: str | None, *instance: int | str, of: str = "split") -> bool:
-    """Whether an instance may be drawn for the split; any may for None. `of` begins the hash."""
+    """Returns whether an instance may be drawn for the split; for None any may. `of` is the first
+    part of the hashed path."""
     is_validation = derive(of, *instance) % VALIDATION_ONE_IN == 0
     return split is None or is_validation == (split == "validation")

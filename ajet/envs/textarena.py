@@ -1,18 +1,18 @@
-"""A game for one player of textarena.
+"""Wraps a game for one player of textarena.
 
     env_type: textarena:GuessTheNumber-v0
     env_config: {max_number: 10}            the game's own arguments
 
-An observation is what is new: the game's messages since the last action, without the action itself
-(an id with `-train` shows what the package's own wrappers make of it: the prompt and the board).
-The reward comes at the end, at least 1 is a success.
+An observation contains the game's messages since the last action, without the action itself (for an
+id with `-train`, the package's own wrappers decide: they show the prompt and the board). The reward
+comes at the end; at least 1 is a success.
 
 textarena draws from Python's global `random` and numpy's. Every call here runs with the game's own
-random state in their place (global_random.py), so that games side by side stay reproducible.
+random state in their place (global_random.py), so that concurrent games stay reproducible.
 
-Not covered: games for two and more players; games that ask a model or download word lists need
-their own preparation; splits (the seed decides, and not every game has many instances); a game that
-hangs, which holds the lock (`isolation: process` ends it).
+Not covered: games for two and more players; the preparation of games that call a model or download
+word lists; splits (the seed decides, and not every game has many instances); a game that hangs,
+which holds the lock (`isolation: process` ends it).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ SEVERAL_PLAYERS += ("MinimalMultiPlayerState",)
 
 
 class TextArenaEnvironment(Environment):
-    """`env_id` as textarena registers it."""
+    """Wraps a game of textarena; `env_id` is the id under which textarena registers it."""
 
     def __init__(self, env_id: str, **settings: Any) -> None:
         require_package("textarena", extra="textarena", wanted_by=f"textarena:{env_id}")
         self.env_id = env_id
         with lock:
-            self._game = _made(env_id, settings)
+            self._game = _make_game(env_id, settings)
         self._bare = _bare(self._game)
         if any(name in SEVERAL_PLAYERS for name in type(self._bare).reset.__code__.co_names):
             raise ConfigError(f"textarena:{env_id}: a game for several players; take one for one")
@@ -54,7 +54,7 @@ class TextArenaEnvironment(Environment):
         self._random, self._is_over = PrivateRandom(derive(seed, "textarena", "drawn")), False
         with self._random.active():
             self._game.reset(num_players=1, seed=derive(seed, "textarena") % 2**32)
-            self.observation = self._seen()
+            self.observation = self._observation_text()
         return self.observation, {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
@@ -63,7 +63,7 @@ class TextArenaEnvironment(Environment):
             return "The game is over.", 0.0, True, False, over
         with self._random.active():
             is_done, _ = self._game.step(action=action)
-            self.observation = self._seen()
+            self.observation = self._observation_text()
             reward, is_refused = self._outcome() if is_done else (0.0, self._was_refused())
         self._is_over = is_done
         metrics = {"success": is_done and reward >= 1, "action_is_valid": not is_refused}
@@ -72,7 +72,7 @@ class TextArenaEnvironment(Environment):
     def render(self) -> str:
         return self.observation
 
-    def _seen(self) -> str:
+    def _observation_text(self) -> str:
         if self._shows_history():
             messages = self._bare.state.get_current_player_observation()
             texts = [text for sender, text, _ in messages if sender != PLAYER]
@@ -82,7 +82,8 @@ class TextArenaEnvironment(Environment):
         return "\n".join([*map(str, texts), *([reason] if reason else [])]).strip()
 
     def _shows_history(self) -> bool:
-        """Whether the package would repeat the whole game at every step, or has no wrapper."""
+        """Returns whether the package's own observation would repeat the whole game at every step,
+        or there is no observation wrapper."""
         from textarena.core import ObservationWrapper, Wrapper
         from textarena.wrappers import LLMObservationWrapper
 
@@ -94,20 +95,22 @@ class TextArenaEnvironment(Environment):
         return True
 
     def _outcome(self) -> tuple[float, bool]:
-        """A reward, and whether the action was refused. Some games put the reason of a refusal
-        where its reward belongs: that is none."""
+        """Returns the reward, and whether the action was refused. Some games put the reason of a
+        refusal where the reward belongs; that counts as no reward."""
         rewards, info = self._game.close()
         reward = (rewards or {}).get(PLAYER, 0.0)
         is_reason = isinstance(reward, str)
         return 0.0 if is_reason else float(reward), bool(info[PLAYER].get("invalid_move"))
 
     def _was_refused(self) -> bool:
-        """The count of errors in a row, which a valid move sets to 0."""
+        """Returns whether the last action was refused. The game counts errors in a row, and a valid
+        move sets the count to 0."""
         return bool(getattr(self._bare.state, "error_count", 0))
 
 
-def _made(env_id: str, settings: Mapping[str, Any]) -> Any:
-    """The game; textarena's module files are imported, and some are broken or need a network."""
+def _make_game(env_id: str, settings: Mapping[str, Any]) -> Any:
+    """Returns the game. Making it imports the game's module, which may be broken or need a
+    network."""
     import textarena
     from textarena.envs.registration import ENV_REGISTRY
 
@@ -116,8 +119,8 @@ def _made(env_id: str, settings: Mapping[str, Any]) -> Any:
     try:
         return textarena.make(env_id, **settings)
     except Exception as error:  # a game's constructor may raise anything
-        said = " ".join(str(error).strip("* \n").split())[:200]
-        raise ConfigError(f"textarena:{env_id}: {type(error).__name__}: {said}") from error
+        message = " ".join(str(error).strip("* \n").split())[:200]
+        raise ConfigError(f"textarena:{env_id}: {type(error).__name__}: {message}") from error
 
 
 def _bare(game: Any) -> Any:

@@ -1,4 +1,4 @@
-r"""Finds the answer in what an agent said, and the reference answer in a task's row.
+r"""Finds the answer in an agent's text, and the reference answer in a task's row.
 
 "… so the total is \boxed{1{,}234}."                          -> "1{,}234"
 "[{'type': 'text', 'text': 'It is \\\\boxed{7}'}]"            -> "7"   (str() of AgentScope blocks)
@@ -14,15 +14,16 @@ from typing import Any
 from ajet.core.task.task import Task
 
 SCANNED_CHARACTERS = 50_000
-"""A box is looked for in so many characters at the end of a text: some twelve thousand tokens, and
-few enough that no text holds up the event loop."""
+"""A box is looked for only in this many characters at the end of a text: about twelve thousand
+tokens, and few enough that no text blocks the event loop."""
 
 _BRACES = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\{|\}")
 _INTEGER = re.compile(r"[+-]?\d+")
 
 
 def boxed(text: str) -> str | None:
-    """The content of the last complete ``\\boxed{…}``, braces matched; None without one."""
+    """Returns the content of the last complete ``\\boxed{…}`` with balanced braces, or None if
+    there is none."""
     is_escaped = text[:SCANNED_CHARACTERS].lstrip().startswith("[{") and "\\\\" in text
     text = text[-SCANNED_CHARACTERS:]
     if is_escaped:
@@ -40,8 +41,9 @@ def boxed(text: str) -> str | None:
 
 
 def reference_answer(task: Task) -> str:
-    """The row's ``answer`` (GSM8K's ``#### 42`` understood), verl's ``reward_model.ground_truth``,
-    or the box in MATH's ``solution``."""
+    """Returns the row's ``answer`` (what follows ``####`` in GSM8K), verl's
+    ``reward_model.ground_truth``, or the box in MATH's ``solution``; raises `KeyError` if the row
+    has none of them."""
     row = task.metadata
     reward_model = row.get("reward_model")
     if row.get("answer") is not None:
@@ -54,7 +56,8 @@ def reference_answer(task: Task) -> str:
 
 
 def final_part(text: str) -> str:
-    """What follows the last ``####``, else the last box, else the whole text."""
+    """Returns what follows the last ``####``; without one, the content of the last box; without
+    one, the whole text."""
     if "####" in text:
         return text.rsplit("####", 1)[1].strip()
     box = boxed(text)
@@ -71,7 +74,8 @@ def final_answer(metadata: Mapping[str, Any]) -> str:
 
 
 def as_integer(text: str) -> str | None:
-    """A plain integer in canonical form; None for anything else (``1,234``, ``12.0``, ``$12``)."""
+    """Returns a plain integer in canonical form, or None for anything else (``1,234``, ``12.0``,
+    ``$12``)."""
     text = text.strip()
     if not _INTEGER.fullmatch(text):
         return None

@@ -1,11 +1,11 @@
-"""A model that is asked for grades: prompt, reply, and again where the reply cannot be read.
+"""Asks a model for grades, and asks again if its reply is malformed.
 
     prompt ──> model ──> reply ──> read ──> Grade(reward, is_success, scores, reason)
                  ^                   │ Malformed: the reply and what is wrong with it are sent back
                  └───────────────────┘ (max_corrections times; then a ChatError, never a score)
 
-Not covered: HTTP, cache and limits (core/inference/chat_client.py); when a judge is asked
-(core/rollout/judging.py).
+Not covered: HTTP, cache and limits (core/inference/chat_client.py); when a judge is called
+(core/rollout).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Read = TypeVar("Read")
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """`scores` holds one a criterion, where there are several."""
+    """The grade of one answer. `scores` holds one score for each criterion."""
 
     reward: float
     is_success: bool
@@ -44,7 +44,7 @@ class Grade:
 
 
 class Grader:
-    """Grades answers by `section`'s scale, in the words of `template`."""
+    """Grades answers on `section`'s scale, with a prompt made from `template`."""
 
     def __init__(self, config: AjetConfig, section: Grading, *, model: str, template: str) -> None:
         self._seed = config.ajet.seed
@@ -54,7 +54,8 @@ class Grader:
         self._sampling = {k: v for k, v in section.sampling.items() if v is not None}
 
     async def ask(self, prompt: str, reply_format: ReplyFormat[Read]) -> Read:
-        """What the model says, read strictly; `ChatError` where it keeps to no form."""
+        """Returns the model's reply, read strictly; raises `ChatError` if every reply is
+        malformed."""
         instruction = reply_format.instruction
         messages: list[dict[str, Any]] = [
             {"role": "user", "content": f"{RULE}\n\n{prompt}\n\n{instruction}"}
@@ -79,7 +80,8 @@ class Grader:
     async def grade(
         self, task: Task, output: WorkflowOutput, criteria: Sequence[Criterion] = ()
     ) -> Grade:
-        """One answer by itself: the weighted mean of its scores by each criterion."""
+        """Grades one answer by itself. Its reward is the weighted mean of its scores for the
+        criteria."""
         texts = {"answer": fenced("answer", self.answer(output))}
         weights = [criterion.weight for criterion in criteria] or [1.0]
         scores = await self._scores(task, texts, criteria, len(weights), "criterion")
@@ -93,14 +95,14 @@ class Grader:
         outputs: Sequence[WorkflowOutput],
         criteria: Sequence[Criterion] = (),
     ) -> list[Grade]:
-        """The answers to one task, compared. They are shown in an order drawn by the run's seed,
-        so that no rollout index has the better place."""
+        """Grades the answers to one task by comparing them. They are shown in an order drawn from
+        the run's seed, so that no rollout index always comes first."""
         first = workflow_tasks[0]
         order = list(range(len(outputs)))
         random.Random(seeding.derive(self._seed, "judge", first.seed)).shuffle(order)
-        answers = [self.answer(outputs[place]) for place in order]
-        shown = [fenced(f"answer-{n}", answer) for n, answer in enumerate(answers, 1)]
-        texts = {"answers": "\n".join(shown)}
+        answers = [self.answer(outputs[index]) for index in order]
+        fenced_answers = [fenced(f"answer-{n}", answer) for n, answer in enumerate(answers, 1)]
+        texts = {"answers": "\n".join(fenced_answers)}
         scores = await self._scores(first.task, texts, criteria, len(order), "answer")
         by_index = dict(zip(order, scores.values, strict=True))
         return [self._grade(by_index[n], (by_index[n],), scores.reason) for n in sorted(order)]
@@ -111,7 +113,7 @@ class Grader:
         texts: dict[str, str],
         criteria: Sequence[Criterion],
         count: int,
-        of: str,
+        item_name: str,
     ) -> Scores:
         section = self._section
         texts |= {
@@ -121,7 +123,7 @@ class Grader:
             "min_score": f"{section.min_score:g}",
             "max_score": f"{section.max_score:g}",
         }
-        reply_format = ScoresFormat(count, section.min_score, section.max_score, of)
+        reply_format = ScoresFormat(count, section.min_score, section.max_score, item_name)
         return await self.ask(fill(self._template, texts), reply_format)
 
     def _grade(self, reward: float, scores: tuple[float, ...], reason: str) -> Grade:
@@ -132,7 +134,7 @@ class Grader:
         return Grade(reward, reward >= threshold, scores, reason)
 
     def question(self, task: Task) -> str:
-        """The task's field, or the row's."""
+        """Returns the task's field that the section names, or that of its row."""
         name = self._section.query_field
         found = getattr(task, name) if name in _FIELDS_OF_TASK else task.metadata.get(name)
         if found is None:
@@ -145,7 +147,8 @@ class Grader:
         return None if found is None else str(found)
 
     def answer(self, output: WorkflowOutput) -> str:
-        """What the workflow returned to be judged; the last words of one that a limit cut."""
+        """Returns the text that the workflow returned to be judged; for a truncated episode, its
+        final answer."""
         name, metadata = self._section.answer_field, output.metadata
         if name in metadata:
             return str(metadata[name])

@@ -1,11 +1,11 @@
-"""The words with which a model is asked to grade.
+"""Builds the prompt with which a model is asked to grade.
 
     fill("Is {answer} right?", {"answer": fenced("answer", "42")})
     fenced("answer", "42")   ->   <answer-3f9a1c02>\n42\n</answer-3f9a1c02>
 
-The text of an episode is somebody's who wants a high score: the name of its fence hangs on what is
-in it, so that nothing inside can end it, and placeholders in it are not filled. Not covered: a
-model that follows instructions within the fence all the same.
+An episode's text was written by a policy that is trained to get a high score. So the tag around it
+contains a hash of the text, which the text cannot contain itself, and placeholders in it are not
+filled. Not covered: a model that follows instructions within the tags all the same.
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ _PLACEHOLDERS = re.compile(r"\{(query|reference|rubrics|answers?|min_score|max_s
 
 
 def fill(template: str, texts: Mapping[str, str]) -> str:
-    """The template with its known places filled, once; other braces stay."""
-    return _PLACEHOLDERS.sub(lambda place: texts.get(place[1], place[0]), template).strip()
+    """Returns the template with its known placeholders replaced, once; other braces stay."""
+    return _PLACEHOLDERS.sub(
+        lambda placeholder: texts.get(placeholder[1], placeholder[0]), template
+    ).strip()
 
 
 def fenced(name: str, text: str | None) -> str:
-    """The text between tags that it cannot hold; nothing for no text."""
+    """Returns the text between tags that cannot occur in it, or "" for None."""
     if text is None:
         return ""
     fence = f"{name}-{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
@@ -50,7 +52,7 @@ def fenced(name: str, text: str | None) -> str:
 
 
 def listed(criteria: Sequence[Criterion]) -> str:
-    """The rubric as a numbered list; nothing for none."""
+    """Returns the criteria as a numbered list, or "" if there are none."""
     if not criteria:
         return ""
     lines = [f"{n}. {c.text}{_weight(c)}" for n, c in enumerate(criteria, 1)]
@@ -62,8 +64,9 @@ def _weight(criterion: Criterion) -> str:
 
 
 def checked_template(template: str | None, default: str, key: str) -> str:
-    """The user's template, which must have a place for what is judged, or the default."""
-    place = "{answers}" if default is LISTWISE else "{answer}"
-    if template is not None and place not in template:
-        raise ConfigError(f"{key}: has no {place}: the judge would not see what it judges")
+    """Returns the user's template, or the default. Raises `ConfigError` if the user's has no
+    placeholder for what is judged."""
+    placeholder = "{answers}" if default is LISTWISE else "{answer}"
+    if template is not None and placeholder not in template:
+        raise ConfigError(f"{key}: has no {placeholder}: the judge would not see what it judges")
     return default if template is None else template

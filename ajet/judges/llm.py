@@ -1,9 +1,9 @@
-"""Somebody else's model gives the score: `llm` sees one answer, `llm_listwise` the group's.
+"""Judges that ask another model for scores: `llm` shows it one answer, `llm_listwise` a group's.
 
     judge_protocol: llm     llm: {model_name: qwen-max, min_score: 0, max_score: 10}
                             client: {base_url: "http://127.0.0.1:8000/v1"}
 
-The score as it is given is the reward. The model's reason is kept as ``metadata["judge_reason"]``.
+The score is the reward, unscaled. The model's reason is stored as ``metadata["judge_reason"]``.
 Not covered: rubrics (rubrics_judge.py).
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class LlmJudge(BaseJudge):
-    """The model's score for one answer."""
+    """Gives the model's score for one answer."""
 
     def __init__(self, config: AjetConfig) -> None:
         super().__init__(config)
@@ -37,7 +37,7 @@ class LlmJudge(BaseJudge):
 
 
 class LlmListwiseJudge(GroupJudge):
-    """The model's scores for all answers to a task, seen together."""
+    """Gives the model's scores for all answers to a task, which it sees together."""
 
     def __init__(self, config: AjetConfig) -> None:
         super().__init__(config)
@@ -54,7 +54,7 @@ class LlmListwiseJudge(GroupJudge):
 
 
 def verdict_with_reason(grade: Grade, output: WorkflowOutput) -> tuple[float, bool]:
-    """The verdict, with the model's reason kept beside the answer."""
+    """Returns the verdict, and stores the model's reason in the output's metadata."""
     if grade.reason:
         output.metadata = {**output.metadata, "judge_reason": grade.reason}
     return grade.reward, grade.is_success

@@ -1,4 +1,4 @@
-r"""Is the number or expression in the agent's last ``\boxed{…}`` equal to the reference answer?
+r"""Judges whether the agent's last ``\boxed{…}`` equals the reference answer mathematically.
 
     12  vs 12            two plain integers are compared as such, in microseconds
     1,234 vs 1234, 12.0 vs 12, \frac{1}{2} vs 0.5, $12, 12\%, 2x+1 vs 1+2x      math-verify (sympy)
@@ -6,8 +6,8 @@ r"""Is the number or expression in the agent's last ``\boxed{…}`` equal to the
 Without a box the answer counts only if it is nothing but a number. math-verify's own time limit
 is a signal of the main thread and cannot stop a long computation of the interpreter, so it runs in
 a process of its own (math_process.py), which ends itself when an answer takes too long. The event
-loop goes on meanwhile; answers for which that process is needed wait for one another, and the wait
-counts in the judge's deadline.
+loop is not blocked meanwhile. Answers that need that process are compared one after another, and
+the wait counts in the judge's deadline.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ajet.judges.answer import as_integer, boxed, final_answer, reference_answer
 from ajet.judges.math_process import MathProcess
 
 MAX_ANSWER_LENGTH = 500
-"""Longer answers that are no plain integers are wrong without being read: no reference is as
-long."""
+"""Longer answers that are no plain integers count as wrong without being parsed, because no
+reference is as long."""
 
 _BARE_NUMBER = re.compile(r"[-+]?\$?\s*\d[\d,./]*\s*(?:\\?%\s*)?\.?")
 
 
 class MathJudge(BaseJudge):
-    """1 for an equal answer, else 0."""
+    """Gives 1 for an equal answer, else 0."""
 
     async def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
@@ -40,25 +40,27 @@ class MathJudge(BaseJudge):
         return float(is_success), is_success
 
 
-def is_equal_answer(said: str, reference: str) -> bool:
-    """Whether the answer in `said` equals `reference`. Blocks while math-verify thinks."""
-    answer = extract_answer(said)
+def is_equal_answer(text: str, reference: str) -> bool:
+    """Returns whether the answer in `text` equals `reference`. Blocks while math-verify
+    computes."""
+    answer = extract_answer(text)
     is_equal = equal_as_text(answer, reference)
     return MathProcess.shared().is_equal(reference, answer) if is_equal is None else is_equal
 
 
-def extract_answer(said: str) -> str:
-    """What is in the last box, or all of `said` if it is nothing but a number; else nothing."""
-    answer = boxed(said)
+def extract_answer(text: str) -> str:
+    """Returns the content of the last box; without one, all of `text` if it is nothing but a
+    number, else ""."""
+    answer = boxed(text)
     if answer is not None:
         return answer
-    said = said.strip()
-    is_number = len(said) <= MAX_ANSWER_LENGTH and _BARE_NUMBER.fullmatch(said)
-    return said.removesuffix(".") if is_number else ""
+    text = text.strip()
+    is_number = len(text) <= MAX_ANSWER_LENGTH and _BARE_NUMBER.fullmatch(text)
+    return text.removesuffix(".") if is_number else ""
 
 
 def equal_as_text(answer: str, reference: str) -> bool | None:
-    """The comparisons that take microseconds; None where math-verify must be asked."""
+    """Makes the comparisons that take microseconds; returns None where math-verify is needed."""
     integers = as_integer(answer), as_integer(reference)
     if None not in integers:
         return integers[0] == integers[1]

@@ -1,12 +1,12 @@
-r"""math-verify in a process of its own: one line of JSON in, one out.
+r"""Runs math-verify in a process of its own: one line of JSON in, one line out.
 
     parent  ["1234", "1,234"]\n  -->  child: parse both, compare  -->  true\n
 
 A child that computes for more than `timeout_s` on one question is ended by its own timer, which the
 kernel delivers even inside a long computation in C; the parent sees the pipe close, answers "not
 equal" and starts another child with the next question. The timer counts processor time, so a busy
-machine changes no verdict; the child is warm before its first question. A child whose parent dies
-reads end of file and ends.
+machine changes no verdict; the child imports everything before its first question. A child whose
+parent dies reads end of file and ends.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 MAX_MEMORY_BYTES = 4 << 30
 TIMEOUT_S = 2
-"""Honest answers take a tenth of a second, an integral half of one."""
+"""The limit for one question. Ordinary answers take a tenth of a second, an integral half a
+second."""
 
 
 class MathProcess:
-    """A child that compares answers. Started with the first question."""
+    """Compares answers in a child process, which is started with the first question."""
 
     _shared: MathProcess | None = None
 
@@ -40,7 +41,7 @@ class MathProcess:
 
     @classmethod
     def shared(cls) -> MathProcess:
-        """The one child of this process, ended at exit."""
+        """Returns the one instance of this process, whose child is ended at exit."""
         if cls._shared is None:
             cls._shared = cls()
             atexit.register(cls._shared.close)
@@ -54,7 +55,7 @@ class MathProcess:
         return line.strip() == "true"
 
     async def is_equal_async(self, reference: str, answer: str) -> bool:
-        """The same, while the event loop goes on. Questions are answered in their order."""
+        """Does the same without blocking the event loop. Questions are answered in their order."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self.is_equal, reference, answer)
 
@@ -92,12 +93,16 @@ def _start(timeout_s: int) -> subprocess.Popen[str]:
 
 
 def compare(reference: str, answer: str) -> bool:
-    """What the child does."""
+    """Returns whether math-verify finds the two equal. It runs in the child."""
     from math_verify import parse, verify
 
-    gold = parse(f"${reference}$", parsing_timeout=None)  # type: ignore[arg-type]
-    said = parse(f"${answer}$", parsing_timeout=None)  # type: ignore[arg-type]
-    return bool(gold and said and verify(gold, said, timeout_seconds=None))
+    reference_expression = parse(f"${reference}$", parsing_timeout=None)  # type: ignore[arg-type]
+    answer_expression = parse(f"${answer}$", parsing_timeout=None)  # type: ignore[arg-type]
+    return bool(
+        reference_expression
+        and answer_expression
+        and verify(reference_expression, answer_expression, timeout_seconds=None)
+    )
 
 
 def main(timeout_s: int) -> None:

@@ -1,12 +1,12 @@
-"""What a judging model is asked to write, and the strict reading of it.
+"""The reply formats that a judging model is asked for, and their strict parsing.
 
-    ScoresForm(1, 0, 10)    {"reason": "…", "score": 7}             or a line  Score: 7
-    ScoresForm(3, 0, 10)    {"reason": "…", "scores": [7, 9, 2]}    or a line  Scores: 7, 9, 2
-    CriteriaForm(2, 2)      {"criteria": ["…", "…"]}                or lines   1. …   2. …
+    ScoresFormat(1, 0, 10)    {"reason": "…", "score": 7}             or a line  Score: 7
+    ScoresFormat(3, 0, 10)    {"reason": "…", "scores": [7, 9, 2]}    or a line  Scores: 7, 9, 2
+    CriteriaFormat(2, 2)      {"criteria": ["…", "…"]}                or lines   1. …   2. …
 
 JSON comes first: the whole reply, or an object within it; the line counts where there is none.
-What a model thinks aloud before ``</think>`` is passed over. A wrong count, a score outside the
-scale, two objects that contradict each other: `MalformedReply`, never a guess.
+Thinking before ``</think>`` is skipped. A wrong count, a score outside the scale, and two objects
+that contradict each other raise `MalformedReply`; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 READ_CHARACTERS = 10_000
-"""So many at the end of a reply are read: no reply holds up the event loop."""
+"""Only this many characters at the end of a reply are read, so that no reply blocks the event
+loop."""
 
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"
 _LINE = re.compile(
@@ -31,11 +32,11 @@ Read = TypeVar("Read", covariant=True)
 
 
 class MalformedReply(Exception):
-    """The reply has not the form that was asked for; the message is told to the model."""
+    """The reply does not have the requested format; the message is sent back to the model."""
 
 
 class ReplyFormat(Protocol, Generic[Read]):
-    """How to ask for something, and how to read it."""
+    """Says what the model is asked to write, and reads its reply."""
 
     @property
     def instruction(self) -> str: ...
@@ -45,7 +46,7 @@ class ReplyFormat(Protocol, Generic[Read]):
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """`values` in the order asked for; `reason` as the model gave it."""
+    """The scores in the requested order, and the model's reason for them."""
 
     values: tuple[float, ...]
     reason: str
@@ -53,12 +54,12 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class ScoresFormat:
-    """`count` scores from `low` to `high`; `of` says what each is for."""
+    """Asks for `count` scores from `low` to `high`; `item_name` names what each score is for."""
 
     count: int
     low: float
     high: float
-    of: str = "answer"
+    item_name: str = "answer"
 
     @property
     def instruction(self) -> str:
@@ -68,19 +69,19 @@ class ScoresFormat:
             return f"Reply with this JSON object alone: {what}"
         what = f'{{"reason": "<one sentence>", "scores": [<{self.count} numbers>]}}'
         return (
-            f"Reply with this JSON object alone: {what}, with one score for each {self.of} in the "
-            f"order above, each {scale}."
+            f"Reply with this JSON object alone: {what}, with one score for each "
+            f"{self.item_name} in the order above, each {scale}."
         )
 
     def read(self, reply: str) -> Scores:
-        said = _said(reply)
-        found = _objects(said, ("score", "scores"))
+        text = _without_thinking(reply)
+        found = _objects(text, ("score", "scores"))
         if found:
             value = found[-1].get("scores", found[-1].get("score"))
             values = value if isinstance(value, list) else [value]
             reason = found[-1].get("reason")
         else:
-            values, reason = _plain_scores(said), ""
+            values, reason = _plain_scores(text), ""
         if len(values) != self.count:
             raise MalformedReply(f"it has {len(values)} scores, not {self.count}")
         scores = tuple(self._score(value) for value in values)
@@ -98,7 +99,7 @@ class ScoresFormat:
 
 @dataclass(frozen=True, slots=True)
 class CriteriaFormat:
-    """From `at_least` to `at_most` criteria, each a text."""
+    """Asks for `at_least` to `at_most` criteria, each a text."""
 
     at_least: int
     at_most: int
@@ -110,9 +111,9 @@ class CriteriaFormat:
         return f'Reply with this JSON object alone: {{"criteria": [<{number} texts>]}}'
 
     def read(self, reply: str) -> tuple[str, ...]:
-        said = _said(reply)
-        found = _objects(said, ("criteria",))
-        texts: Any = found[-1]["criteria"] if found else _numbered(said)
+        text = _without_thinking(reply)
+        found = _objects(text, ("criteria",))
+        texts: Any = found[-1]["criteria"] if found else _numbered(text)
         if not isinstance(texts, list) or not all(isinstance(t, str) and t.strip() for t in texts):
             raise MalformedReply("its criteria are not a list of texts")
         if not self.at_least <= len(texts) <= self.at_most:
@@ -121,43 +122,44 @@ class CriteriaFormat:
         return tuple(text.strip() for text in texts)
 
 
-def _said(reply: str) -> str:
-    """What follows the thinking."""
+def _without_thinking(reply: str) -> str:
+    """Returns the end of the reply, without the thinking before ``</think>``."""
     return reply.rpartition("</think>")[2][-READ_CHARACTERS:].strip()
 
 
-def _objects(said: str, keys: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The outermost JSON objects that have one of `keys`, if they agree on it."""
-    found = [each for each in _json_objects(said) if any(key in each for key in keys)]
+def _objects(text: str, keys: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Returns the outermost JSON objects that have one of `keys`; raises `MalformedReply` if they
+    differ in it."""
+    found = [each for each in _json_objects(text) if any(key in each for key in keys)]
     if len({json.dumps([each.get(key) for key in keys]) for each in found}) > 1:
         raise MalformedReply("it has several JSON objects that contradict each other")
     return found
 
 
-def _json_objects(said: str) -> Iterator[dict[str, Any]]:
+def _json_objects(text: str) -> Iterator[dict[str, Any]]:
     decoder = json.JSONDecoder()
-    at = said.find("{")
+    at = text.find("{")
     while at >= 0:
         try:
-            value, end = decoder.raw_decode(said, at)
+            value, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
             end = at + 1
         else:
             yield value
-        at = said.find("{", end)
+        at = text.find("{", end)
 
 
-def _plain_scores(said: str) -> list[float]:
-    lines = _LINE.findall(said)
+def _plain_scores(text: str) -> list[float]:
+    lines = _LINE.findall(text)
     if len(lines) != 1:
         several = "several lines with scores" if lines else "no JSON object with a score"
         raise MalformedReply(f"it has {several}")
     return [float(number) for number in lines[0].split(",")]
 
 
-def _numbered(said: str) -> list[str]:
-    """The items of one numbered list that begins at 1."""
-    items = _ITEM.findall(said)
+def _numbered(text: str) -> list[str]:
+    """Returns the items of one numbered list that begins at 1."""
+    items = _ITEM.findall(text)
     if [int(number) for number, _ in items] != list(range(1, len(items) + 1)) or not items:
         raise MalformedReply("it has no JSON object with criteria")
     return [text for _, text in items]

@@ -1,4 +1,4 @@
-"""Where the criteria of `rubrics_auto_grader` come from, and where they are kept.
+"""Generates and stores the criteria of `rubrics_auto_grader`.
 
     rubrics: […] in the YAML          those, always
     enable_categorization: true       made from examples, merged into at most categories_number
@@ -6,19 +6,20 @@
     else                              made for each question when it is first judged
 
 Examples are the rows of `dataset_file`, or training tasks (`num_examples` of them, drawn by the
-run's seed). What was made is kept in the run folder and taken from there ever after, so that a
-resumed run judges by the same criteria; both files may be read and mended by hand:
+run's seed). Generated criteria are stored in the run folder and read from there later, so that a
+resumed run judges by the same criteria; both files may be edited by hand:
 
     auto_grader.json               the settings, and criteria that hold for every question
     auto_grader_questions.jsonl    one line a question
 
-On a cluster every rollout worker has a judge of its own. Who makes criteria holds a lock in the run
-folder meanwhile (.auto_grader.KEY.lock, one for each question; a process that dies lets go of it);
-who waited for it takes what was made. So all of them judge by the same criteria.
+On a cluster every rollout worker has a judge of its own. A process that generates criteria holds a
+lock in the run folder (.auto_grader.KEY.lock, one for each question; the kernel releases it when
+the process dies); a process that waited for the lock then reads the stored criteria. So all of them
+judge by the same criteria.
 
-Making them counts in the deadline of the judgement that waits for it (what was answered until then
-is in the client's cache). Not covered: a folder whose criteria were made with other settings: it is
-refused; a shared file system without `flock`.
+The time of generation counts in the deadline of the judgement that waits for it; replies that
+arrived before the deadline stay in the client's cache. A folder whose criteria were made with other
+settings is refused. Not covered: a shared file system without `flock`.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ Criteria = tuple[Criterion, ...]
 
 
 class Rubrics:
-    """The criteria for each task."""
+    """Gives the criteria for each task."""
 
     def __init__(self, config: AjetConfig, grader: Grader) -> None:
         self._config = config
@@ -82,13 +83,14 @@ class Rubrics:
 
     @property
     def is_shared(self) -> bool:
-        """Whether one rubric holds for every question."""
+        """Is true if one rubric holds for every question."""
         section = self._section
         has_examples = section.dataset_file.training.file_path is not None
         return bool(section.rubrics) or section.enable_categorization or has_examples
 
-    async def of(self, task: Task) -> Criteria:
-        """The task's criteria, made now if there are none; who comes meanwhile waits for them."""
+    async def criteria_for(self, task: Task) -> Criteria:
+        """Returns the task's criteria, generating them if there are none. Concurrent callers wait
+        for one generation."""
         if self.is_shared:
             return self._shared or await self._calls.join("", self._create_shared)
         key = self._key(task)
@@ -96,21 +98,23 @@ class Rubrics:
         return known or await self._calls.join(key, lambda: self._create_for_question(key, task))
 
     async def _create_for_question(self, key: str, task: Task) -> Criteria:
-        """Made here, unless another process has meanwhile."""
+        """Generates and stores the criteria of one question, unless another process has done so
+        meanwhile."""
         if self._store is None:
-            made = await self._generate_from_example(self._described(task))
+            criteria = await self._generate_from_example(self._described(task))
         else:
             async with self._store.creation_lock(key):
                 self._by_question |= self._store.read()[1]
-                made = self._by_question.get(key, ())
-                if not made:
-                    made = await self._generate_from_example(self._described(task))
-                    self._store.add(key, self._grader.question(task), made)
-        self._by_question[key] = made
-        return made
+                criteria = self._by_question.get(key, ())
+                if not criteria:
+                    criteria = await self._generate_from_example(self._described(task))
+                    self._store.add(key, self._grader.question(task), criteria)
+        self._by_question[key] = criteria
+        return criteria
 
     async def _create_shared(self) -> Criteria:
-        """The same for those that hold for every question."""
+        """Generates and stores the criteria that hold for every question, unless another process
+        has done so meanwhile."""
         if self._store is None:
             self._shared = await self._generate_shared()
         else:
@@ -122,10 +126,11 @@ class Rubrics:
         return self._shared
 
     async def _generate_shared(self) -> Criteria:
-        """From every example, a few criteria; then all of them, merged if asked."""
+        """Generates criteria from each example, joins them, and merges them into categories if the
+        config asks for it."""
         examples = await asyncio.to_thread(self._examples)
         found = await asyncio.gather(*map(self._generate_from_example, examples))
-        texts = list(dict.fromkeys(criterion.text for made in found for criterion in made))
+        texts = list(dict.fromkeys(criterion.text for criteria in found for criterion in criteria))
         if self._section.enable_categorization:
             texts = await self._merged(texts)
         return tuple(Criterion(text=text) for text in texts)
@@ -155,7 +160,7 @@ class Rubrics:
         return LANGUAGES.get(self._section.language, self._section.language)
 
     def _examples(self) -> list[str]:
-        """Graded examples, or training tasks; reads files."""
+        """Returns graded examples, or training tasks, as text. It reads files."""
         from ajet.core.task.reader import make_reader
 
         file = self._section.dataset_file.training.file_path
@@ -182,8 +187,10 @@ class Rubrics:
         return "\n".join(filter(None, [question, fenced("reference", reference)]))
 
     def _key(self, task: Task) -> str:
-        told = json.dumps([self._grader.question(task), self._grader.reference(task)])
-        return hashlib.sha256(told.encode()).hexdigest()[:32]
+        question_and_reference = json.dumps(
+            [self._grader.question(task), self._grader.reference(task)]
+        )
+        return hashlib.sha256(question_and_reference.encode()).hexdigest()[:32]
 
     def _creation_settings(self) -> dict[str, Any]:
         settings = {name: getattr(self._section, name) for name in SETTINGS}
@@ -195,7 +202,7 @@ class Rubrics:
 
 
 def _grades(task: Task) -> str:
-    """A graded example's answers with their scores or ranks."""
+    """Returns a graded example's answers with their scores or ranks, as text."""
     row = task.metadata
     if "answer" in row and "score" in row:
         return f"\nAn answer with score {row['score']}:\n{fenced('answer', str(row['answer']))}"
@@ -214,7 +221,7 @@ def _grades(task: Task) -> str:
 
 
 class _RubricStore:
-    """The two files in a run's folder, which several processes read and write."""
+    """Reads and writes the two files in a run's folder, which several processes share."""
 
     def __init__(self, folder: Path, made_with: dict[str, Any]) -> None:
         self._folder = folder
@@ -223,14 +230,14 @@ class _RubricStore:
         self._creation_settings = made_with
 
     def read(self) -> tuple[Criteria, dict[str, Criteria]]:
-        """What an earlier sitting or another process made; `ConfigError` if it was made with other
-        settings."""
+        """Returns what an earlier attempt or another process stored; raises `ConfigError` if it was
+        made with other settings."""
         if not self._grader.exists():
             return (), {}
         try:
-            kept = json.loads(self._grader.read_text(encoding="utf-8"))
-            shared = _criteria(kept["criteria"])
-            made_with = dict(kept["made_with"])
+            stored = json.loads(self._grader.read_text(encoding="utf-8"))
+            shared = _criteria(stored["criteria"])
+            made_with = dict(stored["made_with"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"{self._grader} cannot be read: {error!r}; move it away"
@@ -245,8 +252,9 @@ class _RubricStore:
 
     @asynccontextmanager
     async def creation_lock(self, key: str) -> AsyncIterator[None]:
-        """One process at a time. The lock's file goes once the criteria are there: who still waits
-        for it, and who makes another, finds them. It stays where none were made."""
+        """Holds a lock for one key, so that one process at a time generates its criteria. The
+        lock's file is removed once the criteria are stored: a process that waits for the file, or
+        makes a new one, then finds them. The file stays if nothing was generated."""
         path = self._folder / f".auto_grader.{key}.lock"
         with path.open("w") as file:
             while not _try_lock(file):
@@ -255,7 +263,8 @@ class _RubricStore:
             path.unlink(missing_ok=True)
 
     def _read_questions(self) -> dict[str, Criteria]:
-        """A last line without its end was cut by a kill, and is made again, or is being written."""
+        """Reads the stored questions. A last line without a newline is skipped: another process is
+        writing it, or was killed while writing it."""
         if not self._questions.exists():
             return {}
         whole = self._questions.read_text(encoding="utf-8").split("\n")[:-1]
@@ -266,13 +275,16 @@ class _RubricStore:
             raise _unreadable(self._questions, error) from error
 
     def write(self, shared: Criteria) -> None:
-        kept = {"made_with": self._creation_settings, "criteria": [c.model_dump() for c in shared]}
-        write_text_atomically(self._grader, json.dumps(kept, ensure_ascii=False, indent=2) + "\n")
+        stored = {
+            "made_with": self._creation_settings,
+            "criteria": [c.model_dump() for c in shared],
+        }
+        write_text_atomically(self._grader, json.dumps(stored, ensure_ascii=False, indent=2) + "\n")
 
-    def add(self, key: str, question: str, made: Criteria) -> None:
+    def add(self, key: str, question: str, criteria: Criteria) -> None:
         if not self._grader.exists():
             self.write(())
-        row = {"key": key, "question": question, "criteria": [c.model_dump() for c in made]}
+        row = {"key": key, "question": question, "criteria": [c.model_dump() for c in criteria]}
         with self._questions.open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed: a line takes no time
             _cut_torn_line(self._questions)
@@ -280,7 +292,7 @@ class _RubricStore:
 
 
 def _try_lock(file: IO[str]) -> bool:
-    """By us, now; until the file is closed."""
+    """Returns whether this process got the lock, which it then holds until the file is closed."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -298,7 +310,8 @@ def _unreadable(path: Path, error: Exception) -> CheckpointError:
 
 
 def _cut_torn_line(path: Path) -> None:
-    """What a kill left without its end would else be a broken line in the middle."""
+    """Removes a last line without a newline, which a killed process left. Appending to it would
+    make a broken line in the middle of the file."""
     with path.open("rb+") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - 1, 0))

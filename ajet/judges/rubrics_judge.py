@@ -1,10 +1,10 @@
-"""`judge_type: rubrics_auto_grader`: a model grades by criteria that it made, or was given.
+"""Judges of `judge_type: rubrics_auto_grader`: a model grades by criteria.
 
     pointwise   one score a criterion for each answer; the reward is their weighted mean
     listwise    one score an answer, all answers of a group seen together
 
-Where one rubric holds for every question, each criterion's score is logged as
-``{grader_name}/criterion_1``, …. Not covered: making the criteria (rubrics.py).
+If one rubric holds for every question, each criterion's score is logged as
+``{grader_name}/criterion_1``, …. Not covered: generating the criteria (rubrics.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PROMPT_KEY = "ajet.task_judge.rubrics_auto_grader.custom_evaluation_prompt"
 
 
 class RubricsJudge(BaseJudge):
-    """Each answer by itself."""
+    """Grades each answer by itself."""
 
     def __init__(self, config: AjetConfig) -> None:
         super().__init__(config)
@@ -37,7 +37,7 @@ class RubricsJudge(BaseJudge):
     async def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
     ) -> tuple[float, bool]:
-        criteria = await self._rubrics.of(workflow_task.task)
+        criteria = await self._rubrics.criteria_for(workflow_task.task)
         grade = await self._grader.grade(workflow_task.task, workflow_output, criteria)
         if self._rubrics.is_shared:
             for number, score in enumerate(grade.scores, 1):
@@ -46,7 +46,7 @@ class RubricsJudge(BaseJudge):
 
 
 class RubricsListwiseJudge(GroupJudge):
-    """The answers to a task together."""
+    """Grades the answers to a task together."""
 
     def __init__(self, config: AjetConfig) -> None:
         super().__init__(config)
@@ -56,7 +56,7 @@ class RubricsListwiseJudge(GroupJudge):
     async def compute_group_rewards(
         self, workflow_tasks: Sequence[WorkflowTask], workflow_outputs: Sequence[WorkflowOutput]
     ) -> list[tuple[float, bool]]:
-        criteria = await self._rubrics.of(workflow_tasks[0].task)
+        criteria = await self._rubrics.criteria_for(workflow_tasks[0].task)
         grades = await self._grader.grade_group(workflow_tasks, workflow_outputs, criteria)
         return [
             verdict_with_reason(g, output)

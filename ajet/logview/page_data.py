@@ -1,7 +1,7 @@
-"""What the page is sent: run, list and episode as plain dicts for JSON.
+"""Builds the data of the page: run, list and episode as plain dicts for JSON.
 
-An episode's turn carries only the prompt tokens that its base turn has not (see
-core/record/episode_schema.py); the page puts the whole prompt together when it is asked for.
+An episode's turn carries only the prompt tokens that its base turn does not have (see
+core/record/episode_schema.py); the page assembles the whole prompt when the user opens it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Query = Mapping[str, str]
 
 
 def run_data(folder: RunFolder) -> dict[str, Any]:
-    """The run's name and what can be chosen in the filters."""
+    """Returns the run's name and the choices of the filters."""
     data: dict[str, Any] = {
         "name": folder.path.name,
         "folder": str(folder.path),
@@ -48,7 +48,8 @@ def run_data(folder: RunFolder) -> dict[str, Any]:
 
 
 def list_data(folder: RunFolder, query: Query) -> dict[str, Any]:
-    """One page of the list, newest first; `next` is the id to go on after, or None."""
+    """Returns one page of the list, newest first; `next` is the id after which the following page
+    begins, or None."""
     if not folder.episodes_db.is_file():  # a run that is still setting up
         return {"episodes": [], "next": None, "count": 0}
     which = filter_of(query)
@@ -61,7 +62,7 @@ def list_data(folder: RunFolder, query: Query) -> dict[str, Any]:
 
 
 def episode_data(folder: RunFolder, episode_id: str, text: TokenText) -> dict[str, Any]:
-    """One episode with its tokens, and the members of its group beside it."""
+    """Returns one episode with its tokens, and the members of its group."""
     with EpisodeReader(folder.episodes_db) as reader:
         episode = reader.episode(episode_id)
         same_group = EpisodeFilter(
@@ -82,7 +83,7 @@ def episode_data(folder: RunFolder, episode_id: str, text: TokenText) -> dict[st
 
 
 def turn_data(turn: TurnRecord, text: TokenText) -> dict[str, Any]:
-    """One call: the new part of its prompt, then what was sampled with its numbers."""
+    """Returns one call: the new part of its prompt, then the sampled tokens with their numbers."""
     new_ids = turn.prompt_ids[turn.prompt_kept :].tolist()
     names = ("turn_index", "agent_name", "target_tag", "trainable", "finish_reason")
     return {
@@ -109,7 +110,7 @@ def turn_data(turn: TurnRecord, text: TokenText) -> dict[str, Any]:
 
 
 def filter_of(query: Query) -> EpisodeFilter:
-    """The filter that a query string asks for; an empty value is no condition."""
+    """Returns the filter that a query string asks for; an empty value is no condition."""
     success = {"true": True, "false": False}.get(query.get("is_success", ""))
     return EpisodeFilter(
         first_step=_number(query, "first_step", int),
@@ -125,7 +126,7 @@ def filter_of(query: Query) -> EpisodeFilter:
 
 
 def to_json(data: Any) -> bytes:
-    """JSON as browsers read it: a number that is not finite is null."""
+    """Returns JSON that browsers read: a number that is not finite becomes null."""
     return json.dumps(_finite(data), ensure_ascii=True, allow_nan=False).encode("ascii")
 
 

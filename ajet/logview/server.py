@@ -8,9 +8,9 @@
                                                  GET /api/episode/{id}    one episode
 
 It listens on the loopback interface alone, reads only, and answers only requests whose Host header
-names this machine: a web site that points its own name at 127.0.0.1 gets nothing. All that comes
-from an episode reaches the page as JSON and is put in as text, and the page may load nothing from
-elsewhere (Content-Security-Policy).
+names this machine: a web site that points its own name at 127.0.0.1 gets nothing. All data of an
+episode reaches the page as JSON and is inserted as text, and the page may load nothing from other
+servers (Content-Security-Policy).
 
 Not covered: other machines (use ssh -L), other users of this machine, live pushes (the page polls).
 """
@@ -52,7 +52,7 @@ HEADERS = {
 
 
 class LogviewServer:
-    """The page of one run; `start` returns at once, `serve_forever` does not."""
+    """Serves the page of one run. `start` returns at once, `serve_forever` does not."""
 
     def __init__(self, run: Path, port: int | None = None) -> None:
         self.folder = RunFolder(run)
@@ -65,16 +65,16 @@ class LogviewServer:
         return f"http://127.0.0.1:{self._http.server_address[1]}"
 
     def serve_forever(self) -> None:
-        """Answer until interrupted."""
+        """Answers requests until it is interrupted."""
         self._http.serve_forever()
 
     def start(self) -> None:
-        """Answer from a thread that ends with the process."""
+        """Answers requests in a daemon thread."""
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Answer no more, and free the port."""
+        """Stops answering, and frees the port."""
         if self._thread is not None:
             self._http.shutdown()
             self._thread.join()
@@ -90,7 +90,8 @@ class LogviewServer:
 
 
 class Page:
-    """The answers, without HTTP; the tokenizer is loaded when an episode is first looked at."""
+    """Makes the answers, without HTTP. The tokenizer is loaded when the first episode is
+    requested."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -98,7 +99,7 @@ class Page:
         self._text: TokenText | None = None
 
     def answer(self, path: str, query: dict[str, str]) -> dict[str, Any]:
-        """The data behind an /api path; `KeyError` when there is no such thing."""
+        """Returns the data behind an /api path; raises `KeyError` if there is no such path."""
         if path == "/api/run":
             return run_data(self._folder)
         if path == "/api/episodes":
@@ -121,7 +122,7 @@ class _Server(ThreadingHTTPServer):
     page: Page
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away in the middle of an answer is no news."""
+        """Ignores browsers that close the connection in the middle of an answer."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -164,11 +165,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: the terminal belongs to the run."""
+        """Logs nothing, because the terminal belongs to the run."""
 
 
 def is_loopback_host(host: str) -> bool:
-    """Whether a Host header names this machine, whatever the port (ssh may forward another)."""
+    """Returns whether a Host header names this machine. Any port is accepted, because ssh may
+    forward another one."""
     name, colon, port = host.rpartition(":")
     if not colon or not port.isdigit():
         name = host
@@ -176,7 +178,8 @@ def is_loopback_host(host: str) -> bool:
 
 
 def _bind(port: int | None) -> _Server:
-    """On `port`; without one on the usual port, or on any free one when that is taken."""
+    """Returns a server bound to `port`. For None it takes the default port, or any free one if that
+    is in use."""
     try:
         return _Server(("127.0.0.1", DEFAULT_PORT if port is None else port), _Handler)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The text of single tokens, for showing: never for training.
+"""Converts single tokens to text for display, never for training.
 
     TokenText(tokenizer)([9906, 102, 151645]) -> ["Hello", "\\xe2\\x82", "<|im_end|>"]
 
@@ -24,7 +24,7 @@ _BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class TokenText:
-    """Token ids to texts, one for each."""
+    """Converts token ids to texts, one for each id."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
@@ -57,12 +57,12 @@ class TokenText:
 
 
 def readable(raw: bytes) -> str:
-    """UTF-8 as text, and every byte that is no whole character as \\xNN."""
+    """Returns the bytes decoded as UTF-8; bytes that are no whole character become \\xNN."""
     return raw.decode("utf-8", "backslashreplace")
 
 
 def tokenizer_of(folder: RunFolder) -> Tokenizer | None:
-    """The tokenizer that the run keeps in its folder."""
+    """Returns the tokenizer that the run stored in its folder, or None."""
     file = folder.tokenizer / "tokenizer.json"
     if not file.is_file():
         return None
@@ -72,7 +72,8 @@ def tokenizer_of(folder: RunFolder) -> Tokenizer | None:
 
 
 def _byte_of() -> dict[str, int]:
-    """GPT-2's table: printable bytes stand for themselves, the others for 256 and up."""
+    """Returns GPT-2's table from characters to bytes: printable bytes map to themselves, the others
+    are written as the characters from 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     table = {chr(byte): byte for byte in printable}
     rest = [byte for byte in range(256) if byte not in printable]

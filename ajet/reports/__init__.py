@@ -1,4 +1,4 @@
-"""What a person reads about a run folder: transcripts, audits, replays, evaluations.
+"""Reports about a run folder for people: transcripts, audits, replays, evaluations.
 
 In: the records of a run (core/record). Out: text and tables. Ignores training.
 """

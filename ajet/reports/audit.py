@@ -1,13 +1,14 @@
-"""Whether the record of a run is faithful: every call is rendered again and compared.
+"""Audits the record of a run: every call is rendered again and compared with what was recorded.
 
-    recorded prompt   …assistant⏎ [a1][b2]<|im_end|>⏎<|im_start|>tool…     what the model saw
-    rendered afresh   …assistant⏎ [ab12]<|im_end|>⏎<|im_start|>tool…       what re-tokenizing gives
+    recorded prompt   …assistant⏎ [a1][b2]<|im_end|>⏎<|im_start|>tool…     the model's input
+    rendered afresh   …assistant⏎ [ab12]<|im_end|>⏎<|im_start|>tool…       after re-tokenizing
                                   ^ drift at this position, cause: re-tokenized
 
-Drift is what the token session avoids, and no fault. Faults are what must never be: a prompt that
-says it continues a recorded call and does not begin with it, or goes on otherwise than the template
-does; a trained token that was not sampled by a trained agent in a valid episode, or one of those
-that was not trained; a log-probability above 0 or not finite.
+Drift is no fault: the token session avoids it by sending recorded ids. Faults are violations of
+what must always hold: a prompt that is recorded as the continuation of a call and does not begin
+with it, or continues it differently from the template; a trained token that was not sampled by a
+trained agent in a valid episode, or such a token that was not trained; a log-probability above 0 or
+not finite.
 
 Not covered: whether the log-probabilities are those of the model (that needs its weights).
 """
@@ -35,14 +36,14 @@ if TYPE_CHECKING:
     from ajet.core.inference.tool_parser import ToolParser
 
 ROUNDING = 1e-5
-"""How far above 0 a log-probability in float32 may lie."""
+"""A log-probability in float32 may be this far above 0."""
 SHOWN_FAULTS = 100
 TRAINED_STATUSES = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
 
 
 @dataclass
 class AuditFigures:
-    """Sums over the episodes. Token counts are those that were sampled; `drift_at` has the first
+    """Sums over the episodes. Token counts are counts of sampled tokens; `drift_at` has the first
     differing position of each call that drifted."""
 
     episodes: int = 0
@@ -67,7 +68,7 @@ class AuditFigures:
 
 
 class Audit:
-    """Adds up episodes; `figures` is the result."""
+    """Adds up episodes in `figures`."""
 
     def __init__(self, template: ChatTemplate, parser: ToolParser) -> None:
         self.figures = AuditFigures()
@@ -97,8 +98,8 @@ class Audit:
     def _fault(self, episode: EpisodeRecord, turn: TurnRecord, what: str) -> None:
         self.figures.num_faults += 1
         if len(self.figures.faults) < SHOWN_FAULTS:
-            place = f"episode {episode.row.episode_id}, turn {turn.turn_index}"
-            self.figures.faults.append(f"{place}: {what}")
+            where = f"episode {episode.row.episode_id}, turn {turn.turn_index}"
+            self.figures.faults.append(f"{where}: {what}")
 
     def _check_logprobs(self, episode: EpisodeRecord, turn: TurnRecord) -> None:
         num, logprobs = len(turn.token_ids), turn.logprobs
@@ -137,7 +138,7 @@ class Audit:
             self.figures.branches[turn.notes.get("reason") or "a conversation begins"] += 1
 
     def _read_again(self, turn: TurnRecord) -> None:
-        """Does the parser still make this reply of the sampled ids?"""
+        """Counts a reply that the parser today reads differently from the same sampled ids."""
         completion = _completion(turn)
         if turn.messages:
             read = self._reader.read(turn.turn_index, completion, turn.tools, turn.notes).message
@@ -168,36 +169,38 @@ class Audit:
         self.figures.drift_at.append(at)
 
     def _opening(self, turn: TurnRecord) -> list[int]:
-        """What ends the prompt of a forced call: no message, so no fresh render has it."""
+        """Returns the ids that end the prompt of a forced call. They belong to no message, so a
+        fresh render does not have them."""
         return self._template.encode(turn.notes.get("opening", ""))
 
     def _cause(
         self, turn: TurnRecord, turns: Sequence[TurnRecord], at: int, fresh: list[int]
     ) -> str:
-        """Why the fresh render parts from the recorded prompt at this position."""
+        """Returns why the fresh render differs from the recorded prompt at this position."""
         before = list(_calls_before(turn, turns)) if turn.notes.get("continues") else []
         if any(self._is_in_opening(at, call) for call in before):
             return "opening of a forced call"
-        said = next((call for call in before if self._is_in_reply(at, call)), None)
-        if said is None:
+        reply_call = next((call for call in before if self._is_in_reply(at, call)), None)
+        if reply_call is None:
             return "the template renders otherwise than in the run"
-        if at > len(said.prompt_ids) + len(said.token_ids):
+        if at > len(reply_call.prompt_ids) + len(reply_call.token_ids):
             return "other"
-        if said.finish_reason != "stop":
+        if reply_call.finish_reason != "stop":
             return "cut reply"
-        start, stops = min(at, len(said.prompt_ids)), self._template.stop_token_ids
-        ids = [*said.prompt_ids[start:].tolist(), *said.token_ids.tolist()]
+        start, stops = min(at, len(reply_call.prompt_ids)), self._template.stop_token_ids
+        ids = [*reply_call.prompt_ids[start:].tolist(), *reply_call.token_ids.tolist()]
         text = self._template.text_of([i for i in ids if i not in stops])
-        return _cause_in(said, text, self._template.text_of(fresh[start:]))
+        return _cause_in(reply_call, text, self._template.text_of(fresh[start:]))
 
     def _is_in_reply(self, at: int, call: TurnRecord) -> bool:
-        """Whether this position lies in what the call sampled or after it. Afresh, white space that
-        ends its prompt may be one token with the first that was sampled."""
+        """Returns whether this position is in or after what the call sampled. In a fresh render,
+        white space at the end of the prompt may be one token with the first sampled characters, so
+        white space before the reply counts as part of it."""
         return not self._template.text_of(call.prompt_ids[at:].tolist()).strip()
 
     def _is_in_opening(self, at: int, call: TurnRecord) -> bool:
-        """Whether this position lies in the opening that ends the call's prompt, or right before
-        it, in thinking that the template began and the opening ended."""
+        """Returns whether this position is in the opening at the end of the call's prompt, or
+        directly before it, in thinking that the template began and the opening closed."""
         opening, end = self._opening(call), len(call.prompt_ids)
         before = call.prompt_ids[at : end - len(opening)].tolist()
         return bool(opening) and at < end and self._template.text_of(before).strip() in _NO_WORDS
@@ -206,15 +209,16 @@ class Audit:
 _NO_WORDS = ("", "<think>")
 
 
-def _cause_in(said: TurnRecord, text: str, fresh: str) -> str:
-    """`text` is what was sampled, `fresh` what the template writes from there on."""
+def _cause_in(reply_call: TurnRecord, text: str, fresh: str) -> str:
+    """Returns the cause of drift within a reply. `text` is what was sampled, `fresh` what the
+    template writes from there on."""
     if fresh.startswith(text):
         return "reply re-tokenized"
-    thinking = str(said.reply.get("reasoning_content") or text.partition("</think>")[0])
+    thinking = str(reply_call.reply.get("reasoning_content") or text.partition("</think>")[0])
     if "</think>" in text and thinking.strip() not in fresh[: len(text) + len(thinking)]:
         return "thinking stripped"
-    words = str(said.reply.get("content") or "").strip()
-    if said.reply.get("tool_calls") and _first_char_apart(text, fresh) >= len(words):
+    content = str(reply_call.reply.get("content") or "").strip()
+    if reply_call.reply.get("tool_calls") and _first_char_apart(text, fresh) >= len(content):
         return "tool call re-serialised"
     if "".join(fresh.split()).startswith("".join(text.split())):
         return "white space trimmed"
@@ -222,13 +226,13 @@ def _cause_in(said: TurnRecord, text: str, fresh: str) -> str:
 
 
 def _first_char_apart(a: str, b: str) -> int:
-    """Where two texts part; the length of the shorter one where they do not."""
+    """Returns the index of the first differing character, or the length of the shorter text."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((at for at, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
 def _parent(turn: TurnRecord, turns: Sequence[TurnRecord]) -> TurnRecord | None:
-    """The earlier call whose prompt and reply this prompt begins with; the longest one."""
+    """Returns the longest earlier call whose prompt and reply this prompt begins with, or None."""
     before = (other for other in turns[: turn.turn_index] if _begins_with(turn, other))
     return max(before, key=lambda other: len(other.prompt_ids), default=None)
 
@@ -245,7 +249,7 @@ def _begins_with(turn: TurnRecord, other: TurnRecord) -> bool:
 
 
 def _calls_before(turn: TurnRecord, turns: Sequence[TurnRecord]) -> Iterator[TurnRecord]:
-    """The calls that its prompt continues, the last one first."""
+    """Yields the calls that the turn's prompt continues, the last one first."""
     parent = _parent(turn, turns)
     while parent is not None:
         yield parent
@@ -253,14 +257,14 @@ def _calls_before(turn: TurnRecord, turns: Sequence[TurnRecord]) -> Iterator[Tur
 
 
 def _new_part(turn: TurnRecord, parent: TurnRecord | None) -> list[int]:
-    """The ids of a continued prompt that come after the recorded ones."""
+    """Returns the ids of a continued prompt that come after the recorded ones."""
     if parent is None or not turn.notes.get("continues"):
         return []
     return turn.prompt_ids[len(parent.prompt_ids) + len(parent.token_ids) :].tolist()
 
 
 def _why_not_trained(episode: EpisodeRecord, turn: TurnRecord) -> str | None:
-    """Why its tokens are not to be trained; None where they are."""
+    """Returns why the turn's tokens are not to be trained, or None if they are."""
     row = episode.row
     if row.mode != "train":
         return "a greedy baseline" if row.mode == "baseline" else "evaluation"
@@ -274,18 +278,20 @@ def _why_not_trained(episode: EpisodeRecord, turn: TurnRecord) -> str | None:
 
 
 def _completion(turn: TurnRecord) -> Completion:
-    """Without the recorded log-probabilities: they are checked on their own."""
+    """Returns the recorded completion with zeros as log-probabilities, which are checked
+    separately."""
     prompt_ids, token_ids = tuple(turn.prompt_ids.tolist()), tuple(turn.token_ids.tolist())
     logprobs, reason = (0.0,) * len(token_ids), turn.finish_reason
     return Completion(prompt_ids, token_ids, logprobs, reason, turn.policy_version)  # type: ignore[arg-type]
 
 
 def _turn(turn: TurnRecord) -> Turn:
-    given = _completion(turn), turn.messages, turn.tools, turn.reply
-    return Turn(*given, trainable=turn.trainable)
+    fields = _completion(turn), turn.messages, turn.tools, turn.reply
+    return Turn(*fields, trainable=turn.trainable)
 
 
 def _without_ids(reply: dict[str, Any]) -> dict[str, Any]:
-    """Calls are numbered as they begin; the record has those that ended."""
+    """Returns the reply without the ids of its calls. A parser numbers all calls that begin, and
+    the record has only those that ended, so the ids may differ."""
     calls = [{**call, "id": None} for call in reply.get("tool_calls") or ()]
     return {**reply, "tool_calls": calls}

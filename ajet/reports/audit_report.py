@@ -1,4 +1,4 @@
-"""What `ajet audit` gives: the figures of one run's template as a table and as JSON.
+"""The report of `ajet audit`: the figures of one run as a table and as JSON.
 
 Not covered: the figures themselves (audit.py).
 """
@@ -29,7 +29,7 @@ Row = tuple[str, int | str, str]
 
 @dataclass(frozen=True)
 class AuditReport:
-    """`template` is the fingerprint of the chat template's text."""
+    """The figures of one run. `template` is the fingerprint of the chat template's text."""
 
     run: str
     model: str
@@ -38,7 +38,7 @@ class AuditReport:
 
     @classmethod
     def of(cls, run: RecordedRun, episodes: Iterable[EpisodeRecord]) -> AuditReport:
-        """All figures of these episodes of the run."""
+        """Returns the report on these episodes of the run."""
         template = run.template
         audit = Audit(template, parser_for(template, run.config.ajet.rollout.tool_parser))
         for episode in episodes:
@@ -70,7 +70,7 @@ class AuditReport:
         return json.dumps(plain, indent=1, allow_nan=False) + "\n"
 
     def shown(self) -> RenderableType:
-        """The figures, then each fault."""
+        """Returns the figures as a table, followed by each fault."""
         table = Table()
         table.add_column()
         table.add_column("number", justify="right")

@@ -1,6 +1,6 @@
-"""What `ajet eval` gives: the figures of one evaluation as a table and as JSON.
+"""The report of `ajet eval`: the figures of one evaluation as a table and as JSON.
 
-Not covered: the figures themselves (evaluation.py).
+Not covered: the figures themselves (core/record/evaluation.py).
 """
 
 import json
@@ -22,7 +22,8 @@ from ajet.core.trajectory.trajectory import Group
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """`subject` is what was evaluated; `tasks` has each task's episodes, to compare in pairs."""
+    """The figures of one evaluation. `subject` names what was evaluated; `tasks` has each task's
+    episodes, for comparison in pairs."""
 
     subject: str
     split: str
@@ -61,7 +62,7 @@ class EvaluationReport:
         return json.dumps(plain, indent=1, allow_nan=False) + "\n"
 
     def shown(self) -> RenderableType:
-        """Each figure with its interval, and how the episodes ended."""
+        """Returns a table of the figures with their intervals, and of how the episodes ended."""
         figures = self.figures
         k = figures.num_repeat
         title = f"{self.subject}, {self.split}: {figures.num_tasks} tasks x {k} episodes"

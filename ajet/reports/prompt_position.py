@@ -1,11 +1,11 @@
-"""Which message a position of a prompt lies in, for people to read.
+"""Describes which message a position in a prompt belongs to.
 
     <|im_start|>system⏎You are…<|im_end|>⏎<|im_start|>user⏎2+2?<|im_end|>⏎<|im_start|>assistant⏎
     '------------- message 0 ------------''---------- message 1 --------''------- the end -------
 
 The messages' texts are looked for in the prompt's text, one after the other: a message begins where
-the text of the one before has ended. Not covered: messages that are not text alone (a call without
-words counts to the message that follows).
+the text of the one before has ended. Not covered: messages that are not text alone (a message that
+has only tool calls counts to the one that follows).
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 
 
 def describe_position(turn: TurnRecord, position: int, template: ChatTemplate) -> str:
-    """``message 3 (tool)``, or another part of the recorded prompt."""
+    """Returns which part of the recorded prompt has this position, such as ``message 3 (tool)``."""
     if not turn.messages:
         return "the ids that the workflow gave"
     ids = turn.prompt_ids.tolist()
     text, at = template.text_of(ids), len(template.text_of(ids[:position]))
     end = 0
     for number, message in enumerate(turn.messages):
-        said = str(normalised(message)["content"]).strip()
-        start = text.find(said, end) if said else -1
+        content = str(normalised(message)["content"]).strip()
+        start = text.find(content, end) if content else -1
         if start < 0:
             continue
         if at < start and _offers(text[end:start], turn.tools):
             return "the tools"
-        if at <= start + len(said):
+        if at <= start + len(content):
             return f"message {number} ({message.get('role')})"
-        end = start + len(said)
+        end = start + len(content)
     return "the tools" if _offers(text[end:], turn.tools) else "what follows the last message"
 
 
 def _offers(gap: str, tools: list[dict[str, Any]] | None) -> bool:
-    """Whether the template wrote the tools there."""
+    """Returns whether the template wrote the tools into this text."""
     names = [str(tool.get("function", tool).get("name")) for tool in tools or ()]
     return bool(names) and all(name in gap for name in names)

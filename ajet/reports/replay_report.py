@@ -1,10 +1,10 @@
-"""What a replay says: the transcript with marks where it departs from the record, and one line.
+"""The report of a replay: the transcript, marked where it differs from the record.
 
     call 1: the prompt departs at position 57, in message 3 (tool)
       recorded  …<tool_response>⏎⟦42⏎</tool_response>…
       replayed  …<tool_response>⏎⟦43⏎</tool_response>…
 
-Calls and messages count from 0, as in the run folder; a difference is placed in the recorded
+Calls and messages count from 0, as in the run folder; positions are positions in the recorded
 prompt. Not covered: running the episode (backbones/debug/replaying.py).
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ajet.core.inference.chat_template import ChatTemplate
 
 UNFINISHED = (EpisodeStatus.TIMEOUT, EpisodeStatus.ABORTED, EpisodeStatus.ENV_ERROR)
-"""Such an episode may have ended within a call, which then left no record."""
+"""Episodes of these statuses may have ended within a call, which then left no record."""
 JUDGED = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
 ALONE = "not compared (the judge sees the whole group, and here one episode)"
 TOKENS_BEFORE, TOKENS_AFTER = 8, 16
@@ -38,8 +38,8 @@ TOKENS_BEFORE, TOKENS_AFTER = 8, 16
 
 @dataclass(frozen=True)
 class CallDifference:
-    """One call that is not as recorded: `what` in one line, and the text on both sides.
-    `completion` is what it was given, if it was."""
+    """One call that differs from the record: `what` says it in one line, `recorded` and `replayed`
+    are the texts on both sides. `completion` is the completion that the call was given, if any."""
 
     call: int
     what: str
@@ -57,19 +57,24 @@ class CallDifference:
 
 @dataclass(frozen=True)
 class ReplayReport:
-    """A replayed episode beside its record."""
+    """Compares a replayed episode with its record."""
 
     record: EpisodeRecord
     trajectory: Trajectory
     engine: ReplayEngine
     template: ChatTemplate
     judges_groups: bool = False
-    """The judge saw the whole group then, and this episode alone now."""
+    """True if the judge sees whole groups: in the run it saw the whole group, in the replay it sees
+    this episode alone."""
 
     @cached_property
     def differences(self) -> list[CallDifference]:
-        """Calls that differ, in their order, then those that were not made."""
-        found = [each for n, call in enumerate(self.engine.calls) for each in self._of(n, call)]
+        """The calls that differ, in their order, then the recorded calls that were not made."""
+        found = [
+            each
+            for n, call in enumerate(self.engine.calls)
+            for each in self._differences_of(n, call)
+        ]
         if not self.engine.stopped:
             found += [
                 CallDifference(n, "recorded, and not made") for n in self.engine.missing_calls
@@ -78,7 +83,8 @@ class ReplayReport:
 
     @cached_property
     def other_outcome(self) -> list[str]:
-        """How it ended otherwise; a replay that was stopped has no end of its own."""
+        """Texts that say how the outcome differs. A replay that was stopped has no outcome of its
+        own."""
         if self.engine.stopped:
             return []
         then, now = self.record, self.trajectory
@@ -92,7 +98,7 @@ class ReplayReport:
 
     @property
     def is_judged_alone(self) -> bool:
-        """Whether a judge of groups gave both rewards: they cannot be compared."""
+        """Is true if a judge of groups gave both rewards, which then cannot be compared."""
         if self.engine.stopped or not self.judges_groups:
             return False
         return _is_by_judge(self.record) and _is_by_judge(self.trajectory)
@@ -102,14 +108,14 @@ class ReplayReport:
         return not self.differences and not self.other_outcome
 
     def shown(self) -> RenderableType:
-        """The transcript, marked."""
+        """Returns the transcript with marks at the differences."""
         return transcript(self.trajectory, self._marks())
 
     def summary(self) -> Text:
-        """One line: the same, or where it departs."""
-        return Text(self._said(), style="bold green" if self.is_same else "bold red")
+        """Returns one line: that the replay is the same, or where it differs."""
+        return Text(self._summary_text(), style="bold green" if self.is_same else "bold red")
 
-    def _said(self) -> str:
+    def _summary_text(self) -> str:
         if self.is_same:
             return f"the same: {self._extent()}, {self._end()}"
         parts = []
@@ -124,7 +130,8 @@ class ReplayReport:
         return f"departs: {'; '.join(parts)}"
 
     def _marks(self) -> dict[int, Text]:
-        """By turn of the replay; a call that left no turn comes after all of them."""
+        """Returns the marks by turn number of the replay. The numbers of calls that left no turn
+        come after all turns."""
         turns = self.trajectory.turns
         numbers = {id(turn.completion): number for number, turn in enumerate(turns)}
         by_turn: dict[int, list[Text]] = {}
@@ -133,17 +140,17 @@ class ReplayReport:
             by_turn.setdefault(number, []).append(difference.shown())
         return {number: Text("\n").join(texts) for number, texts in by_turn.items()}
 
-    def _of(self, number: int, call: ReplayedCall) -> Iterator[CallDifference]:
+    def _differences_of(self, number: int, call: ReplayedCall) -> Iterator[CallDifference]:
         if call.recorded is None:
             if self.engine.stopped and self.record.ended_as not in UNFINISHED:
                 yield CallDifference(number, f"one more than the {len(self.record.turns)} recorded")
             return
         turn = self.record.turns[call.recorded]
         if call.departs_at is not None:
-            place = describe_position(turn, call.departs_at, self.template)
+            position_text = describe_position(turn, call.departs_at, self.template)
             yield CallDifference(
                 call.recorded,
-                f"the prompt departs at position {call.departs_at}, in {place}",
+                f"the prompt departs at position {call.departs_at}, in {position_text}",
                 call.completion,
                 self._window(turn.prompt_ids.tolist(), call.departs_at),
                 self._window(call.prompt_ids, call.departs_at),
@@ -177,8 +184,8 @@ class ReplayReport:
 
 
 def _is_by_judge(episode: EpisodeRecord | Trajectory) -> bool:
-    """Whether the judge was asked, and not the workflow's own reward or that of a malformed reply
-    taken."""
+    """Returns whether the judge gave the reward, and not the workflow itself or the rule for
+    malformed replies."""
     if episode.ended_as == EpisodeStatus.JUDGE_ERROR:
         return True
     return episode.ended_as in JUDGED and "judge" in episode.reward_breakdown

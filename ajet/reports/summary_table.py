@@ -1,6 +1,7 @@
-"""The table at the end of a run: what came of it, and how to look closer.
+"""The table at the end of a run: its result, and the commands that show more of it.
 
-Not covered: the numbers themselves (summary.py), the live display (progress.py).
+Not covered: the numbers themselves (core/record/summary.py), the live display
+(core/record/progress.py).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ajet.core.record.summary import RunSummary
 from ajet.core.redaction import redact
 
 Command = tuple[str, str]
-"""What it shows, and the command itself."""
+"""A description and the shell command itself."""
 
 
 def print_summary(
@@ -32,8 +33,8 @@ def print_summary(
     conf: Path | None = None,
     overrides: Sequence[str] = (),
 ) -> None:
-    """The table, and under it the commands, one line each that can be copied whole; `conf` and
-    `overrides` are what the run was started with."""
+    """Prints the table and, under it, commands to copy, one line each. `conf` and `overrides` are
+    those that the run was started with."""
     console.print(summary_table(summary, folder), Text())
     for what, command in follow_up_commands(folder, conf, overrides):
         console.print(Text(what, style="dim"))
@@ -41,7 +42,8 @@ def print_summary(
 
 
 def summary_table(summary: RunSummary, folder: Path) -> Table:
-    """Held-out success before and after with 95 % intervals, cost, and where everything is."""
+    """Returns a table of held-out success before and after with 95 % intervals, of cost, and of the
+    run folder."""
     table = Table(title="Result", title_style="bold", title_justify="left", show_header=False)
     table.add_column(style="bold")
     table.add_column()
@@ -59,7 +61,8 @@ def summary_table(summary: RunSummary, folder: Path) -> Table:
 
 
 def timeline_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """How the calls were folded into timelines, what was trained of their tokens, and drift."""
+    """Yields rows about how calls were merged into timelines, how many of their tokens were
+    trained, and drift."""
     if not report.get("calls"):
         return
     yield (
@@ -80,14 +83,14 @@ def timeline_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _listed(counts: Mapping[str, int], separator: str) -> str:
-    """The most frequent ones, in grey."""
+    """Returns the counts as grey text, the most frequent first."""
     most = sorted(counts.items(), key=lambda item: -item[1])
     listed = separator.join(f"{num:,} {name}" for name, num in most)
     return f"  [dim]{escape(listed)}[/]" if listed else ""
 
 
 def _drift(drift: Mapping[str, float]) -> str | None:
-    """None where nothing was checked."""
+    """Returns the drift of the checked calls as text, or None if none was checked."""
     if not drift["checked"]:
         return None
     text = f"{drift['rate']:.1%} of {drift['checked']:,.0f} calls checked"
@@ -100,7 +103,8 @@ def _drift(drift: Mapping[str, float]) -> str | None:
 
 
 def follow_up_commands(folder: Path, conf: Path | None, overrides: Sequence[str]) -> list[Command]:
-    """The page over the episodes, the curves, and the newest checkpoint's success."""
+    """Returns the commands for the page over the episodes, for the curves, and for evaluating the
+    newest checkpoint."""
     shown = shown_path(folder)
     commands = [
         ("every episode, token by token", f"{_program('ajet')} view {shown}"),
@@ -114,15 +118,19 @@ def follow_up_commands(folder: Path, conf: Path | None, overrides: Sequence[str]
 
 
 def _program(name: str) -> str:
-    """How to start it from here: by its path, where the environment is not activated."""
+    """Returns how to call the program from here: its path if the environment is not activated, else
+    its name."""
     beside = Path(sys.executable).parent / name
     return shown_path(beside) if shutil.which(name) is None and beside.exists() else name
 
 
 def shown_path(path: Path) -> str:
-    """Relative to the current folder where it lies below it: shorter to read and to type."""
-    path, here = Path(path).absolute(), Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+    """Returns the path relative to the current folder if it lies below it, else the absolute
+    path."""
+    path, current_folder = Path(path).absolute(), Path.cwd()
+    return (
+        str(path.relative_to(current_folder)) if path.is_relative_to(current_folder) else str(path)
+    )
 
 
 def _success(rate: float | None, num_tasks: int) -> str:

@@ -1,10 +1,10 @@
-"""An episode as a person reads it in a terminal.
+"""Renders an episode for the terminal.
 
-    transcript(trajectory)    a panel: each message once, and again where a reply answers it again,
-                              in the order it came to be, tool calls and results; under each reply
-                              its tokens; then output, reward and sum
+    transcript(trajectory)    a panel: the messages in their order, each once, and again if another
+                              reply answers it; tool calls and results; under each reply its
+                              tokens; then output, reward and sum
 
-Not covered: token-level credit; that is the page's work (`ajet view`).
+Not covered: token-level credit, which the page of `ajet view` shows.
 """
 
 import json
@@ -25,8 +25,9 @@ MAX_OUTPUT_CHARACTERS = 300
 
 
 def transcript(trajectory: Trajectory, marks: Mapping[int, Text] | None = None) -> RenderableType:
-    """The whole episode in a panel titled with its task, status and reward. `marks` stand before
-    the replies of the turns with these numbers, or after the last turn."""
+    """Returns the whole episode in a panel titled with its task, status and reward. `marks` maps
+    turn numbers to texts, which are shown before the turn's reply; numbers after the last turn are
+    shown at the end."""
     rows = Table.grid(padding=(0, 1))
     rows.add_column(no_wrap=True)
     rows.add_column()
@@ -40,7 +41,7 @@ def transcript(trajectory: Trajectory, marks: Mapping[int, Text] | None = None) 
 
 
 def _rows(trajectory: Trajectory, marks: Mapping[int, Text]) -> Iterator[tuple[str, Text]]:
-    """What stands left and right, line by line."""
+    """Yields the rows of the transcript as (role, text)."""
     seen: list[dict[str, Any]] = []
     tools: list[str] = []
     for number, turn in enumerate(trajectory.turns):
@@ -66,7 +67,8 @@ def _tool_names(turn: Turn) -> list[str]:
 
 
 def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Equal for a reader: role, text and the ids of what was called."""
+    """Returns whether two messages look the same to a reader: equal role, text and ids of their
+    calls."""
     return _key(a) == _key(b)
 
 
@@ -87,26 +89,27 @@ def _body(message: dict[str, Any]) -> Text:
     text = Text()
     if message.get("reasoning_content"):
         text.append(_cut(str(message["reasoning_content"]).strip()), style="dim italic")
-    said = _text(message.get("content")).strip()
-    if said:
-        text.append("\n" if text else "").append(_cut(said), style=style)
+    content = _text(message.get("content")).strip()
+    if content:
+        text.append("\n" if text else "").append(_cut(content), style=style)
     for call in message.get("tool_calls") or []:
         text.append("\n" if text else "").append_text(_call(call))
     return text or Text("(nothing)", style="dim")
 
 
 def _call(call: dict[str, Any]) -> Text:
-    """`→ name(x=1, code=` with text of several lines as it is, below."""
+    """Returns a tool call as text. Arguments of several lines are shown below their name, as they
+    are."""
     function = call.get("function", call)
     arguments = function.get("arguments")
     try:
-        given = json.loads(arguments) if isinstance(arguments, str) else arguments
+        parsed_arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
-        given = None
+        parsed_arguments = None
     text = Text(f"→ {function.get('name')}", style="magenta")
-    if not isinstance(given, dict):
+    if not isinstance(parsed_arguments, dict):
         return text.append(f"({arguments})")
-    for name, value in given.items():
+    for name, value in parsed_arguments.items():
         if isinstance(value, str) and "\n" in value.strip():
             indented = value.strip("\n").replace("\n", "\n    ")
             text.append(f"\n  {name}:\n    {_cut(indented)}")
@@ -120,7 +123,7 @@ def _cut(text: str, limit: int = MAX_CHARACTERS) -> str:
 
 
 def _about(number: int, turn: Turn) -> Text:
-    """One reply's tokens, and what was special about it."""
+    """Returns a line about one reply: its numbers of tokens, and what was special about it."""
     completion = turn.completion
     parts = [
         f"turn {number}",

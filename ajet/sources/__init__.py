@@ -1,5 +1,5 @@
-"""Tasks that are not rows of a file yet: made of documents, or taken from recorded conversations.
+"""Makes tasks of documents, recorded conversations and public data sets.
 
-In: documents, traces, public data sets. Out: `Task` objects, or JSON lines. Ignores models that are
-trained and agents.
+In: documents, traces, public data sets. Out: `Task` objects, or JSON lines. Ignores agents
+and the models that are trained.
 """

@@ -1,4 +1,4 @@
-"""Arithmetic word problems in the shape of GSM8K, made from a seed.
+"""Generates arithmetic word problems in the shape of GSM8K from a seed.
 
 One to three operations on whole numbers, 36 ways of asking. A row is
 ``{"question": ..., "answer": "...<<3*4=12>>...\\n#### 12"}``, as in GSM8K, so that every
@@ -96,7 +96,7 @@ class Problem:
 
 
 def draw(rng: random.Random, template: int | None = None, num_digits: int = 2) -> Problem:
-    """One problem whose numbers have at most `num_digits` digits (factors have one)."""
+    """Draws one problem whose numbers have at most `num_digits` digits (factors have one)."""
     index = rng.randrange(len(TEMPLATES)) if template is None else template
     text, pattern = TEMPLATES[index]
     while True:
@@ -122,20 +122,22 @@ def _draw_numbers(rng: random.Random, num_digits: int) -> dict[str, int]:
 
 
 def evaluate(expression: str) -> int:
-    """The value of an expression that this module wrote: digits, ``+ - * //`` and parentheses."""
+    """Returns the value of an expression that this module wrote: digits, ``+ - * //`` and
+    parentheses."""
     if not re.fullmatch(r"[0-9+\-*/() ]+", expression):
         raise ValueError(f"not an arithmetic expression: {expression!r}")
     return int(eval(expression, {"__builtins__": {}}))  # noqa: S307  the pattern above allows no names
 
 
 def split_of(question: str, held_out_share: float = 0.1) -> str:
-    """``train`` or ``test``, decided by the question's own hash, so that no draw is in both."""
+    """Returns ``train`` or ``test``. The question's own hash decides, so that no problem is in
+    both."""
     digest = hashlib.sha256(question.encode()).digest()
     return "test" if int.from_bytes(digest[:4], "big") < held_out_share * 2**32 else "train"
 
 
 def problems(split: str, seed: int, num_digits: int = 2) -> Iterator[Problem]:
-    """An endless stream of distinct problems of one split, the templates in turn."""
+    """Yields distinct problems of one split without end, using the templates in turn."""
     rng = random.Random(f"arithmetic/{split}/{seed}")
     seen: set[str] = set()
     while True:

@@ -1,8 +1,8 @@
-"""Data sets in one form: `train` and `test` files that the readers take as they are.
+"""Writes data sets in one form: `train` and `test` files that the readers take as they are.
 
     {"task_id": "gsm8k-train-0", "question": …, "answer": "… #### 72", "data_source": "gsm8k"}
 
-GSM8K and MATH come from the Hub or from local files; `arithmetic` is made here from a seed.
+GSM8K and MATH come from the Hub or from local files; `arithmetic` is generated here from a seed.
 Not covered: data sets of other shapes (any JSON-lines file with a question works without this).
 """
 
@@ -26,7 +26,8 @@ ARITHMETIC_SIZES = {"train": 4096, "test": 512}
 
 @dataclass(frozen=True)
 class DataRecipe:
-    """Which data, how many rows of each split (None: all), and columns that every row gets."""
+    """Says which data set to write, how many rows of each split (None: all), and which columns
+    every row gets."""
 
     name: DataName
     source: Path | None = None
@@ -35,7 +36,7 @@ class DataRecipe:
     columns: dict[str, str] = field(default_factory=dict)
 
     def rows(self, split: str) -> list[dict[str, Any]]:
-        """One split in the unified form."""
+        """Returns one split in the unified form."""
         size = self.sizes.get(split)
         if self.name == "arithmetic":
             made = itertools.islice(
@@ -53,7 +54,7 @@ class DataRecipe:
         ]
 
     def _read(self, split: str) -> list[tuple[str, str]]:
-        place = str(self.source.resolve()) if self.source else HUB[self.name]
+        source = str(self.source.resolve()) if self.source else HUB[self.name]
         if self.source and not self.source.exists():
             raise DataError(f"--from {self.source}: no such folder or file")
         if self.source and self.source.is_file():
@@ -63,16 +64,16 @@ class DataRecipe:
             )
         question, answer = FIELDS[self.name]
         pairs = []
-        for number, row in enumerate(read_split(place, split, []), 1):
+        for number, row in enumerate(read_split(source, split, []), 1):
             if question not in row or answer not in row:
                 raise DataError(
-                    f"{place}: {split} row {number} lacks {question!r} or {answer!r}; "
+                    f"{source}: {split} row {number} lacks {question!r} or {answer!r}; "
                     f"it has {', '.join(row)}"
                 )
             text = row[answer]
             if not isinstance(row[question], str) or not isinstance(text, str):
                 raise DataError(
-                    f"{place}: {split} row {number}: {question!r} and {answer!r} must be text"
+                    f"{source}: {split} row {number}: {question!r} and {answer!r} must be text"
                 )
             pairs.append((row[question], final_part(text) if answer == "solution" else text))
         return pairs
@@ -81,7 +82,7 @@ class DataRecipe:
 def write_splits(
     recipe: DataRecipe, out: Path, form: Literal["jsonl", "parquet"]
 ) -> dict[Path, int]:
-    """Writes train and test, and gives each file with its number of rows."""
+    """Writes train and test, and returns the number of rows of each file."""
     _refuse_second_file(out, form)
     rows = {out / f"{split}.{form}": recipe.rows(split) for split in SPLITS}
     try:
@@ -94,7 +95,8 @@ def write_splits(
 
 
 def _refuse_second_file(out: Path, form: str) -> None:
-    """A split that lies in `out` in another file would then be there twice."""
+    """Raises `DataError` if `out` has a split in another file, because a reader would then find it
+    twice."""
     for split in SPLITS:
         for file in splits_of(out).get(split, []):
             if file != out / f"{split}.{form}":

@@ -1,10 +1,10 @@
-"""Which questions are too much alike: of those, the first is kept.
+"""Finds questions that are too similar to earlier ones; of similar questions the first is kept.
 
-    without a model   Jaccard: of all pieces of three characters, the share that both have
+    without a model   Jaccard: of all character trigrams, the share that both have
     with a model      the cosine of the two embeddings, from any OpenAI-compatible service
 
-Case and white space do not count. Not covered: fast search; every text is compared with all that
-were kept (a second for some two thousand questions without a model).
+Case and white space do not count. Not covered: fast search; every text is compared with all kept
+ones (about a second for two thousand questions without a model).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class DeduplicationSettings(Protocol):
 
 
 class Deduplicator:
-    """Remembers the texts that it kept."""
+    """Finds texts that are unlike all texts before, and remembers them."""
 
     def __init__(self, settings: DeduplicationSettings) -> None:
         self._threshold = settings.similarity_threshold
@@ -47,7 +47,8 @@ class Deduplicator:
         return self._measure.name
 
     def novel_indices(self, texts: Sequence[str]) -> list[int]:
-        """The places of those that are unlike every text kept before, here or earlier."""
+        """Returns the indices of the texts that are unlike every text kept before, in this call or
+        an earlier one."""
         self._measure.prepare(texts)
         return [
             index
@@ -57,7 +58,7 @@ class Deduplicator:
 
 
 class TrigramSimilarity:
-    """Jaccard over pieces of characters."""
+    """Measures similarity as the Jaccard index of the texts' character trigrams."""
 
     name = "pieces of three characters"
 
@@ -65,7 +66,7 @@ class TrigramSimilarity:
         self._known: list[set[str]] = []
 
     def prepare(self, texts: Sequence[str]) -> None:
-        """Nothing is to be fetched."""
+        """Does nothing, because nothing has to be fetched."""
 
     def add_unless_alike(self, text: str, threshold: float) -> bool:
         trigrams = trigrams_of(text)
@@ -76,7 +77,8 @@ class TrigramSimilarity:
 
 
 class Embeddings:
-    """Cosine of vectors; those of one text are asked for once, and kept in `db_path` if given."""
+    """Measures similarity as the cosine of embeddings. A text's embedding is requested once, and
+    stored in `db_path` if that is given."""
 
     def __init__(self, settings: DeduplicationSettings) -> None:
         from ajet.core.inference.reply_cache import ReplyCache
@@ -118,8 +120,8 @@ class Embeddings:
                 model=self._model, input=texts, encoding_format="float"
             )
         except OpenAIError as error:
-            told = " ".join(str(error).split())[:200]
-            raise DataError(f"deduplication: {where}: {told}") from error
+            detail = " ".join(str(error).split())[:200]
+            raise DataError(f"deduplication: {where}: {detail}") from error
         if len(reply.data) != len(texts):
             raise DataError(
                 f"deduplication: {where} gave {len(reply.data)} vectors for {len(texts)}"
@@ -135,13 +137,14 @@ class Embeddings:
 
 
 def trigrams_of(text: str) -> set[str]:
-    """All runs of three characters; a shorter text is one piece."""
+    """Returns all runs of three characters; a shorter text is one run."""
     text = _plain(text)
     return {text[at : at + TRIGRAM_LENGTH] for at in range(max(1, len(text) - TRIGRAM_LENGTH + 1))}
 
 
 def jaccard(one: set[str], other: set[str], threshold: float = 0.0) -> float:
-    """Common pieces over all pieces; 0 at once where the sizes alone forbid the threshold."""
+    """Returns the number of common trigrams over the number of all. It returns 0 early if the sizes
+    alone rule out the threshold."""
     small, large = sorted((len(one), len(other)))
     if small < threshold * large:
         return 0.0

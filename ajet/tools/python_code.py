@@ -1,4 +1,4 @@
-"""Runs Python code that a model wrote, in the sandbox of ajet/tools/sandbox.
+"""Runs Python code that a model wrote, in the sandbox (ajet/sandbox).
 
     toolkit.register_tool_function(execute_python_code)          # AgentScope: gives a ToolResponse
     - {function: ajet.tools->run_python, name: execute_python_code}    # tool_agent: gives the text
@@ -49,7 +49,8 @@ execute_python_code.__doc__ = run_python.__doc__  # what AgentScope shows the mo
 
 
 def _seconds(timeout: Any) -> float | None:
-    """The model writes the argument: it may be anything that JSON holds."""
+    """Returns the timeout as a positive number of seconds, or None. The model writes this argument,
+    so it may be anything that JSON can hold."""
     try:
         seconds = float(timeout)
     except (TypeError, ValueError):
@@ -64,12 +65,13 @@ def _format_output(returncode: int, stdout: str, stderr: str) -> str:
 
 
 def sandbox_report() -> str:
-    """One line: how programs are confined on this machine."""
+    """Returns one line that says how programs are confined on this machine."""
     return pool.default_pool().report()
 
 
 def _report_once() -> None:
-    """After the first call, so that asking starts nothing that the call did not start."""
+    """Logs the sandbox's report once. It runs after the first call, so that it does not start the
+    sandbox itself."""
     global _has_reported
     if _has_reported:
         return

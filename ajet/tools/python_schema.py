@@ -1,4 +1,4 @@
-"""How `run_python` is shown to a model by callers without AgentScope.
+"""The schema of `run_python`, and how callers without AgentScope offer it to a model.
 
     model.bind_tools([PYTHON_TOOL])        # the tool's schema, as AgentScope's Toolkit writes it
     tool = python_tool()                   # a LangChain tool of that name and schema
@@ -36,11 +36,12 @@ PYTHON_TOOL: dict[str, Any] = {
         "its\nstandard error. Print whatever you want to see; nothing else comes back.",
     },
 }
-"""The order of the keys is AgentScope's, and part of the prompt."""
+"""The tool's schema. The order of its keys is AgentScope's, and part of the prompt."""
 
 
 async def answer_python_call(arguments: str) -> str:
-    """What the tool answers to a call's arguments, in JSON; to wrong ones, what is wrong."""
+    """Returns the tool's answer to a call's arguments, which are JSON. Wrong arguments are answered
+    with an error."""
     from ajet.tools.python_code import run_python
 
     given = json.loads(arguments)
@@ -52,8 +53,8 @@ async def answer_python_call(arguments: str) -> str:
 
 
 def python_tool() -> BaseTool:
-    """The tool for LangChain's agents, shown to the model word for word as `PYTHON_TOOL`. A call
-    without code is answered with an error."""
+    """Returns the tool for LangChain's agents, shown to the model word for word as `PYTHON_TOOL`. A
+    call without code is answered with an error."""
     from langchain_core.tools import StructuredTool
     from pydantic import create_model
 

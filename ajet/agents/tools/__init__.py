@@ -1,10 +1,10 @@
-"""In: a file that lists tools. Out: for each episode the tools that its agent may call.
+"""The tools of `tool_agent`. In: a file that lists tools. Out: each episode's callable tools.
 
     toolbox.py         the file -> Toolbox; an episode opens it and gets schemas, answers, rewards
     function.py        a Python function         its schema from signature and docstring
     tool.py, class_tool.py   a class with state  create, execute, calc_reward, release
     mcp_tools.py       an MCP server             over stdio or HTTP (mcp_session.py: one connection)
-    call.py, truncate.pyone call and its deadline; an answer cut to so many tokens
+    call.py, truncate.py     one call and its deadline; an answer within a limit of tokens
 
-Ignores: which model calls them, and when (agents/tool_agent.py).
+Ignores which model calls them, and when (agents/tool_agent.py).
 """

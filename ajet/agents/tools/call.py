@@ -1,13 +1,13 @@
-"""One call of a user's tool: awaited or in a thread, with a deadline, and its answer as text.
+"""Runs one call of a user's tool, awaited or in a thread, with a deadline, and returns its text.
 
-    "42", 42, {"n": 42}, ToolResponse("42")   ->  Answer("42"), …
-    yields 1, then 2                          ->  Answer("[1, 2]")
-    object()                                  ->  Answer("… an object … has no text", failed)
-    raises                                    ->  Answer("ValueError: no such city", failed)
-    is there past its deadline                ->  Answer("… within 60 s", failed, timed_out)
+    "42", 42, {"n": 42}, ToolResponse("42")   ->  ToolResult("42"), …
+    yields 1, then 2                          ->  ToolResult("[1, 2]")
+    object()                                  ->  ToolResult("… an object … has no text", failed)
+    raises                                    ->  ToolResult("ValueError: no such city", failed)
+    runs past its deadline                    ->  ToolResult("… within 60 s", failed, timed_out)
 
-A tool that ignores its cancellation, or a thread that blocks, is left behind. What ends the episode
-itself (a limit of the model's tokens, `EnvironmentFault`) passes through.
+A tool that ignores its cancellation, or a thread that blocks, is abandoned. Errors that end the
+episode itself (a limit of the model's tokens, `EnvironmentFault`) are raised.
 
 Not covered: answers that are not text.
 """
@@ -36,12 +36,13 @@ Result = TypeVar("Result")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
 _warned: set[str] = set()
 _abandoned_tasks: set[asyncio.Task[Any]] = set()
-"""Tools that ignore cancellation; kept here so that they are not collected while they run."""
+"""Holds tools that ignore cancellation, so that they are not garbage-collected while they run."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What the model is told. `reward` and `metrics` are what the tool said of this one call."""
+    """The result of a call, as the model gets it. `reward` and `metrics` are those that the tool
+    returned for this call."""
 
     text: str
     failed: bool = False
@@ -51,11 +52,12 @@ class ToolResult:
 
 
 class ToolFault(Exception):
-    """A tool failed; the message is what the model is told."""
+    """A tool failed; the message is the text that the model gets."""
 
 
 async def run_tool_call(work: Coroutine[Any, Any, Any], timeout_s: float) -> ToolResult:
-    """What a tool's call comes to."""
+    """Runs a tool's call and returns its result. Errors of the tool and timeouts become failed
+    results; errors that end the episode are raised."""
     task = await _run_until_deadline(timeout_s, _tool_result_of(work))
     if not task.done():
         return ToolResult(f"Error: {_timeout_text(timeout_s)}", failed=True, timed_out=True)
@@ -74,7 +76,7 @@ async def run_tool_call(work: Coroutine[Any, Any, Any], timeout_s: float) -> Too
 async def run_with_timeout(
     timeout_s: float, work: Coroutine[Any, Any, Any], who: str = "the tool"
 ) -> Any:
-    """What `work` gives; `TimeoutError` when it does not do so in time."""
+    """Returns the result of `work`; raises `TimeoutError` if it takes longer than `timeout_s`."""
     task = await _run_until_deadline(timeout_s, work)
     if not task.done():
         raise TimeoutError(_timeout_text(timeout_s, who))
@@ -84,8 +86,8 @@ async def run_with_timeout(
 
 
 async def run_cleanup(timeout_s: float, work: Coroutine[Any, Any, Any], who: str) -> bool:
-    """Whether the end of something of the user's went well. What the episode came to stands, so a
-    failure is counted by the caller, and said once."""
+    """Runs a cleanup method of the user's and returns whether it succeeded. The episode's result is
+    fixed by then, so a failure is only counted by the caller and logged once."""
     try:
         await run_with_timeout(timeout_s, work, who)
     except Exception as error:  # noqa: BLE001  # the user's code, after the episode's end
@@ -97,7 +99,7 @@ async def run_cleanup(timeout_s: float, work: Coroutine[Any, Any, Any], who: str
 
 
 async def gather_or_cancel(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """What they give, in order. When one raises, the others are cancelled first."""
+    """Returns the results in order. If one coroutine raises, the others are cancelled first."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         return await asyncio.gather(*tasks)
@@ -108,7 +110,8 @@ async def gather_or_cancel(works: Iterable[Coroutine[Any, Any, Result]]) -> list
 
 
 async def invoke(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The user's function: awaited if it is a coroutine's, else run in a thread of its own."""
+    """Calls the user's function: a coroutine function is awaited, any other runs in a thread of its
+    own."""
     call = partial(function, *args, **kwargs)
     if inspect.iscoroutinefunction(function):
         return await call()
@@ -124,11 +127,11 @@ def _call_and_drain(call: Callable[[], Any]) -> Any:
 
 
 def as_tool_result(value: Any) -> ToolResult:
-    """The answer of a tool class: verl's are `(answer, step_reward, metrics)`."""
+    """Returns the result of a tool class, which may be verl's `(answer, step_reward, metrics)`."""
     if isinstance(value, tuple) and len(value) == 3 and isinstance(value[2], dict | None):
-        told, reward, metrics = value
+        answer, reward, metrics = value
         return ToolResult(
-            as_text(told),
+            as_text(answer),
             reward=None if reward is None else float(reward),
             metrics=dict(metrics or {}),
         )
@@ -136,7 +139,7 @@ def as_tool_result(value: Any) -> ToolResult:
 
 
 def as_text(value: Any) -> str:
-    """A tool's answer as the model reads it."""
+    """Returns a tool's answer as the text that the model gets."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -153,7 +156,8 @@ def as_text(value: Any) -> str:
 
 
 def _text_of_object(value: Any) -> str:
-    """An object's own text. An address in memory is another one in each process."""
+    """Returns the object's own `str()`. An object whose text contains a memory address is refused,
+    because the address differs from process to process."""
     text = str(value)
     if _ADDRESS.search(text):
         kind = type(value).__name__
@@ -169,7 +173,8 @@ async def _tool_result_of(work: Coroutine[Any, Any, Any]) -> ToolResult:
 async def _run_until_deadline(
     timeout_s: float, work: Coroutine[Any, Any, Any]
 ) -> asyncio.Task[Any]:
-    """`work` as a task that is done, or that was told to end and is left behind."""
+    """Runs `work` as a task and returns it when it is done, or after it was cancelled and abandoned
+    at the deadline."""
     task = asyncio.create_task(_without_system_exit(work))
     try:
         await asyncio.wait({task}, timeout=timeout_s)
@@ -182,7 +187,7 @@ async def _run_until_deadline(
 
 
 async def _without_system_exit(work: Coroutine[Any, Any, Any]) -> Any:
-    """A tool that calls sys.exit ends its call, not the run."""
+    """Turns `SystemExit` into an error of the call, so that a tool cannot end the run."""
     try:
         return await work
     except SystemExit as error:

@@ -1,12 +1,12 @@
-"""A `BaseTool` of the user's: one object a run, one instance of its state an episode.
+"""Runs a user's `BaseTool`: one object for a run, one instance of its state for each episode.
 
     episode begins   create(instance_id, **create_kwargs)
     a call           execute(instance_id, parameters, **execute_kwargs)
     it has ended     calc_reward(instance_id)      then, always, release(instance_id)
 
-`instance_id` is the episode's id, or what `create` returns in its place. A `release` that fails, or
-takes longer than a call may, is counted and takes nothing from the episode. Not covered: a `create`
-that fails on its way; what it took by then is its own to give back.
+`instance_id` is the episode's id, or the id that `create` returns. A `release` that fails, or takes
+longer than a call may, is counted and does not fail the episode. Not covered: a `create` that
+fails; it must release itself what it had acquired.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ajet.core.importing import run_user_code
 
 
 class ClassTool:
-    """A source of one tool."""
+    """A tool source with one tool: an instance of a `BaseTool`."""
 
     def __init__(
         self,
@@ -50,12 +50,12 @@ class ClassTool:
 
     @asynccontextmanager
     async def open(self, episode: ToolEpisode) -> AsyncGenerator[list[OpenTool], None]:
-        given = _of_tool(episode.tools_kwargs, self._schema["function"]["name"])
+        tool_kwargs = _kwargs_of_tool(episode.tools_kwargs, self._schema["function"]["name"])
         instance = episode.episode_id
 
         async def method(name: str, *args: Any) -> Any:
             function = getattr(self._tool, name)
-            return await invoke(function, instance, *args, **_accepted(function, name, given))
+            return await invoke(function, instance, *args, **_accepted(function, name, tool_kwargs))
 
         async def call(arguments: dict[str, Any]) -> Any:
             return as_tool_result(await method("execute", arguments))
@@ -73,24 +73,30 @@ class ClassTool:
                 episode.failed_ends.append(who)
 
 
-def _accepted(function: Callable[..., Any], name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The row's arguments of a method; those of `create` under verl's two conventions."""
-    own = dict(given.get(f"{name}_kwargs") or {})
+def _accepted(
+    function: Callable[..., Any], name: str, tool_kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the row's arguments for a method. For `create`, both conventions of verl are
+    served."""
+    method_kwargs = dict(tool_kwargs.get(f"{name}_kwargs") or {})
     parameters = inspect.signature(function).parameters.values()
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
     if name == "create" and (takes_any or "create_kwargs" in {each.name for each in parameters}):
-        own.setdefault("create_kwargs", dict(own))
-    return own
+        method_kwargs.setdefault("create_kwargs", dict(method_kwargs))
+    return method_kwargs
 
 
-def _of_tool(tools_kwargs: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    given = tools_kwargs.get(name) or {}
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"extra_info.tools_kwargs.{name} of the row is no object: {given!r}")
-    return given
+def _kwargs_of_tool(tools_kwargs: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    tool_kwargs = tools_kwargs.get(name) or {}
+    if not isinstance(tool_kwargs, Mapping):
+        raise ConfigError(
+            f"extra_info.tools_kwargs.{name} of the row is no object: {tool_kwargs!r}"
+        )
+    return tool_kwargs
 
 
 def _instance_id(created: Any) -> str | None:
-    """verl's `create` returns an id, or an id and a first answer."""
+    """Returns the id that `create` returned, alone or as the first part of a tuple (verl's
+    convention), or None."""
     first = created[0] if isinstance(created, tuple) and created else created
     return first if isinstance(first, str) else None

@@ -1,4 +1,4 @@
-"""A Python function as a tool: what the model is shown of it, and what it is called with.
+"""Makes a tool of a Python function: its schema for the model, and the types of its arguments.
 
     def weather(city: str, days: int = 1) -> str:
         '''The weather of a city.
@@ -32,7 +32,8 @@ from ajet.core.importing import run_user_code
 
 
 class FunctionTool:
-    """`schema` for the model; `call(arguments)` for its calls."""
+    """Makes a tool of a function: `schema` is shown to the model, `call(arguments)` runs a call of
+    it."""
 
     def __init__(self, function: Callable[..., Any], name: str | None, where: str) -> None:
         self._function = function
@@ -42,7 +43,7 @@ class FunctionTool:
         )
 
     def problem(self, arguments: dict[str, Any]) -> str | None:
-        """Why the function cannot be called so; None when it can."""
+        """Returns why the function cannot be called with these arguments, or None if it can."""
         try:
             self._arguments.model_validate(arguments)
         except ValidationError as error:
@@ -52,13 +53,14 @@ class FunctionTool:
         return None
 
     async def call(self, arguments: dict[str, Any]) -> Any:
-        given = self._arguments.model_validate(arguments)
-        named = {name: getattr(given, name) for name in given.model_fields_set}
+        validated = self._arguments.model_validate(arguments)
+        named = {name: getattr(validated, name) for name in validated.model_fields_set}
         return await invoke(self._function, **named)
 
 
 def tool_schema(name: str, parameters: dict[str, Any], description: str | None) -> dict[str, Any]:
-    """OpenAI's form, with the keys in AgentScope's order: templates write them as they stand."""
+    """Returns a schema in OpenAI's form. The keys are in AgentScope's order, because templates
+    write them in the order in which they stand."""
     function: dict[str, Any] = {"name": name, "parameters": parameters}
     if description:
         function["description"] = description
@@ -74,7 +76,7 @@ def _schema(function: Callable[..., Any], name: str, arguments: type[BaseModel])
 
 
 def _arguments_model(function: Callable[..., Any]) -> type[BaseModel]:
-    """A pydantic model with a field for each parameter."""
+    """Returns a pydantic model with one field for each parameter of the function."""
     docstring = {
         each.arg_name: each.description for each in parse(inspect.getdoc(function) or "").params
     }
@@ -101,7 +103,8 @@ def _arguments_model(function: Callable[..., Any]) -> type[BaseModel]:
 
 
 def _without_titles(schema: Any) -> Any:
-    """pydantic's titles repeat the names; a parameter that is called "title" stays."""
+    """Returns the schema without pydantic's titles, which repeat the names. A parameter that is
+    called "title" stays."""
     if isinstance(schema, list):
         return [_without_titles(each) for each in schema]
     if not isinstance(schema, dict):

@@ -1,9 +1,9 @@
-"""A YAML file that lists things of the user's: tools, or simulated users.
+"""Reads a YAML file that lists tools or simulated users.
 
-    tools:                      ->   Listing(file, [Entry({"function": …}, "tools.yaml: tools[0]")])
+    tools:                      ->   [Entry({"function": …}, "tools.yaml: tools[0]")]
       - function: a.py->add
 
-A mistake is one line with the file, the entry and the key.
+Each mistake is reported in one line with the file, the entry and the key.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Form = TypeVar("Form", bound=Section)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of the list; `where` names it in messages."""
+    """One entry of the list; `where` names it in error messages."""
 
     values: dict[str, Any]
     where: str
 
     def validated_as(self, form: type[Form]) -> Form:
-        """The entry, checked."""
+        """Returns the entry as an instance of `form`; raises `ConfigError` if it is not valid."""
         try:
             return form.model_validate(self.values)
         except ValidationError as error:
@@ -39,7 +39,7 @@ class Entry:
 
 
 def find_file(path: str, base_dirs: Sequence[Path], key: str) -> Path:
-    """The file that the config's `key` names, in the YAML's folder or the current one."""
+    """Returns the file that the config's `key` names, looked for in each of `base_dirs`."""
     tried = [folder / Path(path).expanduser() for folder in base_dirs]
     found = next((file for file in tried if file.is_file()), None)
     if found is None:
@@ -48,7 +48,7 @@ def find_file(path: str, base_dirs: Sequence[Path], key: str) -> Path:
 
 
 def read_listing(file: Path, section: str) -> list[Entry]:
-    """The entries of `section`; other top-level keys are refused."""
+    """Returns the entries of `section`; raises `ConfigError` for any other top-level key."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -70,7 +70,7 @@ def read_listing(file: Path, section: str) -> list[Entry]:
 
 
 def as_import_spec(spec: str) -> str:
-    """verl's `package.module.Class` as `package.module->Class`."""
+    """Returns verl's `package.module.Class` as `package.module->Class`."""
     if "->" in spec or "." not in spec:
         return spec
     module, _, name = spec.rpartition(".")

@@ -1,17 +1,18 @@
-"""One connection to an MCP server, started and stopped without leaving a process behind.
+"""Opens and closes connections to MCP servers without leaving a process behind.
 
     episode's loop                           background loop, one thread for the whole process
     session = await open_session(…)   ──►    a task of its own: start, initialize, list the tools
     await session.call("add", {…})    ──►    a call, until it is answered or the server is gone
     await session.close()             ──►    the same task leaves what it entered
 
-The `mcp` package wants a connection to be left by the task that entered it, and an episode's task
-may be cancelled at any time: so connections live elsewhere, each in its own task. A server over
-stdio is a process group of its own; its standard input is closed, then it is asked to end, then
-killed, it and its children alone. Whatever is open when the process ends is closed then.
+The `mcp` package requires that a connection is closed by the task that opened it, and an episode's
+task may be cancelled at any time. So each connection has a task of its own in a background loop. A
+server over stdio is a process group of its own: its standard input is closed, then it is
+terminated, then killed, together with its children. Open connections are closed when the process
+ends.
 
-Not covered: sampling, elicitation and notifications, which servers may ask of a client; a server
-that is not told when a call is given up.
+Not covered: sampling, elicitation and notifications, which servers may request of a client; telling
+a server that a call was cancelled.
 """
 
 from __future__ import annotations
@@ -37,15 +38,16 @@ if TYPE_CHECKING:
     from mcp import ClientSession
     from mcp.types import CallToolResult, Tool
 
-START_S = 30.0
-CLOSE_S = 8.0
-"""The mcp package gives a server 2 s to end by itself and 2 s after SIGTERM."""
+START_TIMEOUT_S = 30.0
+CLOSE_TIMEOUT_S = 8.0
+"""The mcp package gives a server 2 s to end by itself and 2 s after SIGTERM; this is longer than
+both."""
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class McpAddress:
-    """How a server is reached: `command` starts one, `url` is there already."""
+    """Says how a server is reached: `command` starts one, `url` names one that is running."""
 
     command: str | None = None
     args: tuple[str, ...] = ()
@@ -56,7 +58,8 @@ class McpAddress:
     transport: Literal["http", "sse"] = "http"
 
     def __str__(self) -> str:
-        """Without what may be a secret: this is told to the model, and recorded."""
+        """Returns the address without parts that may be secret, because this text is shown to the
+        model and recorded."""
         if self.url is not None:
             try:
                 parts = urlsplit(self.url)
@@ -72,57 +75,64 @@ class McpConnectionLost(Exception):
 
 
 class McpSession:
-    """A connection that is open. `tools` are the server's."""
+    """An open connection to a server. `tools` are those that the server offers."""
 
     def __init__(self, address: McpAddress) -> None:
         self.address = address
         self.tools: list[Tool] = []
         self._session: ClientSession | None = None
         self._ready, self._closing = asyncio.Event(), asyncio.Event()
-        self._owner: asyncio.Task[None] | None = None
+        self._connection_task: asyncio.Task[None] | None = None
         self._incoming: MemoryObjectReceiveStream[Any] | None = None
         self._is_gone = False
 
     @property
     def is_alive(self) -> bool:
-        if self._owner is None or self._owner.done() or self._is_gone:
+        if self._connection_task is None or self._connection_task.done() or self._is_gone:
             return False
         return self._incoming is not None and self._incoming.statistics().open_send_streams > 0
 
     async def call(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
-        """The server's answer; `McpConnectionLost` when there is none to be had."""
+        """Returns the server's answer; raises `McpConnectionLost` if the server is gone."""
         return await _in_background(self._call(name, arguments))
 
     async def close(self) -> None:
-        """The connection's end, and the server's if it was started for it."""
+        """Closes the connection, and ends the server if it was started for it."""
         await _in_background(self._close())
 
     async def _start(self) -> None:
-        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
-            self._owner = asyncio.create_task(self._own(said))
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr_file:
+            self._connection_task = asyncio.create_task(self._hold_open(stderr_file))
             ready = asyncio.create_task(self._ready.wait())
-            both = {self._owner, ready}
+            both = {self._connection_task, ready}
             try:
-                await asyncio.wait(both, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    both, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
+                )
             finally:
                 ready.cancel()
             if self._ready.is_set():
                 _open_sessions.add(self)
                 return
-            why = _reason(self._owner) if self._owner.done() else f"no answer in {START_S:g} s"
+            why = (
+                _reason(self._connection_task)
+                if self._connection_task.done()
+                else f"no answer in {START_TIMEOUT_S:g} s"
+            )
             await self._close()
-            last = _last_line(said)
+            last = _last_line(stderr_file)
         detail = f"{why}; its last words: {last}" if last else why
         if self.address.url is not None:  # httpx names it
             detail = detail.replace(self.address.url, str(self.address))
         raise EnvironmentFault(f"MCP server {str(self.address)!r} does not start: {detail}")
 
-    async def _own(self, said: TextIO) -> None:
-        """The connection's life, in one task."""
+    async def _hold_open(self, stderr_file: TextIO) -> None:
+        """Opens the connection and keeps it open until it shall close; all of it happens in one
+        task."""
         from mcp import ClientSession
 
         async with (
-            _streams(self.address, said) as (read, write),
+            _streams(self.address, stderr_file) as (read, write),
             ClientSession(read, write) as session,
         ):
             self._incoming = read
@@ -137,10 +147,10 @@ class McpSession:
         from mcp import McpError
         from mcp.types import CONNECTION_CLOSED
 
-        assert self._session is not None and self._owner is not None
+        assert self._session is not None and self._connection_task is not None
         call = asyncio.create_task(self._session.call_tool(name, arguments))
         try:
-            await asyncio.wait({call, self._owner}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({call, self._connection_task}, return_when=asyncio.FIRST_COMPLETED)
             if call.done():
                 return call.result()
         except (BrokenResourceError, ClosedResourceError):
@@ -154,20 +164,21 @@ class McpSession:
         raise McpConnectionLost(f"MCP server {str(self.address)!r} is gone")
 
     async def _close(self) -> None:
-        if self._owner is None:
+        if self._connection_task is None:
             return
         _open_sessions.discard(self)
         self._closing.set()
         if not self._ready.is_set():
-            self._owner.cancel()
-        done, _ = await asyncio.wait({self._owner}, timeout=CLOSE_S)
-        for owner in done:
-            if not owner.cancelled():
-                owner.exception()  # of a connection that is over
+            self._connection_task.cancel()
+        done, _ = await asyncio.wait({self._connection_task}, timeout=CLOSE_TIMEOUT_S)
+        for connection_task in done:
+            if not connection_task.cancelled():
+                connection_task.exception()  # of a connection that is over
 
 
 async def open_session(address: McpAddress) -> McpSession:
-    """A connection, started; `EnvironmentFault` with the server's last words if it does not."""
+    """Opens a connection; raises `EnvironmentFault` with the server's last line of output if that
+    fails."""
     session = McpSession(address)
     try:
         await _in_background(session._start())
@@ -178,8 +189,10 @@ async def open_session(address: McpAddress) -> McpSession:
 
 
 @asynccontextmanager
-async def _streams(address: McpAddress, said: TextIO) -> AsyncGenerator[tuple[Any, Any], None]:
-    """The two ends of the connection."""
+async def _streams(
+    address: McpAddress, stderr_file: TextIO
+) -> AsyncGenerator[tuple[Any, Any], None]:
+    """Yields the read stream and the write stream of a connection."""
     if address.command is not None:
         from mcp.client.stdio import StdioServerParameters, stdio_client
 
@@ -189,7 +202,7 @@ async def _streams(address: McpAddress, said: TextIO) -> AsyncGenerator[tuple[An
             env=_python_path() | address.env,
             cwd=address.cwd,
         )
-        async with stdio_client(server, errlog=said) as streams:
+        async with stdio_client(server, errlog=stderr_file) as streams:
             yield streams
     elif address.transport == "sse":
         from mcp.client.sse import sse_client
@@ -208,14 +221,15 @@ async def _streams(address: McpAddress, said: TextIO) -> AsyncGenerator[tuple[An
 
 
 def _python_path() -> dict[str, str]:
-    """The folders that this process was told to import from: a server starts elsewhere."""
-    given = os.environ.get("PYTHONPATH", "")
-    folders = [str(Path(folder).resolve()) for folder in given.split(os.pathsep) if folder]
+    """Returns this process's PYTHONPATH with absolute folders, because a server starts in another
+    folder."""
+    python_path = os.environ.get("PYTHONPATH", "")
+    folders = [str(Path(folder).resolve()) for folder in python_path.split(os.pathsep) if folder]
     return {"PYTHONPATH": os.pathsep.join(folders)} if folders else {}
 
 
 async def _all_tools(session: ClientSession) -> list[Tool]:
-    """The server's tools, page by page."""
+    """Returns the server's tools, which it lists page by page."""
     page = await session.list_tools()
     tools = list(page.tools)
     while page.nextCursor:
@@ -224,16 +238,16 @@ async def _all_tools(session: ClientSession) -> list[Tool]:
     return tools
 
 
-def _reason(owner: asyncio.Task[None]) -> str:
-    error = None if owner.cancelled() else owner.exception()
+def _reason(connection_task: asyncio.Task[None]) -> str:
+    error = None if connection_task.cancelled() else connection_task.exception()
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}" if error else "it ended"
 
 
-def _last_line(said: TextIO) -> str:
-    said.seek(0)
-    return next((line.strip() for line in reversed(said.readlines()) if line.strip()), "")
+def _last_line(stderr_file: TextIO) -> str:
+    stderr_file.seek(0)
+    return next((line.strip() for line in reversed(stderr_file.readlines()) if line.strip()), "")
 
 
 # --- the background loop ------------------------------------------------------------------------
@@ -245,7 +259,8 @@ _process_id = 0  # whose thread runs the loop: a forked child has none
 
 
 async def _in_background(work: Coroutine[Any, Any, Result]) -> Result:
-    """What `work` gives, run in the background loop; cancelled there if it is cancelled here."""
+    """Runs `work` in the background loop and returns its result. Cancelling this call cancels
+    `work` there."""
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, _background()))
 
 
@@ -262,11 +277,11 @@ def _background() -> asyncio.AbstractEventLoop:
 
 
 def close_all() -> None:
-    """End every connection that is open, and the servers that were started for them."""
+    """Closes every open connection, and ends the servers that were started for them."""
     if _loop is None or _process_id != os.getpid() or not _open_sessions:
         return
 
     async def close() -> None:
         await asyncio.gather(*(session._close() for session in list(_open_sessions)))
 
-    asyncio.run_coroutine_threadsafe(close(), _loop).result(CLOSE_S + 1)
+    asyncio.run_coroutine_threadsafe(close(), _loop).result(CLOSE_TIMEOUT_S + 1)

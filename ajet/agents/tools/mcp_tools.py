@@ -1,4 +1,4 @@
-"""The tools of an MCP server, over stdio or HTTP.
+"""Offers the tools of an MCP server, over stdio or HTTP.
 
     - mcp: {command: python, args: [server.py], env: {KEY: value}}    # a process, in this folder
       tools: [search]                                                 # all of them if left out
@@ -6,10 +6,10 @@
     - mcp: {url: "http://127.0.0.1:8000/mcp", headers: {…}, transport: http}     # or sse
 
 `scope: episode`, the default, gives each episode a connection of its own (over stdio: a server
-process of its own), so that nothing that a server remembers reaches another episode. `scope: run`
-shares one connection among all: right for a server without a memory, and a process that takes half
-a second to start is then started once. A shared server that died is started again for the next
-episode; one that dies in an episode is an error in the answers to that episode's calls.
+process of its own), so that no state of a server reaches another episode. `scope: run` shares one
+connection among all episodes. It suits servers without state, and saves the start of a process for
+each episode. A shared server that ended is started again for the next episode; when it ends during
+an episode, that episode's calls are answered with an error.
 
 Not covered: answers that are not text (they are named, and left out).
 """
@@ -36,7 +36,7 @@ Scope = Literal["episode", "run"]
 
 
 class McpTools:
-    """A source of a server's tools."""
+    """A tool source with the tools of one MCP server."""
 
     def __init__(
         self, address: McpAddress, names: Sequence[str] | None, scope: Scope, where: str
@@ -49,7 +49,7 @@ class McpTools:
         self._session: McpSession | None = None
 
     def check(self) -> list[dict[str, Any]]:
-        """Starts the server once and looks for the tools."""
+        """Starts the server once and returns the schemas of its tools."""
 
         async def look() -> list[dict[str, Any]]:
             async with self._connected() as session:
@@ -68,7 +68,7 @@ class McpTools:
     @asynccontextmanager
     async def _connected(self) -> AsyncGenerator[McpSession, None]:
         if self._scope == "run":
-            yield await self._of_the_run()
+            yield await self._shared_session()
             return
         session = await open_session(self._address)
         try:
@@ -76,16 +76,17 @@ class McpTools:
         finally:
             await session.close()
 
-    async def _of_the_run(self) -> McpSession:
-        """The session that all episodes share, started by the first that asks."""
+    async def _shared_session(self) -> McpSession:
+        """Returns the session that all episodes share; the first caller starts it."""
         if self._session is not None and self._session.is_alive:
             return self._session
         if self._shared is None or self._shared.done():
-            self._shared = asyncio.ensure_future(self._renewed())
+            self._shared = asyncio.ensure_future(self._reconnect())
         return await asyncio.shield(self._shared)
 
-    async def _renewed(self) -> McpSession:
-        """A new session; one that died before is closed, as its process may still be there."""
+    async def _reconnect(self) -> McpSession:
+        """Opens a new session. A dead one is closed first, because its process may still be
+        running."""
         dead, self._session = self._session, None
         if dead is not None:
             await dead.close()
@@ -93,17 +94,17 @@ class McpTools:
         return self._session
 
     def _tools(self, session: McpSession) -> list[OpenTool]:
-        there = {tool.name: tool for tool in session.tools}
-        if len(there) < len(session.tools):
+        offered = {tool.name: tool for tool in session.tools}
+        if len(offered) < len(session.tools):
             raise ConfigError(
                 f"{self._where}: MCP server {str(self._address)!r} has several tools of one name"
             )
-        if missing := [name for name in self._names or () if name not in there]:
+        if missing := [name for name in self._names or () if name not in offered]:
             raise ConfigError(
                 f"{self._where}: MCP server {str(self._address)!r} has no tool {missing[0]!r}; "
-                f"it has {', '.join(there) or 'none'}"
+                f"it has {', '.join(offered) or 'none'}"
             )
-        chosen = there if self._names is None else {name: there[name] for name in self._names}
+        chosen = offered if self._names is None else {name: offered[name] for name in self._names}
         return [
             OpenTool(
                 tool_schema(name, tool.inputSchema, tool.description), partial(_call, session, name)
@@ -126,7 +127,7 @@ async def _call(session: McpSession, name: str, arguments: dict[str, Any]) -> st
 
 
 def _text(result: CallToolResult) -> str:
-    """The text parts of an answer, and the names of the others."""
+    """Returns the text parts of an answer; other parts are named and left out."""
     parts = (
         part.text if part.type == "text" else f"({part.type} left out: only text can be read)"
         for part in result.content

@@ -1,4 +1,4 @@
-"""Where tools come from, as the toolbox sees it: a source is opened for an episode, and closed."""
+"""The interface of tool sources: a source is opened for each episode, and closed at its end."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class ToolEpisode:
-    """Whose tools these are. `tools_kwargs` is the row's `extra_info.tools_kwargs`; what could not
-    be ended is named in `failed_ends`."""
+    """Describes the episode that tools are opened for. `tools_kwargs` is the row's
+    `extra_info.tools_kwargs`; cleanups that failed are named in `failed_ends`."""
 
     episode_id: str
     tools_kwargs: Mapping[str, Any]
@@ -21,8 +21,8 @@ class ToolEpisode:
 
 @dataclass(frozen=True, slots=True)
 class OpenTool:
-    """One tool of one episode. `reward` is None for tools that never give one; `problem` says why
-    arguments cannot be taken, where the schema does not say all."""
+    """One tool of one episode. `reward` is None for tools that never give a reward; `problem`
+    returns why arguments are refused, beyond what the schema says."""
 
     schema: dict[str, Any]
     call: Callable[[dict[str, Any]], Awaitable[Any]]
@@ -38,9 +38,11 @@ class ToolSource(Protocol):
     """One entry of the tools' file."""
 
     def open(self, episode: ToolEpisode) -> AbstractAsyncContextManager[list[OpenTool]]:
-        """The tools for one episode; what they hold is let go of at the end, however it comes."""
+        """Yields the tools for one episode and releases what they hold at its end, however it
+        ends."""
         ...
 
     def check(self) -> list[dict[str, Any]]:
-        """What the model will be shown; a `ConfigError` for what would fail in every episode."""
+        """Returns the schemas that the model will be shown; raises `ConfigError` for what would
+        fail in every episode."""
         ...

@@ -1,4 +1,4 @@
-"""What a user writes for a tool with state. The names are verl's.
+"""The base class of tools with state. The names are verl's.
 
     class Search(BaseTool):
         async def create(self, instance_id, corpus="wiki", **kwargs):     # an episode begins
@@ -10,8 +10,8 @@
         async def release(self, instance_id, **kwargs):                   # always, at the very end
             del self.seen[instance_id]
 
-One object serves the whole run, many episodes at a time: what belongs to an episode is kept by
-`instance_id`. Methods may be plain `def`: they then run in threads, several at the same time. A
+One object serves the whole run, many episodes at a time, so the state of an episode must be stored
+by `instance_id`. Methods may be plain `def`: they then run in threads, several at the same time. A
 row's `extra_info.tools_kwargs.<tool>.create_kwargs` reach `create`, `execute_kwargs` reach
 `execute`, and so on.
 
@@ -26,14 +26,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ToolResponse:
-    """What a tool answers."""
+    """The answer of a tool."""
 
     text: str = ""
 
 
 class BaseTool:
-    """Subclass this and write `execute`. `config` and `tool_schema` are those of the tools' file;
-    the schema has OpenAI's form."""
+    """The base class of tools with state. Subclasses write `execute`. `config` and `tool_schema`
+    come from the tools' file; the schema has OpenAI's form."""
 
     def __init__(self, config: dict[str, Any], tool_schema: dict[str, Any] | None = None) -> None:
         self.config = config
@@ -44,22 +44,23 @@ class BaseTool:
         return self.tool_schema["function"]["name"]
 
     def get_openai_tool_schema(self) -> dict[str, Any]:
-        """The schema, where the file gives none."""
+        """Returns the schema if the file gives none."""
         raise NotImplementedError(
             f"{type(self).__name__} has no schema: give tool_schema in the tools' file, or define "
             "get_openai_tool_schema()"
         )
 
     async def create(self, instance_id: str, **create_kwargs: Any) -> Any:
-        """An episode begins. `create_kwargs` are the row's, and once more, whole, under the name
-        `create_kwargs`, where tools written for verl look."""
+        """Is called when an episode begins. `create_kwargs` are the row's; they are also passed
+        whole under the name `create_kwargs`, where tools written for verl look for them."""
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-        """The answer to a call: text, a `ToolResponse`, or `(answer, step_reward, metrics)`."""
+        """Returns the answer to a call: text, a `ToolResponse`, or `(answer, step_reward,
+        metrics)`."""
         raise NotImplementedError(f"{type(self).__name__} does not define execute()")
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float | None:
-        """What the episode earns by this tool; None gives nothing."""
+        """Returns the reward of the episode for this tool, or None for no reward."""
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
-        """The episode is over, however it ended."""
+        """Is called when the episode is over, however it ended."""

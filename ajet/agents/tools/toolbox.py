@@ -1,4 +1,4 @@
-"""The tools of a run, from the file that `ajet.rollout.multi_turn.tool_config_path` names.
+"""Loads the tools of a run from the file that `ajet.rollout.multi_turn.tool_config_path` names.
 
     tools:
       - function: weather.py->weather               # name: …, if the model shall see another one
@@ -12,8 +12,8 @@
     async with toolbox.open(workflow_task, timeout_s) as tools:
         tools.schemas;  tools.problem(name, arguments);  await tools.call(name, arguments)
 
-Classes and functions are found from the file's folder, then where the config's are; verl's
-`package.module.Class` is read too. `${oc.env:NAME}` is an environment variable.
+Classes and functions are looked for in the file's folder, then in the config's folders; verl's
+`package.module.Class` is accepted too. `${oc.env:NAME}` is an environment variable.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ KEY = "ajet.rollout.multi_turn.tool_config_path"
 
 
 class FunctionEntry(Section):
-    """`- function: file.py->name`"""
+    """The entry `- function: file.py->name`."""
 
     function: str
     name: str | None = None
 
 
 class ClassEntry(Section):
-    """`- class_name: file.py->Class`"""
+    """The entry `- class_name: file.py->Class`."""
 
     class_name: str
     config: dict[str, Any] = Field(default={})
@@ -61,7 +61,7 @@ class ClassEntry(Section):
 
 
 class McpServer(Section):
-    """A server that is started, or one that is there."""
+    """An MCP server: `command` starts one, `url` names one that is running."""
 
     command: str | None = None
     args: list[str] = Field(default=[])
@@ -72,7 +72,7 @@ class McpServer(Section):
 
 
 class McpEntry(Section):
-    """`- mcp: {…}`"""
+    """The entry `- mcp: {…}`."""
 
     mcp: McpServer
     tools: list[str] | None = None
@@ -80,20 +80,21 @@ class McpEntry(Section):
 
 
 class Toolbox:
-    """The tools of a run; `open` gives those of one episode."""
+    """Holds the tool sources of a run; `open` gives the tools of one episode."""
 
     def __init__(self, sources: Sequence[ToolSource]) -> None:
         self._sources = sources
 
     def check(self) -> None:
-        """Raise a `ConfigError` for what would fail in every episode."""
+        """Raises `ConfigError` for what would fail in every episode."""
         _checked([schema for source in self._sources for schema in source.check()])
 
     @asynccontextmanager
     async def open(
         self, workflow_task: WorkflowTask, timeout_s: float
     ) -> AsyncGenerator[EpisodeTools, None]:
-        """`timeout_s` bounds each call, and each call of a class's own methods."""
+        """Yields the tools of one episode. `timeout_s` bounds each tool call, and each call of a
+        tool class's other methods."""
         tools_kwargs = extra_info(workflow_task).get("tools_kwargs") or {}
         if not isinstance(tools_kwargs, Mapping):
             raise ConfigError(f"task {workflow_task.task_id}: extra_info.tools_kwargs is no object")
@@ -105,7 +106,7 @@ class Toolbox:
 
 
 class EpisodeTools:
-    """The tools of one episode. `failed_ends` is filled when they are let go of."""
+    """The tools of one episode. `failed_ends` is filled when the tools are released."""
 
     def __init__(
         self, tools: Sequence[OpenTool], timeout_s: float, failed_ends: Sequence[str]
@@ -117,11 +118,11 @@ class EpisodeTools:
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
-        """What the model is shown."""
+        """The schemas that the model is shown."""
         return [tool.schema for tool in self._tools.values()]
 
     def problem(self, name: str, arguments: dict[str, Any]) -> str | None:
-        """Why a call cannot be made; None when it can."""
+        """Returns why a call cannot be made, or None if it can."""
         if name not in self._tools:
             close = difflib.get_close_matches(name, self._tools, 1)
             known = ", ".join(self._tools) or "none"
@@ -139,7 +140,7 @@ class EpisodeTools:
         return f"{path}: {first.message}" if path else first.message
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """The tool's answer, or what went wrong, as text; it comes within the deadline."""
+        """Returns the tool's result; errors and timeouts are results too."""
         tool = self._tools[name]
 
         async def work() -> Any:
@@ -148,7 +149,7 @@ class EpisodeTools:
         return await run_tool_call(work(), self._timeout_s)
 
     async def rewards(self) -> dict[str, float]:
-        """What each tool gives the episode, of those that give something."""
+        """Returns the reward of each tool that gives one to the episode."""
         reward_calls = {name: tool.reward for name, tool in self._tools.items() if tool.reward}
         rewards = await gather_or_cancel(reward() for reward in reward_calls.values())
         pairs = zip(reward_calls, rewards, strict=True)
@@ -156,7 +157,7 @@ class EpisodeTools:
 
 
 class _FunctionSource:
-    """A source of one function; it has no state."""
+    """A tool source with one function, which has no state."""
 
     def __init__(self, tool: FunctionTool) -> None:
         self._tool = tool
@@ -170,7 +171,8 @@ class _FunctionSource:
 
 
 def load_toolbox(config: AjetConfig) -> Toolbox:
-    """The tools of the config's file, none without one; the same toolbox for the same file."""
+    """Returns the tools of the config's file, or an empty toolbox without a file. The same file
+    gives the same toolbox."""
     path = config.ajet.rollout.multi_turn.tool_config_path
     if path is None:
         return Toolbox([])
@@ -179,13 +181,14 @@ def load_toolbox(config: AjetConfig) -> Toolbox:
 
 
 def extra_info(workflow_task: WorkflowTask) -> Mapping[str, Any]:
-    """The row's `extra_info`, where verl's data sets keep what tools and users are given."""
+    """Returns the row's `extra_info`, in which verl's data sets keep the arguments of tools and
+    users."""
     found = workflow_task.task.metadata.get("extra_info")
     return found if isinstance(found, Mapping) else {}
 
 
 def _checked(schemas: Sequence[dict[str, Any]]) -> None:
-    """Raise a `ConfigError` for tools that no model could call."""
+    """Raises `ConfigError` for tools that no model could call."""
     names: set[str] = set()
     for function in (schema["function"] for schema in schemas):
         if function["name"] in names:

@@ -1,15 +1,15 @@
-"""A long answer of a tool, cut to so many tokens, and what was cut said in its place.
+"""Truncates a long answer of a tool to a number of tokens, and says in its place what was cut.
 
     left      "The beginning stays …(9744 characters cut)"
     right     "(9744 characters cut)… and so does the end"
     middle    "Half of the tokens …(9744 characters cut)… and the other half"
 
-The sides are verl's, where they name what stays; it counts characters. The words about the cut come
-on top of the limit. Only as much of the text is tokenized as the limit may need, and a cut stands
-between two characters, never within one.
+The sides are verl's, which name what stays; verl counts characters. The note about the cut is not
+counted in the limit. Only as much of the text is tokenized as the limit may need, and the text is
+cut between two characters, never within one.
 
-Not covered: characters that a reader sees as one (a letter and its accent, a family of emoji). A
-model behind somebody else's API shows no tokens: CHARACTERS_PER_TOKEN are taken as one.
+Not covered: characters that a reader sees as one (a letter and its accent, a family of emoji). For
+a model behind an API without a tokenizer, CHARACTERS_PER_TOKEN characters count as one token.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from ajet.core.workflow.tuner import ModelTuner
 
 Side = Literal["left", "middle", "right"]
 CHARACTERS_PER_TOKEN = 4
-FIRST_LOOK = 8
-"""Characters of a text that are looked at first, for each token of the limit."""
+FIRST_PROBE_CHARACTERS = 8
+"""The number of characters that are tokenized first, for each token of the limit."""
 
 
 def truncate(text: str, limit: int, side: Side, model: ModelTuner) -> tuple[str, int]:
-    """The text with at most `limit` tokens of it left, and how many characters were cut."""
-    size = _sizer(model)
+    """Returns the text with at most `limit` of its tokens left, and the number of characters that
+    were cut."""
+    count_tokens = _token_counter(model)
 
     def beginning(tokens: int) -> int:
-        return _longest(lambda length: text[:length], len(text), tokens, size)
+        return _longest(lambda length: text[:length], len(text), tokens, count_tokens)
 
     def ending(tokens: int) -> int:
-        return _longest(lambda length: text[len(text) - length :], len(text), tokens, size)
+        return _longest(lambda length: text[len(text) - length :], len(text), tokens, count_tokens)
 
     num_first = beginning(limit)
     if num_first == len(text):
@@ -53,8 +54,8 @@ def truncate(text: str, limit: int, side: Side, model: ModelTuner) -> tuple[str,
     return "…".join(filter(None, [first, note, last])), num_cut
 
 
-def _sizer(model: ModelTuner) -> Callable[[str], int]:
-    """What tells how many tokens a text has."""
+def _token_counter(model: ModelTuner) -> Callable[[str], int]:
+    """Returns a function that counts the tokens of a text."""
     try:
         model.encode("")
     except ConfigError:  # a chat endpoint
@@ -63,19 +64,19 @@ def _sizer(model: ModelTuner) -> Callable[[str], int]:
 
 
 def _longest(
-    piece: Callable[[int], str], length: int, limit: int, size: Callable[[str], int]
+    piece: Callable[[int], str], length: int, limit: int, count_tokens: Callable[[str], int]
 ) -> int:
-    """The largest number of characters, up to `length`, whose `piece` has at most `limit` tokens.
-    Looks at pieces that double until one is too long, then halves the doubt."""
-    fits, look = 0, min(FIRST_LOOK * limit, length)
-    while size(piece(look)) <= limit:
-        if look == length:
+    """Returns the largest number of characters, up to `length`, whose `piece` has at most `limit`
+    tokens. The length is doubled until a piece is too long, then found by bisection."""
+    fits, probed = 0, min(FIRST_PROBE_CHARACTERS * limit, length)
+    while count_tokens(piece(probed)) <= limit:
+        if probed == length:
             return length
-        fits, look = look, min(2 * look or FIRST_LOOK, length)
-    too_long = look
+        fits, probed = probed, min(2 * probed or FIRST_PROBE_CHARACTERS, length)
+    too_long = probed
     while too_long - fits > 1:
         middle = (fits + too_long) // 2
-        if size(piece(middle)) <= limit:
+        if count_tokens(piece(middle)) <= limit:
             fits = middle
         else:
             too_long = middle

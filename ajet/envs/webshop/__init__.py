@@ -1,5 +1,8 @@
-"""A shop: search, look, choose options, buy what an instruction asks for. In: a goal and a
-catalogue. Out: pages as text, and the paper's reward (arXiv 2207.01206) for what is bought."""
+"""An online shop as an environment: the agent searches, chooses options and buys a product.
+
+In: a goal and a catalogue. Out: pages as text, and the paper's reward (arXiv 2207.01206) for the
+purchase.
+"""
 
 from ajet.envs.webshop.shop import WebShop
 

@@ -1,17 +1,17 @@
-"""A catalogue of products and the goals written for them.
+"""Loads a catalogue of products and the goals written for them.
 
-    Catalogue.made()                          288 products of our own making, 576 goals
-    Catalogue.read(products, attributes, goals, num_products)        WebShop's own files
+    catalogue_of(None, None, None, None)                         288 generated products, 576 goals
+    catalogue_of(products, attributes, goals, num_products)      WebShop's own files
 
     items_shuffle.json     [{asin, name, query, product_category, pricing, small_description, …}]
     items_ins_v2.json      {asin: {attributes, instruction, instruction_attributes}}
     items_human_ins.json   {asin: [{instruction, instruction_attributes, instruction_options}]}
 
-Which goals are of validation is decided by the paper's order (a shuffle with seed 233): the first
-500, with training from 1,500 on; of fewer than 2,000 goals the first fifth, and the rest.
+The goals of validation are the first 500 in the paper's order (a shuffle with seed 233), those of
+training begin at 1,500. Of fewer than 2,000 goals the first fifth is for validation.
 
-What differs from the paper's code: a price between two is drawn by the product's own seed, a
-goal's price bound by the goal's own, so that neither depends on what else is read. Not covered:
+Differences from the paper's code: a price within a range is drawn from the product's own seed, and
+a goal's price bound from the goal's own, so that neither depends on what else is read. Not covered:
 reviews and ratings (the shop shows none), goals' weights (each is as likely as another).
 """
 
@@ -41,11 +41,11 @@ FIRST_TRAINING = 1500
 NO_BOUND = 1_000_000.0
 DEFAULT_PRICE = 100.0
 _lock = threading.Lock()
-"""A catalogue is read once, however many environments ask for it at the same time."""
+"""Makes environments that start at the same time read a catalogue once."""
 
 
 class Catalogue:
-    """Products by asin, a search over them, and the goals of each split."""
+    """Holds products by asin, a search index over them, and the goals of each split."""
 
     def __init__(self, products: Sequence[Product], goals: Sequence[Goal]) -> None:
         self.products = {each.asin: each for each in products}
@@ -54,7 +54,7 @@ class Catalogue:
         random.Random(ORDER_SEED).shuffle(self.goals)
 
     def split(self, name: str | None) -> list[Goal]:
-        """All goals for None."""
+        """Returns the goals of a split, or all goals for None."""
         is_large = len(self.goals) >= MANY_GOALS
         num_validation = NUM_VALIDATION if is_large else len(self.goals) // 5
         if name == "validation":
@@ -66,12 +66,13 @@ class Catalogue:
 def catalogue_of(
     products: str | None, attributes: str | None, goals: str | None, num_products: int | None
 ) -> Catalogue:
-    """The one of these files, read once a process; that of our own making without files."""
+    """Returns the catalogue of these files, which are read once in a process; without files, the
+    generated one."""
     if products is None:
         if attributes or goals:
             raise ConfigError("webshop: env_config.attributes and goals need env_config.products")
         with _lock:
-            return _made(num_products)
+            return _generated_catalogue(num_products)
     if attributes is None:
         raise ConfigError("webshop: env_config.products needs attributes (items_ins_v2.json)")
     with _lock:
@@ -79,7 +80,7 @@ def catalogue_of(
 
 
 @cache
-def _made(num_products: int | None) -> Catalogue:
+def _generated_catalogue(num_products: int | None) -> Catalogue:
     if num_products is not None and num_products < 1:
         raise ConfigError(f"webshop: env_config.num_products is {num_products}; take at least 1")
     products = generated_products()[:num_products]
@@ -106,25 +107,26 @@ def _read(products: str, attributes: str, goals: str | None, num_products: int |
 
 
 def with_price_bounds(goals: Iterator[Goal], products: Sequence[Product]) -> list[Goal]:
-    """Each goal once, with one of the next four tens above its product's price, but for the
-    first of them; a product dearer than all has none."""
+    """Returns each goal once, with a price bound: one of the next four multiples of ten above its
+    product's price, but never the lowest of them. A product dearer than all multiples gets no
+    bound."""
     prices = {each.asin: each.price for each in products}
     bounded = {}
     for goal in goals:
         tens = [10.0 * i for i in range(1, 100) if 10.0 * i > prices[goal.asin]][:4]
-        place = (goal.asin, *goal.attributes, "with", *goal.options)
-        rng = random.Random(derive("webshop", "bound", *place))
+        goal_key = (goal.asin, *goal.attributes, "with", *goal.options)
+        rng = random.Random(derive("webshop", "bound", *goal_key))
         if len(tens) >= 2:
             bound = max(rng.sample(tens, 2))
             told = f"{goal.instruction}, and price lower than {bound:.2f} dollars"
         else:
             bound, told = NO_BOUND, goal.instruction
-        bounded[place] = replace(goal, instruction=told, price_upper=bound)
+        bounded[goal_key] = replace(goal, instruction=told, price_upper=bound)
     return list(bounded.values())
 
 
 def _products(rows: list[dict[str, Any]], known: Mapping[str, Any]) -> Iterator[Product]:
-    """Those with an asin of ten characters at most, each once."""
+    """Yields each product once; those whose asin is longer than ten characters are left out."""
     seen = set()
     for row in rows:
         asin = row["asin"]
@@ -160,7 +162,7 @@ def _options(given: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _price(asin: str, pricing: str | None) -> tuple[float, str]:
-    """The price and how the shop shows it: "$12.5", or "$10.0 to $20.0"."""
+    """Returns the price and how the shop shows it: "$12.5", or "$10.0 to $20.0"."""
     found = [re.sub(r"[^\d.]", "", part) for part in (pricing or "").split("$")[1:]]
     prices = [float(part) for part in found if part.strip(".")]
     if not prices:
@@ -184,7 +186,7 @@ def _human_goals(sold: Sequence[Product], human: Mapping[str, Any]) -> Iterator[
 
 
 def _synthetic_goals(sold: Sequence[Product], known: Mapping[str, Any]) -> Iterator[Goal]:
-    """One for each choice of all options."""
+    """Yields one goal for each combination of a product's options."""
     for each in sold:
         told = known.get(each.asin) or {}
         if not told.get("instruction"):

@@ -1,12 +1,11 @@
-"""A small catalogue of our own making: 24 kinds of things, 12 products each, made anew from a seed
-at each start.
+"""Generates a small catalogue from a fixed seed: 24 kinds of products, 12 products each.
 
     Halden Cordless Floor Lamp HA-314
     Home & Kitchen › Lighting › Floor Lamps       filed under "floor lamp"
     attributes: cordless, dimmable, energy saving      options: color, size
 
-A product's title has one of its three attributes, its features all of them, so that some goals need
-a look at a product's pages. Option values stand in no title.
+A product's title names one of its three attributes, its features name all of them, so that some
+goals require looking at a product's pages. No title contains option values.
 """
 
 from __future__ import annotations
@@ -80,7 +79,8 @@ KINDS: tuple[tuple[str, str, tuple[str, ...], str, str, tuple[int, int]], ...] =
     ("rice crackers", "Grocery › Snacks › Crackers", FOOD, "flavor", "packs", (4, 25)),
     ("energy bars", "Grocery › Breakfast › Bars", FOOD, "flavor", "packs", (8, 45)),
 )
-"""What it is filed under, its place, its attributes, its first option, its sizes, its prices."""
+"""Each kind: its name, its category path, its pool of attributes, its first option, its sizes, and
+its range of prices."""
 
 CHOICES = {"color": HUES, "scent": SCENTS, "flavor": FLAVOURS}
 BRANDS = ("Halden", "Morrow", "Tessaly", "Quillon", "Aberwick", "Norrland", "Pemby", "Solvane")
@@ -90,13 +90,14 @@ ALPHABET = "ABCDEFGHJKLMNPQRSTUVWXYZ0123456789"
 
 def generated_products() -> list[Product]:
     rng = random.Random(derive("webshop", "products"))
-    made = [_product(rng, *kind) for kind in KINDS for _ in range(PRODUCTS_PER_KIND)]
-    rng.shuffle(made)
-    return made
+    products = [_product(rng, *kind) for kind in KINDS for _ in range(PRODUCTS_PER_KIND)]
+    rng.shuffle(products)
+    return products
 
 
 def generated_goals(products: Sequence[Product]) -> Iterator[Goal]:
-    """Each asks for one to three attributes and up to two options of its product."""
+    """Yields goals that each ask for one to three attributes and up to two options of their
+    product."""
     for each in products:
         rng = random.Random(derive("webshop", "goals", each.asin))
         for _ in range(GOALS_PER_PRODUCT):
@@ -112,7 +113,7 @@ def generated_goals(products: Sequence[Product]) -> Iterator[Goal]:
 def _product(
     rng: random.Random,
     query: str,
-    place: str,
+    category: str,
     pool: tuple[str, ...],
     choice: str,
     sizes: str,
@@ -129,7 +130,7 @@ def _product(
         asin="B0" + "".join(rng.choices(ALPHABET, k=8)),
         title=title,
         query=query,
-        product_category=place,
+        product_category=category,
         price=price,
         price_tag=f"${price}",
         attributes=tuple(attributes),
@@ -140,6 +141,6 @@ def _product(
 
 
 def _some(rng: random.Random, values: tuple[str, ...]) -> tuple[str, ...]:
-    """Three of them, in their order."""
-    kept = set(rng.sample(values, 3))
-    return tuple(value for value in values if value in kept)
+    """Returns three of the values, in their order."""
+    chosen = set(rng.sample(values, 3))
+    return tuple(value for value in values if value in chosen)

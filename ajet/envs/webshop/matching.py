@@ -1,12 +1,12 @@
-"""When two pieces of text of a shop mean the same.
+"""Compares texts of the shop: similarity, colours, and the words of a title.
 
     token_set_ratio("essential oil", "pure essential oils")     how alike, 0 to 100
     colour_of("heather grey/navy")                               grey
     title_words("Lamp with a Shade")                             [lamp, shade]
 
 The ratio is that of the package that the paper's code calls (thefuzz): words as sets, and twice the
-longest common subsequence over both lengths. Not covered: parts of speech. The paper's code asks
-spaCy for a title's nouns; here every word is taken but function words and numbers.
+longest common subsequence over both lengths. Not covered: parts of speech. The paper's code takes a
+title's nouns from spaCy; here every word counts except function words and numbers.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ COLOURS = tuple(_COLOURS.split())
 
 
 def token_set_ratio(one: str, other: str) -> int:
-    """100 where all words of one are in the other; order and repetition do not matter."""
+    """Returns how alike two texts are, from 0 to 100. It is 100 if all words of one are in the
+    other; order and repetition do not matter."""
     return _set_ratio(frozenset(_words(one)), frozenset(_words(other)))
 
 
 def colour_of(option: str) -> str:
-    """The first colour in the list that the option names; the option itself where it names none."""
+    """Returns the first colour in the list that the option names, or the option itself if it names
+    none."""
     option = option.lower()
     return next((colour for colour in COLOURS if colour in option), option)
 
@@ -64,12 +66,12 @@ def _ratio(one: str, other: str) -> int:
 
 
 def _common_length(one: str, other: str) -> int:
-    """Of the longest common subsequence."""
+    """Returns the length of the longest common subsequence."""
     row = [0] * (len(other) + 1)
     for letter in one:
         before = 0
-        for place, each in enumerate(other, 1):
-            above = row[place]
-            row[place] = before + 1 if letter == each else max(above, row[place - 1])
+        for column, each in enumerate(other, 1):
+            above = row[column]
+            row[column] = before + 1 if letter == each else max(above, row[column - 1])
             before = above
     return row[-1]

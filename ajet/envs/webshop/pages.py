@@ -1,4 +1,4 @@
-"""What a page of the shop shows, and what can be clicked on it.
+"""Renders the pages of the shop, and says what can be clicked on them.
 
     search page      the instruction, and the search bar
     results page     Back to Search, < Prev, Next >, ten products
@@ -6,7 +6,7 @@
     sub-page         Back to Search, < Prev, one text of the product
 
     text        Instruction: [SEP] i need … [SEP] Back to Search [SEP] Page 1 (Total results: 50) …
-    text_rich   one piece a line, [button] around what can be clicked, [clicked button] where it was
+    text_rich   one element a line, in [button] if it can be clicked, [clicked button] if it was
 
 Both are the forms of WebShop's own text environment. Not covered: pictures.
 """
@@ -29,7 +29,8 @@ NO_REVIEWS = "No reviews."
 
 @dataclass(frozen=True, slots=True)
 class ShopState:
-    """Where a shopper is. `query` None is the search page; `product` None the results."""
+    """The page that a shopper is on. The search page has no `query`; the results page has no
+    `product`."""
 
     query: str | None = None
     results: tuple[Product, ...] = ()
@@ -51,7 +52,7 @@ class ShopState:
 
 @dataclass(frozen=True, slots=True)
 class PageElement:
-    """A line of a page. `is_clicked`: a chosen option, or a product that was looked at."""
+    """A line of a page. `is_clicked` marks a chosen option, or a product that was looked at."""
 
     text: str
     is_button: bool = False
@@ -59,7 +60,7 @@ class PageElement:
 
 
 def page_elements(state: ShopState, instruction: str, visited: frozenset[str]) -> list[PageElement]:
-    """`visited` are the asins that the shopper has looked at."""
+    """Returns the lines of a page. `visited` holds the asins that the shopper has looked at."""
     if state.query is None:
         head = ["WebShop", "Instruction:", instruction]
         return [*map(PageElement, head), PageElement("Search", is_button=True)]
@@ -73,12 +74,12 @@ def page_elements(state: ShopState, instruction: str, visited: frozenset[str]) -
 
 
 def clickable(page: Sequence[PageElement]) -> list[str]:
-    """As an action names them, in small letters. The search bar is no button."""
+    """Returns the buttons as an action names them, in lower case. The search bar is no button."""
     return [each.text.lower() for each in page if each.is_button and each.text != "Search"]
 
 
 def state_after_click(state: ShopState, name: str) -> ShopState:
-    """Where a button of this page leads. Buying is the shop's affair."""
+    """Returns the state that a button of this page leads to. Buying is handled by the shop."""
     if name == BACK.lower():
         return ShopState()
     if name == NEXT.lower():
@@ -95,7 +96,7 @@ def state_after_click(state: ShopState, name: str) -> ShopState:
 
 
 def _option(state: ShopState, value: str) -> str:
-    """The option that has the value; of several, one that has another value now."""
+    """Returns the option that has the value; of several, one whose chosen value is another."""
     assert state.product is not None
     having = [name for name, values in state.product.options.items() if value in values]
     return next((name for name in having if state.options.get(name) != value), having[0])

@@ -1,4 +1,4 @@
-"""What the shop sells, and what an instruction asks for."""
+"""The products of the shop, and the goals that instructions ask for."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 CATEGORY_SEPARATOR = "›"
-"""Between the parts of a product's place in the shop: "Home & Kitchen › Lighting › Lamps"."""
+"""Separates the parts of a product's category: "Home & Kitchen › Lighting › Lamps"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """`query` is the search under which the shop files it; option names and values are small
-    letters, as the shop shows them."""
+    """A product. `query` is the search under which the shop files it; option names and values are
+    in lower case, as the shop shows them."""
 
     asin: str
     title: str
@@ -31,14 +31,14 @@ class Product:
 
     @property
     def text(self) -> str:
-        """Title, features and description, in small letters."""
+        """Title, features and description, in lower case."""
         return "\n".join((self.title, " ".join(self.features), self.description)).lower()
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """`asin` is the product that the instruction was written for: the oracle's, not the only one
-    that earns the whole reward. `options` are the values that are asked for."""
+    """Holds what an instruction asks for. `asin` is the product that it was written for; other
+    products can earn the whole reward too. `options` are the requested values."""
 
     asin: str
     instruction: str

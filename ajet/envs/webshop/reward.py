@@ -1,4 +1,4 @@
-"""What a purchase earns: the paper's reward, as its code computes it.
+"""Computes the reward of a purchase, as the paper's code does.
 
     r = r_type * (attributes met + options met + [price <= bound])
                / (attributes asked + options asked + 1)
@@ -6,16 +6,16 @@
     r_type    share of the asked title's words in the bought title
     0         none of them
     0.1       less than a tenth
-    0.5       up to a fifth, and filed under another search, and fewer than two places in common
-    1         else
+    0.5       up to a fifth, filed under another search, and fewer than two categories in common
+    1         otherwise
 
-An attribute is met where one of the product's is alike (more than 85 of 100), or where the
-product's text has it. A chosen option is met where an asked one is alike (a size: is the same), or
-where the product's text has it; colours are compared by their first colour word.
+An attribute is met if one of the product's is similar (more than 85 of 100), or if the product's
+text contains it. A chosen option is met if a requested one is similar (a size must be the same), or
+if the product's text contains it; colours are compared by their first colour word.
 
-What differs from the paper's code: which words of a title count (matching.py), the colours' list,
-and that no more options are met than were asked for: there, options that nobody asked for and that
-stand in the title bring the reward above 1.
+Differences from the paper's code: which words of a title count (matching.py), the list of colours,
+and that no more options are met than were requested. In the paper's code, options that were not
+requested but are in the title raise the reward above 1.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ NO_ASKED_WORDS_SCORE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Purchase:
-    """A reward and what it is made of; the shares of what was asked for."""
+    """The reward of a purchase, and the shares of the requested attributes and options that were
+    met."""
 
     reward: float
     type_score: float
@@ -44,7 +45,8 @@ class Purchase:
 
 
 def purchase(bought: Product, options: Mapping[str, str], goal: Goal, asked: Product) -> Purchase:
-    """`asked` is the product that the goal was written for, `options` what was chosen by name."""
+    """Returns the result of buying `bought`. `asked` is the product that the goal was written for,
+    `options` are the chosen values by name."""
     type_score = type_reward(bought, asked)
     attributes = num_attributes_met(bought, goal.attributes)
     chosen = num_options_met(bought, options, goal.options)
@@ -71,7 +73,8 @@ def type_reward(bought: Product, asked: Product) -> float:
 
 
 def title_score(bought: str, asked: str) -> float:
-    """The share of the asked title's words (each as often as it stands there) that are found."""
+    """Returns the share of the requested title's words, counted with repetition, that the bought
+    title has."""
     words = title_words(asked)
     if not words:
         return NO_ASKED_WORDS_SCORE
@@ -87,18 +90,18 @@ def num_attributes_met(bought: Product, asked: tuple[str, ...]) -> int:
 
 
 def num_options_met(bought: Product, options: Mapping[str, str], asked: tuple[str, ...]) -> int:
-    wanted, text = [colour_of(each) for each in asked], bought.text
+    requested, text = [colour_of(each) for each in asked], bought.text
     met = sum(
-        _is_asked(name, colour_of(value), wanted) or colour_of(value) in text
+        _is_asked(name, colour_of(value), requested) or colour_of(value) in text
         for name, value in options.items()
     )
     return min(met, len(asked))
 
 
-def _is_asked(name: str, value: str, wanted: list[str]) -> bool:
+def _is_asked(name: str, value: str, requested: list[str]) -> bool:
     if name.lower() in EXACT_OPTIONS:
-        return value in wanted
-    return any(token_set_ratio(each, value) > ALIKE for each in wanted)
+        return value in requested
+    return any(token_set_ratio(each, value) > ALIKE for each in requested)
 
 
 def _share(met: int, asked: int) -> float:

@@ -1,4 +1,4 @@
-"""WebShop: buy what an instruction asks for.
+"""The environment WebShop: buy what an instruction asks for.
 
     "… Instruction: [SEP] i am looking for desk lamp that is cordless, with color: red, and price
      lower than 60.00 dollars [SEP] Search"
@@ -6,7 +6,7 @@
     click[red]  ->  the option is chosen               click[Buy Now]  ->  the reward, and the end
 
 The reward is the paper's (reward.py), between 0 and 1; 1 is a success. Without files the shop sells
-a small catalogue of our own making. Not covered: pictures, reviews, several purchases.
+a small generated catalogue. Not covered: pictures, reviews, several purchases.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _ACTION = re.compile(r"\s*(search|click)\s*\[(.+)\]\s*", re.IGNORECASE | re.DOTA
 
 
 class WebShop(Environment):
-    """`products`, `attributes` and `goals` are WebShop's files items_shuffle.json,
-    items_ins_v2.json and items_human_ins.json (without goals: those of items_ins_v2.json);
-    `num_products` takes the first so many. `show_actions` writes under each page what was chosen
-    and what can be done."""
+    """The shop as an environment. `products`, `attributes` and `goals` are WebShop's files
+    items_shuffle.json, items_ins_v2.json and items_human_ins.json (without goals, those of
+    items_ins_v2.json are used); `num_products` limits the number of products. `show_actions` adds
+    the chosen options and the possible actions to each page."""
 
     instruction = (
         "You are in a shop. Buy the product that the instruction describes. "
@@ -107,8 +107,8 @@ class WebShop(Environment):
         if not self.show_actions:
             return text
         chosen = ", ".join(f"{name}: {value}" for name, value in self._state.options.items())
-        told = f"\nChosen: {chosen}" if chosen else ""
-        return f"{text}{told}\nActions: {', '.join(self._actions())}"
+        chosen_text = f"\nChosen: {chosen}" if chosen else ""
+        return f"{text}{chosen_text}\nActions: {', '.join(self._actions())}"
 
     def sample_action(self, rng: random.Random) -> str:
         actions = self._actions()
@@ -118,32 +118,32 @@ class WebShop(Environment):
         return f"search[{' '.join(rng.sample(words, min(3, len(words))))}]"
 
     def oracle_action(self) -> str | None:
-        """Looks for the goal's product by its title, chooses the options and buys it; None where
-        the search does not find it."""
-        state, asked = self._state, self._asked
+        """Searches for the goal's product by its title, chooses the options and buys it. It returns
+        None if the search does not find the product."""
+        state, goal_product = self._state, self._goal_product
         if state.product is None:
-            return self._action_towards(asked)
-        if state.product is not asked or state.sub_page is not None:
+            return self._action_towards(goal_product)
+        if state.product is not goal_product or state.sub_page is not None:
             return f"click[{PREVIOUS.lower()}]"
-        for name, values in asked.options.items():
-            wanted = _wanted(values, self.goal.options)
-            if wanted is not None and state.options.get(name) != wanted:
-                return f"click[{wanted}]"
+        for name, values in goal_product.options.items():
+            requested = _requested_value(values, self.goal.options)
+            if requested is not None and state.options.get(name) != requested:
+                return f"click[{requested}]"
         return f"click[{BUY.lower()}]"
 
     @property
-    def _asked(self) -> Product:
+    def _goal_product(self) -> Product:
         return self._catalogue.products[self.goal.asin]
 
-    def _action_towards(self, asked: Product) -> str | None:
-        query = asked.title.lower()
+    def _action_towards(self, goal_product: Product) -> str | None:
+        query = goal_product.title.lower()
         if self._state.query != query:
             return f"search[{query}]"
-        if asked not in self._state.results:
+        if goal_product not in self._state.results:
             return None
-        page = 1 + self._state.results.index(asked) // PER_PAGE
+        page = 1 + self._state.results.index(goal_product) // PER_PAGE
         if page == self._state.page:
-            return f"click[{asked.asin.lower()}]"
+            return f"click[{goal_product.asin.lower()}]"
         return f"click[{(NEXT if page > self._state.page else PREVIOUS).lower()}]"
 
     def _page(self) -> list[PageElement]:
@@ -165,18 +165,18 @@ class WebShop(Environment):
     def _buy(self) -> tuple[str, float, bool, bool, Info]:
         bought = self._state.product
         assert bought is not None, "only an item page has the button"
-        made = purchase(bought, self._state.options, self.goal, self._asked)
+        result = purchase(bought, self._state.options, self.goal, self._goal_product)
         self._is_over = True
         info = self._info(
             is_valid=True,
-            success=made.reward >= 1,
+            success=result.reward >= 1,
             is_bought=True,
-            type_score=made.type_score,
-            attributes_met=made.attributes_met,
-            options_met=made.options_met,
-            price_is_met=made.price_is_met,
+            type_score=result.type_score,
+            attributes_met=result.attributes_met,
+            options_met=result.options_met,
+            price_is_met=result.price_is_met,
         )
-        return f"You bought {bought.title}.", made.reward, True, False, info
+        return f"You bought {bought.title}.", result.reward, True, False, info
 
     def _info(self, *, is_valid: bool, **bought: float) -> Info:
         metrics = {"success": False, "action_is_valid": is_valid, "is_bought": False} | bought
@@ -185,13 +185,16 @@ class WebShop(Environment):
 
 
 def _parsed(action: str) -> tuple[str, str]:
-    """("", "") for text that is no action."""
+    """Returns the verb and its argument, or ("", "") for text that is no action."""
     found = _ACTION.fullmatch(action)
     return (found[1].lower(), found[2].strip().lower()) if found else ("", "")
 
 
-def _wanted(values: tuple[str, ...], asked: tuple[str, ...]) -> str | None:
-    """The value of an option that the goal asks for; None where it asks for none of them."""
-    exact = next((value for value in values if value in asked), None)
-    alike = [value for value in values for each in asked if token_set_ratio(value, each) > ALIKE]
-    return exact if exact is not None else next(iter(alike), None)
+def _requested_value(values: tuple[str, ...], goal_options: tuple[str, ...]) -> str | None:
+    """Returns the value of an option that the goal asks for, or None if it asks for none of
+    them."""
+    exact = next((value for value in values if value in goal_options), None)
+    similar = [
+        value for value in values for each in goal_options if token_set_ratio(value, each) > ALIKE
+    ]
+    return exact if exact is not None else next(iter(similar), None)

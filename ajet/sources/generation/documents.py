@@ -1,9 +1,9 @@
-"""Documents become pieces that fit into a question to a model.
+"""Cuts documents into chunks that fit into a prompt.
 
-    notes.md, book.pdf, a folder  ->  text  ->  Piece("notes.md", 0, "…"), Piece("notes.md", 1, "…")
+    notes.md, book.pdf, a folder  ->  text  ->  DocumentChunk("notes.md", 0, "…"), …
 
-A piece holds whole sentences or paragraphs, as many as fit; one that is longer than a piece is cut.
-No character is lost between pieces but white space. PDF needs pypdf and .docx python-docx, which
+A chunk holds as many whole sentences or paragraphs as fit; a longer one is cut. Only white space is
+lost between chunks. PDF needs pypdf and .docx python-docx, which
 the extra `documents` brings. Not covered: text in pictures.
 """
 
@@ -34,7 +34,7 @@ _UNIT_ENDS = {
 
 @dataclass(frozen=True, slots=True)
 class DocumentChunk:
-    """A part of a document, and its place in it."""
+    """A part of a document. `number` is its index in the document."""
 
     document: str
     number: int
@@ -42,7 +42,8 @@ class DocumentChunk:
 
 
 def read_chunks(section: DocumentReader, base_dirs: list[Path], cache: Path) -> list[DocumentChunk]:
-    """All pieces of all documents, in the order of the config; a folder's files by name."""
+    """Returns the chunks of all documents, in the order of the config; files of a folder are sorted
+    by name."""
     given = section.document_path
     paths = [given] if isinstance(given, str) else list(given or ())
     files = [file for path in paths for file in _files(resolve(path, base_dirs))]
@@ -53,7 +54,7 @@ def read_chunks(section: DocumentReader, base_dirs: list[Path], cache: Path) -> 
 
 
 def split_text(text: str, size: int, split_by: str) -> list[str]:
-    """The text in pieces of at most `size` characters."""
+    """Returns the text in pieces of at most `size` characters."""
     chunks, current = [], ""
     for unit in _units(text, size, split_by):
         if current and len(current) + len(unit) > size:
@@ -64,7 +65,7 @@ def split_text(text: str, size: int, split_by: str) -> list[str]:
 
 
 def _units(text: str, size: int, split_by: str) -> Iterator[str]:
-    """What is not torn apart, unless it is longer than a piece."""
+    """Yields the parts of the text that stay together; a unit longer than `size` is cut."""
     units = _UNIT_ENDS[split_by].split(text) if split_by in _UNIT_ENDS else [text]
     for unit in units:
         yield from (unit[start : start + size] for start in range(0, len(unit), size))

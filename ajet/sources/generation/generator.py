@@ -1,12 +1,12 @@
-"""A language model makes tasks of pieces of documents.
+"""Lets a language model write tasks about chunks of documents.
 
-    round 1   calls 0..n   a piece and three examples each  ->  five tasks as JSON
-    round 2   as many calls as tasks are still missing, told what was asked already
+    round 1   calls 0..n   a chunk and three examples each  ->  five tasks as JSON
+    round 2   calls for the missing tasks; the prompt lists the questions so far
     …         at most six rounds
 
-A reply that is not the JSON that was asked for is asked for once more, twice at most; it is
-counted, and so is what is too much alike. Calls run at the same time, yet the tasks come in the
-order of their calls, so that the same replies give the same tasks. Not covered: whether an answer
+A malformed reply is requested again, at most twice, and counted; so are tasks that are too similar
+to others. Calls run at the same time, but the tasks are in the order of their calls, so that the
+same replies give the same tasks. Not covered: whether an answer
 is right.
 """
 
@@ -44,14 +44,14 @@ _DECODER = json.JSONDecoder()
 
 
 class Chat(Protocol):
-    """What is needed of a `ChatClient`."""
+    """The part of `ChatClient` that a generator needs."""
 
     async def complete(self, messages: Sequence[dict[str, Any]], **sampling: Any) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedTask:
-    """One task, and where it comes from."""
+    """One generated task, and the chunk that it was made from."""
 
     question: str
     answer: str
@@ -60,7 +60,7 @@ class GeneratedTask:
 
 @dataclass
 class Generator:
-    """Makes `num_tasks` tasks; `dropped` counts what was not kept and why."""
+    """Generates `num_tasks` tasks. `dropped` counts what was not used, by reason."""
 
     client: Chat
     chunks: Sequence[DocumentChunk]
@@ -73,28 +73,29 @@ class Generator:
     dropped: Counter[str] = field(default_factory=Counter)
 
     async def make(self) -> list[GeneratedTask]:
-        """The tasks, fewer than asked for when the rounds are used up."""
-        made: list[GeneratedTask] = []
+        """Returns the tasks; they are fewer than `num_tasks` if the rounds are used up."""
+        tasks: list[GeneratedTask] = []
         if self.deduplicator is not None:
             self.deduplicator.novel_indices(self.examples)  # nothing shall be like them
         num_calls = 0
         for number in range(MAX_ROUNDS):
-            missing = self.num_tasks - len(made)
+            missing = self.num_tasks - len(tasks)
             if missing <= 0:
                 break
             calls = range(num_calls, num_calls + -(-missing // TASKS_A_CALL))
             num_calls = calls.stop
-            new = await self._round(calls, made)
-            made += self._without_duplicates(new)[:missing]
+            new = await self._round(calls, tasks)
+            tasks += self._without_duplicates(new)[:missing]
             logger.info(
-                "data_generation: round {}: {} of {} tasks", number + 1, len(made), self.num_tasks
+                "data_generation: round {}: {} of {} tasks", number + 1, len(tasks), self.num_tasks
             )
-        return made
+        return tasks
 
-    async def _round(self, calls: range, made: Sequence[GeneratedTask]) -> list[GeneratedTask]:
-        """ChatError when no call of the round was answered: the model cannot be reached."""
+    async def _round(self, calls: range, tasks: Sequence[GeneratedTask]) -> list[GeneratedTask]:
+        """Returns the tasks of one round of calls; raises `ChatError` if no call was answered,
+        because the model cannot be reached then."""
         results = await asyncio.gather(
-            *(self._call(call, made) for call in calls), return_exceptions=True
+            *(self._call(call, tasks) for call in calls), return_exceptions=True
         )
         faults = [result for result in results if isinstance(result, BaseException)]
         for fault in faults:
@@ -103,9 +104,9 @@ class Generator:
         self.dropped["calls without an answer"] += len(faults)
         return [task for result in results if isinstance(result, list) for task in result]
 
-    async def _call(self, call: int, made: Sequence[GeneratedTask]) -> list[GeneratedTask]:
+    async def _call(self, call: int, tasks: Sequence[GeneratedTask]) -> list[GeneratedTask]:
         chunk = self.chunks[call % len(self.chunks)] if self.chunks else None
-        messages = self._messages(call, chunk, [each.question for each in made])
+        messages = self._messages(call, chunk, [each.question for each in tasks])
         for attempt in range(ATTEMPTS):
             seed = derive(self.seed, "data_generation", call, attempt) % 2**31
             reply = await self.client.complete(messages, **(self.sampling | {"seed": seed}))
@@ -116,15 +117,15 @@ class Generator:
         return []
 
     def _messages(
-        self, call: int, chunk: DocumentChunk | None, asked: Sequence[str]
+        self, call: int, chunk: DocumentChunk | None, previous_questions: Sequence[str]
     ) -> list[dict[str, Any]]:
         rng = random.Random(derive(self.seed, "data_generation", "examples", call))
-        shown = rng.sample(list(self.examples), min(EXAMPLES_A_CALL, len(self.examples)))
+        sampled_examples = rng.sample(list(self.examples), min(EXAMPLES_A_CALL, len(self.examples)))
         parts = [f"Text:\n{chunk.text}"] if chunk else []
-        if shown:
-            parts.append("Questions of this kind are wanted:\n" + _listed(shown))
-        if asked:
-            recent = asked[-4 * TASKS_A_CALL :]
+        if sampled_examples:
+            parts.append("Questions of this kind are wanted:\n" + _listed(sampled_examples))
+        if previous_questions:
+            recent = previous_questions[-4 * TASKS_A_CALL :]
             parts.append("These were asked already; ask something else:\n" + _listed(recent))
         if self.languages:
             parts.append(f"Write in this language: {', '.join(self.languages)}.")
@@ -137,15 +138,16 @@ class Generator:
     def _without_duplicates(self, tasks: list[GeneratedTask]) -> list[GeneratedTask]:
         if self.deduplicator is None:
             return tasks
-        kept = [
+        novel = [
             tasks[index] for index in self.deduplicator.novel_indices([t.question for t in tasks])
         ]
-        self.dropped["too much alike"] += len(tasks) - len(kept)
-        return kept
+        self.dropped["too much alike"] += len(tasks) - len(novel)
+        return novel
 
 
 def parse_reply(reply: str) -> list[tuple[str, str]]:
-    """The questions with their answers; what is no such pair is left out."""
+    """Returns the reply's pairs of question and answer; objects that are no such pair are left
+    out."""
     pairs = [(item.get("question"), item.get("answer")) for item in _objects(reply)]
     return [
         (question.strip(), str(answer).strip())
@@ -158,7 +160,7 @@ def parse_reply(reply: str) -> list[tuple[str, str]]:
 
 
 def _objects(reply: str) -> list[dict[str, Any]]:
-    """Those of the first JSON list of objects, whatever is written around it."""
+    """Returns the objects of the first JSON list of objects, whatever is written around it."""
     for bracket in islice(re.finditer(r"\[", reply), MAX_BRACKETS):
         try:
             items, _ = _DECODER.raw_decode(reply, bracket.start())

@@ -1,13 +1,13 @@
-"""`data_generation`: tasks that a language model makes of documents, once.
+"""The reader `data_generation` lets a language model generate tasks from documents, once.
 
-    documents -> pieces ─┐
-    query_reader's tasks ┴─> model -> unlike ones -> <cache_dir>/tasks-<key>.jsonl -> tasks
+    documents -> chunks ─┐
+    query_reader's tasks ┴─> model -> novel ones -> <cache_dir>/tasks-<key>.jsonl -> tasks
 
-The key is a hash of all that the tasks depend on (the documents' words, the model, its settings,
-the examples, the run's seed), so another run with the same settings, and a resumed one, reads the
-same tasks; replies are kept as well, so one that was killed asks only for what is missing. `ajet
-check` makes them too. Validation tasks are the query_reader's own: questions that people asked.
-Not covered: judging the answers, which are the model's.
+The key is a hash of everything that the tasks depend on (the documents' text, the model, its
+settings, the examples, the run's seed), so another run with the same settings, and a resumed one,
+reads the same tasks; replies are stored as well, so a run that was killed requests only what is
+missing. `ajet check` generates the tasks too. Validation tasks are the query_reader's own, because
+those were written by people. Not covered: judging the answers, which are the model's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TIMEOUT_S = 600.0
 
 
 class DataGenerationReader(BaseTaskReader):
-    """Makes the training tasks, or reads those that were made."""
+    """Generates the training tasks, or reads those that were generated before."""
 
     def get_training_tasks(self) -> list[Task]:
         examples = self._examples.get_training_tasks() if self._examples else []
@@ -67,7 +67,7 @@ class DataGenerationReader(BaseTaskReader):
 
     @cached_property
     def _examples(self) -> BaseTaskReader | None:
-        """The query_reader, as a reader of a config of its own."""
+        """The query_reader, as a reader with a config of its own."""
         query = self._section.query_reader
         if query.type is None:
             return None
@@ -128,15 +128,18 @@ class DataGenerationReader(BaseTaskReader):
         return [_row(task) for task in made]
 
     def _tell(self, generator: Generator, num_made: int) -> None:
-        """Never silently fewer than were asked for."""
+        """Logs how many tasks were generated, with a warning if they are fewer than configured;
+        raises `DataError` if there are none."""
         dropped = ", ".join(f"{count} {why}" for why, count in generator.dropped.items() if count)
-        told = f"{num_made} of {generator.num_tasks} tasks" + (f" ({dropped})" if dropped else "")
+        summary = f"{num_made} of {generator.num_tasks} tasks" + (
+            f" ({dropped})" if dropped else ""
+        )
         if not num_made:
-            raise DataError(f"{SECTION}: {self._section.llm_model} made {told}")
+            raise DataError(f"{SECTION}: {self._section.llm_model} made {summary}")
         if num_made < generator.num_tasks:
-            logger.warning("data_generation: only {}", told)
+            logger.warning("data_generation: only {}", summary)
         else:
-            logger.info("data_generation: {}", told)
+            logger.info("data_generation: {}", summary)
 
 
 async def _make(generator: Generator, client: Any) -> list[GeneratedTask]:

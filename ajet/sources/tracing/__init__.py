@@ -1,3 +1,4 @@
-"""In: conversations that an agent had in production. Out: tasks with their recorded answers.
+"""Makes tasks of traces. In: conversations that an agent had in production. Out: tasks with
+answers.
 
-Ignores what tools said back then: an agent in training calls its own."""
+Ignores the recorded results of tools: an agent in training calls its own."""

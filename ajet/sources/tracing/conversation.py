@@ -1,10 +1,10 @@
-"""One recorded conversation, and the task that it becomes.
+"""A recorded conversation, and the task that is made of it.
 
     system, user "2+2?", assistant calls a tool, tool "4", assistant "It is 4."
       ->  main_query "2+2?", init_messages [system], answer "It is 4."
 
-The question is the last thing that the user said; what came before it is history. What followed is
-not kept, but for the last answer: the agent in training finds its own way.
+The question is the user's last message; the messages before it are history. Of the messages after
+it only the last answer is used: the agent in training makes its own calls.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ Message = dict[str, Any]
 class Conversation:
     """Messages in OpenAI's form up to the final answer, which is text.
 
-    `scores` and `labels` are what people or judges said of it, by the name of the criterion.
-    """
+    `scores` and `labels` are the ratings of people or judges, by the name of the criterion."""
 
     source_id: str
     messages: list[Message]
@@ -35,7 +34,7 @@ class Conversation:
 
     @property
     def query(self) -> str:
-        """The user's last message; conversations without one are not made."""
+        """The text of the user's last message; every conversation has one."""
         return text_of(self.messages[_last_user(self.messages)])
 
     @property
@@ -44,18 +43,19 @@ class Conversation:
 
     @property
     def tool_names(self) -> list[str]:
-        """The tools that were called, in order."""
+        """The names of the tools that were called, in order."""
         calls = [call for message in self.messages for call in message.get("tool_calls") or ()]
         return [str(call.get("function", {}).get("name")) for call in calls]
 
     @property
     def task_id(self) -> str:
-        """The same conversation has the same id, wherever and whenever it is read."""
+        """The id follows from the messages, so the same conversation has the same id wherever it is
+        read."""
         content = json.dumps([self.history, self.query, self.answer], sort_keys=True)
         return f"trace-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
     def row(self) -> dict[str, Any]:
-        """The task as a row, as `jsonl_dataset_file` reads it too."""
+        """Returns the task as a row, which `jsonl_dataset_file` can read too."""
         return {
             "task_id": self.task_id,
             "main_query": self.query,
@@ -70,7 +70,8 @@ class Conversation:
 
 
 def conversation_of(source_id: str, messages: list[Message], **fields: Any) -> Conversation | None:
-    """From all messages with the answer last; None without a question or without an answer."""
+    """Makes a conversation of messages that end with the answer; returns None if there is no
+    question or no answer."""
     if not messages or messages[-1].get("role") != "assistant" or messages[-1].get("tool_calls"):
         return None
     answer, before = text_of(messages[-1]).strip(), messages[:-1]
@@ -80,7 +81,7 @@ def conversation_of(source_id: str, messages: list[Message], **fields: Any) -> C
 
 
 def text_of(message: Message) -> str:
-    """The content, or the text blocks of it."""
+    """Returns the content of a message, or the joined text of its blocks."""
     content = message.get("content")
     if isinstance(content, list):
         blocks = [block for block in content if isinstance(block, dict)]
@@ -89,7 +90,7 @@ def text_of(message: Message) -> str:
 
 
 def _last_user(messages: list[Message]) -> int:
-    """The place of the user's last message; -1 without one."""
+    """Returns the index of the user's last message, or -1 if there is none."""
     positions = [
         position for position, message in enumerate(messages) if message.get("role") == "user"
     ]

@@ -1,9 +1,9 @@
-"""Which conversations become tasks: the filters of the config, in their order.
+"""Selects the conversations that become tasks, by the filters of the config in their order.
 
     kept, dropped = apply_filters(conversations, [("score", ScoreParams(min=0.5)), …])
     dropped == {"score": 30, "deduplication": 4}
 
-What a filter asks for and a conversation does not tell (a score, a date, a model) drops it. Not
+A conversation that lacks what a filter looks at (a score, a date, a model) is dropped. Not
 covered: reading the parameters (core/config/tracing.py).
 """
 
@@ -38,27 +38,28 @@ Predicate = Callable[[Conversation], bool]
 def apply_filters(
     conversations: Sequence[Conversation], filters: Sequence[tuple[str, Section]]
 ) -> tuple[list[Conversation], Counter[str]]:
-    """Those that pass all filters, in their order, and how many each filter dropped."""
-    kept, dropped = list(conversations), Counter[str]()
+    """Returns the conversations that pass all filters, in their order, and how many each filter
+    dropped."""
+    remaining, dropped = list(conversations), Counter[str]()
     for name, params in filters:
         if isinstance(params, DeduplicationParams):
-            novel = Deduplicator(params).novel_indices([each.query for each in kept])
-            passed = [kept[index] for index in novel]
+            novel = Deduplicator(params).novel_indices([each.query for each in remaining])
+            passed = [remaining[index] for index in novel]
         else:
             predicate = make_predicate(name, params)
-            passed = [each for each in kept if predicate(each)]
-        dropped[name] += len(kept) - len(passed)
-        kept = passed
-    return kept, dropped
+            passed = [each for each in remaining if predicate(each)]
+        dropped[name] += len(remaining) - len(passed)
+        remaining = passed
+    return remaining, dropped
 
 
 def make_predicate(name: str, params: Section) -> Predicate:
-    """The test that a filter of this name makes of one conversation."""
+    """Returns the test that the named filter applies to one conversation."""
     return partial(PREDICATES[name], params)
 
 
 def _has_score(params: ScoreParams, each: Conversation) -> bool:
-    """Whether a score is in the range, the named one or any."""
+    """Returns whether a score is in the range: the named one, or any if no name is given."""
     low = -math.inf if params.min is None else params.min
     high = math.inf if params.max is None else params.max
     names = each.scores if params.name is None else [params.name]
@@ -83,8 +84,8 @@ def _is_within(number: int, low: int | None, high: int | None) -> bool:
 
 
 def _uses_tools(params: ToolUseParams, each: Conversation) -> bool:
-    wanted = [name for name in each.tool_names if not params.names or name in params.names]
-    return bool(wanted) == params.used
+    matching = [name for name in each.tool_names if not params.names or name in params.names]
+    return bool(matching) == params.used
 
 
 def _has_pattern(params: RegexParams, each: Conversation) -> bool:

@@ -1,10 +1,10 @@
-"""Spans from a Phoenix server, through its HTTP interface, with what was said of them.
+"""Reads spans and their annotations from a Phoenix server, through its HTTP interface.
 
     GET /v1/projects                                   all pages, unless the config names one
     GET /v1/projects/{project}/spans                   all pages
     GET /v1/projects/{project}/span_annotations        scores and labels, by span ids
 
-The key is PHOENIX_API_KEY of the environment. Not covered: a window of time in the question (the
+The key is the environment variable PHOENIX_API_KEY. Not covered: a time range in the request (the
 filter `date` drops what is outside); annotations of sessions.
 """
 
@@ -28,7 +28,7 @@ IDS_AT_ONCE = 100
 
 
 def read_phoenix(base_url: str, project: str | None) -> list[Span]:
-    """Every span of the project, or of all, with its annotations."""
+    """Returns every span of the project, or of all projects, with its annotations."""
     import httpx
 
     key = os.environ.get(KEY_VARIABLE)
@@ -44,13 +44,13 @@ def read_phoenix(base_url: str, project: str | None) -> list[Span]:
 
 
 class PhoenixServer:
-    """What is asked of it; every failure is one line."""
+    """Requests projects, spans and annotations. Every failure is a `DataError` of one line."""
 
     def __init__(self, http: Any) -> None:
         self._http = http
 
     def projects(self) -> list[str]:
-        """Their names, sorted: an order of its own would change with every visit."""
+        """Returns the names of the projects, sorted, because the server's order may change."""
         return sorted(str(item["name"]) for item in self._pages("/v1/projects") if item.get("name"))
 
     def spans(self, project: str) -> list[Span]:

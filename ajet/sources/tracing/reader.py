@@ -1,4 +1,4 @@
-"""`tracing`: tasks from conversations that an agent had in production.
+"""The reader `tracing` makes tasks of conversations that an agent had in production.
 
     base_url: http://127.0.0.1:6006      a Phoenix server          (phoenix.py)
     base_url: launcher_record/math       a run folder              (sqlite_source.py)
@@ -7,10 +7,10 @@
 
     source -> conversations -> filters -> oldest first, each once -> held-out share -> tasks
 
-A task's `answer` is what the agent said last then: for judges that compare, and not the truth. Ids
-follow from the words, so the same conversation is the same task, and a source that grows keeps the
-tasks that it had; but the number of tasks changes, and a run is resumed with the same number alone:
-train from `train_output_path` where the source goes on growing. Not covered: grouping traces.
+A task's `answer` is the agent's last recorded message. Judges compare with it, but it may be wrong.
+Ids follow from the messages, so the same conversation is the same task, and a growing source keeps
+the tasks that it had. But the number of tasks changes then, and a run can be resumed only with the
+same number: train from `train_output_path` if the source grows. Not covered: grouping traces.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SQLITE_HEAD = b"SQLite format 3\x00"
 
 
 class TracingReader(BaseTaskReader):
-    """Reads the source once; both splits are parts of what it gave."""
+    """Reads the source once and divides its conversations into both splits."""
 
     def get_training_tasks(self) -> list[Task]:
         rows = [each.row() for each in self._split[0]]
@@ -53,13 +53,14 @@ class TracingReader(BaseTaskReader):
 
     @cached_property
     def _split(self) -> tuple[list[Conversation], list[Conversation]]:
-        """Training and validation; which is which follows from the ids."""
-        kept = self._selected()
-        by_draw = sorted(kept, key=lambda each: _draw(each.task_id))
-        num_held_out = int(len(kept) * self.config.ajet.task_reader.tracing.validation_fraction)
+        """The training and the validation conversations. Which conversation is held out follows
+        from the ids."""
+        selected = self._selected()
+        by_draw = sorted(selected, key=lambda each: _draw(each.task_id))
+        num_held_out = int(len(selected) * self.config.ajet.task_reader.tracing.validation_fraction)
         held_out = {each.task_id for each in by_draw[:num_held_out]}
-        training = [each for each in kept if each.task_id not in held_out]
-        return training, [each for each in kept if each.task_id in held_out]
+        training = [each for each in selected if each.task_id not in held_out]
+        return training, [each for each in selected if each.task_id in held_out]
 
     def _selected(self) -> list[Conversation]:
         section = self.config.ajet.task_reader.tracing
@@ -68,24 +69,24 @@ class TracingReader(BaseTaskReader):
         first_of = {each.task_id: each for each in reversed(found)}
         once = [each for each in found if first_of[each.task_id] is each]
         read = (read_filter(number, given) for number, given in enumerate(section.filters, 1))
-        kept, dropped = apply_filters(once, [each for each in read if each is not None])
+        selected, dropped = apply_filters(once, [each for each in read if each is not None])
         dropped_before = Counter(
             {"no question and answer": num_without, "repeated": len(found) - len(once)}
         )
-        summary = _summary(len(found) + num_without, len(kept), dropped_before + dropped)
-        if not kept:
+        summary = _summary(len(found) + num_without, len(selected), dropped_before + dropped)
+        if not selected:
             raise DataError(f"{section.base_url}: no task: {summary}")
         logger.info("tracing: {}: {}", section.base_url, summary)
-        return kept
+        return selected
 
     def _read(self) -> tuple[list[Conversation], int]:
         section = self.config.ajet.task_reader.tracing
-        place = section.base_url
-        if place is None:
+        base_url = section.base_url
+        if base_url is None:
             raise ConfigError(f"{SECTION}.base_url is missing")
-        if place.startswith(("http://", "https://")):
-            return conversations_in(read_phoenix(place, section.project))
-        path = resolve(place, self.config.base_dirs)
+        if base_url.startswith(("http://", "https://")):
+            return conversations_in(read_phoenix(base_url, section.project))
+        path = resolve(base_url, self.config.base_dirs)
         path = path / "episodes.sqlite" if path.is_dir() else path
         if not path.is_file():
             raise DataError(f"{SECTION}.base_url: {path}: no such file, and no http:// address")
@@ -114,7 +115,8 @@ def _spans_of_file(path: Path) -> list[Span]:
 
 
 def _draw(task_id: str) -> str:
-    """A fixed draw for each task, whichever others there are."""
+    """Returns a hash that orders the task in the draw of held-out tasks, whichever other tasks
+    there are."""
     return hashlib.sha256(f"held out/{task_id}".encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""The chat messages in a span's attributes, whichever convention wrote them.
+"""Finds the chat messages in a span's attributes, in any of the usual conventions.
 
     OpenInference   llm.input_messages.0.message.role, .content, .contents.0.message_content.text,
                     .tool_calls.0.tool_call.function.name; llm.output_messages.…
@@ -7,7 +7,7 @@
     older           gen_ai.prompt.0.role, .content; gen_ai.completion.0.…
     any span        input.value and output.value: text, or JSON with `messages` or a question
 
-`nest` turns dotted names into objects first, so it does not matter how far they were flattened.
+`nest` turns dotted names into objects first, so attributes may be flattened to any depth.
 Not covered: images, sound, files: their parts are left out.
 """
 
@@ -24,7 +24,7 @@ TEXT_FIELDS = ("input", *QUERY_FIELDS, "output", "answer", "content", "text")
 
 
 def nest(value: Any) -> Any:
-    """``{"a.b": 1}`` as ``{"a": {"b": 1}}``, at every depth."""
+    """Returns ``{"a.b": 1}`` as ``{"a": {"b": 1}}``, at every depth."""
     if isinstance(value, list):
         return [nest(each) for each in value]
     if not isinstance(value, Mapping):
@@ -42,29 +42,30 @@ def nest(value: Any) -> Any:
 
 
 def find(nested: Any, path: str) -> Any:
-    """What lies at a dotted path; None where nothing does."""
+    """Returns the value at a dotted path, or None."""
     for part in path.split("."):
         nested = nested.get(part) if isinstance(nested, Mapping) else None
     return nested
 
 
 def call_messages(attributes: Mapping[str, Any]) -> list[Message]:
-    """All messages of one call of a model, its answer last; empty for another kind of span."""
-    for asked, answered in (
+    """Returns all messages of one call of a model, its answer last, or an empty list for another
+    kind of span."""
+    for inputs, outputs in (
         ("llm.input_messages", "llm.output_messages"),
         ("gen_ai.input.messages", "gen_ai.output.messages"),
         ("gen_ai.prompt", "gen_ai.completion"),
     ):
-        before, after = _messages(find(attributes, asked)), _messages(find(attributes, answered))
+        before, after = _messages(find(attributes, inputs)), _messages(find(attributes, outputs))
         if before and after:
             return [*_instructions(attributes), *before, after[0]]
     return []
 
 
 def value_messages(attributes: Mapping[str, Any]) -> list[Message]:
-    """The span's input and output as a question and its answer."""
-    asked, answered = find(attributes, "input.value"), find(attributes, "output.value")
-    before, after = _chat(asked, "user"), _chat(answered, "assistant")
+    """Returns the span's input and output as a question and its answer."""
+    inputs, outputs = find(attributes, "input.value"), find(attributes, "output.value")
+    before, after = _chat(inputs, "user"), _chat(outputs, "assistant")
     return [*before, after[-1]] if before and after else []
 
 
@@ -75,7 +76,8 @@ def _instructions(attributes: Mapping[str, Any]) -> list[Message]:
 
 
 def _messages(node: Any) -> list[Message]:
-    """Those of a list, of an object with numbers for keys, or one alone."""
+    """Returns the messages of a list, of an object with numbers for keys, or of a single
+    message."""
     node = _parsed(node)
     if isinstance(node, Mapping) and ("role" in node or "parts" in node):
         node = [node]
@@ -116,7 +118,7 @@ def _part_text(part: Any) -> str:
 
 
 def _call(node: Any) -> dict[str, Any]:
-    """A tool call in OpenAI's form."""
+    """Returns a tool call in OpenAI's form."""
     node = node.get("tool_call", node) if isinstance(node, Mapping) else {}
     function = node["function"] if isinstance(node.get("function"), Mapping) else node
     arguments = function.get("arguments")
@@ -132,7 +134,7 @@ def _response(part: Mapping[str, Any]) -> Any:
 
 
 def _chat(value: Any, role: str) -> list[Message]:
-    """A span's value: chat messages where it has them, else one message of that role."""
+    """Returns the chat messages in a span's value, or its text as one message of the given role."""
     inner = _parsed(value)
     if isinstance(inner, Mapping):
         for name in ("messages", "choices"):
@@ -146,7 +148,7 @@ def _chat(value: Any, role: str) -> list[Message]:
 
 
 def _parsed(value: Any) -> Any:
-    """JSON that was written as text."""
+    """Returns the value of JSON that was written as text, or the value itself."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
     try:
@@ -156,7 +158,7 @@ def _parsed(value: Any) -> Any:
 
 
 def _items(node: Any) -> list[Any]:
-    """The values of a list, or of an object whose keys are the places in one."""
+    """Returns the values of a list, or of an object whose keys are indices."""
     if isinstance(node, Mapping) and node and all(str(key).isdecimal() for key in node):
         return [node[key] for key in sorted(node, key=int)]
     return node if isinstance(node, list) else []

@@ -1,4 +1,4 @@
-"""Spans, and the conversation that a trace of them recorded.
+"""Reads spans, and finds the conversation that a trace of them recorded.
 
     {"resourceSpans": [{"scopeSpans": [{"spans": […]}]}]}          OTLP JSON, a batch a line
     {"name", "context": {"trace_id", "span_id"}, "attributes"}     Phoenix, a span a line
@@ -33,7 +33,7 @@ NANOSECONDS = 1e9
 
 @dataclass(slots=True)
 class Span:
-    """One step of a trace. `annotations` are (name, score, label) of people or judges."""
+    """One step of a trace. `annotations` are (name, score, label), given by people or judges."""
 
     trace_id: str
     span_id: str
@@ -49,7 +49,8 @@ class Span:
 
 
 def spans_in(record: Mapping[str, Any]) -> Iterator[Span]:
-    """The spans of one object: of an OTLP batch all, else itself; none where it is no span."""
+    """Yields the spans of one object: all spans of an OTLP batch, or the object itself if it is a
+    span."""
     if "resourceSpans" in record:
         for resource in _values(record["resourceSpans"]):
             for scope in _values(find(resource, "scopeSpans")):
@@ -60,7 +61,8 @@ def spans_in(record: Mapping[str, Any]) -> Iterator[Span]:
 
 
 def conversations_in(spans: Iterable[Span]) -> tuple[list[Conversation], int]:
-    """One a trace, and the number of traces that have none."""
+    """Returns the conversations, at most one of each trace, and the number of traces that have
+    none."""
     traces: dict[str, list[Span]] = {}
     for span in spans:
         traces.setdefault(span.trace_id or f"span {span.span_id}", []).append(span)
@@ -70,12 +72,20 @@ def conversations_in(spans: Iterable[Span]) -> tuple[list[Conversation], int]:
 
 def _conversation(trace_id: str, spans: list[Span]) -> Conversation | None:
     calls = [(span, call_messages(span.attributes)) for span in spans]
-    calls = [(span, said) for span, said in calls if conversation_of("", said)]
+    calls = [
+        (span, messages_of_span)
+        for span, messages_of_span in calls
+        if conversation_of("", messages_of_span)
+    ]
     if not calls:
         known = {span.span_id for span in spans}
         outer = [span for span in spans if span.parent_id not in known]
         calls = [(span, value_messages(span.attributes)) for span in outer]
-        calls = [(span, said) for span, said in calls if conversation_of("", said)]
+        calls = [
+            (span, messages_of_span)
+            for span, messages_of_span in calls
+            if conversation_of("", messages_of_span)
+        ]
     if not calls:
         return None
     span, messages = max(calls, key=_rank)
@@ -114,7 +124,8 @@ def _span(record: Mapping[str, Any]) -> Span:
 
 
 def add_annotation(span: Span, note: Any) -> None:
-    """`note` has a name and a score or a label, itself or in a `result`."""
+    """Adds `note` to the span if it has a name and a score or a label, in itself or in its
+    `result`."""
     name = find(note, "name")
     result = find(note, "result") or note
     score, label = find(result, "score"), find(result, "label")
@@ -131,13 +142,13 @@ def _values(node: Any) -> list[Any]:
 
 
 def _first(node: Mapping[str, Any], *names: str) -> str:
-    """The first of these fields that is given, as text."""
+    """Returns the first of these fields that is given, as text, or ""."""
     given = (node.get(name) for name in names)
     return next((str(value) for value in given if value not in (None, "")), "")
 
 
 def parse_time(text: str) -> datetime | None:
-    """ISO 8601, or nanoseconds since 1970."""
+    """Parses ISO 8601, or nanoseconds since 1970; returns None for anything else."""
     try:
         if text.isdecimal():
             return datetime.fromtimestamp(int(text) / NANOSECONDS, UTC)
@@ -147,7 +158,7 @@ def parse_time(text: str) -> datetime | None:
 
 
 def _plain(attributes: Any) -> Any:
-    """OTLP's ``[{"key": "k", "value": {"stringValue": "v"}}]`` as ``{"k": "v"}``."""
+    """Returns OTLP's ``[{"key": "k", "value": {"stringValue": "v"}}]`` as ``{"k": "v"}``."""
     if not isinstance(attributes, list):
         return attributes
     pairs = [pair for pair in attributes if isinstance(pair, Mapping) and "key" in pair]
@@ -155,7 +166,7 @@ def _plain(attributes: Any) -> Any:
 
 
 def _any_value(value: Any) -> Any:
-    """OTLP JSON writes whole numbers as text."""
+    """Returns an OTLP value. OTLP JSON writes whole numbers as text."""
     if not isinstance(value, Mapping) or not value:
         return None
     kind, inner = next(iter(value.items()))

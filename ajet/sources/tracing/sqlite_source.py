@@ -1,11 +1,12 @@
-"""Conversations from an SQLite file, by the tables that it has.
+"""Reads conversations from an SQLite file, depending on the tables that it has.
 
     episodes, turns     a run folder's episodes.sqlite: each episode's last call; score `reward`
     conversations       messages TEXT NOT NULL: chat messages as JSON, the answer last;
                         id, score REAL, label, model, created_at (ISO 8601) may be left out
     span_table, spans   attributes as JSON, with trace and span ids: AgentScope Studio's, Phoenix's
 
-Opened for reading only. Not covered: Phoenix's table of annotations (its server tells them).
+The file is opened for reading only. Not covered: Phoenix's table of annotations (its server
+sends them).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ PAGE = 200
 
 
 def read_sqlite(path: Path) -> tuple[list[Conversation], int]:
-    """The conversations, and how many records have none."""
+    """Returns the conversations, and how many records have none."""
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
             database.row_factory = sqlite3.Row
@@ -62,7 +63,7 @@ def _episode_conversations(path: Path) -> Iterator[Conversation | None]:
 
 
 def _all_rows(reader: EpisodeReader) -> Iterator[EpisodeRow]:
-    """Newest first."""
+    """Yields all rows, newest first."""
     page = reader.list(limit=PAGE)
     while page:
         yield from page

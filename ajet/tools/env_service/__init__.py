@@ -1,1 +1,1 @@
-"""Any environment of the registry behind HTTP: `python -m ajet.tools.env_service --env ID`."""
+"""Serves any environment of the registry over HTTP: `python -m ajet.tools.env_service --env ID`."""

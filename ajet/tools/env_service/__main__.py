@@ -29,7 +29,8 @@ def main() -> None:
 
 
 def checked_maker(env_type: str, config: str, base_dirs: Sequence[Path]) -> Maker:
-    """Makes one environment to see that it can be made."""
+    """Returns a maker of the environment after making one environment with it; raises `ConfigError`
+    if that fails."""
     try:
         settings: Any = json.loads(config)
     except ValueError as error:

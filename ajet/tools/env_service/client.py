@@ -1,4 +1,4 @@
-"""AgentJet's environment protocol over HTTP: every call is a POST of one form.
+"""A client of AgentJet's environment protocol over HTTP: every call is a POST of one form.
 
     POST /create  {"env_type", "task_id", "instance_id", "messages", "params"}
               ->  {"success": true, "data": {"state", "reward", "is_terminated", "info"}}
@@ -6,13 +6,14 @@
     /get_env_profile   params.split          -> data: the task ids
     /create            task_id, instance_id  -> data: the first observation
     /step              messages: the action  -> data: the next observation
-    /evaluate, /get_info                     -> data: a score; whatever the environment tells
+    /evaluate, /get_info                     -> data: a score; what the environment says
     /release                                 -> success
 
-A call that did not reach the service, or that it turned away (429, 503), is sent again three times
-with back-off. So is one that broke on the way or met another 5xx, but for `/step`: its action may
-have been done, and doing it twice would be another episode. What still fails is an
-`EnvironmentFault` of one line. Not covered: authentication, observations that are no chat messages.
+A call that did not reach the service, or that it refused (429, 503), is sent again up to three
+times with back-off. So is a call whose connection broke or that got another 5xx, except `/step`:
+its action may have been done, and doing it twice would change the episode. A call that still fails
+raises an `EnvironmentFault` of one line. Not covered: authentication, observations that are no chat
+messages.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SHOWN_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the environment shows: chat messages, the reward so far, and whether it is over."""
+    """Holds what the environment shows: chat messages, the reward, and whether it is over."""
 
     state: list[dict[str, Any]]
     reward: float
@@ -44,12 +45,13 @@ class Observation:
 
     @property
     def text(self) -> str:
-        """The messages' contents, one below the other."""
+        """The contents of the messages, one below the other."""
         return "\n".join(str(message.get("content") or "") for message in self.state)
 
 
 class EnvServiceClient:
-    """One connection to the service, for one event loop. Close it, or use it in `async with`."""
+    """A connection to the service, for one event loop. It is closed with `close()`, or by `async
+    with`."""
 
     def __init__(
         self,
@@ -72,7 +74,7 @@ class EnvServiceClient:
         self._http = httpx.AsyncClient(timeout=timeout_s, verify=_ssl_context())
 
     async def task_ids(self, split: str) -> list[str]:
-        """The ids of one split's tasks, in the service's order."""
+        """Returns the ids of one split's tasks, in the service's order."""
         reply = await self._post("get_env_profile", params={"split": split})
         ids = reply["data"] if "data" in reply else reply.get("task_ids")
         if not isinstance(ids, list) or not all(isinstance(name, str | int) for name in ids):
@@ -82,7 +84,8 @@ class EnvServiceClient:
     async def create(
         self, task_id: str, instance_id: str, params: Mapping[str, Any] | None = None
     ) -> Observation:
-        """A new instance and its first observation; `info.instance_id` may name it otherwise."""
+        """Creates an instance and returns its first observation; `info.instance_id` may give it
+        another id."""
         reply = await self._post("create", task_id=task_id, instance_id=instance_id, params=params)
         return self._observation("create", reply)
 
@@ -96,12 +99,12 @@ class EnvServiceClient:
         return self._observation("step", reply)
 
     async def evaluate(self, instance_id: str, params: Mapping[str, Any] | None = None) -> float:
-        """The score of what was done so far."""
+        """Returns the score of what was done so far."""
         reply = await self._post("evaluate", instance_id=instance_id, params=params)
         return _number(reply.get("data"), f"{self._url('evaluate')}: data")
 
     async def info(self, instance_id: str, params: Mapping[str, Any] | None = None) -> Any:
-        """What the environment tells of itself, its tools for instance."""
+        """Returns what the environment says about itself, such as its tools."""
         return (await self._post("get_info", instance_id=instance_id, params=params)).get("data")
 
     async def release(self, instance_id: str) -> None:
@@ -117,7 +120,8 @@ class EnvServiceClient:
         await self.close()
 
     async def _post(self, verb: str, **fields: Any) -> dict[str, Any]:
-        """The reply's JSON. `fields` are those of the body that are not empty."""
+        """Sends one request, with retries, and returns the reply's JSON. `fields` are the fields of
+        the body that are not empty."""
         import httpx
 
         body = {
@@ -158,20 +162,22 @@ class EnvServiceClient:
             raise EnvironmentFault(f"{where} is no object with state, reward and is_terminated")
         return Observation(
             state=_messages(data.get("state"), f"{where}.state"),
-            reward=_number(_given(data, "reward", 0.0), f"{where}.reward"),
+            reward=_number(_field_or_default(data, "reward", 0.0), f"{where}.reward"),
             is_terminated=_flag(data.get("is_terminated"), f"{where}.is_terminated"),
-            info=_object(_given(data, "info", {}), f"{where}.info"),
+            info=_object(_field_or_default(data, "info", {}), f"{where}.info"),
         )
 
 
 @cache
 def _ssl_context() -> ssl.SSLContext:
-    """Reading the certificates takes longer than an episode's calls: once is enough."""
+    """Returns one shared context, because reading the certificates takes longer than an episode's
+    calls."""
     return ssl.create_default_context()
 
 
 def _may_retry(error: Exception, verb: str) -> bool:
-    """Whether it is worth it, and cannot be done twice."""
+    """Returns whether a failed request may succeed when it is sent again, and cannot be carried out
+    twice."""
     import httpx
 
     if isinstance(error, httpx.HTTPStatusError):
@@ -183,26 +189,26 @@ def _may_retry(error: Exception, verb: str) -> bool:
 
 
 def _error_line(error: Exception) -> str:
-    """One line for what went wrong."""
+    """Returns one line that says what went wrong."""
     import httpx
 
     if isinstance(error, httpx.HTTPStatusError):
         answer = error.response
         try:
-            said = _detail(answer.json())
+            detail = _detail(answer.json())
         except (ValueError, RecursionError):
-            said = _line(answer.text)
-        return f"HTTP {answer.status_code}: {said}" if said else f"HTTP {answer.status_code}"
+            detail = _line(answer.text)
+        return f"HTTP {answer.status_code}: {detail}" if detail else f"HTTP {answer.status_code}"
     if isinstance(error, httpx.TimeoutException):
         return f"no answer in time ({type(error).__name__})"
     return f"cannot be reached or broke off ({type(error).__name__}: {_line(str(error))})"
 
 
 def _detail(reply: Any) -> str:
-    """FastAPI's `detail`, or the word that a service has for it."""
+    """Returns the reason in a service's reply: FastAPI's `detail`, or another usual field."""
     fields = reply if isinstance(reply, Mapping) else {}
-    said = next((fields[name] for name in ("detail", "error", "data") if fields.get(name)), None)
-    return _line(str(said)) if said else "the service refused and gave no reason"
+    detail = next((fields[name] for name in ("detail", "error", "data") if fields.get(name)), None)
+    return _line(str(detail)) if detail else "the service refused and gave no reason"
 
 
 def _line(text: str) -> str:
@@ -210,7 +216,8 @@ def _line(text: str) -> str:
 
 
 def _messages(state: Any, where: str) -> list[dict[str, Any]]:
-    """A message, a list of them, or text, which is the user's."""
+    """Returns the state as a list of chat messages. It may be a message, a list of them, or text,
+    which becomes a user message."""
     if isinstance(state, str):
         return [{"role": "user", "content": state}]
     messages = [state] if isinstance(state, Mapping) else state
@@ -229,8 +236,8 @@ def _is_chat_message(message: Mapping[str, Any]) -> bool:
     return isinstance(message.get("role"), str) and isinstance(content, str | list | None)
 
 
-def _given(data: Mapping[str, Any], name: str, otherwise: Any) -> Any:
-    """A field that may be missing or null."""
+def _field_or_default(data: Mapping[str, Any], name: str, otherwise: Any) -> Any:
+    """Returns a field of the data, or `otherwise` if it is missing or null."""
     value = data.get(name)
     return otherwise if value is None else value
 

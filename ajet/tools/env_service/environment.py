@@ -1,15 +1,15 @@
-"""An environment behind the env-service protocol, in the hands of an environment agent.
+"""An environment behind the env-service protocol, for the agents that play environments.
 
     env_type: env_service
     env_config: {env_url: "http://127.0.0.1:8080", env_type: sokoban}
 
     reset    one of the split's tasks (GET_ENV_PROFILE, once a process), which the seed picks, then
-             CREATE with the seed; all that the service shows, its rules too, is the observation
-    step     STEP with the action; reward, end and what is ours of `info` as the service says
+             CREATE with the seed; everything that the service shows is the observation
+    step     STEP with the action; reward, end and the known keys of `info` are the service's
     close    RELEASE
 
-Each call runs in an event loop of the environment's own, in the thread that calls. What goes wrong
-is an `EnvironmentFault`, as with the reader `env_service`.
+Each call runs in an event loop of the environment's own, in the calling thread. Failures raise
+`EnvironmentFault`, as with the reader `env_service`.
 
 Not covered: tasks in their order (task_reader.type: env_service goes through all of them), actions
 by `env-check` (the protocol knows no list of actions), observations that are no text.
@@ -29,15 +29,17 @@ from ajet.tools.env_service.client import TIMEOUT_S, EnvServiceClient, Observati
 
 PASSED = ("metrics", "metrics_agg_mode", "state_key")
 SEEDS = 2**31
-"""Services differ in how large a seed they take."""
+"""Seeds are taken modulo this number, because services differ in how large a seed they accept."""
 
 Result = TypeVar("Result")
 _task_ids: dict[tuple[str, str, str], list[str]] = {}
-"""By address, env_type and split: a service's list does not change within a run."""
+"""Task ids by address, env_type and split. They are cached because a service's list does not change
+within a run."""
 
 
 class ServedEnvironment(Environment):
-    """`training_split` and `validation_split` are the service's names for them."""
+    """Plays an environment that a service runs. `training_split` and `validation_split` are the
+    service's names of the splits."""
 
     def __init__(
         self,
@@ -86,7 +88,8 @@ class ServedEnvironment(Environment):
         return self.observation
 
     def close(self) -> None:
-        """A service that is down keeps the instance; it drops it in its own time."""
+        """Releases the instance and closes the client. A service that cannot be reached keeps the
+        instance until it drops it itself."""
         if self._loop.is_closed():
             return
         try:
@@ -101,11 +104,11 @@ class ServedEnvironment(Environment):
             self._wait(self._client.release(named))
 
     def _task(self, seed: int, split: str) -> str:
-        place = (self._client.base_url, self._client.env_type, split)
-        ids = _task_ids.get(place) or self._wait(self._client.task_ids(split))
+        cache_key = (self._client.base_url, self._client.env_type, split)
+        ids = _task_ids.get(cache_key) or self._wait(self._client.task_ids(split))
         if not ids:
-            raise EnvironmentFault(f"{place[0]}: the service has no task in {split!r}")
-        _task_ids[place] = ids
+            raise EnvironmentFault(f"{cache_key[0]}: the service has no task in {split!r}")
+        _task_ids[cache_key] = ids
         return ids[derive(seed, "task") % len(ids)]
 
     def _wait(self, call: Coroutine[Any, Any, Result]) -> Result:

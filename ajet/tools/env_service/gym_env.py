@@ -1,15 +1,15 @@
-"""What a workflow does to its environment: `workflow_task.gym_env`.
+"""The environment of an episode in a workflow: `workflow_task.gym_env`.
 
     env = workflow_task.gym_env                                # None for tasks without one
     obs, reward, terminate, info = await env.step({"role": "assistant", "content": "look"})
     score = await env.evaluate()
 
-In a workflow whose `execute` is a plain `def`, and so in a thread, the same calls are written
-without `await`. On the event loop they need it: a call that blocked there would hold up all other
-episodes, so using its result without `await` is an error that says so.
+A workflow whose `execute` is a plain `def` runs in a thread and makes the same calls without
+`await`. On the event loop they need it: a call that blocked there would block all other episodes,
+so using its result without `await` raises an error that says so.
 
-`WorkflowTask` is data, so the live object is kept in `open_environments`, by the episode's id,
-while the episode lives. Not covered: `reset` (every episode has an instance of its own).
+`WorkflowTask` is data, so the live object is held in `open_environments`, by the episode's id,
+while the episode runs. Not covered: `reset` (every episode has an instance of its own).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Step = tuple[str, float, bool, dict[str, Any]]
 
 
 class GymEnv:
-    """One episode's instance. `state` are the messages that it showed last."""
+    """One episode's instance. `state` holds the messages that it showed last."""
 
     def __init__(
         self, client: EnvServiceClient, episode_id: str, instance_id: str, first: Observation
@@ -41,27 +41,29 @@ class GymEnv:
         open_environments[episode_id] = self
 
     def step(self, action: str | Mapping[str, Any], params: Mapping[str, Any] | None = None) -> Any:
-        """Do one thing: text, or a message whose content is text or a list of content blocks.
+        """Does one action: text, or a message whose content is text or a list of content blocks.
 
-        Gives ``(observation, reward, terminate, info)``, to be awaited on the event loop."""
+        The result, ``(observation, reward, terminate, info)``, must be awaited on the event
+        loop."""
         use = "obs, reward, terminate, info = await gym_env.step(action)"
         return self._call(self._step(_as_message(action), params), use)
 
     def evaluate(
         self, episode_uuid: str | None = None, params: Mapping[str, Any] | None = None
     ) -> Any:
-        """The score so far. (AgentJet's judges pass the episode's id, which is known here.)"""
+        """Returns the score so far. AgentJet's judges pass the episode's id, which is not needed
+        here."""
         return self._call(self._evaluate(params), "score = await gym_env.evaluate()")
 
     def get_info(self, params: Mapping[str, Any] | None = None) -> Any:
-        """What the environment tells of itself."""
+        """Returns what the environment says about itself."""
         return self._call(self._info(params), "info = await gym_env.get_info()")
 
     def reset(self) -> None:
         raise RuntimeError("gym_env.reset() does not exist: an instance lives for one episode")
 
     def close(self) -> None:
-        """No later call succeeds."""
+        """Makes all later calls fail."""
         open_environments.pop(self._episode_id, None)
 
     async def _step(self, action: dict[str, Any], params: Mapping[str, Any] | None) -> Step:
@@ -83,7 +85,8 @@ class GymEnv:
             raise EnvironmentFault(f"episode {self._episode_id} is over, its environment released")
 
     def _call(self, work: Coroutine[Any, Any, Result], use: str) -> Any:
-        """On the episode's loop: something to await, as in `use`. In a thread: the result."""
+        """Returns an awaitable on the episode's event loop, and the result itself in a thread.
+        `use` shows the correct call."""
         try:
             running = asyncio.get_running_loop()
         except RuntimeError:
@@ -94,7 +97,7 @@ class GymEnv:
 
 
 class NeedsAwait(Generic[Result]):
-    """A call on the event loop that has not been awaited yet. `use` shows how it is."""
+    """A call on the event loop that has not been awaited yet. `use` shows how it is written."""
 
     def __init__(self, work: Coroutine[Any, Any, Result], use: str) -> None:
         self._work = work
@@ -119,7 +122,8 @@ class NeedsAwait(Generic[Result]):
 
 
 def _as_message(action: str | Mapping[str, Any]) -> dict[str, Any]:
-    """The action as a chat message whose content is text; blocks without text are left out."""
+    """Returns the action as a chat message whose content is text; blocks without text are left
+    out."""
     if isinstance(action, str):
         return {"role": "assistant", "content": action}
     if not isinstance(action, Mapping) or "content" not in action:

@@ -1,10 +1,10 @@
-"""Gives every episode its own instance of the environment, and takes it back, whatever happened.
+"""Creates an instance of the environment for every episode, and releases it however it ends.
 
-    begin     the workflow is about to run: POST /create with the group's seed; a task that came
-              without a question gets it from the first observation
-    the end   the episode is judged, failed, timed out or was stopped: POST /release
+    begin     before the workflow runs: POST /create with the group's seed; a task without a
+              question gets it from the first observation
+    the end   after the episode was judged, failed, timed out or was stopped: POST /release
 
-A service that is down makes the episode an `env_error`. One that does not release is said once.
+If the service cannot be reached, the episode ends as `env_error`. A failed release is logged once.
 Not covered: starting the service.
 """
 
@@ -27,11 +27,11 @@ SECTION = "ajet.task_reader.env_service"
 RELEASE_TIMEOUT_S = 10.0
 UNCONFIRMED_RELEASE_TIMEOUT_S = 1.0
 _releasing: set[asyncio.Task[None]] = set()
-"""Releases go on when the episode's own task is cancelled; kept here until they are done."""
+"""Holds releases that go on after the episode's own task was cancelled, until they are done."""
 
 
 class EnvServiceHost:
-    """The service as a run sees it: one for each runner."""
+    """The service that a run's episodes use. Each runner has one host."""
 
     def __init__(
         self,
@@ -50,7 +50,8 @@ class EnvServiceHost:
         self.num_unreleased = 0
 
     def episode(self, workflow_task: WorkflowTask) -> EpisodeInstance | None:
-        """The environment of an episode that has not begun; None for another kind of task."""
+        """Returns the environment instance of an episode, not created yet, or None if the task is
+        of another kind."""
         return EpisodeInstance(self) if workflow_task.env_type == self.env_type else None
 
     def client(self) -> EnvServiceClient:
@@ -69,8 +70,8 @@ class EnvServiceHost:
 
 
 def environment_host(config: AjetConfig) -> EnvServiceHost | None:
-    """The service of the config's episodes: with this reader, or with one of the user's own whose
-    tasks have the section's `env_type`."""
+    """Returns the service of the config's episodes, or None. There is one with the reader
+    `env_service`, and with a user's own reader if the section names a service."""
     reader, section = config.ajet.task_reader.type, config.ajet.task_reader.env_service
     if reader != "env_service" and not ("->" in reader and section.env_url):
         return None
@@ -84,7 +85,7 @@ def environment_host(config: AjetConfig) -> EnvServiceHost | None:
 
 
 class EpisodeInstance:
-    """One episode's instance; the end of the `async with` releases it."""
+    """The instance of one episode. It is released at the end of the `async with`."""
 
     def __init__(self, host: EnvServiceHost) -> None:
         self._host = host
@@ -93,7 +94,7 @@ class EpisodeInstance:
         self._instance_id = ""
 
     async def begin(self, workflow_task: WorkflowTask) -> WorkflowTask:
-        """Makes the instance; gives the task with what the environment showed first."""
+        """Creates the instance and returns the task with what the environment showed first."""
         # Random, as a run that was killed has left its own instances with the service.
         self._instance_id = f"{workflow_task.episode_id}-{secrets.token_hex(8)}"
         self._client = self._host.client()
@@ -124,7 +125,8 @@ class EpisodeInstance:
             await asyncio.shield(task)
 
     async def _release(self, client: EnvServiceClient) -> None:
-        """Also after a `/create` that failed or was cancelled: the service may have heard it."""
+        """Releases the instance, also after a `/create` that failed or was cancelled, because the
+        service may have received it."""
         try:
             async with asyncio.timeout(
                 RELEASE_TIMEOUT_S if self._env else UNCONFIRMED_RELEASE_TIMEOUT_S
@@ -139,8 +141,9 @@ class EpisodeInstance:
 
 
 def _with_question(workflow_task: WorkflowTask, first: Observation) -> WorkflowTask:
-    """As in AgentJet: `init_messages` are all that the environment showed, and `main_query` the
-    text of the last of them. A task that has its own question keeps it."""
+    """Returns the task with the question that the environment showed, as AgentJet does:
+    `init_messages` are all messages, `main_query` is the text of the last one. A task that has a
+    question keeps it."""
     task = workflow_task.task
     if task.main_query:
         return workflow_task

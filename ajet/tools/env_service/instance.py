@@ -1,11 +1,11 @@
-"""One environment as the protocol tells of it: chat messages, one reward a step, one score.
+"""Presents one environment in the protocol's terms: chat messages, a reward a step, one score.
 
     create   -> [system: its instruction, user: the first observation]
     step     -> [user: the next observation], with its `info`
     evaluate -> the score
 
-The score of an environment that says whether it succeeded is 1 exactly then, and what it earned,
-below 1, otherwise; the score of another is what it earned.
+The score of an environment with a `success` metric is 1 for a success; otherwise it is the sum of
+its rewards, limited to 0.99. The score of an environment without that metric is the sum.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ CLOSE_WAIT_S = 5.0
 
 
 class Instance:
-    """Its calls come from threads, one at a time: a client may send again what it gave up on."""
+    """One live environment. Its calls come from threads; a lock keeps them one at a time, because a
+    client may resend a call that it gave up on."""
 
     def __init__(self, make: Maker, task_id: str) -> None:
         self.task_id = task_id
@@ -42,15 +43,15 @@ class Instance:
         self._name = type(self._environment).__name__
 
     def reset(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """`params.seed` decides the instance, and the task's id where there is none; what stands
-        before the last "-" of the id is the split."""
+        """Resets the environment. `params.seed` decides the instance, or the task's id if there is
+        no seed; the part of the id before its last "-" is the split."""
         seed = params.get("seed")
         seed = derive("env_service", self.task_id) if seed is None else int(seed)
         split = self.task_id.rpartition("-")[0]
         options, who = {"split": split} if split else {}, f"{self._name}.reset()"
         returned = call_environment(lambda: self._environment.reset(seed, options), who)
-        shown = checked_reset(returned, who)
-        state = [{"role": "user", "content": shown.observation}]
+        first_observation = checked_reset(returned, who)
+        state = [{"role": "user", "content": first_observation.observation}]
         if self._environment.instruction:
             state.insert(0, {"role": "system", "content": self._environment.instruction})
         info = _json_part(returned[1])
@@ -83,7 +84,7 @@ class Instance:
         return {"task_id": self.task_id, "instruction": self._environment.instruction}
 
     def close(self) -> None:
-        """Waits for a step that goes on, but not for one that hangs."""
+        """Closes the environment. It waits a few seconds for a running step, but not longer."""
         is_free = self._lock.acquire(timeout=CLOSE_WAIT_S)
         try:
             self.is_over = True
@@ -94,7 +95,8 @@ class Instance:
 
 
 def _json_part(info: Info) -> Info:
-    """What of it JSON can say: an array for the environment's own use stays here."""
+    """Returns the entries of `info` that JSON can represent; others, such as arrays, are for the
+    environment's own use."""
     return {name: value for name, value in info.items() if _is_json(value)}
 
 
@@ -106,6 +108,8 @@ def _is_json(value: Any) -> bool:
     return True
 
 
-def _observation(shown: str, reward: float, is_over: bool, info: Info) -> dict[str, Any]:
-    state = [{"role": "user", "content": shown}]
+def _observation(
+    first_observation: str, reward: float, is_over: bool, info: Info
+) -> dict[str, Any]:
+    state = [{"role": "user", "content": first_observation}]
     return {"state": state, "reward": reward, "is_terminated": is_over, "info": info}

@@ -1,10 +1,10 @@
-"""`env_service`: the tasks that an environment over HTTP lists.
+"""The reader `env_service` reads the tasks that an environment over HTTP lists.
 
     POST /get_env_profile {"env_type": "appworld", "params": {"split": "train"}}
       -> Task("82e2fac_1", main_query="", env_type="appworld")
 
 The question comes when an episode begins: the instance's first observation (host.py).
-Not covered: the metadata of such a task, which the protocol does not tell.
+Not covered: metadata of such a task, which the protocol does not have.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ajet.tools.env_service.host import SECTION, EnvServiceHost, environment_hos
 
 
 class EnvServiceReader(BaseTaskReader):
-    """Lists `training_split` and `validation_split`."""
+    """Reads the tasks of `training_split` and `validation_split` from the service."""
 
     def get_training_tasks(self) -> list[Task]:
         split = self.config.ajet.task_reader.env_service.training_split

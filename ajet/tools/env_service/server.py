@@ -1,13 +1,13 @@
-"""Environments over HTTP, in AgentJet's protocol (core/environment/client.py has its form).
+"""Serves environments over HTTP, in AgentJet's protocol (client.py describes it).
 
     app = make_app({"guess_number": GuessNumber})      # FastAPI: uvicorn.run(app)
 
-What is served is an `Environment`, made anew for each instance: the one that a run has in its own
-process. Its tasks are named train-0, train-1, … and validation-0, ….
+Each instance is a new `Environment`, of the same class as in a run's own process. Its tasks are
+named train-0, train-1, … and validation-0, ….
 
-Instances that nobody asked for within an hour are dropped when the next one is made: a client that
-was killed does not release its own. Not covered: several processes (instances live in this one),
-authentication: listen on the loopback interface.
+Instances that were not used for an hour are dropped when the next one is made, because a client
+that was killed does not release its own. Not covered: several processes (instances live in this
+one); authentication (it listens on the loopback interface).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Request(BaseModel):
 
 
 class RequestRefused(Exception):
-    """What the caller did wrong, with its HTTP status."""
+    """The caller's mistake, with its HTTP status."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -51,7 +51,7 @@ class RequestRefused(Exception):
 
 
 class EnvironmentService:
-    """The instances of all environments; every verb of the protocol is a method."""
+    """Holds the instances of all environments; every verb of the protocol is a method."""
 
     def __init__(self, kinds: Mapping[str, Maker], num_tasks: Mapping[str, int]) -> None:
         self._kinds = kinds
@@ -121,7 +121,7 @@ class EnvironmentService:
 
 
 def make_app(kinds: Mapping[str, Maker], num_tasks: Mapping[str, int] = NUM_TASKS) -> FastAPI:
-    """The service as an application of its own; `app.state.service` has the instances."""
+    """Returns the service as a FastAPI application; `app.state.service` holds the instances."""
     from fastapi import FastAPI
     from fastapi.responses import JSONResponse
 
