@@ -41,15 +41,15 @@ def train_debug(settings):
 
 
 def train_verl(settings, **placed):
-    from ajet.backbones.colocated.training import Training
+    from ajet.backbones.colocated.training import ColocatedTraining
 
-    return _train(Training, "verl", settings, placed)
+    return _train(ColocatedTraining, "verl", settings, placed)
 
 
 def train_trinity(settings, **placed):
-    from ajet.backbones.disaggregated.training import Training
+    from ajet.backbones.disaggregated.training import DisaggregatedTraining
 
-    return _train(Training, "trinity", settings, placed)
+    return _train(DisaggregatedTraining, "trinity", settings, placed)
 
 
 def _train(training, backbone, settings, placed):
@@ -57,7 +57,7 @@ def _train(training, backbone, settings, placed):
     with RunFolder.open(config.run_folder) as folder:
         console = Console(quiet=True)
         processes = placement(**placed)
-        return training(config, folder, Interrupt(), console, processes, lambda process: {}).run()
+        return training(config, folder, Interrupt(), console, processes, lambda process: {}).fit()
 
 
 def episodes(run):
