@@ -24,12 +24,12 @@ SETTINGS = [
 
 
 def placement(num_ranks=1, num_engines=1, num_workers=2):
-    from ajet.cluster.placement import Needs, Node, place
+    from ajet.cluster.placement import Node, ResourceRequest, place_processes
 
-    needs = Needs(
+    needs = ResourceRequest(
         colocated=True, n_trainer_ranks=num_ranks, n_engines=num_engines, num_workers=num_workers
     )
-    return place(needs, [Node("here", 8.0, 0)])
+    return place_processes(needs, [Node("here", 8.0, 0)])
 
 
 def train_debug(settings):

@@ -245,7 +245,7 @@ def test_two_takers_never_get_the_same_group(tmp_path):
 
 
 def test_on_postgresql_a_row_that_another_taker_holds_is_passed_over():
-    query = GroupBuffer(MEMORY, ONE_AHEAD)._ready(2)
+    query = GroupBuffer(MEMORY, ONE_AHEAD)._next_ready(2)
     text = " ".join(str(query.compile(dialect=postgresql.dialect())).split())
     assert text.endswith("FOR UPDATE SKIP LOCKED")
     assert "FOR UPDATE" not in str(query.compile(dialect=sqlite.dialect()))
