@@ -38,9 +38,8 @@ import numpy as np
 from ajet.backbones.disaggregated.explorer import Explorer, ExplorerSettings
 from ajet.backbones.disaggregated.trainer import Trainer
 from ajet.backbones.disaggregated.version_state import VersionState
-from ajet.core.buffer.buffer import Buffer
-from ajet.core.buffer.staleness import StalenessBound
-from ajet.core.buffer.staleness import versions as versions_of
+from ajet.core.buffer.buffer import GroupBuffer
+from ajet.core.buffer.staleness import StalenessBound, version_range
 from ajet.core.inference.endpoint import Completion, SamplingParams
 from ajet.core.rollout.admission import Admission, Slot
 from ajet.core.rollout.batch import BatchRollout, BatchSettings, StepGroups
@@ -178,7 +177,7 @@ async def no_validation() -> None: ...
 
 async def simulate(bound: StalenessBound, draw: int) -> dict[str, Any]:
     """One run, in simulated seconds."""
-    versions, buffer, tally = VersionState(0), Buffer("sqlite://", bound), Tally(STEPS)
+    versions, buffer, tally = VersionState(0), GroupBuffer("sqlite://", bound), Tally(STEPS)
     episodes = SimulatedEpisodes(versions, draw)
     runner = GroupRunner(episodes, Admission(10_000), limits=RolloutLimits(), run_seed=0)
     tasks = [Task(f"t{n}", "?") for n in range(1000)]
@@ -198,7 +197,7 @@ async def simulate(bound: StalenessBound, draw: int) -> dict[str, Any]:
     cpu_s = time.process_time() - cpu_s
     trained = [(step, group) for step, group in tally.groups if group.valid]
     rewards = [t.reward for _, group in trained for t in group.valid if t.reward is not None]
-    oldest = [step - 1 - found[0] for step, group in trained if (found := versions_of(group))]
+    oldest = [step - 1 - found[0] for step, group in trained if (found := version_range(group))]
     return {
         "seconds": round(seconds, 2),
         "samples": len(rewards),

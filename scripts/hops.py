@@ -24,8 +24,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 START = {
-    "debug": "Training._train_step",
-    "verl": "Training._train_step",
+    "debug": "DebugTraining._train_step",
+    "verl": "ColocatedTraining._train_step",
     "trinity": "Explorer._explore_step",
 }
 """Where the chain begins: the function that the backbone's loop calls once for each step."""

@@ -57,7 +57,7 @@ def session_settings(flags: RayFlags, debug: str | None) -> "SessionSettings":
     if tags:
         os.environ[TAGS_VARIABLE] = "|".join(tags)
     return SessionSettings(
-        how="start" if flags.with_ray else "cluster" if flags.with_ray_cluster else "auto",
+        mode="start" if flags.with_ray else "cluster" if flags.with_ray_cluster else "auto",
         debug_tags=tags,
         check_gpus=not flags.skip_check_avail_gpu,
     )
@@ -67,12 +67,12 @@ def serve_or_check(config: "AjetConfig", session: "SessionSettings") -> bool:
     """Returns True after this machine has served another machine's run. Otherwise it raises now
     what Ray would stop at later."""
     from ajet.cluster.capacity import check_local
-    from ajet.cluster.session import ray_access, serve_as_node
+    from ajet.cluster.session import choose_connection, serve_as_node
 
-    access = ray_access(session, os.environ)
-    if access.way == "serve":
+    connection = choose_connection(session, os.environ)
+    if connection.action == "serve":
         return serve_as_node(session, _echo)
-    if access.way == "start":
+    if connection.action == "start":
         check_local(config)
     return False
 

@@ -1,4 +1,4 @@
-"""Ray: clusters, placement, supervised processes. In: a config. Out: actors around core's classes.
+"""Clusters, placement and processes on Ray. In: a config. Out: actors around core's classes.
 
-Ignored: the algorithm, which is core's and the same in one process.
+Ignored: the algorithm, which is in core and the same in one process.
 """

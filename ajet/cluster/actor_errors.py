@@ -1,9 +1,9 @@
-"""A process of the run that is gone: what the loop hears, whatever Ray calls it.
+"""Turns Ray's errors of a lost process into `ProcessLost`.
 
-try: await one.remote(…)
-except RayActorError    ->  ProcessLost("trainer rank 1")      the run goes on from a checkpoint
-except ObjectLostError  ->  the same: its node went, with what it had answered
-except RayTaskError     ->  the error itself, as if it were raised here
+try: await actor.method.remote(…)
+except RayActorError    ->  ProcessLost("trainer rank 1")      the run resumes from a checkpoint
+except ObjectLostError  ->  the same: its node is lost, with the result
+except RayTaskError     ->  the method's own error, as if it were raised here
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from typing import Any
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 GRACE_S = 5.0
-"""When one of several is gone the others fail a moment later, for want of it."""
+"""When one of several processes is lost, the others fail a moment later, since they need it."""
 
 
 class ProcessLost(Exception):
-    """A process ended that the run cannot do without; the message is one line."""
+    """A process that the run needs has ended; the message is one line."""
 
 
-async def answer(call: Awaitable[Any], who: str) -> Any:
-    """What an actor's method gave."""
+async def result_of(call: Awaitable[Any], name: str) -> Any:
+    """Awaits a call of an actor's method and returns its result; `name` is the process's name."""
     try:
         return await call
     except (RayActorError, ObjectLostError) as error:
-        raise ProcessLost(f"{who} is lost: its process ended") from error
+        raise ProcessLost(f"{name} is lost: its process ended") from error
     except RayTaskError as error:
         raise error.cause from None
 
 
-async def answers(calls: Sequence[Awaitable[Any]], who: Sequence[str]) -> list[Any]:
-    """What several gave that work together. One that is lost comes before what others say of it."""
-    tasks = [asyncio.ensure_future(answer(*pair)) for pair in zip(calls, who, strict=True)]
+async def results_of(calls: Sequence[Awaitable[Any]], names: Sequence[str]) -> list[Any]:
+    """Awaits calls of processes that work together and returns their results. `ProcessLost` is
+    raised rather than the errors that other processes have because one is lost."""
+    tasks = [asyncio.ensure_future(result_of(*pair)) for pair in zip(calls, names, strict=True)]
     done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     if rest:
         more, rest = await asyncio.wait(rest, timeout=GRACE_S)

@@ -1,9 +1,9 @@
-"""Does a run fit its cluster? Said before anything starts; `ajet plan` shows the whole of it.
+"""Checks before anything starts whether a run fits its cluster; `ajet plan` shows the details.
 
     check_local(config)       on this machine alone, as --with-ray starts Ray
-    cluster_plan(config, …)   on the nodes that the config names, or others that are described
+    cluster_plan(config, …)   on the nodes that the config requests, or others that are described
 
-Not covered: what a cluster that is joined has; its nodes are placed on when they are known.
+Not covered: a cluster that is joined, whose nodes are only known then.
 """
 
 import os
@@ -12,7 +12,13 @@ from pathlib import Path
 
 from ajet.cluster.gpus import local_gpus, visible_gpus
 from ajet.cluster.model_shape import find_config, read_shape
-from ajet.cluster.placement import Needs, Node, Placement, configured_nodes, place
+from ajet.cluster.placement import (
+    Node,
+    Placement,
+    ResourceRequest,
+    configured_nodes,
+    place_processes,
+)
 from ajet.cluster.plan import GPUS, ClusterPlan, Gpu
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError, ModelError
@@ -21,13 +27,13 @@ THIS_MACHINE = "this machine"
 
 
 def local_node() -> Node:
-    """This machine."""
+    """Returns this machine's resources."""
     return Node(THIS_MACHINE, float(len(os.sched_getaffinity(0))), local_gpus())
 
 
 def check_local(config: AjetConfig) -> Placement:
-    """The placement on this machine; ConfigError if the run does not fit here."""
-    placement = place(Needs.of(config), [local_node()])
+    """Returns the placement on this machine; ConfigError if the run does not fit on it."""
+    placement = place_processes(ResourceRequest.from_config(config), [local_node()])
     gpu = local_gpu()
     if placement.on_gpus and gpu is not None:
         require_memory(config, placement, gpu)
@@ -35,13 +41,13 @@ def check_local(config: AjetConfig) -> Placement:
 
 
 def gpus_taken(config: AjetConfig) -> tuple[int, ...]:
-    """The GPUs of this machine that a run takes here, numbered as in its device lists."""
-    placed = place(Needs.of(config), [local_node()])
-    return tuple(sorted({gpu for process in placed.processes for gpu in process.gpus}))
+    """Returns the GPUs of this machine that a run would use, numbered as in its device lists."""
+    placement = place_processes(ResourceRequest.from_config(config), [local_node()])
+    return tuple(sorted({gpu for process in placement.processes for gpu in process.gpus}))
 
 
 def local_gpu() -> Gpu | None:
-    """The smallest GPU that this process sees, as nvidia-smi tells its memory; None without any."""
+    """Returns the visible GPU with the least memory, according to nvidia-smi, or None."""
     memory = [gpu.total / 1024 for gpu in visible_gpus()]
     return (
         replace(GPUS["a100"], name="GPUs of this machine", memory=min(memory)) if memory else None
@@ -49,29 +55,34 @@ def local_gpu() -> Gpu | None:
 
 
 def configured_problems(config: AjetConfig) -> tuple[Placement, list[str]]:
-    """The placement on the nodes that the config names, and what does not fit there in memory."""
+    """Returns the placement on the nodes that the config requests, and a line for each thing that
+    does not fit into memory there."""
     placement = configured_placement(config)
     gpu = local_gpu() or GPUS["a100"]
     return placement, memory_problems(config, placement, gpu) if placement.on_gpus else []
 
 
 def configured_placement(config: AjetConfig) -> Placement:
-    """On the nodes that the config names; GPUs that it leaves open are those of this machine."""
-    return place(Needs.of(config), configured_nodes(config, local_node()))
+    """Returns the placement on the nodes that the config requests. If it does not say how many GPUs
+    a node has, they have as many as this machine."""
+    return place_processes(
+        ResourceRequest.from_config(config), configured_nodes(config, local_node())
+    )
 
 
 def require_memory(config: AjetConfig, placement: Placement, gpu: Gpu) -> None:
-    """ConfigError for the first thing that does not fit."""
+    """Raises ConfigError for the first thing that does not fit."""
     for problem in memory_problems(config, placement, gpu):
         raise ConfigError(problem)
 
 
 def memory_problems(config: AjetConfig, placement: Placement, gpu: Gpu) -> list[str]:
-    """What does not fit on GPUs of this kind; none where no config.json of the model is at hand."""
+    """Returns a line for each thing that does not fit on GPUs of this kind. The list is empty if
+    the model's config.json is not on this machine."""
     try:
         shape = read_shape(find_config(config.ajet.model.path or "", download=False))
     except ModelError:
-        return []  # nothing is known of its size before it is loaded
+        return []  # the size is unknown before the model is loaded
     problems = ClusterPlan(config, placement, shape, gpu).problems()
     return [f"{gpu.name}, {gpu.memory:g} GiB: {problem}" for problem in problems]
 
@@ -79,7 +90,11 @@ def memory_problems(config: AjetConfig, placement: Placement, gpu: Gpu) -> list[
 def cluster_plan(
     config: AjetConfig, nodes: list[Node] | None, gpu: Gpu, model_config: Path | None
 ) -> ClusterPlan:
-    """The plan of a config on these nodes; by default on those that it names."""
-    placement = place(Needs.of(config), nodes) if nodes else configured_placement(config)
+    """Returns the plan of a config on these nodes, by default on those that it requests."""
+    placement = (
+        place_processes(ResourceRequest.from_config(config), nodes)
+        if nodes
+        else configured_placement(config)
+    )
     file = model_config or find_config(config.ajet.model.path or "", download=True)
     return ClusterPlan(config, placement, read_shape(file), gpu)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from loguru import logger
 
-from ajet.cluster.actor_errors import ProcessLost, answer
+from ajet.cluster.actor_errors import ProcessLost, result_of
 from ajet.cluster.engine_process import MAX_CALLS
 from ajet.cluster.import_env import ImportEnv
 from ajet.cluster.router_process import ActorOptions, RouterHandle, RouterProcess
@@ -95,6 +95,6 @@ class Engines:
     @staticmethod
     async def _ask(call: Any) -> Any:
         try:
-            return await answer(call, "the router of the engines")
+            return await result_of(call, "the router of the engines")
         except ReplicaDown as down:  # while it started: later ones are the router's to replace
             raise ProcessLost(str(down)) from down

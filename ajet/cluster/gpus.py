@@ -1,6 +1,6 @@
-"""The GPUs of this machine, without torch: how many there are, and whether others use them.
+"""Finds the GPUs of this machine without torch: how many there are, and whether others use them.
 
-Not covered: GPUs that are not NVIDIA's (Ray counts those of a cluster itself).
+Not covered: GPUs of other makers than NVIDIA (Ray counts those of a cluster itself).
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 from ajet.core.errors import ConfigError
 
 FREE_SHARE = 0.95
-ANSWER_WITHIN_S = 20.0
+QUERY_TIMEOUT_S = 20.0
 QUERY = ["--query-gpu=index,memory.used,memory.total,uuid", "--format=csv,noheader,nounits"]
 
 
@@ -27,12 +27,13 @@ class GpuMemory:
     uuid: str = ""
 
     def is_named(self, name: str) -> bool:
-        """Whether CUDA_VISIBLE_DEVICES means it by this: an index, or the beginning of a UUID."""
+        """True if an entry of CUDA_VISIBLE_DEVICES names it: its index, or the beginning of its
+        UUID."""
         return name == self.index or (name.startswith("GPU-") and self.uuid.startswith(name))
 
 
 def local_gpus(environ: Mapping[str, str] | None = None, devices: Path = Path("/dev")) -> int:
-    """GPUs that a process started here sees."""
+    """Returns how many GPUs a process sees that is started on this machine."""
     environ = os.environ if environ is None else environ
     present = sum(path.name.removeprefix("nvidia").isdigit() for path in devices.glob("nvidia*"))
     names = _visible(environ)
@@ -45,8 +46,8 @@ def require_free_gpus(
     *,
     numbers: Collection[int] | None = None,
 ) -> None:
-    """ConfigError, in one line, if a GPU that the run takes has less than 95 % free. `numbers`
-    counts those that are visible, from 0 in their order; None: all of them."""
+    """Raises ConfigError if a GPU that the run takes has less than 95 % of its memory free.
+    `numbers` are its indices among the visible GPUs; None means all of them."""
     for number, gpu in enumerate(visible_gpus(gpus, environ)):
         if numbers is not None and number not in numbers:
             continue
@@ -60,14 +61,16 @@ def require_free_gpus(
 def visible_gpus(
     gpus: Iterable[GpuMemory] | None = None, environ: Mapping[str, str] | None = None
 ) -> list[GpuMemory]:
-    """Those that a process started here sees; by default of what nvidia-smi says."""
+    """Returns the GPUs that a process sees which is started on this machine, of `gpus` or, by
+    default, of those that nvidia-smi reports."""
     names = _visible(os.environ if environ is None else environ)
     gpus = gpu_memory() if gpus is None else gpus
     return [gpu for gpu in gpus if names is None or any(map(gpu.is_named, names))]
 
 
 def _visible(environ: Mapping[str, str]) -> list[str] | None:
-    """The GPUs that CUDA_VISIBLE_DEVICES names; as for CUDA, -1 ends the list. None: all."""
+    """Returns the entries of CUDA_VISIBLE_DEVICES, or None if it is not set; -1 ends the list, as
+    for CUDA."""
     text = environ.get("CUDA_VISIBLE_DEVICES")
     if text is None:
         return None
@@ -76,20 +79,20 @@ def _visible(environ: Mapping[str, str]) -> list[str] | None:
 
 
 def gpu_memory() -> list[GpuMemory]:
-    """What nvidia-smi says; nothing where there is none."""
+    """Returns the GPUs that nvidia-smi reports; the list is empty without nvidia-smi."""
     if not local_gpus({}) or (command := shutil.which("nvidia-smi")) is None:
         return []
     try:
-        asked = subprocess.run(
-            [command, *QUERY], capture_output=True, text=True, timeout=ANSWER_WITHIN_S, check=True
+        done = subprocess.run(
+            [command, *QUERY], capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=True
         )
     except (subprocess.SubprocessError, OSError):
         return []
-    return read_gpu_memory(asked.stdout)
+    return read_gpu_memory(done.stdout)
 
 
 def read_gpu_memory(table: str) -> list[GpuMemory]:
-    """`0, 1024, 81559, GPU-8932…` a line."""
+    """Parses nvidia-smi's table, with lines such as "0, 1024, 81559, GPU-8932…"."""
     rows = ([cell.strip() for cell in line.split(",")] for line in table.splitlines())
     return [
         GpuMemory(row[0], float(row[1]), float(row[2]), *row[3:])

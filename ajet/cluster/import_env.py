@@ -1,9 +1,9 @@
-"""The user's code in another process of the run: the same folders on the search path.
+"""Makes the user's code importable in another process: the same folders on the search path.
 
-    here = ImportEnv.of_this_process()        the driver
-    here.enter()                                 a worker, before it imports anything of the user's;
-                                                 in a method: what an actor's __init__ raises comes
-                                                 back as its death
+    env = ImportEnv.of_this_process()     in the driver
+    env.enter()                           in a worker, before it imports user code; in a method of
+                                          the actor, since Ray reports an error of `__init__` only
+                                          as the actor's death
 
 Not covered: bringing files to another machine (a shared file system, or Ray's working_dir).
 """
@@ -27,10 +27,10 @@ class ImportEnv:
 
     @classmethod
     def of_this_process(cls) -> ImportEnv:
-        return cls(str(Path.cwd()), tuple(str(Path(place).absolute()) for place in sys.path))
+        return cls(str(Path.cwd()), tuple(str(Path(folder).absolute()) for folder in sys.path))
 
     def enter(self) -> None:
-        """Relative paths of the config, and imports, then mean what they mean in the driver."""
+        """Makes relative paths and imports mean what they mean in the driver."""
         try:
             os.chdir(self.folder)
         except OSError as error:
@@ -38,4 +38,4 @@ class ImportEnv:
                 f"{self.folder}: {error.strerror} on {os.uname().nodename}: every machine of the "
                 "cluster needs the project in the same folder"
             ) from error
-        sys.path += [place for place in self.search_path if place not in sys.path]
+        sys.path += [each for each in self.search_path if each not in sys.path]

@@ -1,9 +1,9 @@
-"""The shape of a model, read from its config.json alone: no weights, no torch.
+"""Reads the shape of a model from its config.json alone, without weights or torch.
 
     {"hidden_size": 896, "num_hidden_layers": 24, …}   ->   494,032,768 parameters
 
 Dense decoders with grouped-query attention and a gated MLP: Llama, Mistral, Qwen2, Qwen3. Others
-(mixtures of experts, multi-modal models) are refused: their weights would be counted wrongly.
+(mixtures of experts, multi-modal models) are refused, since their weights would be counted wrongly.
 """
 
 import json
@@ -23,7 +23,7 @@ SIZES = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder's sizes, and what follows from them."""
+    """The sizes of a decoder, and the numbers of parameters that follow from them."""
 
     hidden: int
     layers: int
@@ -38,7 +38,7 @@ class ModelShape:
 
     @property
     def attention_width(self) -> int:
-        """Width of the queries, and of what the heads give."""
+        """Width of the queries, and of the heads' output."""
         return self.heads * self.head_dim
 
     @property
@@ -57,7 +57,7 @@ class ModelShape:
 
     @property
     def embedding_parameters(self) -> int:
-        """The table, and the head where that is another one."""
+        """The embedding table, and the output head if it has weights of its own."""
         return self.vocab * self.hidden * (1 if self.tied else 2)
 
     @property
@@ -65,7 +65,7 @@ class ModelShape:
         return self.layers * self.layer_parameters + self.embedding_parameters + self.hidden
 
     def lora_parameters(self, rank: int) -> int:
-        """Adapters on all linear layers: rank x (in + out) each."""
+        """Returns the parameters of adapters on all linear layers: rank x (in + out) each."""
         h, q, kv, mlp = self.hidden, self.attention_width, self.kv_width, self.intermediate
         widths = 2 * (h + q) + 2 * (h + kv) + 3 * (h + mlp)
         return rank * widths * self.layers
@@ -77,20 +77,21 @@ class ModelShape:
 
 
 def read_shape(file: Path) -> ModelShape:
-    """The shape in a config.json; ModelError, in one line, where it has none that is known."""
-    return shape_of(_written(file), str(file))
+    """Returns the shape in a config.json; ModelError for an unknown architecture."""
+    return shape_of(_read_json(file), str(file))
 
 
 def sizes(file: Path) -> dict[str, Any]:
-    """What of a config.json all checkpoints of one model share, of any family."""
-    written = _written(file)
-    inner = written.get("text_config")
-    found = written | inner if isinstance(inner, dict) else written
+    """Returns the entries of a config.json that all checkpoints of one model share, for models of
+    any family."""
+    content = _read_json(file)
+    text_config = content.get("text_config")
+    found = content | text_config if isinstance(text_config, dict) else content
     return {name: found[name] for name in SIZES if name in found}
 
 
 def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
-    """The shape in a config.json's mapping."""
+    """Returns the shape from a config.json's content; `where` is named in errors."""
     family = config.get("model_type")
     if family not in DENSE:
         raise ModelError(
@@ -115,13 +116,14 @@ def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
 
 
 def find_config(path: str, *, download: bool) -> Path:
-    """The config.json of `model.path`; of a hub's name, the cached one, or one small file of it."""
+    """Returns the config.json of `model.path`. For a name on the hub it is the cached one; with
+    `download` that one file is downloaded if it is not cached."""
     if path.startswith("embedded:"):
         return EMBEDDED / path.removeprefix("embedded:") / "config.json"
-    place = Path(path).expanduser()
-    if place.is_dir():
-        return place / "config.json"
-    if place.is_file() or path.endswith(".gguf"):
+    local = Path(path).expanduser()
+    if local.is_dir():
+        return local / "config.json"
+    if local.is_file() or path.endswith(".gguf"):
         raise ModelError(f"model '{path}': a GGUF file has no config.json to estimate memory from")
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -139,15 +141,15 @@ def find_config(path: str, *, download: bool) -> Path:
     raise ModelError(f"model '{path}': its config.json is not on this machine")
 
 
-def _written(file: Path) -> dict[str, Any]:
-    """A config.json as it is."""
+def _read_json(file: Path) -> dict[str, Any]:
+    """Returns the content of a config.json."""
     try:
-        written = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"{file}: no model's config.json can be read there: {error}") from error
-    if not isinstance(written, dict):
+    if not isinstance(content, dict):
         raise ModelError(f"{file}: a model's config.json is a mapping")
-    return written
+    return content
 
 
 def _first_line(error: Exception) -> str:

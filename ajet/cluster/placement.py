@@ -1,4 +1,4 @@
-"""Where each process of a run goes: a config and what the nodes have in, a frozen `Placement` out.
+"""Places the processes of a run: a config and the nodes' resources in, a frozen `Placement` out.
 
     colocated (verl)                        disaggregated (trinity)
     node 0  GPU 0: trainer 0, engine 0      node 0  GPU 0 and 1: trainer 0, trainer 1
@@ -23,17 +23,17 @@ PARALLEL = "ajet.rollout.tensor_model_parallel_size"
 TRAINER_MAP, ENGINE_MAP = "ajet.trainer_common.device_mapping", "ajet.rollout.device_mapping"
 GPUS_PER_NODE, SEQUENCE = "n_gpus_per_node", "ajet.trainer_common.ulysses_sequence_parallel_size"
 WITHOUT_TRAINER = ("explore", "bench", "serve")
-MOST_WORKERS = 8
+MAX_WORKERS = 8
 CORES_PER_GPU = 8.0
-"""Taken for nodes that are only described."""
+"""The number that is assumed for nodes that are only described."""
 SMALLEST_SHARE = 1e-4
-"""The step in which Ray counts CPUs."""
+"""The smallest share of a CPU that Ray counts."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """What one machine has for the run; `ray_id` where it is a node of Ray's, `is_remote` where the
-    driver is on another."""
+    """The resources of one machine. `ray_id` is set if it is a node of a Ray cluster; `is_remote`
+    says that the driver is on another machine."""
 
     name: str
     cpus: float
@@ -44,7 +44,8 @@ class Node:
 
 @dataclass(frozen=True)
 class Process:
-    """One rank, engine or worker: its node, the GPUs of that node it may see, its share of CPUs."""
+    """One rank, engine or worker: the bundle of its node, the GPUs of that node that it sees, and
+    its share of the CPUs."""
 
     role: Role
     index: int
@@ -55,7 +56,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Placement:
-    """All processes of a run. `nodes[process.bundle]` is where one is."""
+    """All processes of a run; `nodes[process.bundle]` is the node of a process."""
 
     nodes: tuple[Node, ...]
     trainer: tuple[Process, ...]
@@ -72,17 +73,17 @@ class Placement:
 
     @property
     def shares_gpus(self) -> bool:
-        """Whether some GPU is a trainer's and an engine's: one must sleep while the other works."""
+        """True if a trainer rank and an engine share some GPU: one sleeps while the other works."""
         of_trainer = {(rank.bundle, gpu) for rank in self.trainer for gpu in rank.gpus}
         return any((each.bundle, gpu) in of_trainer for each in self.engines for gpu in each.gpus)
 
     def gpus_of(self, bundle: int) -> int:
-        """GPUs to reserve on a node: up to the highest that a process of it uses."""
+        """Returns how many GPUs to reserve on a node: up to the highest number that is used."""
         return max(self._used(bundle), default=-1) + 1
 
-    def packed(self) -> "Placement":
-        """With the GPUs that a node's processes use numbered from 0: no more than those need be
-        reserved."""
+    def with_renumbered_gpus(self) -> "Placement":
+        """Returns the placement with the used GPUs of each node numbered from 0, so that only those
+        are reserved."""
 
         def renumbered(process: Process) -> Process:
             used = self._used(process.bundle)
@@ -99,23 +100,24 @@ class Placement:
         return sorted({gpu for gpus in here for gpu in gpus})
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """(node, GPU or CPU, who is there), for a table."""
+        """Returns the rows of a table: node, GPU or CPU, the processes there."""
         return [row for bundle in range(len(self.nodes)) for row in self._rows_of(bundle)]
 
     def _rows_of(self, bundle: int) -> list[tuple[str, str, str]]:
         here = [each for each in self.processes if each.bundle == bundle]
         name = self.nodes[bundle].name
         rows = [
-            (name, f"GPU {gpu}", _named(each for each in here if gpu in each.gpus))
+            (name, f"GPU {gpu}", _names(each for each in here if gpu in each.gpus))
             for gpu in self._used(bundle)
         ]
-        on_cpu = _named(each for each in here if not each.gpus)
+        on_cpu = _names(each for each in here if not each.gpus)
         return [*rows, (name, "CPU", on_cpu)] if on_cpu else rows
 
 
 @dataclass(frozen=True)
-class Needs:
-    """What a config asks of a cluster; null and auto are still open."""
+class ResourceRequest:
+    """The processes and devices that a config requests; None and "auto" are decided by
+    `place_processes`."""
 
     colocated: bool
     nnodes: int = 1
@@ -133,15 +135,15 @@ class Needs:
     max_episodes: int = 64
 
     @classmethod
-    def of(cls, config: AjetConfig) -> "Needs":
+    def from_config(cls, config: AjetConfig) -> "ResourceRequest":
         trainer, rollout = config.ajet.trainer_common, config.ajet.rollout
         mode = config.trinity.mode if config.ajet.backbone == "trinity" else "colocate"
-        # What computes on the CPU takes no GPU from others.
-        is_open = trainer.n_gpus_per_node == "auto" and config.ajet.model.device == "cpu"
+        # A run that computes on the CPU does not reserve GPUs that others could use.
+        uses_cpu = trainer.n_gpus_per_node == "auto" and config.ajet.model.device == "cpu"
         return cls(
             colocated=mode == "colocate",
             nnodes=trainer.nnodes,
-            n_gpus_per_node=0 if is_open else trainer.n_gpus_per_node,
+            n_gpus_per_node=0 if uses_cpu else trainer.n_gpus_per_node,
             trains=mode not in WITHOUT_TRAINER,
             generates=mode != "train",
             n_trainer_ranks=trainer.n_trainer_ranks,
@@ -156,40 +158,42 @@ class Needs:
         )
 
 
-def place(needs: Needs, nodes: Sequence[Node]) -> Placement:
-    """The processes of a run on these nodes; ConfigError, in one line, for what does not fit."""
-    used = _chosen(needs, nodes)
+def place_processes(request: ResourceRequest, nodes: Sequence[Node]) -> Placement:
+    """Places the processes of a run on these nodes; raises ConfigError if they do not fit."""
+    used = _choose_nodes(request, nodes)
     devices = [(bundle, gpu) for bundle, node in enumerate(used) for gpu in range(node.gpus)]
     if devices:
-        trainer, engines = _on_gpus(needs, devices)
+        trainer, engines = _on_gpus(request, devices)
     else:
-        trainer, engines = _on_cpus(needs, len(used))
-    _check_sequence_parallel(needs, len(trainer))
-    workers = _workers(needs, used)
+        trainer, engines = _on_cpus(request, len(used))
+    _check_sequence_parallel(request, len(trainer))
+    workers = _workers(request, used)
     return _with_cpu_shares(Placement(tuple(used), trainer, engines, workers))
 
 
 def configured_nodes(
     config: AjetConfig, here: Node, nnodes: int | None = None, gpus: int | None = None
 ) -> list[Node]:
-    """The nodes that a config names, or `nnodes` of `gpus` each; the rest is as it is `here`."""
+    """Describes the nodes that a config requests, or `nnodes` of `gpus` each. What is not given is
+    taken from `here`, this machine."""
     trainer = config.ajet.trainer_common
     wanted = trainer.n_gpus_per_node
     each = gpus if gpus is not None else here.gpus if wanted == "auto" else wanted
     cores = max(here.cpus, CORES_PER_GPU * each)
-    return [Node(f"node {place}", cores, each) for place in range(nnodes or trainer.nnodes)]
+    return [Node(f"node {index}", cores, each) for index in range(nnodes or trainer.nnodes)]
 
 
-def _chosen(needs: Needs, nodes: Sequence[Node]) -> list[Node]:
-    """The `nnodes` nodes with the most GPUs, in the order given, each with what the run uses."""
-    wanted = needs.n_gpus_per_node
-    if len(nodes) < needs.nnodes:
+def _choose_nodes(request: ResourceRequest, nodes: Sequence[Node]) -> list[Node]:
+    """Returns the `nnodes` nodes with the most GPUs, in the given order, each with the GPUs that
+    the run uses."""
+    wanted = request.n_gpus_per_node
+    if len(nodes) < request.nnodes:
         raise ConfigError(
-            f"ajet.trainer_common.nnodes={needs.nnodes}: the cluster has "
+            f"ajet.trainer_common.nnodes={request.nnodes}: the cluster has "
             f"{_count(len(nodes), 'node')}; add nodes or lower it"
         )
-    by_gpus = sorted(range(len(nodes)), key=lambda place: -nodes[place].gpus)
-    used = [nodes[place] for place in sorted(by_gpus[: needs.nnodes])]
+    by_gpus = sorted(range(len(nodes)), key=lambda index: -nodes[index].gpus)
+    used = [nodes[index] for index in sorted(by_gpus[: request.nnodes])]
     if wanted == "auto":
         return used
     for node in used:
@@ -202,52 +206,57 @@ def _chosen(needs: Needs, nodes: Sequence[Node]) -> list[Node]:
 
 
 def _on_gpus(
-    needs: Needs, devices: list[tuple[int, int]]
+    request: ResourceRequest, devices: list[tuple[int, int]]
 ) -> tuple[tuple[Process, ...], tuple[Process, ...]]:
-    for_trainer = _mapped(needs.trainer_devices, devices, TRAINER_MAP)
-    for_engines = _mapped(needs.engine_devices, devices, ENGINE_MAP)
-    if needs.generates and needs.in_process and needs.tensor_parallel > 1:
+    for_trainer = _devices_of(request.trainer_devices, devices, TRAINER_MAP)
+    for_engines = _devices_of(request.engine_devices, devices, ENGINE_MAP)
+    if request.generates and request.in_process and request.tensor_parallel > 1:
         raise ConfigError(
-            f"{PARALLEL}={needs.tensor_parallel}: the in-process engine computes on one GPU; leave "
-            "it at 1, or set ajet.rollout.name to vllm or sglang"
+            f"{PARALLEL}={request.tensor_parallel}: the in-process engine computes on one GPU; "
+            "leave it at 1, or set ajet.rollout.name to vllm or sglang"
         )
-    if not needs.trains:
-        left = for_engines or _left(devices, for_trainer, TRAINER_MAP, "engines", ENGINE_MAP)
+    if not request.trains:
+        left = for_engines or _remaining_devices(
+            devices, for_trainer, TRAINER_MAP, "engines", ENGINE_MAP
+        )
         of_both = for_engines is None and for_trainer is not None
-        return (), _engines(needs, left, from_the_end=of_both)
-    if not needs.generates:
-        left = for_trainer or _left(devices, for_engines, ENGINE_MAP, "trainer", TRAINER_MAP)
-        return _ranks(needs, left), ()
-    if needs.colocated:
+        return (), _engines(request, left, from_the_end=of_both)
+    if not request.generates:
+        left = for_trainer or _remaining_devices(
+            devices, for_engines, ENGINE_MAP, "trainer", TRAINER_MAP
+        )
+        return _ranks(request, left), ()
+    if request.colocated:
         trainer = for_trainer or for_engines or devices
-        return _ranks(needs, trainer), _engines(needs, for_engines or trainer)
-    return _side_by_side(needs, devices, for_trainer, for_engines)
+        return _ranks(request, trainer), _engines(request, for_engines or trainer)
+    return _side_by_side(request, devices, for_trainer, for_engines)
 
 
-def _left(
+def _remaining_devices(
     devices: list[tuple[int, int]],
     others: list[tuple[int, int]] | None,
-    their_key: str,
-    who: str,
+    others_key: str,
+    role: str,
     key: str,
 ) -> list[tuple[int, int]]:
-    """What the other command of the run does not name."""
+    """Returns the devices that the other command of the run does not use."""
     left = [device for device in devices if device not in (others or ())]
     if not left:
         raise ConfigError(
-            f"{their_key} takes all {len(devices)} GPUs and leaves the {who} none: shorten it, or "
-            f"say {key} (on another machine they are numbered from 0, too)"
+            f"{others_key} takes all {len(devices)} GPUs and leaves the {role} none: shorten it, "
+            f"or say {key} (on another machine they are numbered from 0, too)"
         )
     return left
 
 
 def _side_by_side(
-    needs: Needs,
+    request: ResourceRequest,
     devices: list[tuple[int, int]],
     for_trainer: list[tuple[int, int]] | None,
     for_engines: list[tuple[int, int]] | None,
 ) -> tuple[tuple[Process, ...], tuple[Process, ...]]:
-    """Engines have their GPUs, by default the last ones; the trainer has the rest."""
+    """Gives engines and trainer GPUs of their own: by default the last ones to the engines, the
+    others to the trainer."""
     both = sorted({*(for_trainer or ())} & {*(for_engines or ())})
     if both:
         raise ConfigError(
@@ -256,11 +265,11 @@ def _side_by_side(
         )
     if for_engines is None:
         free = [device for device in devices if device not in (for_trainer or ())]
-        _check_room(needs, len(devices), len(free), has_trainer=for_trainer is not None)
-        asked = needs if for_trainer else replace(needs, n_engines=needs.n_engines or 1)
+        _check_gpu_count(request, len(devices), len(free), has_trainer=for_trainer is not None)
+        asked = request if for_trainer else replace(request, n_engines=request.n_engines or 1)
         engines = _engines(asked, free, from_the_end=True)
     else:
-        engines = _engines(needs, for_engines)
+        engines = _engines(request, for_engines)
     taken = for_engines or [(each.bundle, gpu) for each in engines for gpu in each.gpus]
     rest = for_trainer or [device for device in devices if device not in taken]
     if not rest:
@@ -268,12 +277,12 @@ def _side_by_side(
             f"{ENGINE_MAP} takes all {len(devices)} GPUs and leaves the trainer none: shorten it, "
             "or set trinity.mode=colocate or --backbone verl, where they share GPUs"
         )
-    return _ranks(needs, rest), engines
+    return _ranks(request, rest), engines
 
 
-def _check_room(needs: Needs, total: int, free: int, *, has_trainer: bool) -> None:
-    """That engines and a trainer have GPUs of their own."""
-    engines, size = needs.n_engines or 1, needs.tensor_parallel
+def _check_gpu_count(request: ResourceRequest, total: int, free: int, *, has_trainer: bool) -> None:
+    """Raises ConfigError if there are too few GPUs for engines and a trainer."""
+    engines, size = request.n_engines or 1, request.tensor_parallel
     if engines * size + (not has_trainer) <= free:
         return
     raise ConfigError(
@@ -284,21 +293,22 @@ def _check_room(needs: Needs, total: int, free: int, *, has_trainer: bool) -> No
 
 
 def _engines(
-    needs: Needs, devices: list[tuple[int, int]], *, from_the_end: bool = False
+    request: ResourceRequest, devices: list[tuple[int, int]], *, from_the_end: bool = False
 ) -> tuple[Process, ...]:
-    """Groups of `tensor_parallel` GPUs, each within one node; null is all there is room for."""
-    size = needs.tensor_parallel
+    """Gives each engine `tensor_parallel` GPUs of one node. If the number of engines is not
+    requested, there are as many as fit."""
+    size = request.tensor_parallel
     by_node: dict[int, list[int]] = {}
     for bundle, gpu in devices:
         by_node.setdefault(bundle, []).append(gpu)
-    if needs.n_engines is None:
+    if request.n_engines is None:
         _check_divides(size, by_node)
     groups = [
         (bundle, tuple(gpus[start : start + size]))
         for bundle, gpus in by_node.items()
         for start in range(len(gpus) % size if from_the_end else 0, len(gpus) - size + 1, size)
     ]
-    wanted = len(groups) if needs.n_engines is None else needs.n_engines
+    wanted = len(groups) if request.n_engines is None else request.n_engines
     if wanted > len(groups):
         raise ConfigError(
             f"{ENGINES}={wanted} of {_count(size, 'GPU')} ({PARALLEL}): there is room for "
@@ -306,7 +316,9 @@ def _engines(
             "lower one of them"
         )
     chosen = groups[::-1][:wanted] if from_the_end else groups[:wanted]
-    return tuple(Process("engine", at, bundle, gpus) for at, (bundle, gpus) in enumerate(chosen))
+    return tuple(
+        Process("engine", index, bundle, gpus) for index, (bundle, gpus) in enumerate(chosen)
+    )
 
 
 def _check_divides(size: int, by_node: dict[int, list[int]]) -> None:
@@ -318,9 +330,9 @@ def _check_divides(size: int, by_node: dict[int, list[int]]) -> None:
             )
 
 
-def _ranks(needs: Needs, devices: list[tuple[int, int]]) -> tuple[Process, ...]:
-    """One rank for each GPU; rank 0 has the first."""
-    wanted = len(devices) if needs.n_trainer_ranks is None else needs.n_trainer_ranks
+def _ranks(request: ResourceRequest, devices: list[tuple[int, int]]) -> tuple[Process, ...]:
+    """Places one rank on each GPU, in their order."""
+    wanted = len(devices) if request.n_trainer_ranks is None else request.n_trainer_ranks
     if wanted > len(devices):
         raise ConfigError(
             f"{RANKS}={wanted}: the trainer has {_count(len(devices), 'GPU')}, and a rank needs "
@@ -332,41 +344,46 @@ def _ranks(needs: Needs, devices: list[tuple[int, int]]) -> tuple[Process, ...]:
     )
 
 
-def _on_cpus(needs: Needs, num_nodes: int) -> tuple[tuple[Process, ...], tuple[Process, ...]]:
-    for key, devices in ((TRAINER_MAP, needs.trainer_devices), (ENGINE_MAP, needs.engine_devices)):
+def _on_cpus(
+    request: ResourceRequest, num_nodes: int
+) -> tuple[tuple[Process, ...], tuple[Process, ...]]:
+    for key, devices in (
+        (TRAINER_MAP, request.trainer_devices),
+        (ENGINE_MAP, request.engine_devices),
+    ):
         if devices:
             raise ConfigError(
                 f"{key} names GPUs, and the nodes have none for the run; leave it out"
             )
-    if needs.tensor_parallel > 1:
+    if request.tensor_parallel > 1:
         raise ConfigError(
-            f"{PARALLEL}={needs.tensor_parallel}: there is no GPU, and on CPU an engine is one "
+            f"{PARALLEL}={request.tensor_parallel}: there is no GPU, and on CPU an engine is one "
             "process; leave it at 1"
         )
-    ranks = (needs.n_trainer_ranks or 1) if needs.trains else 0
-    engines = (needs.n_engines or 1) if needs.generates else 0
+    ranks = (request.n_trainer_ranks or 1) if request.trains else 0
+    engines = (request.n_engines or 1) if request.generates else 0
     return _spread("trainer", ranks, num_nodes), _spread("engine", engines, num_nodes)
 
 
 def _spread(role: Role, count: int, num_nodes: int) -> tuple[Process, ...]:
-    """Evenly, neighbours on one node."""
+    """Spreads processes evenly over the nodes; neighbours are on one node."""
     return tuple(Process(role, each, each * num_nodes // count) for each in range(count))
 
 
-def _workers(needs: Needs, nodes: Sequence[Node]) -> tuple[Process, ...]:
-    if not needs.generates:
+def _workers(request: ResourceRequest, nodes: Sequence[Node]) -> tuple[Process, ...]:
+    if not request.generates:
         return ()
     cores = int(sum(node.cpus for node in nodes))
-    wanted = needs.num_workers or min(MOST_WORKERS, max(1, cores // 2))
-    return _spread("worker", min(wanted, needs.max_episodes), len(nodes))
+    wanted = request.num_workers or min(MAX_WORKERS, max(1, cores // 2))
+    return _spread("worker", min(wanted, request.max_episodes), len(nodes))
 
 
 def _with_cpu_shares(placement: Placement) -> Placement:
-    """Each process a core, or an equal share of its node where there are fewer cores."""
+    """Gives each process one core, or an equal share where its node has fewer cores."""
 
     def share(process: Process) -> Process:
-        crowd = sum(each.bundle == process.bundle for each in placement.processes)
-        cores = placement.nodes[process.bundle].cpus / crowd
+        num_processes = sum(each.bundle == process.bundle for each in placement.processes)
+        cores = placement.nodes[process.bundle].cpus / num_processes
         steps = int(min(1.0, cores) / SMALLEST_SHARE)
         return replace(process, cpus=max(1, steps) * SMALLEST_SHARE)
 
@@ -378,18 +395,18 @@ def _with_cpu_shares(placement: Placement) -> Placement:
     )
 
 
-def _check_sequence_parallel(needs: Needs, ranks: int) -> None:
-    if ranks % needs.sequence_parallel:
+def _check_sequence_parallel(request: ResourceRequest, ranks: int) -> None:
+    if ranks % request.sequence_parallel:
         raise ConfigError(
-            f"{SEQUENCE}={needs.sequence_parallel} does not divide the "
+            f"{SEQUENCE}={request.sequence_parallel} does not divide the "
             f"{_count(ranks, 'trainer rank')}; choose a divisor"
         )
 
 
-def _mapped(
+def _devices_of(
     numbers: tuple[int, ...] | None, devices: list[tuple[int, int]], key: str
 ) -> list[tuple[int, int]] | None:
-    """The GPUs of a device list, in the order of the nodes."""
+    """Returns the GPUs of a device list, in the order of the nodes, or None without a list."""
     if numbers is None:
         return None
     if max(numbers) >= len(devices):
@@ -400,8 +417,8 @@ def _mapped(
     return [devices[number] for number in sorted(numbers)]
 
 
-def _named(processes: Iterable[Process]) -> str:
-    """`trainer 0, engine 0, worker 0 to 3`."""
+def _names(processes: Iterable[Process]) -> str:
+    """Returns the names of processes, such as "trainer 0, engine 0, worker 0 to 3"."""
     by_role: dict[str, list[int]] = {}
     for process in processes:
         by_role.setdefault(process.role, []).append(process.index)
@@ -409,8 +426,8 @@ def _named(processes: Iterable[Process]) -> str:
 
 
 def _range(indices: list[int]) -> str:
-    in_a_row = list(range(indices[0], indices[-1] + 1)) == indices
-    if len(indices) > 1 and in_a_row:
+    is_range = list(range(indices[0], indices[-1] + 1)) == indices
+    if len(indices) > 1 and is_range:
         return f"{indices[0]} to {indices[-1]}"
     return " and ".join(map(str, indices))
 

@@ -1,6 +1,6 @@
-"""Whether a Ray of this version answers at an address: `python -m ajet.cluster.probe host:6379`.
+"""Checks if a Ray of this version answers at an address: `python -m ajet.cluster.probe host:6379`.
 
-Exit 0, or 1 with the reason in one line. Ends when it knows; whoever asks bounds the time.
+Exits with 0, or with 1 and the reason in one line. It has no time limit of its own.
 """
 
 import logging
@@ -9,23 +9,23 @@ import sys
 
 
 def main(address: str) -> int:
+    """Connects to the address; returns the exit status."""
     import ray
 
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
     except (RuntimeError, ConnectionError, ValueError) as error:
-        print(reason(str(error)))
+        print(one_line(str(error)))
         return 1
     ray.shutdown()
     return 0
 
 
-def reason(message: str) -> str:
-    """Ray's message in one line; for another version, what to do about it.
+def one_line(message: str) -> str:
+    """Returns Ray's message in one line; for another version, with what to do about it.
 
-    Ray says: `Version mismatch: The cluster was started with:\\n Ray: A\\n Python: B\\nThis process
-    on … was started with:\\n Ray: C\\n Python: D`.
-    """
+    Ray's message is: `Version mismatch: The cluster was started with:\\n Ray: A\\n Python: B\\nThis
+    process on … was started with:\\n Ray: C\\n Python: D`."""
     rays, pythons = (re.findall(rf"{name}: (\S+)", message) for name in ("Ray", "Python"))
     if "mismatch" in message and len(rays) == len(pythons) == 2:
         return (

@@ -27,7 +27,7 @@ from loguru import logger
 from ray.cloudpickle import cloudpickle
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
-from ajet.cluster.actor_errors import ProcessLost, answer, answers
+from ajet.cluster.actor_errors import ProcessLost, result_of, results_of
 from ajet.cluster.import_env import ImportEnv
 from ajet.cluster.rollout_worker import (
     MAX_CALLS,
@@ -136,7 +136,7 @@ class RolloutWorkers:
     async def check(self) -> None:
         """The user's code can be imported in every process; a mistake in it is one line."""
         calls = [self._actor(slot).check.remote(self._config) for slot in self.slots]
-        await answers(calls, [slot.name for slot in self.slots])
+        await results_of(calls, [slot.name for slot in self.slots])
 
     async def start(
         self, make_endpoint: Callable[[], ModelEndpoint], spec: TokenizerSpec
@@ -258,9 +258,9 @@ class RolloutWorkers:
         return worker.actor
 
     async def _start(self, worker: WorkerSlot, actor: Any) -> int:
-        await answer(actor.check.remote(self._config), worker.name)
+        await result_of(actor.check.remote(self._config), worker.name)
         started = actor.start.remote(self._config, self._make_endpoint, self._spec)
-        pid = await answer(started, worker.name)
+        pid = await result_of(started, worker.name)
         worker.listening = asyncio.create_task(self._listen(worker, actor, pid))
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch())

@@ -1,10 +1,10 @@
-"""A run on Ray as one attempt after another, while processes are lost on the way.
+"""Runs a run on Ray, with another attempt from the last checkpoint when a process is lost.
 
     Ray, its nodes, a node and devices for each process
       attempt ─> done
-         └─ ProcessLost ─> another, from the last checkpoint; a third loss at one step ends the run
+         └─ ProcessLost ─> another attempt; a third loss at one step ends the run
 
-Not covered: the driver itself (the same command goes on).
+Not covered: a driver that ends (the same command resumes the run).
 """
 
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from loguru import logger
 from rich.console import Console
 
 from ajet.cluster.actor_errors import ProcessLost
-from ajet.cluster.placement import Needs, Placement, Process, place
-from ajet.cluster.placement_groups import reserved
+from ajet.cluster.placement import Placement, Process, ResourceRequest, place_processes
+from ajet.cluster.placement_groups import reserve
 from ajet.cluster.session import RaySession, SessionSettings, ray_session
 from ajet.core.config import AjetConfig
 from ajet.core.errors import RunFailed
@@ -25,15 +25,15 @@ from ajet.core.record.summary import RunSummary
 from ajet.core.update.checkpoint import newest_checkpoint, step_of
 
 MAX_LOSSES = 3
-"""So often may processes be lost without a new checkpoint in between."""
+"""The number of losses without a new checkpoint in between that ends the run."""
 
 
 ProcessOptions = Callable[[Process], dict[str, Any]]
-"""How Ray is to place a process."""
+"""A function that returns the options of a process's Ray actor."""
 
 
 class RunAttempt(Protocol):
-    """From a checkpoint, or the beginning, to the last step."""
+    """One attempt of a run: from a checkpoint, or the beginning, to the last step."""
 
     def fit(self) -> RunSummary | None: ...
 
@@ -50,32 +50,33 @@ def run_on_ray(
     folder: RunFolder,
     console: Console,
 ) -> RunSummary | None:
-    """The whole run, on a Ray that is had for it."""
+    """Starts or joins Ray and runs the whole run on it; returns its summary, if it writes one."""
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     with (
         ray_session(settings, config, say) as session,
-        catch_interrupts() as interrupt,  # after Ray, which has a handler of its own
+        catch_interrupts() as interrupt,  # after Ray, which installs its own handler
     ):
-        placement = placed(config, session)
-        with reserved(placement, session.environment) as reservation:
+        placement = make_placement(config, session)
+        with reserve(placement, session.environment) as reservation:
             cluster = (interrupt, console, placement, reservation.options)
-            return run_with_restarts(config, folder, lambda now: make(now, folder, *cluster).fit())
+            return run_with_restarts(config, folder, lambda c: make(c, folder, *cluster).fit())
 
 
-def placed(config: AjetConfig, session: RaySession) -> Placement:
-    """The run's processes on this Ray. One of our own has all of the machine, and a device list's
-    numbers are the machine's; on one that is joined, which GPUs they are is for Ray to say."""
-    placement = place(Needs.of(config), session.nodes)
-    return placement if session.is_ours else placement.packed()
+def make_placement(config: AjetConfig, session: RaySession) -> Placement:
+    """Places the run's processes on this Ray. A Ray of our own has the whole machine, so the
+    numbers of a device list are the machine's; in a cluster that is joined Ray chooses the GPUs."""
+    placement = place_processes(ResourceRequest.from_config(config), session.nodes)
+    return placement if session.is_own else placement.with_renumbered_gpus()
 
 
 def run_with_restarts(
     config: AjetConfig, folder: RunFolder, attempt: Callable[[AjetConfig], RunSummary | None]
 ) -> RunSummary | None:
-    """Makes attempts until one ends; returns its summary, or None where it writes none."""
+    """Makes attempts until one ends without a lost process; returns its summary, or None if it
+    writes none."""
     last, losses = -1, 0
     while True:
         try:
@@ -95,7 +96,8 @@ def run_with_restarts(
 
 
 def resumed(config: AjetConfig) -> AjetConfig:
-    """Going on from what this very run has saved, however it began."""
+    """Returns the config with `resume` set to auto, so that the run resumes from its own last
+    checkpoint, whatever it started from."""
     trainer = config.ajet.trainer_common.model_copy(update={"resume": "auto"})
     ajet = config.ajet.model_copy(update={"trainer_common": trainer})
     return config.model_copy(update={"ajet": ajet})

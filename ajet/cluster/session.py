@@ -1,17 +1,18 @@
-"""A Ray for one run: started here, or joined; what was started is stopped, and nothing else.
+"""Starts a Ray for one run, or joins one; stops what it started, and nothing else.
 
     with ray_session(settings, config) as session:
         session.nodes            what placement.py takes
 
-    --with-ray                                   start one here, for this machine alone
-    --with-ray-cluster, RAY_ADDRESS=host:6379    join it
-    --with-ray-cluster, MASTER_ADDR, MASTER_PORT the same command on every node: that of
-                                                 MASTER_ADDR leads, the others serve it until it
-                                                 goes (`serve_as_node`)
+    --with-ray                                   start a Ray here, for this machine alone
+    --with-ray-cluster, RAY_ADDRESS=host:6379    join that cluster
+    --with-ray-cluster, MASTER_ADDR, MASTER_PORT the same command on every node: the node of
+                                                 MASTER_ADDR starts the head and the run, the
+                                                 others serve the head until it ends
+                                                 (`serve_as_node`)
     neither                                      join RAY_ADDRESS if it is set, else start one
 
-Ray is had over loopback and without a dashboard when it is started for one machine. Not covered:
-clusters that are made (docs/cluster.md), placement (placement.py).
+A Ray for one machine listens on loopback and has no dashboard. Not covered: making clusters
+(docs/cluster.md), placement (placement.py).
 """
 
 import logging
@@ -35,7 +36,7 @@ from loguru import logger
 from ajet.cluster.capacity import gpus_taken
 from ajet.cluster.gpus import require_free_gpus
 from ajet.cluster.placement import Node
-from ajet.cluster.probe import reason
+from ajet.cluster.probe import one_line
 from ajet.core.breakpoint import TAGS_VARIABLE
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
@@ -43,97 +44,106 @@ from ajet.servers import process_guard
 
 HEAD_PORT = 6379
 LOOPBACK = "127.0.0.2"
-"""Of this machine alone; Ray takes 127.0.0.1 for a wish to be reached from others."""
-ANSWER_WITHIN_S, PROBE_WITHIN_S, NODES_WITHIN_S, STOP_WITHIN_S = 5.0, 30.0, 600.0, 8.0
-HEAD_WITHIN_S = 300.0
-"""For a head that is being started."""
-LOOK_AGAIN_S = 1.0
-GONE_AFTER = 4
-"""So often in a row nothing answers: one connect may fail on a busy network."""
-LAST_WORDS = 300
+"""An address of this machine alone. With 127.0.0.1 Ray would listen on the machine's own address,
+to be reached from others."""
+CONNECT_TIMEOUT_S, PROBE_TIMEOUT_S, NODES_TIMEOUT_S, STOP_TIMEOUT_S = 5.0, 30.0, 600.0, 8.0
+HEAD_TIMEOUT_S = 300.0
+"""The time that a head which starts here may take."""
+POLL_S = 1.0
+GONE_AFTER_FAILURES = 4
+"""The number of failed connections in a row: one alone may fail on a busy network."""
+MAX_REASON_CHARS = 300
 START_TRIES = 3
 TOO_SLOW = "Ray gave its node up before it was there (is the machine busy?): trying again"
-Say = Callable[[str], None]
+Print = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """How Ray is had, as the command line says."""
+    """How to start or join Ray, from the command line."""
 
-    how: Literal["auto", "start", "cluster"] = "auto"
+    mode: Literal["auto", "start", "cluster"] = "auto"
     debug_tags: tuple[str, ...] = ()
     check_gpus: bool = True
 
 
 @dataclass(frozen=True)
-class Access:
-    """What `how` and the environment come to."""
+class RayConnection:
+    """What to do for a Ray: start it here, join it at `address`, start its head there (`lead`), or
+    serve the head there. `reason` says why it is started here."""
 
-    way: Literal["start", "join", "lead", "serve"]
+    action: Literal["start", "join", "lead", "serve"]
     address: str = ""
-    because: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True)
 class RaySession:
-    """A Ray that this process is connected to; `environment` is that of the run's processes."""
+    """A Ray that this process is connected to; every process of the run gets the variables of
+    `environment`. `is_own` says that it was started here for this run."""
 
     address: str
     nodes: tuple[Node, ...]
-    is_ours: bool
+    is_own: bool
     environment: Mapping[str, str]
 
 
 @contextmanager
 def ray_session(
-    settings: SessionSettings, config: AjetConfig, say: Say = lambda text: None
+    settings: SessionSettings, config: AjetConfig, print_line: Print = lambda text: None
 ) -> Iterator[RaySession]:
-    """Ray, until the block ends. An error in the block leaves the logs of a Ray that was ours."""
+    """Starts or joins Ray until the block ends. If the block fails, the logs of a Ray that was
+    started here are kept."""
     require_ray()
-    access = ray_access(settings, os.environ)
+    connection = choose_connection(settings, os.environ)
     env = worker_environment(settings, config, os.environ)
-    if access.way == "start":
+    if connection.action == "start":
         if settings.check_gpus:
             require_free_gpus(numbers=gpus_taken(config))
-        with _local_ray(env, say, access.because) as session:
+        with _local_ray(env, print_line, connection.reason) as session:
             yield session
-    elif access.way == "join":
-        with _joined(access.address, config.ajet.trainer_common.nnodes, env, say) as session:
+    elif connection.action == "join":
+        with _joined(
+            connection.address, config.ajet.trainer_common.nnodes, env, print_line
+        ) as session:
             yield session
     else:
-        port = int(access.address.rpartition(":")[2])
+        port = int(connection.address.rpartition(":")[2])
         nnodes = config.ajet.trainer_common.nnodes
         with (
-            _head(port, say) as address,
-            _joined(address, nnodes, env, say, HEAD_WITHIN_S) as session,
+            _head(port, print_line) as address,
+            _joined(address, nnodes, env, print_line, HEAD_TIMEOUT_S) as session,
         ):
             yield session
 
 
-def serve_as_node(settings: SessionSettings, say: Say = lambda text: None) -> bool:
-    """On a node that MASTER_ADDR does not name: serve that head until it goes, then True."""
-    access = ray_access(settings, os.environ)
-    if access.way != "serve":
+def serve_as_node(settings: SessionSettings, print_line: Print = lambda text: None) -> bool:
+    """Serves the head of MASTER_ADDR until it ends and returns True, if MASTER_ADDR is another
+    node; else returns False."""
+    connection = choose_connection(settings, os.environ)
+    if connection.action != "serve":
         return False
     require_ray()
-    _await_head(access.address, say)
-    _offer_token()
-    say(f"this node serves the Ray of {access.address}; it ends when that does")
+    _await_head(connection.address, print_line)
+    _use_own_token()
+    print_line(f"this node serves the Ray of {connection.address}; it ends when that does")
     for number in range(1, START_TRIES + 1):
-        with _ray_start(f"--address={access.address}") as node:
-            while node.child.poll() is None and not _is_gone(access.address):
-                time.sleep(LOOK_AGAIN_S)
-            if not node.child.poll() or _is_gone(access.address):
+        with _ray_start(f"--address={connection.address}") as node:
+            while node.child.poll() is None and not _is_gone(connection.address):
+                time.sleep(POLL_S)
+            if not node.child.poll() or _is_gone(connection.address):
                 break
             if number == START_TRIES or not node.was_too_slow:
+                reason = node.failure_reason()
                 raise ConfigError(
-                    f"this node cannot serve the Ray of {access.address}: {node.last_words()}"
+                    f"this node cannot serve the Ray of {connection.address}: {reason}"
                 )
-        say(TOO_SLOW)
+        print_line(TOO_SLOW)
     return True
 
 
 def require_ray() -> None:
+    """Raises ConfigError if Ray is not installed."""
     if find_spec("ray") is None:
         raise ConfigError(
             "backbones verl and trinity need Ray, which is not installed; pip install 'ajet[ray]' "
@@ -141,17 +151,17 @@ def require_ray() -> None:
         )
 
 
-def ray_access(settings: SessionSettings, environ: Mapping[str, str]) -> Access:
-    """Whether Ray is started, joined, led or served."""
+def choose_connection(settings: SessionSettings, environ: Mapping[str, str]) -> RayConnection:
+    """Decides from settings and environment whether to start, join, lead or serve a Ray."""
     address = environ.get("RAY_ADDRESS", "").strip()
-    if settings.how == "start" or (settings.how == "auto" and address in ("", "local")):
-        reason = "--with-ray" if settings.how == "start" else "no RAY_ADDRESS is set"
-        return Access("start", because=reason)
+    if settings.mode == "start" or (settings.mode == "auto" and address in ("", "local")):
+        reason = "--with-ray" if settings.mode == "start" else "no RAY_ADDRESS is set"
+        return RayConnection("start", reason=reason)
     if address:
-        return Access("join", _joinable(address))
+        return RayConnection("join", _joinable(address))
     if master := environ.get("MASTER_ADDR", "").strip():
-        at = f"{master}:{_port(environ.get('MASTER_PORT', ''))}"
-        return Access("lead" if _leads(master, environ) else "serve", at)
+        address = f"{master}:{_port(environ.get('MASTER_PORT', ''))}"
+        return RayConnection("lead" if _leads(master, environ) else "serve", address)
     raise ConfigError(
         "--with-ray-cluster: neither RAY_ADDRESS nor MASTER_ADDR is set; set one (host:6379), or "
         "use --with-ray to start a Ray on this machine"
@@ -183,7 +193,8 @@ def _port(text: str) -> int:
 
 
 def _leads(master: str, environ: Mapping[str, str]) -> bool:
-    """The launcher's rank says it; without one, whether the address is this machine's."""
+    """True if this node is the master: its rank is 0, or, if the launcher sets no rank, the
+    master's address is one of this machine."""
     for name in ("NODE_RANK", "RANK", "SLURM_NODEID"):
         if environ.get(name, "").isdigit():
             return int(environ[name]) == 0
@@ -199,7 +210,8 @@ def _leads(master: str, environ: Mapping[str, str]) -> bool:
 def worker_environment(
     settings: SessionSettings, config: AjetConfig, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """What every process of the run has in its environment: where the user's modules are, tags."""
+    """Returns the environment variables of the run's processes: the search path of the user's
+    modules, and the debugger's tags."""
     package = str(Path(__file__).resolve().parents[2])
     given = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     folders = [*map(str, config.base_dirs), *given, package]
@@ -212,46 +224,47 @@ def worker_environment(
 
 
 @contextmanager
-def _local_ray(env: dict[str, str], say: Say, because: str) -> Iterator[RaySession]:
+def _local_ray(env: dict[str, str], print_line: Print, reason: str) -> Iterator[RaySession]:
     import ray
 
-    folder = Path(tempfile.mkdtemp(prefix="ajet-ray-"))  # short: it holds sockets
-    say(f"starting a Ray on this machine ({because}); its logs are in {folder} while it runs")
-    is_whole = False
+    folder = Path(tempfile.mkdtemp(prefix="ajet-ray-"))  # a short path: socket paths have a maximum
+    print_line(f"starting a Ray on this machine ({reason}); its logs are in {folder} while it runs")
+    is_clean = False
     try:
         address = _start_local(folder, env)
-        _say_debugger(address, env, say)
-        yield RaySession(address, _nodes(), True, env)
-        is_whole = True
+        _print_debugger_command(address, env, print_line)
+        yield RaySession(address, _alive_nodes(), True, env)
+        is_clean = True
     except (KeyboardInterrupt, SystemExit):
-        is_whole = True
+        is_clean = True
         raise
     finally:
         ray.shutdown()
-        if is_whole:
+        if is_clean:
             shutil.rmtree(folder, ignore_errors=True)
         else:
-            say(f"the logs of this Ray are kept in {folder}")
+            print_line(f"the logs of this Ray are kept in {folder}")
 
 
 def _start_local(folder: Path, env: dict[str, str]) -> str:
-    """The address of a Ray that is up."""
+    """Starts a Ray and returns its address."""
     import ray
 
-    start_ray(folder, **_common(env))
+    start_ray(folder, **_init_options(env))
     return ray.get_runtime_context().gcs_address
 
 
 def start_ray(folder: Path, **options: Any) -> None:
-    """`ray.init` for a Ray of this process's own, with its files in `folder`. Ray gives its node
-    30 s, which a busy machine may need for the imports alone: it is tried START_TRIES times."""
+    """Starts a Ray of this process's own with `ray.init`, with its files in `folder`. Ray gives its
+    node 30 s, which a busy machine may need for the imports alone, so it is tried START_TRIES
+    times."""
     import ray
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    where = {"address": "local", "include_dashboard": False, "_node_ip_address": LOOPBACK}
+    defaults = {"address": "local", "include_dashboard": False, "_node_ip_address": LOOPBACK}
     for number in range(1, START_TRIES + 1):
         try:
-            ray.init(**where, _temp_dir=str(folder), **options)
+            ray.init(**defaults, _temp_dir=str(folder), **options)
             return
         except Exception as error:  # Ray raises the plain class
             ray.shutdown()
@@ -266,7 +279,7 @@ def start_ray(folder: Path, **options: Any) -> None:
 
 
 def _end_processes_of(folder: Path) -> None:
-    """What a Ray that did not come up left running: its command lines name its folder."""
+    """Kills the processes of a Ray that did not start, whose command lines contain its folder."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             command = (process / "cmdline").read_bytes()
@@ -278,44 +291,49 @@ def _end_processes_of(folder: Path) -> None:
 
 @contextmanager
 def _joined(
-    address: str, nnodes: int, env: dict[str, str], say: Say, within_s: float | None = None
+    address: str,
+    nnodes: int,
+    env: dict[str, str],
+    print_line: Print,
+    timeout_s: float | None = None,
 ) -> Iterator[RaySession]:
-    _offer_token()
+    _use_own_token()
     import ray
 
-    _check_cluster(address, within_s)
-    ray.init(address=address, **_common(env))
+    _check_cluster(address, timeout_s)
+    ray.init(address=address, **_init_options(env))
     try:
         found = ray.get_runtime_context().gcs_address
-        say(f"joined the Ray of {found}")
-        _say_debugger(found, env, say)
-        yield RaySession(found, _await_nodes(nnodes, say), False, env)
+        print_line(f"joined the Ray of {found}")
+        _print_debugger_command(found, env, print_line)
+        yield RaySession(found, _await_nodes(nnodes, print_line), False, env)
     finally:
         ray.shutdown()
 
 
-def _say_debugger(address: str, env: dict[str, str], say: Say) -> None:
-    """The command as it can be copied: a Ray that asks for a token is offered none by itself."""
+def _print_debugger_command(address: str, env: dict[str, str], print_line: Print) -> None:
+    """Prints the debugger's command as it can be copied. `ray debug` sends a token only if
+    RAY_AUTH_MODE says so."""
     if TAGS_VARIABLE in env:
         mode = os.environ.get("RAY_AUTH_MODE") or ("token" if _has_token() else "disabled")
-        offered = "RAY_AUTH_MODE=token " if mode == "token" else ""
-        say(f"breakpoints: `{offered}ray debug --address {address}` in another terminal")
+        prefix = "RAY_AUTH_MODE=token " if mode == "token" else ""
+        print_line(f"breakpoints: `{prefix}ray debug --address {address}` in another terminal")
 
 
-def _offer_token() -> None:
-    """This machine's token, if it has one and nothing else is said: Ray asks for one where it was
-    started by `ray.init`, and offers none by itself."""
+def _use_own_token() -> None:
+    """Makes Ray send this machine's token, if it has one and RAY_AUTH_MODE is not set: a Ray that
+    `ray.init` started requires a token, but Ray's client sends none by itself."""
     if _has_token() and not os.environ.get("RAY_AUTH_MODE"):
         from ray import _raylet
 
         os.environ["RAY_AUTH_MODE"] = "token"
-        # Ray may have been imported before, and have read the environment then.
+        # Ray reads the environment when it is imported, which may have been before.
         vars(_raylet)["Config"].initialize("")
 
 
 def _require_token() -> None:
-    """ConfigError where a head would be open: `ray start --head` asks for a token only if it finds
-    one, or RAY_AUTH_MODE says so."""
+    """Raises ConfigError if a head would be open to everybody: `ray start --head` requires a token
+    only if it finds one, or if RAY_AUTH_MODE says so."""
     if not (_has_token() or os.environ.get("RAY_AUTH_MODE")):
         raise ConfigError(
             "--with-ray-cluster: no token is here, and a Ray head without one lets anybody who "
@@ -326,11 +344,12 @@ def _require_token() -> None:
 
 
 def _has_token() -> bool:
-    places = (os.environ.get("RAY_AUTH_TOKEN_PATH"), Path.home() / ".ray/auth_token")
-    return bool(os.environ.get("RAY_AUTH_TOKEN")) or any(at and Path(at).is_file() for at in places)
+    files = (os.environ.get("RAY_AUTH_TOKEN_PATH"), Path.home() / ".ray/auth_token")
+    has_file = any(file and Path(file).is_file() for file in files)
+    return bool(os.environ.get("RAY_AUTH_TOKEN")) or has_file
 
 
-def _common(env: dict[str, str]) -> dict[str, Any]:
+def _init_options(env: dict[str, str]) -> dict[str, Any]:
     return {
         "runtime_env": {"env_vars": env},
         "logging_level": logging.WARNING,
@@ -339,8 +358,8 @@ def _common(env: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _nodes() -> tuple[Node, ...]:
-    """Those alive, in the order of their addresses, the head first."""
+def _alive_nodes() -> tuple[Node, ...]:
+    """Returns the nodes that are alive, the head first, the others by their ids."""
     import ray
 
     here = ray.get_runtime_context().get_node_id()
@@ -358,82 +377,83 @@ def _nodes() -> tuple[Node, ...]:
     )
 
 
-def _await_nodes(nnodes: int, say: Say) -> tuple[Node, ...]:
-    """The nodes once there are `nnodes`, or fewer after a while: placement says so."""
-    deadline, told = time.monotonic() + NODES_WITHIN_S, 0
-    while len(nodes := _nodes()) < nnodes and time.monotonic() < deadline:
-        if len(nodes) != told:
-            say(f"waiting for nodes: {len(nodes)} of {nnodes} (ajet.trainer_common.nnodes)")
-            told = len(nodes)
-        time.sleep(LOOK_AGAIN_S)
+def _await_nodes(nnodes: int, print_line: Print) -> tuple[Node, ...]:
+    """Waits for `nnodes` nodes and returns them, or fewer after NODES_TIMEOUT_S: placement then
+    fails with a message."""
+    deadline, last_count = time.monotonic() + NODES_TIMEOUT_S, 0
+    while len(nodes := _alive_nodes()) < nnodes and time.monotonic() < deadline:
+        if len(nodes) != last_count:
+            print_line(f"waiting for nodes: {len(nodes)} of {nnodes} (ajet.trainer_common.nnodes)")
+            last_count = len(nodes)
+        time.sleep(POLL_S)
     return nodes
 
 
-def _check_cluster(address: str, within_s: float | None = None) -> None:
-    """ConfigError unless a Ray of this version answers, within PROBE_WITHIN_S by default.
+def _check_cluster(address: str, timeout_s: float | None = None) -> None:
+    """Raises ConfigError unless a Ray of this version answers, within PROBE_TIMEOUT_S by default.
 
-    Asked by a process of its own: Ray's client neither ends soon nor always lives when something
-    else listens there.
+    A process of its own asks it: where something else listens at the address, Ray's client takes
+    long to fail and may end its process.
     """
-    if address != "auto" and not _answers(address):
+    if address != "auto" and not _is_reachable(address):
         raise ConfigError(
             f"no Ray answers at {address}; is it running (`ray start --head` there), and is the "
             "port open?"
         )
-    within_s = PROBE_WITHIN_S if within_s is None else within_s
+    timeout_s = PROBE_TIMEOUT_S if timeout_s is None else timeout_s
     command = [sys.executable, "-m", "ajet.cluster.probe", address]
     try:
-        asked = subprocess.run(
-            command, capture_output=True, text=True, timeout=within_s, check=False
+        probe = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(
             f"what listens at {address} does not answer as a Ray does (within "
-            f"{within_s:.0f} s); give the head's address, as host:{HEAD_PORT}"
+            f"{timeout_s:.0f} s); give the head's address, as host:{HEAD_PORT}"
         ) from None
-    if asked.returncode:
-        last = (asked.stdout or asked.stderr).strip().splitlines() or ["it ended without a word"]
+    if probe.returncode:
+        last = (probe.stdout or probe.stderr).strip().splitlines() or ["it ended without a word"]
         raise ConfigError(f"the Ray of {address} cannot be joined: {last[-1]}")
 
 
-def _answers(address: str) -> bool:
+def _is_reachable(address: str) -> bool:
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), timeout=ANSWER_WITHIN_S):
+        with socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S):
             return True
     except OSError:
         return False
 
 
 def _is_gone(address: str) -> bool:
-    """Nothing answers there, GONE_AFTER times in a row."""
-    for _ in range(GONE_AFTER):
-        if _answers(address):
+    """True after GONE_AFTER_FAILURES failed connections in a row."""
+    for _ in range(GONE_AFTER_FAILURES):
+        if _is_reachable(address):
             return False
-        time.sleep(LOOK_AGAIN_S)
+        time.sleep(POLL_S)
     return True
 
 
-def _await_head(address: str, say: Say) -> None:
-    """The head may start later than the nodes that serve it."""
-    deadline = time.monotonic() + NODES_WITHIN_S
-    if not _answers(address):
-        say(f"waiting for the head at {address} (MASTER_ADDR)")
-    while not _answers(address):
+def _await_head(address: str, print_line: Print) -> None:
+    """Waits for the head, which may start later than the nodes that serve it."""
+    deadline = time.monotonic() + NODES_TIMEOUT_S
+    if not _is_reachable(address):
+        print_line(f"waiting for the head at {address} (MASTER_ADDR)")
+    while not _is_reachable(address):
         if time.monotonic() > deadline:
             raise ConfigError(
-                f"no head answers at {address} (MASTER_ADDR) within {NODES_WITHIN_S:.0f} s; is "
+                f"no head answers at {address} (MASTER_ADDR) within {NODES_TIMEOUT_S:.0f} s; is "
                 "that node running the same command, and is the port open?"
             )
-        time.sleep(LOOK_AGAIN_S)
+        time.sleep(POLL_S)
 
 
 @contextmanager
-def _head(port: int, say: Say) -> Iterator[str]:
-    """The address of a head on this machine at `port`, started here unless one is running."""
+def _head(port: int, print_line: Print) -> Iterator[str]:
+    """Yields the address of a head on this machine at `port`, and starts one unless it runs."""
     address = f"127.0.0.1:{port}"
-    _offer_token()
-    if _answers(address):
+    _use_own_token()
+    if _is_reachable(address):
         try:
             _check_cluster(address)
         except ConfigError as error:
@@ -441,60 +461,62 @@ def _head(port: int, say: Say) -> Iterator[str]:
         yield address
         return
     _require_token()
-    say(f"starting the head of a Ray cluster at port {port} (MASTER_ADDR is this node)")
+    print_line(f"starting the head of a Ray cluster at port {port} (MASTER_ADDR is this node)")
     for number in range(1, START_TRIES + 1):
         with _ray_start("--head", f"--port={port}", "--include-dashboard=false") as node:
-            if _comes_up(node, address):
+            if _wait_until_up(node, address):
                 yield address
                 return
             if number == START_TRIES or not node.was_too_slow:
-                raise ConfigError(f"a Ray head at port {port} did not start: {node.last_words()}")
-        say(TOO_SLOW)
+                raise ConfigError(
+                    f"a Ray head at port {port} did not start: {node.failure_reason()}"
+                )
+        print_line(TOO_SLOW)
 
 
-def _comes_up(node: "_RayNode", address: str) -> bool:
-    deadline = time.monotonic() + HEAD_WITHIN_S
-    while not (node.is_up and _answers(address)):
+def _wait_until_up(node: "_RayNode", address: str) -> bool:
+    deadline = time.monotonic() + HEAD_TIMEOUT_S
+    while not (node.is_up and _is_reachable(address)):
         if node.child.poll() is not None or time.monotonic() > deadline:
             return False
-        time.sleep(LOOK_AGAIN_S / 5)
+        time.sleep(POLL_S / 5)
     return True
 
 
 @dataclass(frozen=True)
 class _RayNode:
-    """A `ray start` of ours, and what it says."""
+    """A `ray start` of this process, and the file with its output."""
 
     child: "subprocess.Popen[bytes]"
     output: Path
 
     @property
     def is_up(self) -> bool:
-        """The port is there before anything answers; this is said when all of the node does."""
+        """True once Ray says that the whole node runs; its port is open before that."""
         return "Ray runtime started" in self.output.read_text()
 
     @property
     def was_too_slow(self) -> bool:
-        """Ray gives a node 30 s, which a busy machine may need for the imports alone."""
+        """True if Ray gave the node up after 30 s, which a busy machine may need for imports."""
         return "timed out during startup" in self.output.read_text()
 
-    def last_words(self) -> str:
-        """One line."""
-        said = reason(self.output.read_text())[-LAST_WORDS:] or "no word of it"
-        return f"`ray start` ended with {self.child.poll()}: {said}"
+    def failure_reason(self) -> str:
+        """Returns one line that says how it ended."""
+        message = one_line(self.output.read_text())[-MAX_REASON_CHARS:] or "no word of it"
+        return f"`ray start` ended with {self.child.poll()}: {message}"
 
 
 @contextmanager
 def _ray_start(*options: str) -> Iterator[_RayNode]:
     """Runs `ray start … --block` under a process guard, in a process group of its own. It ends with
     the block, or with this process, however that ends."""
-    line = [sys.executable, "-m", "ray.scripts.scripts", "start", *options, "--block"]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", *options, "--block"]
     with tempfile.TemporaryDirectory() as folder:
         output, pid_file = Path(folder) / "output", Path(folder) / "pid"
-        guarded = [sys.executable, "-S", process_guard.__file__, str(STOP_WITHIN_S), str(pid_file)]
+        guard = [sys.executable, "-S", process_guard.__file__, str(STOP_TIMEOUT_S), str(pid_file)]
         with output.open("w") as file:
             child = subprocess.Popen(
-                [*guarded, *line, "--disable-usage-stats"],
+                [*guard, *command, "--disable-usage-stats"],
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=subprocess.STDOUT,

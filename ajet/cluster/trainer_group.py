@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayActorError
 
-from ajet.cluster.actor_errors import answer, answers
+from ajet.cluster.actor_errors import result_of, results_of
 from ajet.cluster.import_env import ImportEnv
 from ajet.cluster.weight_store import remove_weight_store
 from ajet.core.config import AjetConfig
@@ -165,7 +165,7 @@ class Broadcast:
 
     async def make_sources(self, number: int) -> list[BroadcastReceiver]:
         asked = self.rank.receivers.remote(self.version, number)
-        receivers = await answer(asked, "trainer rank 0")
+        receivers = await result_of(asked, "trainer rank 0")
         self.rank.send.remote()
         return receivers
 
@@ -192,7 +192,7 @@ class TrainerGroup:
 
     async def start(self) -> TrainedModel:
         """All ranks, each with its model."""
-        host, port = await answer(self.ranks[0].address.remote(), self._names[0])
+        host, port = await result_of(self.ranks[0].address.remote(), self._names[0])
         told = await self._all("start", self._config, host, port, self._weights_root)
         self.pids = [pid for _, pid in told]
         return told[0][0]
@@ -246,7 +246,7 @@ class TrainerGroup:
 
     async def _all(self, method: str, *arguments: Any) -> list[Any]:
         calls = [getattr(rank, method).remote(*arguments) for rank in self.ranks]
-        return await answers(calls, self._names)
+        return await results_of(calls, self._names)
 
 
 def _trainable(group: Group) -> Group:

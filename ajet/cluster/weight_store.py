@@ -1,15 +1,16 @@
-"""How weights travel from the trainer to the engines, and where the trainer leaves them.
+"""Chooses how weights travel from the trainer to the engines, and makes the folder for them.
 
     memory        a folder in shared memory: on one machine
     checkpoint    a folder of the run, which all machines see
-    nccl          nowhere: a broadcast to engines in processes of ours (gloo where there is no GPU)
+    nccl          no folder: a broadcast to in-process engines (over gloo without a GPU)
 
-Backbone verl has `memory` on one machine, if it is the driver's, else `checkpoint`; backbone
-trinity is told by `trinity.synchronizer.sync_method`. A server, and an engine on the trainer's own
-devices, takes no broadcast: it gets files, and a line says so.
+Backbone verl uses `memory` if all its processes and the driver are on one machine, else
+`checkpoint`; backbone trinity uses `trinity.synchronizer.sync_method`. A vLLM or SGLang server, and
+an engine on the trainer's own devices, cannot take a broadcast: it gets files, and a warning says
+so.
 
-What a run that was killed left in shared memory is removed when the next one begins: each run holds
-a lock on its own, and a lock goes with its process.
+Each run holds a lock on its folder, which the operating system releases when the process ends. A
+run that begins removes folders in shared memory whose lock is free: their run was killed.
 """
 
 from __future__ import annotations
@@ -32,41 +33,41 @@ from ajet.servers.serving import engine_name
 
 PREFIX = "ajet-weights-"
 OWNER = ".owner"
-_held: dict[Path, IO[str]] = {}
+_locks: dict[Path, IO[str]] = {}
 
 
 def sync_method(config: AjetConfig, placement: Placement) -> tuple[SyncMethod, str | None]:
-    """How weights travel in this run, and why not as asked, where that is so."""
-    files, elsewhere = _files(placement)
+    """Returns how weights travel in this run, and a notice if that is not what was requested."""
+    files, notice = _file_method(placement)
     if config.ajet.backbone != "trinity":
-        return files, elsewhere
-    asked = config.trinity.synchronizer.sync_method
-    key = f"trinity.synchronizer.sync_method={asked}"
-    if asked == "memory" and len(placement.nodes) > 1:
+        return files, notice
+    requested = config.trinity.synchronizer.sync_method
+    key = f"trinity.synchronizer.sync_method={requested}"
+    if requested == "memory" and len(placement.nodes) > 1:
         raise ConfigError(
             f"{key}: trainer and engines share no memory on {len(placement.nodes)} nodes; set "
             "checkpoint or nccl"
         )
-    if config.trinity.mode == "train" and asked != "checkpoint":
+    if config.trinity.mode == "train" and requested != "checkpoint":
         return (
             "checkpoint",
             f"{key}: two commands share files, weights travel as checkpoint",
         )
-    if asked == "memory":
-        return files, elsewhere
-    if asked != "nccl":
-        return asked, None
+    if requested == "memory":
+        return files, notice
+    if requested != "nccl":
+        return requested, None
     engine = engine_name(config, on_gpu=placement.on_gpus)
     if engine != "in_process":
         return files, f"{key}: a {engine} server takes no broadcast, weights travel as {files}"
     if config.trinity.mode == "colocate":
         return files, f"{key}: trainer and engines share devices, weights travel as {files}"
-    return asked, None
+    return requested, None
 
 
-def _files(placement: Placement) -> tuple[SyncMethod, str | None]:
-    """Shared memory where the driver, which makes and removes the folder, shares it too; else why
-    not, where one would think so."""
+def _file_method(placement: Placement) -> tuple[SyncMethod, str | None]:
+    """Returns "memory" if all processes share memory with the driver, which makes and removes the
+    folder, else "checkpoint"; and a notice if one machine's processes do not share it."""
     if len(placement.nodes) > 1:
         return "checkpoint", None
     remote = [node.name for node in placement.nodes if node.is_remote]
@@ -80,7 +81,8 @@ def _files(placement: Placement) -> tuple[SyncMethod, str | None]:
 
 
 def make_weight_store(run_folder: Path, *, in_memory: bool, notice: str | None = None) -> Path:
-    """An empty folder of this run's own, held until this process ends; `notice` says why there."""
+    """Makes an empty folder for this run's weights, which is locked until this process ends; logs
+    the notice of `sync_method`."""
     if notice is not None:
         logger.warning(notice)
     name = f"{PREFIX}{os.getuid()}-{sha256(str(run_folder.absolute()).encode()).hexdigest()[:12]}"
@@ -88,23 +90,23 @@ def make_weight_store(run_folder: Path, *, in_memory: bool, notice: str | None =
     remove_abandoned(root.parent)
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True, exist_ok=True)
-    _held[root] = (root / OWNER).open("w")
-    fcntl.flock(_held[root], fcntl.LOCK_EX)
+    _locks[root] = (root / OWNER).open("w")
+    fcntl.flock(_locks[root], fcntl.LOCK_EX)
     return root
 
 
 def remove_weight_store(root: Path) -> None:
-    """Nobody needs the weights there any more."""
+    """Removes the folder and releases its lock."""
     shutil.rmtree(root, ignore_errors=True)
-    if (owner := _held.pop(root, None)) is not None:
+    if (owner := _locks.pop(root, None)) is not None:
         owner.close()
 
 
 def remove_abandoned(folder: Path) -> list[Path]:
-    """Weights there whose run is gone; says which they were."""
+    """Removes the weight folders there whose run has ended; returns their paths."""
     removed = []
     for root in sorted(folder.glob(f"{PREFIX}{os.getuid()}-*")):
-        if root not in _held and _is_abandoned(root):
+        if root not in _locks and _is_abandoned(root):
             shutil.rmtree(root, ignore_errors=True)
             removed.append(root)
     return removed
@@ -116,6 +118,6 @@ def _is_abandoned(root: Path) -> bool:
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except FileNotFoundError:  # it is being made just now
+    except FileNotFoundError:  # another run is just making it
         return False
     return True

@@ -103,7 +103,7 @@ def test_a_local_run_is_refused_before_ray_starts(conf, monkeypatch):
     config = load_config(conf, ["ajet.trainer_common.n_gpus_per_node=8"])
     with pytest.raises(ConfigError, match="n_gpus_per_node=8: this machine has 0 GPUs"):
         serve_or_check(config, SessionSettings())
-    assert serve_or_check(load_config(conf), SessionSettings(how="start")) is False
+    assert serve_or_check(load_config(conf), SessionSettings(mode="start")) is False
 
 
 def test_check_says_where_a_run_is_and_what_may_not_fit(conf):

@@ -10,7 +10,7 @@ from ray.cloudpickle import cloudpickle
 from ray.exceptions import ActorDiedError, ObjectLostError, RayTaskError
 
 from ajet.cluster import rollout_workers
-from ajet.cluster.actor_errors import ProcessLost, answer
+from ajet.cluster.actor_errors import ProcessLost, result_of
 from ajet.cluster.engine_process import EngineProcess
 from ajet.cluster.engines import Engines
 from ajet.cluster.import_env import ImportEnv
@@ -187,7 +187,7 @@ async def test_an_answer_that_went_with_its_node_is_a_lost_process():
         raise LOST
 
     with pytest.raises(ProcessLost, match="trainer rank 1 is lost"):
-        await answer(lost(), "trainer rank 1")
+        await result_of(lost(), "trainer rank 1")
 
 
 async def test_a_silent_worker_has_its_time_however_many_rollouts_wait_for_it(

@@ -7,21 +7,21 @@ import pytest
 
 from ajet.cluster.capacity import memory_problems
 from ajet.cluster.model_shape import ModelShape
-from ajet.cluster.placement import Needs, Node, place
+from ajet.cluster.placement import Node, ResourceRequest, place_processes
 from ajet.cluster.plan import (
     GIB,
     GPUS,
     LOGITS_AT_ONCE,
     RUNTIME_GIB,
     ClusterPlan,
-    Serving,
-    Training,
+    EngineMemoryInputs,
+    TrainerMemoryInputs,
     activation_bytes,
     cache_tokens,
     engine_memory,
     offloaded_memory,
     trainer_memory,
-    training_of,
+    trainer_memory_inputs,
 )
 from ajet.core.config import load_config
 
@@ -35,7 +35,7 @@ def gib_of(parts):
 
 
 def test_states_of_7b_on_eight_ranks_are_two_bytes_of_sixteen():
-    parts = gib_of(trainer_memory(QWEN_7B, Training(ranks=8, has_reference=False)))
+    parts = gib_of(trainer_memory(QWEN_7B, TrainerMemoryInputs(ranks=8, has_reference=False)))
     assert parts["weights"] == pytest.approx(7_615_616_512 * 4 / 8 / 2**30)  # 3.55
     assert parts["gradients"] == parts["weights"] and parts["optimizer"] == 2 * parts["weights"]
     assert sum(parts[name] for name in ("weights", "gradients", "optimizer")) == pytest.approx(
@@ -48,7 +48,11 @@ def test_states_in_float64_are_twice_those_in_float32(tmp_path):
     path.write_text("ajet:\n  model: {path: m}\n  rollout: {user_workflow: w.py->W}\n")
     on_gpu = ["ajet.trainer_common.fsdp_config.param_offload=false"]
     plain, wide = (
-        gib_of(trainer_memory(QWEN_7B, training_of(load_config(path, [*on_gpu, *asked]), ranks=8)))
+        gib_of(
+            trainer_memory(
+                QWEN_7B, trainer_memory_inputs(load_config(path, [*on_gpu, *asked]), ranks=8)
+            )
+        )
         for asked in ([], ["ajet.model.dtype=float64"])
     )
     for name, times in {"weights": 2, "gradients": 2, "optimizer": 2, "gathered layers": 4}.items():
@@ -60,14 +64,14 @@ def test_gathered_layers_of_14b_are_embeddings_and_two_layers_twice():
     # biases 7,168, MLP 212,336,640, norms 10,240; all in bfloat16, and as much for gradients
     layer = 52_428_800 + 10_485_760 + 7_168 + 212_336_640 + 10_240
     assert layer == QWEN_14B.layer_parameters == 275_268_608
-    parts = gib_of(trainer_memory(QWEN_14B, Training(ranks=16)))
+    parts = gib_of(trainer_memory(QWEN_14B, TrainerMemoryInputs(ranks=16)))
     expected = 2 * 2 * (1_557_135_360 + 2 * layer) / 2**30
     assert parts["gathered layers"] == pytest.approx(expected)
 
 
 def test_activations_of_half_a_billion_by_hand():
     # kept whole, a token of a layer has 4 x 896 + 2 x 896 + 2 x 128 + 4 x 4864 = 25,088 values
-    run = Training(tokens=1000, checkpointing=False)
+    run = TrainerMemoryInputs(tokens=1000, checkpointing=False)
     assert activation_bytes(QWEN_0_5B, run) == 1000 * 2 * 24 * 25_088
     recomputed = replace(run, checkpointing=True)
     assert activation_bytes(QWEN_0_5B, recomputed) == 1000 * 2 * (24 * 896 + 25_088)
@@ -79,46 +83,46 @@ def test_logits_are_cut_as_the_loss_cuts_them():
     from ajet.core.update.loss import MAX_LOGITS
 
     assert LOGITS_AT_ONCE == MAX_LOGITS
-    few = gib_of(trainer_memory(QWEN_0_5B, Training(tokens=10)))
+    few = gib_of(trainer_memory(QWEN_0_5B, TrainerMemoryInputs(tokens=10)))
     assert few["logits"] == pytest.approx(12 * 10 * 151936 / GIB)
-    many = gib_of(trainer_memory(QWEN_0_5B, Training(tokens=10_000)))
+    many = gib_of(trainer_memory(QWEN_0_5B, TrainerMemoryInputs(tokens=10_000)))
     assert many["logits"] == pytest.approx(12 * 2**24 / GIB)  # 0.19
 
 
 def test_offload_moves_the_states_to_the_cpu_and_lora_leaves_few():
-    run = Training(ranks=4, offload=True, has_reference=False)
+    run = TrainerMemoryInputs(ranks=4, offload=True, has_reference=False)
     assert "weights" not in gib_of(trainer_memory(QWEN_7B, run))
     assert offloaded_memory(QWEN_7B, run) == pytest.approx(16 * 7_615_616_512 / 4 / GIB)
     assert offloaded_memory(QWEN_7B, replace(run, offload=False)) == 0
-    parts = gib_of(trainer_memory(QWEN_7B, Training(lora_rank=8)))
+    parts = gib_of(trainer_memory(QWEN_7B, TrainerMemoryInputs(lora_rank=8)))
     assert parts["optimizer"] == pytest.approx(8 * QWEN_7B.lora_parameters(8) / GIB)
     assert parts["weights"] > 28 and "reference" not in parts
 
 
 def test_a_reference_and_a_critic_are_counted():
-    parts = gib_of(trainer_memory(QWEN_7B, Training(has_critic=True)))
+    parts = gib_of(trainer_memory(QWEN_7B, TrainerMemoryInputs(has_critic=True)))
     assert parts["reference"] == pytest.approx(4 * 7_615_616_512 / GIB)
     assert parts["critic"] == 4 * parts["reference"]
 
 
 def test_the_cache_of_7b_at_six_tenths_of_80_gib_by_hand():
     # 48 GiB - 14.18 of weights - 1.5 of the runtime = 32.3 GiB; a token has 57,344 bytes
-    tokens = cache_tokens(QWEN_7B, 80, Serving(share=0.6))
+    tokens = cache_tokens(QWEN_7B, 80, EngineMemoryInputs(share=0.6))
     assert tokens == int((48 * 2**30 - 2 * 7_615_616_512 - 1.5 * 2**30) / 57_344) == 605_080
-    parts = gib_of(engine_memory(QWEN_7B, 80, Serving(share=0.6)))
+    parts = gib_of(engine_memory(QWEN_7B, 80, EngineMemoryInputs(share=0.6)))
     assert sum(parts.values()) == pytest.approx(48) and parts["runtime"] == RUNTIME_GIB
 
 
 def test_two_gpus_of_an_engine_halve_weights_and_a_tokens_cache():
-    one = cache_tokens(QWEN_14B, 80, Serving(share=0.9))
-    two = cache_tokens(QWEN_14B, 80, Serving(share=0.9, tensor_parallel=2))
+    one = cache_tokens(QWEN_14B, 80, EngineMemoryInputs(share=0.9))
+    two = cache_tokens(QWEN_14B, 80, EngineMemoryInputs(share=0.9, tensor_parallel=2))
     assert one == int((70.5 * 2**30 - 2 * 14_770_033_664) / 196_608)
     assert two == int((70.5 * 2**30 - 14_770_033_664) / 98_304)
 
 
 def test_more_gpus_than_key_value_heads_hold_the_same_head_twice():
     """0.5B has two: four GPUs have half of a token's 12,288 bytes each, not a quarter."""
-    four = cache_tokens(QWEN_0_5B, 80, Serving(share=0.5, tensor_parallel=4))
+    four = cache_tokens(QWEN_0_5B, 80, EngineMemoryInputs(share=0.5, tensor_parallel=4))
     weights = 2 * QWEN_0_5B.parameters / 4
     assert four == int((38.5 * 2**30 - weights) / (2 * 2 * 24 * 128 / 2))
 
@@ -140,7 +144,9 @@ UTILIZATION = "verl.rollout.gpu_memory_utilization="
 
 def plan_of(config, shape, gpus=8, gpu="a100"):
     nodes = [Node(f"node {at}", 64, gpus) for at in range(config.ajet.trainer_common.nnodes)]
-    return ClusterPlan(config, place(Needs.of(config), nodes), shape, GPUS[gpu])
+    return ClusterPlan(
+        config, place_processes(ResourceRequest.from_config(config), nodes), shape, GPUS[gpu]
+    )
 
 
 def test_14b_does_not_train_on_one_gpu_and_the_line_says_what_to_do(tmp_path):
@@ -185,7 +191,7 @@ def test_ranks_that_share_a_sequence_have_their_own_budget_of_it_each(tmp_path):
     own = config_of(tmp_path, "verl", *options, "verl.trainer.max_token_len_per_gpu=5000")
     alone = config_of(tmp_path, "verl", "verl.trainer.max_token_len_per_gpu=5000")
     shared, single = (plan_of(config, QWEN_7B) for config in (own, alone))
-    assert shared.training.tokens == 20_000 and single.training.tokens == 5000
+    assert shared.trainer_inputs.tokens == 20_000 and single.trainer_inputs.tokens == 5000
     found, expected = gib_of(shared.trainer_parts), gib_of(single.trainer_parts)
     assert found["activations"] == expected["activations"]
 

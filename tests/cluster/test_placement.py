@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet.cluster.placement import Needs, Node, configured_nodes, place
+from ajet.cluster.placement import Node, ResourceRequest, configured_nodes, place_processes
 from ajet.cluster.placement_groups import bundles
 from ajet.cluster.session import RaySession
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
 
 pytest.importorskip("ray")
-from ajet.cluster.run_attempts import placed
+from ajet.cluster.run_attempts import make_placement
 
-VERL, TRINITY = Needs(colocated=True), Needs(colocated=False)
+VERL, TRINITY = ResourceRequest(colocated=True), ResourceRequest(colocated=False)
 
 
 def nodes(*gpus, cpus=32.0):
@@ -27,7 +27,7 @@ def where(processes):
 
 
 def test_colocated_engines_and_ranks_share_every_gpu():
-    placed = place(VERL, nodes(2))
+    placed = place_processes(VERL, nodes(2))
     assert where(placed.trainer) == where(placed.engines) == [(0, 0), (0, 1)]
     assert placed.shares_gpus and placed.on_gpus
     assert placed.rows() == [
@@ -38,35 +38,35 @@ def test_colocated_engines_and_ranks_share_every_gpu():
 
 
 def test_a_colocated_engine_of_two_gpus_spans_two_ranks():
-    placed = place(replace(VERL, tensor_parallel=2, nnodes=2), nodes(4, 4))
+    placed = place_processes(replace(VERL, tensor_parallel=2, nnodes=2), nodes(4, 4))
     assert where(placed.engines) == [(0, 0, 1), (0, 2, 3), (1, 0, 1), (1, 2, 3)]
     assert len(placed.trainer) == 8
 
 
 def test_disaggregated_engines_have_the_last_gpus_and_the_trainer_the_rest():
-    placed = place(replace(TRINITY, n_engines=2), nodes(4))
+    placed = place_processes(replace(TRINITY, n_engines=2), nodes(4))
     assert where(placed.trainer) == [(0, 0), (0, 1)]
     assert sorted(where(placed.engines)) == [(0, 2), (0, 3)]
     assert not placed.shares_gpus
 
 
 def test_an_odd_gpu_is_left_to_the_trainer_by_engines_of_two():
-    placed = place(replace(TRINITY, n_engines=2, tensor_parallel=2), nodes(5))
+    placed = place_processes(replace(TRINITY, n_engines=2, tensor_parallel=2), nodes(5))
     assert where(placed.trainer) == [(0, 0)]
     assert sorted(where(placed.engines)) == [(0, 1, 2), (0, 3, 4)]
 
 
 def test_device_lists_are_numbered_over_the_nodes():
     needs = replace(TRINITY, nnodes=2, trainer_devices=(0, 1, 2, 3), engine_devices=(4, 5, 7))
-    placed = place(needs, nodes(4, 4))
+    placed = place_processes(needs, nodes(4, 4))
     assert {bundle for bundle, _ in where(placed.trainer)} == {0}
     assert where(placed.engines) == [(1, 0), (1, 1), (1, 3)]
 
 
 def test_one_list_of_a_disaggregated_run_leaves_the_rest_to_the_other():
-    placed = place(replace(TRINITY, engine_devices=(0,)), nodes(3))
+    placed = place_processes(replace(TRINITY, engine_devices=(0,)), nodes(3))
     assert where(placed.trainer) == [(0, 1), (0, 2)]
-    placed = place(replace(TRINITY, trainer_devices=(0,)), nodes(3))
+    placed = place_processes(replace(TRINITY, trainer_devices=(0,)), nodes(3))
     assert len(placed.engines) == 2
 
 
@@ -79,61 +79,66 @@ def test_one_list_of_a_disaggregated_run_leaves_the_rest_to_the_other():
     ],
 )
 def test_two_commands_have_the_gpus_that_they_would_have_as_one(needs, ranks, engines):
-    placed = place(needs, nodes(8))
+    placed = place_processes(needs, nodes(8))
     assert where(placed.trainer) == [(0, gpu) for gpu in ranks]
     assert where(placed.engines) == [(0, gpu) for gpu in engines]
-    both = place(replace(needs, trains=True, generates=True), nodes(8))
+    both = place_processes(replace(needs, trains=True, generates=True), nodes(8))
     assert placed.trainer in ((), both.trainer)
     assert where(placed.engines) in ([], where(both.engines))
 
 
 def test_two_commands_reserve_the_gpus_that_each_of_them_uses():
-    train = place(replace(TRINITY, generates=False, trainer_devices=(0, 1, 2, 3)), nodes(8))
-    explore = place(replace(TRINITY, trains=False, engine_devices=(4, 6, 7)), nodes(8))
-    assert (train.packed().gpus_of(0), explore.packed().gpus_of(0)) == (4, 3)
-    assert where(explore.packed().engines) == [(0, 0), (0, 1), (0, 2)]
-    assert bundles(explore.packed())[0]["GPU"] == 3.0
+    train = place_processes(
+        replace(TRINITY, generates=False, trainer_devices=(0, 1, 2, 3)), nodes(8)
+    )
+    explore = place_processes(replace(TRINITY, trains=False, engine_devices=(4, 6, 7)), nodes(8))
+    assert (train.with_renumbered_gpus().gpus_of(0), explore.with_renumbered_gpus().gpus_of(0)) == (
+        4,
+        3,
+    )
+    assert where(explore.with_renumbered_gpus().engines) == [(0, 0), (0, 1), (0, 2)]
+    assert bundles(explore.with_renumbered_gpus())[0]["GPU"] == 3.0
 
 
 def test_packed_processes_share_what_they_shared():
     needs = replace(VERL, nnodes=2, tensor_parallel=2, trainer_devices=(2, 3, 6, 7))
-    placed = place(needs, nodes(4, 4))
-    assert where(placed.packed().trainer) == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert where(placed.packed().engines) == [(0, 0, 1), (1, 0, 1)]
-    assert placed.packed().workers == placed.workers
+    placed = place_processes(needs, nodes(4, 4))
+    assert where(placed.with_renumbered_gpus().trainer) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert where(placed.with_renumbered_gpus().engines) == [(0, 0, 1), (1, 0, 1)]
+    assert placed.with_renumbered_gpus().workers == placed.workers
 
 
-@pytest.mark.parametrize(("is_ours", "gpus"), [(True, 4), (False, 0)])
-def test_a_device_list_names_the_machines_own_gpus_where_all_of_it_is_ours(tmp_path, is_ours, gpus):
+@pytest.mark.parametrize(("is_own", "gpus"), [(True, 4), (False, 0)])
+def test_a_device_list_names_the_machines_own_gpus_on_a_ray_of_its_own(tmp_path, is_own, gpus):
     (tmp_path / "run.yaml").write_text("ajet:\n  backbone: trinity\n  model: {path: m}\n")
     options = ["trinity.mode=explore", "ajet.rollout.device_mapping=[4,5]"]
     config = load_config(tmp_path / "run.yaml", options)
-    found = placed(config, RaySession("h:1", tuple(nodes(8)), is_ours, {}))
+    found = make_placement(config, RaySession("h:1", tuple(nodes(8)), is_own, {}))
     assert where(found.engines)[0] == (0, gpus)
 
 
 def test_the_nodes_with_the_most_gpus_are_taken():
-    placed = place(replace(VERL, nnodes=2), nodes(0, 8, 2, 8))
+    placed = place_processes(replace(VERL, nnodes=2), nodes(0, 8, 2, 8))
     assert [node.name for node in placed.nodes] == ["node 1", "node 3"]
 
 
 def test_without_gpus_ranks_and_engines_are_cpu_processes():
-    placed = place(VERL, nodes(0, cpus=2))
+    placed = place_processes(VERL, nodes(0, cpus=2))
     assert (len(placed.trainer), len(placed.engines), len(placed.workers)) == (1, 1, 1)
     needs = replace(TRINITY, nnodes=2, n_trainer_ranks=4, n_engines=2, num_workers=3)
-    placed = place(needs, nodes(0, 0, cpus=4))
+    placed = place_processes(needs, nodes(0, 0, cpus=4))
     assert where(placed.trainer) == [(0,), (0,), (1,), (1,)]
     assert where(placed.engines) == [(0,), (1,)]
     assert not placed.on_gpus and len(placed.workers) == 3
 
 
 def test_processes_share_cores_that_are_too_few():
-    placed = place(replace(VERL, num_workers=2), nodes(0, cpus=2))
+    placed = place_processes(replace(VERL, num_workers=2), nodes(0, cpus=2))
     assert {each.cpus for each in placed.processes} == {0.5}
 
 
 def test_more_workers_than_episodes_are_not_made():
-    assert len(place(replace(VERL, num_workers=9, max_episodes=2), nodes(0)).workers) == 2
+    assert len(place_processes(replace(VERL, num_workers=9, max_episodes=2), nodes(0)).workers) == 2
 
 
 @pytest.mark.parametrize(
@@ -145,7 +150,7 @@ def test_more_workers_than_episodes_are_not_made():
     ],
 )
 def test_a_mode_of_one_side_has_every_gpu(needs, engines, ranks):
-    placed = place(needs, nodes(8))
+    placed = place_processes(needs, nodes(8))
     assert (len(placed.engines), len(placed.trainer)) == (engines, ranks)
 
 
@@ -178,16 +183,16 @@ def test_a_mode_of_one_side_has_every_gpu(needs, engines, ranks):
 )  # fmt: skip
 def test_what_does_not_fit_is_one_line(needs, gpus, message):
     if message is None:
-        assert len(place(needs, nodes(*gpus)).engines) == 1
+        assert len(place_processes(needs, nodes(*gpus)).engines) == 1
         return
     with pytest.raises(ConfigError) as error:
-        place(needs, nodes(*gpus))
+        place_processes(needs, nodes(*gpus))
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
 CLUSTERS = st.lists(st.integers(0, 8), min_size=1, max_size=4)
 NEEDS = st.builds(
-    Needs,
+    ResourceRequest,
     colocated=st.booleans(),
     nnodes=st.integers(1, 4),
     trains=st.booleans(),
@@ -205,7 +210,7 @@ NEEDS = st.builds(
 @given(needs=NEEDS, gpus=CLUSTERS)
 def test_whatever_is_placed_keeps_the_rules(needs, gpus):
     try:
-        placed = place(needs, nodes(*gpus, cpus=4.0))
+        placed = place_processes(needs, nodes(*gpus, cpus=4.0))
     except ConfigError:
         return
     for processes in (placed.trainer, placed.engines):
@@ -231,20 +236,22 @@ def test_a_config_says_what_it_needs(tmp_path):
     path.write_text("ajet:\n  backbone: trinity\n  model: {path: m}\n")
     options = ["ajet.trainer_common.nnodes=2", "ajet.rollout.n_vllm_engine=3"]
     config = load_config(path, [*options, "ajet.trainer_common.device_mapping='list(range(0,4))'"])
-    needs = Needs.of(config)
+    needs = ResourceRequest.from_config(config)
     assert (needs.colocated, needs.n_engines, needs.trainer_devices) == (False, 3, (0, 1, 2, 3))
     here = Node("here", cpus=8, gpus=1)
     assert configured_nodes(config, here) == nodes(1, 1, cpus=8)
     assert configured_nodes(config, here, nnodes=1, gpus=4) == nodes(4, cpus=32)
-    assert Needs.of(load_config(path, ["trinity.mode=colocate"])).colocated
-    assert Needs.of(load_config(path, ["ajet.backbone=verl"])).colocated
-    assert Needs.of(load_config(path, ["ajet.rollout.name=in_process"])).in_process
-    assert not Needs.of(load_config(path, ["trinity.mode=explore"])).trains
+    assert ResourceRequest.from_config(load_config(path, ["trinity.mode=colocate"])).colocated
+    assert ResourceRequest.from_config(load_config(path, ["ajet.backbone=verl"])).colocated
+    assert ResourceRequest.from_config(
+        load_config(path, ["ajet.rollout.name=in_process"])
+    ).in_process
+    assert not ResourceRequest.from_config(load_config(path, ["trinity.mode=explore"])).trains
 
 
 def test_a_model_that_is_on_the_cpu_leaves_the_gpus_to_others(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("ajet:\n  backbone: verl\n  model: {path: m, device: cpu}\n")
-    assert not place(Needs.of(load_config(path)), nodes(8)).on_gpus
+    assert not place_processes(ResourceRequest.from_config(load_config(path)), nodes(8)).on_gpus
     asked = load_config(path, ["ajet.trainer_common.n_gpus_per_node=2"])
-    assert place(Needs.of(asked), nodes(8)).on_gpus
+    assert place_processes(ResourceRequest.from_config(asked), nodes(8)).on_gpus

@@ -21,7 +21,7 @@ READY_WITHIN_S, GONE_WITHIN_S = 180, 10
 HOLD = """
 import json, os, sys, time
 import ray
-from ajet.cluster.placement import Needs, place
+from ajet.cluster.placement import Needs, place_processes
 from ajet.cluster.placement_groups import reserved
 from ajet.cluster.session import SessionSettings, ray_session, worker_environment
 from ajet.core.config import load_config
@@ -32,17 +32,17 @@ class Process:
         return {**seen, "pid": os.getpid(), "mine": __import__("my_module").NAME}
 
 config = load_config(sys.argv[1], ["ajet.rollout.agent.num_workers=2"], backbone="verl")
-settings = SessionSettings(how="start", debug_tags=("T",))
+settings = SessionSettings(mode="start", debug_tags=("T",))
 said = []
 with ray_session(settings, config, said.append) as session:
-    placement = place(Needs.of(config), session.nodes)
+    placement = place_processes(Needs.of(config), session.nodes)
     environment = worker_environment(settings, config, os.environ)
     with reserved(placement, environment) as reservation:
         kind = ray.remote(Process)
         actors = [kind.options(**reservation.options(p)).remote() for p in placement.processes]
         processes = ray.get([actor.what.remote() for actor in actors])
         roles = [p.role for p in placement.processes]
-        told = dict(address=session.address, ours=session.is_ours, said=said, roles=roles)
+        told = dict(address=session.address, ours=session.is_own, said=said, roles=roles)
         print(json.dumps({**told, "processes": processes}), flush=True)
         time.sleep(600)
 """
@@ -53,7 +53,7 @@ from ajet.core.config import load_config
 
 said = []
 with ray_session(SessionSettings(), load_config(sys.argv[1]), said.append) as session:
-    print(json.dumps(dict(ours=session.is_ours, nodes=len(session.nodes), said=said)))
+    print(json.dumps(dict(ours=session.is_own, nodes=len(session.nodes), said=said)))
 """
 OTHER_VERSION = """
 import sys, ray
@@ -161,7 +161,7 @@ def test_what_listens_and_is_no_ray_is_one_line_after_a_while(monkeypatch):
     from ajet.cluster import session
     from ajet.core.errors import ConfigError
 
-    monkeypatch.setattr(session, "PROBE_WITHIN_S", 3.0)
+    monkeypatch.setattr(session, "PROBE_TIMEOUT_S", 3.0)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = f"127.0.0.1:{mute.getsockname()[1]}"
         with pytest.raises(ConfigError, match="does not answer as a Ray does"):

@@ -33,7 +33,7 @@ def where():
 
 config = load_config(sys.argv[1], ["ajet.trainer_common.nnodes=2"], backbone="verl")
 said = []
-with ray_session(SessionSettings(how="cluster"), config, said.append) as session:
+with ray_session(SessionSettings(mode="cluster"), config, said.append) as session:
     remote, ids = ray.remote(where), [node.ray_id for node in session.nodes]
     on = [NodeAffinitySchedulingStrategy(each, soft=False) for each in ids]
     ran = ray.get([remote.options(scheduling_strategy=each).remote() for each in on])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.cluster.placement import Needs, Node, place
+from ajet.cluster.placement import Node, ResourceRequest, place_processes
 from ajet.convert import Conversion, convert, yaml_text
 from ajet.convert.command_line import override_value, read_script
 from ajet.convert.roll import device_numbers
@@ -570,7 +570,7 @@ def test_rolls_roles_keep_their_devices(tmp_path):
     assert config.ajet.trainer_common.fsdp_config.activation_checkpointing is False
     assert config.ajet.trainer_common.ulysses_sequence_parallel_size == 2
     assert config.trinity.mode == "both"
-    placement = place(Needs.of(config), [Node("here", 64, 8)])
+    placement = place_processes(ResourceRequest.from_config(config), [Node("here", 64, 8)])
     assert [rank.gpus for rank in placement.trainer] == [(0,), (1,), (2,), (3,)]
     assert [engine.gpus for engine in placement.engines] == [(4, 5), (6, 7)]
 

@@ -16,7 +16,7 @@ def hops_module():
 
 def test_in_one_process_ten_calls_lead_from_the_step_to_the_engine():
     found = hops_module().trace("debug")
-    assert found.processes[0][0] == "Training._train_step"
+    assert found.processes[0][0] == "DebugTraining._train_step"
     assert found.processes[-1][-1] == "InProcessEngine.generate"
     assert (found.num_calls, found.num_process_hops) == (10, 0)
 

@@ -24,12 +24,12 @@ SETTINGS = [
 
 
 def placement(num_ranks=1, num_engines=1, num_workers=2):
-    from ajet.cluster.placement import Needs, Node, place
+    from ajet.cluster.placement import Node, ResourceRequest, place_processes
 
-    needs = Needs(
+    needs = ResourceRequest(
         colocated=True, n_trainer_ranks=num_ranks, n_engines=num_engines, num_workers=num_workers
     )
-    return place(needs, [Node("here", 8.0, 0)])
+    return place_processes(needs, [Node("here", 8.0, 0)])
 
 
 def train_debug(settings):
@@ -41,15 +41,15 @@ def train_debug(settings):
 
 
 def train_verl(settings, **placed):
-    from ajet.backbones.colocated.training import Training
+    from ajet.backbones.colocated.training import ColocatedTraining
 
-    return _train(Training, "verl", settings, placed)
+    return _train(ColocatedTraining, "verl", settings, placed)
 
 
 def train_trinity(settings, **placed):
-    from ajet.backbones.disaggregated.training import Training
+    from ajet.backbones.disaggregated.training import DisaggregatedTraining
 
-    return _train(Training, "trinity", settings, placed)
+    return _train(DisaggregatedTraining, "trinity", settings, placed)
 
 
 def _train(training, backbone, settings, placed):
@@ -57,7 +57,7 @@ def _train(training, backbone, settings, placed):
     with RunFolder.open(config.run_folder) as folder:
         console = Console(quiet=True)
         processes = placement(**placed)
-        return training(config, folder, Interrupt(), console, processes, lambda process: {}).run()
+        return training(config, folder, Interrupt(), console, processes, lambda process: {}).fit()
 
 
 def episodes(run):

@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-from ajet.backbones.colocated.training import Training
+from ajet.backbones.colocated.training import ColocatedTraining
 from ajet.cluster.run_attempts import run_on_ray
 from ajet.cluster.session import SessionSettings
 from ajet.core.config import AjetConfig
@@ -27,4 +27,4 @@ class ColocatedBackbone:
     def fit(self) -> RunSummary | None:
         """Train to the last step, on from the newest checkpoint if there is one."""
         with RunFolder.open(self.config.run_folder) as folder, run_log(folder.logs / "run.log"):
-            return run_on_ray(Training, self.session, self.config, folder, self.console)
+            return run_on_ray(ColocatedTraining, self.session, self.config, folder, self.console)

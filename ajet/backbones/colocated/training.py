@@ -14,7 +14,7 @@ from ajet.cluster.training_attempt import TrainingAttempt
 from ajet.core.errors import RunFailed
 
 
-class Training(TrainingAttempt):
+class ColocatedTraining(TrainingAttempt):
     """One attempt of one run."""
 
     def place(self, placement: Placement, options: ProcessOptions) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from rich.console import Console
 
 from ajet.backbones.debug.debugging import debug_episodes
-from ajet.backbones.debug.training import Training
+from ajet.backbones.debug.training import DebugTraining
 from ajet.backbones.evaluating import Subject, evaluate_subject
 from ajet.core.config import AjetConfig
 from ajet.core.interrupt import catch_interrupts
@@ -30,7 +30,7 @@ class DebugBackbone:
             run_log(folder.logs / "run.log"),
             catch_interrupts() as interrupt,
         ):
-            return Training(self.config, folder, interrupt, self.console).fit()
+            return DebugTraining(self.config, folder, interrupt, self.console).fit()
 
     def evaluate(self, subject: Subject, **options: Any) -> EvaluationReport:
         """Success of `subject` on a split; see `evaluate_subject`."""

@@ -29,7 +29,7 @@ from ajet.core.run.resume_point import find_resume_point
 from ajet.core.run.training_run import TrainingRun
 
 
-class Training:
+class DebugTraining:
     """One attempt of one run: everything that is alive between its first step and its last."""
 
     def __init__(

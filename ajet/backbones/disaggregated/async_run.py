@@ -1,11 +1,11 @@
-"""An asynchronous run: explorer, trainer and the buffer between them, wherever their parts are.
+"""An asynchronous run: explorer, trainer and the buffer between them, in one driver process.
 
     explorer ── groups ──> buffer ── batches ──> trainer        at most `max_staleness` updates
        ^                                            │           between a token and its training
        └─────────────── weights ────────────────────┘
 
-A killed run resumes from its last checkpoint: what was finished since then is in the buffer, what
-was on its way begins again. Not covered: making the parts (one_process.py, training.py).
+A killed run resumes from its last checkpoint: groups that were finished since then are in the
+buffer, groups that ran begin again. Not covered: making the parts (one_process.py, training.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from loguru import logger
 from ajet.backbones.disaggregated.explorer import Explorer, ExplorerSettings
 from ajet.backbones.disaggregated.trainer import Trainer, TrainerClient
 from ajet.backbones.disaggregated.version_state import VersionState
-from ajet.core.buffer.buffer import ATTEMPT, ATTEMPTS, Buffer
+from ajet.core.buffer.buffer import ATTEMPT, ATTEMPTS, GroupBuffer
 from ajet.core.buffer.priority import priority_named
 from ajet.core.buffer.staleness import StalenessBound
 from ajet.core.config import AjetConfig
@@ -33,10 +33,10 @@ from ajet.core.run.training_run import TrainingRun
 from ajet.core.update.checkpoint import step_of
 
 
-def open_buffer(config: AjetConfig, folder: RunFolder) -> Buffer:
-    """The config's database, or one in the run folder."""
+def open_buffer(config: AjetConfig, folder: RunFolder) -> GroupBuffer:
+    """Opens the config's database, or one in the run folder."""
     section = config.trinity.buffer
-    return Buffer(
+    return GroupBuffer(
         section.url or f"sqlite:///{folder.buffer_db.resolve()}",
         StalenessBound.from_config(config),
         run=folder.run_id(),
@@ -47,7 +47,7 @@ def open_buffer(config: AjetConfig, folder: RunFolder) -> Buffer:
 
 
 def explorer_settings(config: AjetConfig, total_steps: int) -> ExplorerSettings:
-    """What the config says of an explorer."""
+    """Makes the explorer's settings from the config."""
     return ExplorerSettings(
         batch=BatchSettings.from_config(config),
         total_steps=total_steps,
@@ -57,7 +57,8 @@ def explorer_settings(config: AjetConfig, total_steps: int) -> ExplorerSettings:
 
 
 class AsyncRun:
-    """`runner` runs the groups of training, `validator` those of validation."""
+    """Explorer and trainer of a run. `runner` runs the groups of training, `validator` those of
+    validation."""
 
     def __init__(
         self,
@@ -71,9 +72,9 @@ class AsyncRun:
         config, tasks = run.config, run.tasks
         self.run, self.client = run, client
         self.buffer = open_buffer(config, run.folder)
-        # An explorer of a trainer in a process of its own has nothing to say any more.
+        # A new attempt refuses an explorer that an earlier run of mode `train` may have left.
         attempt = {ATTEMPT: secrets.token_hex(8), ATTEMPTS: "{}"}
-        reopen(self.buffer, resume_point, config.ajet.trainer_common.resume, attempt)
+        reopen_buffer(self.buffer, resume_point, config.ajet.trainer_common.resume, attempt)
         self.versions = VersionState(run.state.step)
         settings = explorer_settings(config, tasks.total_steps)
         self.explorer = Explorer(
@@ -87,31 +88,31 @@ class AsyncRun:
             run,
             lambda: run.validate_if_due(validator),
             self.explorer,
-            explorer_asks=config.trinity.synchronizer.sync_style == "explorer_driven",
+            explorer_driven=config.trinity.synchronizer.sync_style == "explorer_driven",
         )
 
     async def train(self) -> None:
         """Trains all steps that are left."""
         try:
             await self.client.publish(self.versions.trained)
-            await self._both()
+            await self._explore_and_train()
         except RunFailed:  # raised by a rollout: the policy is still that of the last whole step
             await self.run.save_if_new()
             raise
         finally:
             self.buffer.close()
 
-    def saved(self) -> None:
-        """There is another checkpoint."""
-        forget_saved(self.buffer, self.run.folder)
+    def on_checkpoint(self) -> None:
+        """Is called when another checkpoint was written."""
+        prune_buffer(self.buffer, self.run.folder)
 
-    def with_own_state(self, run: dict[str, Any]) -> dict[str, Any]:
-        """The run's state for a checkpoint, with the explorer's of this moment."""
+    def with_explorer_state(self, run: dict[str, Any]) -> dict[str, Any]:
+        """Returns the run's state for a checkpoint, with the explorer's present state in it."""
         return run | {"explorer": self.explorer.state_dict()}
 
-    async def _both(self) -> None:
-        """Until the trainer is through; whatever one of them raises ends the other. A step that is
-        under way when the explorer fails is finished: no checkpoint is of half an update."""
+    async def _explore_and_train(self) -> None:
+        """Runs both until the trainer is done; an error of one ends the other. When the explorer
+        fails during an update, the update is finished: no checkpoint holds half an update."""
         trainer = asyncio.create_task(self.trainer.run())
         explorer = asyncio.create_task(self.explorer.run())
         trainer.add_done_callback(lambda _: self.versions.end())
@@ -120,7 +121,7 @@ class AsyncRun:
             if not trainer.done():
                 self.trainer.stop()
                 await trainer
-                explorer.result()  # it has nothing to end with but an error
+                explorer.result()  # raises: it ends before the trainer only with an error
             await trainer
         finally:
             for task in (trainer, explorer):
@@ -128,21 +129,21 @@ class AsyncRun:
             await asyncio.wait({trainer, explorer})
 
 
-def forget_saved(buffer: Buffer, folder: RunFolder) -> None:
-    """Removes what none of the folder's checkpoints can ask for."""
-    buffer.forget(min(step_of(each) for each in folder.checkpoints.glob("step_*")))
+def prune_buffer(buffer: GroupBuffer, folder: RunFolder) -> None:
+    """Removes groups that a run which resumes from any of the folder's checkpoints cannot need."""
+    buffer.prune(min(step_of(each) for each in folder.checkpoints.glob("step_*")))
 
 
-def reopen(
-    buffer: Buffer, resume_point: ResumePoint | None, resume: str, told: Mapping[str, str]
+def reopen_buffer(
+    buffer: GroupBuffer, resume_point: ResumePoint | None, resume: str, notes: Mapping[str, str]
 ) -> None:
-    """Restores the buffer as it was at the checkpoint, with what was finished since then; `told`
-    are notes for explorers."""
+    """Restores the buffer as it was at the checkpoint, with what was finished since then, and
+    writes the notes for explorers."""
     if resume == "disable":
         buffer.clear()
-    lost = buffer.reopen(0 if resume_point is None else resume_point.step, **told)
-    if lost:
+    num_removed = buffer.reopen(0 if resume_point is None else resume_point.step, **notes)
+    if num_removed:
         logger.warning(
-            f"{lost} finished groups are removed from the buffer: they are too far from the "
+            f"{num_removed} finished groups are removed from the buffer: they are too far from the "
             "checkpoint for trinity.max_staleness, sampled too early or by updates that were lost"
         )

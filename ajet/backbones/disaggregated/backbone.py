@@ -86,6 +86,6 @@ class DisaggregatedBackbone:
 
 def _attempt_of(mode: str) -> "MakeRunAttempt":
     from ajet.backbones.disaggregated.separate_process_on_ray import ExplorerOnRay, TrainerOnRay
-    from ajet.backbones.disaggregated.training import Training
+    from ajet.backbones.disaggregated.training import DisaggregatedTraining
 
-    return {"explore": ExplorerOnRay, "train": TrainerOnRay}.get(mode, Training)
+    return {"explore": ExplorerOnRay, "train": TrainerOnRay}.get(mode, DisaggregatedTraining)

@@ -79,5 +79,7 @@ class OneProcessTraining:
             await self.client.close()
 
     async def _save(self, step: int, run: dict[str, Any]) -> None:
-        self.checkpoints.save(self.folder.checkpoints, step, self.async_run.with_own_state(run))
-        self.async_run.saved()
+        self.checkpoints.save(
+            self.folder.checkpoints, step, self.async_run.with_explorer_state(run)
+        )
+        self.async_run.on_checkpoint()

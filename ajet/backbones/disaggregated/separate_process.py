@@ -40,7 +40,7 @@ class FolderTrainerClient:
 
     def __init__(self, learner: Learner, folder: WeightFolder) -> None:
         self.learner, self._folder = learner, folder
-        self.source: FolderSource
+        self.published_weights: FolderSource
 
     async def train(
         self, step: int, groups: Sequence[Group]
@@ -49,7 +49,7 @@ class FolderTrainerClient:
         return batch, self.learner.update(step, batch)
 
     async def publish(self, version: int) -> Mapping[str, float]:
-        self.source = self._folder.write(version, self.learner.policy.weights())
+        self.published_weights = self._folder.write(version, self.learner.policy.weights())
         return {}
 
 
@@ -92,8 +92,8 @@ class TrainerProcess:
         return self.run.finish()
 
     async def _save(self, step: int, run: dict[str, Any]) -> None:
-        self.checkpoints.save(self.folder.checkpoints, step, self.command.with_own_state(run))
-        self.command.saved()
+        self.checkpoints.save(self.folder.checkpoints, step, self.command.with_explorer_state(run))
+        self.command.on_checkpoint()
 
 
 class ExplorerProcess:

@@ -39,7 +39,7 @@ class RanksTrainerClient:
 
     def __init__(self, trainer: TrainerGroup) -> None:
         self._trainer = trainer
-        self.source: FolderSource
+        self.published_weights: FolderSource
 
     async def train(
         self, step: int, groups: Sequence[Group]
@@ -49,7 +49,7 @@ class RanksTrainerClient:
     async def publish(self, version: int) -> Mapping[str, float]:
         source = await self._trainer.publish(version)
         assert isinstance(source, FolderSource)
-        self.source = source
+        self.published_weights = source
         return {}
 
 
@@ -79,8 +79,10 @@ class TrainerOnRay(TrainingAttempt):
         self.trainer.close()
 
     async def _save(self, step: int, run: dict[str, Any]) -> None:
-        await self.trainer.save(self.folder.checkpoints, step, self.command.with_own_state(run))
-        self.command.saved()
+        await self.trainer.save(
+            self.folder.checkpoints, step, self.command.with_explorer_state(run)
+        )
+        self.command.on_checkpoint()
 
 
 class LoadingEngines(Protocol):

@@ -1,24 +1,23 @@
-"""Explorer and trainer as two commands on one run folder: what each must know of the other, they
-read in the buffer.
+"""Explorer and trainer as two commands on one run folder, which exchange notes through the buffer.
 
-    ajet … trinity.mode=train      takes groups, updates, leaves weights in the run folder
-    ajet … trinity.mode=explore    plays with the newest weights, fills the buffer
+    ajet … trinity.mode=train      takes groups, updates, writes weights into the run folder
+    ajet … trinity.mode=explore    runs groups with the newest weights, fills the buffer
 
-    note        from        says
-    attempt     trainer     which one it is: a new one begins from its checkpoint, and the explorer
-                            with it
-    attempts    trainer     {attempt: the version of its checkpoint}, of all, in their order
+    note        from        content
+    sitting     trainer     the id of its present attempt: a new attempt begins from its checkpoint,
+                            and the explorer begins again with it
+    sittings    trainer     {attempt: the version of its checkpoint} of all attempts, in their order
     trained     buffer      the trainer's version
     published   trainer     {"sitting": …, "version": 3, "path": "…/weights/v00000003"}
     over        trainer     the attempt that has ended
-    plan        explorer    its place in the plan, which a checkpoint keeps
-    asks        explorer    the attempt, and the version after which it wants other weights
-    restarted   explorer    how many groups began anew with newer weights
+    plan        explorer    its state, which a checkpoint holds
+    asks        explorer    the attempt, and the version after which it asks for newer weights
+    restarted   explorer    how many groups began again with newer weights
     failed      explorer    {"sitting": …, "reason": …}
 
-Either may be killed and started again; the other waits. Two machines share the run folder (at the
-same path) and a PostgreSQL: SQLite is for one machine. Not covered: several explorers of one run;
-validation, which is mode bench's.
+Either command may be killed and started again; the other waits. Two machines share the run folder
+(at the same path) and a PostgreSQL database: SQLite is for one machine. Not covered: several
+explorers of one run; validation, which mode bench does.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ from loguru import logger
 from ajet import assembly
 from ajet.backbones.disaggregated.async_run import (
     explorer_settings,
-    forget_saved,
     open_buffer,
-    reopen,
+    prune_buffer,
+    reopen_buffer,
 )
 from ajet.backbones.disaggregated.explorer import PLAN, Explorer, ExplorerSettings
 from ajet.backbones.disaggregated.trainer import Trainer, TrainerClient
 from ajet.backbones.disaggregated.version_state import VersionState
 from ajet.core.bounded_loop import first_of
-from ajet.core.buffer.buffer import ATTEMPT, ATTEMPTS, TRAINED, AttemptOver, Buffer
+from ajet.core.buffer.buffer import ATTEMPT, ATTEMPTS, TRAINED, AttemptOver, GroupBuffer
 from ajet.core.buffer.journal import Journal
 from ajet.core.config import AjetConfig
 from ajet.core.errors import RunFailed
@@ -59,27 +58,28 @@ from ajet.core.weight_sync.folder import FolderSource
 from ajet.core.weight_sync.manifest import WeightsError
 
 POLL_S = 0.2
-PUBLISHED, OVER, ASKS, RESTARTED, FAILED = "published", "over", "asks", "restarted", "failed"
-Load = Callable[[FolderSource], Awaitable[object]]
-"""The engines take these weights."""
+PUBLISHED, OVER, RESTARTED, FAILED = "published", "over", "restarted", "failed"
+WANTS_WEIGHTS = "asks"
+LoadWeights = Callable[[FolderSource], Awaitable[object]]
+"""A function that loads weights into the engines."""
 MakeRunner = Callable[[], Awaitable[GroupRunner]]
-"""Is called when the trainer has left the model's words in the run folder."""
+"""A function that is called when the trainer has written the tokenizer into the run folder."""
 
 
 # The trainer's command.
 
 
 class FolderClient(TrainerClient, Protocol):
-    """A client that leaves weights in a folder."""
+    """A client that publishes weights as files in a folder."""
 
     @property
-    def source(self) -> FolderSource:
-        """What was published last."""
+    def published_weights(self) -> FolderSource:
+        """The weights that were published last."""
         ...
 
 
 class TrainerCommand:
-    """The trainer alone: groups come from another process."""
+    """The trainer without an explorer: groups come from another process."""
 
     def __init__(
         self, run: TrainingRun, client: FolderClient, resume_point: ResumePoint | None
@@ -90,18 +90,23 @@ class TrainerCommand:
         attempt = secrets.token_hex(8)
         plan = run.state.explorer if resume_point is not None else None
         resume = config.ajet.trainer_common.resume
-        past = {} if resume == "disable" else json.loads(self.buffer.told(ATTEMPTS) or "{}")
-        attempts = json.dumps(past | {attempt: run.state.step})
-        told = {ATTEMPT: attempt, ATTEMPTS: attempts, PLAN: json.dumps(plan)}
-        reopen(self.buffer, resume_point, resume, told)
+        note = None if resume == "disable" else self.buffer.read_note(ATTEMPTS)
+        attempts = json.dumps(json.loads(note or "{}") | {attempt: run.state.step})
+        notes = {ATTEMPT: attempt, ATTEMPTS: attempts, PLAN: json.dumps(plan)}
+        reopen_buffer(self.buffer, resume_point, resume, notes)
         self._attempt = attempt
         self._failure: str | None = None
         self.versions = PublishedVersionState(run.state.step, self.buffer, client, attempt)
         settings = explorer_settings(config, run.tasks.total_steps)
         explorer = RemoteExplorer(self.buffer, self.versions, settings, attempt)
-        asks = config.trinity.synchronizer.sync_style == "explorer_driven"
         self.trainer = Trainer(
-            client, self.buffer, self.versions, run, _no_validation, explorer, explorer_asks=asks
+            client,
+            self.buffer,
+            self.versions,
+            run,
+            _no_validation,
+            explorer,
+            explorer_driven=config.trinity.synchronizer.sync_style == "explorer_driven",
         )
 
     async def train(self) -> None:
@@ -114,7 +119,7 @@ class TrainerCommand:
             logger.warning("nobody validates here: the same command with trinity.mode=bench does")
         try:
             await self.client.publish(self.versions.trained)
-            await first_of(self.trainer.run(), self._look())
+            await first_of(self.trainer.run(), self._poll())
             await self.run.save_if_new()
         finally:
             self.versions.end()
@@ -122,24 +127,24 @@ class TrainerCommand:
         if self._failure is not None:
             raise RunFailed(f"the explorer gave up: {self._failure}")
 
-    def saved(self) -> None:
-        """There is a checkpoint more."""
-        forget_saved(self.buffer, self.run.folder)
+    def on_checkpoint(self) -> None:
+        """Is called when another checkpoint was written."""
+        prune_buffer(self.buffer, self.run.folder)
 
-    def with_own_state(self, run: dict[str, Any]) -> dict[str, Any]:
-        """The run's state for a checkpoint, with the explorer's: its note first, so that a group
-        that begins meanwhile is known as one that runs."""
-        plan = json.loads(self.buffer.told(PLAN) or "null")
-        flying = [(each.place, each.task) for each in self.buffer.in_flight()]
+    def with_explorer_state(self, run: dict[str, Any]) -> dict[str, Any]:
+        """Returns the run's state for a checkpoint, with the explorer's state in it."""
+        # The note is read first: a group that begins meanwhile is then among those in flight.
+        plan = json.loads(self.buffer.read_note(PLAN) or "null")
+        in_flight = [(each.index, each.task_index) for each in self.buffer.in_flight()]
         if plan is not None:
-            plan["in_flight"] = sorted({*map(tuple, plan["in_flight"]), *flying})
+            plan["in_flight"] = sorted({*map(tuple, plan["in_flight"]), *in_flight})
         return run | {"explorer": plan}
 
-    async def _look(self) -> None:
-        """Never ends. Whatever is new, the trainer looks again."""
+    async def _poll(self) -> None:
+        """Reads the explorer's notes and wakes the trainer, again and again; never returns."""
         while True:
             await asyncio.sleep(POLL_S)
-            failed = json.loads(self.buffer.told(FAILED) or "{}")
+            failed = json.loads(self.buffer.read_note(FAILED) or "{}")
             if failed.get("sitting") == self._attempt:
                 self._failure = failed["reason"]
             if self._failure is not None or self.run.interrupt.requested:
@@ -148,56 +153,59 @@ class TrainerCommand:
 
 
 class PublishedVersionState(VersionState):
-    """What the trainer publishes is told."""
+    """A VersionState that also writes what the trainer publishes as notes."""
 
-    def __init__(self, version: int, buffer: Buffer, client: FolderClient, attempt: str) -> None:
+    def __init__(
+        self, version: int, buffer: GroupBuffer, client: FolderClient, attempt: str
+    ) -> None:
         super().__init__(version)
         self._buffer, self._client, self._attempt = buffer, client, attempt
 
     def publish(self, version: int) -> None:
-        path = str(self._client.source.path)
-        told = {"sitting": self._attempt, "version": version, "path": path}
-        self._buffer.tell(**{PUBLISHED: json.dumps(told)})
+        path = str(self._client.published_weights.path)
+        published = {"sitting": self._attempt, "version": version, "path": path}
+        self._buffer.write_notes(**{PUBLISHED: json.dumps(published)})
         super().publish(version)
 
     def end(self) -> None:
-        self._buffer.tell(**{OVER: self._attempt})
+        self._buffer.write_notes(**{OVER: self._attempt})
         super().end()
 
 
 class RemoteExplorer:
-    """The explorer as the trainer sees it; it holds its own episodes."""
+    """The `ExplorerControl` of an explorer in another process, read from its notes."""
 
     def __init__(
-        self, buffer: Buffer, versions: VersionState, settings: ExplorerSettings, attempt: str
+        self, buffer: GroupBuffer, versions: VersionState, settings: ExplorerSettings, attempt: str
     ) -> None:
         self._buffer, self._versions, self.settings = buffer, versions, settings
         self._attempt = attempt
 
     @property
     def counts(self) -> Counter[str]:
-        return Counter(restarted=int(self._buffer.told(RESTARTED) or 0))
+        return Counter(restarted=int(self._buffer.read_note(RESTARTED) or 0))
 
-    async def hold(self) -> None:
-        """It does so when it finds the weights."""
+    async def pause(self) -> None:
+        """Does nothing: the explorer pauses by itself when it finds new weights."""
 
-    def release(self) -> None:
-        """The same."""
+    def resume(self) -> None:
+        """Does nothing, likewise."""
 
-    def asks(self) -> bool:
-        return self._buffer.told(ASKS) == _wish(self._attempt, self._versions.published)
+    def wants_weights(self) -> bool:
+        request = _weights_request(self._attempt, self._versions.published)
+        return self._buffer.read_note(WANTS_WEIGHTS) == request
 
 
 async def _no_validation() -> None:
-    """Nobody here could run the episodes."""
+    """Does nothing: this process cannot run episodes."""
 
 
 # The explorer's command.
 
 
 class ExplorerCommand:
-    """The explorer alone: one trainer's attempt after another, until the run is over. It stays as
-    long as the trainer does, whose need of groups only the trainer knows."""
+    """The explorer without a trainer: runs groups for one attempt of the trainer after another,
+    until the run is over."""
 
     def __init__(
         self,
@@ -206,18 +214,18 @@ class ExplorerCommand:
         interrupt: Interrupt,
         *,
         make_runner: MakeRunner,
-        load: Load,
+        load: LoadWeights,
     ) -> None:
         self._config, self._folder, self._interrupt = config, folder, interrupt
         self._make_runner, self._load = make_runner, load
         self._tasks = assembly.read_tasks(config)
         self._first_tasks = self._tasks.cursor.state_dict()
         self._runner: GroupRunner | None = None
-        self._buffer: Buffer | None = None
-        self._file: int | None = None
+        self._buffer: GroupBuffer | None = None
+        self._inode: int | None = None
 
     async def explore(self) -> None:
-        """Explores until the trainer says that it needs no more."""
+        """Runs groups until the trainer needs no more."""
         try:
             while (attempt := await self._next_attempt()) is not None:
                 try:
@@ -229,23 +237,24 @@ class ExplorerCommand:
                 self._buffer.close()
 
     async def _next_attempt(self) -> str | None:
-        """The trainer's, when it has published weights; None when there is none to come."""
-        is_told = False
+        """Waits for an attempt of the trainer that has published weights and returns its id;
+        returns None when the run is over."""
+        has_warned = False
         while not self._interrupt.requested:
-            told = self._opened().all_told()
-            attempt, is_over = told.get(ATTEMPT), told.get(OVER) == told.get(ATTEMPT)
-            if attempt is not None and not is_over and _published(told, attempt):
+            notes = self._current_buffer().read_notes()
+            attempt, is_over = notes.get(ATTEMPT), notes.get(OVER) == notes.get(ATTEMPT)
+            if attempt is not None and not is_over and _published_weights(notes, attempt):
                 return attempt
-            if attempt is not None and is_over and int(told[TRAINED]) >= self._tasks.total_steps:
+            if attempt is not None and is_over and int(notes[TRAINED]) >= self._tasks.total_steps:
                 return None
-            if not is_told:
+            if not has_warned:
                 logger.warning("waits for a trainer: the same command with trinity.mode=train")
-                is_told = True
+                has_warned = True
             await asyncio.sleep(POLL_S)
         return None
 
     async def _explore(self, attempt: str) -> None:
-        """As long as this attempt lasts."""
+        """Runs groups for as long as this attempt lasts."""
         if self._runner is None:
             self._runner = await self._make_runner()
         files = assembly.user_files(self._config)
@@ -256,100 +265,107 @@ class ExplorerCommand:
             journal.close()
 
     async def _explore_with(self, attempt: str, runner: GroupRunner, journal: Journal) -> None:
-        buffer = self._opened()
+        buffer = self._current_buffer()
         buffer.attempt = attempt
-        told = buffer.all_told()
-        if told.get(ATTEMPT) != attempt:
+        notes = buffer.read_notes()
+        if notes.get(ATTEMPT) != attempt:
             raise AttemptOver
-        versions = VersionState(int(told[TRAINED]))
+        versions = VersionState(int(notes[TRAINED]))
         self._tasks.cursor.load_state_dict(self._first_tasks)
-        journal.reopen(_newest_of(json.loads(told[ATTEMPTS]), attempt), attempt)
-        explorer = self._explorer(runner.with_journal(journal), buffer, versions)
-        explorer.load_state_dict(json.loads(told[PLAN]))
+        journal.reopen(_newest_of(json.loads(notes[ATTEMPTS]), attempt), attempt)
+        explorer = self._make_explorer(runner.with_journal(journal), buffer, versions)
+        explorer.load_state_dict(json.loads(notes[PLAN]))
         try:
-            following = self._follow(attempt, explorer, buffer, versions, journal)
-            await first_of(following, explorer.run())
+            polling = self._poll(attempt, explorer, buffer, versions, journal)
+            await first_of(polling, explorer.run())
         except RunFailed as failed:
             reason = json.dumps({"sitting": attempt, "reason": str(failed)})
-            buffer.tell(**{FAILED: reason})
+            buffer.write_notes(**{FAILED: reason})
             raise
 
-    def _explorer(self, runner: GroupRunner, buffer: Buffer, versions: VersionState) -> Explorer:
+    def _make_explorer(
+        self, runner: GroupRunner, buffer: GroupBuffer, versions: VersionState
+    ) -> Explorer:
         tasks, settings = self._tasks, BatchSettings.from_config(self._config)
         batch = BatchRollout(runner, tasks.training, tasks.cursor, settings)
-        asked = explorer_settings(self._config, tasks.total_steps)
-        return Explorer(batch, runner, tasks.cursor, buffer, versions, asked)
+        explorer = explorer_settings(self._config, tasks.total_steps)
+        return Explorer(batch, runner, tasks.cursor, buffer, versions, explorer)
 
-    async def _follow(
+    async def _poll(
         self,
         attempt: str,
         explorer: Explorer,
-        buffer: Buffer,
+        buffer: GroupBuffer,
         versions: VersionState,
         journal: Journal,
     ) -> None:
-        """Takes the trainer's weights as they come, until the attempt is over."""
+        """Loads the trainer's weights as they are published, until the attempt is over."""
         while not self._interrupt.requested:
-            if self._opened() is not buffer:
+            if self._current_buffer() is not buffer:
                 raise AttemptOver
-            told = buffer.all_told()
-            if told.get(ATTEMPT) != attempt:
+            notes = buffer.read_notes()
+            if notes.get(ATTEMPT) != attempt:
                 raise AttemptOver
-            if told.get(OVER) == attempt:
+            if notes.get(OVER) == attempt:
                 return
-            versions.trained = int(told[TRAINED])
-            if await self._take(told, attempt, explorer, versions):
+            versions.trained = int(notes[TRAINED])
+            if await self._load_new_weights(notes, attempt, explorer, versions):
                 journal.keep_only(explorer.is_open)
-            self._tell(told, explorer, buffer, versions)
+            self._write_notes(notes, explorer, buffer, versions)
             versions.notify()
             await asyncio.sleep(POLL_S)
 
-    async def _take(
-        self, told: Mapping[str, str], attempt: str, explorer: Explorer, versions: VersionState
+    async def _load_new_weights(
+        self, notes: Mapping[str, str], attempt: str, explorer: Explorer, versions: VersionState
     ) -> bool:
-        """Whether there were new weights."""
-        found = _published(told, attempt)
+        """Loads the published weights if they are new; returns whether they were."""
+        found = _published_weights(notes, attempt)
         assert found is not None
         if found.version == versions.published:
             return False
         try:
-            await explorer.hold()
+            await explorer.pause()
             await self._load(found)
         except WeightsError:
-            if found.path.exists() and _published(self._opened().all_told(), attempt) == found:
+            if found.path.exists() and self._latest_weights(attempt) == found:
                 raise
-            return False  # newer ones are there already, or another attempt's: next time
+            return False  # removed by newer weights or another attempt: loaded at the next poll
         finally:
-            explorer.release()
+            explorer.resume()
         versions.publish(found.version)
         return True
 
-    @staticmethod
-    def _tell(
-        told: Mapping[str, str], explorer: Explorer, buffer: Buffer, versions: VersionState
-    ) -> None:
-        notes = {RESTARTED: str(explorer.counts["restarted"])}
-        if explorer.asks():
-            notes[ASKS] = _wish(told[ATTEMPT], versions.published)
-        if any(told.get(name) != value for name, value in notes.items()):
-            buffer.tell(**notes)
+    def _latest_weights(self, attempt: str) -> FolderSource | None:
+        return _published_weights(self._current_buffer().read_notes(), attempt)
 
-    def _opened(self) -> Buffer:
-        """The buffer, opened anew where a run that starts afresh has moved its file away."""
+    @staticmethod
+    def _write_notes(
+        notes: Mapping[str, str], explorer: Explorer, buffer: GroupBuffer, versions: VersionState
+    ) -> None:
+        """Writes the explorer's notes where they differ from `notes`, which were read before."""
+        own = {RESTARTED: str(explorer.counts["restarted"])}
+        if explorer.wants_weights():
+            own[WANTS_WEIGHTS] = _weights_request(notes[ATTEMPT], versions.published)
+        if any(notes.get(name) != value for name, value in own.items()):
+            buffer.write_notes(**own)
+
+    def _current_buffer(self) -> GroupBuffer:
+        """Returns the buffer; opens it again where a run that starts from the beginning has moved
+        its file away."""
         file = self._folder.buffer_db
         is_file = self._config.trinity.buffer.url is None
-        number = file.stat().st_ino if is_file and file.exists() else None
-        if self._buffer is None or number != self._file:
+        inode = file.stat().st_ino if is_file and file.exists() else None
+        if self._buffer is None or inode != self._inode:
             if self._buffer is not None:
                 self._buffer.close()
             self._buffer = open_buffer(self._config, self._folder)
-            self._file = file.stat().st_ino if is_file else None
+            self._inode = file.stat().st_ino if is_file else None
         return self._buffer
 
 
 def _newest_of(attempts: Mapping[str, int], attempt: str) -> dict[str, int]:
-    """For each attempt so far, the newest of its versions that `attempt` goes on from: those of
-    itself all, of an earlier one what every later one has begun with."""
+    """Returns, for each attempt so far, its newest version that `attempt` resumes from: every
+    version of itself, and of an earlier attempt the oldest version that a later one began with."""
     found, newest = {}, sys.maxsize
     for name in reversed(list(attempts)[: 1 + list(attempts).index(attempt)]):
         found[name] = newest
@@ -357,12 +373,12 @@ def _newest_of(attempts: Mapping[str, int], attempt: str) -> dict[str, int]:
     return found
 
 
-def _wish(attempt: str, version: int | None) -> str:
+def _weights_request(attempt: str, version: int | None) -> str:
     return f"{attempt} {version}"
 
 
-def _published(told: Mapping[str, str], attempt: str) -> FolderSource | None:
-    found = json.loads(told.get(PUBLISHED) or "{}")
+def _published_weights(notes: Mapping[str, str], attempt: str) -> FolderSource | None:
+    found = json.loads(notes.get(PUBLISHED) or "{}")
     if found.get("sitting") != attempt:
         return None
     return FolderSource(Path(found["path"]), found["version"])

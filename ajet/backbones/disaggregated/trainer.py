@@ -1,10 +1,10 @@
 """The trainer of an asynchronous run: takes a batch as soon as there is one, updates, publishes.
 
-    buffer.take ─> rewards, values ─> advantages ─> update ─> buffer.trained ─> publish ─> record
+    buffer.take ─> rewards, values ─> advantages ─> update ─> mark_trained ─> publish ─> record
        │ waits for enough groups, and for those that would be too old for the next step
 
 The version is the number of updates. A step at version v trains on tokens of versions v - bound to
-v; that is asserted of every group.
+v, which is asserted for every group.
 
 Not covered: what an update is (`TrainerClient`), and which groups run (explorer.py).
 """
@@ -19,9 +19,8 @@ from typing import Protocol
 
 from ajet.backbones.disaggregated.explorer import ExplorerSettings
 from ajet.backbones.disaggregated.version_state import VersionState
-from ajet.core.buffer.buffer import Buffer, Taken
-from ajet.core.buffer.staleness import histogram, staleness_metrics
-from ajet.core.buffer.staleness import versions as versions_of
+from ajet.core.buffer.buffer import GroupBuffer, TakenBatch
+from ajet.core.buffer.staleness import age_histogram, staleness_metrics, version_range
 from ajet.core.record.run_recorder import UpdateRecord
 from ajet.core.rollout.batch import StepGroups, top_by_variance
 from ajet.core.run.training_run import TrainingRun
@@ -29,7 +28,7 @@ from ajet.core.trajectory.trajectory import Group
 
 
 class TrainerClient(Protocol):
-    """What computes updates: a learner in this process, or a group of ranks in others."""
+    """Computes the updates: a learner in this process, or ranks in other processes."""
 
     async def train(
         self, step: int, groups: Sequence[Group]
@@ -38,7 +37,7 @@ class TrainerClient(Protocol):
         ...
 
     async def publish(self, version: int) -> Mapping[str, float]:
-        """Has the engines take the weights as they are now; returns metrics of that."""
+        """Gives the engines the present weights; returns metrics of the sync."""
         ...
 
 
@@ -50,51 +49,52 @@ class ExplorerControl(Protocol):
     @property
     def counts(self) -> Counter[str]: ...
 
-    async def hold(self) -> None:
-        """Before new weights."""
+    async def pause(self) -> None:
+        """Is called before the engines take new weights."""
         ...
 
-    def release(self) -> None:
-        """After them."""
+    def resume(self) -> None:
+        """Is called after that."""
         ...
 
-    def asks(self) -> bool:
-        """Whether it wants others."""
+    def wants_weights(self) -> bool:
+        """Says whether the explorer asks for newer weights."""
         ...
 
 
 class Trainer:
-    """`run` returns when the last step is done, or somebody asked to stop."""
+    """Trains on the groups of a buffer; `run` returns after the last step, or after `stop`."""
 
     def __init__(
         self,
         client: TrainerClient,
-        buffer: Buffer,
+        buffer: GroupBuffer,
         versions: VersionState,
         run: TrainingRun,
         validate: Callable[[], Awaitable[None]],
         explorer: ExplorerControl,
         *,
-        explorer_asks: bool = False,
+        explorer_driven: bool = False,
     ) -> None:
-        """`validate` measures held-out success if it is time. With `explorer_asks` weights travel
-        when the explorer wants them, or the staleness bound does."""
+        """`validate` measures held-out success if a validation is due. With `explorer_driven`
+        weights are published when the explorer asks for them, or the staleness bound requires it.
+        """
         self._client, self._buffer, self._versions = client, buffer, versions
         self._run, self._validate, self._explorer = run, validate, explorer
-        self._explorer_asks = explorer_asks
+        self._explorer_driven = explorer_driven
         self._taken_s, self._waited_s = time.monotonic(), 0.0
         self._is_stopping = False
 
     async def run(self) -> None:
-        """All steps that are left."""
-        in_turns = self._buffer.bound.max_staleness == 0
-        if not in_turns:
+        """Trains all steps that are left."""
+        is_synchronous = self._buffer.bound.max_staleness == 0
+        if not is_synchronous:
             self._versions.publish(self._versions.trained)
         await self._validate()
         for step in self._run.steps_left():
-            if in_turns:  # the batch of a step begins when all of the step before is over
+            if is_synchronous:  # a batch begins only when the step before is completely done
                 self._versions.publish(step - 1)
-            taken = await self._next(step)
+            taken = await self._next_batch(step)
             if taken is None:
                 return
             await self._step(step, taken)
@@ -105,13 +105,12 @@ class Trainer:
         await self._run.save_if_new()
 
     def stop(self) -> None:
-        """Nothing is taken any more; a step that goes on is finished."""
+        """Makes `run` return once the step in progress, if there is one, is done."""
         self._is_stopping = True
         self._versions.notify()
 
-    async def _next(self, step: int) -> Taken | None:
-        """The batch, when there is one; None once it is to stop. What has got too old makes room
-        for the explorer."""
+    async def _next_batch(self, step: int) -> TakenBatch | None:
+        """Waits for the batch of the step and returns it, or None after `stop`."""
         bound, started_s = self._buffer.bound, time.monotonic()
         number = None if bound.max_staleness == 0 else bound.groups_per_step
         while not self._is_stopping:
@@ -121,18 +120,18 @@ class Trainer:
                 self._waited_s = time.monotonic() - started_s
                 return taken
             if self._buffer.num_expired > expired:
-                self._versions.notify()
+                self._versions.notify()  # expired groups leave capacity for the explorer
             await changed.wait()
         return None
 
-    async def _step(self, step: int, taken: Taken) -> None:
-        """The algorithm."""
+    async def _step(self, step: int, taken: TakenBatch) -> None:
+        """Trains one step: the algorithm."""
         rollout = self._step_groups(taken)
         self._run.rollout_done(step, rollout)
         started_s = time.monotonic()
-        ages = self._ages(taken, step - 1)
+        ages = self._token_ages(taken, step - 1)
         update, metrics = await self._client.train(step, rollout.groups)
-        self._buffer.trained(step)
+        self._buffer.mark_trained(step)
         self._versions.trained = step
         metrics |= {
             "trainer/waited_s": self._waited_s,
@@ -140,7 +139,7 @@ class Trainer:
         }
         if self._is_due(step):
             metrics |= await self._publish(step)
-        metrics |= {**staleness_metrics(ages), **self._counts(taken)}
+        metrics |= {**staleness_metrics(ages), **self._buffer_metrics(taken)}
         self._add_ages(ages)
         self._run.record_step(step, rollout, update, metrics)
         self._versions.notify()
@@ -148,46 +147,44 @@ class Trainer:
     def _is_due(self, version: int) -> bool:
         published = self._versions.published
         assert published is not None
-        asked = self._explorer_asks and self._explorer.asks()
-        return asked or self._buffer.bound.is_due(version, published)
+        wanted = self._explorer_driven and self._explorer.wants_weights()
+        return wanted or self._buffer.bound.is_due(version, published)
 
     async def _publish(self, version: int) -> dict[str, float]:
         started_s = time.monotonic()
         try:
-            await self._explorer.hold()
-            found = await self._client.publish(version)
+            await self._explorer.pause()
+            metrics = await self._client.publish(version)
         finally:
-            self._explorer.release()
+            self._explorer.resume()
         if self._buffer.bound.max_staleness:
             self._versions.publish(version)
-        return {"trainer/publish_s": time.monotonic() - started_s, **found}
+        return {"trainer/publish_s": time.monotonic() - started_s, **metrics}
 
-    def _step_groups(self, taken: Taken) -> StepGroups:
-        """In the order of the plan; `seconds` are those since the batch before was taken."""
+    def _step_groups(self, taken: TakenBatch) -> StepGroups:
+        """Returns the groups in the order of the plan; `seconds` is the time since the batch before
+        was taken."""
         now_s = time.monotonic()
         seconds, self._taken_s = now_s - self._taken_s, now_s
-        stale = {item.place for item in taken.expired}
+        expired = {item.index for item in taken.expired}
         groups = [
-            item.group.leave_out("stale", self._buffer.reason)
-            if item.place in stale
+            item.group.leave_out("stale", self._buffer.expired_reason)
+            if item.index in expired
             else item.group
             for item in taken.all
         ]
         baselines = [group for item in taken.all for group in item.baselines]
-        kept = self._explorer.settings.batch.train_batch_size
-        return StepGroups(top_by_variance(groups, kept), baselines, seconds)
+        num_trained = self._explorer.settings.batch.train_batch_size
+        return StepGroups(top_by_variance(groups, num_trained), baselines, seconds)
 
-    def _ages(self, taken: Taken, version: int) -> Counter[int]:
+    def _token_ages(self, taken: TakenBatch, version: int) -> Counter[int]:
         oldest = self._buffer.bound.oldest_allowed(version)
         for item in taken.items:
-            found = versions_of(item.group)
-            assert found is None or self._is_lost(found[1], version) or found[0] >= oldest
-        return histogram((item.group for item in taken.items), version)
-
-    @staticmethod
-    def _is_lost(newest: int, version: int) -> bool:
-        """Sampled by an update that was lost with an earlier attempt; the buffer counts its age."""
-        return newest > version
+            found = version_range(item.group)
+            # A token that is newer than `version` was sampled by an update that is lost with an
+            # earlier attempt; the buffer bounds its age.
+            assert found is None or found[1] > version or found[0] >= oldest
+        return age_histogram((item.group for item in taken.items), version)
 
     def _add_ages(self, ages: Counter[int]) -> None:
         if self._buffer.bound.max_staleness:
@@ -195,11 +192,11 @@ class Trainer:
             for age, number in ages.items():
                 total[str(age)] = total.get(str(age), 0) + number
 
-    def _counts(self, taken: Taken) -> dict[str, float]:
-        waiting = self._buffer.counts()
+    def _buffer_metrics(self, taken: TakenBatch) -> dict[str, float]:
+        counts = self._buffer.counts()
         return {
-            "buffer/ready": float(waiting.get("ready", 0)),
-            "buffer/in_flight": float(waiting.get("begun", 0)),
+            "buffer/ready": float(counts.get("ready", 0)),
+            "buffer/in_flight": float(counts.get("begun", 0)),
             "buffer/expired": float(len(taken.expired)),
             "explorer/restarted": float(self._explorer.counts["restarted"]),
         }

@@ -51,7 +51,7 @@ class ClusterTrainerClient:
         return {"sync/seconds": sync.seconds, "sync/bytes": float(sync.num_bytes)}
 
 
-class Training(TrainingAttempt):
+class DisaggregatedTraining(TrainingAttempt):
     """One attempt of one run."""
 
     def place(self, placement: Placement, options: ProcessOptions) -> None:
@@ -80,6 +80,6 @@ class Training(TrainingAttempt):
         self.processes.close()
 
     async def _save(self, step: int, run: dict[str, Any]) -> None:
-        run = self.async_run.with_own_state(run)
+        run = self.async_run.with_explorer_state(run)
         await self.processes.save(step, run, is_open=self.async_run.explorer.is_open)
-        self.async_run.saved()
+        self.async_run.on_checkpoint()

@@ -1,9 +1,9 @@
-"""Which version the trainer and the explorer of a run are at: what each must know of the other.
+"""The versions that the trainer and the explorer of a run are at, for both to read and wait for.
 
     trainer  ── trained, published ──>  explorer        both wait for `changed`, look again, and
-             <── a group is there ────                  wait again if nothing is for them
+             <── a group is ready ────                  wait again if there is nothing to do
 
-One event loop. Not covered: two processes (split_run.py).
+Both are on one event loop. Not covered: two processes (split_run.py).
 """
 
 import asyncio
@@ -21,21 +21,21 @@ class VersionState:
 
     @property
     def changed(self) -> asyncio.Event:
-        """Is set at the next change. Ask for it before looking at the state: a change between the
-        two would be missed."""
+        """The event that is set at the next change. Take it before reading the state, or a change
+        in between is missed."""
         return self._changed
 
     def notify(self) -> None:
-        """Something has changed."""
+        """Wakes everyone who waits for a change."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     def publish(self, version: int) -> None:
-        """The explorer has the weights of this version."""
+        """Records that the explorer has the weights of this version."""
         self.published = version
         self.notify()
 
     def end(self) -> None:
-        """The trainer takes no more groups."""
+        """Records that the trainer takes no more groups."""
         self.is_over = True
         self.notify()

@@ -1,4 +1,4 @@
-"""Judged groups between an explorer and a trainer. In: groups. Out: batches no older than asked.
+"""Judged groups between explorer and trainer. In: groups. Out: batches within a staleness bound.
 
-Not covered: who explores and who trains (backbones/disaggregated).
+Not covered: explorer and trainer themselves (backbones/disaggregated).
 """

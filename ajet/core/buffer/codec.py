@@ -1,15 +1,16 @@
-"""A group of judged episodes as bytes, and back: a header of JSON, then raw arrays. No pickle.
+"""Encodes judged groups as bytes and decodes them: a header of JSON, then raw arrays. No pickle.
 
-    magic | length of the header | header | arrays        the last two compressed, fast
+    magic | length of the header | header | arrays        header and arrays are compressed together
 
-    turn 0   prompt [q q q]        sampled [a a]          kept 0, rest [q q q]
-    turn 1   prompt [q q q a a t]  sampled [b]            kept 5, rest [t]
+    turn 0   prompt [q q q]        sampled [a a]          kept 0, new [q q q]
+    turn 1   prompt [q q q a a t]  sampled [b]            kept 5, new [t]
 
-A prompt mostly continues the turn before it, so only what is new is stored; of messages likewise.
-Token ids are whole numbers of 8 bytes, log-probabilities floats of 8: they come back as they were.
+A prompt mostly continues the turn before it, so only its new tokens are stored, and only the new
+messages likewise. Token ids are 8-byte integers, log-probabilities are 8-byte floats: both are
+restored exactly.
 
-What users leave in dicts (metadata, tool arguments, notes) comes back as JSON has it: a tuple is a
-list, a key a string, and what has no JSON form is its `repr`, as in the episode store.
+What users put into dicts (metadata, tool arguments, notes) is restored as JSON has it: a tuple as a
+list, a key as a string, and a value without a JSON form as its `repr`, as in the episode store.
 
 Not covered: samples and advantages, which the trainer makes; bytes of another version of ajet.
 """
@@ -39,14 +40,14 @@ Json = dict[str, Any]
 
 
 def encode(groups: Sequence[Group]) -> bytes:
-    """All of these as one piece."""
+    """Returns the groups as one byte string."""
     arrays = _Writer()
-    header = _dumped([_group_json(group, arrays) for group in groups]).encode()
+    header = _to_json([_group_json(group, arrays) for group in groups]).encode()
     return MAGIC + _LENGTH.pack(len(header)) + zlib.compress(header + arrays.content, _FAST)
 
 
 def decode(content: bytes) -> list[Group]:
-    """What `encode` was given."""
+    """Returns the groups that `encode` was given; DataError if the bytes are not such."""
     if not content.startswith(MAGIC):
         raise DataError(
             "the buffer holds groups of another version of ajet: begin with an empty one"
@@ -58,16 +59,16 @@ def decode(content: bytes) -> list[Group]:
 
 
 def _decoded(content: bytes) -> list[Group]:
-    at = len(MAGIC)
-    (length,) = _LENGTH.unpack_from(content, at)
-    body = zlib.decompress(content[at + _LENGTH.size :])
+    offset = len(MAGIC)
+    (length,) = _LENGTH.unpack_from(content, offset)
+    body = zlib.decompress(content[offset + _LENGTH.size :])
     arrays = _Reader(body, length)
     return [_group(each, arrays) for each in json.loads(body[:length])]
 
 
 @dataclass
 class _Writer:
-    """Arrays one after another; `add` says how many entries it was."""
+    """Arrays one after another; `add` returns the number of entries that it added."""
 
     parts: list[bytes] = field(default_factory=list)
 
@@ -82,14 +83,14 @@ class _Writer:
 
 @dataclass
 class _Reader:
-    """The same arrays in the same order."""
+    """Reads the arrays in the order in which they were written."""
 
     content: bytes
-    at: int
+    offset: int
 
     def take(self, number: int, dtype: str) -> tuple[Any, ...]:
-        array = np.frombuffer(self.content, dtype, number, self.at)
-        self.at += array.nbytes
+        array = np.frombuffer(self.content, dtype, number, self.offset)
+        self.offset += array.nbytes
         return tuple(array.tolist())
 
 
@@ -150,7 +151,7 @@ def _trajectory(content: Json, arrays: _Reader) -> Trajectory:
 
 
 def _output_json(output: WorkflowOutput) -> Json:
-    """A subclass of the user's is read by nobody after the judge."""
+    """Encodes the base class's fields; nothing reads a user's subclass after the judge."""
     return {
         "reward": _number(output.reward),
         "is_success": None if output.is_success is None else bool(output.is_success),
@@ -161,8 +162,8 @@ def _output_json(output: WorkflowOutput) -> Json:
 
 def _turn_json(turn: Turn, before: Turn | None, arrays: _Writer) -> Json:
     completion = turn.completion
-    kept = _common(_ids(before), completion.prompt_ids)
-    kept_messages = _common(_messages(before), turn.messages)
+    kept = _common_length(_ids(before), completion.prompt_ids)
+    kept_messages = _common_length(_messages(before), turn.messages)
     return {
         "kept": kept,
         "new": arrays.add(completion.prompt_ids[kept:], "<i8"),
@@ -218,9 +219,9 @@ def _messages(turn: Turn | None) -> list[Json]:
     return [] if turn is None else [*turn.messages, turn.reply]
 
 
-def _common(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """Length of the common beginning; mostly all of `a`."""
-    if a == b[: len(a)]:
+def _common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """Returns the length of the common beginning of both."""
+    if a == b[: len(a)]:  # the usual case, and much faster than the comparison below
         return len(a)
     return next(n for n, (x, y) in enumerate(zip([*a, None], [*b, _END], strict=False)) if x != y)
 
@@ -229,11 +230,11 @@ _END = object()
 
 
 def _number(value: float | None) -> float | None:
-    """A reward may be numpy's, which JSON does not know."""
+    """Converts a reward, which may be a numpy scalar, to a float that JSON can hold."""
     return None if value is None else float(value)
 
 
-def _dumped(value: Any) -> str:
+def _to_json(value: Any) -> str:
     try:
         return _encode(value)
     except (TypeError, ValueError, RecursionError):  # keys that are tuples, cycles
@@ -248,7 +249,8 @@ _encode = json.JSONEncoder(default=_unknown, separators=(",", ":")).encode
 
 
 def _plain(value: Any, above: tuple[int, ...]) -> Any:
-    """Keys as strings, and a container within itself as its repr."""
+    """Returns the value with keys as strings, and a container within itself as its repr. `above`
+    are the ids of the containers that the value is in."""
     if id(value) in above:
         return repr(value)
     inner = (*above, id(value))

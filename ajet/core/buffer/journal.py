@@ -1,17 +1,17 @@
-"""Episodes that have ended while their group, or their step, is not safe in a checkpoint yet: a run
-that goes on has them, and plays only the others again.
+"""Stores each episode that has ended until its group, or its step, is safe in a checkpoint, so that
+a run that resumes runs only the other episodes again.
 
     GroupRunner ── each episode as it ends ──> Journal (finished.sqlite)
             ^                                                        │
-            └── those of the same plan, in the next attempt <────────┘ reopen(steps)
+            └── those of the same plan, in the next attempt <────────┘ reopen(versions)
 
-What counts is what the checkpoint's own weights, or older ones, have sampled, under the same config
-and code: the rest is dropped by `reopen`. An episode that failed is not kept: it is played again.
+An episode is used again if the checkpoint's own weights, or older ones, sampled it under the same
+config and code; `reopen` removes the others. An episode that failed is not stored: it runs again.
 
-An attempt of the trainer has a name where the explorer outlives it, or the other way round.
+The trainer's attempts are told apart by name where explorer and trainer are separate processes.
 
-Not covered: whole groups of an asynchronous run (buffer.py); backbone debug, whose bits depend on
-which episodes are played together.
+Not covered: whole groups of an asynchronous run (buffer.py); backbone debug, whose results depend
+bit for bit on which episodes run together.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ajet.core.buffer.codec import decode, encode
-from ajet.core.buffer.staleness import versions
+from ajet.core.buffer.staleness import version_range
 from ajet.core.config import AjetConfig
 from ajet.core.errors import CheckpointError
 from ajet.core.rollout.request import episode_id_of
@@ -42,11 +42,11 @@ CREATE INDEX IF NOT EXISTS finished_of_group ON finished (group_id);
 
 
 DECIDES_EPISODES = ("model", "seed", "data", "task_reader", "task_judge", "environment", "rollout")
-"""Sections of the config: an episode that was run under others is not that of this run."""
+"""Sections of the config that determine an episode: one that ran under others is not used again."""
 
 
 def fingerprint(sections: dict[str, Any], files: Iterable[Path]) -> str:
-    """Of what decides how an episode goes: parts of the config, and the user's code."""
+    """Returns a hash of what determines an episode: sections of the config and the user's code."""
     digest = hashlib.sha256(json.dumps(sections, sort_keys=True, default=str).encode())
     for path in sorted(set(files)):
         digest.update(path.read_bytes())
@@ -54,74 +54,77 @@ def fingerprint(sections: dict[str, Any], files: Iterable[Path]) -> str:
 
 
 class Journal:
-    """One process writes. A commit survives the end of the process, not that of the machine."""
+    """The stored episodes. One process writes; what is committed survives the end of the process,
+    but not a crash of the machine."""
 
     def __init__(self, path: Path, fingerprint: str) -> None:
         self._path = path
-        self._left: dict[str, dict[str, Trajectory]] = {}
+        self._finished: dict[str, dict[str, Trajectory]] = {}
         self._attempt = ""
-        with self._usable():
+        with self._database_errors():
             self._db = sqlite3.connect(path, isolation_level=None)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.executescript(_TABLES)
-            self._play_under(fingerprint)
+            self._require_fingerprint(fingerprint)
 
     @classmethod
     def open(cls, path: Path, config: AjetConfig, files: Iterable[Path]) -> Self:
-        """The journal of episodes that were run under this config and these files of the user's
-        code; it forgets those of others."""
+        """Opens the journal at `path` and removes the episodes of another config or other code.
+        `files` are those of the user's code."""
         ajet = config.to_dict()["ajet"]
         return cls(path, fingerprint({name: ajet[name] for name in DECIDES_EPISODES}, files))
 
     def reopen(self, newest_of: Mapping[str, int], attempt: str = "") -> int:
-        """`attempt` begins, or goes on; says how many episodes there are. `newest_of` has, for each
-        attempt that may have left some, the last of its versions that the run still goes on from:
-        those of weights that were lost are dropped."""
-        self._attempt, self._left = attempt, {}
-        with self._usable():
+        """Begins or continues `attempt`; returns how many stored episodes it can use. `newest_of`
+        has, for each earlier attempt, its newest version that the run resumes from: episodes of
+        newer weights, which are lost, are removed."""
+        self._attempt, self._finished = attempt, {}
+        with self._database_errors():
             for (name,) in self._db.execute("SELECT DISTINCT sitting FROM finished").fetchall():
-                kept = (name, newest_of.get(name, -1))
-                self._db.execute("DELETE FROM finished WHERE sitting = ? AND newest > ?", kept)
+                lost = (name, newest_of.get(name, -1))
+                self._db.execute("DELETE FROM finished WHERE sitting = ? AND newest > ?", lost)
             rows = self._db.execute("SELECT group_id, body FROM finished").fetchall()
         for group_id, body in rows:
-            (alone,) = decode(body)
-            (episode,) = alone.trajectories
-            self._left.setdefault(group_id, {})[_planned_as(episode)] = episode
+            (single,) = decode(body)
+            (episode,) = single.trajectories
+            self._finished.setdefault(group_id, {})[_planned_id(episode)] = episode
         return len(rows)
 
     def put(self, trajectory: Trajectory) -> None:
-        """It has ended."""
+        """Stores an episode that has ended, unless it has failed."""
         if trajectory.status not in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED):
             return
         group_id = trajectory.group_id
-        alone = Group(group_id, (trajectory,), None)
-        newest = (versions(alone) or (None, None))[1]
-        row = (_planned_as(trajectory), group_id, newest, self._attempt, encode([alone]))
-        with self._usable():
+        single = Group(group_id, (trajectory,), None)
+        newest = (version_range(single) or (None, None))[1]
+        row = (_planned_id(trajectory), group_id, newest, self._attempt, encode([single]))
+        with self._database_errors():
             self._db.execute("INSERT OR REPLACE INTO finished VALUES (?, ?, ?, ?, ?)", row)
 
     def take(self, group_id: str) -> dict[str, Trajectory]:
-        """What the last attempt has left of this group, by the ids that its members were planned
-        with. Asked again, nothing: a group that begins anew in one attempt is played anew."""
-        if group_id not in self._left:
-            with self._usable():
+        """Returns the episodes of this group that an earlier attempt finished, by the ids they were
+        planned with. A second call returns none: a group that begins again within one attempt runs
+        all its episodes again."""
+        if group_id not in self._finished:
+            with self._database_errors():
                 self._db.execute("DELETE FROM finished WHERE group_id = ?", (group_id,))
-        return self._left.pop(group_id, {})
+        return self._finished.pop(group_id, {})
 
     def keep_only(self, is_open: Callable[[str], bool]) -> None:
-        """There is a checkpoint, and these groups are not in it."""
-        with self._usable():
+        """Removes the episodes of all groups but the open ones, which are not in the checkpoint
+        that was just written."""
+        with self._database_errors():
             ids = {row[0] for row in self._db.execute("SELECT DISTINCT group_id FROM finished")}
-            over = [(group_id,) for group_id in ids if not is_open(group_id)]
-            self._db.executemany("DELETE FROM finished WHERE group_id = ?", over)
+            saved = [(group_id,) for group_id in ids if not is_open(group_id)]
+            self._db.executemany("DELETE FROM finished WHERE group_id = ?", saved)
 
     def close(self) -> None:
         self._db.close()
 
     @contextmanager
-    def _usable(self) -> Iterator[None]:
-        """A fault of the file, or of its disk, is one line."""
+    def _database_errors(self) -> Iterator[None]:
+        """Turns an error of the file, or of its disk, into a CheckpointError of one line."""
         try:
             yield
         except sqlite3.Error as error:
@@ -130,12 +133,13 @@ class Journal:
                 "of unfinished groups are played again"
             ) from error
 
-    def _play_under(self, fingerprint: str) -> None:
+    def _require_fingerprint(self, fingerprint: str) -> None:
+        """Removes all episodes if they were run under another fingerprint."""
         if self._db.execute("SELECT fingerprint FROM played").fetchall() != [(fingerprint,)]:
             self._db.execute("DELETE FROM finished")
             self._db.execute("DELETE FROM played")
             self._db.execute("INSERT INTO played VALUES (?)", (fingerprint,))
 
 
-def _planned_as(trajectory: Trajectory) -> str:
+def _planned_id(trajectory: Trajectory) -> str:
     return episode_id_of(trajectory.group_id, trajectory.workflow_task.rollout_index)

@@ -1,11 +1,11 @@
-"""Which of the groups that wait is trained first: a number for each, larger ones first.
+"""Priorities decide which of the ready groups are trained first: the larger number comes first.
 
     @priority("shortest")
-    def shortest(place, group):          # then trinity.buffer.priority: shortest
+    def shortest(index, group):          # then trinity.buffer.priority: shortest
         return -sum(t.num_sampled for t in group.trajectories)
 
-Equal ones come in the order in which they were planned. A group that many others pass gets too old;
-it is then counted and left out.
+Groups of equal priority come in the order of the plan. A group that too many others overtake gets
+too old; it then expires and is counted.
 """
 
 from collections.abc import Callable
@@ -15,13 +15,13 @@ from ajet.core.errors import ConfigError
 from ajet.core.trajectory.trajectory import Group
 
 Priority = Callable[[int, Group], float]
-"""The group's place among all that were planned, and the group."""
+"""A function of the group's plan index and the group."""
 
 PRIORITIES: dict[str, Priority] = {}
 
 
 def priority(name: str) -> Callable[[Priority], Priority]:
-    """Makes it known under this name."""
+    """Registers the decorated function under this name."""
 
     def register(function: Priority) -> Priority:
         PRIORITIES[name] = function
@@ -31,6 +31,7 @@ def priority(name: str) -> Callable[[Priority], Priority]:
 
 
 def priority_named(name: str) -> Priority:
+    """Returns the priority of this name; ConfigError if there is none."""
     if name not in PRIORITIES:
         raise ConfigError(
             f"trinity.buffer.priority: there is no {name!r}; choose {', '.join(sorted(PRIORITIES))}"
@@ -39,19 +40,19 @@ def priority_named(name: str) -> Priority:
 
 
 @priority("oldest")
-def oldest(place: int, group: Group) -> float:
-    """In the order of the plan."""
+def oldest(index: int, group: Group) -> float:
+    """Takes groups in the order of the plan."""
     return 0.0
 
 
 @priority("newest")
-def newest(place: int, group: Group) -> float:
-    """The latest plan first."""
-    return float(place)
+def newest(index: int, group: Group) -> float:
+    """Takes the group that was planned last first."""
+    return float(index)
 
 
 @priority("spread")
-def spread(place: int, group: Group) -> float:
-    """The group whose rewards differ most says most."""
+def spread(index: int, group: Group) -> float:
+    """Takes the group with the largest standard deviation of rewards first."""
     rewards = [t.reward for t in group.valid if t.reward is not None]
     return pstdev(rewards) if rewards else 0.0

@@ -1,4 +1,4 @@
-"""One bound on the age of tokens, and what follows from it for who may begin and who may train.
+"""One bound on the age of tokens, and what follows from it for beginning and for training groups.
 
 A version is a number of updates. A step that trains at version v on a group whose oldest token was
 sampled at version w trains on tokens that are v - w old; that is at most `max_staleness`, always.
@@ -7,15 +7,17 @@ sampled at version w trains on tokens that are v - w old; that is at most `max_s
     batch that it trains     0     1     2     3
     weights of its tokens    0     0     1     2
 
-Two sides keep it:
+Two sides keep the bound:
 
-begin   At most as many groups are begun as the trainer can train in their time: those up to the
-        next transfer of weights, and `groups_ahead`. With 0 ahead and a transfer after each step
-        that is the synchronous order exactly.
-take    What is too old is not trained. And a step waits for a group in flight whose last step it
-        is, if the bound `waits`; else a slow group gets too old, and is counted and left out.
+begin   At most as many groups begin as the trainer can train in time: those up to the next weight
+        sync, and `groups_ahead` more. With 0 ahead and a sync after each step that is exactly the
+        synchronous order.
+take    A group that is too old is not trained. If the bound `waits`, a step also waits for a group
+        in flight that no later step could train; otherwise a slow group gets too old, expires and
+        is counted.
 
-Other systems say the same in other words; `published` every k steps, B groups a step:
+Other systems have the same bound under other names; weights are published every k steps of B
+groups:
 
 | setting                                       | max_staleness         | steps ahead  | k        |
 |-----------------------------------------------|-----------------------|--------------|----------|
@@ -24,8 +26,8 @@ Other systems say the same in other words; `published` every k steps, B groups a
 | verl `staleness_threshold` s,                 | ceil((1 + s) k) - 1   | s k          | k        |
 | `trigger_parameter_sync_step` k               |                       |              |          |
 
-Their keys are read by core/config/async_keys.py. Not covered: the drift that versions do not show,
-as between an engine's numbers and the trainer's.
+Their keys are read by core/config/async_keys.py. Not covered: differences that versions do not
+show, as between the log-probabilities of an engine and of the trainer.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ PartialRollout = Literal["continue", "recompute", "finish"]
 
 @dataclass(frozen=True, slots=True)
 class StalenessBound:
-    """The bound, and the lead of the explorer that keeps it: `groups_ahead` of the trainer."""
+    """The bound, and by how many groups the explorer may be ahead of the trainer to keep it."""
 
     max_staleness: int
     groups_per_step: int
@@ -64,11 +66,11 @@ class StalenessBound:
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
-        """The bound of backbone trinity, and how far ahead it lets the explorer be.
+        """Makes the bound of backbone trinity.
 
-        A step of `fixed` or `explorer_driven` waits for a group that would else be too old; the
-        other styles never wait: a slow group is left out. `fully_async` sends weights after every
-        step."""
+        With sync style `fixed` or `explorer_driven` a step waits for a group that would otherwise
+        be too old; the other styles never wait, and a slow group expires. `fully_async` publishes
+        weights after every step."""
         trinity, size = config.trinity, BatchSettings.from_config(config).first_round
         sync = trinity.synchronizer
         if trinity.mode == "colocate":
@@ -79,39 +81,42 @@ class StalenessBound:
         waits = sync.sync_style in ("fixed", "explorer_driven")
         return cls(trinity.staleness, size, interval, ahead * size, waits)
 
-    def room(self, version: int, published: int, outstanding: int, last: int | None = None) -> int:
-        """How many groups may begin while the trainer is at `version` and the explorer has the
-        weights of `published`; `outstanding` are begun and not trained. None for after `last`."""
+    def capacity_left(
+        self, version: int, published: int, outstanding: int, last: int | None = None
+    ) -> int:
+        """Returns how many groups may begin while the trainer is at `version` and the explorer has
+        the weights of `published`; `outstanding` groups have begun and are not trained. No group
+        begins for a step after `last`."""
         until = (published + self.sync_interval) * self.groups_per_step + self.groups_ahead
         if last is not None:
             until = min(until, last * self.groups_per_step)
         return max(0, until - version * self.groups_per_step - outstanding)
 
     def is_due(self, version: int, published: int) -> bool:
-        """Whether weights travel after the update to `version`, at the latest."""
+        """Says whether weights must be published after the update to `version`."""
         return version - published >= self.sync_interval
 
     def oldest_allowed(self, version: int) -> int:
-        """The oldest token's version that a step at `version` may train."""
+        """Returns the version of the oldest token that a step at `version` may train."""
         return version - self.max_staleness
 
-    def must_wait(self, version: int, in_flight: Sequence[int], left: Sequence[int]) -> bool:
-        """Whether a step at `version` that leaves `left` untrained would have some group in flight
-        get too old: there are then more groups for the next steps than these can train. Both are
-        versions of oldest tokens."""
+    def must_wait(self, version: int, in_flight: Sequence[int], ready: Sequence[int]) -> bool:
+        """Says whether a step at `version` must wait because a group in flight would otherwise get
+        too old: the next steps then have more groups than they can train in time. `in_flight` and
+        `ready`, which the step does not take, are versions of oldest tokens."""
         if not self.waits:
             return False
         for steps in range(self.max_staleness + 1):
             due = self.oldest_allowed(version) + steps
-            flying = sum(oldest <= due for oldest in in_flight)
-            others = sum(oldest <= due for oldest in left)
-            if flying and flying + others > steps * self.groups_per_step:
+            num_in_flight = sum(oldest <= due for oldest in in_flight)
+            num_ready = sum(oldest <= due for oldest in ready)
+            if num_in_flight and num_in_flight + num_ready > steps * self.groups_per_step:
                 return True
         return False
 
 
-def versions(group: Group) -> tuple[int, int] | None:
-    """Of its oldest and newest trained token; None where it trains nothing."""
+def version_range(group: Group) -> tuple[int, int] | None:
+    """Returns the versions of the oldest and newest trained token, or None if there is none."""
     found = [
         turn.completion.policy_version
         for trajectory in group.valid
@@ -121,9 +126,9 @@ def versions(group: Group) -> tuple[int, int] | None:
     return (min(found), max(found)) if found else None
 
 
-def histogram(groups: Iterable[Group], version: int) -> Counter[int]:
-    """How many trained tokens were how many updates away from `version`: older, or of updates that
-    were lost with an earlier attempt."""
+def age_histogram(groups: Iterable[Group], version: int) -> Counter[int]:
+    """Returns the number of trained tokens for each distance, in updates, from `version`. A token
+    is older than `version`, or was sampled by a newer update that is lost with an attempt."""
     counts: Counter[int] = Counter()
     for group in groups:
         for trajectory in group.valid:
@@ -135,8 +140,8 @@ def histogram(groups: Iterable[Group], version: int) -> Counter[int]:
 
 
 def staleness_metrics(counts: Mapping[int, int]) -> dict[str, float]:
-    """The histogram as numbers of a step: ``staleness/max``, ``staleness/mean``, and the share of
-    the tokens of each age, ``staleness/age_0`` and so on."""
+    """Returns the histogram as metrics of a step: ``staleness/max``, ``staleness/mean``, and the
+    share of the tokens of each age, ``staleness/age_0`` and so on."""
     total = sum(counts.values())
     if not total:
         return {}

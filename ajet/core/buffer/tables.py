@@ -1,4 +1,4 @@
-"""The buffer's tables; each row belongs to a run.
+"""The tables of the buffer; each row belongs to a run.
 
     groups   place  state                 version newest counts priority uses at_step reason body
              17     begun                    4      -      1       -     0      -      -     -
@@ -6,11 +6,11 @@
              12     taken, trained           3      4      1      0.0    1      5      -    bytes
               9     expired                  1      1      1      0.0    0      5    "…"    bytes
     uses     place  step                  one row for each step that took a group
-    notes    name   value                 what explorer and trainer tell each other
+    notes    name   value                 messages between explorer and trainer
 
-`place` is the group's place among all that the explorer plans. `version` is that of its oldest
-token (of a group that runs: of the weights it began with). A group that does not count fills no
-place in a batch: a selection left it out, and it is taken along for the record.
+`place` is the group's plan index (`plan_index` in buffer.py). `version` is that of its oldest
+token; for a group that runs, that of the weights it began with. A group with `counts` 0 was left
+out by a selection: it is not one of the groups of a batch, and is taken with one for the record.
 """
 
 from __future__ import annotations
@@ -70,54 +70,56 @@ notes = Table(
     Column("name", String(64), primary_key=True),
     Column("value", String, nullable=False),
 )
-"""What explorer and trainer tell each other where they are two processes."""
+"""Messages between explorer and trainer where they are two processes."""
 
 
 def open_engine(url: str) -> Engine:
-    """The database at `url`, with the tables; a mistake is a ConfigError that shows no password."""
+    """Opens the database at `url` and creates missing tables. Raises ConfigError, without the
+    password in its message, if that fails."""
     where = "trinity.buffer.url"
     try:
         parsed = make_url(url)
-    except ArgumentError as error:  # its message holds the text as it was written
+    except ArgumentError as error:  # its message holds the whole text: it is not repeated
         raise ConfigError(f"{where}: not a database's address; write postgresql://…") from error
     try:
-        engine = _made(parsed)
+        engine = _create_engine(parsed)
         _create_tables(engine)
     except ImportError as error:
         raise ConfigError(
-            f"{where}: the driver of {shown(url)} is not installed ({error.name}); for PostgreSQL "
-            "pip install 'psycopg[binary]' and write postgresql+psycopg://…"
+            f"{where}: the driver of {redacted(url)} is not installed ({error.name}); for "
+            "PostgreSQL pip install 'psycopg[binary]' and write postgresql+psycopg://…"
         ) from error
     except SQLAlchemyError as error:
         raise ConfigError(
-            f"{where}: {shown(url)} cannot be opened ({type(error).__name__}); is it running, and "
-            "are its name and password right?"
+            f"{where}: {redacted(url)} cannot be opened ({type(error).__name__}); is it running, "
+            "and are its name and password right?"
         ) from error
     return engine
 
 
 def _create_tables(engine: Engine) -> None:
-    """Two that begin at once may both find none; the one that is refused then finds them."""
+    """Creates missing tables. Two processes may both find none and create them at the same time:
+    the one that is refused then finds them."""
     try:
         metadata.create_all(engine)
     except (IntegrityError, ProgrammingError):
         metadata.create_all(engine)
 
 
-def shown(url: str) -> str:
-    """The address without what could be a secret: user, password and options are left out."""
+def redacted(url: str) -> str:
+    """Returns the URL without user, password and options, any of which may be a secret."""
     parsed = make_url(url)
     return URL.create(
         parsed.drivername, host=parsed.host, port=parsed.port, database=parsed.database
     ).render_as_string()
 
 
-def _made(url: URL) -> Engine:
+def _create_engine(url: URL) -> Engine:
     if url.get_backend_name() != "sqlite":
         return create_engine(url, pool_pre_ping=True, hide_parameters=True)
     options: dict[str, Any] = {"connect_args": {"timeout": 60.0, "check_same_thread": False}}
     if url.database in (None, "", ":memory:"):
-        options["poolclass"] = StaticPool  # one connection, or each would have a database
+        options["poolclass"] = StaticPool  # each connection would have a database of its own
     engine = create_engine(url, hide_parameters=True, **options)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
@@ -125,8 +127,8 @@ def _made(url: URL) -> Engine:
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
-    """Transactions are begun here and not by the driver, which begins them at the first write: two
-    that read first would then refuse each other."""
+    """Turns off the driver's own transactions, which begin at the first write: of two transactions
+    that both read first, one would then be refused. `_begin_sqlite` begins them instead."""
     connection.isolation_level = None
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")

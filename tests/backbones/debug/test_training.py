@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from ajet.backbones.debug.backbone import DebugBackbone
-from ajet.backbones.debug.training import Training
+from ajet.backbones.debug.training import DebugTraining
 from ajet.core.config import load_config
 from ajet.core.interrupt import Interrupt
 from ajet.core.record.run_folder import RunFolder
@@ -24,7 +24,7 @@ VALIDATED = [
 ]
 
 
-class StopsAfter(Training):
+class StopsAfter(DebugTraining):
     """As if Ctrl-C came in the middle of a step."""
 
     last_step = 0
@@ -110,9 +110,9 @@ def test_a_start_without_a_checkpoint_forgets_the_validation_of_one_that_was_kil
 def test_a_chat_template_writes_the_day_on_which_the_run_began(project):
     settings = config("ajet.trainer_common.total_training_steps=1")
     with RunFolder.open(settings.run_folder) as folder:
-        first = Training(settings, folder, Interrupt(), Console(file=io.StringIO()))
+        first = DebugTraining(settings, folder, Interrupt(), Console(file=io.StringIO()))
         begun = first.run.state.begun
         first.fit()
-        again = Training(settings, folder, Interrupt(), Console(file=io.StringIO()))
+        again = DebugTraining(settings, folder, Interrupt(), Console(file=io.StringIO()))
         assert again.run.state.begun == begun
         again.fit()

@@ -147,19 +147,19 @@ def test_episodes_that_run_while_weights_change(project, how):
 
     def leave_files(training):
         explorer = training.async_run.explorer
-        hold, publish = explorer.hold, training.client.publish
+        pause, publish = explorer.pause, training.client.publish
 
-        async def telling_hold():
+        async def signalling_pause():
             (run.folder / "changing").touch()
-            await hold()
+            await pause()
 
-        async def telling_publish(version):
+        async def signalling_publish(version):
             found = await publish(version)
             if version:
                 (run.folder / "published").touch()
             return found
 
-        explorer.hold, training.client.publish = telling_hold, telling_publish
+        explorer.pause, training.client.publish = signalling_pause, signalling_publish
 
     one_attempt(
         f"trinity.partial_rollout={how}",

@@ -8,15 +8,15 @@ from sqlalchemy.dialects import postgresql, sqlite
 from ajet.core.buffer.buffer import (
     MEMORY,
     AttemptOver,
-    Begun,
-    Buffer,
-    Item,
+    FinishedGroup,
+    GroupBuffer,
+    InFlight,
     batch_note,
-    place_of,
+    plan_index,
 )
 from ajet.core.buffer.priority import PRIORITIES, priority, priority_named
 from ajet.core.buffer.staleness import StalenessBound
-from ajet.core.buffer.tables import shown
+from ajet.core.buffer.tables import redacted
 from ajet.core.errors import CheckpointError, ConfigError
 from tests.core.buffer.group_makers import group
 
@@ -24,11 +24,13 @@ ONE_AHEAD = StalenessBound(1, 2, 1, 2)
 
 
 def file_buffer(folder, bound=ONE_AHEAD, **options):
-    return Buffer(f"sqlite:///{folder}/buffer.sqlite", bound, **options)
+    return GroupBuffer(f"sqlite:///{folder}/buffer.sqlite", bound, **options)
 
 
 def item(number, version=0, step=1, counts=True, **more):
-    return Item(place_of(step, number), group(number, version, step=step, **more), (), counts)
+    return FinishedGroup(
+        plan_index(step, number), group(number, version, step=step, **more), (), counts
+    )
 
 
 def numbers(items):
@@ -36,7 +38,7 @@ def numbers(items):
 
 
 def test_what_is_put_is_taken_in_the_order_of_the_plan_whichever_came_first():
-    buffer = Buffer(MEMORY, ONE_AHEAD)
+    buffer = GroupBuffer(MEMORY, ONE_AHEAD)
     for number in (3, 0, 2, 1):
         buffer.put([item(number)], 0)
     assert numbers(buffer.take(0, 2).items) == [0, 1]
@@ -44,14 +46,14 @@ def test_what_is_put_is_taken_in_the_order_of_the_plan_whichever_came_first():
 
 
 def test_nothing_is_taken_before_there_is_a_batch():
-    buffer = Buffer(MEMORY, ONE_AHEAD)
+    buffer = GroupBuffer(MEMORY, ONE_AHEAD)
     buffer.put([item(0)], 0)
     assert buffer.take(0, 2) is None
     assert numbers(buffer.take(0).items) == [0]  # without a number: what there is
 
 
-def test_too_old_groups_are_left_out_and_told_with_a_reason():
-    buffer = Buffer(MEMORY, ONE_AHEAD)
+def test_too_old_groups_expire_and_are_returned_with_a_reason():
+    buffer = GroupBuffer(MEMORY, ONE_AHEAD)
     buffer.put([item(0, 0), item(1, 1), item(2, 1), item(3, 2)], 0)
     taken = buffer.take(2, 2)
     assert (numbers(taken.items), numbers(taken.expired)) == ([1, 2], [0])
@@ -60,71 +62,71 @@ def test_too_old_groups_are_left_out_and_told_with_a_reason():
 
 
 def test_the_oldest_token_of_a_group_counts_and_not_its_newest():
-    buffer = Buffer(MEMORY, ONE_AHEAD)
+    buffer = GroupBuffer(MEMORY, ONE_AHEAD)
     buffer.put([item(0, 0, newest=2), item(1, 2, newest=2)], 2)
     assert numbers(buffer.take(2, 1).items) == [1]
 
 
 def test_a_group_that_a_selection_left_out_fills_no_place():
-    buffer = Buffer(MEMORY, ONE_AHEAD)
+    buffer = GroupBuffer(MEMORY, ONE_AHEAD)
     buffer.put([item(0, counts=False), item(1), item(2)], 0)
     taken = buffer.take(0, 2)
-    assert (numbers(taken.items), numbers(taken.aside)) == ([1, 2], [0])
+    assert (numbers(taken.items), numbers(taken.left_out)) == ([1, 2], [0])
     assert numbers(taken.all) == [0, 1, 2]
 
 
 def test_the_baselines_of_a_group_come_with_it():
-    buffer = Buffer(MEMORY, ONE_AHEAD)
-    made = Item(place_of(1, 0), group(0), (group(0, rewards=(0.5,)),))
+    buffer = GroupBuffer(MEMORY, ONE_AHEAD)
+    made = FinishedGroup(plan_index(1, 0), group(0), (group(0, rewards=(0.5,)),))
     buffer.put([made], 0)
     assert buffer.take(0, 1).items == [made]
 
 
 def test_a_step_waits_for_a_group_whose_last_step_it_is():
-    buffer = Buffer(MEMORY, StalenessBound(1, 1, 1, 1))
-    buffer.begin([Begun(place_of(1, 0), 7, 0), Begun(place_of(2, 0), 8, 0)])
+    buffer = GroupBuffer(MEMORY, StalenessBound(1, 1, 1, 1))
+    buffer.begin([InFlight(plan_index(1, 0), 7, 0), InFlight(plan_index(2, 0), 8, 0)])
     buffer.put([item(0, 0, step=2)], 0)
     assert numbers(buffer.take(0, 1).items) == [0]  # the first may still come at version 1
-    buffer.trained(1)
-    buffer.begin([Begun(place_of(3, 0), 9, 1)])
+    buffer.mark_trained(1)
+    buffer.begin([InFlight(plan_index(3, 0), 9, 1)])
     buffer.put([item(0, 1, step=3)], 1)
     assert buffer.take(1, 1) is None
     buffer.put([item(0, 0, step=1)], 0)
-    assert buffer.take(1, 1).items[0].place == place_of(1, 0)
+    assert buffer.take(1, 1).items[0].index == plan_index(1, 0)
 
 
 def test_room_is_what_the_trainer_can_train_in_time():
-    buffer = Buffer(MEMORY, ONE_AHEAD)
-    assert buffer.room(0) == 4
-    buffer.begin([Begun(place_of(1, n), n, 0) for n in range(4)])
-    assert buffer.room(0) == 0
+    buffer = GroupBuffer(MEMORY, ONE_AHEAD)
+    assert buffer.capacity_left(0) == 4
+    buffer.begin([InFlight(plan_index(1, n), n, 0) for n in range(4)])
+    assert buffer.capacity_left(0) == 0
     buffer.put([item(0), item(1)], 0)
     buffer.take(0, 2)
-    assert buffer.room(0) == 0  # the trainer has them, and is still at 0
-    buffer.trained(1)
-    assert buffer.room(1) == 2
-    assert buffer.room(1, last=2) == 0  # the last step's groups run already
+    assert buffer.capacity_left(0) == 0  # the trainer has them, and is still at 0
+    buffer.mark_trained(1)
+    assert buffer.capacity_left(1) == 2
+    assert buffer.capacity_left(1, last=2) == 0  # the last step's groups run already
 
 
 def test_a_full_buffer_holds_the_explorer_back():
-    buffer = Buffer(MEMORY, ONE_AHEAD, capacity=3)
-    assert buffer.room(0) == 3
+    buffer = GroupBuffer(MEMORY, ONE_AHEAD, capacity=3)
+    assert buffer.capacity_left(0) == 3
     buffer.put([item(0), item(1), item(2)], 0)
-    assert buffer.room(0) == 0
+    assert buffer.capacity_left(0) == 0
 
 
 def test_a_buffer_that_cannot_hold_a_step_is_refused():
     with pytest.raises(ConfigError, match="capacity=1"):
-        Buffer(MEMORY, ONE_AHEAD, capacity=1)
+        GroupBuffer(MEMORY, ONE_AHEAD, capacity=1)
 
 
 def test_fresh_groups_come_before_those_that_were_trained_already():
-    buffer = Buffer(MEMORY, ONE_AHEAD, max_reuse=2)
+    buffer = GroupBuffer(MEMORY, ONE_AHEAD, max_reuse=2)
     buffer.put([item(0), item(1), item(2)], 0)
     assert numbers(buffer.take(0, 2).items) == [0, 1]
-    buffer.trained(1)
+    buffer.mark_trained(1)
     assert numbers(buffer.take(1, 2).items) == [0, 2]
-    buffer.trained(2)
+    buffer.mark_trained(2)
     assert buffer.counts() == {"ready": 2, "trained": 1}  # two have a use left
     assert buffer.take(2, 2) is None  # and are too old for it
     assert buffer.counts() == {"trained": 3}
@@ -132,7 +134,7 @@ def test_fresh_groups_come_before_those_that_were_trained_already():
 
 def test_priority_orders_what_waits():
     for name, expected in (("oldest", [0, 1]), ("newest", [1, 2]), ("spread", [0, 2])):
-        buffer = Buffer(MEMORY, ONE_AHEAD, priority=PRIORITIES[name])
+        buffer = GroupBuffer(MEMORY, ONE_AHEAD, priority=PRIORITIES[name])
         buffer.put([item(0, rewards=(0.0, 2.0)), item(1, rewards=(1.0, 1.0)), item(2)], 0)
         assert numbers(buffer.take(0, 2).items) == expected, name
 
@@ -151,21 +153,21 @@ def test_a_priority_of_ones_own_is_known_by_its_name():
 def test_what_was_taken_and_not_trained_is_taken_again_after_a_restart(tmp_path):
     first = file_buffer(tmp_path)
     first.put([item(0), item(1)], 0)
-    first.begin([Begun(place_of(2, 0), 5, 0)])
+    first.begin([InFlight(plan_index(2, 0), 5, 0)])
     assert numbers(first.take(0, 2).items) == [0, 1]
     first.close()  # killed
     again = file_buffer(tmp_path)
     assert again.reopen(0) == 0
-    assert again.in_flight() == [Begun(place_of(2, 0), 5, 0)]
+    assert again.in_flight() == [InFlight(plan_index(2, 0), 5, 0)]
     assert numbers(again.take(0, 2).items) == [0, 1]
 
 
 def test_steps_after_the_checkpoint_are_undone_and_those_before_stay_done(tmp_path):
     first = file_buffer(tmp_path)
     first.put([item(n, 0, step=1) for n in range(2)], 0)
-    first.take(0, 2), first.trained(1)  # the checkpoint is of step 1
+    first.take(0, 2), first.mark_trained(1)  # the checkpoint is of step 1
     first.put([item(n, 1, step=2) for n in range(2)], 1)
-    first.take(1, 2), first.trained(2)
+    first.take(1, 2), first.mark_trained(2)
     first.put([item(0, 0, step=3)], 0)
     assert first.take(2) is None  # it is too old at version 2
     first.close()
@@ -173,10 +175,10 @@ def test_steps_after_the_checkpoint_are_undone_and_those_before_stay_done(tmp_pa
     again.reopen(1)
     assert again.counts() == {"trained": 2, "ready": 3}
     taken = again.take(1)  # at version 1 it is not
-    assert [each.place for each in taken.items] == [
-        place_of(2, 0),
-        place_of(2, 1),
-        place_of(3, 0),
+    assert [each.index for each in taken.items] == [
+        plan_index(2, 0),
+        plan_index(2, 1),
+        plan_index(3, 0),
     ]
 
 
@@ -199,29 +201,29 @@ def test_a_use_that_the_checkpoint_does_not_know_is_not_counted(tmp_path):
     first = file_buffer(tmp_path, bound, max_reuse=2)
     first.put([item(0)], 0)
     for step in (1, 2):
-        first.take(step - 1, 1), first.trained(step)
+        first.take(step - 1, 1), first.mark_trained(step)
     assert first.counts() == {"trained": 1}
     first.close()
     again = file_buffer(tmp_path, bound, max_reuse=2)
     again.reopen(1)
-    again.take(1, 1), again.trained(2)
+    again.take(1, 1), again.mark_trained(2)
     assert again.counts() == {"trained": 1}
 
 
 def test_what_no_kept_checkpoint_can_ask_for_is_removed():
-    buffer = Buffer(MEMORY, ONE_AHEAD)
+    buffer = GroupBuffer(MEMORY, ONE_AHEAD)
     for step in (1, 2):
         buffer.put([item(n, step - 1, step=step) for n in range(2)], step - 1)
-        buffer.take(step - 1, 2), buffer.trained(step)
-    buffer.forget(1)
-    assert buffer.places() == {place_of(2, 0), place_of(2, 1)}
+        buffer.take(step - 1, 2), buffer.mark_trained(step)
+    buffer.prune(1)
+    assert buffer.known_indices() == {plan_index(2, 0), plan_index(2, 1)}
 
 
 def test_a_group_that_begins_anew_has_one_row():
-    buffer = Buffer(MEMORY, ONE_AHEAD)
-    buffer.begin([Begun(place_of(1, 0), 3, 0)])
-    buffer.begin([Begun(place_of(1, 0), 3, 1)])
-    assert buffer.in_flight() == [Begun(place_of(1, 0), 3, 1)]
+    buffer = GroupBuffer(MEMORY, ONE_AHEAD)
+    buffer.begin([InFlight(plan_index(1, 0), 3, 0)])
+    buffer.begin([InFlight(plan_index(1, 0), 3, 1)])
+    assert buffer.in_flight() == [InFlight(plan_index(1, 0), 3, 1)]
     buffer.put([item(0, 1)], 1)
     assert (buffer.in_flight(), buffer.counts()) == ([], {"ready": 1})
 
@@ -243,7 +245,7 @@ def test_two_takers_never_get_the_same_group(tmp_path):
 
 
 def test_on_postgresql_a_row_that_another_taker_holds_is_passed_over():
-    query = Buffer(MEMORY, ONE_AHEAD)._ready(2)
+    query = GroupBuffer(MEMORY, ONE_AHEAD)._next_ready(2)
     text = " ".join(str(query.compile(dialect=postgresql.dialect())).split())
     assert text.endswith("FOR UPDATE SKIP LOCKED")
     assert "FOR UPDATE" not in str(query.compile(dialect=sqlite.dialect()))
@@ -251,9 +253,9 @@ def test_on_postgresql_a_row_that_another_taker_holds_is_passed_over():
 
 def test_notes_are_what_two_processes_tell_each_other(tmp_path):
     one, other = file_buffer(tmp_path), file_buffer(tmp_path)
-    one.tell(moment="3")
+    one.write_notes(moment="3")
     one.put([item(0)], 0, moment="4")
-    assert (other.told("moment"), other.told("nothing")) == ("4", None)
+    assert (other.read_note("moment"), other.read_note("nothing")) == ("4", None)
 
 
 def test_two_runs_in_one_database_do_not_meet(tmp_path):
@@ -261,8 +263,8 @@ def test_two_runs_in_one_database_do_not_meet(tmp_path):
     for buffer in (one, other):
         buffer.put([item(0), item(1)], 0, moment="0")
     other.clear()
-    assert (other.counts(), other.told("moment"), other.take(0)) == ({}, None, None)
-    assert one.told("moment") == "0"
+    assert (other.counts(), other.read_note("moment"), other.take(0)) == ({}, None, None)
+    assert one.read_note("moment") == "0"
     assert numbers(one.take(0, 2).items) == [0, 1]
 
 
@@ -270,16 +272,16 @@ SECRET = "postgresql://me:s3cret@db.example:5432/runs?password=s3cret"
 
 
 def test_an_address_is_shown_without_what_could_be_a_secret():
-    assert shown(SECRET) == "postgresql://db.example:5432/runs"
+    assert redacted(SECRET) == "postgresql://db.example:5432/runs"
 
 
 @pytest.mark.parametrize("url", [SECRET, "nowhere s3cret", "sqlite:////no/such/s3cret/folder"])
 def test_an_address_that_cannot_be_opened_is_one_line_without_a_secret(url):
     with pytest.raises(ConfigError, match=r"trinity\.buffer\.url") as caught:
-        Buffer(url, ONE_AHEAD)
-    told = str(caught.value)
-    assert "\n" not in told
-    assert "me:" not in told and ("s3cret" not in told or url.startswith("sqlite"))
+        GroupBuffer(url, ONE_AHEAD)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "me:" not in message and ("s3cret" not in message or url.startswith("sqlite"))
 
 
 def test_a_database_that_breaks_is_one_line(tmp_path):
@@ -295,34 +297,37 @@ def test_an_explorer_of_an_earlier_sitting_has_nothing_to_say(tmp_path):
     trainer, explorer = file_buffer(tmp_path), file_buffer(tmp_path)
     trainer.reopen(0, sitting="first")
     explorer.attempt = "first"
-    explorer.begin([Begun(place_of(1, 0), 5, 0)], plan="1")
+    explorer.begin([InFlight(plan_index(1, 0), 5, 0)], plan="1")
     trainer.reopen(0, sitting="second", plan="0")
     for say in (lambda: explorer.begin([], plan="2"), lambda: explorer.put([item(0)], 0)):
         with pytest.raises(AttemptOver):
             say()
-    told = {"sitting": "second", "plan": "0", "trained": "0"}
-    assert (trainer.all_told(), trainer.counts()) == (told, {"begun": 1})
+    notes = {"sitting": "second", "plan": "0", "trained": "0"}
+    assert (trainer.read_notes(), trainer.counts()) == (notes, {"begun": 1})
 
 
-def test_the_trainers_version_is_told_with_its_step():
-    buffer = Buffer(MEMORY, ONE_AHEAD)
+def test_the_trainers_version_is_noted_with_its_step():
+    buffer = GroupBuffer(MEMORY, ONE_AHEAD)
     buffer.put([item(0), item(1)], 0)
     buffer.take(0, 2)
-    assert buffer.room(0) == 2
-    buffer.trained(1)
-    assert (buffer.told("trained"), buffer.room(0)) == ("1", 2)  # two are trained: two more
+    assert buffer.capacity_left(0) == 2
+    buffer.mark_trained(1)
+    assert (buffer.read_note("trained"), buffer.capacity_left(0)) == (
+        "1",
+        2,
+    )  # two are trained: two more
 
 
 def test_groups_that_fill_no_place_in_a_batch_take_none_of_the_capacity():
-    buffer = Buffer(MEMORY, ONE_AHEAD, capacity=2)
+    buffer = GroupBuffer(MEMORY, ONE_AHEAD, capacity=2)
     buffer.put([item(0, counts=False), item(1, counts=False), item(2, counts=False)], 0)
-    assert buffer.room(0) == 2
+    assert buffer.capacity_left(0) == 2
 
 
 def test_a_run_that_goes_on_from_ever_earlier_checkpoints_counts_every_way_back():
     """Sampled at 5, 2 updates beyond 3: from there as old as version 1, and from 2 as -1."""
     for way in ([3], [4, 3]):
-        buffer = Buffer(MEMORY, StalenessBound(4, 2, 1, 8))
+        buffer = GroupBuffer(MEMORY, StalenessBound(4, 2, 1, 8))
         buffer.put([item(0, 5), item(1, 5)], 5)
         for step in way:
             assert buffer.reopen(step) == 0
@@ -332,10 +337,10 @@ def test_a_run_that_goes_on_from_ever_earlier_checkpoints_counts_every_way_back(
 
 
 def test_what_no_checkpoint_asks_for_goes_however_much_it_is():
-    buffer = Buffer(MEMORY, StalenessBound(0, 40_000))
+    buffer = GroupBuffer(MEMORY, StalenessBound(0, 40_000))
     buffer.put([item(n) for n in range(40_000)], 0, **{batch_note(1): "{}", batch_note(2): "{}"})
     buffer.take(0)
-    buffer.trained(1)
-    buffer.forget(1)
+    buffer.mark_trained(1)
+    buffer.prune(1)
     assert buffer.counts() == {}
-    assert set(buffer.all_told()) == {"trained", batch_note(2)}
+    assert set(buffer.read_notes()) == {"trained", batch_note(2)}

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from ajet.core.buffer.buffer import ATTEMPT, AttemptOver, Begun, Buffer, place_of
+from ajet.core.buffer.buffer import ATTEMPT, AttemptOver, GroupBuffer, InFlight, plan_index
 from tests.core.buffer import test_buffer as claims
 
 URL = os.environ.get("AJET_TEST_POSTGRESQL")
@@ -25,14 +25,14 @@ CLAIMS = [
 @pytest.fixture(autouse=True)
 def empty():
     for run in ("", "a", "b"):
-        buffer = Buffer(URL, claims.ONE_AHEAD, run=run)
+        buffer = GroupBuffer(URL, claims.ONE_AHEAD, run=run)
         buffer.clear()
         buffer.close()
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.__name__)
 def test_what_holds_on_sqlite_holds_on_postgresql(claim, monkeypatch, tmp_path):
-    class Fresh(Buffer):
+    class Fresh(GroupBuffer):
         """A database in memory is empty when it is opened."""
 
         def __init__(self, url, *arguments, **options):
@@ -45,28 +45,28 @@ def test_what_holds_on_sqlite_holds_on_postgresql(claim, monkeypatch, tmp_path):
     claim(**({"tmp_path": tmp_path} if "tmp_path" in fixtures else {}))
 
 
-def test_no_sitting_begins_while_an_explorer_of_the_one_before_puts_something():
+def test_no_attempt_begins_while_an_explorer_of_the_one_before_puts_something():
     """The note is locked from the check to the end of the transaction."""
-    trainer, explorer = (Buffer(URL, claims.ONE_AHEAD) for _ in range(2))
+    trainer, explorer = (GroupBuffer(URL, claims.ONE_AHEAD) for _ in range(2))
     trainer.reopen(0, **{ATTEMPT: "first"})
     explorer.attempt = "first"
-    checked, told = threading.Event(), threading.Event()
-    check = explorer._check_sitting
+    checked, reopened = threading.Event(), threading.Event()
+    check = explorer._check_attempt
 
     def check_and_wait(db):
         check(db)
         checked.set()
-        assert not told.wait(0.5)  # the trainer is held
+        assert not reopened.wait(0.5)  # the trainer has to wait
 
-    explorer._check_sitting = check_and_wait
-    begun = [Begun(place_of(1, 0), 0, 0)]
+    explorer._check_attempt = check_and_wait
+    begun = [InFlight(plan_index(1, 0), 0, 0)]
     putting = threading.Thread(target=lambda: explorer.begin(begun))
     putting.start()
     checked.wait(5)
     trainer.reopen(0, **{ATTEMPT: "second"})
-    told.set()
+    reopened.set()
     putting.join(5)
     assert len(trainer.in_flight()) == 1
-    explorer._check_sitting = check
+    explorer._check_attempt = check
     with pytest.raises(AttemptOver):
         explorer.begin(begun)

@@ -7,13 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet.core.buffer.buffer import MEMORY, Begun, Buffer, Item, place_of, planned_at
+from ajet.core.buffer.buffer import (
+    MEMORY,
+    FinishedGroup,
+    GroupBuffer,
+    InFlight,
+    plan_index,
+    step_and_number,
+)
 from ajet.core.buffer.priority import PRIORITIES
 from ajet.core.buffer.staleness import (
     StalenessBound,
-    histogram,
+    age_histogram,
     staleness_metrics,
-    versions,
+    version_range,
 )
 from ajet.core.errors import ConfigError
 from tests.core.buffer.group_makers import group
@@ -24,7 +31,7 @@ class SimulatedRun:
 
     def __init__(self, bound, steps, draw_s, train_s, priority="oldest", restarts=False):
         self.bound, self.steps, self.draw_s, self.train_s = bound, steps, draw_s, train_s
-        self.buffer = Buffer(MEMORY, bound, priority=PRIORITIES[priority])
+        self.buffer = GroupBuffer(MEMORY, bound, priority=PRIORITIES[priority])
         self.restarts = restarts
         self.version = self.published = self.num_begun = 0
         self.now, self.num_events = 0.0, 0
@@ -56,39 +63,42 @@ class SimulatedRun:
                 self.training = taken
                 self.expired += [(self.version, item) for item in taken.expired]
                 self.after(self.train_s(), "updated")
-        for _ in range(self.buffer.room(self.published, self.steps)):
+        for _ in range(self.buffer.capacity_left(self.published, self.steps)):
             step, number = divmod(self.num_begun, size)
-            self.begin(place_of(step + 1, number))
+            self.begin(plan_index(step + 1, number))
             self.num_begun += 1
 
-    def begin(self, place):
-        self.buffer.begin([Begun(place, 0, self.published)])
-        self.begun_at[place] = (self.published, self.version)
-        self.after(self.draw_s(), "finished", (place, self.published))
+    def begin(self, index):
+        self.buffer.begin([InFlight(index, 0, self.published)])
+        self.begun_at[index] = (self.published, self.version)
+        self.after(self.draw_s(), "finished", (index, self.published))
 
     def finished(self, argument):
-        place, version = argument
-        if self.begun_at[place][0] != version:
-            return  # it was begun anew meanwhile
+        index, version = argument
+        if self.begun_at[index][0] != version:
+            return  # it was begun again meanwhile
         made = group(
-            planned_at(place)[1], version, newest=self.published, step=planned_at(place)[0]
+            step_and_number(index)[1],
+            version,
+            newest=self.published,
+            step=step_and_number(index)[0],
         )
-        self.buffer.put([Item(place, made)], version)
+        self.buffer.put([FinishedGroup(index, made)], version)
 
     def updated(self, _):
         self.trained += [(self.version, item) for item in self.training.items]
         self.version += 1
-        self.buffer.trained(self.version)
+        self.buffer.mark_trained(self.version)
         self.training = None
         if self.bound.is_due(self.version, self.published):
             self.published = self.version
             if self.restarts:
                 for each in self.buffer.in_flight():
-                    self.begin(each.place)
+                    self.begin(each.index)
 
 
 def ages(run):
-    return [version - versions(item.group)[0] for version, item in run.trained]
+    return [version - version_range(item.group)[0] for version, item in run.trained]
 
 
 @st.composite
@@ -125,11 +135,11 @@ def test_no_token_is_ever_older_than_the_bound(
     run = SimulatedRun(bound, steps, draws, lambda: train_s, priority, restarts).run()
     assert max(ages(run)) <= bound.max_staleness
     assert len(run.trained) == steps * bound.groups_per_step
-    # Every group that was begun is trained, or was told to be too old; none is trained twice.
-    places = [item.place for _, item in run.trained + run.expired]
-    assert len(set(places)) == len(places)
+    # Every group that was begun is trained, or has expired; none is trained twice.
+    indices = [item.index for _, item in run.trained + run.expired]
+    assert len(set(indices)) == len(indices)
     for version, item in run.expired:
-        assert version - versions(item.group)[0] > bound.max_staleness
+        assert version - version_range(item.group)[0] > bound.max_staleness
 
 
 @settings(max_examples=12, deadline=None)
@@ -145,10 +155,10 @@ def test_a_trainer_that_waits_loses_no_group(bound, steps, seed, tail):
 @given(st.integers(1, 4), st.integers(1, 6), st.integers(0, 10**6))
 def test_staleness_zero_is_the_synchronous_order(size, steps, seed):
     run = SimulatedRun(StalenessBound(0, size), steps, clock(seed, 0.3), lambda: 1.0).run()
-    expected = [(s, place_of(s + 1, n)) for s in range(steps) for n in range(size)]
-    assert [(version, item.place) for version, item in run.trained] == expected
-    for place, (published, version) in run.begun_at.items():
-        assert published == version == planned_at(place)[0] - 1
+    expected = [(s, plan_index(s + 1, n)) for s in range(steps) for n in range(size)]
+    assert [(version, item.index) for version, item in run.trained] == expected
+    for index, (published, version) in run.begun_at.items():
+        assert published == version == step_and_number(index)[0] - 1
 
 
 def test_a_step_ahead_hides_the_slower_of_the_two():
@@ -165,7 +175,7 @@ def test_a_lead_beyond_the_bound_is_refused():
 
 def test_the_histogram_counts_trained_tokens_by_their_own_age():
     # Two episodes each: two tokens of version 3 and one of version 5, and of versions 5 and 5.
-    counts = histogram([group(0, 3, newest=5), group(1, 5)], version=5)
+    counts = age_histogram([group(0, 3, newest=5), group(1, 5)], version=5)
     assert counts == {2: 4, 0: 8}
     metrics = staleness_metrics(counts)
     assert metrics["staleness/max"] == 2

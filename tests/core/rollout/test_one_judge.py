@@ -66,12 +66,12 @@ def test_training_and_validation_share_the_judge(config, tmp_path):
 
     from rich.console import Console
 
-    from ajet.backbones.debug.training import Training
+    from ajet.backbones.debug.training import DebugTraining
     from ajet.core.interrupt import Interrupt
     from ajet.core.record.run_folder import RunFolder
 
     console = Console(file=io.StringIO())
-    training = Training(config, RunFolder.open(tmp_path / "run"), Interrupt(), console)
+    training = DebugTraining(config, RunFolder.open(tmp_path / "run"), Interrupt(), console)
     judge = training.validator.executor.judge
     training.fit()
     assert judge_kind(config).num_made == 1

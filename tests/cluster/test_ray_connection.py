@@ -13,14 +13,14 @@ from ajet.cluster import capacity, session
 from ajet.cluster import gpus as gpus_module
 from ajet.cluster.gpus import GpuMemory, local_gpus, read_gpu_memory, require_free_gpus
 from ajet.cluster.placement import Node
-from ajet.cluster.probe import reason
+from ajet.cluster.probe import one_line
 from ajet.cluster.session import (
     LOOPBACK,
-    Access,
+    RayConnection,
     SessionSettings,
     _check_cluster,
     _end_processes_of,
-    ray_access,
+    choose_connection,
     ray_session,
     serve_as_node,
     start_ray,
@@ -30,31 +30,35 @@ from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
 from tests.processes import command
 
-AUTO, START, CLUSTER = (SessionSettings(how=how) for how in ("auto", "start", "cluster"))
+AUTO, START, CLUSTER = (SessionSettings(mode=mode) for mode in ("auto", "start", "cluster"))
 MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "7000"}
 
 
 @pytest.mark.parametrize(
     ("settings", "environ", "access"),
     [
-        (AUTO, {}, Access("start", because="no RAY_ADDRESS is set")),
-        (AUTO, {"RAY_ADDRESS": "local"}, Access("start", because="no RAY_ADDRESS is set")),
-        (AUTO, MASTER, Access("start", because="no RAY_ADDRESS is set")),
-        (AUTO, {"RAY_ADDRESS": "h:1"}, Access("join", "h:1")),
-        (START, {"RAY_ADDRESS": "h:1"}, Access("start", because="--with-ray")),
-        (CLUSTER, {"RAY_ADDRESS": "h:1", **MASTER}, Access("join", "h:1")),
-        (CLUSTER, {"RAY_ADDRESS": "auto"}, Access("join", "auto")),
-        (CLUSTER, {"RAY_ADDRESS": "head"}, Access("join", "head:6379")),
-        (CLUSTER, {**MASTER, "RANK": "0"}, Access("lead", "10.0.0.1:7000")),
-        (CLUSTER, {**MASTER, "RANK": "1"}, Access("serve", "10.0.0.1:7000")),
-        (CLUSTER, {**MASTER, "NODE_RANK": "1", "RANK": "0"}, Access("serve", "10.0.0.1:7000")),
-        (CLUSTER, {**MASTER, "SLURM_NODEID": "0"}, Access("lead", "10.0.0.1:7000")),
-        (CLUSTER, {"MASTER_ADDR": LOOPBACK}, Access("lead", f"{LOOPBACK}:6379")),
-        (CLUSTER, {"MASTER_ADDR": "203.0.113.9"}, Access("serve", "203.0.113.9:6379")),
+        (AUTO, {}, RayConnection("start", reason="no RAY_ADDRESS is set")),
+        (AUTO, {"RAY_ADDRESS": "local"}, RayConnection("start", reason="no RAY_ADDRESS is set")),
+        (AUTO, MASTER, RayConnection("start", reason="no RAY_ADDRESS is set")),
+        (AUTO, {"RAY_ADDRESS": "h:1"}, RayConnection("join", "h:1")),
+        (START, {"RAY_ADDRESS": "h:1"}, RayConnection("start", reason="--with-ray")),
+        (CLUSTER, {"RAY_ADDRESS": "h:1", **MASTER}, RayConnection("join", "h:1")),
+        (CLUSTER, {"RAY_ADDRESS": "auto"}, RayConnection("join", "auto")),
+        (CLUSTER, {"RAY_ADDRESS": "head"}, RayConnection("join", "head:6379")),
+        (CLUSTER, {**MASTER, "RANK": "0"}, RayConnection("lead", "10.0.0.1:7000")),
+        (CLUSTER, {**MASTER, "RANK": "1"}, RayConnection("serve", "10.0.0.1:7000")),
+        (
+            CLUSTER,
+            {**MASTER, "NODE_RANK": "1", "RANK": "0"},
+            RayConnection("serve", "10.0.0.1:7000"),
+        ),
+        (CLUSTER, {**MASTER, "SLURM_NODEID": "0"}, RayConnection("lead", "10.0.0.1:7000")),
+        (CLUSTER, {"MASTER_ADDR": LOOPBACK}, RayConnection("lead", f"{LOOPBACK}:6379")),
+        (CLUSTER, {"MASTER_ADDR": "203.0.113.9"}, RayConnection("serve", "203.0.113.9:6379")),
     ],
 )
-def test_flags_and_environment_decide(settings, environ, access):
-    assert ray_access(settings, environ) == access
+def test_flags_and_environment_decide(settings, environ, connection):
+    assert choose_connection(settings, environ) == connection
 
 
 @pytest.mark.parametrize(
@@ -69,7 +73,7 @@ def test_flags_and_environment_decide(settings, environ, access):
 )
 def test_what_cannot_be_meant_is_one_line(environ, message):
     with pytest.raises(ConfigError, match=message):
-        ray_access(CLUSTER, environ)
+        choose_connection(CLUSTER, environ)
 
 
 def test_no_ray_at_an_address_is_one_line():
@@ -86,11 +90,11 @@ def test_rays_own_mismatch_is_told_in_one_line():
         "Version mismatch: The cluster was started with:\n    Ray: 2.50.0\n    Python: 3.11.7\n"
         "This process on 1.2.3.4:5 was started with:\n    Ray: 2.60.0\n    Python: 3.11.7\n"
     )
-    assert reason(told) == (
+    assert one_line(told) == (
         "it is Ray 2.50.0 on Python 3.11.7, this is Ray 2.60.0 on Python 3.11.7; install the same "
         "on every node (pip install ray==2.50.0)"
     )
-    assert reason("Could not find\n any running Ray") == "Could not find any running Ray"
+    assert one_line("Could not find\n any running Ray") == "Could not find any running Ray"
 
 
 def test_workers_get_the_users_folders_and_the_tags(tmp_path):
@@ -250,8 +254,8 @@ def test_one_connect_that_fails_does_not_take_a_node_out_of_the_cluster(monkeypa
     for name, value in {**MASTER, "RANK": "1", "RAY_AUTH_MODE": "disabled"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(session, "LOOK_AGAIN_S", 0.0)
-    monkeypatch.setattr(session, "_answers", head := FlakyHead(4, 7, 8, ends=20))
+    monkeypatch.setattr(session, "POLL_S", 0.0)
+    monkeypatch.setattr(session, "_is_reachable", head := FlakyHead(4, 7, 8, ends=20))
     monkeypatch.setattr(session, "_ray_start", ServingNode)
     assert serve_as_node(CLUSTER) is True
     assert head.asked >= 20
