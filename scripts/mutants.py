@@ -170,7 +170,7 @@ GROUPS = (
     ),
 )
 
-REACHES = "tests/test_config_reaches.py"
+REACHES = "tests/config_reach"
 UPDATE = "tests/core/update"
 TESTS: dict[str, tuple[str, ...]] = {
     "ajet/assembly.py": (REACHES, "tests/test_assembly_of_updates.py", "tests/test_assembly.py"),
