@@ -1,0 +1,458 @@
+"""A key of the config changes exactly the settings that it is for.
+
+All settings objects are made twice, of the defaults and with one key changed; `SETTINGS` has what
+differs between them. Not covered: whether the parts use their settings (test_parts.py,
+test_update_fields.py).
+"""
+
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+import pytest
+
+from ajet.backbones.disaggregated.async_run import explorer_settings
+from ajet.cluster.placement import Needs, Node, place
+from ajet.cluster.weight_store import sync_method
+from ajet.core.advantage.kl_control import kl_control_of
+from ajet.core.buffer.staleness import StalenessBound
+from ajet.core.config import AjetConfig
+from ajet.core.inference.endpoint import SamplingParams
+from ajet.core.inference.router import RouterSettings
+from ajet.core.judge import judge_spec
+from ajet.core.judge.judge_client import judge_client
+from ajet.core.learning.learner import LearnerSettings
+from ajet.core.record.selection import selections
+from ajet.core.rollout.batch import BatchSettings
+from ajet.core.rollout.limits import RolloutLimits
+from ajet.core.run.batch_plan import BatchPlan
+from ajet.core.update.settings import CriticSettings, ShardingSettings, UpdateSettings
+from ajet.servers.serving import engine_name, server_python
+from ajet.servers.settings import ServerSettings
+from ajet.tools.env_service.host import environment_host
+
+T, R = "ajet.trainer_common", "ajet.rollout"
+A, V, C = f"{T}.algorithm", f"{R}.val_kwargs", "ajet.task_judge.client"
+ON_GPUS = {"ajet.backbone": "verl", f"{T}.n_gpus_per_node": 8}
+ON_VERL, ON_TRINITY = {"ajet.backbone": "verl"}, {"ajet.backbone": "trinity"}
+HOST = {
+    "ajet.task_reader.type": "env_service",
+    "ajet.task_reader.env_service.env_url": "http://u",
+    "ajet.task_reader.env_service.env_type": "e",
+}
+BASE = {"ajet.model.path": "m", "ajet.model.device": "cpu", f"{C}.base_url": "http://judge"}
+
+
+def config_of(given: dict[str, Any]) -> AjetConfig:
+    """The defaults, with these keys."""
+    values: dict[str, Any] = {}
+    for key, value in (BASE | given).items():
+        *sections, name = key.split(".")
+        inner = values
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[name] = value
+    return AjetConfig.model_validate(values)
+
+
+# --- what is made of a config --------------------------------------------------------------------
+
+
+def settings_of(config: AjetConfig) -> dict[str, Any]:
+    """All settings objects of a config, field by field: ``update.lr``, ``limits.max_steps``."""
+    asked = {"model_path": "m", "device": "cpu", "port": 1, "python": "p"}
+    made = {
+        "update": UpdateSettings.from_config(config),
+        "critic": CriticSettings.from_config(config),
+        "sharding": ShardingSettings.from_config(config),
+        "learner": LearnerSettings.from_config(config),
+        "kl": vars(kl_control_of(config)),
+        "limits": RolloutLimits.from_config(config),
+        "batch": BatchSettings.from_config(config),
+        "train": SamplingParams.from_config(config, "train"),
+        "eval": SamplingParams.from_config(config, "eval"),
+        "baseline": SamplingParams.from_config(config, "baseline"),
+        "router": RouterSettings.from_config(config),
+        "staleness": StalenessBound.from_config(config),
+        "explorer": explorer_settings(config, 9),
+        "server": ServerSettings.read(config, **asked),
+        "server.python": server_python(config, engine="sglang", on_gpu=True),
+        "engine": engine_name(config, on_gpu=True),
+        "weights": sync_method(config, place(Needs.of(config), [Node("n", 8, 8)] * 2))[0],
+        "needs": Needs.of(config),
+        "selections": selections(config),
+        "plan.total_steps": BatchPlan(config, 96, 10).total_steps,
+        "plan.validation_episodes": BatchPlan(config, 96, 10).validation_episodes,
+        "judge": judge_spec(config.ajet.task_judge),
+        "judge_client": vars(judge_client(config, "m")),
+        "environment": vars(environment_host(config)) if environment_host(config) else None,
+        "name": config.experiment_name,
+        "folder": str(config.run_folder),
+    }
+    return {key: value for name, each in made.items() for key, value in flat(name, each)}
+
+
+def flat(name: str, value: Any):
+    """A settings object as pairs of a dotted name and a plain value."""
+    if is_dataclass(value):
+        value = {each.name: getattr(value, each.name) for each in fields(value)}
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from flat(f"{name}.{key.lstrip('_')}", inner)
+    elif type(value).__module__.startswith("ajet"):  # no settings: a part with fields of its own
+        yield from flat(name, vars(value))
+    else:
+        yield name, value
+
+
+@dataclass(frozen=True)
+class Row:
+    """The key is set to `value` beside `given`; `changes` are all settings that then differ."""
+
+    value: Any
+    changes: dict[str, Any]
+    given: dict[str, Any] = field(default_factory=dict)
+
+
+GAE = {f"{A}.adv_estimator": "gae"}
+LORA = {f"{T}.lora.rank": 4}
+KL = {f"{A}.use_kl_in_reward": True}
+ADAPTIVE = KL | {f"{A}.kl_ctrl.type": "adaptive"}
+SCHEDULE = {f"{T}.optim.lr_schedule": "linear", f"{T}.total_training_steps": 7}
+OPTIONS, SHAPING = "learner.estimator.options", "learner.estimator.shaping"
+GROUPS = ("batch", "explorer.batch")
+
+GREEDY = {"temperature": 0.0, "top_p": 1.0, "top_k": -1, "max_tokens": 4096}
+GREEDY |= {"stop_token_ids": (), "stop": (), "seed": 0}
+
+
+def batch(**changes):
+    """The settings of a batch, which an explorer has too."""
+    return {f"{name}.{key}": value for name in GROUPS for key, value in changes.items()}
+
+
+SETTINGS: dict[str, Row] = {
+    "ajet.experiment_name": Row("e", {"name": "e", "folder": "launcher_record/e"}),
+    "ajet.experiment_dir": Row("d", {"folder": "d"}),
+    "ajet.seed": Row(5, {"server.seed": 5, "update.lora.seed": 5}, LORA),
+    "ajet.model.dtype": Row(
+        "float64",
+        {"sharding.param_dtype": "float64", "server.dtype": "float64", "engine": "in_process"},
+    ),
+    # Batches.
+    "ajet.data.train_batch_size": Row(
+        8,
+        batch(train_batch_size=8)
+        | {"staleness.groups_per_step": 8, "staleness.groups_ahead": 8}
+        | {"plan.total_steps": 600},
+    ),
+    "ajet.data.val_max_tasks": Row(3, {"plan.validation_episodes": 12}),
+    "ajet.data.max_prompt_length": Row(7, {"limits.max_prompt_length": 7}),
+    "ajet.data.max_response_length": Row(
+        7,
+        {
+            "limits.max_response_length": 7,
+            "update.loss_scale_factor": 7.0,
+            f"{SHAPING}.max_response_length": 7,
+        },
+    ),
+    f"{R}.num_repeat": Row(7, batch(num_repeat=7)),
+    f"{R}.group_size_redundancy": Row(2, batch(redundancy=2) | {"selections": ["redundancy"]}),
+    f"{R}.enable_oversample": Row(
+        True,
+        batch(oversampling=1.5)
+        | {"staleness.groups_per_step": 48, "staleness.groups_ahead": 48}
+        | {"selections": ["oversampling"], "plan.total_steps": 100},
+    ),
+    f"{R}.submit_oversample_multiplier": Row(
+        2.0,
+        batch(oversampling=2.0)
+        | {"staleness.groups_per_step": 64, "staleness.groups_ahead": 64}
+        | {"plan.total_steps": 75},
+        {f"{R}.enable_oversample": True},
+    ),
+    f"{A}.dynamic_sampling.enable": Row(
+        True, batch(max_rounds=4) | {"selections": ["dynamic_sampling"]}
+    ),
+    f"{A}.dynamic_sampling.max_rounds": Row(
+        7, batch(max_rounds=7), {f"{A}.dynamic_sampling.enable": True}
+    ),
+    f"{A}.overlong.mask_truncated": Row(
+        True, batch(mask_truncated=True) | {"selections": ["overlong"]}
+    ),
+    # Sampling.
+    f"{R}.temperature": Row(0.5, {"update.temperature": 0.5, "train.temperature": 0.5}),
+    f"{R}.top_p": Row(0.5, {"train.top_p": 0.5}),
+    f"{R}.top_k": Row(7, {"train.top_k": 7}),
+    f"{V}.temperature": Row(0.3, {"eval.temperature": 0.3}),
+    f"{V}.top_p": Row(0.5, {"eval.top_p": 0.5}),
+    f"{V}.top_k": Row(7, {"eval.top_k": 7}),
+    f"{R}.max_response_length_in_one_turn": Row(
+        7,
+        {
+            "train.max_tokens": 7,
+            "eval.max_tokens": 7,
+            "baseline.max_tokens": 7,
+            "limits.max_response_length_in_one_turn": 7,
+        },
+    ),
+    # Episodes.
+    f"{R}.max_env_worker": Row(7, {"limits.max_env_worker": 7, "needs.max_episodes": 7}),
+    f"{R}.max_model_len": Row(7, {"limits.max_model_len": 7, "server.max_model_len": 7}),
+    f"{R}.multi_turn.max_steps": Row(7, {"limits.max_steps": 7}),
+    f"{R}.episode_timeout_s": Row(7.0, {"limits.episode_timeout_s": 7.0}),
+    f"{R}.failure_policy": Row(
+        "drop_group", {"limits.failure_policy": "drop_group", "selections": ["drop_group"]}
+    ),
+    f"{R}.max_retries": Row(7, {"limits.max_retries": 7}),
+    f"{R}.max_failure_rate": Row(
+        0.25, {"limits.max_failure_rate": 0.25, "explorer.max_failure_rate": 0.25}
+    ),
+    f"{R}.force_disable_toolcalls": Row(True, {"limits.force_disable_toolcalls": True}),
+    f"{R}.compute_madness_checklist": Row(["nonsense"], {"limits.malformed.checks": ("nonsense",)}),
+    f"{R}.agent_madness_termination": Row(False, {"limits.malformed.ends_episode": False}),
+    f"{R}.agent_madness_reward": Row(-0.5, {"limits.malformed.reward": -0.5}),
+    "ajet.context_tracker.check_drift": Row("all", {"limits.check_drift": "all"}),
+    # Engines.
+    f"{R}.deterministic": Row(False, {"server.deterministic": False}),
+    f"{R}.name": Row("vllm", {"engine": "vllm"}, ON_VERL),
+    f"{R}.max_num_seqs": Row(7, {"server.max_num_seqs": 7}, ON_VERL),
+    f"{R}.tensor_model_parallel_size": Row(
+        2, {"server.tensor_parallel_size": 2, "needs.tensor_parallel": 2}, ON_GPUS
+    ),
+    f"{R}.n_vllm_engine": Row(2, {"needs.n_engines": 2}, ON_VERL),
+    f"{R}.device_mapping": Row([1], {"needs.engine_devices": (1,)}, ON_GPUS),
+    f"{R}.agent.num_workers": Row(3, {"needs.num_workers": 3}, ON_VERL),
+    f"{R}.router.skew": Row(7, {"router.skew": 7}, ON_VERL),
+    f"{R}.router.health_interval_s": Row(0.5, {"router.health_interval_s": 0.5}, ON_VERL),
+    f"{R}.router.max_failed_checks": Row(7, {"router.max_failed_checks": 7}, ON_VERL),
+    f"{R}.server.python": Row("/py", {"server.python": "/py"}, ON_VERL),
+    "verl.rollout.gpu_memory_utilization": Row(
+        0.25, {"server.gpu_memory_utilization": 0.25}, ON_VERL
+    ),
+    "trinity.rollout.gpu_memory_utilization": Row(
+        0.25, {"server.gpu_memory_utilization": 0.25}, ON_TRINITY
+    ),
+    # Processes.
+    f"{T}.nnodes": Row(2, {"needs.nnodes": 2, "weights": "checkpoint"}, ON_VERL),
+    f"{T}.n_gpus_per_node": Row(4, {"needs.n_gpus_per_node": 4}, ON_VERL),
+    f"{T}.n_trainer_ranks": Row(2, {"needs.n_trainer_ranks": 2}, ON_VERL),
+    f"{T}.device_mapping": Row([1], {"needs.trainer_devices": (1,)}, ON_GPUS),
+    f"{T}.ulysses_sequence_parallel_size": Row(
+        2,
+        {"sharding.ulysses_sequence_parallel_size": 2, "needs.sequence_parallel": 2},
+        ON_VERL | {f"{T}.n_trainer_ranks": 2},
+    ),
+    f"{T}.fsdp_config.param_offload": Row(False, {"sharding.cpu_offload": False}, ON_VERL),
+    f"{T}.fsdp_config.activation_checkpointing": Row(
+        True, {"sharding.activation_checkpointing": True}, ON_VERL
+    ),
+    f"{T}.fsdp_config.param_dtype": Row("bfloat16", {"sharding.param_dtype": "bfloat16"}, ON_VERL),
+    f"{T}.fsdp_config.reshard_after_forward": Row(
+        False, {"sharding.reshard_after_forward": False}, ON_VERL
+    ),
+    # Advantages.
+    f"{A}.adv_estimator": Row(
+        "remax",
+        {"learner.estimator.name": "remax"}
+        | {f"{name}.greedy.{key}": value for name in GROUPS for key, value in GREEDY.items()},
+    ),
+    f"{A}.normalize_std": Row(False, {f"{OPTIONS}.normalize_std": False}),
+    f"{A}.gamma": Row(0.5, {f"{OPTIONS}.gamma": 0.5}),
+    f"{A}.lam": Row(0.5, {f"{OPTIONS}.lam": 0.5}, GAE),
+    f"{A}.step_reward_gamma": Row(0.5, {f"{OPTIONS}.step_reward_gamma": 0.5}),
+    f"{A}.episode_reward_weight": Row(0.5, {f"{OPTIONS}.episode_reward_weight": 0.5}),
+    f"{A}.step_reward_weight": Row(0.5, {f"{OPTIONS}.step_reward_weight": 0.5}),
+    f"{A}.reward_normalization.grouping": Row("tag", {f"{SHAPING}.grouping": "tag"}),
+    f"{A}.reward_normalization.method": Row("mean_std", {f"{SHAPING}.normalize_std": True}),
+    f"{A}.reward_clip": Row(0.5, {f"{SHAPING}.clip": 0.5}),
+    f"{A}.advantage_clip": Row(0.5, {"learner.estimator.clip": 0.5}),
+    f"{A}.whiten_advantages": Row(True, {"learner.estimator.whiten": True}),
+    f"{A}.overlong.buffer_len": Row(7, {f"{SHAPING}.overlong_buffer": 7}),
+    f"{A}.overlong.penalty_factor": Row(0.5, {f"{SHAPING}.overlong_factor": 0.5}),
+    f"{A}.use_kl_in_reward": Row(
+        True, {"learner.kl_in_reward": True, "update.keep_reference": True}
+    ),
+    f"{A}.kl_ctrl.type": Row("adaptive", {"kl.target": 0.1, "kl.horizon": 10000}, KL),
+    f"{A}.kl_ctrl.kl_coef": Row(0.5, {"kl.coef": 0.5}, KL),
+    f"{A}.kl_ctrl.target_kl": Row(0.5, {"kl.target": 0.5}, ADAPTIVE),
+    f"{A}.kl_ctrl.horizon": Row(7, {"kl.horizon": 7}, ADAPTIVE),
+    # The update.
+    f"{A}.policy_loss": Row("sapo", {"update.policy_loss": "sapo"}),
+    f"{A}.clip_low": Row(0.5, {"update.clip_low": 0.5}),
+    f"{A}.clip_high": Row(0.5, {"update.clip_high": 0.5}),
+    f"{A}.dual_clip": Row(3.0, {"update.dual_clip": 3.0}),
+    f"{A}.sapo_tau_pos": Row(0.5, {"update.sapo_tau_pos": 0.5}),
+    f"{A}.sapo_tau_neg": Row(0.5, {"update.sapo_tau_neg": 0.5}),
+    f"{A}.loss_agg_mode": Row("seq-mean-token-sum", {"update.loss_agg_mode": "seq-mean-token-sum"}),
+    f"{A}.entropy_coef": Row(0.5, {"update.entropy_coef": 0.5}),
+    f"{A}.rollout_correction.level": Row("turn", {"update.correction.level": "turn"}),
+    f"{A}.rollout_correction.mode": Row("reject", {"update.correction.mode": "reject"}),
+    f"{A}.rollout_correction.upper": Row(3.0, {"update.correction.upper": 3.0}),
+    f"{A}.rollout_correction.lower": Row(0.5, {"update.correction.lower": 0.5}),
+    f"{T}.use_kl_loss": Row(False, {"update.kl_loss_coef": 0.0}),
+    f"{T}.kl_loss_coef": Row(0.5, {"update.kl_loss_coef": 0.5}),
+    f"{T}.kl_loss_type": Row("k2", {"update.kl_loss_type": "k2"}),
+    f"{T}.ppo_epochs": Row(3, {"update.ppo_epochs": 3, "update.total_steps": 21}, SCHEDULE),
+    f"{T}.mini_batch_num": Row(3, {"update.mini_batch_num": 3, "update.total_steps": 21}, SCHEDULE),
+    f"{T}.batch_layout": Row(
+        "packed", {"update.batch_layout": "packed", "critic.batch_layout": "packed"}
+    ),
+    f"{T}.max_tokens_per_micro_batch": Row(
+        99, {f"{name}.max_tokens_per_micro_batch": 99 for name in ("update", "critic")}
+    ),
+    "verl.trainer.max_token_len_per_gpu": Row(
+        99, {f"{name}.max_tokens_per_micro_batch": 99 for name in ("update", "critic")}, ON_VERL
+    ),
+    "trinity.trainer.max_token_len_per_gpu": Row(
+        99, {f"{name}.max_tokens_per_micro_batch": 99 for name in ("update", "critic")}, ON_TRINITY
+    ),
+    f"{T}.optim.lr": Row(0.5, {"update.lr": 0.5}),
+    f"{T}.optim.betas": Row(
+        [0.5, 0.75], {"update.betas": (0.5, 0.75), "critic.betas": (0.5, 0.75)}
+    ),
+    f"{T}.optim.weight_decay": Row(0.5, {"update.weight_decay": 0.5}),
+    f"{T}.optim.warmup_steps": Row(3, {"update.warmup_steps": 3}),
+    f"{T}.optim.lr_schedule": Row(
+        "cosine", {"update.lr_schedule": "cosine"}, {f"{T}.total_training_steps": 7}
+    ),
+    f"{T}.optim.min_lr_ratio": Row(0.5, {"update.min_lr_ratio": 0.5}, SCHEDULE),
+    f"{T}.optim.grad_clip": Row(0.5, {"update.grad_clip": 0.5}),
+    f"{T}.lora.rank": Row(
+        4,
+        {
+            "update.lora.rank": 4,
+            "update.lora.alpha": 16.0,
+            "update.lora.targets": "all-linear",
+            "update.lora.seed": 0,
+        },
+    ),
+    f"{T}.lora.alpha": Row(8.0, {"update.lora.alpha": 8.0}, LORA),
+    f"{T}.lora.target_modules": Row(["q_proj"], {"update.lora.targets": ("q_proj",)}, LORA),
+    f"{T}.critic.lr": Row(0.5, {"critic.lr": 0.5}, GAE),
+    f"{T}.critic.warmup_steps": Row(3, {"learner.critic_warmup_steps": 3}, GAE),
+    f"{T}.critic.cliprange_value": Row(0.25, {"critic.cliprange_value": 0.25}, GAE),
+    f"{T}.critic.ppo_epochs": Row(3, {"critic.ppo_epochs": 3}, GAE),
+    f"{T}.critic.mini_batch_num": Row(3, {"critic.mini_batch_num": 3}, GAE),
+    f"{T}.critic.grad_clip": Row(0.5, {"critic.grad_clip": 0.5}, GAE),
+    f"{T}.critic.weight_decay": Row(0.5, {"critic.weight_decay": 0.5}, GAE),
+    # The run.
+    f"{T}.total_epochs": Row(2, {"plan.total_steps": 6}),
+    f"{T}.total_training_steps": Row(7, {"plan.total_steps": 7, "update.total_steps": 7}),
+    f"{T}.val_pass_n": Row(1, {"plan.validation_episodes": 10}),
+    # Backbone trinity.
+    "ajet.backbone": Row(
+        "trinity",
+        {
+            "update.correction.level": "token",
+            "needs.colocated": False,
+            "server.gpu_memory_utilization": 0.85,
+            "weights": "nccl",
+        },
+    ),
+    "trinity.mode": Row("train", {"needs.generates": False, "weights": "checkpoint"}, ON_TRINITY),
+    "trinity.max_staleness": Row(
+        3, {"staleness.max_staleness": 3, "staleness.groups_ahead": 96}, ON_TRINITY
+    ),
+    "trinity.partial_rollout": Row("finish", {"explorer.partial_rollout": "finish"}, ON_TRINITY),
+    "trinity.synchronizer.sync_method": Row("checkpoint", {"weights": "checkpoint"}, ON_TRINITY),
+    "trinity.synchronizer.sync_style": Row(
+        "trainer_driven", {"staleness.waits": False}, ON_TRINITY
+    ),
+    "trinity.synchronizer.sync_interval": Row(
+        3, {"staleness.max_staleness": 3, "staleness.sync_interval": 3}, ON_TRINITY
+    ),
+    "trinity.synchronizer.sync_offset": Row(
+        2, {"staleness.max_staleness": 2, "staleness.groups_ahead": 64}, ON_TRINITY
+    ),
+    # The judge.
+    "ajet.task_judge.judge_type": Row(
+        "rubrics_auto_grader", {"judge": "rubrics_auto_grader (pointwise)"}
+    ),
+    "ajet.task_judge.judge_protocol": Row("math", {"judge": "math"}),
+    "ajet.task_judge.rubrics_auto_grader.grader_mode": Row(
+        "listwise",
+        {"judge": "rubrics_auto_grader (listwise)"},
+        {"ajet.task_judge.judge_type": "rubrics_auto_grader"},
+    ),
+    f"{C}.base_url": Row("http://other", {"judge_client.base_url": "http://other"}),
+    f"{C}.max_parallel": Row(3, {"judge_client.max_parallel": 3}),
+    f"{C}.timeout_s": Row(3.0, {"judge_client.timeout_s": 3.0}),
+    f"{C}.max_retries": Row(7, {"judge_client.max_retries": 7}),
+    # The environment service.
+    "ajet.task_reader.env_service.env_type": Row("f", {"environment.env_type": "f"}, HOST),
+    "ajet.task_reader.env_service.env_url": Row("http://v", {"environment.url": "http://v"}, HOST),
+    "ajet.task_reader.env_service.env_action_preference": Row(
+        "text", {"environment.action_preference": "text"}, HOST
+    ),
+}
+
+
+@pytest.mark.parametrize("key", SETTINGS)
+def test_a_key_changes_exactly_the_settings_that_it_is_for(key):
+    row = SETTINGS[key]
+    before = settings_of(config_of(row.given))
+    after = settings_of(config_of(row.given | {key: row.value}))
+    missing = object()
+    assert {k: v for k, v in after.items() if before.get(k, missing) != v} == row.changes
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "top_k"])
+def test_validation_without_a_setting_of_its_own_samples_as_training_does(name):
+    value = 7 if name == "top_k" else 0.5
+    config = config_of({f"{R}.{name}": value, f"{V}.{name}": None})
+    assert getattr(SamplingParams.from_config(config, "eval"), name) == value
+
+
+def test_a_budget_of_a_backbone_is_had_by_each_rank_that_shares_a_sequence():
+    given = {"verl.trainer.max_token_len_per_gpu": 99, f"{T}.ulysses_sequence_parallel_size": 2}
+    settings = UpdateSettings.from_config(config_of(ON_VERL | given))
+    assert settings.max_tokens_per_micro_batch == 198
+
+
+@pytest.mark.parametrize(
+    ("style", "waits", "interval", "ahead"),
+    [
+        ("fixed", True, 3, 32),
+        ("explorer_driven", True, 3, 32),
+        ("trainer_driven", False, 3, 32),
+        ("fully_async", False, 1, 96),
+    ],
+)
+def test_the_style_says_who_waits_and_how_often_weights_travel(style, waits, interval, ahead):
+    sync = "trinity.synchronizer"
+    given = ON_TRINITY | {f"{sync}.sync_interval": 3, f"{sync}.sync_style": style}
+    bound = StalenessBound.from_config(config_of(given))
+    assert bound == StalenessBound(3, 32, interval, ahead, waits)
+
+
+def test_taking_turns_leaves_no_token_stale():
+    given = ON_TRINITY | {"trinity.mode": "colocate"}
+    assert StalenessBound.from_config(config_of(given)) == StalenessBound(0, 32)
+
+
+def test_who_computes_on_the_cpu_asks_for_no_gpu():
+    def gpus(device, asked):
+        given = ON_VERL | {"ajet.model.device": device, f"{T}.n_gpus_per_node": asked}
+        return Needs.of(config_of(given)).n_gpus_per_node
+
+    assert [gpus("cpu", "auto"), gpus("auto", "auto"), gpus("cpu", 2)] == [0, "auto", 2]
+
+
+def test_who_trains_and_who_generates_follows_from_the_mode():
+    def roles(mode):
+        needs = Needs.of(config_of(ON_TRINITY | {"trinity.mode": mode}))
+        return needs.trains, needs.generates
+
+    assert {mode: roles(mode) for mode in ("both", "train", "explore", "bench", "serve")} == {
+        "both": (True, True),
+        "train": (True, False),
+        "explore": (False, True),
+        "bench": (False, True),
+        "serve": (False, True),
+    }
+
+
+def test_a_baseline_is_greedy_whatever_the_sampling():
+    given = {f"{R}.temperature": 0.5, f"{R}.top_p": 0.5, f"{R}.top_k": 7}
+    drawn = SamplingParams.from_config(config_of(given), "baseline")
+    assert (drawn.temperature, drawn.top_p, drawn.top_k) == (0.0, 1.0, -1)

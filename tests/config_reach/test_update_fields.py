@@ -1,0 +1,177 @@
+"""Each field of the update's settings changes what the policy made of the config computes.
+
+`FIELDS` has the keys that set a field, and what differs by it after two updates of a small model on
+the same samples: its weights, or what an update tells of itself.
+"""
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+
+from ajet import assembly
+from ajet.core.model.load import LoadedModel
+from ajet.core.update.settings import UpdateSettings
+from tests.config_reach.test_settings import LORA, SETTINGS, A, R, T, config_of
+from tests.core.update.update_fixtures import forked_groups, sample, tiny_model
+
+SAMPLES = forked_groups(num_groups=2, group_size=2)
+PLAIN = {f"{T}.use_kl_loss": False, f"{T}.optim.lr": 0.01, f"{R}.temperature": 1.0}
+WITH_KL = {f"{T}.use_kl_loss": True, f"{T}.kl_loss_coef": 0.5}
+SAPO = {f"{A}.policy_loss": "sapo"}
+LINEAR = {f"{T}.optim.lr_schedule": "linear", f"{T}.total_training_steps": 2}
+NORM = {f"{A}.loss_agg_mode": "seq-mean-token-sum-norm", f"{T}.optim.grad_clip": 1e6}
+
+FIELDS = {
+    "lr": ({}, {f"{T}.optim.lr": 0.02}, "weights"),
+    "betas": ({}, {f"{T}.optim.betas": [0.5, 0.999]}, "weights"),
+    "weight_decay": ({}, {f"{T}.optim.weight_decay": 0.5}, "weights"),
+    "grad_clip": ({}, {f"{T}.optim.grad_clip": 0.01}, "moments"),
+    "warmup_steps": ({}, {f"{T}.optim.warmup_steps": 2}, "weights"),
+    "lr_schedule": ({f"{T}.total_training_steps": 2}, LINEAR, "weights"),
+    "total_steps": (LINEAR, {f"{T}.total_training_steps": 4}, "weights"),
+    "min_lr_ratio": (LINEAR, {f"{T}.optim.min_lr_ratio": 0.5}, "weights"),
+    "policy_loss": ({}, {f"{A}.policy_loss": "gspo"}, "weights"),
+    "clip_low": ({}, {f"{A}.clip_low": 0.9}, "weights"),
+    "clip_high": ({}, {f"{A}.clip_high": 0.9}, "weights"),
+    "dual_clip": ({}, {f"{A}.dual_clip": 1.1}, "weights"),
+    "sapo_tau_pos": (SAPO, {f"{A}.sapo_tau_pos": 3.0}, "weights"),
+    "sapo_tau_neg": (SAPO, {f"{A}.sapo_tau_neg": 3.0}, "weights"),
+    "temperature": ({}, {f"{R}.temperature": 0.5}, "weights"),
+    "kl_loss_coef": (WITH_KL, {f"{T}.kl_loss_coef": 5.0}, "weights"),
+    "keep_reference": ({}, {f"{A}.use_kl_in_reward": True}, "has a reference"),
+    "kl_loss_type": (WITH_KL, {f"{T}.kl_loss_type": "k2"}, "weights"),
+    "entropy_coef": ({}, {f"{A}.entropy_coef": 0.5}, "weights"),
+    "loss_agg_mode": ({}, {f"{A}.loss_agg_mode": "seq-mean-token-mean"}, "weights"),
+    "loss_scale_factor": (NORM, {"ajet.data.max_response_length": 30}, "moments"),
+    "correction": ({}, {f"{A}.rollout_correction.level": "token"}, "weights"),
+    "ppo_epochs": ({}, {f"{T}.ppo_epochs": 2}, "weights"),
+    "mini_batch_num": ({}, {f"{T}.mini_batch_num": 2}, "weights"),
+    "max_tokens_per_micro_batch": ({}, {f"{T}.max_tokens_per_micro_batch": 60}, "micro-batches"),
+    "batch_layout": ({}, {f"{T}.batch_layout": "padded"}, "layout"),
+    "lora": ({}, LORA, "names"),
+}
+NO_KEY = {"eps"}
+"""Fields that no key sets."""
+
+
+def policy_of(given):
+    loaded = LoadedModel(tiny_model(), None, "tiny")  # pyright: ignore[reportArgumentType]
+    return assembly.make_learner(config_of(PLAIN | given), loaded).policy
+
+
+def told(given):
+    """What two updates make of a policy."""
+    policy = policy_of(given)
+    parts: list[float] = []  # one for each micro-batch, and one for the optimizer's step
+    for _ in range(2):
+        policy.update(SAMPLES, on_progress=parts.append)
+    tensors = policy.state_dict().tensors
+    return {
+        "weights": {n: t for n, t in tensors.items() if not n.startswith("optimizer.")},
+        "moments": {n: t for n, t in tensors.items() if n.endswith("exp_avg_sq")},
+        "names": sorted(tensors),
+        "micro-batches": len(parts),
+        "layout": type(policy.layout).__name__,
+        "has a reference": policy.reference is not None,
+    }
+
+
+def is_same(one, other):
+    if not isinstance(one, dict):
+        return one == other
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+
+
+def test_every_field_has_its_keys():
+    assert {each.name for each in fields(UpdateSettings)} == FIELDS.keys() | NO_KEY
+    assert len(FIELDS) + len(NO_KEY) == 28
+    keys = [key for _, changed, _ in FIELDS.values() for key in changed]
+    assert [key for key in keys if key not in SETTINGS] == []
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_changes_what_an_update_computes(name):
+    given, changed, what = FIELDS[name]
+    assert not is_same(told(given)[what], told(given | changed)[what])
+
+
+def test_the_same_settings_give_the_same_update():
+    one, other = told({}), told({})
+    assert all(is_same(one[what], other[what]) for what in one)
+
+
+def matrices(policy):
+    """Those that weight decay is for, by name."""
+    spared = ("embed_tokens", "norm", "bias")
+    named = policy.model.named_parameters()
+    return {n: p.detach().clone() for n, p in named if not any(part in n for part in spared)}
+
+
+def test_the_first_step_moves_a_weight_by_the_learning_rate():
+    policy = policy_of({f"{T}.optim.lr": 0.003})
+    before = matrices(policy)
+    policy.update(SAMPLES)
+    moved = torch.cat([(matrices(policy)[n] - w).abs().flatten() for n, w in before.items()])
+    # AdamW divides the first gradient by its own size: lr * g / (|g| + 1e-8).
+    assert moved.max().item() == pytest.approx(0.003, rel=1e-3)
+
+
+def test_weight_decay_takes_its_share_of_a_weight():
+    plain, decayed = policy_of({}), policy_of({f"{T}.optim.weight_decay": 0.5})
+    before = matrices(plain)
+    for policy in (plain, decayed):
+        policy.update(SAMPLES)
+    less, more = matrices(plain), matrices(decayed)
+    for name, weight in before.items():  # lr * weight_decay = 0.01 * 0.5
+        assert torch.allclose(less[name] - more[name], 0.005 * weight, atol=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_logits_are_divided_by_the_sampling_temperature(temperature):
+    policy = policy_of({f"{R}.temperature": temperature})
+    one = sample([3, 1, 4, 1, 5], "00111")
+    (scores,) = policy.score([one])
+    logits = policy.model(torch.tensor([[3, 1, 4, 1, 5]])).logits[0] / temperature
+    expected = logits.log_softmax(-1)[[1, 2, 3], [4, 1, 5]].detach().numpy()
+    np.testing.assert_allclose(scores[2:], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "advantage", "is_cut"),
+    [
+        ({f"{A}.clip_high": 0.28}, 1.0, True),  # the ratio is exp(0.5) = 1.65
+        ({f"{A}.clip_high": 0.7}, 1.0, False),
+        ({f"{A}.clip_high": 0.28}, -1.0, False),
+        ({f"{A}.clip_low": 0.2}, -1.0, False),
+        ({f"{A}.dual_clip": 1.5}, -1.0, True),
+        ({f"{A}.dual_clip": 1.8}, -1.0, False),
+    ],
+)
+def test_a_ratio_beyond_a_bound_teaches_nothing(given, advantage, is_cut):
+    _check_cut(given, advantage, is_cut, above=0.5)
+
+
+@pytest.mark.parametrize(
+    ("given", "advantage", "is_cut"),
+    [
+        ({f"{A}.clip_low": 0.2}, -1.0, True),  # the ratio is exp(-0.5) = 0.61
+        ({f"{A}.clip_low": 0.5}, -1.0, False),
+        ({f"{A}.clip_low": 0.2}, 1.0, False),
+    ],
+)
+def test_a_ratio_below_a_bound_teaches_nothing(given, advantage, is_cut):
+    _check_cut(given, advantage, is_cut, above=-0.5)
+
+
+def _check_cut(given, advantage, is_cut, above):
+    """One trained token, whose log-probability is `above` what the sampler had."""
+    policy = policy_of(given)
+    ids, mask = [3, 1, 4, 1], "0001"
+    (scores,) = policy.score([sample(ids, mask)])
+    drawn = sample(ids, mask, advantage=advantage, logprobs=scores[3] - above)
+    before = matrices(policy)
+    policy.update([drawn])
+    after = matrices(policy)
+    assert is_same(before, after) == is_cut
