@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import pytest
+from ajet.core.advantage.kl_control import kl_control_of
 
 from ajet.backbones.disaggregated.async_run import explorer_settings
 from ajet.cluster.placement import Needs, Node, place
 from ajet.cluster.weight_store import sync_method
-from ajet.core.advantage.kl_control import kl_control_of
 from ajet.core.buffer.staleness import StalenessBound
 from ajet.core.config import AjetConfig
 from ajet.core.inference.endpoint import SamplingParams
