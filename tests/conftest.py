@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from loguru import logger
 
-
 LONG = ("tests/e2e/", "tests/core/update/test_ranks.py", "tests/backbones/", "tests/cluster/")
 """Files whose tests start many processes. They come first, so that where several processes share
 the tests (`make test`) none of them is left with a long file at the end."""
