@@ -55,18 +55,21 @@ class ChatServer:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
+            def handle(self) -> None:
+                with suppress(ConnectionError):  # an episode that was stopped hangs up
+                    super().handle()
+
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 owner.requests.append(body)
                 owner.keys.add(self.headers["Authorization"])
                 status, answer = owner.reply(body)
                 content = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
-                with suppress(ConnectionError):  # an episode that was stopped hangs up
-                    self.send_response(status if self.path == "/v1/chat/completions" else 404)
-                    self.send_header("Content-Type", "application/json")
-                    self.send_header("Content-Length", str(len(content)))
-                    self.end_headers()
-                    self.wfile.write(content)
+                self.send_response(status if self.path == "/v1/chat/completions" else 404)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
 
             def log_message(self, *_: Any) -> None:
                 """Quiet."""

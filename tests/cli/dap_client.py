@@ -21,7 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-TIMEOUT_S = 120  # of a slow machine; a healthy one answers within seconds
+TIMEOUT_S = 600  # debugpy traces every import: a busy machine takes minutes
 
 
 class DapClient:
