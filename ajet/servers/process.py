@@ -105,8 +105,8 @@ class ServerProcess:
         if self.log_path.exists():
             text = self.log_path.read_bytes()[self._log_begin :].decode("utf-8", "replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()][-LOG_TAIL_LINES:]
-        told = " | ".join(line[:MAX_ERROR_CHARACTERS] for line in lines) or "it wrote nothing"
-        return f"{told} (all of it in {self.log_path})"
+        tail = " | ".join(line[:MAX_ERROR_CHARACTERS] for line in lines) or "it wrote nothing"
+        return f"{tail} (all of it in {self.log_path})"
 
     async def stop(self) -> None:
         """Ends the whole process group: SIGTERM, and SIGKILL after a few seconds."""

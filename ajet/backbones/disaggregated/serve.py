@@ -71,7 +71,7 @@ class OpenGateway(Gateway):
             trainable_targets=[],  # so that a client's own sampling is taken
         )
         recorder.loop = self.loop  # requests are parsed on the server's
-        return Grant(recorder, stored=self._stored)
+        return Grant(recorder, stored_conversations=self._stored)
 
 
 def serve_model(config: AjetConfig, interrupt: Interrupt, console: Console) -> None:

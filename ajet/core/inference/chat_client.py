@@ -163,8 +163,8 @@ class ChatClient:
             return f"{error.message}{attempts if is_retried else ''}"
         return str(error)
 
-    def _error(self, what: str) -> ChatError:
-        line = " ".join(f"model {self.model} at {self.base_url}: {what}".split())
+    def _error(self, reason: str) -> ChatError:
+        line = " ".join(f"model {self.model} at {self.base_url}: {reason}".split())
         if self._api_key != NO_KEY:
             line = line.replace(self._api_key, "***")
         return ChatError(line[:MAX_ERROR_CHARACTERS])

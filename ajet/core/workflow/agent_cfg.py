@@ -28,7 +28,7 @@ def read_agent_cfg(path: Any, base_dirs: Sequence[Path]) -> DictConfig:
     if not path:
         return _read(None)
     candidates = [(folder / Path(str(path)).expanduser()).resolve() for folder in base_dirs]
-    found = next((place for place in candidates if place.is_file()), None)
+    found = next((candidate for candidate in candidates if candidate.is_file()), None)
     if found is None:
         tried = ", ".join(map(str, dict.fromkeys(candidates)))
         raise ConfigError(

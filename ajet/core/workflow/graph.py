@@ -167,16 +167,16 @@ def is_graph(kind: type) -> bool:
 def check_graph(kind: type, where: str) -> None:
     """Raises a ConfigError unless an episode can make the graph and run it."""
     require_package("langgraph", extra="langgraph", wanted_by=f"{where}: {kind.__name__}")
-    place = f"{where}: {line_of(kind)}: {kind.__name__}"
+    location = f"{where}: {line_of(kind)}: {kind.__name__}"
     run = getattr(kind, "run", None)
     if run is None or run is BaseAgentGraph.run:
-        raise ConfigError(f"{place} does not define async run(self, messages, **kwargs)")
+        raise ConfigError(f"{location} does not define async run(self, messages, **kwargs)")
     if not inspect.iscoroutinefunction(run):
-        raise ConfigError(f"{place}.run is not async: write async def run(self, messages, …)")
+        raise ConfigError(f"{location}.run is not async: write async def run(self, messages, …)")
     for parameter in list(inspect.signature(kind).parameters.values()):
         if _is_required(parameter) and parameter.name not in CONSTRUCTOR_ARGUMENTS:
             raise ConfigError(
-                f"{place} is made with {', '.join(CONSTRUCTOR_ARGUMENTS)}: "
+                f"{location} is made with {', '.join(CONSTRUCTOR_ARGUMENTS)}: "
                 f"give {parameter.name} of its __init__ a default"
             )
 

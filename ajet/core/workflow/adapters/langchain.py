@@ -171,7 +171,7 @@ class LangChainModel(BaseChatModel):
         parallel_tool_calls: bool | None = None,
         **sampling: Any,
     ) -> AIMessage:
-        sampling.pop("stream", None)  # asked for by LangChain's own stream()
+        sampling.pop("stream", None)  # LangChain's own stream() sets it
         call = self.recorder.chat(
             openai_messages(messages),
             [openai_schema(tool) for tool in tools or ()] or None,
