@@ -21,7 +21,7 @@ class Endless:
 
     def set_free_slot_callback(self, notify): ...
 
-    async def group_of(self, step, number, task):
+    async def rollout_group(self, step, number, task):
         try:
             await asyncio.sleep(100)
         finally:
