@@ -78,7 +78,7 @@ class EnvironmentAgent(Workflow):
                     await frame_recorder.add(environment, episode.observation)
                 try:
                     reply = await model_tuner.chat(self.prompt(episode), max_tokens=max_tokens)
-                except EpisodeTruncated:  # the status stays: no later call can succeed
+                except EpisodeTruncated:  # the episode keeps this status; no later call can succeed
                     episode.ended_by = "token_limit"
                     break
                 transition = await episode.answer(reply["content"])

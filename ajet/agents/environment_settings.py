@@ -116,6 +116,7 @@ class _ConfigIdentity:
     def __init__(self, config: AjetConfig) -> None:
         self.config = config
 
+    # An AjetConfig holds dicts, so it has no hash of its own.
     def __hash__(self) -> int:
         return id(self.config)
 

@@ -1,8 +1,8 @@
 """Records the pictures of one validation episode if `ajet.environment.render_save_dir` is set.
 
-    recorder = frame_recorder_for(config, workflow_task)      # None: this episode is not recorded
-    await recorder.add(environment, observation)     # after the reset, and after each step
-    await recorder.save()                            # drawn and written in a thread
+    recorder = frame_recorder_for(config, workflow_task)   # None: this episode is not recorded
+    await recorder.add(environment, observation)           # after the reset, and after each step
+    await recorder.save()                                  # drawn and written in a thread
 
 For an environment that cannot draw itself, or fails at it, the observation's text is drawn instead,
 and one warning is logged. An error here never fails the episode. Not covered: drawing

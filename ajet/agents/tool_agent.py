@@ -111,7 +111,7 @@ class ToolLoop:
         while True:
             try:
                 reply = await self._model.chat(messages, self._tools.schemas or None)
-            except EpisodeTruncated:  # the status stays: no later call can succeed
+            except EpisodeTruncated:  # the episode keeps this status; no later call can succeed
                 return "truncated"
             num_unreadable = len(reply.pop("malformed_tool_calls", ()))
             messages.append(reply)

@@ -31,7 +31,7 @@ _KEY = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/-]*")
 class CommandLine:
     """One call of the other system."""
 
-    options: dict[str, str] = field(default_factory=dict)  # --config-file x
+    options: dict[str, str] = field(default_factory=dict)  # such as --config-file x
     overrides: list[str] = field(default_factory=list)  # key=value, as the shell passes them
 
 
@@ -66,7 +66,9 @@ def with_overrides(read: SourceConfig, overrides: Sequence[str]) -> dict[str, st
         if key.startswith("~"):
             _remove(read.values, name)
         elif _FROM_SHELL.search(text):
-            _remove(read.values, name)  # what the YAML says there is not what runs
+            _remove(
+                read.values, name
+            )  # the override replaces the YAML's value, and only the shell knows it
             unresolved[name] = text
         else:
             value = override_value(name, text)

@@ -29,8 +29,8 @@ class System:
     take: Callable[[Draft], None]
     absent: Mapping[str, Absent]
     defaults: Mapping[str, Any]
-    known_defaults: tuple[str, ...] = ()  # files that `defaults:` may name: its own
-    entry: tuple[str, ...] = ()  # words of the command that starts it
+    known_defaults: tuple[str, ...] = ()  # files of the system itself that `defaults:` may name
+    entry: tuple[str, ...] = ()  # parts of words that mark the command that starts it
 
 
 SYSTEMS = {
@@ -71,7 +71,7 @@ def convert(system: str, path: Path | str, overrides: Sequence[str] = ()) -> Con
     draft = Draft(resolved, result, kind.defaults)
     try:
         kind.take(draft)
-    except (TypeError, ValueError, AttributeError) as error:  # a text, say, where a list belongs
+    except (TypeError, ValueError, AttributeError) as error:  # such as text instead of a list
         problem = f"a value is not of the kind that {kind.name} takes: {error}"
         raise ConfigError(f"{path}: {problem}") from error
     draft.classify_remaining(kind.absent)

@@ -72,7 +72,7 @@ class Conversion:
     origins: dict[str, str] = field(default_factory=dict)  # our dotted key -> theirs
     sections: dict[str, Any] = field(default_factory=dict)  # the user's own, as they are
     left_out: list[OmittedKey] = field(default_factory=list)
-    to_do: list[str] = field(default_factory=list)  # what only the user can do
+    to_do: list[str] = field(default_factory=list)  # steps that only the user can do
 
     def of(self, category: Category) -> list[OmittedKey]:
         """Returns the omitted keys of one category."""
@@ -199,6 +199,8 @@ class Draft:
     ) -> None:
         rule = next((rule for pattern, rule in absent.items() if fnmatchcase(key, pattern)), None)
         if rule is not None:
+            # Keys of included files need no mention unless they change the algorithm: the user did
+            # not write them.
             is_library = key not in self.read.own or self._is_variable(key)
             if value in rule.off or (is_library and not rule.algorithm and not unresolved):
                 return

@@ -42,7 +42,7 @@ ALGORITHM = (
 def drop_refused(result: Conversion) -> None:
     """Removes values that ajet's config refuses from the result, and repeats that until nothing is
     refused."""
-    while True:
+    while True:  # pydantic's errors hide what ajet refuses later, so one pass is not enough
         try:
             config = AjetConfig.model_validate(nested(result.values))
         except ValidationError as error:

@@ -26,8 +26,8 @@ class SourceConfig:
     """The content of a file, before its interpolations are resolved."""
 
     values: dict[str, Any] = field(default_factory=dict)
-    own: set[str] = field(default_factory=set)  # keys that the file itself or the command line has
-    missing: list[str] = field(default_factory=list)  # entries of `defaults:` that are nowhere
+    own: set[str] = field(default_factory=set)  # keys in the file itself or the overrides
+    missing: list[str] = field(default_factory=list)  # entries of `defaults:` that were not found
 
 
 @dataclass
@@ -35,8 +35,8 @@ class ResolvedConfig:
     """The same with every interpolation resolved that can be."""
 
     values: dict[str, Any]
-    unresolved: dict[str, str]  # key -> the text that stands there
-    referenced: set[str]  # keys that another key refers to: variables
+    unresolved: dict[str, str]  # key -> its unresolved text
+    referenced: set[str]  # keys that are used as variables by others
     own: set[str]
     missing: list[str]
 

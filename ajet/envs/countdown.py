@@ -172,7 +172,7 @@ def expression(text: str) -> ast.expr:
         raise NotAnExpression(text[:MAX_ACTION_LENGTH])
     try:
         tree = ast.parse(text, mode="eval").body
-    except (SyntaxError, RecursionError, MemoryError) as error:  # the last two: nested too deep
+    except (SyntaxError, RecursionError, MemoryError) as error:  # the last two: nested too deeply
         raise NotAnExpression(text) from error
     if not all(_is_arithmetic(node) for node in ast.walk(tree)):
         raise NotAnExpression(text)

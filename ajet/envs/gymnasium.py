@@ -87,7 +87,7 @@ class GymnasiumEnvironment(Environment):
 
     def sample_action(self, rng: random.Random) -> str:
         space = self._env.action_space
-        space.seed(rng.getrandbits(32))
+        space.seed(rng.getrandbits(32))  # so that the sample depends on `rng` alone
         action = space.sample()
         return self.names[int(action) - space.start] if self.names else as_text(space, action)
 

@@ -197,7 +197,9 @@ def _dig(height: int, width: int, rng: random.Random) -> set[tuple[int, int]]:
             down, right = rng.choice(directions)
         y, x = _within(y + down, height), _within(x + right, width)
         dug.add((y, x))
-        aside = rng.choice((-1, 1))  # two tiles wide, or there is no room to push
+        aside = rng.choice(
+            (-1, 1)
+        )  # corridors are two tiles wide, because boxes cannot be pushed in narrower ones
         dug.add((_within(y + aside * right, height), _within(x + aside * down, width)))
     return dug
 

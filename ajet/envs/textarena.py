@@ -41,6 +41,7 @@ class TextArenaEnvironment(Environment):
         with lock:
             self._game = _make_game(env_id, settings)
         self._bare = _bare(self._game)
+        # A game does not say for how many players it is, but its reset() names its state's class.
         if any(name in SEVERAL_PLAYERS for name in type(self._bare).reset.__code__.co_names):
             raise ConfigError(f"textarena:{env_id}: a game for several players; take one for one")
         self._random = PrivateRandom(0)

@@ -48,7 +48,7 @@ def _draw_tile(tile: Tile) -> Picture:
         picture[_shape(tile.shape, 0.7)] = tile.mark
     if tile.over is not None:
         picture[_shape("disc", 0.4)] = tile.over
-    picture.setflags(write=False)  # it is shared by all grids
+    picture.setflags(write=False)  # the cached picture is shared by all grids
     return picture
 
 

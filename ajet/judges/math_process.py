@@ -35,8 +35,8 @@ class MathProcess:
         self._timeout_s = timeout_s
         self._child: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
-        # A thread of its own and not asyncio's: a question that waits here ends with its episode,
-        # and tools that block every other thread do not hold it up.
+        # A thread of its own, because tools may occupy every thread of asyncio's executor. A
+        # question that waits here is cancelled with its episode.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ajet-math")
 
     @classmethod
@@ -87,7 +87,7 @@ def _start(timeout_s: int) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        start_new_session=True,  # Ctrl-C is for the run to handle
+        start_new_session=True,  # Ctrl-C reaches the run alone, which handles it
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
     )
 

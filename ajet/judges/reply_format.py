@@ -90,7 +90,7 @@ class ScoresFormat:
     def _score(self, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise MalformedReply(f"{json.dumps(value)[:40]} is no number")
-        if not self.low <= value <= self.high:  # nan is not either
+        if not self.low <= value <= self.high:  # also true for nan
             raise MalformedReply(
                 f"{json.dumps(value)[:40]} is not from {self.low:g} to {self.high:g}"
             )

@@ -257,6 +257,7 @@ class _RubricStore:
         makes a new one, then finds them. The file stays if nothing was generated."""
         path = self._folder / f".auto_grader.{key}.lock"
         with path.open("w") as file:
+            # A blocking flock would block the event loop.
             while not _try_lock(file):
                 await asyncio.sleep(LOCK_POLL_S)
             yield
@@ -286,7 +287,9 @@ class _RubricStore:
             self.write(())
         row = {"key": key, "question": question, "criteria": [c.model_dump() for c in criteria]}
         with self._questions.open("ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed: a line takes no time
+            fcntl.flock(
+                file, fcntl.LOCK_EX
+            )  # held until the file is closed; writing one line is quick
             _cut_torn_line(self._questions)
             file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
 

@@ -23,7 +23,7 @@ from ajet.core.record.run_folder import RunFolder
 from ajet.logview.token_text import TokenText
 
 MAX_PAGE = 500
-MAX_NUMBER = 2**62  # SQLite's integers end soon after
+MAX_NUMBER = 2**62  # SQLite's integers have 64 bits
 Query = Mapping[str, str]
 
 
@@ -50,7 +50,7 @@ def run_data(folder: RunFolder) -> dict[str, Any]:
 def list_data(folder: RunFolder, query: Query) -> dict[str, Any]:
     """Returns one page of the list, newest first; `next` is the id after which the following page
     begins, or None."""
-    if not folder.episodes_db.is_file():  # a run that is still setting up
+    if not folder.episodes_db.is_file():  # the run is still starting
         return {"episodes": [], "next": None, "count": 0}
     which = filter_of(query)
     limit = min(max(_number(query, "limit", int) or 50, 1), MAX_PAGE)

@@ -135,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         if not is_loopback_host(self.headers.get("Host", "")):
             return self._fail(HTTPStatus.FORBIDDEN, "this page answers to 127.0.0.1 and localhost")
-        if url.path in STATIC:
+        if url.path in STATIC:  # only these files, so that no path can leave the folder
             name, kind = STATIC[url.path]
             content = files("ajet.logview").joinpath("static", name).read_bytes()
             return self._send(HTTPStatus.OK, content, kind)

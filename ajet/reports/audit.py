@@ -48,8 +48,8 @@ class AuditFigures:
 
     episodes: int = 0
     calls: int = 0
-    calls_without_ids: int = 0  # of a chat endpoint
-    calls_with_ids_alone: int = 0  # of model_tuner.generate: there are no messages to render
+    calls_without_ids: int = 0  # calls of a chat endpoint
+    calls_with_ids_alone: int = 0  # model_tuner.generate, which has no messages to render
     continued: int = 0
     timelines: int = 0
     rendered: int = 0
@@ -58,7 +58,7 @@ class AuditFigures:
     drift_at: list[int] = field(default_factory=list)
     not_rendered: Counter[str] = field(default_factory=Counter)
     branches: Counter[str] = field(default_factory=Counter)
-    sampled: Counter[str] = field(default_factory=Counter)  # of trainable agents, by status
+    sampled: Counter[str] = field(default_factory=Counter)  # tokens of trainable agents, by status
     trained: Counter[str] = field(default_factory=Counter)
     untrained: Counter[str] = field(default_factory=Counter)
     replies: int = 0

@@ -45,7 +45,7 @@ async def execute_python_code(code: str, timeout: float = 300, **kwargs: Any) ->
     return ToolResponse(content=[TextBlock(type="text", text=text)])
 
 
-execute_python_code.__doc__ = run_python.__doc__  # what AgentScope shows the model
+execute_python_code.__doc__ = run_python.__doc__  # AgentScope shows it to the model
 
 
 def _seconds(timeout: Any) -> float | None:

@@ -104,6 +104,7 @@ async def gather_or_cancel(works: Iterable[Coroutine[Any, Any, Result]]) -> list
     try:
         return await asyncio.gather(*tasks)
     finally:
+        # Nothing of the episode may still run when its error is handled.
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -177,6 +178,7 @@ async def _run_until_deadline(
     at the deadline."""
     task = asyncio.create_task(_without_system_exit(work))
     try:
+        # `asyncio.wait_for` would wait for the cancelled task, and a tool may ignore cancellation.
         await asyncio.wait({task}, timeout=timeout_s)
     finally:
         if not task.done():
@@ -205,4 +207,4 @@ def _timeout_text(timeout_s: float, who: str = "the tool") -> str:
 def _consume_exception(task: asyncio.Task[Any]) -> None:
     _abandoned_tasks.discard(task)
     if not task.cancelled():
-        task.exception()  # whatever it still raises belongs to a call that is over
+        task.exception()  # marks it as retrieved; the call is over

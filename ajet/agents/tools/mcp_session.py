@@ -122,7 +122,7 @@ class McpSession:
             await self._close()
             last = _last_line(stderr_file)
         detail = f"{why}; its last words: {last}" if last else why
-        if self.address.url is not None:  # httpx names it
+        if self.address.url is not None:  # httpx's errors contain the whole address
             detail = detail.replace(self.address.url, str(self.address))
         raise EnvironmentFault(f"MCP server {str(self.address)!r} does not start: {detail}")
 
@@ -150,13 +150,16 @@ class McpSession:
         assert self._session is not None and self._connection_task is not None
         call = asyncio.create_task(self._session.call_tool(name, arguments))
         try:
+            # A call whose server died is never answered, so the end of the connection counts too.
             await asyncio.wait({call, self._connection_task}, return_when=asyncio.FIRST_COMPLETED)
             if call.done():
                 return call.result()
         except (BrokenResourceError, ClosedResourceError):
             pass
         except McpError as error:
-            if error.error.code != CONNECTION_CLOSED or self.is_alive:  # a server may use it too
+            if (
+                error.error.code != CONNECTION_CLOSED or self.is_alive
+            ):  # a server may use this code itself
                 raise
         finally:
             call.cancel()
@@ -168,12 +171,12 @@ class McpSession:
             return
         _open_sessions.discard(self)
         self._closing.set()
-        if not self._ready.is_set():
+        if not self._ready.is_set():  # it is still starting and does not look at `_closing`
             self._connection_task.cancel()
         done, _ = await asyncio.wait({self._connection_task}, timeout=CLOSE_TIMEOUT_S)
         for connection_task in done:
             if not connection_task.cancelled():
-                connection_task.exception()  # of a connection that is over
+                connection_task.exception()  # marks it as retrieved
 
 
 async def open_session(address: McpAddress) -> McpSession:
@@ -255,7 +258,7 @@ def _last_line(stderr_file: TextIO) -> str:
 _open_sessions: set[McpSession] = set()
 _starting = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
-_process_id = 0  # whose thread runs the loop: a forked child has none
+_process_id = 0  # the process whose thread runs the loop; a forked child inherits no thread
 
 
 async def _in_background(work: Coroutine[Any, Any, Result]) -> Result:
@@ -271,7 +274,7 @@ def _background() -> asyncio.AbstractEventLoop:
             _loop, _process_id = asyncio.new_event_loop(), os.getpid()
             threading.Thread(target=_loop.run_forever, name="ajet-mcp", daemon=True).start()
             atexit.register(close_all)
-            # What goes wrong is told in our own words; without a handler it would be on the screen.
+            # Errors are reported by this module. Without a handler, logging would print them too.
             logging.getLogger("mcp").addHandler(logging.NullHandler())
     return _loop
 

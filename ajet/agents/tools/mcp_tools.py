@@ -82,6 +82,7 @@ class McpTools:
             return self._session
         if self._shared is None or self._shared.done():
             self._shared = asyncio.ensure_future(self._reconnect())
+        # A cancelled episode must not cancel the start that others wait for.
         return await asyncio.shield(self._shared)
 
     async def _reconnect(self) -> McpSession:

@@ -111,7 +111,9 @@ class EpisodeTools:
     def __init__(
         self, tools: Sequence[OpenTool], timeout_s: float, failed_ends: Sequence[str]
     ) -> None:
-        _checked([tool.schema for tool in tools])  # a server may offer others than before
+        _checked(
+            [tool.schema for tool in tools]
+        )  # an MCP server may offer other tools than at the check
         self._tools = {tool.name: tool for tool in tools}
         self._timeout_s = timeout_s
         self.failed_ends = failed_ends

@@ -47,7 +47,7 @@ def truncate(text: str, limit: int, side: Side, model: ModelTuner) -> tuple[str,
     else:
         num_first, num_last = beginning((limit + 1) // 2), ending(limit // 2)
     num_cut = len(text) - num_first - num_last
-    if num_cut <= 0:  # the halves meet: a token that crossed the middle was two
+    if num_cut <= 0:  # the halves meet: parts of a text may have fewer tokens than the whole
         return text, 0
     first, last = text[:num_first], text[len(text) - num_last :]
     note = f"({num_cut} characters cut)"
@@ -58,7 +58,7 @@ def _token_counter(model: ModelTuner) -> Callable[[str], int]:
     """Returns a function that counts the tokens of a text."""
     try:
         model.encode("")
-    except ConfigError:  # a chat endpoint
+    except ConfigError:  # a chat endpoint has no tokenizer
         return lambda text: -(-len(text) // CHARACTERS_PER_TOKEN)
     return lambda text: len(model.encode(text))
 

@@ -76,7 +76,9 @@ class Generator:
         """Returns the tasks; they are fewer than `num_tasks` if the rounds are used up."""
         tasks: list[GeneratedTask] = []
         if self.deduplicator is not None:
-            self.deduplicator.novel_indices(self.examples)  # nothing shall be like them
+            self.deduplicator.novel_indices(
+                self.examples
+            )  # tasks must differ from the examples too
         num_calls = 0
         for number in range(MAX_ROUNDS):
             missing = self.num_tasks - len(tasks)

@@ -22,7 +22,7 @@ from ajet.sources.tracing.spans import Span, add_annotation, spans_in
 
 KEY_VARIABLE = "PHOENIX_API_KEY"
 TIMEOUT_S = 60.0
-RETRIES = 3  # of connections that cannot be made
+RETRIES = 3  # for connections that cannot be made
 PAGE = 500
 IDS_AT_ONCE = 100
 

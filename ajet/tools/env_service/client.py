@@ -131,7 +131,7 @@ class EnvServiceClient:
             "messages": dict(fields.get("messages") or {}),
             "params": dict(fields.get("params") or {}),
         }
-        for wait_s in (*self._waits_s, None):
+        for wait_s in (*self._waits_s, None):  # None: the last attempt
             try:
                 response = await self._http.post(self._url(verb), json=body)
                 response.raise_for_status()
@@ -258,6 +258,6 @@ def _number(value: Any, where: str) -> float:
     try:
         if isinstance(value, bool | int | float) and math.isfinite(value):
             return float(value)
-    except OverflowError:  # an integer beyond all floats
+    except OverflowError:  # an integer too large for a float
         raise EnvironmentFault(f"{where} is too large a number") from None
     raise EnvironmentFault(f"{where} is no finite number: {_line(repr(value))}")

@@ -70,7 +70,8 @@ class ServedEnvironment(Environment):
         task_id = self._task(seed, self._splits[(options or {}).get("split", "train")])
         named = f"{task_id}-{secrets.token_hex(8)}"
         params = {"seed": seed, "env_action_preference": self._action_preference}
-        self._instance_id = named  # also after a /create that failed: the service may have heard it
+        # Set before the call: the service may have received a /create that fails here.
+        self._instance_id = named
         observation = self._wait(self._client.create(task_id, named, params))
         self._instance_id = str(observation.info.get("instance_id") or named)
         self.observation = observation.text

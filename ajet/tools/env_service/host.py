@@ -95,7 +95,7 @@ class EpisodeInstance:
 
     async def begin(self, workflow_task: WorkflowTask) -> WorkflowTask:
         """Creates the instance and returns the task with what the environment showed first."""
-        # Random, as a run that was killed has left its own instances with the service.
+        # A random part, because a killed run may have left instances of these episodes there.
         self._instance_id = f"{workflow_task.episode_id}-{secrets.token_hex(8)}"
         self._client = self._host.client()
         first = await self._client.create(
@@ -119,6 +119,7 @@ class EpisodeInstance:
         if self._env is not None:
             self._env.close()
         if self._client is not None:
+            # The episode's task may be cancelled here; the release must go on all the same.
             task = asyncio.create_task(self._release(self._client))
             _releasing.add(task)
             task.add_done_callback(_releasing.discard)

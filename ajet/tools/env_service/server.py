@@ -74,7 +74,7 @@ class EnvironmentService:
         with self._lock:
             earlier = self.instances.pop(request.instance_id, None)
             self.instances[request.instance_id] = instance
-        if earlier is not None:  # the client did not hear the answer and asks again
+        if earlier is not None:  # the client lost the answer and sends the request again
             earlier.close()
         return _named(instance.reset(request.params), request)
 
@@ -138,7 +138,9 @@ def make_app(kinds: Mapping[str, Maker], num_tasks: Mapping[str, int] = NUM_TASK
             return JSONResponse({"success": False, "detail": str(fault)}, status_code=500)
         return {"success": data is not False, "data": data}
 
-    for verb in VERBS:  # a plain function runs in a thread: a slow environment holds up nobody
+    for (
+        verb
+    ) in VERBS:  # FastAPI runs a plain function in a thread, so a slow environment blocks no other
         app.post(f"/{verb}")(partial(answer, verb))
     return app
 
