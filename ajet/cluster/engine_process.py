@@ -1,10 +1,10 @@
-"""One engine in a process of its own, and how other processes reach it.
+"""One engine in a process of its own, and the replica that other processes call it through.
 
     EngineProcess   in the actor: an in-process engine, or the client of a vLLM or SGLang server
-    ActorReplica    anywhere else: a `Replica` whose calls go to that actor
+    ActorReplica    in other processes: a `Replica` whose calls go to that actor
 
-A server is on the machine and the GPUs of its engine's process, and ends with it; its log is in the
-run folder. Not covered: which request goes to which engine (router_process.py).
+A server uses the machine and the GPUs of its engine's process, and ends with it; its log is in the
+run folder. Not covered: choosing the engine for a request (router_process.py).
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ if TYPE_CHECKING:
     from ajet.servers.serving import ServerSpec
 
 MAX_CALLS = 10_000
-"""Calls that one engine or router answers at the same time."""
+"""The number of calls that one engine or router serves at the same time."""
 COALESCE_S = 0.002
-"""What comes within this time travels in one call: a call of a Ray actor costs each side most of a
-millisecond of processor time, and hundreds of episodes make theirs together."""
+"""Requests within this time are sent in one call: a call of a Ray actor costs each side most of a
+millisecond of CPU time, and hundreds of episodes make requests at the same time."""
 Request = tuple[list[int], SamplingParams, str]
 Outcome = tuple[str, Completion | BaseException]
 """A request's id, and its completion or its error."""
 
 
 class EngineProcess:
-    """Lives in an actor: an in-process replica behind Ray, or the client of a server of its own."""
+    """The actor's class: an in-process replica, or the client of a server of its own."""
 
     def __init__(self, import_env: ImportEnv) -> None:
         self._import_env = import_env
         self._outcomes: defaultdict[str, asyncio.Queue[Outcome]] = defaultdict(asyncio.Queue)
 
     async def start(self, config: AjetConfig, name: str, server: ServerSpec | None) -> int:
-        """Loads the model, here or in a server; returns this process's id."""
+        """Loads the model, in this process or in a server; returns this process's id."""
         self._import_env.enter()
         from ajet import assembly
         from ajet.servers.serving import start_server
@@ -64,17 +64,17 @@ class EngineProcess:
         return os.getpid()
 
     async def submit(self, client: str, requests: Sequence[Request]) -> None:
-        """Starts these requests; `take` has what becomes of them."""
+        """Starts these requests; `take` returns their outcomes."""
         for request in requests:
             prompt_ids, sampling, request_id = request
             task = asyncio.create_task(self._replica.generate(prompt_ids, sampling, request_id))
             task.add_done_callback(partial(self._finished, client, request_id))
 
     async def take(self, client: str) -> list[Outcome]:
-        """The outcomes of this client's requests since it asked last; waits for the first."""
+        """Waits for outcomes of this client's requests and returns those since the last call."""
         outcomes = self._outcomes[client]
         found = [await outcomes.get()]
-        await asyncio.sleep(COALESCE_S)  # others of the same decoding step
+        await asyncio.sleep(COALESCE_S)  # for others of the same decoding step
         while not outcomes.empty():
             found.append(outcomes.get_nowait())
         return found
@@ -83,7 +83,7 @@ class EngineProcess:
         if task.cancelled():
             return
         error = task.exception()
-        # The client has the prompt: it is not sent back.
+        # The client has the prompt, so it is not sent back.
         outcome = error if error is not None else replace(task.result(), prompt_ids=())
         self._outcomes[client].put_nowait((request_id, outcome))
 
@@ -118,7 +118,7 @@ class EngineProcess:
 class ActorReplica:
     """A `Replica` whose engine lives in an actor."""
 
-    version: int | None = None  # nobody here knows: the router loads what it may have already
+    version: int | None = None  # unknown here: the router loads weights again in doubt
 
     def __init__(self, name: str, actor: Any) -> None:
         self.name = name
@@ -132,7 +132,7 @@ class ActorReplica:
     async def generate(
         self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
-        """As `ModelEndpoint.generate`. Requests of one moment are sent together."""
+        """Samples like `ModelEndpoint.generate`. Requests within `COALESCE_S` are sent together."""
         future = self._waiting[request_id] = asyncio.get_running_loop().create_future()
         self._pending.append((prompt_ids, sampling, request_id))
         if self._sending is None:
@@ -150,10 +150,12 @@ class ActorReplica:
             self._listening = asyncio.create_task(self._listen())
 
     async def _listen(self) -> None:
-        """Takes outcomes for as long as somebody waits for one; all fail with the engine."""
+        """Takes outcomes while requests wait for one; if the engine ends, all of them fail."""
         try:
             while self._waiting:
-                for request_id, outcome in await self.answer(self._actor.take.remote(self._client)):
+                for request_id, outcome in await self.result_of(
+                    self._actor.take.remote(self._client)
+                ):
                     self._resolve(request_id, outcome)
         except ReplicaDown as down:
             for request_id in self._waiting:
@@ -163,7 +165,7 @@ class ActorReplica:
 
     def _resolve(self, request_id: str, outcome: Completion | BaseException) -> None:
         future = self._waiting.get(request_id)
-        if future is None or future.done():  # its caller has gone
+        if future is None or future.done():  # its caller was cancelled
             return
         if isinstance(outcome, BaseException):
             future.set_exception(outcome)
@@ -171,22 +173,22 @@ class ActorReplica:
             future.set_result(outcome)
 
     async def health(self) -> None:
-        await self.answer(self._actor.health.remote())
+        await self.result_of(self._actor.health.remote())
 
     async def pause(self, abort: bool = False) -> None:
-        await self.answer(self._actor.pause.remote(abort))
+        await self.result_of(self._actor.pause.remote(abort))
 
     async def resume(self) -> None:
-        await self.answer(self._actor.resume.remote())
+        await self.result_of(self._actor.resume.remote())
 
     async def sleep(self) -> None:
-        await self.answer(self._actor.sleep.remote())
+        await self.result_of(self._actor.sleep.remote())
 
     async def wake(self) -> None:
-        await self.answer(self._actor.wake.remote())
+        await self.result_of(self._actor.wake.remote())
 
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
-        return await self.answer(self._actor.load_weights.remote(source, version))
+        return await self.result_of(self._actor.load_weights.remote(source, version))
 
     def abort(self, request_id: str) -> None:
         self._actor.abort.remote(request_id)
@@ -197,8 +199,8 @@ class ActorReplica:
     async def close(self) -> None:
         ray.kill(self._actor)
 
-    async def answer(self, call: Any) -> Any:
-        """What its process says; ReplicaDown where that is gone."""
+    async def result_of(self, call: Any) -> Any:
+        """Awaits a call of the engine's process; raises ReplicaDown if that has ended."""
         try:
             return await call
         except RayActorError as error:

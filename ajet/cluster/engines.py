@@ -1,11 +1,10 @@
-"""The driver's side of the engines: start, sleep, wake, new weights, and the router's log.
+"""The driver's handle of the engines: start, sleep, wake, load weights, and the router's log.
 
     worker ──prompts, replies──> EngineProcess 0   an engine with weights of its own
       └─assign─> RouterProcess   EngineProcess 1 ──guard──> a vLLM or SGLang server
 
-When the router dies, requests stay unanswered until the driver, which notices, begins another
-attempt of the run. Not covered: placing the processes (`options`), what is said to a server
-(ajet/servers).
+When the router dies, requests get no answer; the driver notices it and begins another attempt of
+the run. Not covered: placing the processes (`options`), the protocol of servers (ajet/servers).
 """
 
 from __future__ import annotations
@@ -33,17 +32,18 @@ if TYPE_CHECKING:
 
 
 def routed_endpoint(router: Any, max_tries: int) -> RoutedEndpoint:
-    """An endpoint over the engines of this router, for this process."""
-    return RoutedEndpoint(RouterHandle(router), max_tries=max_tries, mark=mark_of(os.getpid()))
+    """Makes an endpoint over the engines of this router, for this process."""
+    suffix = request_id_suffix(os.getpid())
+    return RoutedEndpoint(RouterHandle(router), max_tries=max_tries, id_suffix=suffix)
 
 
-def mark_of(pid: int) -> str:
-    """What ends the ids of the requests that this process makes."""
+def request_id_suffix(pid: int) -> str:
+    """Returns the suffix of the ids of all requests that the process of this id makes."""
     return f"~{pid}"
 
 
 class Engines:
-    """The driver's side."""
+    """The driver's handle of the engines and their router."""
 
     def __init__(self, config: AjetConfig, options: Sequence[ActorOptions]) -> None:
         remote = ray.remote(RouterProcess).options(num_cpus=0, max_concurrency=MAX_CALLS)
@@ -51,50 +51,51 @@ class Engines:
         self.router: Any = remote.remote(config, list(options), ImportEnv.of_this_process())
 
     async def start(self, server: ServerSpec | None = None) -> None:
-        """In-process engines, or servers that begin so."""
-        self.pids = await self._ask(self.router.start.remote(server))
-        self._holds_memory = server is not None and not server.can_sleep
+        """Starts in-process engines, or servers that start as `server` says."""
+        self.pids = await self._call(self.router.start.remote(server))
+        self._warns_on_sleep = server is not None and not server.can_sleep
 
     async def sleep(self) -> None:
-        """Memory is given back; requests are held."""
-        if self._holds_memory:
+        """Makes the engines free their memory; requests are held."""
+        if self._warns_on_sleep:
             logger.info("vLLM on the CPU has no sleep mode: it keeps its memory during updates")
-            self._holds_memory = False  # said
-        await self._ask(self.router.sleep.remote())
+            self._warns_on_sleep = False
+        await self._call(self.router.sleep.remote())
 
     async def wake(self, source: WeightSource | BroadcastSource) -> SyncReport:
-        """With the weights of `source`, whose checksum is that of what was sent."""
-        return await self._ask(self.router.wake.remote(source, source.version))
+        """Wakes the engines with the weights of `source`; returns a report whose checksum is that
+        of the weights that were sent."""
+        return await self._call(self.router.wake.remote(source, source.version))
 
     async def load(self, source: WeightSource | BroadcastSource) -> SyncReport:
-        """New weights for engines that were awake and go on."""
-        return await self._ask(self.router.load.remote(source, source.version))
+        """Loads new weights into engines that are awake and keep their requests."""
+        return await self._call(self.router.load.remote(source, source.version))
 
-    def endpoint_maker(self) -> Callable[[], RoutedEndpoint]:
-        """What makes an endpoint over the engines, in the process where it is called."""
+    def endpoint_factory(self) -> Callable[[], RoutedEndpoint]:
+        """Returns a picklable function that makes an endpoint over the engines."""
         return partial(routed_endpoint, self.router, self._max_tries)
 
-    def forget(self, pid: int) -> None:
-        """The process of this id is gone, and its requests with it."""
-        self.router.forget.remote(mark_of(pid))
+    def drop_requests(self, pid: int) -> None:
+        """Tells the router that the process of this id has ended, and its requests with it."""
+        self.router.drop_requests.remote(request_id_suffix(pid))
 
     async def supervised(self, work: Coroutine[Any, Any, None]) -> None:
-        """Does the work while the router is there, whose log lines appear here."""
+        """Awaits the work and logs the router's messages; fails if the router ends before."""
         await first_of(work, self._forward_log())
 
     async def _forward_log(self) -> None:
-        """Ends with ProcessLost when the router is gone."""
+        """Logs the router's messages until it ends; then raises ProcessLost."""
         while True:
-            level, text = await self._ask(self.router.news.remote())
+            level, text = await self._call(self.router.next_log_message.remote())
             logger.log(level, text)
 
     def close(self) -> None:
-        """The engines are the router's: they end with it."""
+        """Ends the router, and with it the engines, which it owns."""
         ray.kill(self.router)
 
     @staticmethod
-    async def _ask(call: Any) -> Any:
+    async def _call(call: Any) -> Any:
         try:
             return await result_of(call, "the router of the engines")
-        except ReplicaDown as down:  # while it started: later ones are the router's to replace
+        except ReplicaDown as down:  # at the start; later the router replaces a lost engine
             raise ProcessLost(str(down)) from down

@@ -1,13 +1,13 @@
-"""The router of a run's engines in a process of its own, and how workers ask it.
+"""The router of a run's engines in a process of its own, and the handle that workers call it with.
 
     worker ──assign, done──> RouterProcess   (Router, with the engines' health and weights)
        └────prompt, reply──> EngineProcess
 
-`RouterHandle` is the worker's side: with a `RoutedEndpoint` over it, prompts and replies go from
-worker to engine and back; the router only says which engine. An engine whose process or server dies
-is replaced here, with the present weights.
+`RouterHandle` is used in workers: with a `RoutedEndpoint` over it, prompts and replies go directly
+between worker and engine; the router only chooses the engine. It replaces an engine whose process
+or server dies and loads the present weights into the new one.
 
-Not covered: what an engine is (engine_process.py), the driver's side (engines.py).
+Not covered: the engines (engine_process.py), the driver's handle (engines.py).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ActorOptions = dict[str, Any]
 
 
 class RouterProcess:
-    """Lives in an actor, whose loop is the router's."""
+    """The actor's class: a `Router` on the actor's event loop, and the engines' processes."""
 
     def __init__(
         self, config: AjetConfig, options: Sequence[ActorOptions], import_env: ImportEnv
@@ -47,22 +47,22 @@ class RouterProcess:
         self._options = {f"engine {number}": each for number, each in enumerate(options)}
         self._actors: dict[str, Any] = {}
         self._pids: dict[str, int] = {}
-        self._news: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
-        self._is_heard = False
+        self._log_messages: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        self._is_forwarding = False
 
     async def start(self, server: ServerSpec | None) -> list[int]:
-        """All engines, each with its model, or its server; the ids of their processes."""
+        """Starts all engines, each with its model or its server; returns their process ids."""
         self._import_env.enter()
         from ajet.core.inference.router import Router, RouterSettings
 
         self._server = server
-        self._hear(asyncio.get_running_loop())
+        self._forward_log(asyncio.get_running_loop())
         replicas = await asyncio.gather(*map(self._spawn, self._options))
         self._router = Router(replicas, RouterSettings.from_config(self._config), spawn=self._spawn)
         return [self._pids[name] for name in self._options]
 
     async def _spawn(self, name: str) -> ActorReplica:
-        if name in self._actors:  # it may live, and hold the place of the next one
+        if name in self._actors:  # it may live and hold GPUs that the next one needs
             ray.kill(self._actors[name])
         remote = ray.remote(EngineProcess).options(
             **{"num_cpus": 0, "max_concurrency": MAX_CALLS} | self._options[name]
@@ -71,23 +71,23 @@ class RouterProcess:
         self._actors[name] = actor
         replica = ActorReplica(name, actor)
         started = actor.start.remote(self._config, name, self._server)
-        self._pids[name] = await replica.answer(started)
+        self._pids[name] = await replica.result_of(started)
         return replica
 
     async def assign(
         self, request_ids: Sequence[str], done: Sequence[str], left: Sequence[str]
     ) -> list[Assignment | BaseException]:
-        """An assignment for each of these requests, or its error (`Router.assign`). The requests of
-        `done` are over, and so are the episodes of `left`."""
+        """Returns an assignment for each of these requests, or its error (`Router.assign`). The
+        requests in `done` are over, and so are the episodes in `left`."""
         for request_id in done:
             self._router.done(request_id)
         for episode_id in left:
             self._router.leave(episode_id)
-        asked = (self._router.assign(request_id) for request_id in request_ids)
-        return await asyncio.gather(*asked, return_exceptions=True)
+        calls = (self._router.assign(request_id) for request_id in request_ids)
+        return await asyncio.gather(*calls, return_exceptions=True)
 
     async def engine(self, name: str) -> Any:
-        """The actor that has this name now."""
+        """Returns the actor that has this name now."""
         return self._actors[name]
 
     async def report_down(self, assignment: Assignment, reason: str) -> None:
@@ -96,31 +96,33 @@ class RouterProcess:
     async def give_up(self, request_id: str) -> None:
         self._router.give_up(request_id)
 
-    async def forget(self, mark: str) -> None:
-        """See `Router.forget`."""
-        self._router.forget(mark)
+    async def drop_requests(self, id_suffix: str) -> None:
+        """Calls `Router.drop_requests`."""
+        self._router.drop_requests(id_suffix)
 
-    async def news(self) -> tuple[str, str]:
-        """The level and the text of what was logged here; waits for it."""
-        return await self._news.get()
+    async def next_log_message(self) -> tuple[str, str]:
+        """Waits for the next message that is logged here; returns its level and text."""
+        return await self._log_messages.get()
 
     async def sleep(self) -> None:
         await self._router.pause()
         await self._router.sleep()
 
     async def wake(self, source: WeightSource | BroadcastSource, version: int) -> SyncReport:
-        """With these weights; requests go on."""
+        """Wakes the engines with these weights; requests run again."""
         await self._router.wake()
-        return await self._loaded(source, version)
+        return await self._load_and_resume(source, version)
 
     async def load(self, source: WeightSource | BroadcastSource, version: int) -> SyncReport:
-        """While requests are under way: they are held, and go on from their tokens."""
+        """Loads weights while requests run: they are interrupted and continue from their tokens."""
         await self._router.pause(abort=True)
-        return await self._loaded(source, version)
+        return await self._load_and_resume(source, version)
 
-    async def _loaded(self, source: WeightSource | BroadcastSource, version: int) -> SyncReport:
+    async def _load_and_resume(self, source: WeightSource | BroadcastSource, version: int) -> SyncReport:
         if self._server is not None and isinstance(source, FolderSource):
-            self._server = replace(self._server, weights=source)  # older ones may be removed now
+            self._server = replace(
+                self._server, weights=source
+            )  # the files of older ones may be removed
         report = await self._router.load_weights(source, version)
         await self._router.resume()
         return report
@@ -128,26 +130,26 @@ class RouterProcess:
     async def close(self) -> None:
         await self._router.close()
 
-    def _hear(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._is_heard:  # a start that failed may be tried again
+    def _forward_log(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._is_forwarding:  # `start` is called again after it failed
             return
-        self._is_heard = True
+        self._is_forwarding = True
 
-        def tell(message: Message) -> None:
-            told = (message.record["level"].name, message.record["message"])
-            loop.call_soon_threadsafe(self._news.put_nowait, told)
+        def forward(message: Message) -> None:
+            entry = (message.record["level"].name, message.record["message"])
+            loop.call_soon_threadsafe(self._log_messages.put_nowait, entry)
 
-        logger.add(tell, level="INFO")
+        logger.add(forward, level="INFO")
 
 
 class RouterHandle:
-    """The router as an endpoint in another process asks it (`RequestRouter`). What an endpoint has
-    to say within `COALESCE_S` travels in one call."""
+    """A `RequestRouter` that calls the router's process. Calls within `COALESCE_S` are sent
+    together."""
 
     def __init__(self, router: Any) -> None:
         self._router = router
         self._replicas: dict[Assignment, ActorReplica] = {}
-        self._asking: dict[str, asyncio.Future[Assignment]] = {}  # not sent yet
+        self._unsent: dict[str, asyncio.Future[Assignment]] = {}
         self._waiting: dict[str, asyncio.Future[Assignment]] = {}
         self._done: list[str] = []
         self._left: list[str] = []
@@ -155,10 +157,10 @@ class RouterHandle:
         self._is_due = False
 
     async def assign(self, request_id: str) -> Assignment:
-        """See `Router.assign`. Never returns where the router is gone: the driver notices, and ends
-        this process too."""
+        """Returns `Router.assign`'s assignment. Never returns if the router has ended: the driver
+        notices that, and ends this process too."""
         future = self._waiting[request_id] = asyncio.get_running_loop().create_future()
-        self._asking[request_id] = future
+        self._unsent[request_id] = future
         self._send_soon()
         try:
             return await future
@@ -194,19 +196,19 @@ class RouterHandle:
     async def _send(self) -> None:
         await asyncio.sleep(COALESCE_S)
         self._is_due = False
-        asking, self._asking = self._asking, {}
+        unsent, self._unsent = self._unsent, {}
         done, self._done = self._done, []
         left, self._left = self._left, []
-        call = self._router.assign.remote(list(asking), done, left)
-        if not asking:
+        call = self._router.assign.remote(list(unsent), done, left)
+        if not unsent:
             return
         try:
             assigned = await call
-            await self._know(assigned)
+            await self._add_replicas(assigned)
         except RayActorError:
             return
-        for (request_id, future), found in zip(asking.items(), assigned, strict=True):
-            if future.done():  # its caller was cancelled, or has given it up
+        for (request_id, future), found in zip(unsent.items(), assigned, strict=True):
+            if future.done():  # its caller was cancelled or has given it up
                 if isinstance(found, Assignment):
                     self.done(request_id)
             elif isinstance(found, BaseException):
@@ -214,8 +216,8 @@ class RouterHandle:
             else:
                 future.set_result(found)
 
-    async def _know(self, assigned: Sequence[Assignment | BaseException]) -> None:
-        """The actors of these engines, as far as they are new here."""
+    async def _add_replicas(self, assigned: Sequence[Assignment | BaseException]) -> None:
+        """Makes replicas of the assigned engines that are new here."""
         for each in assigned:
             if isinstance(each, Assignment) and each not in self._replicas:
                 actor = await self._router.engine.remote(each.name)

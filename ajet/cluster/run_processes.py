@@ -59,7 +59,9 @@ class RunProcesses:
             root = make_weight_store(folder.path, in_memory=method == "memory", notice=notice)
         self.engines = Engines(config, [options(each) for each in placement.engines])
         self.workers = RolloutWorkers(
-            config, [options(each) for each in placement.workers], on_lost=self.engines.forget
+            config,
+            [options(each) for each in placement.workers],
+            on_lost=self.engines.drop_requests,
         )
         self.trainer = TrainerGroup(config, [options(each) for each in placement.trainer], root)
         self._on_gpu = placement.on_gpus
@@ -89,7 +91,7 @@ class RunProcesses:
     async def begin(self, run: TrainingRun) -> None:
         """The run's inputs are recorded, and the workers get what their agents need of them."""
         spec = save_inputs(self._model, run)
-        self.validator = await self.workers.start(self.engines.endpoint_maker(), spec)
+        self.validator = await self.workers.start(self.engines.endpoint_factory(), spec)
         files = assembly.user_files(self._config)
         journal = self._journal = Journal.open(self._folder.finished_db, self._config, files)
         if num := journal.reopen({"": run.state.step}):

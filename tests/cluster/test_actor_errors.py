@@ -168,7 +168,7 @@ async def test_an_engine_that_is_killed_while_it_starts_is_a_lost_process():
         raise RayTaskError("start", "", down)
 
     with pytest.raises(ProcessLost, match="engine 1: its process ended"):
-        await Engines._ask(started())
+        await Engines._call(started())
 
 
 # --- later ---------------------------------------------------------------------------------------

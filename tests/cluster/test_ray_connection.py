@@ -35,7 +35,7 @@ MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "7000"}
 
 
 @pytest.mark.parametrize(
-    ("settings", "environ", "access"),
+    ("settings", "environ", "connection"),
     [
         (AUTO, {}, RayConnection("start", reason="no RAY_ADDRESS is set")),
         (AUTO, {"RAY_ADDRESS": "local"}, RayConnection("start", reason="no RAY_ADDRESS is set")),

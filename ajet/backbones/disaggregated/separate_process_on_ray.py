@@ -134,7 +134,9 @@ class ExplorerOnRay:
         self.folder = folder
         self.engines = Engines(config, [options(each) for each in placement.engines])
         self.workers = RolloutWorkers(
-            config, [options(each) for each in placement.workers], on_lost=self.engines.forget
+            config,
+            [options(each) for each in placement.workers],
+            on_lost=self.engines.drop_requests,
         )
         self.serving = ExplorerEngines(self.engines, config, folder, on_gpu=placement.on_gpus)
         self.command = ExplorerCommand(
@@ -161,4 +163,4 @@ class ExplorerOnRay:
             tuple(origin.stop_token_ids),
             datetime.fromisoformat(origin.begun),
         )
-        return await self.workers.start(self.engines.endpoint_maker(), spec)
+        return await self.workers.start(self.engines.endpoint_factory(), spec)

@@ -1,12 +1,12 @@
-"""One inference server: an engine with weights of its own, which can be paused, slept and reloaded.
+"""The interface of one replica: an engine with weights of its own that can pause, sleep and reload.
 
     Router ──generate──> Replica   InProcessReplica   a model in this process
            ──health────>           VllmReplica        a vLLM server over HTTP
            ──load_weights──>       SglangReplica      an SGLang server over HTTP
 
-Whoever wraps one (an actor, say) keeps this interface.
+A class that wraps a replica, such as `ActorReplica`, has the same interface.
 
-Not covered: which replica a request goes to (routing.py), starting a server (servers/).
+Not covered: choosing the replica for a request (routing.py), starting a server (servers/).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class ReplicaDown(Exception):
-    """The replica did not answer: the request may be sent to another one. The message says which
-    replica and what happened, in one line."""
+    """A replica did not answer: the request may be sent to another one. The message names the
+    replica and says what happened, in one line."""
 
 
 class Replica(Protocol):
@@ -30,21 +30,21 @@ class Replica(Protocol):
     def name(self) -> str: ...
     @property
     def version(self) -> int | None:
-        """The version of its weights; None where it is not known."""
+        """The version of its weights, or None if it is not known."""
         ...
 
     def abort(self, request_id: str) -> None:
-        """End a request with what it has sampled so far; does not wait."""
+        """Ends a request with the tokens that it has; does not wait."""
         ...
 
     def leave(self, episode_id: str) -> None:
-        """The episode is over: its prefix may go; does not wait."""
+        """Records that an episode is over: its prefix may be dropped; does not wait."""
         ...
 
     async def generate(
         self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
-        """As `ModelEndpoint.generate`; `ReplicaDown` where there is no answer."""
+        """Samples like `ModelEndpoint.generate`; raises `ReplicaDown` if there is no answer."""
         ...
 
     async def health(self) -> None:
@@ -52,28 +52,29 @@ class Replica(Protocol):
         ...
 
     async def pause(self, abort: bool = False) -> None:
-        """Hold new requests, and return when none runs: those that do are waited for, or with
-        `abort` end now with what they have and `finish_reason="abort"`."""
+        """Holds new requests, and returns when none runs. Requests that run are waited for; with
+        `abort` they end now with the tokens that they have and `finish_reason="abort"`."""
         ...
 
     async def resume(self) -> None:
-        """Let held and new requests run; nothing where it was not paused."""
+        """Lets held and new requests run; does nothing if the replica is not paused."""
         ...
 
     async def sleep(self) -> None:
-        """Give memory back (the cache, the weights where the device has another place for them).
-        Requests are held. The replica is paused first."""
+        """Frees memory: the cache, and the weights if they can be moved off the device. Requests
+        are held. The replica is paused first."""
         ...
 
     async def wake(self) -> None:
-        """Take the memory again; requests are held until `resume`."""
+        """Allocates the memory again; requests are held until `resume`."""
         ...
 
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
-        """Take new weights, empty the cache, check the checksum; completions carry `version` from
-        now on. Requests that run are waited for. `WeightsError`: the old weights are in place."""
+        """Loads new weights, empties the cache and checks the checksum; completions then have
+        `version`. Requests that run are waited for. After a `WeightsError` the replica still has
+        the old weights."""
         ...
 
     async def close(self) -> None:
-        """Stop; requests under way fail with `ReplicaDown`."""
+        """Stops the replica; running requests fail with `ReplicaDown`."""
         ...

@@ -1,15 +1,15 @@
-"""Many replicas as one `ModelEndpoint`: each request goes straight to the replica that the router
-names, and to another one if that is down.
+"""Makes many replicas one `ModelEndpoint`: each request goes straight to the replica that the
+router chooses, and to another one if that is down.
 
     generate ──assign──> router "r1"
-             ──prompt, reply──> replica r1 ──ReplicaDown──> router, another one, `max_tries` in all
+             ──prompt, reply──> replica r1 ──ReplicaDown──> router, another one; `max_tries` times
              ──done──> router
 
-While weights are loaded the router may end the requests that run. The endpoint goes on with them:
-from the tokens that they had (`continue_aborted`), stamped with the oldest version among them, or
-from their start.
+While weights are loaded the router may end the requests that run. The endpoint then continues each
+from the tokens that it has (`continue_aborted`), or samples it again from its start. A completion
+of several pieces has the oldest policy version among them.
 
-Not covered: which replica it is (router.py, routing.py).
+Not covered: the choice of the replica (router.py, routing.py).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ajet.core.inference.router import Assignment, RequestGivenUp
 from ajet.core.seeding import derive
 
 PAUSE_AFTER_ABORT_S = 0.01
-"""Before a request that somebody else has ended is sent again."""
+"""The pause before a request that the router has ended is sent again."""
 
 
 class RequestRouter(Protocol):
-    """A `Router` in this process, or the way to one in another process."""
+    """A `Router` in this process, or a handle of one in another process."""
 
     def assign(self, request_id: str) -> Awaitable[Assignment]: ...
     def replica(self, assignment: Assignment) -> Replica: ...
@@ -43,7 +43,7 @@ class RequestRouter(Protocol):
 
 @dataclass(slots=True)
 class RequestStats:
-    """Counts since the endpoint was made."""
+    """Numbers of requests since the endpoint was made."""
 
     num_requests: int = 0
     num_retries: int = 0
@@ -52,14 +52,14 @@ class RequestStats:
 
 @dataclass(eq=False, slots=True)
 class _Request:
-    """A request under way: where it is, and whether its caller has given it up."""
+    """A running request: its replica, and whether its caller has given it up."""
 
     replica: Replica | None = None
     is_given_up: bool = False
 
 
 class RoutedEndpoint(ModelEndpoint):
-    """See the module's docstring."""
+    """An endpoint over a router's replicas."""
 
     def __init__(
         self,
@@ -67,71 +67,73 @@ class RoutedEndpoint(ModelEndpoint):
         *,
         max_tries: int = 3,
         continue_aborted: bool = True,
-        mark: str = "",
+        id_suffix: str = "",
     ) -> None:
-        """`mark` ends the ids that the router and the replicas see: requests that a process left
-        behind when it died must not be taken for those of its successor."""
+        """`id_suffix` is appended to the ids that the router and the replicas see, so that the
+        requests of a process that died are not confused with those of its replacement."""
         self._router = router
         self._max_tries = max_tries
         self._continue_aborted = continue_aborted
-        self._mark = mark
-        self._under_way: dict[str, _Request] = {}
+        self._id_suffix = id_suffix
+        self._running: dict[str, _Request] = {}
         self.stats = RequestStats()
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
-        """Sample a continuation; see `ModelEndpoint`."""
-        if request_id in self._under_way:
+        """Samples a continuation; see `ModelEndpoint`."""
+        if request_id in self._running:
             raise ValueError(f"request {request_id!r} is already under way")
-        request = self._under_way[request_id] = _Request()
+        request = self._running[request_id] = _Request()
         self.stats.num_requests += 1
-        marked, num_failed = request_id + self._mark, 0
-        so_far: Completion | None = None
+        full_id, num_failed = request_id + self._id_suffix, 0
+        sampled: Completion | None = None
         try:
             while True:
-                ids, drawn = _rest(prompt_ids, sampling, so_far)
+                ids, rest = _remaining(prompt_ids, sampling, sampled)
                 try:
-                    async with self._assigned(marked, request) as replica:
-                        piece = await replica.generate(ids, drawn, marked)
+                    async with self._assigned(full_id, request) as replica:
+                        piece = await replica.generate(ids, rest, full_id)
                 except RequestGivenUp:
-                    return _joined(so_far, _nothing(ids))
+                    return _joined(sampled, _empty_completion(ids))
                 except ReplicaDown as down:
                     self.stats.num_retries += 1
                     num_failed += 1
                     if num_failed == self._max_tries:
                         raise ModelError(
-                            f"request {marked}: {num_failed} tries failed, the last one: {down}"
+                            f"request {full_id}: {num_failed} tries failed, the last one: {down}"
                         ) from down
                     continue
                 if piece.finish_reason != "abort" or request.is_given_up:
-                    return _joined(so_far, piece)
+                    return _joined(sampled, piece)
                 self.stats.num_continued += 1
                 if self._continue_aborted:
-                    so_far = _joined(so_far, piece)
+                    sampled = _joined(sampled, piece)
                 await asyncio.sleep(PAUSE_AFTER_ABORT_S)
         finally:
-            del self._under_way[request_id]
+            del self._running[request_id]
 
     def abort(self, request_id: str) -> None:
-        """End a request with what it has sampled so far, wherever it is."""
-        request = self._under_way.get(request_id)
+        """Ends a request with the tokens that it has, whether it runs or waits."""
+        request = self._running.get(request_id)
         if request is None:
             return
         request.is_given_up = True
         if request.replica is None:
-            self._router.give_up(request_id + self._mark)
+            self._router.give_up(request_id + self._id_suffix)
         else:
-            request.replica.abort(request_id + self._mark)
+            request.replica.abort(request_id + self._id_suffix)
 
     def leave(self, episode_id: str) -> None:
-        """The episode is over: its replica may forget its prefix."""
+        """Records that an episode is over: its replica may drop the episode's prefix."""
         self._router.leave(episode_id)
 
     @asynccontextmanager
     async def _assigned(self, request_id: str, request: _Request) -> AsyncIterator[Replica]:
-        """The replica for a request, which counts there within the block."""
-        assignment = await self._router.assign(request_id)  # done again where this is cancelled
+        """Yields the replica for a request, which counts as running there within the block."""
+        assignment = await self._router.assign(
+            request_id
+        )  # if cancelled here, the router itself frees it
         try:
             if request.is_given_up:
                 raise RequestGivenUp
@@ -149,30 +151,30 @@ class RoutedEndpoint(ModelEndpoint):
             self._router.done(request_id)
 
 
-def _nothing(prompt_ids: Sequence[int]) -> Completion:
-    """The completion of a request that was given up before it was sampled."""
+def _empty_completion(prompt_ids: Sequence[int]) -> Completion:
+    """Returns the completion of a request that was given up before it was sampled."""
     return Completion(tuple(prompt_ids), (), (), "abort", 0)
 
 
-def _rest(
-    prompt_ids: Sequence[int], sampling: SamplingParams, so_far: Completion | None
+def _remaining(
+    prompt_ids: Sequence[int], sampling: SamplingParams, sampled: Completion | None
 ) -> tuple[list[int], SamplingParams]:
-    """What is still to be sampled. With the same seed the same random numbers would be drawn again,
-    for other positions."""
-    if so_far is None or not so_far.token_ids:
+    """Returns the prompt and the parameters for what is still to be sampled. The seed differs,
+    since the same seed would draw the same random numbers again, for other positions."""
+    if sampled is None or not sampled.token_ids:
         return list(prompt_ids), sampling
-    num_sampled = len(so_far.token_ids)
+    num_sampled = len(sampled.token_ids)
     rest = replace(
         sampling,
         max_tokens=sampling.max_tokens - num_sampled,
         seed=derive(sampling.seed, "continued", num_sampled),
     )
-    return [*prompt_ids, *so_far.token_ids], rest
+    return [*prompt_ids, *sampled.token_ids], rest
 
 
 def _joined(first: Completion | None, rest: Completion) -> Completion:
-    """One completion of two pieces, with the older version among those that have tokens: one that
-    was ended in a queue was sampled with no weights at all."""
+    """Joins two pieces to one completion, with the older version of those that have tokens: a piece
+    without tokens was ended in a queue, and no weights sampled it."""
     if first is None:
         return rest
     versions = [piece.policy_version for piece in (first, rest) if piece.token_ids]

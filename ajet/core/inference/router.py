@@ -1,19 +1,22 @@
-"""Many replicas as one endpoint: which of them takes a request, which are well, which weights they
-hold. Prompts and replies do not pass through here (routed_endpoint.py).
+"""Chooses the replica for each request, watches the replicas' health and loads their weights.
+
+Prompts and replies do not pass through here (routed_endpoint.py).
 
     RoutedEndpoint ──assign──> gate ─> routing ─> "r1"
                    ──done───>    ^        ^
-                                 │        └── a watcher for each: health, out, back in or replaced
-                        pause holds here
+                                 │        └── a watcher for each replica: checks its health, takes
+                                 │            it out, puts it back in or replaces it
+                        pause holds requests here
 
-A replica that failed a request is taken out at once and asked for its health: well again, it comes
-back in with the present weights; after `max_failed_checks` failed checks in a row it is dead: it is
-closed, which ends its requests, and `spawn` makes another in its place, once the engines are awake:
-while they sleep their memory belongs to the trainer, and `sleep` waits for one that is being made.
-A check that fails once and passes again changes nothing, nor does one while the replica loads
-weights. While none is left but one is coming, requests wait; else they fail with one line.
+A replica that failed a request gets no more requests at once, and its health is checked. If it is
+well it comes back with the present weights. After `max_failed_checks` failed checks in a row it is
+dead: it is closed, which outcomes its requests, and `spawn` makes a replacement. Replacements are
+made only while the engines are awake, since their memory belongs to the trainer while they sleep;
+`sleep` waits for one that is being made. A check that fails once and passes again changes nothing,
+nor does one that fails while the replica loads weights. While no replica is active, requests wait
+if one is on its way; otherwise they fail with an error of one line.
 
-`pause(abort=True)` ends what runs; the endpoint goes on with it after `resume`.
+`pause(abort=True)` outcomes the requests that run; the endpoint continues them after `resume`.
 
 Not covered: placing replicas on machines, starting processes (`spawn` does); several event loops.
 """
@@ -35,26 +38,27 @@ from ajet.core.inference.routing import NoReplica, Routing
 from ajet.core.weight_sync.manifest import BroadcastSource, SyncReport, WeightsError, WeightSource
 
 Spawn = Callable[[str], Awaitable[Replica]]
-"""Makes a replica in the place of the dead one of this name; ReplicaDown or ModelError if that
-fails. It is given today's weights, unless its `version` says that it has them."""
+"""Makes a replica to replace the dead one of this name; raises ReplicaDown or ModelError if that
+fails. The new replica then loads the present weights, unless its `version` says that it has
+them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouterSettings:
-    """How long the router waits, and how often it tries."""
+    """Settings of a router: times in seconds, and numbers of tries."""
 
     skew: int = 32
     health_interval_s: float = 5.0
-    """Between checks, and between tries to replace a replica."""
+    """The time between health checks, and between attempts to replace a replica."""
     health_timeout_s: float = 10.0
     max_failed_checks: int = 3
     max_spawns: int = 3
     wait_for_replica_s: float = 900.0
-    """For requests, while no replica is left and one is coming."""
+    """How long requests wait while no replica is active and one is on its way."""
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
-        """How the config has a router over its engines behave."""
+        """Returns the settings of a config's router over its engines."""
         router = config.ajet.rollout.router
         return cls(
             skew=router.skew,
@@ -73,8 +77,8 @@ class RouterStats:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The replica that takes a request. `incarnation` counts those that had this name before: one
-    that is made in the place of a dead one is another replica."""
+    """The replica that takes a request. `incarnation` counts the earlier replicas of this name: a
+    replacement has the name of the dead replica."""
 
     name: str
     incarnation: int
@@ -86,15 +90,15 @@ class RequestGivenUp(Exception):
 
 @dataclass(eq=False, slots=True)
 class _Member:
-    """A replica and what the router knows of it."""
+    """A replica and what the router knows about it."""
 
     replica: Replica
-    is_in: bool = False
+    is_active: bool = False
     is_loading: bool = False
-    is_new: bool = False  # made in the place of a dead one, and not yet in
-    making: asyncio.Future[None] | None = None
+    is_new: bool = False  # a replacement that is not active yet
+    replacement: asyncio.Future[None] | None = None
     version: int | None = None
-    report: SyncReport | None = None  # of its last load
+    report: SyncReport | None = None  # from the last time it loaded weights
     failed_checks: int = 0
     num_spawns: int = 0
     incarnation: int = 0
@@ -108,7 +112,7 @@ class _Member:
 
 
 class Router:
-    """See the module's docstring."""
+    """Routes requests over replicas; see the module's docstring."""
 
     def __init__(
         self,
@@ -126,108 +130,113 @@ class Router:
         self._weights: tuple[WeightSource | BroadcastSource, int] | None = None
         self._awake = asyncio.Event()
         self._awake.set()
-        self._changing = asyncio.Lock()
-        self._news = asyncio.Event()
-        self._watching = False
+        self._state_lock = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._is_watching = False
         self.stats = RouterStats()
         for one in replicas:
             self.replace(one.name, one)
 
     @property
     def names(self) -> list[str]:
-        """The replicas that take requests now."""
-        return [name for name, member in self._members.items() if member.is_in]
+        """The names of the replicas that take requests now."""
+        return [name for name, member in self._members.items() if member.is_active]
 
     @property
     def policy_version(self) -> int:
-        """Of the weights that were loaded last."""
+        """The version of the weights that were loaded last."""
         return self._weights[1] if self._weights else 0
 
     async def assign(self, request_id: str) -> Assignment:
-        """The replica for this request, which counts there until `done`. Waits while requests are
-        held, and while no replica is left but one is coming; `RequestGivenUp` where the request is
-        given up meanwhile, ModelError where there is nothing to wait for."""
+        """Returns the replica for this request, which counts as running there until `done`.
+
+        Waits while requests are held, and while no replica is active but one is on its way. Raises
+        `RequestGivenUp` if the request is given up meanwhile, and ModelError if no replica is left.
+        """
         self._watch_all()
         if not await self._gate.enter(request_id):
             raise RequestGivenUp
         try:
-            name = await self._routed(request_id)
+            name = await self._route(request_id)
         except BaseException:
             self._gate.leave(request_id)
             raise
         return Assignment(name, self._members[name].incarnation)
 
     def replica(self, assignment: Assignment) -> Replica:
-        """The replica to ask; another one may have its name by now, which is as good."""
+        """Returns the replica to send the request to. It may be a later replica of the same name,
+        which serves the request as well."""
         return self._members[assignment.name].replica
 
     def done(self, request_id: str) -> None:
-        """The request is answered, has failed or was given up: it counts at no replica."""
+        """Records that a request is answered, has failed or was given up."""
         self._routing.done(request_id)
         self._gate.leave(request_id)
 
     def report_down(self, assignment: Assignment, reason: str) -> None:
-        """A replica gave no answer: it gets no requests until a check says that it is well."""
+        """Deactivates a replica that gave no answer until a check says that it is well."""
         member = self._members[assignment.name]
         if member.incarnation == assignment.incarnation:
-            self._take_out(member, reason)
+            self._deactivate(member, reason)
 
     def give_up(self, request_id: str) -> None:
-        """A request that waits for a replica is not wanted any more."""
+        """Ends a request that waits for a replica: `assign` raises `RequestGivenUp`."""
         if not self._gate.give_up(request_id):
             self._given_up.add(request_id)
-            self._tell_news()
+            self._notify()
 
     def leave(self, episode_id: str) -> None:
-        """The episode is over: its replica may forget its prefix."""
+        """Records that an episode is over: its replica may drop the episode's prefix."""
         name = self._routing.leave(episode_id)
         if name in self._members:
             self._members[name].replica.leave(episode_id)
 
-    def forget(self, mark: str) -> None:
-        """Requests whose ids end so are done: the process that made them is gone."""
-        for request_id in [each for each in self._gate.inside if each.endswith(mark)]:
+    def drop_requests(self, id_suffix: str) -> None:
+        """Records that the requests whose ids have this suffix are done: the process that made them
+        has ended."""
+        for request_id in [each for each in self._gate.inside if each.endswith(id_suffix)]:
             self.done(request_id)
 
     async def pause(self, abort: bool = False) -> None:
-        """Hold new requests; returns when no replica works. With `abort` those that run end now,
-        and go on after `resume`."""
-        async with self._changing:
+        """Holds new requests and returns when no replica works. With `abort` requests that run end
+        now, and the endpoint continues them after `resume`."""
+        async with self._state_lock:
             self._gate.shut()
-            await self._all(lambda member: member.replica.pause(abort))
+            await self._on_all(lambda member: member.replica.pause(abort))
 
     async def resume(self) -> None:
-        """Requests go on."""
-        async with self._changing:
-            await self._all(lambda member: member.replica.resume())
+        """Lets held and new requests run."""
+        async with self._state_lock:
+            await self._on_all(lambda member: member.replica.resume())
             self._gate.open()
 
     async def sleep(self) -> None:
-        """Every replica gives its memory back; requests are held until `wake` and `resume`."""
-        async with self._changing:
+        """Makes every replica free its memory; requests are held until `wake` and `resume`."""
+        async with self._state_lock:
             self._gate.shut()
             self._awake.clear()
-            await self._made()
-            members = [m for m in self._members.values() if m.is_in or m.is_new]
-            await self._all(lambda member: member.replica.sleep(), members)
+            await self._replacements_made()
+            members = [m for m in self._members.values() if m.is_active or m.is_new]
+            await self._on_all(lambda member: member.replica.sleep(), members)
 
     async def wake(self) -> None:
-        """Every replica takes its memory again."""
-        async with self._changing:
+        """Makes every replica allocate its memory again."""
+        async with self._state_lock:
             self._awake.set()
-            await self._all(lambda member: member.replica.wake())
+            await self._on_all(lambda member: member.replica.wake())
 
     async def load_weights(
         self, source: WeightSource | BroadcastSource, version: int
     ) -> SyncReport:
-        """New weights everywhere: the slowest replica's seconds, all replicas' bytes. All of them
-        hold the same, or `WeightsError`. Where none is left and one is coming, that one has them
-        first."""
-        async with self._changing:
-            reports = await self._delivered(source, version)
+        """Loads new weights into every replica; `WeightsError` unless all then have the same.
+
+        Returns a report with the seconds of the slowest replica and the bytes of all. If no replica
+        is active but one is on its way, waits until that one has loaded the weights."""
+        async with self._state_lock:
+            reports = await self._load_all(source, version)
             self._weights = (source, version)
         if not reports:
-            reports = [await self._first_report(version)]
+            reports = [await self._report_of_first(version)]
         checksums = {report.checksum for report in reports}
         if len(checksums) != 1:
             raise WeightsError(f"weights of version {version}: replicas hold different ones")
@@ -236,98 +245,101 @@ class Router:
         return SyncReport(version, seconds, num_bytes, checksums.pop())
 
     def replace(self, name: str, replica: Replica) -> None:
-        """Another replica under this name, or a further one; it takes requests at once."""
+        """Adds a replica, or replaces the one of this name; it takes requests at once."""
         assert replica.name == name
         member = self._members.setdefault(name, _Member(replica))
-        member.replica, member.is_in = replica, True
+        member.replica, member.is_active = replica, True
         member.failed_checks, member.reason = 0, ""
         self._routing.joined(name)
-        if self._watching:
-            self._watch(member)
+        if self._is_watching:
+            self._start_watcher(member)
 
     async def close(self) -> None:
-        """Close every replica and stop watching."""
+        """Stops watching and closes every replica."""
         for member in self._members.values():
             if member.watcher is not None:
                 member.watcher.cancel()
         for member in self._members.values():
             await member.replica.close()
 
-    async def _routed(self, request_id: str) -> str:
-        """The name of a replica with room, waiting for one that is on its way."""
+    async def _route(self, request_id: str) -> str:
+        """Returns the name of the replica for a request; waits while one is on its way."""
         try:
             async with asyncio.timeout(self._settings.wait_for_replica_s):
                 while True:
-                    news = self._news  # taken first: none may be missed
+                    changed = self._changed  # taken before the state is read: no change is missed
                     if request_id in self._given_up:
                         raise RequestGivenUp
                     try:
                         return self._routing.assign(request_id)
                     except NoReplica:
                         if not any(member.watcher for member in self._members.values()):
-                            raise ModelError(self._none_left()) from None
-                        await news.wait()
+                            raise ModelError(self._no_replica_message()) from None
+                        await changed.wait()
         except TimeoutError:
-            raise ModelError(self._none_left()) from None
+            raise ModelError(self._no_replica_message()) from None
         finally:
             self._given_up.discard(request_id)
 
-    def _none_left(self) -> str:
+    def _no_replica_message(self) -> str:
         why = "; ".join(member.reason for member in self._members.values() if member.reason)
         return f"no inference replica is left ({why or 'none was there'})"
 
-    # --- replicas come and go --------------------------------------------------------------------
+    # --- health and replacement ------------------------------------------------------------------
 
-    def _take_out(self, member: _Member, reason: str) -> None:
-        """No further requests for it until a check says that it is well."""
-        if member.is_in:
-            member.is_in, member.reason = False, reason
+    def _deactivate(self, member: _Member, reason: str) -> None:
+        """Gives the replica no further requests, and wakes its watcher to check its health."""
+        if member.is_active:
+            member.is_active, member.reason = False, reason
             self._routing.lost(member.name)
             self.stats.num_lost += 1
             logger.warning(f"an inference replica gets no more requests: {reason}")
         member.suspected.set()
 
     def _watch_all(self) -> None:
-        if not self._watching:
-            self._watching = True
+        if not self._is_watching:
+            self._is_watching = True
             for member in self._members.values():
-                self._watch(member)
+                self._start_watcher(member)
 
-    def _watch(self, member: _Member) -> None:
+    def _start_watcher(self, member: _Member) -> None:
         if member.watcher is None or member.watcher.done():
-            member.watcher = asyncio.create_task(self._keep(member), name=f"watch {member.name}")
+            member.watcher = asyncio.create_task(
+                self._watch_loop(member), name=f"watch {member.name}"
+            )
 
-    async def _keep(self, member: _Member) -> None:
-        """The watcher: for as long as the replica, or one in its place, can be had."""
+    async def _watch_loop(self, member: _Member) -> None:
+        """Watches a replica and its replacements until it cannot be replaced any more."""
         try:
-            while await self._looked_after(member):
+            while await self._watch_once(member):
                 pass
         finally:
             member.watcher = None
-            self._tell_news()
+            self._notify()
 
-    async def _looked_after(self, member: _Member) -> bool:
-        """One round of its watcher; False where the replica is gone for good."""
+    async def _watch_once(self, member: _Member) -> bool:
+        """Does one round of the watcher; returns False if the replica cannot be replaced."""
         interval_s = self._settings.health_interval_s
         try:
             if member.failed_checks >= self._settings.max_failed_checks:
-                await self._drop(member)
+                await self._close_dead(member)
                 return await self._respawn(member)
             if not member.suspected.is_set():
-                await _wait(member.suspected, interval_s)
+                await _wait_for(member.suspected, interval_s)
             elif member.failed_checks or member.is_loading:
                 await asyncio.sleep(interval_s)
             if await self._check(member):
-                await self._back_in(member)
-        except Exception as error:  # noqa: BLE001, unwatched, nobody would hear of its end
-            told = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            logger.error(f"inference replica {member.name}: the watch over it met {told}")
-            self._failed(member, told)
+                await self._reactivate(member)
+        except Exception as error:  # noqa: BLE001, nobody awaits the watcher
+            message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            logger.error(f"inference replica {member.name}: the watch over it met {message}")
+            self._failed(member, message)
             await asyncio.sleep(interval_s)
         return True
 
     async def _check(self, member: _Member) -> bool:
-        """Whether it is well. While it loads, it may have no time to say so."""
+        """Returns whether the replica is well. A replica that loads weights may not answer, which
+        is no failure."""
         if member.is_loading:
             return False
         try:
@@ -349,28 +361,28 @@ class Router:
         member.failed_checks += 1
         member.suspected.set()
 
-    async def _back_in(self, member: _Member) -> None:
-        """It is well: with today's weights and the router's own state, it takes requests again."""
-        if not member.is_in:
-            async with self._changing:
+    async def _reactivate(self, member: _Member) -> None:
+        """Makes a replica that is well active again, with the present weights and state."""
+        if not member.is_active:
+            async with self._state_lock:
                 try:
-                    await self._bring_up(member)
+                    await self._synchronize(member)
                 except (ReplicaDown, ModelError) as failed:
                     return self._failed(member, str(failed))
-                member.is_in, member.is_new = True, False
+                member.is_active, member.is_new = True, False
                 self._routing.joined(member.name)
         member.failed_checks = member.num_spawns = 0
         member.suspected.clear()
-        self._tell_news()
+        self._notify()
 
-    async def _bring_up(self, member: _Member) -> None:
-        """Its weights, and whether it is asleep or paused, as all the others' are. It may
-        have missed a `wake`."""
+    async def _synchronize(self, member: _Member) -> None:
+        """Gives a replica the present weights, and makes it sleep, pause or run like the others. It
+        may have missed a `wake`."""
         if self._awake.is_set():
             await member.replica.wake()
         if self._weights is not None and member.version != self._weights[1]:
-            given, version = self._weights
-            (source,) = await _dealt(given, 1)
+            weights, version = self._weights
+            (source,) = await _sources_for(weights, 1)
             await self._load(member, source, version)
         if not self._awake.is_set():
             await member.replica.sleep()
@@ -379,20 +391,22 @@ class Router:
         else:
             await member.replica.pause()
 
-    async def _drop(self, member: _Member) -> None:
-        """It is dead: it is closed, so that whoever waits for it asks another one."""
-        self._take_out(member, member.reason)
+    async def _close_dead(self, member: _Member) -> None:
+        """Closes a dead replica, so that its requests fail and are sent to another one."""
+        self._deactivate(member, member.reason)
         logger.warning(f"inference replica lost: {member.reason}")
         await member.replica.close()
 
     async def _respawn(self, member: _Member) -> bool:
-        """Another in its place; False where there is nobody to make one, or it fails too often."""
+        """Makes a replacement; returns False if the router cannot spawn, or it failed too often."""
         while self._spawn is not None and member.num_spawns < self._settings.max_spawns:
             await self._awake.wait()
             member.num_spawns += 1
             try:
-                member.making = asyncio.ensure_future(self._make(self._spawn, member))
-                await member.making
+                member.replacement = asyncio.ensure_future(
+                    self._make_replacement(self._spawn, member)
+                )
+                await member.replacement
             except (ReplicaDown, ModelError) as failed:
                 member.reason = str(failed)
                 logger.warning(f"inference replica {member.name} not replaced: {failed}")
@@ -403,39 +417,40 @@ class Router:
             return True
         return False
 
-    async def _make(self, spawn: Spawn, member: _Member) -> None:
+    async def _make_replacement(self, spawn: Spawn, member: _Member) -> None:
         member.replica = await spawn(member.name)
         member.incarnation += 1
         member.is_new, member.failed_checks = True, 0
         member.version = member.replica.version
 
-    async def _made(self) -> None:
+    async def _replacements_made(self) -> None:
         """Returns when no replacement is being made."""
-        makings = [m.making for m in self._members.values() if m.making and not m.making.done()]
-        if makings:
-            await asyncio.wait(makings)
+        made = (member.replacement for member in self._members.values())
+        unfinished = [each for each in made if each is not None and not each.done()]
+        if unfinished:
+            await asyncio.wait(unfinished)
 
-    def _tell_news(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     # --- weights ---------------------------------------------------------------------------------
 
-    async def _delivered(
-        self, given: WeightSource | BroadcastSource, version: int
+    async def _load_all(
+        self, weights: WeightSource | BroadcastSource, version: int
     ) -> list[SyncReport]:
-        """Loaded by all that are in. A replica that dies in the middle of a delivery takes it from
-        the others too: they are sent another."""
-        while members := self._members_in():
-            sources = dict(zip(members, await _dealt(given, len(members)), strict=True))
+        """Loads weights into all active replicas. A replica that dies during a broadcast ends it
+        for the others too: the weights are then sent again."""
+        while members := self._active_members():
+            sources = dict(zip(members, await _sources_for(weights, len(members)), strict=True))
             try:
-                await self._all(lambda m, own=sources: self._load(m, own[m], version), members)
+                await self._on_all(lambda m, own=sources: self._load(m, own[m], version), members)
             except WeightsError:
-                if not isinstance(given, BroadcastSource) or members == self._members_in():
+                if not isinstance(weights, BroadcastSource) or members == self._active_members():
                     raise
                 logger.warning(f"weights of version {version} are sent again: a replica was lost")
             else:
-                return [m.report for m in members if m.is_in and m.report is not None]
+                return [m.report for m in members if m.is_active and m.report is not None]
         return []
 
     async def _load(self, member: _Member, source: WeightSource, version: int) -> None:
@@ -446,50 +461,51 @@ class Router:
             member.is_loading = False
         member.version = version
 
-    async def _first_report(self, version: int) -> SyncReport:
-        """Of the first replica that comes back in, with this version."""
+    async def _report_of_first(self, version: int) -> SyncReport:
+        """Waits for a replica that becomes active with this version; returns its report."""
         try:
             async with asyncio.timeout(self._settings.wait_for_replica_s):
                 while True:
-                    news = self._news  # taken first: none may be missed
-                    for member in self._members_in():
+                    changed = self._changed  # taken before the state is read: no change is missed
+                    for member in self._active_members():
                         if member.report is not None and member.version == version:
                             return member.report
                     if not any(member.watcher for member in self._members.values()):
-                        raise ModelError(self._none_left())
-                    await news.wait()
+                        raise ModelError(self._no_replica_message())
+                    await changed.wait()
         except TimeoutError:
-            raise ModelError(self._none_left()) from None
+            raise ModelError(self._no_replica_message()) from None
 
-    def _members_in(self) -> list[_Member]:
-        return [member for member in self._members.values() if member.is_in]
+    def _active_members(self) -> list[_Member]:
+        return [member for member in self._members.values() if member.is_active]
 
-    async def _all(
-        self, act: Callable[[_Member], Awaitable[object]], members: list[_Member] | None = None
+    async def _on_all(
+        self, call: Callable[[_Member], Awaitable[object]], members: list[_Member] | None = None
     ) -> None:
-        """Do it on every replica that is in, at the same time. One that is down is taken out; any
-        other error is raised when all are through."""
-        members = self._members_in() if members is None else members
-        ends = await asyncio.gather(*(act(m) for m in members), return_exceptions=True)
+        """Calls a method of every active replica, at the same time. A replica that is down is
+        deactivated; another error is raised after all calls have ended."""
+        members = self._active_members() if members is None else members
+        outcomes = await asyncio.gather(*(call(m) for m in members), return_exceptions=True)
         errors: list[BaseException] = []
-        for member, end in zip(members, ends, strict=True):
-            if isinstance(end, ReplicaDown):
-                self._take_out(member, str(end))
-                self._watch(member)
-            elif isinstance(end, BaseException):
-                errors.append(end)
+        for member, outcome in zip(members, outcomes, strict=True):
+            if isinstance(outcome, ReplicaDown):
+                self._deactivate(member, str(outcome))
+                self._start_watcher(member)
+            elif isinstance(outcome, BaseException):
+                errors.append(outcome)
         if errors:
             raise errors[0]
 
 
-async def _dealt(given: WeightSource | BroadcastSource, number: int) -> Sequence[WeightSource]:
-    """A source for each of so many replicas."""
+async def _sources_for(weights: WeightSource | BroadcastSource, number: int) -> Sequence[WeightSource]:
+    """Returns one source for each of `number` replicas."""
     return (
-        await given.make_sources(number) if isinstance(given, BroadcastSource) else [given] * number
+        await weights.make_sources(number) if isinstance(weights, BroadcastSource) else [weights] * number
     )
 
 
-async def _wait(event: asyncio.Event, seconds: float) -> None:
+async def _wait_for(event: asyncio.Event, seconds: float) -> None:
+    """Returns when the event is set, or after this time."""
     try:
         async with asyncio.timeout(seconds):
             await event.wait()

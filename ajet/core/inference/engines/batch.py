@@ -21,7 +21,7 @@ from ajet.core.inference.engines.sampling import Sampler
 KEEP_FRACTION = 0.8
 """Compact when fewer of the rows than this are still running."""
 JOIN_INTERVAL = 6
-"""With `eager`, after so many steps whoever waits joins. Forming a batch costs about three steps."""
+"""With `eager`, after so many steps whoever waits joins: forming a batch costs steps."""
 JOIN_FRACTION = 0.5
 """With `eager`, requests join at once when they are at least this fraction of the running rows."""
 
