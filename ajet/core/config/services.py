@@ -6,7 +6,6 @@ from pydantic import Field
 
 from ajet.core.config.section import NoEffect, NotBuilt, Section
 
-IN_PROCESS = ("debug",)
 ONE_THREAD = "the gateway is one event loop in a thread of the run, which calls the model directly"
 BY_IDS = "timelines are joined by their token ids, to which the tool list is rendered"
 NOT_BY_TEXT = (
@@ -62,14 +61,14 @@ class DebugConfig(Section):
     debug_max_parallel: int = Field(
         default=4, ge=1, description="Of these, so many at the same time."
     )
-    debug_vllm_port: Annotated[int, NoEffect("no server is started", on=IN_PROCESS)] = Field(
+    debug_vllm_port: Annotated[int, NoEffect("no server is started")] = Field(
         default=18000, description="Port of a debug server."
     )
-    debug_vllm_seed: Annotated[int, NoEffect("ajet.seed is the run's seed", on=IN_PROCESS)] = Field(
+    debug_vllm_seed: Annotated[int, NoEffect("ajet.seed is the run's seed")] = Field(
         default=12345, description="Seed of a debug server."
     )
-    debug_tensor_parallel_size: Annotated[int, NoEffect("no server is started", on=IN_PROCESS)] = (
-        Field(default=4, ge=1, description="GPUs of a debug server.")
+    debug_tensor_parallel_size: Annotated[int, NoEffect("no server is started")] = Field(
+        default=4, ge=1, description="GPUs of a debug server."
     )
 
 

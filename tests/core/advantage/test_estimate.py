@@ -128,3 +128,12 @@ ajet:
     )
     control = make_kl_controller(config)
     assert vars(control) == {"coef": 0.2, "target": 0.3, "horizon": 12}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "share"), [([1.0], 1.0), ([0.5], 0.0), ([1.0, 0.0, 3.0], 2 / 3)]
+)
+def test_the_share_of_cut_advantages_is_that_of_tokens(rewards, share):
+    groups = [tuple(credited(str(n), [r], [1]) for n, r in enumerate(rewards))]  # a token each
+    found = estimate(groups, EstimatorSettings("reinforce", clip=0.75))
+    assert found.metrics["advantage/clipped"] == pytest.approx(share)

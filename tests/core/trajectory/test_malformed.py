@@ -1,5 +1,6 @@
 """What the checks of malformed replies call broken, and what they must let pass."""
 
+import random
 from pathlib import Path
 
 import pytest
@@ -255,3 +256,11 @@ def test_checks_do_not_change_one_another():
 def test_no_text_makes_a_check_fail_itself(text):
     for finish in ("stop", "length"):
         malformed(CheckedReply(text, finish, HermesParser().parse(text), [ADD]), list(CHECKS))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_cycle_is_repeated_without_end_from_its_eighth_time_on(seed):
+    letters = random.Random(seed).choices("abcdefghijklmnopqrstuvwxyz", k=256)  # the longest cycle
+    cycle = "".join(letters)
+    assert not malformed(CheckedReply((cycle * 8)[:-1]), ["nonsense"])  # 2,047 characters
+    assert malformed(CheckedReply(cycle * 8), ["nonsense"])

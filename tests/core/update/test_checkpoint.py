@@ -241,3 +241,18 @@ def test_killed_at_any_moment_of_saving_a_whole_checkpoint_loads(tmp_path):
         assert found.step >= saved.value >= first and found.warnings == ()
         for name, tensor in tensors_of(found.step, size=20_000).items():
             assert torch.equal(found.tensors[name], tensor)
+
+
+def test_every_file_is_on_the_disk_before_the_checkpoint_has_its_name(tmp_path, monkeypatch):
+    flushed, fsync = {}, os.fsync
+
+    def watched(descriptor):
+        fsync(descriptor)
+        flushed[os.fstat(descriptor).st_ino] = sorted(p.name for p in tmp_path.glob("step_*"))
+
+    monkeypatch.setattr(os, "fsync", watched)  # the system's call: a power cut cannot be tested
+    path = save(tmp_path, 1, files={"config.json": b"{}", "more/a.txt": b"a"})
+    inside = [path, *path.rglob("*")]
+    assert len(inside) == 8  # five files and one in a folder, with both folders
+    assert [each.name for each in inside if flushed.get(each.stat().st_ino) != []] == []
+    assert flushed[tmp_path.stat().st_ino] == ["step_000001"]  # the name itself, last
