@@ -118,7 +118,9 @@ class RouterProcess:
         await self._router.pause(abort=True)
         return await self._load_and_resume(source, version)
 
-    async def _load_and_resume(self, source: WeightSource | BroadcastSource, version: int) -> SyncReport:
+    async def _load_and_resume(
+        self, source: WeightSource | BroadcastSource, version: int
+    ) -> SyncReport:
         if self._server is not None and isinstance(source, FolderSource):
             self._server = replace(
                 self._server, weights=source

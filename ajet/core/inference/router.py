@@ -497,10 +497,14 @@ class Router:
             raise errors[0]
 
 
-async def _sources_for(weights: WeightSource | BroadcastSource, number: int) -> Sequence[WeightSource]:
+async def _sources_for(
+    weights: WeightSource | BroadcastSource, number: int
+) -> Sequence[WeightSource]:
     """Returns one source for each of `number` replicas."""
     return (
-        await weights.make_sources(number) if isinstance(weights, BroadcastSource) else [weights] * number
+        await weights.make_sources(number)
+        if isinstance(weights, BroadcastSource)
+        else [weights] * number
     )
 
 

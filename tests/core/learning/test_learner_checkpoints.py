@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from ajet.core.advantage.kl_control import AdaptiveKL
 
 from ajet.core.advantage import EstimatorSettings
-from ajet.core.advantage.kl_control import AdaptiveKL
 from ajet.core.learning.checkpoints import LearnerCheckpoints
 from ajet.core.learning.learner import Learner, LearnerSettings
 from ajet.core.model.load import LoadedModel
