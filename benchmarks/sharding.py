@@ -181,7 +181,7 @@ def measured(policy: Policy, memory: Memory, rounds: int) -> dict[str, Any]:
     def after_a_look() -> Any:
         grads = [local(p.grad) for p in policy.model.parameters() if p.grad is not None]
         squares = np.array([sum(float(grad.double().square().sum()) for grad in grads)])
-        seen.append((num_bytes(grads), float(policy.ranks.add(squares)[0]) ** 0.5))
+        seen.append((num_bytes(grads), float(policy.ranks.all_reduce_sum(squares)[0]) ** 0.5))
         return step()
 
     policy.optimizer.step = after_a_look

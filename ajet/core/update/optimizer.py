@@ -1,5 +1,4 @@
-"""AdamW with a learning-rate schedule over optimizer steps, and a guard against non-finite
-gradients.
+"""AdamW with a learning-rate schedule, and a guard against non-finite gradients.
 
     lr   /‾‾‾‾‾‾‾‾   constant          a gradient whose norm is not finite is not applied:
         /     ‾‾\\__  linear, cosine    the step is skipped and counted

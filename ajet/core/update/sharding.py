@@ -1,5 +1,4 @@
-"""Shards a model's weights with torch's FSDP2: a group for each decoder layer, and one for the
-rest.
+"""Shards a model with torch's FSDP2: a group for each decoder layer, and one for the rest.
 
     between passes    a layer's weights   [rank 0 | rank 1 | rank 2 | rank 3]    float32 masters
     its own pass      gathered, in `param_dtype`; resharded after it

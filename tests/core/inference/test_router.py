@@ -394,7 +394,7 @@ class Sent:
     def __init__(self):
         self.begun = []
 
-    async def begin(self, number):
+    async def make_sources(self, number):
         self.begun.append(number)
         taken = asyncio.Barrier(number)
         return [taken] * number
