@@ -119,11 +119,11 @@ def load_interactions(config: AjetConfig) -> dict[str, BaseInteraction]:
     if path is None:
         return {}
     file = find_file(path, config.base_dirs, KEY)
-    return _loaded(file, file.stat().st_mtime_ns, (file.parent, *config.base_dirs))
+    return _load_cached(file, file.stat().st_mtime_ns, (file.parent, *config.base_dirs))
 
 
 @lru_cache(maxsize=16)
-def _loaded(
+def _load_cached(
     file: Path, _changed_ns: int, base_dirs: tuple[Path, ...]
 ) -> dict[str, BaseInteraction]:
     interactions_by_name: dict[str, BaseInteraction] = {}

@@ -12,7 +12,7 @@ from typing import Any
 
 from ajet.convert.draft import Absent, Draft, ajet_defaults
 from ajet.convert.schedule import take_schedule
-from ajet.convert.source import flat
+from ajet.convert.source import flatten
 from ajet.core.config.renames import REMOVED, RENAMED
 
 TRAINER = "ajet.trainer_common"
@@ -83,7 +83,7 @@ def take(draft: Draft) -> None:
             draft.ignore(name)
             draft.result.sections[name] = section
     _environments(draft)
-    written = {key: value for key, value in flat(draft.read.values).items() if _is_typed(key)}
+    written = {key: value for key, value in flatten(draft.read.values).items() if _is_typed(key)}
     for key in written:
         if _known(key):
             _take_key(draft, key)
@@ -103,7 +103,7 @@ def _environments(draft: Draft) -> None:
     """Copies `custom_envs` as a whole, because a tag may contain a dot and is no key of the
     config."""
     key = "ajet.environment.custom_envs"
-    if draft.wrote(key):
+    if draft.has_key(key):
         draft.copy(key, key)
 
 
@@ -121,7 +121,7 @@ def _take_key(draft: Draft, key: str) -> None:
     target, value = RENAMED_HERE.get(key, key), draft.take(key)
     if target == key:
         draft.set(key, CHOICES.get((key, str(value)), value), key)
-    elif value is not None and not draft.wrote(target):
+    elif value is not None and not draft.has_key(target):
         draft.set(target, float(value) if key.endswith(".lora_alpha") else value, key)
 
 

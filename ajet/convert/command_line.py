@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ajet.convert.source import SourceConfig, flat, put
+from ajet.convert.source import SourceConfig, flatten, set_at
 from ajet.core.errors import ConfigError
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
@@ -72,8 +72,8 @@ def with_overrides(read: SourceConfig, overrides: Sequence[str]) -> dict[str, st
             unresolved[name] = text
         else:
             value = override_value(name, text)
-            put(read.values, name, value)
-            read.own |= set(flat({name: value}))
+            set_at(read.values, name, value)
+            read.own |= set(flatten({name: value}))
     return unresolved
 
 

@@ -22,7 +22,7 @@ def take_files(draft: Draft, train_key: str, held_out_key: str) -> None:
     train, held_out = _single(draft.take(train_key)), _single(draft.take(held_out_key))
     if train is None:
         for key in (train_key, held_out_key):
-            if draft.wrote(key):
+            if draft.has_key(key):
                 draft.leave_out(key, "one file a split, or a folder of files", algorithm=True)
         draft.to_do("say where the tasks are: ajet.task_reader")
     elif Path(train).suffix == ".jsonl":

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, Literal
 
-from ajet.convert.source import ResolvedConfig, flat
+from ajet.convert.source import ResolvedConfig, flatten
 from ajet.core.config.tree import AjetConfig
 from ajet.core.errors import ConfigError
 
@@ -101,11 +101,11 @@ class Draft:
     ) -> None:
         self.read = read
         self.result = result
-        self._written = flat(read.values)
+        self._written = flatten(read.values)
         self._defaults = defaults
         self._taken: set[str] = set()
 
-    def wrote(self, key: str) -> bool:
+    def has_key(self, key: str) -> bool:
         """Returns whether the source has this key, or keys below it."""
         return any(name == key or name.startswith(f"{key}.") for name in self._written)
 
@@ -115,7 +115,7 @@ class Draft:
         self._taken.add(key)
         if key in self._written:
             return self._written[key]
-        if self.wrote(key):
+        if self.has_key(key):
             value: Any = self.read.values
             for name in key.split("."):
                 value = value[name]
@@ -142,7 +142,7 @@ class Draft:
 
     def set(self, target: str, value: Any, *keys: str) -> None:
         """Sets our key `target`. `keys` are the source's keys that the value comes from."""
-        written = [key for key in keys if self.wrote(key)]
+        written = [key for key in keys if self.has_key(key)]
         if not written and value == ajet_defaults().get(target):
             return
         self.result.values[target] = value
@@ -221,4 +221,4 @@ class Draft:
 @cache
 def ajet_defaults() -> dict[str, Any]:
     """Returns ajet's dotted keys with their defaults."""
-    return flat(AjetConfig().model_dump())
+    return flatten(AjetConfig().model_dump())

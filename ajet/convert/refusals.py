@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from ajet.convert.draft import DEFAULT, Category, Conversion, OmittedKey
-from ajet.convert.source import nested
+from ajet.convert.source import unflatten
 from ajet.core.config.support import refusals_and_notices, unread_keys
 from ajet.core.config.tree import AjetConfig
 
@@ -44,7 +44,7 @@ def drop_refused(result: Conversion) -> None:
     refused."""
     while True:  # pydantic's errors hide what ajet refuses later, so one pass is not enough
         try:
-            config = AjetConfig.model_validate(nested(result.values))
+            config = AjetConfig.model_validate(unflatten(result.values))
         except ValidationError as error:
             for details in error.errors(include_url=False):
                 _drop(result, _key(details), _message(details))

@@ -404,7 +404,7 @@ def _discounts(draft: Draft, estimator: str) -> None:
 
 def _unread(draft: Draft, reason: str, *keys: str) -> None:
     for key in keys:
-        if draft.wrote(key):
+        if draft.has_key(key):
             draft.leave_out(key, reason)
 
 
@@ -464,7 +464,7 @@ def _kl_in_reward(draft: Draft) -> None:
     coefficient, target_kl = draft.take("init_kl_coef"), draft.take("target_kl")
     horizon = draft.take("kl_horizon")
     if not draft.take("add_token_level_kl"):
-        if draft.wrote("target_kl") and target_kl is not None:
+        if draft.has_key("target_kl") and target_kl is not None:
             draft.leave_out("target_kl", "add_token_level_kl is off: no KL is in the reward")
         return
     draft.set(f"{ALGORITHM}.use_kl_in_reward", True, "add_token_level_kl")

@@ -221,7 +221,7 @@ def _manager(draft: Draft, name: str, environments: Mapping[str, Any]) -> None:
         _partition(draft, name, shares, groups)
     if draft.number(f"{name}.format_penalty"):
         draft.copy(f"{name}.format_penalty", f"{target}.format_penalty", float)
-    if draft.wrote(f"{name}.max_env_num_per_worker"):
+    if draft.has_key(f"{name}.max_env_num_per_worker"):
         reason = "environments run in the run's process, unless their isolation is process"
         draft.leave_out(f"{name}.max_env_num_per_worker", reason)
 

@@ -53,8 +53,8 @@ def read_file(
     if not isinstance(entries, list):
         raise ConfigError(f"{path}: defaults: a list is expected, got {entries!r}")
     below, above, missing = _included(entries, path, known_defaults, (*seen, path.resolve()))
-    values = merged(merged(below, written), above)
-    return SourceConfig(values, set(flat(written)), missing)
+    values = merge(merge(below, written), above)
+    return SourceConfig(values, set(flatten(written)), missing)
 
 
 def resolve(read: SourceConfig) -> ResolvedConfig:
@@ -69,38 +69,38 @@ def resolve(read: SourceConfig) -> ResolvedConfig:
     return ResolvedConfig(values, unresolved, referenced, read.own, read.missing)
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns a flat mapping from dotted keys to values; lists and empty sections are values."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{name}.")
+            found |= flatten(value, f"{name}.")
         else:
             found[name] = value
     return found
 
 
-def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Returns `below` overridden by `above`, section by section."""
     result = dict(below)
     for key, value in above.items():
         old = result.get(key)
         if isinstance(old, Mapping) and isinstance(value, Mapping):
-            value = merged(old, value)
+            value = merge(old, value)
         result[key] = value
     return result
 
 
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the nested form of a flat mapping; it is the inverse of `flat`."""
+def unflatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the nested form of a flat mapping; it is the inverse of `flatten`."""
     result: dict[str, Any] = {}
     for key, value in values.items():
-        put(result, key, value)
+        set_at(result, key, value)
     return result
 
 
-def put(values: dict[str, Any], key: str, value: Any) -> None:
+def set_at(values: dict[str, Any], key: str, value: Any) -> None:
     """Sets the dotted key, replacing values on the way that are no sections by sections."""
     *sections, name = key.split(".")
     for section in sections:
@@ -127,7 +127,7 @@ def _included(
         file = path.parent / (name if name.endswith(".yaml") else f"{name}.yaml")
         if file.is_file():
             read = read_file(file, known, seen)
-            halves[half] = merged(halves[half], read.values)
+            halves[half] = merge(halves[half], read.values)
             missing += read.missing
         elif not any(fnmatchcase(Path(name).name, pattern) for pattern in known):
             missing.append(name)

@@ -390,7 +390,7 @@ def _batches(draft: Draft) -> None:
     """Converts batch sizes: verl counts the prompts of a mini-batch, ajet counts mini-batches."""
     keys = ("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size")
     tasks, part = (draft.number(key) for key in keys)
-    if not tasks and draft.wrote("async_training"):
+    if not tasks and draft.has_key("async_training"):
         required = "async_training.require_batches"  # mini-batches that an update waits for
         tasks = part * (draft.number(required) or 1)
         draft.set(keys[0].replace("data", "ajet.data"), tasks, required, keys[1])
@@ -452,7 +452,7 @@ def _agent(draft: Draft) -> None:
         draft.set("ajet.rollout.user_workflow", name, loop)
     elif draft.take(tools) and draft.take(f"{TURNS}.enable"):
         draft.set("ajet.rollout.user_workflow", "tool_agent", tools)
-    if not draft.wrote(TURNS):
+    if not draft.has_key(TURNS):
         return
     for key, name in TOOLS.items():
         draft.copy(key, f"ajet.rollout.multi_turn.{name}")
@@ -471,7 +471,7 @@ def _agent(draft: Draft) -> None:
 
 def _critic(draft: Draft) -> None:
     if draft.take("algorithm.adv_estimator") != "gae":
-        if draft.wrote("critic") or draft.wrote("trainer.critic_warmup"):
+        if draft.has_key("critic") or draft.has_key("trainer.critic_warmup"):
             unread = [key for key in ("critic", "trainer.critic_warmup") if draft.take(key)]
             for key in unread:
                 draft.leave_out(key, "adv_estimator has no critic")
@@ -512,7 +512,7 @@ def _asynchrony(draft: Draft) -> None:
     keys = [
         f"async_training.{name}" for name in ("trigger_parameter_sync_step", "staleness_threshold")
     ]
-    if not any(map(draft.wrote, keys)):
+    if not any(map(draft.has_key, keys)):
         return
     interval, threshold = (draft.number(key) for key in keys)
     interval = max(1, int(interval))
@@ -530,7 +530,7 @@ def _dtype(draft: Draft) -> None:
     names = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
     section, target = f"{ACTOR}.fsdp_config", f"{TRAINER}.fsdp_config.param_dtype"
     for key in (f"{section}.dtype", f"{section}.mixed_precision.param_dtype"):
-        if draft.wrote(key):
+        if draft.has_key(key):
             draft.choose(key, target, names, "computed in bfloat16 or float32")
 
 
@@ -542,7 +542,7 @@ def _devices(draft: Draft) -> None:
     """
     keys = ("trainer.nnodes", "trainer.n_gpus_per_node")
     own = ("rollout.nnodes", "rollout.n_gpus_per_node")
-    if not all(map(draft.wrote, own)):
+    if not all(map(draft.has_key, own)):
         draft.copy(keys[0], f"{TRAINER}.nnodes")
         draft.copy(keys[1], f"{TRAINER}.n_gpus_per_node")
         return

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from ajet.convert.draft import Conversion, OmittedKey
-from ajet.convert.source import nested
+from ajet.convert.source import unflatten
 from ajet.core.config.tree import AjetConfig
 
 WIDTH = 100
@@ -41,7 +41,7 @@ _Dumper.add_representer(str, _text)
 
 def yaml_text(result: Conversion) -> str:
     """Returns the text of the whole file."""
-    tree = _ordered(nested(result.values), AjetConfig().model_dump()) | result.sections
+    tree = _ordered(unflatten(result.values), AjetConfig().model_dump()) | result.sections
     return "\n".join([*_head(result), "", *_section(tree, "", 0, result.origins), ""])
 
 

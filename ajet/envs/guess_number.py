@@ -98,11 +98,9 @@ class GuessNumber(Environment):
     def _refused(self) -> tuple[str, float, bool, bool, Info]:
         """Returns the step of an action that is refused: no guess is used up."""
         is_over = not self.num_left
-        text = "The game is over." if is_over else self._observation_text(self._form())
+        form = f"Write one number from {self.low} to {self.high}."
+        text = "The game is over." if is_over else self._observation_text(form)
         return text, 0.0, is_over, False, self._info(False, is_valid=False)
-
-    def _form(self) -> str:
-        return f"Write one number from {self.low} to {self.high}."
 
     def _answer(self, guess: int, is_found: bool) -> str:
         if is_found:

@@ -152,16 +152,15 @@ def as_text(space: Any, value: Any) -> str:
 
     if isinstance(space, spaces.Dict):
         lines = [(name, as_text(each, value[name])) for name, each in space.spaces.items()]
-        return "\n".join(f"{name}:{_after_colon(text)}" for name, text in lines)
+        # A value of several lines begins below its name.
+        return "\n".join(
+            f"{name}:\n{text}" if "\n" in text else f"{name}: {text}" for name, text in lines
+        )
     if isinstance(space, spaces.Tuple):
         return "; ".join(as_text(*pair) for pair in zip(space.spaces, value, strict=True))
     if isinstance(value, str):
         return value
     return _numbers(np.asarray(value))
-
-
-def _after_colon(text: str) -> str:
-    return f"\n{text}" if "\n" in text else f" {text}"
 
 
 def _numbers(values: np.ndarray) -> str:

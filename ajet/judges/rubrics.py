@@ -273,7 +273,10 @@ class _RubricStore:
             rows = [json.loads(line) for line in whole if line.strip()]
             return {row["key"]: _criteria(row["criteria"]) for row in rows}
         except (ValueError, KeyError, TypeError) as error:
-            raise _unreadable(self._questions, error) from error
+            what = " ".join(str(error).split())[:100]
+            raise CheckpointError(
+                f"{self._questions} cannot be read: {type(error).__name__}: {what}; move it away"
+            ) from error
 
     def write(self, shared: Criteria) -> None:
         stored = {
@@ -305,11 +308,6 @@ def _try_lock(file: IO[str]) -> bool:
 
 def _criteria(rows: list[Any]) -> Criteria:
     return tuple(Criterion.model_validate(row) for row in rows)
-
-
-def _unreadable(path: Path, error: Exception) -> CheckpointError:
-    what = " ".join(str(error).split())[:100]
-    return CheckpointError(f"{path} cannot be read: {type(error).__name__}: {what}; move it away")
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -10,7 +10,7 @@ from ajet.convert import Conversion, convert, yaml_text
 from ajet.convert.command_line import override_value, read_script
 from ajet.convert.roll import device_numbers
 from ajet.convert.roll_envs import one_group
-from ajet.convert.source import flat, read_file
+from ajet.convert.source import flatten, read_file
 from ajet.core.config import AjetConfig, load_config
 from ajet.core.environment.registry import environment_maker
 from ajet.core.errors import ConfigError
@@ -219,7 +219,7 @@ def left_out(result: Conversion) -> dict[str, str]:
 
 @pytest.mark.parametrize(("system", "source", "values"), PINNED, ids=lambda each: str(each)[-20:])
 def test_each_value_is_that_of_the_source(system, source, values, tmp_path):
-    tree = flat(loaded(convert(system, source), tmp_path).to_dict())
+    tree = flatten(loaded(convert(system, source), tmp_path).to_dict())
     assert {key: tree[key] for key in values} == values
 
 
@@ -433,7 +433,7 @@ def test_rolls_estimators_are_what_they_compute(name, grouping, method, wanted, 
     overrides += [f"reward_normalization.{key}={value}" for key, value in
                   (("grouping", grouping), ("method", method))]  # fmt: skip
     config = loaded(convert("roll", LAKE, overrides), tmp_path)
-    tree = flat(config.ajet.trainer_common.algorithm.model_dump())
+    tree = flatten(config.ajet.trainer_common.algorithm.model_dump())
     assert {key: tree[key] for key in wanted} == wanted
 
 

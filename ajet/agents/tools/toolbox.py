@@ -179,7 +179,7 @@ def load_toolbox(config: AjetConfig) -> Toolbox:
     if path is None:
         return Toolbox([])
     file = find_file(path, config.base_dirs, KEY)
-    return _loaded(file, file.stat().st_mtime_ns, (file.parent, *config.base_dirs))
+    return _load_cached(file, file.stat().st_mtime_ns, (file.parent, *config.base_dirs))
 
 
 def extra_info(workflow_task: WorkflowTask) -> Mapping[str, Any]:
@@ -200,7 +200,7 @@ def _checked(schemas: Sequence[dict[str, Any]]) -> None:
 
 
 @lru_cache(maxsize=16)
-def _loaded(file: Path, _changed_ns: int, base_dirs: tuple[Path, ...]) -> Toolbox:
+def _load_cached(file: Path, _changed_ns: int, base_dirs: tuple[Path, ...]) -> Toolbox:
     return Toolbox([_source(entry, file, base_dirs) for entry in read_listing(file, "tools")])
 
 
