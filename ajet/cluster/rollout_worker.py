@@ -1,15 +1,14 @@
-"""One process that runs episodes: an `EpisodeRunner` on an event loop of its own.
+"""One process that runs episodes, on an event loop in a thread of its own.
 
     begin(plan)     ->  the episode runs here
     take_events()   ->  [WorkflowEnded(…), EpisodeEnded(…), …]   waits for the first of them
 
-Ray calls in from threads of its own, so the process answers (`heartbeat`) even while a workflow
-blocks the loop, and says for how long the loop has not turned. What a workflow left in its output's
-metadata travels in the form that the episode store keeps: objects of the user's stay where they
-are. A judge of groups is asked in the driver, so there the output travels as it is where it can be
-pickled.
+Ray calls the worker in other threads, so `heartbeat` answers even while a workflow blocks the event
+loop, and says for how long the loop has been blocked. The metadata of a workflow's output is sent
+in the form that the episode store writes: the user's objects stay in the worker. A judge of groups
+runs in the driver, so for such a judge the output is sent as it is, if it can be pickled.
 
-Not covered: which worker runs which episode, and what becomes of a lost one (rollout_workers.py).
+Not covered: which worker runs which episode, and what happens to a lost one (rollout_workers.py).
 """
 
 from __future__ import annotations
@@ -48,12 +47,13 @@ if TYPE_CHECKING:
 
 TICK_S = 0.2
 MAX_CALLS = 8
-"""Ray's threads: one waits for events, the others begin episodes and answer heartbeats."""
+"""The number of Ray's threads: one waits for events, the others begin episodes and answer
+heartbeats."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkflowEnded:
-    """The workflow of this episode is over, with this status so far; it may still be judged."""
+    """The workflow of this episode has ended with this status; its verdict may still be missing."""
 
     episode_id: str
     status: EpisodeStatus
@@ -61,7 +61,7 @@ class WorkflowEnded:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeEnded:
-    """The episode is over; its trajectory is pickled."""
+    """The episode has ended; `trajectory` is pickled."""
 
     episode_id: str
     trajectory: bytes
@@ -69,7 +69,7 @@ class EpisodeEnded:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRaised:
-    """The episode has no trajectory: this error ends the run."""
+    """The episode has raised an error that ends the run; it has no trajectory."""
 
     episode_id: str
     error: BaseException
@@ -80,7 +80,8 @@ Event = WorkflowEnded | EpisodeEnded | EpisodeRaised
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSpec:
-    """What a chat template is made of: tokenizer, the model's end tokens, the run's first day."""
+    """The parts of a chat template: the tokenizer, the model's end tokens, and the day on which the
+    run began."""
 
     tokenizer: PreTrainedTokenizerBase
     end_token_ids: tuple[int, ...]
@@ -88,15 +89,15 @@ class TokenizerSpec:
 
 
 class RolloutWorker:
-    """Lives in an actor. It has no coroutine among its methods: Ray would run all of them on one
-    loop, where an episode that blocks holds up the answer to `heartbeat`."""
+    """The actor's class. None of its methods is a coroutine: Ray would run them all on one event
+    loop, where an episode that blocks would delay the answer to `heartbeat`."""
 
     def __init__(self, number: int, import_env: ImportEnv) -> None:
         self._number = number
         self._import_env = import_env
 
     def check(self, config: AjetConfig) -> None:
-        """Imports the user's code, and nothing heavy. Is called first."""
+        """Imports the user's code, without loading large packages. It is called first."""
         self._import_env.enter()
         from ajet.core.judge import judge_class, judge_spec
         from ajet.core.workflow.registry import WorkflowFactory
@@ -107,25 +108,26 @@ class RolloutWorker:
     def start(
         self, config: AjetConfig, make_endpoint: Callable[[], ModelEndpoint], spec: TokenizerSpec
     ) -> int:
-        """Begins the event loop; returns the process's id."""
+        """Starts the event loop; returns the process's id."""
         self._episodes = EpisodeLoop(config, make_endpoint, spec, self._number)
         return os.getpid()
 
     def begin(self, plan: WorkflowTask, sampling: SamplingParams | None) -> None:
-        """Starts an episode; `take_events` tells of its end."""
+        """Starts an episode; `take_events` returns what happens to it."""
         run = self._episodes.run(plan, sampling)
         asyncio.run_coroutine_threadsafe(run, self._episodes.loop)
 
     def take_events(self) -> list[Event]:
-        """What has happened since the last call; waits until something has."""
+        """Waits for events and returns those since the last call."""
         return self._episodes.take_events()
 
     def heartbeat(self) -> tuple[float, str]:
-        """Seconds since the loop last turned, and the line of the user's code where it is."""
-        return self._episodes.stall()
+        """Returns for how many seconds the event loop has been blocked, and the line of the user's
+        code that blocks it."""
+        return self._episodes.stall_time()
 
     def cancel(self, episode_ids: Sequence[str]) -> None:
-        """End these episodes; their trajectories come as events."""
+        """Cancels these episodes; their trajectories come as events."""
         self._episodes.cancel(episode_ids)
 
 
@@ -156,12 +158,12 @@ class EpisodeLoop:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.loop = asyncio.new_event_loop()
         self.loop.set_default_executor(ThreadPoolExecutor(MAX_THREADS, "ajet"))
-        self._turned_s = time.monotonic()
-        self._thread = threading.Thread(target=self._live, name="ajet-episodes", daemon=True)
+        self._last_tick_s = time.monotonic()
+        self._thread = threading.Thread(target=self._run_loop, name="ajet-episodes", daemon=True)
         self._thread.start()
 
     async def run(self, plan: WorkflowTask, sampling: SamplingParams | None) -> None:
-        """Runs an episode on this loop and puts what happens to it among the events."""
+        """Runs an episode on this loop and adds what happens to it to the events."""
         task = asyncio.current_task()
         assert task is not None
         self._running[plan.episode_id] = task
@@ -169,21 +171,21 @@ class EpisodeLoop:
         slot.set_workflow_end_callback(
             lambda status: self._events.put(WorkflowEnded(plan.episode_id, status))
         )
-        judged_later = _as_it_is if self._is_judged_in_groups else None
+        judge_in_group = _without_verdict if self._is_judged_in_groups else None
         try:
             runner = self._runner(plan.mode)
-            trajectory = await runner.run(plan, slot, sampling, judged_later)
+            trajectory = await runner.run(plan, slot, sampling, judge_in_group)
             packed = pack(trajectory, keeps_output=self._is_judged_in_groups)
             ended: Event = EpisodeEnded(plan.episode_id, packed)
         except Exception as error:  # noqa: BLE001  # raised again in the driver
-            ended = EpisodeRaised(plan.episode_id, _sendable(error))
+            ended = EpisodeRaised(plan.episode_id, _picklable(error))
         finally:
             del self._running[plan.episode_id]
             slot.free()
         self._events.put(ended)
 
     def take_events(self) -> list[Event]:
-        """All events that are there; waits for the first."""
+        """Waits for the first event and returns all that are there."""
         events = [self._events.get()]
         while True:
             try:
@@ -191,13 +193,13 @@ class EpisodeLoop:
             except queue.Empty:
                 return events
 
-    def stall(self) -> tuple[float, str]:
-        """For how many seconds the loop has not turned, and where it is in the user's code."""
-        stall_s = time.monotonic() - self._turned_s
+    def stall_time(self) -> tuple[float, str]:
+        """Returns for how many seconds the loop has been blocked, and the user code's line."""
+        stall_s = time.monotonic() - self._last_tick_s
         return stall_s, self._user_line() if stall_s > 10 * TICK_S else ""
 
     def cancel(self, episode_ids: Sequence[str]) -> None:
-        """End these episodes, from another thread."""
+        """Cancels these episodes; is called from another thread."""
         self.loop.call_soon_threadsafe(self._cancel, list(episode_ids))
 
     def _cancel(self, episode_ids: Sequence[str]) -> None:
@@ -205,7 +207,7 @@ class EpisodeLoop:
             if (task := self._running.get(episode_id)) is not None:
                 task.cancel()
 
-    def _live(self) -> None:
+    def _run_loop(self) -> None:
         from ajet.core.rollout.gc_thresholds import infrequent_gc
 
         asyncio.set_event_loop(self.loop)
@@ -215,7 +217,7 @@ class EpisodeLoop:
 
     async def _tick(self) -> None:
         while True:
-            self._turned_s = time.monotonic()
+            self._last_tick_s = time.monotonic()
             await asyncio.sleep(TICK_S)
 
     def _runner(self, mode: Mode) -> EpisodeExecutor:
@@ -233,18 +235,18 @@ class EpisodeLoop:
         return self._runners[mode]
 
     def _user_line(self) -> str:
-        """The innermost line of the user's own on the loop's stack."""
+        """Returns the innermost line of the user's code on the loop's stack."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         return user_line(traceback.extract_stack(frame)) if frame else ""
 
 
-async def _as_it_is(trajectory: Trajectory) -> Trajectory:
-    """The verdict on a whole group is the driver's to ask for."""
+async def _without_verdict(trajectory: Trajectory) -> Trajectory:
+    """Returns the trajectory unchanged: the judge of a whole group runs in the driver."""
     return trajectory
 
 
-def _sendable(error: BaseException) -> BaseException:
-    """The error, or one with its text where it cannot be pickled."""
+def _picklable(error: BaseException) -> BaseException:
+    """Returns the error, or a RuntimeError with its text if it cannot be pickled."""
     try:
         cloudpickle.loads(cloudpickle.dumps(error))
     except Exception:  # noqa: BLE001  # the user's exceptions may do anything
@@ -253,18 +255,18 @@ def _sendable(error: BaseException) -> BaseException:
 
 
 def pack(trajectory: Trajectory, *, keeps_output: bool = False) -> bytes:
-    """The trajectory, pickled. Where its messages hold what cannot be pickled they travel as the
-    episode store keeps them, as the output's metadata always do, unless `keeps_output`."""
-    light = trajectory if keeps_output else _with_plain_output(trajectory)
+    """Pickles a trajectory. The output's metadata are reduced to the form that the episode store
+    writes, unless `keeps_output`; if the messages cannot be pickled, everything is."""
+    reduced = trajectory if keeps_output else _with_plain_output(trajectory)
     try:
-        return cloudpickle.dumps(light)
+        return cloudpickle.dumps(reduced)
     except Exception:  # noqa: BLE001  # the user's objects may refuse as they like
         logger.warning(f"{trajectory.episode_id}: its messages hold objects: they are kept as text")
-        return cloudpickle.dumps(_with_plain_turns(_with_plain_output(light)))
+        return cloudpickle.dumps(_with_plain_turns(_with_plain_output(reduced)))
 
 
 def _with_plain_task(workflow_task: WorkflowTask) -> WorkflowTask:
-    """A workflow may have put anything into its copy of the task."""
+    """Reduces the task, since a workflow may have put any object into its copy of it."""
     task = workflow_task.task
     task = replace(
         task, init_messages=as_plain_json(task.init_messages), metadata=as_plain_json(task.metadata)

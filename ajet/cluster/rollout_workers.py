@@ -1,17 +1,17 @@
-"""Episodes over many processes: each is admitted by itself, and runs where there is a free slot.
+"""Runs episodes in many processes: each is admitted by itself, and runs where a slot is free.
 
     GroupRunner ──admits──> run(plan) ──> worker 0   worker 1   worker 2     max_env_worker slots
                                 ^            │          │          │         between them
-                                └────────────┴── died, or blocked: another takes its place, and its
-                                                 episodes begin again elsewhere
+                                └────────────┴── died, or blocked: another process replaces it, and
+                                                 its episodes begin again elsewhere
 
 `RolloutWorkers` is an `EpisodeExecutor`: ids, seeds, groups and the failure policy are those of one
-process (core/rollout). A worker that dies, or whose event loop stands still for longer than an
-episode may take, loses its unfinished episodes only: they begin again with their plan and seeds. An
-episode that was lost twice runs in a worker by itself, so that it takes no other with it; after the
-third time it has failed.
+process (core/rollout). A worker whose process dies, or whose event loop is blocked for longer than
+an episode may take, is lost. Only its unfinished episodes are lost with it: they begin again with
+the same plan and seeds. An episode that was lost twice runs in a worker by itself, so that it ends
+no other; after the third time it has failed.
 
-Not covered: what one process does (rollout_worker.py).
+Not covered: the process itself (rollout_worker.py).
 """
 
 from __future__ import annotations
@@ -50,19 +50,21 @@ from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 
 HEARTBEAT_S = 1.0
 CANCEL_GRACE_S = 5.0
-"""For a cancelled episode's trajectory to arrive, beyond what its workflow is given to end."""
+"""How long a cancelled episode's trajectory may take to arrive after its workflow must have
+ended."""
 MAX_LOSSES = 3
-ALONE_AFTER = 2
+ISOLATE_AFTER = 2
+"""The number of losses after which an episode runs in a worker by itself."""
 ActorOptions = dict[str, Any]
 
 
 class WorkerLost(Exception):
-    """The process that ran an episode is gone; the message says why."""
+    """The process that ran an episode has ended; the message says why."""
 
 
 @dataclass(eq=False)
-class Running:
-    """An episode at a worker: its slot, and the future of its trajectory."""
+class RunningEpisode:
+    """An episode in a worker: its admission slot, and the future of its trajectory."""
 
     slot: Slot
     trajectory: asyncio.Future[Trajectory]
@@ -70,22 +72,22 @@ class Running:
 
 @dataclass(eq=False)
 class WorkerSlot:
-    """One worker's position: the process that has it may be replaced. `capacity` is how many
-    episodes run there at the same time."""
+    """The position of one worker, whose process may be replaced. At most `capacity` episodes run
+    there at the same time."""
 
     number: int
     capacity: int
     actor: Any = None
     started: asyncio.Task[int] | None = None
     listening: asyncio.Task[None] | None = None
-    running: dict[str, Running] = field(default_factory=dict)
-    is_reserved: bool = False  # for one episode that ended the processes of others
+    running: dict[str, RunningEpisode] = field(default_factory=dict)
+    is_reserved: bool = False  # for one isolated episode
     fault: str = ""
-    silent_since: float | None = None  # of the monotonic clock
+    silent_since: float | None = None  # on the monotonic clock
 
     @property
     def is_ready(self) -> bool:
-        """Whether a process has the position and has started."""
+        """True if the position has a process and it has started."""
         return self.started is not None and self.started.done()
 
     @property
@@ -94,21 +96,22 @@ class WorkerSlot:
 
     @property
     def num_free(self) -> int:
-        """Episodes that could begin here now."""
+        """The number of episodes that may begin here now."""
         return 0 if self.is_reserved else self.capacity - len(self.running)
 
     def silent_s(self, heard: bool, now: float) -> float:
-        """Seconds without an answer, after one more heartbeat."""
+        """Returns the seconds without an answer, given whether the last heartbeat was answered."""
         if heard:
             self.silent_since = None
             return 0.0
         if self.silent_since is None:
-            self.silent_since = now - HEARTBEAT_S  # so long we waited
+            self.silent_since = now - HEARTBEAT_S  # the time that this heartbeat was awaited
         return now - self.silent_since
 
 
 class RolloutWorkers:
-    """As many processes as there are options, or as episodes may run at the same time."""
+    """Worker processes: one for each of the options, but no more than episodes that may run at the
+    same time."""
 
     def __init__(
         self,
@@ -118,9 +121,9 @@ class RolloutWorkers:
         blocked_after_s: float | None = None,
         on_lost: Callable[[int], None] = lambda pid: None,
     ) -> None:
-        """`options` has how Ray is to place each process. A loop that stands still for
-        `blocked_after_s` is lost; None is the deadline of an episode. `on_lost` is told the id of
-        each process that is gone."""
+        """`options` are the Ray options of each process. A worker whose event loop is blocked for
+        `blocked_after_s` is lost; None means the deadline of an episode. `on_lost` is called with
+        the id of each process that has ended."""
         self._config = config
         self._limits = RolloutLimits.from_config(config)
         self._options = list(options)
@@ -134,15 +137,15 @@ class RolloutWorkers:
         self._watching: asyncio.Task[None] | None = None
 
     async def check(self) -> None:
-        """The user's code can be imported in every process; a mistake in it is one line."""
+        """Imports the user's code in every process; raises its error if there is one."""
         calls = [self._actor(slot).check.remote(self._config) for slot in self.slots]
         await results_of(calls, [slot.name for slot in self.slots])
 
     async def start(
         self, make_endpoint: Callable[[], ModelEndpoint], spec: TokenizerSpec
     ) -> GroupRunner:
-        """All processes, ready for episodes, and what runs groups on them. `make_endpoint` is
-        called in each of the processes."""
+        """Starts all processes; returns a runner of groups on them. `make_endpoint` is called in
+        each process."""
         self._make_endpoint, self._spec = make_endpoint, spec
         await asyncio.gather(*map(self.started, self.slots))
         kind = judge_class(judge_spec(self._config.ajet.task_judge), self._config.base_dirs)
@@ -162,11 +165,11 @@ class RolloutWorkers:
         sampling: SamplingParams | None = None,
         judge_in_group: JudgeInGroup | None = None,
     ) -> Trajectory:
-        """See `EpisodeExecutor`. The episode begins again where its worker is lost."""
+        """Runs an episode (see `EpisodeExecutor`); begins it again if its worker is lost."""
         losses = 0
         while True:
-            worker = await self._free_worker(alone=losses >= ALONE_AFTER)
-            running = worker.running[plan.episode_id] = Running(slot, asyncio.Future())
+            worker = await self._free_worker(isolated=losses >= ISOLATE_AFTER)
+            running = worker.running[plan.episode_id] = RunningEpisode(slot, asyncio.Future())
             try:
                 await self.started(worker)
                 worker.actor.begin.remote(plan, sampling)
@@ -175,20 +178,20 @@ class RolloutWorkers:
             except (WorkerLost, ProcessLost) as lost:
                 losses += 1
                 if losses == MAX_LOSSES:
-                    trajectory = _given_up(plan, losses, str(lost))
+                    trajectory = _lost_trajectory(plan, losses, str(lost))
                     slot.workflow_ended(trajectory.status)
                     break
             except asyncio.CancelledError:
                 trajectory = await self._cancelled(worker, plan, running)
                 break
             finally:
-                self._left(worker, plan.episode_id)
+                self._remove(worker, plan.episode_id)
         if judge_in_group is not None and awaits_group_verdict(trajectory):
             return await judge_in_group(trajectory)
         return trajectory
 
     async def started(self, worker: WorkerSlot) -> int:
-        """The id of the process that has this position, made now if there is none."""
+        """Returns the id of the process of this position; starts one if there is none."""
         actor = self._actor(worker)
         if worker.started is None:
             worker.started = asyncio.create_task(self._start(worker, actor))
@@ -196,11 +199,11 @@ class RolloutWorkers:
             return await asyncio.shield(worker.started)
         except ProcessLost:
             if actor is worker.actor:
-                self._lost(worker, "its process ended")
+                self._on_worker_lost(worker, "its process ended")
             raise
 
     def close(self) -> None:
-        """End the processes."""
+        """Ends the processes."""
         if self._watching is not None:
             self._watching.cancel()
         for worker in self.slots:
@@ -209,25 +212,27 @@ class RolloutWorkers:
 
     @property
     def blocked_after_s(self) -> float:
-        """For how long an event loop may stand still."""
+        """How many seconds an event loop may be blocked before its worker is lost."""
         return self._blocked_after_s or self._config.ajet.rollout.episode_timeout_s
 
     # Where an episode runs.
 
-    async def _free_worker(self, *, alone: bool) -> WorkerSlot:
-        """The worker with the most free slots; one that has no episode where it must be `alone`,
-        which is then reserved."""
+    async def _free_worker(self, *, isolated: bool) -> WorkerSlot:
+        """Waits for a free slot; returns the worker with the most of them. An `isolated` episode
+        gets a worker without other episodes, which is reserved for it."""
         while True:
             changed = self._changed
-            free = [each for each in self.slots if each.num_free and not (alone and each.running)]
+            free = [
+                each for each in self.slots if each.num_free and not (isolated and each.running)
+            ]
             if free:
                 worker = max(free, key=lambda each: (each.num_free, -each.number))
-                worker.is_reserved = alone
+                worker.is_reserved = isolated
                 return worker
             await changed.wait()
 
-    def _left(self, worker: WorkerSlot, episode_id: str) -> None:
-        """The episode is not at this worker any more."""
+    def _remove(self, worker: WorkerSlot, episode_id: str) -> None:
+        """Removes an episode from this worker and wakes those that wait for a free slot."""
         worker.running.pop(episode_id, None)
         if not worker.running:
             worker.is_reserved = False
@@ -235,9 +240,9 @@ class RolloutWorkers:
         changed.set()
 
     async def _cancelled(
-        self, worker: WorkerSlot, plan: WorkflowTask, running: Running
+        self, worker: WorkerSlot, plan: WorkflowTask, running: RunningEpisode
     ) -> Trajectory:
-        """The trajectory of an episode that is told to end: what it has done so far."""
+        """Cancels an episode in its worker; returns the trajectory of what it has done so far."""
         if worker.is_ready and not running.trajectory.done():
             worker.actor.cancel.remote([plan.episode_id])
             grace_s = self._limits.cancel_grace_s + CANCEL_GRACE_S
@@ -248,7 +253,7 @@ class RolloutWorkers:
         running.slot.free()
         return Trajectory(plan, (), EpisodeStatus.ABORTED, error="the run was stopped")
 
-    # Processes, and what they tell.
+    # Processes and their events.
 
     def _actor(self, worker: WorkerSlot) -> Any:
         if worker.actor is None:
@@ -267,18 +272,18 @@ class RolloutWorkers:
         return pid
 
     async def _listen(self, worker: WorkerSlot, actor: Any, pid: int) -> None:
-        """Takes the events of one process until it is gone."""
+        """Handles the events of one process until it has ended."""
         try:
             while True:
                 for event in await actor.take_events.remote():
-                    self._take(worker, event)
-        except (RayActorError, ObjectLostError):  # the second: its node is gone too
+                    self._handle_event(worker, event)
+        except (RayActorError, ObjectLostError):  # ObjectLostError: its node has ended too
             self._on_lost(pid)
             if actor is worker.actor:
-                self._lost(worker, worker.fault or "its process ended")
+                self._on_worker_lost(worker, worker.fault or "its process ended")
 
     @staticmethod
-    def _take(worker: WorkerSlot, event: Event) -> None:
+    def _handle_event(worker: WorkerSlot, event: Event) -> None:
         running = worker.running.get(event.episode_id)
         if running is None or running.trajectory.done():
             return
@@ -289,8 +294,9 @@ class RolloutWorkers:
         else:
             running.trajectory.set_result(cloudpickle.loads(event.trajectory))
 
-    def _lost(self, worker: WorkerSlot, fault: str) -> None:
-        """The process is gone: its episodes begin again, and another takes its place."""
+    def _on_worker_lost(self, worker: WorkerSlot, fault: str) -> None:
+        """Ends a process that is lost; its episodes begin again in others, and the position gets
+        another process with its next episode."""
         logger.warning(
             f"{worker.name} is lost because {fault}: another takes its place, "
             f"unfinished episodes begin again ({len(worker.running)})"
@@ -309,35 +315,36 @@ class RolloutWorkers:
         worker.fault, worker.silent_since = "", None
 
     async def _watch(self) -> None:
-        """Ends processes whose event loop stands still: Ray notices only those that are gone."""
+        """Ends processes whose event loop is blocked: Ray only notices those that have ended."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             busy = [worker for worker in self.slots if worker.running and worker.is_ready]
             beats = await asyncio.gather(*map(_heartbeat, busy))
             for worker, beat in zip(busy, beats, strict=True):
-                if not worker.is_ready:  # lost while we asked
+                if not worker.is_ready:  # lost during the heartbeat
                     continue
                 silent_s = worker.silent_s(beat is not None, time.monotonic())
-                stall_s, where = beat or (silent_s, "")
+                stall_s, line = beat or (silent_s, "")
                 if stall_s > self.blocked_after_s:
-                    at = f" at {where}" if where else ""
+                    at = f" at {line}" if line else ""
                     worker.fault = f"its event loop stood still for {stall_s:.0f} s{at}"
                     ray.kill(worker.actor)
 
 
 async def _heartbeat(worker: WorkerSlot) -> tuple[float, str] | None:
-    """None where no answer comes."""
+    """Returns the worker's heartbeat, or None if there is no answer in time."""
     try:
-        return await asyncio.wait_for(_answered(worker.actor.heartbeat.remote()), HEARTBEAT_S)
+        return await asyncio.wait_for(_awaited(worker.actor.heartbeat.remote()), HEARTBEAT_S)
     except (TimeoutError, RayActorError, RayTaskError):
         return None
 
 
-async def _answered(reference: Any) -> Any:
+async def _awaited(reference: Any) -> Any:
+    """Awaits a Ray reference, as a coroutine that `asyncio.wait_for` takes."""
     return await reference
 
 
-def _given_up(plan: WorkflowTask, losses: int, fault: str) -> Trajectory:
-    """An episode that no worker survives."""
+def _lost_trajectory(plan: WorkflowTask, losses: int, fault: str) -> Trajectory:
+    """Returns the trajectory of an episode whose worker was lost too often."""
     error = f"its rollout worker was lost {losses} times, at last because {fault}"
     return Trajectory(plan, (), EpisodeStatus.ENV_ERROR, error=error)

@@ -3,13 +3,13 @@
     await processes.start()          imports the user's code, loads models and the checkpoint to
                                      resume from; inference servers begin with the weights that the
                                      trainer publishes then
-    await processes.begin(run)       tells workers when the run began and whom to ask
-    processes.runner, .validator     run groups; what an earlier attempt finished is not run again
+    await processes.begin(run)       starts the workers with the run's date and the endpoint
+    processes.runner, .validator     run groups; `runner` does not run again what an earlier attempt
+                                     has finished
     processes.save
     processes.close()
 
-Not covered: what they are told to do (the backbones' loops), what is done when one is lost
-(run_attempts.py).
+Not covered: the loops that use them (backbones), what happens when one is lost (run_attempts.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ajet.cluster.placement import Placement
 from ajet.cluster.rollout_worker import TokenizerSpec
 from ajet.cluster.rollout_workers import RolloutWorkers
 from ajet.cluster.run_attempts import ProcessOptions
-from ajet.cluster.trainer_group import TrainedModel, TrainerGroup
+from ajet.cluster.trainer_group import ModelInfo, TrainerGroup
 from ajet.cluster.weight_store import make_weight_store, sync_method
 from ajet.core.buffer.journal import Journal
 from ajet.core.config import AjetConfig
@@ -42,7 +42,7 @@ from ajet.servers.serving import ServerName, ServerSpec, engine_name
 
 
 class RunProcesses:
-    """Made at once, gone with `close`."""
+    """The processes; the constructor makes them, and `close` ends them."""
 
     def __init__(
         self,
@@ -84,31 +84,34 @@ class RunProcesses:
 
     async def _start_servers(self, engine: ServerName, version: int) -> None:
         weights = await self.trainer.publish(version)
-        assert isinstance(weights, FolderSource)  # sync_method gives servers files
+        assert isinstance(weights, FolderSource)  # `sync_method` chooses files for servers
         ends = self._model.end_token_ids
         await self.engines.start(ServerSpec(engine, self._on_gpu, weights, ends))
 
     async def begin(self, run: TrainingRun) -> None:
-        """The run's inputs are recorded, and the workers get what their agents need of them."""
+        """Records the run's inputs, starts the workers and opens the journal of episodes."""
         spec = save_inputs(self._model, run)
         self.validator = await self.workers.start(self.engines.endpoint_factory(), spec)
         files = assembly.user_files(self._config)
         journal = self._journal = Journal.open(self._folder.finished_db, self._config, files)
-        if num := journal.reopen({"": run.state.step}):
-            logger.info(f"{num} episodes that an earlier attempt finished are not run again")
+        if num_finished := journal.reopen({"": run.state.step}):
+            logger.info(
+                f"{num_finished} episodes that an earlier attempt finished are not run again"
+            )
         self.runner = self.validator.with_journal(journal)
 
     async def save(
         self, step: int, run: dict[str, Any], is_open: Callable[[str], bool] | None = None
     ) -> None:
-        """Writes a checkpoint, with the run's own state. `is_open` says of a group's id whether the
-        group was begun and is not in the checkpoint; by default those of later steps."""
+        """Writes a checkpoint, with the run's own state in it. `is_open` returns, for a group's id,
+        whether the group has begun and is not in the checkpoint; by default, whether it is of a
+        later step."""
         await self.trainer.save(self._folder.checkpoints, step, run)
         if self._journal is not None:
             self._journal.keep_only(is_open or (lambda group_id: step_of_group(group_id) > step))
 
     def close(self) -> None:
-        """End all processes."""
+        """Ends all processes."""
         if self._journal is not None:
             self._journal.close()
         self.workers.close()
@@ -116,8 +119,8 @@ class RunProcesses:
         self.trainer.close()
 
 
-def save_inputs(model: TrainedModel, run: TrainingRun) -> TokenizerSpec:
-    """Records the run's inputs; returns what chat templates are made of in other processes."""
+def save_inputs(model: ModelInfo, run: TrainingRun) -> TokenizerSpec:
+    """Records the run's inputs; returns what other processes make chat templates of."""
     template = ChatTemplate(model.tokenizer, model.end_token_ids)
     origin = RunOrigin.from_config(run.config, template.stop_token_ids, run.state.begun)
     run.recorder.save_inputs(model.tokenizer, origin, assembly.user_files(run.config))

@@ -1,11 +1,11 @@
-"""The ranks that learn together: N actors, each with a `Learner`, all given all groups of a step.
+"""The trainer ranks: N actors, each with a `Learner`, which all get all groups of a step.
 
-    groups ── put once in Ray's store ──> rank 0   rank 1   …     credit, estimate, update together
-    rank 0 ──> what the books need: advantages, samples, metrics; weights; checkpoints
-           ──> how far the update is, where it is asked (in a thread that does nothing else)
+    groups ── put once into Ray's store ──> rank 0   rank 1   …   score, estimate, update together
+    rank 0 ──> what is recorded: advantages, samples, metrics; weights; checkpoints
+           ──> the progress of the update, on request (in a thread of its own)
 
-What the agents said and did stays in the driver: the ranks are sent token ids, rewards and states.
-One rank that is lost ends the group (`ProcessLost`): the run goes on from its last checkpoint.
+Messages and tool results stay in the driver: the ranks get token ids, rewards and states. When one
+rank is lost the group ends (`ProcessLost`), and the run resumes from its last checkpoint.
 
 Not covered: what a rank computes (core/learning, core/update), where it is placed (`options`).
 """
@@ -41,22 +41,22 @@ if TYPE_CHECKING:
     from ajet.core.weight_sync.folder import FolderSource
 
 ActorOptions = dict[str, Any]
-LOOK_EVERY_S = 0.5
+PROGRESS_INTERVAL_S = 0.5
 PROGRESS_GROUP = "progress"
-"""Ray's name for the thread that answers while a rank trains."""
+"""The name of the concurrency group, and so of the thread, that answers while a rank trains."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankUpdate:
-    """What is recorded of an update (`UpdateRecord`), as rank 0 sends it to the driver."""
+    """The `UpdateRecord` of an update, as rank 0 sends it to the driver."""
 
     advantages: TokenAdvantages
     samples: Sequence[TrainingSample]
 
 
 @dataclass(frozen=True, slots=True)
-class TrainedModel:
-    """What the driver must know of the model, which it does not load."""
+class ModelInfo:
+    """The parts of the model that the driver needs; it does not load the model itself."""
 
     name: str
     tokenizer: PreTrainedTokenizerBase
@@ -64,7 +64,7 @@ class TrainedModel:
 
 
 class TrainerRank:
-    """Lives in an actor."""
+    """The actor's class: one trainer rank."""
 
     def __init__(self, rank: int, size: int, import_env: ImportEnv) -> None:
         self._rank, self._size = rank, size
@@ -72,7 +72,7 @@ class TrainerRank:
         self._import_env = import_env
 
     def address(self) -> tuple[str, int]:
-        """Where the others find this rank: a port that is free now."""
+        """Returns a host and port, free now, at which the other ranks find this rank."""
         host = ray.util.get_node_ip_address()
         with socket.socket() as own:
             own.bind((host, 0))
@@ -80,9 +80,9 @@ class TrainerRank:
 
     def start(
         self, config: AjetConfig, host: str, port: int, weights_root: Path | None
-    ) -> tuple[TrainedModel, int]:
-        """Loads the model; also returns the process's id. Without `weights_root` weights are
-        broadcast."""
+    ) -> tuple[ModelInfo, int]:
+        """Loads the model; returns its `ModelInfo` and the process's id. Without `weights_root`
+        weights are broadcast."""
         self._import_env.enter()
         from ajet import assembly
         from ajet.core.learning.checkpoints import LearnerCheckpoints
@@ -98,7 +98,7 @@ class TrainerRank:
         template = assembly.make_template(loaded)
         self._folder = self._sender = None
         if self._rank == 0 and weights_root is not None:
-            # Before the model is sharded.
+            # The files are read from the model before it is sharded.
             self._folder = WeightFolder.of_model(weights_root, model_files(loaded))
         elif self._rank == 0:
             backend = "nccl" if resolve_device(config.ajet.model.device).type == "cuda" else "gloo"
@@ -106,96 +106,96 @@ class TrainerRank:
         self._learner = assembly.make_learner(config, loaded, ranks)
         keep = config.ajet.trainer_common.max_checkpoints_to_keep
         self._checkpoints = LearnerCheckpoints(self._learner, loaded, keep=keep, ranks=ranks)
-        return TrainedModel(loaded.name, loaded.tokenizer, template.stop_token_ids), os.getpid()
+        return ModelInfo(loaded.name, loaded.tokenizer, template.stop_token_ids), os.getpid()
 
     def load(self, checkpoint: Path) -> None:
-        """Goes on from there."""
+        """Loads a checkpoint."""
         self._checkpoints.load(checkpoint)
 
     def train(
         self, step: int, groups: Sequence[Group]
     ) -> tuple[RankUpdate, dict[str, float]] | None:
-        """One step of the algorithm; rank 0 returns what is recorded of it, and its metrics."""
+        """Trains one step; rank 0 returns what is recorded of it, and its metrics."""
         self._step, self._done = step, 0.0
         batch = self._learner.make_batch(self._learner.score(groups))
-        metrics = self._learner.update(step, batch, on_progress=self._note)
+        metrics = self._learner.update(step, batch, on_progress=self._set_progress)
         return (RankUpdate(batch.advantages, batch.samples), metrics) if self._rank == 0 else None
 
     @ray.method(concurrency_group=PROGRESS_GROUP)
     def progress(self, step: int) -> float:
-        """The share of this step's update that is done."""
+        """Returns the fraction of this step's update that is done."""
         return self._done if self._step == step else 0.0
 
-    def _note(self, done: float) -> None:
+    def _set_progress(self, done: float) -> None:
         self._done = done
 
     def publish(self, version: int) -> FolderSource | None:
-        """Writes the weights where engines find them, or keeps a copy that can be sent."""
+        """Writes the weights for the engines, or stores a copy to broadcast."""
         weights = self._learner.policy.weights()
         if self._folder is not None:
             return self._folder.write(version, weights)
         if self._sender is not None:
             return self._sender.snapshot(version, weights)
-        for _ in weights:  # with several ranks each tensor is put together by all of them
+        for _ in weights:  # gathers each tensor: a collective operation of all ranks
             pass
         return None
 
     def receivers(self, version: int, number: int) -> list[BroadcastReceiver]:
-        """What so many engines receive the copy with; rank 0's."""
+        """Returns a receiver of the stored copy for each of `number` engines; rank 0 only."""
         assert self._sender is not None
         return self._sender.receivers(version, number)
 
     def send(self) -> None:
-        """Ends when they have it. What goes wrong is said by those that wait for it."""
+        """Broadcasts the copy. Errors are suppressed here, since the receivers raise them too."""
         assert self._sender is not None
         with suppress(WeightsError):
             self._sender.send()
 
     def save(self, folder: Path, step: int, run: dict[str, Any]) -> None:
-        """A checkpoint, with the run's own state."""
+        """Writes a checkpoint, with the run's own state in it."""
         self._checkpoints.save(folder, step, run)
 
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """A `BroadcastSource`: rank 0 sends its copy of this version to whoever is to have it."""
+    """A `BroadcastSource` by broadcast: rank 0 sends its copy of this version to the engines."""
 
     rank: Any
     version: int
 
     async def make_sources(self, number: int) -> list[BroadcastReceiver]:
-        asked = self.rank.receivers.remote(self.version, number)
-        receivers = await result_of(asked, "trainer rank 0")
+        call = self.rank.receivers.remote(self.version, number)
+        receivers = await result_of(call, "trainer rank 0")
         self.rank.send.remote()
         return receivers
 
 
 class TrainerGroup:
-    """The driver's side. `options` has how Ray is to place each rank."""
+    """The driver's handle of the trainer ranks; `options` are the Ray options of each rank."""
 
     def __init__(
         self, config: AjetConfig, options: Sequence[ActorOptions], weights_root: Path | None
     ) -> None:
-        """Without `weights_root` weights are broadcast."""
+        """Weights are written below `weights_root`, or broadcast if it is None."""
         self._config = config
         self._weights_root = weights_root
         import_env = ImportEnv.of_this_process()
         untyped: Any = ray.remote
-        kind = untyped(concurrency_groups={PROGRESS_GROUP: 1})(TrainerRank)
+        remote = untyped(concurrency_groups={PROGRESS_GROUP: 1})(TrainerRank)
         self.ranks: list[Any] = [
-            kind.options(**{"num_cpus": 0} | each).remote(rank, len(options), import_env)
+            remote.options(**{"num_cpus": 0} | each).remote(rank, len(options), import_env)
             for rank, each in enumerate(options)
         ]
         self._names = [f"trainer rank {rank}" for rank in range(len(options))]
         self._published: FolderSource | None = None
         self.on_progress: Callable[[float], None] = lambda fraction: None
 
-    async def start(self) -> TrainedModel:
-        """All ranks, each with its model."""
+    async def start(self) -> ModelInfo:
+        """Starts all ranks, each with its model; returns the model's `ModelInfo`."""
         host, port = await result_of(self.ranks[0].address.remote(), self._names[0])
-        told = await self._all("start", self._config, host, port, self._weights_root)
-        self.pids = [pid for _, pid in told]
-        return told[0][0]
+        started = await self._all("start", self._config, host, port, self._weights_root)
+        self.pids = [pid for _, pid in started]
+        return started[0][0]
 
     async def load(self, checkpoint: Path) -> None:
         await self._all("load", checkpoint)
@@ -203,7 +203,7 @@ class TrainerGroup:
     async def train(
         self, step: int, groups: Sequence[Group]
     ) -> tuple[RankUpdate, dict[str, float]]:
-        """Trains one step: what is recorded of it, and its metrics."""
+        """Trains one step; returns what is recorded of it, and its metrics."""
         shared = ray.put([_trainable(group) for group in groups])
         watch = asyncio.create_task(self._watch(step))
         try:
@@ -212,33 +212,34 @@ class TrainerGroup:
             watch.cancel()
 
     async def _watch(self, step: int) -> None:
-        """Tells how far rank 0 is; that a rank is lost is for who waits for the update."""
+        """Reports rank 0's progress until it is cancelled, or the rank is lost: `train` then raises
+        `ProcessLost`."""
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(PROGRESS_INTERVAL_S)
             try:
                 self.on_progress(await self.ranks[0].progress.remote(step))
             except RayActorError:
                 return
 
     async def publish(self, version: int) -> FolderSource | Broadcast:
-        """The weights of after this step. Files of theirs that are there are not written again."""
+        """Publishes the weights after this step; files that exist are not written again."""
         if self._published is not None and self._published.version == version:
             return self._published
-        told = await self._all("publish", version)
+        published = await self._all("publish", version)
         if self._weights_root is None:
             return Broadcast(self.ranks[0], version)
-        self._published = told[0]
-        return told[0]
+        self._published = published[0]
+        return published[0]
 
     async def check(self) -> None:
-        """ProcessLost unless all ranks are there."""
+        """Raises ProcessLost if a rank is lost."""
         await self._all("address")
 
     async def save(self, folder: Path, step: int, run: dict[str, Any]) -> None:
         await self._all("save", folder, step, run)
 
     def close(self) -> None:
-        """End all ranks, and remove the weights that they left for the engines."""
+        """Ends all ranks, and removes the weights that they wrote for the engines."""
         for rank in self.ranks:
             ray.kill(rank)
         if self._weights_root is not None:
@@ -250,11 +251,11 @@ class TrainerGroup:
 
 
 def _trainable(group: Group) -> Group:
-    """The valid members, without text and without what the workflow left in its output."""
-    return replace(group, task=None, trajectories=tuple(map(_light, group.valid)))
+    """Returns a group's valid members without text and outputs, which the ranks do not need."""
+    return replace(group, task=None, trajectories=tuple(map(_without_content, group.valid)))
 
 
-def _light(trajectory: Trajectory) -> Trajectory:
+def _without_content(trajectory: Trajectory) -> Trajectory:
     task = trajectory.workflow_task.task
     tag = {key: task.metadata[key] for key in ("tag",) if key in task.metadata}
     bare = replace(task, main_query="", init_messages=[], metadata=tag)

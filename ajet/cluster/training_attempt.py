@@ -1,9 +1,8 @@
-"""What every attempt of a run that trains does around its loop: processes, records, the loop, the
-end.
+"""The base class of an attempt of a run that trains.
 
-    place ─> start ─> with the run's records: train ─> close ─> summary
+    make_processes ─> start ─> with the run's records: train ─> close ─> summary
 
-A backbone says what each of them is. Not covered: what is done when a process is lost
+A backbone's subclass implements these steps. Not covered: what happens when a process is lost
 (run_attempts.py).
 """
 
@@ -24,7 +23,7 @@ from ajet.core.run.training_run import Save, TrainingRun
 
 
 class TrainingAttempt(ABC):
-    """Its processes are gone when `fit` returns."""
+    """One attempt of a run; its processes have ended when `fit` returns."""
 
     run: TrainingRun
 
@@ -40,15 +39,15 @@ class TrainingAttempt(ABC):
         self.config, self.folder, self.interrupt = config, folder, interrupt
         self.console = console
         self.tasks = assembly.read_tasks(config)
-        self.place(placement, options)
+        self.make_processes(placement, options)
 
     @abstractmethod
-    def place(self, placement: Placement, options: ProcessOptions) -> None:
+    def make_processes(self, placement: Placement, options: ProcessOptions) -> None:
         """Makes the processes."""
 
     @abstractmethod
     async def start(self) -> None:
-        """Makes the processes ready, and begins the run (`begin_run`)."""
+        """Starts the processes and begins the run with `begin_run`."""
 
     @abstractmethod
     async def train(self) -> None:
@@ -63,7 +62,7 @@ class TrainingAttempt(ABC):
         return run_bounded(self._fit())
 
     def begin_run(self, save: Save, resume_point: ResumePoint | None) -> None:
-        """The run goes on from `resume_point`, which the trainer has loaded."""
+        """Begins the run, from `resume_point` if there is one; the trainer has loaded it before."""
         self.run = TrainingRun(
             self.config,
             self.folder,

@@ -39,7 +39,7 @@ async def test_the_share_of_an_update_that_is_done_is_told_meanwhile(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(trainer_group, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(trainer_group, "PROGRESS_INTERVAL_S", 0.01)
     ToyRun(tmp_path)
     (tmp_path / "played.py").write_text(PLAYED)
     overrides = (

@@ -17,7 +17,7 @@ from ajet.core.errors import RunFailed
 class ColocatedTraining(TrainingAttempt):
     """One attempt of one run."""
 
-    def place(self, placement: Placement, options: ProcessOptions) -> None:
+    def make_processes(self, placement: Placement, options: ProcessOptions) -> None:
         self.processes = RunProcesses(self.config, self.folder, placement, options)
 
     async def start(self) -> None:

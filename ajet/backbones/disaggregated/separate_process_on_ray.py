@@ -56,7 +56,7 @@ class RanksTrainerClient:
 class TrainerOnRay(TrainingAttempt):
     """One attempt of the trainer."""
 
-    def place(self, placement: Placement, options: ProcessOptions) -> None:
+    def make_processes(self, placement: Placement, options: ProcessOptions) -> None:
         _, notice = sync_method(self.config, placement)
         root = make_weight_store(self.folder.path, in_memory=False, notice=notice)
         ranks = [options(each) for each in placement.trainer]

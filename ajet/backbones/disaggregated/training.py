@@ -54,7 +54,7 @@ class ClusterTrainerClient:
 class DisaggregatedTraining(TrainingAttempt):
     """One attempt of one run."""
 
-    def place(self, placement: Placement, options: ProcessOptions) -> None:
+    def make_processes(self, placement: Placement, options: ProcessOptions) -> None:
         self.processes = RunProcesses(self.config, self.folder, placement, options)
         takes_turns = self.config.trinity.mode == "colocate"
         trainer, engines = self.processes.trainer, self.processes.engines
