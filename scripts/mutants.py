@@ -478,8 +478,8 @@ class Trees:
             copy_tree(tree)
             self._free.put(tree)
 
-    def check(self, tests: Sequence[str]) -> Outcome:
-        """The tests without a mistake: they must pass, and import the copy."""
+    def check(self, test: str) -> Outcome:
+        """A test without a mistake: it must pass, and import the copy."""
         tree = self._free.get()
         try:
             where = subprocess.run(
@@ -491,7 +491,7 @@ class Trees:
                 check=True,
             ).stdout
             assert Path(where.strip()).is_relative_to(tree), f"{where} is not in {tree}"
-            return run_tests(tree, tests, 4 * LIMIT_S)
+            return run_tests(tree, [test], TIMES_SLOWER * LIMIT_S)
         finally:
             self._free.put(tree)
 
@@ -512,14 +512,18 @@ def try_all(mutants: Sequence[Mutant], jobs: int) -> Iterator[tuple[Mutant, Outc
     """Each mutant's outcome as it comes; first the tests are run without any."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(jobs) as pool:
         trees = Trees(Path(folder), jobs)
-        sets = list(dict.fromkeys(mutant.tests for mutant in mutants))
-        limits: dict[tuple[str, ...], float] = {}
-        for tests, outcome in zip(sets, pool.map(trees.check, sets), strict=True):
+        paths = list(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
+        seconds: dict[str, float] = {}
+        for test, outcome in zip(paths, pool.map(trees.check, paths), strict=True):
             if outcome.killed_by is not None:
                 sys.exit(f"{outcome.killed_by} fails without any mutant:\n{outcome.output[-4000:]}")
-            print(f"{outcome.seconds:6.1f} s without a mutant: {' '.join(tests)}", flush=True)
-            limits[tests] = max(LIMIT_S, TIMES_SLOWER * outcome.seconds)
-        futures = [(m, pool.submit(trees.try_out, m, limits[m.tests])) for m in mutants]
+            print(f"{outcome.seconds:6.1f} s without a mutant: {test}", flush=True)
+            seconds[test] = outcome.seconds
+
+        def limit(mutant: Mutant) -> float:
+            return max(LIMIT_S, TIMES_SLOWER * sum(seconds[test] for test in mutant.tests))
+
+        futures = [(m, pool.submit(trees.try_out, m, limit(m))) for m in mutants]
         for mutant, future in futures:
             yield mutant, future.result()
 
