@@ -16,8 +16,8 @@ The mistakes are those of mutmut 3.8.1, which is used as a library: its operator
 rules say where none is made (decorated functions other than class methods, type annotations).
 cosmic-ray 8.7.0 was weighed against it; both are maintained, with a release in the last half year.
 Two things speak for mutmut here. It takes single arguments out of calls or makes them None, which
-is what goes wrong between a config and its settings: cosmic-ray finds nothing to change in
-the body of `RolloutLimits.from_config`, nor in all of advantage/grpo.py. And a mutant of it is a
+is what goes wrong between a config and its settings: in the functions of `GROUPS[0]` it makes 734
+mutants and cosmic-ray 329, none of them in `RolloutLimits.from_config`. And a mutant of it is a
 text, which needs neither a session's database nor a change in the tree itself, as cosmic-ray's
 runner does. mutmut's own runner is not used: it forks a process that has imported torch.
 
@@ -371,7 +371,7 @@ def _wording(text: str) -> set[int]:
     lines: set[int] = set()
     for node in ast.walk(ast.parse(text)):
         is_log = isinstance(node, ast.Call) and ast.unparse(node.func).startswith("logger.")
-        if isinstance(node, ast.Raise | ast.Assert) or is_log:
+        if isinstance(node, ast.Raise | ast.Assert) or (isinstance(node, ast.Call) and is_log):
             lines |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return lines
 
