@@ -242,6 +242,10 @@ TESTS: dict[str, tuple[str, ...]] = {
 """The tests nearest to a file; those of the longest path that is its own or a folder above it."""
 
 EQUIVALENT: dict[str, str] = {
+    "ajet/core/update/optimizer.py template: "
+    '- out[f"{name}.step"] = torch.tensor(0.0) + out[f"{name}.step"] = torch.tensor(1.0)': (
+        "a template has names, shapes and shards: what is read is put over its content"
+    ),
     "ajet/core/trajectory/base_recorder.py generate: "
     '- target_tag: str = "default", + target_tag: str = "XXdefaultXX",': (
         "the method of the base class only raises NotImplementedError, and recorders have their own"
