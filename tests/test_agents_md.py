@@ -1,0 +1,38 @@
+"""AGENTS.md is true: its files are there, and define the functions of its walk through a step."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "AGENTS.md").read_text()
+WALK = re.findall(r"^\| `(ajet/[\w/]+\.py)` \| `([\w.]+)` \|", TEXT, re.MULTILINE)
+
+
+def defined_in(path):
+    """Every function of a file, by its qualified name."""
+    names = set()
+    for node in ast.parse((ROOT / path).read_text()).body:
+        names.add(getattr(node, "name", None))
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{getattr(inner, 'name', None)}" for inner in node.body}
+    return names
+
+
+@pytest.mark.parametrize(("path", "function"), WALK)
+def test_a_file_of_the_walk_defines_its_function(path, function):
+    assert function in defined_in(path)
+
+
+def test_the_walk_leads_from_the_step_to_the_record():
+    functions = [function for _, function in WALK]
+    assert functions[0] == "DebugTraining._train_step" and functions[-1] == "RunRecorder.step"
+    assert len(functions) > 15
+
+
+def test_every_path_that_is_named_is_there():
+    named = re.findall(r"`((?:ajet|docs|scripts|benchmarks|tutorial)/[\w./]+)`", TEXT)
+    assert len(named) > 30
+    assert [path for path in named if not (ROOT / path).exists()] == []
