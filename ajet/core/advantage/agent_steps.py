@@ -53,7 +53,7 @@ class StepEntry(NamedTuple):
     group: int
     episode: int
     turn: int
-    index: int  # among its agent's steps in the episode
+    agent_step: int  # index among its agent's steps in the episode
     agent: str
     state_key: str | None
 
@@ -87,9 +87,9 @@ def step_table(groups: Sequence[GroupCredit], gamma: float) -> StepTable:
     numbered = [(number, episode) for number, group in enumerate(groups) for episode in group]
     for number, (group, episode) in enumerate(numbered):
         for own in agent_steps(episode):
-            for index, turn in enumerate(own.turns_S.tolist()):
+            for agent_step, turn in enumerate(own.turns_S.tolist()):
                 key = episode.state_keys_T[turn]
-                steps_N.append(StepEntry(group, number, turn, index, own.agent, key))
+                steps_N.append(StepEntry(group, number, turn, agent_step, own.agent, key))
             returns += _returns_to_go(_less_penalties(episode, own), gamma)
     return StepTable(groups, steps_N, np.array(returns, np.float64))
 

@@ -46,7 +46,7 @@ def _compare_same_turns(table: StepTable) -> Comparison:
     """Compares the returns of a group's steps with the same index among their agent's steps."""
     numbers: dict[object, int] = {}
     sets_N = [
-        numbers.setdefault((step.group, step.agent, step.index), len(numbers))
+        numbers.setdefault((step.group, step.agent, step.agent_step), len(numbers))
         for step in table.steps_N
     ]
     return Comparison(table.returns_N, np.array(sets_N, np.int64))

@@ -42,7 +42,7 @@ Check = Literal["nonsense", "wrong_toolcall", "format_type_1", "non_ascii"]
 LONGEST_CYCLE = 256  # characters, as for all numbers below
 MIN_REPEATED, MIN_TIMES = 2000, 8
 MIN_REPEATED_AT_A_CUT, MIN_TIMES_AT_A_CUT = 300, 4
-ONE_IN = 500
+CHARS_PER_NON_TEXT = 500
 MAX_SHOWN_CHARS = 60
 
 _NON_TEXT = re.compile(
@@ -110,7 +110,7 @@ def _characters(reply: CheckedReply) -> str | None:
     if found:
         shown = _as_text([*reply.messages, *reply.tools])
         found = Counter({char: n for char, n in found.items() if char not in shown})
-    if found.total() * ONE_IN <= len(text):
+    if found.total() * CHARS_PER_NON_TEXT <= len(text):
         return None
     return ", ".join(f"U+{ord(char):04X} {n}x" for char, n in found.most_common(3))
 

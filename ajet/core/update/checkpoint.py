@@ -75,29 +75,29 @@ def save_checkpoint(
     From one rank, tensors named ``model.…`` go to model.safetensors without that prefix. `files`
     are written beside them (a config.json and a tokenizer make the folder loadable as a model).
     """
-    steps = _SaveSteps(folder, folder / f"step_{step:06d}", ranks)
-    steps.on_rank_0(steps.begin)
+    writer = _CheckpointWriter(folder, folder / f"step_{step:06d}", ranks)
+    writer.on_rank_0(writer.begin)
     if ranks.size == 1:
-        steps.on_rank_0(lambda: _write_tensors(steps.writing, tensors))
+        writer.on_rank_0(lambda: _write_tensors(writer.writing, tensors))
     else:
-        steps.on_all_ranks(steps.check_folder)
-        steps.on_all_ranks(lambda: write_shards(steps.writing, tensors))
-    fingerprints = steps.on_all_ranks(lambda: _fingerprints(steps.writing, ranks.rank))
-    steps.on_rank_0(lambda: _write_state(steps.writing, state, files or {}))
+        writer.on_all_ranks(writer.check_folder)
+        writer.on_all_ranks(lambda: write_shards(writer.writing, tensors))
+    fingerprints = writer.on_all_ranks(lambda: _fingerprints(writer.writing, ranks.rank))
+    writer.on_rank_0(lambda: _write_state(writer.writing, state, files or {}))
     known = {name: each for of_rank in fingerprints for name, each in of_rank.items()}
-    steps.on_rank_0(lambda: _write_manifest(steps.writing, step, known))
-    steps.on_rank_0(lambda: _rename_into_place(steps.writing, steps.target))
+    writer.on_rank_0(lambda: _write_manifest(writer.writing, step, known))
+    writer.on_rank_0(lambda: _rename_into_place(writer.writing, writer.target))
     if ranks.rank == 0:
         try:
             _remove_older(folder, step, max(keep, 2))
         except OSError as error:
             reason = reason_of(error)
             logger.warning(f"older checkpoints in {folder} could not be removed: {reason}")
-    return steps.target
+    return writer.target
 
 
 @dataclass(frozen=True, slots=True)
-class _SaveSteps:
+class _CheckpointWriter:
     """Runs the steps of a save; all ranks finish one before the next begins."""
 
     folder: Path

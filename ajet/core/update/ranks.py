@@ -119,9 +119,9 @@ class TorchRanks:
         shard_model(model, self._mesh, self.settings)
 
     def all_gather(self, value: Any) -> list[Any]:
-        everybodys: list[Any] = [None] * self.size
-        dist.all_gather_object(everybodys, value)
-        return everybodys
+        gathered: list[Any] = [None] * self.size
+        dist.all_gather_object(gathered, value)
+        return gathered
 
     def all_reduce_sum(self, values: NDArray[Any]) -> NDArray[Any]:
         total = torch.from_numpy(np.ascontiguousarray(values).copy())
