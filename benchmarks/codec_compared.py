@@ -66,7 +66,7 @@ class NarrowReader(codec._Reader):
 
 def encode_narrow(groups: Sequence[Group]) -> bytes:
     arrays = NarrowWriter()
-    header = codec._dumped([codec._group_json(g, arrays) for g in groups]).encode()
+    header = codec._to_json([codec._group_json(g, arrays) for g in groups]).encode()
     length = codec._LENGTH.pack(len(header))
     return length + zlib.compress(header + arrays.content, FAST)
 
@@ -94,7 +94,7 @@ class Arrays:
 
 def encode_arrays(groups: Sequence[Group]) -> bytes:
     arrays = Arrays()
-    header = codec._dumped([codec._group_json(g, arrays) for g in groups])  # pyright: ignore
+    header = codec._to_json([codec._group_json(g, arrays) for g in groups])  # pyright: ignore
     return zlib.compress(msgspec.msgpack.encode((header, arrays.parts)), FAST)
 
 
@@ -142,8 +142,8 @@ def with_turns(group: Group, change: Callable[[Sequence[Turn]], tuple[Turn, ...]
 def shortened(turns: Sequence[Turn], kept: list[Kept]) -> tuple[Turn, ...]:
     short = []
     for before, turn in zip([None, *turns], turns, strict=False):
-        ids = codec._common(codec._ids(before), turn.completion.prompt_ids)
-        messages = codec._common(codec._messages(before), turn.messages)
+        ids = codec._common_length(codec._ids(before), turn.completion.prompt_ids)
+        messages = codec._common_length(codec._messages(before), turn.messages)
         same = before is not None and before.tools == turn.tools
         kept.append((ids, messages, same))
         completion = replace(turn.completion, prompt_ids=turn.completion.prompt_ids[ids:])
