@@ -1,4 +1,4 @@
-"""Where the loop runs. In: a config. Out: a run folder. One folder each, none imports another."""
+"""The backbones run the training loop. In: a config. Out: a run folder. None imports another."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
@@ -14,37 +14,40 @@ BACKBONES = {
     "verl": "ajet.backbones.colocated.backbone->ColocatedBackbone",
     "trinity": "ajet.backbones.disaggregated.backbone->DisaggregatedBackbone",
 }
-"""By the name in `ajet.backbone`; loaded when it is chosen."""
+"""The classes by the names in `ajet.backbone`; each is imported when it is chosen."""
 
 
 class Backbone(Protocol):
-    """What `ajet train` asks of each."""
+    """The interface that `ajet train` uses."""
 
     def fit(self) -> "RunSummary | None":
-        """Train to the last step, on from the newest checkpoint if there is one; None where it was
-        no training (modes of backbone trinity)."""
+        """Trains to the last step, from the newest checkpoint if there is one. Returns None if
+        nothing was trained (some modes of backbone trinity)."""
         ...
 
 
 def runs_on_ray(config: "AjetConfig") -> bool:
-    """Whether the run has processes on a cluster."""
-    is_alone = config.ajet.backbone == "trinity" and config.trinity.mode in ("bench", "serve")
-    return config.ajet.backbone != "debug" and not is_alone
+    """Returns whether the run has processes on a cluster."""
+    is_single_process = config.ajet.backbone == "trinity" and config.trinity.mode in (
+        "bench",
+        "serve",
+    )
+    return config.ajet.backbone != "debug" and not is_single_process
 
 
 def make_backbone(config: "AjetConfig", session: "SessionSettings | None" = None) -> Backbone:
-    """The backbone that the config names; `session` says how those on Ray have one."""
+    """Makes the backbone that the config names; `session` says how to start or join Ray."""
     name = config.ajet.backbone
     if name == "debug":
         return make_debug_backbone(config)
     from ajet.cluster.session import SessionSettings
 
-    module, _, kind = BACKBONES[name].partition("->")
-    return getattr(import_module(module), kind)(config, session=session or SessionSettings())
+    module, _, class_name = BACKBONES[name].partition("->")
+    return getattr(import_module(module), class_name)(config, session=session or SessionSettings())
 
 
 def make_debug_backbone(config: "AjetConfig") -> "DebugBackbone":
-    """The one that also debugs and evaluates, in this process."""
+    """Makes the backbone that also debugs and evaluates, in this process."""
     from ajet.backbones.debug.backbone import DebugBackbone
 
     return DebugBackbone(config)

@@ -1,10 +1,10 @@
-"""Success on a split in this process, under the seeds of the run's own validation.
+"""Measures success on a split in this process, with the seeds of the run's own validation.
 
     config's model | a model | a checkpoint  ──> in-process engine ──┐
     an OpenAI-compatible address             ──> chat endpoint ──────┴─> episodes ─> report
 
-With the split, the number of tasks and of repeats of a run's validation, a checkpoint's figures are
-those that the run recorded. Not covered: several processes or devices.
+With the split, the number of tasks and the number of repeats of a run's validation, a checkpoint
+gets the figures that the run recorded. Not covered: several processes or devices.
 """
 
 import time
@@ -39,7 +39,7 @@ Split = Literal["validation", "training"]
 
 @dataclass(frozen=True)
 class Subject:
-    """What is evaluated: the config's model where nothing is set."""
+    """The model to evaluate: the config's own if no field is set."""
 
     model: str | None = None
     checkpoint: Path | None = None
@@ -48,8 +48,8 @@ class Subject:
 
 
 @dataclass
-class Served:
-    """The subject, ready to answer. A chat endpoint has no template."""
+class ServedModel:
+    """The loaded subject, ready for requests. A chat endpoint has no template."""
 
     name: str
     engine: InProcessEngine | OpenAIEngine
@@ -66,10 +66,11 @@ def evaluate_subject(
     on_start: Callable[[int], None] = lambda num_episodes: None,
     on_episode: Callable[[], None] = lambda: None,
 ) -> EvaluationReport:
-    """`k` episodes of each of the first `num_tasks` tasks; None means as the run validates."""
-    drawn = config.ajet.environment.render_save_dir
-    if drawn is not None:  # beside those of the run's own validations
-        config = with_render_dir(config, Path(drawn) / "eval")
+    """Runs `k` episodes of each of the first `num_tasks` tasks; None means as many as the run's own
+    validation."""
+    frames_dir = config.ajet.environment.render_save_dir
+    if frames_dir is not None:  # a folder beside those of the run's own validations
+        config = with_render_dir(config, Path(frames_dir) / "eval")
     reader = make_reader(config)
     is_held_out = split == "validation"
     tasks = reader.get_validation_tasks() if is_held_out else reader.get_training_tasks()
@@ -79,14 +80,15 @@ def evaluate_subject(
     k = k or config.ajet.trainer_common.val_pass_n
     for agent in WorkflowFactory.from_config(config).classes_for(tasks):
         agent.check_config(config)
-    judge = make_judge(config)  # a mistake in it comes before a model is loaded
-    served = serve(config, subject)
+    judge = make_judge(config)  # its errors are raised before a model is loaded
+    served = load_subject(config, subject)
     on_start(len(tasks) * k)
     return run_bounded(_run(config, served, judge, tasks, k, split, on_episode))
 
 
 def _no_validation_task(config: AjetConfig) -> DataError:
-    """Figures of no episode would be a table of nan. (No reader gives an empty training split.)"""
+    """Returns the error for an empty validation split, whose figures would all be nan. (No reader
+    returns an empty training split.)"""
     keys = {
         "huggingface_dat_repo": "huggingface_dat_repo.validation_split",
         "jsonl_dataset_file": "jsonl_dataset_file.validation.file_path",
@@ -102,7 +104,7 @@ def _no_validation_task(config: AjetConfig) -> DataError:
 
 async def _run(
     config: AjetConfig,
-    served: Served,
+    served: ServedModel,
     judge: BaseJudge | None,
     tasks: list[Task],
     k: int,
@@ -134,10 +136,13 @@ async def _run(
     )
 
 
-def serve(config: AjetConfig, subject: Subject, *, deterministic: bool | None = None) -> Served:
-    """Load or reach what is evaluated; `deterministic` replaces the config's."""
+def load_subject(
+    config: AjetConfig, subject: Subject, *, deterministic: bool | None = None
+) -> ServedModel:
+    """Loads the subject, or connects to its endpoint; `deterministic`, if given, replaces the
+    config's setting."""
     if subject.endpoint is not None:
-        return _reach(config, subject.endpoint, subject.endpoint_model or "default")
+        return _connect(config, subject.endpoint, subject.endpoint_model or "default")
     from ajet.core.update.weights import find_checkpoint, overlay_checkpoint
 
     path = None if subject.checkpoint is None else find_checkpoint(subject.checkpoint)
@@ -148,11 +153,11 @@ def serve(config: AjetConfig, subject: Subject, *, deterministic: bool | None = 
     template = assembly.make_template(loaded)
     name = f"model {loaded.name}" if path is None else f"checkpoint {path}"
     engine = assembly.make_engine(config, loaded, template, deterministic=deterministic)
-    return Served(name, engine, template)
+    return ServedModel(name, engine, template)
 
 
-def _reach(config: AjetConfig, address: str, model: str) -> Served:
+def _connect(config: AjetConfig, address: str, model: str) -> ServedModel:
     engine = OpenAIEngine(
         address, model=model, api_key=api_key(), timeout_s=config.ajet.rollout.episode_timeout_s
     )
-    return Served(f"{model} at {address}", engine, None)
+    return ServedModel(f"{model} at {address}", engine, None)

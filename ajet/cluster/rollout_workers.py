@@ -212,7 +212,7 @@ class RolloutWorkers:
 
     @property
     def blocked_after_s(self) -> float:
-        """How many seconds an event loop may be blocked before its worker is lost."""
+        """The seconds that an event loop may be blocked before its worker is lost."""
         return self._blocked_after_s or self._config.ajet.rollout.episode_timeout_s
 
     # Where an episode runs.

@@ -60,7 +60,7 @@ Print = Callable[[str], None]
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """How to start or join Ray, from the command line."""
+    """The command line's settings for starting or joining Ray."""
 
     mode: Literal["auto", "start", "cluster"] = "auto"
     debug_tags: tuple[str, ...] = ()
@@ -69,8 +69,8 @@ class SessionSettings:
 
 @dataclass(frozen=True)
 class RayConnection:
-    """What to do for a Ray: start it here, join it at `address`, start its head there (`lead`), or
-    serve the head there. `reason` says why it is started here."""
+    """The way to a Ray: start one here, join the one at `address`, lead (start the head there and
+    join it), or serve the head there. `reason` says why one is started here."""
 
     action: Literal["start", "join", "lead", "serve"]
     address: str = ""

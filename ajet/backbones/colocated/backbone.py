@@ -1,4 +1,5 @@
-"""Trainer and engines on the same devices of a Ray cluster, taking turns (`--backbone verl`)."""
+"""Trains on a Ray cluster whose trainer and engines take turns on the same devices
+(`--backbone verl`)."""
 
 from rich.console import Console
 
@@ -12,7 +13,7 @@ from ajet.core.record.summary import RunSummary
 
 
 class ColocatedBackbone:
-    """`ajet train`; what `ajet eval` and `ajet debug` do needs no cluster."""
+    """Backbone verl, for `ajet train`; `ajet eval` and `ajet debug` need no cluster."""
 
     def __init__(
         self,
@@ -25,6 +26,6 @@ class ColocatedBackbone:
         self.session = session or SessionSettings()
 
     def fit(self) -> RunSummary | None:
-        """Train to the last step, on from the newest checkpoint if there is one."""
+        """Trains to the last step, from the newest checkpoint if there is one."""
         with RunFolder.open(self.config.run_folder) as folder, run_log(folder.logs / "run.log"):
             return run_on_ray(ColocatedTraining, self.session, self.config, folder, self.console)

@@ -1,10 +1,10 @@
-"""One run on a cluster whose trainer and engines share their devices: they take turns.
+"""A run on a cluster whose trainer and engines take turns on the same devices.
 
     each step: tasks -> episodes (workers, engines) -> engines sleep -> rewards, KL, values
                -> advantages -> update (ranks) -> engines wake with the new weights -> record
 
-With one seed it is the run of backbone debug: the same episodes, and losses as near as roundings of
-other batches allow. Not covered: training while episodes run (backbone trinity).
+With the same seed it has the episodes of backbone debug, and the same losses up to the rounding of
+differently composed batches. Not covered: training while episodes run (backbone trinity).
 """
 
 from ajet.cluster.placement import Placement
@@ -15,7 +15,7 @@ from ajet.core.errors import RunFailed
 
 
 class ColocatedTraining(TrainingAttempt):
-    """One attempt of one run."""
+    """One attempt of a run of backbone verl."""
 
     def make_processes(self, placement: Placement, options: ProcessOptions) -> None:
         self.processes = RunProcesses(self.config, self.folder, placement, options)
@@ -49,7 +49,7 @@ class ColocatedTraining(TrainingAttempt):
             raise
 
     async def _train_step(self, step: int) -> None:
-        """The algorithm."""
+        """Trains one step: the algorithm."""
         rollout = await self.batches.rollout_step(step)
         self.run.rollout_done(step, rollout)
         await self.engines.sleep()

@@ -1,1 +1,1 @@
-"""One process, the engine in it. In: a config. Out: a run folder. Ignored: clusters."""
+"""Backbone `debug`: one process. In: a config. Out: a run folder. Ignored: clusters."""

@@ -1,4 +1,4 @@
-"""Everything in this process, on a CPU or one GPU: train, evaluate, look at a few episodes."""
+"""Trains, evaluates and debugs in this process, on a CPU or one GPU (`--backbone debug`)."""
 
 from typing import Any
 
@@ -17,14 +17,14 @@ from ajet.reports.evaluation_report import EvaluationReport
 
 
 class DebugBackbone:
-    """The three verbs of a backbone; each loads what it needs."""
+    """Backbone debug: each method loads what it needs."""
 
     def __init__(self, config: AjetConfig, console: Console | None = None) -> None:
         self.config = config
         self.console = console or Console()
 
     def fit(self) -> RunSummary:
-        """Train to the last step, on from the newest checkpoint if there is one."""
+        """Trains to the last step, from the newest checkpoint if there is one."""
         with (
             RunFolder.open(self.config.run_folder) as folder,
             run_log(folder.logs / "run.log"),
@@ -33,9 +33,9 @@ class DebugBackbone:
             return DebugTraining(self.config, folder, interrupt, self.console).fit()
 
     def evaluate(self, subject: Subject, **options: Any) -> EvaluationReport:
-        """Success of `subject` on a split; see `evaluate_subject`."""
+        """Measures the success of `subject` on a split; see `evaluate_subject`."""
         return evaluate_subject(self.config, subject, **options)
 
     def debug(self, **options: Any) -> list[Trajectory]:
-        """A few episodes, each shown in full; see `debug_episodes`."""
+        """Runs a few episodes and prints each in full; see `debug_episodes`."""
         return debug_episodes(self.config, self.console, **options)

@@ -1,9 +1,9 @@
-"""A few episodes in this process, each shown in full: what `ajet debug` does.
+"""Runs a few episodes in this process and prints each in full, for `ajet debug`.
 
-    first tasks -> episodes (exceptions of the workflow and the judge come through) -> transcripts
+    first tasks -> episodes (errors of the workflow and the judge are raised) -> transcripts
 
-Nothing is trained, judged by a failure policy, or written. There is no deadline: somebody may be
-standing at a breakpoint.
+Nothing is trained or written, and no failure policy is applied. There is no deadline, since the
+user may be at a breakpoint.
 """
 
 from dataclasses import replace
@@ -32,13 +32,13 @@ def debug_episodes(
     num_tasks: int | None = None,
     parallel: int | None = None,
 ) -> list[Trajectory]:
-    """One episode of each of the first `num_tasks` training tasks, `parallel` at the same time;
-    None means `ajet.debug`'s number. Each is shown as it ends."""
+    """Runs one episode of each of the first `num_tasks` training tasks, `parallel` at the same
+    time, and prints each as it ends. None means the number in `ajet.debug`."""
     section = config.ajet.debug
     tasks = make_reader(config).get_training_tasks()[: num_tasks or section.debug_first_n_tasks]
     for agent in WorkflowFactory.from_config(config).classes_for(tasks):
         agent.check_config(config)
-    judge = make_judge(config)  # a mistake in it comes before a model is loaded
+    judge = make_judge(config)  # its errors are raised before a model is loaded
     parallel = parallel or section.debug_max_parallel
     trajectories = run_bounded(_run(config, console, judge, tasks, parallel))
     console.print(_summary(trajectories))
@@ -70,7 +70,7 @@ async def _run(
     )
 
     def show(trajectory: Trajectory) -> None:
-        if trajectory.status is not EpisodeStatus.ABORTED:  # another episode's exception ended it
+        if trajectory.status is not EpisodeStatus.ABORTED:  # ended by the error of another episode
             console.print(transcript(trajectory))
 
     try:

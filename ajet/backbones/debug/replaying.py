@@ -1,14 +1,14 @@
-"""One recorded episode again in this process: what `ajet replay` does.
+"""Runs one recorded episode again in this process, for `ajet replay`.
 
     run folder ──> task, seed, completions ──> the user's workflow, tools and judge ──> departures
 
-The completions stand in the place of the model, so no weights are loaded. Nothing is written. There
-is no deadline (somebody may be standing at a breakpoint), unless the deadline ended the episode; a
-workflow that goes on after the record has ended gets `GRACE_S`. A judge of groups is asked of this
-episode alone, so its reward is not compared.
+The recorded completions replace the model, so no weights are loaded. Nothing is written. There is
+no deadline, since the user may be at a breakpoint, unless a deadline ended the recorded episode. A
+workflow that runs on after the end of the record gets `GRACE_S`. A judge of groups sees only this
+episode, so its reward is not compared.
 
-Not covered: what the record does not hold: the environment's variables, the state of services that
-the tools ask, and calls that got no answer.
+Not covered: what is not in the record: environment variables, the state of services that tools
+call, and calls that got no answer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ajet.core.workflow.registry import WorkflowFactory
 from ajet.reports.replay_report import ReplayReport
 
 TIMED = (EpisodeStatus.TIMEOUT, EpisodeStatus.JUDGE_ERROR)
-"""A deadline may have ended these."""
+"""The statuses of episodes that a deadline may have ended."""
 
 
 def replay_episode(
@@ -53,10 +53,10 @@ def replay_episode(
     on_error: OnError | None = None,
     before: Callable[[type], None] | None = None,
 ) -> ReplayReport:
-    """Run the episode again. `on_error` is told what the workflow or the judge raised; `before` is
-    given the workflow's class, at the last moment."""
-    config = with_render_dir(config, None)  # the run's own pictures stay
-    plan = planned(record, config)
+    """Runs the episode again. `on_error` is called with an error of the workflow or the judge;
+    `before` is called with the workflow's class just before the episode."""
+    config = with_render_dir(config, None)  # does not overwrite the run's own frames
+    plan = recorded_plan(record, config)
     engine = ReplayEngine(
         [RecordedCall(turn.completion, turn.started_s, turn.ended_s) for turn in record.turns],
         stops_at_departure=stop_at_departure,
@@ -84,8 +84,8 @@ def replay_episode(
 
 
 async def _run(runner: GroupRunner, plan: WorkflowTask, engine: ReplayEngine) -> Trajectory:
-    """The episode. Once the replay is over its workflow has GRACE_S to end: one that tries again
-    whatever is raised never would."""
+    """Runs the episode. After the end of the record its workflow has GRACE_S to end, since one that
+    retries after every error would never end."""
     episode = asyncio.create_task(runner.rerun(plan))
     over = asyncio.create_task(engine.ended.wait())
     await asyncio.wait({episode, over}, return_when=asyncio.FIRST_COMPLETED)
@@ -97,15 +97,15 @@ async def _run(runner: GroupRunner, plan: WorkflowTask, engine: ReplayEngine) ->
 
 
 def _overflow(record: EpisodeRecord) -> str | None:
-    """What the engine said of a prompt that was too long for it. The episode's own limits refuse
-    again by themselves; the record of a dropped group does not tell which it was."""
+    """Returns the engine's error for a prompt that was too long for it, or None. The episode's own
+    limits are not part of it: they are applied again in the replay."""
     row = record.row
     is_cut = row.status == record.ended_as == EpisodeStatus.TRUNCATED
     return row.error if is_cut and row.error and not is_own_limit(row.error) else None
 
 
-def planned(record: EpisodeRecord, config: AjetConfig) -> WorkflowTask:
-    """The episode as the runner planned it."""
+def recorded_plan(record: EpisodeRecord, config: AjetConfig) -> WorkflowTask:
+    """Returns the plan of the recorded episode, as its runner made it."""
     row = record.row
     return WorkflowTask(
         copy.deepcopy(record.task or _read_again(row.task_id, row.mode, config)),
@@ -123,7 +123,7 @@ def _mode(recorded: str) -> Mode:
 
 
 def _read_again(task_id: str, mode: str, config: AjetConfig) -> Task:
-    """A task that JSON could not hold, from the data as it is now."""
+    """Reads a task that could not be recorded as JSON from the present data."""
     reader = make_reader(config)
     tasks = reader.get_validation_tasks() if mode == "eval" else reader.get_training_tasks()
     found = next((task for task in tasks if task.task_id == task_id), None)

@@ -1,11 +1,11 @@
-"""One run in one process: the engine shares the policy's weights.
+"""A run in one process, whose engine shares the policy's weights.
 
     each step: tasks -> episodes -> judge -> rewards, KL, values -> advantages -> update -> publish
                -> record
 
-Nothing here depends on timing (the engine works in waves, seeds are paths), so a run that is killed
-at any moment and resumed from its last checkpoint ends with the weights of an uninterrupted one,
-bit for bit.
+Nothing depends on timing (the engine works in waves, seeds are derived from paths), so a run that
+is killed at any moment and resumed from its last checkpoint ends with the weights of an
+uninterrupted one, bit for bit.
 
 Not covered: several processes or devices.
 """
@@ -30,7 +30,7 @@ from ajet.core.run.training_run import TrainingRun
 
 
 class DebugTraining:
-    """One attempt of one run: everything that is alive between its first step and its last."""
+    """One attempt of a run: the objects that live from its first step to its last."""
 
     def __init__(
         self, config: AjetConfig, folder: RunFolder, interrupt: Interrupt, console: Console
@@ -88,7 +88,7 @@ class DebugTraining:
             await self.engine.close()
 
     async def _train_step(self, step: int) -> None:
-        """The algorithm."""
+        """Trains one step: the algorithm."""
         rollout = await self.batches.rollout_step(step)
         self.run.rollout_done(step, rollout)
         scored = self.learner.score(rollout.groups)

@@ -31,8 +31,8 @@ EXPLORER_LOCK = ".lock-explore"
 
 
 class DisaggregatedBackbone:
-    """`ajet train`; what `ajet eval` and `ajet debug` do needs no cluster. Without a session what
-    runs is in this process."""
+    """Backbone trinity, for `ajet train`; `ajet eval` and `ajet debug` need no cluster. Without a
+    session everything runs in this process."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class DisaggregatedBackbone:
         self.mode = config.trinity.mode
 
     def fit(self) -> RunSummary | None:
-        """What the mode says. A training goes to the last step, on from the newest checkpoint if
+        """Does what the mode says. A training goes to the last step, from the newest checkpoint if
         there is one."""
         if self.mode == "bench":
             from ajet.backbones.disaggregated.bench import bench
@@ -61,30 +61,32 @@ class DisaggregatedBackbone:
             if self.session is not None:
                 from ajet.cluster.run_attempts import run_on_ray
 
-                make = _attempt_of(self.mode)
+                make = _attempt_class(self.mode)
                 return run_on_ray(make, self.session, self.config, folder, self.console)
             with catch_interrupts() as interrupt:
-                return self._here(folder, interrupt)()
+                return self._in_this_process(folder, interrupt)()
 
     @contextmanager
     def _folder(self) -> "Iterator[RunFolder]":
-        """The run's, locked: the explorer's command has a lock and a log of its own."""
+        """Opens and locks the run folder; mode `explore` has a lock and a log of its own."""
         explores = self.mode == "explore"
         lock, log = (EXPLORER_LOCK, "explore.log") if explores else (".lock", "run.log")
         with RunFolder.open(self.config.run_folder, lock) as folder, run_log(folder.logs / log):
             yield folder
 
-    def _here(self, folder: RunFolder, interrupt: Interrupt) -> Callable[[], RunSummary | None]:
+    def _in_this_process(
+        self, folder: RunFolder, interrupt: Interrupt
+    ) -> Callable[[], RunSummary | None]:
         from ajet.backbones.disaggregated.one_process import OneProcessTraining
         from ajet.backbones.disaggregated.separate_process import ExplorerProcess, TrainerProcess
 
         if self.mode == "explore":
             return ExplorerProcess(self.config, folder, interrupt).fit
-        kind = TrainerProcess if self.mode == "train" else OneProcessTraining
-        return kind(self.config, folder, interrupt, self.console).fit
+        training = TrainerProcess if self.mode == "train" else OneProcessTraining
+        return training(self.config, folder, interrupt, self.console).fit
 
 
-def _attempt_of(mode: str) -> "MakeRunAttempt":
+def _attempt_class(mode: str) -> "MakeRunAttempt":
     from ajet.backbones.disaggregated.separate_process_on_ray import ExplorerOnRay, TrainerOnRay
     from ajet.backbones.disaggregated.training import DisaggregatedTraining
 

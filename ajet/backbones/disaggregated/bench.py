@@ -1,9 +1,9 @@
-"""Mode bench: each checkpoint of a run on the held-out tasks, in the order of its steps.
+"""Mode bench: evaluates each checkpoint of a run on the held-out tasks, in the order of the steps.
 
     checkpoints/step_N ─> `ajet eval` ─> bench.jsonl, a line each: {"step": N, "held_out/…": …}
 
-Seeds and sampling are those of the run's own validation, so its figures are found again. The run
-may go on meanwhile. Not covered: several processes; checkpoints that come while it measures.
+Seeds and sampling are those of the run's own validation, so the figures are the same. The run may
+continue meanwhile. Not covered: several processes; checkpoints that are written meanwhile.
 """
 
 import json
@@ -19,7 +19,7 @@ from ajet.core.update.checkpoint import step_of
 
 
 def bench(config: AjetConfig, console: Console) -> None:
-    """Measure all of them; the file is written anew."""
+    """Evaluates all checkpoints and writes bench.jsonl again."""
     folder = RunFolder(config.run_folder)
     found = sorted(folder.checkpoints.glob("step_*"), key=step_of)
     if not found:

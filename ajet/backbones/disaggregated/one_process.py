@@ -1,7 +1,7 @@
-"""Explorer and trainer in this process: for a laptop, and to see the whole of it at once.
+"""Explorer and trainer in this process, for a laptop and for reading.
 
-With a staleness bound of 0 they take turns, and the run is that of backbone debug, bit for bit: the
-same episodes, losses and weights. Not covered: a cluster (training.py).
+With a staleness bound of 0 they take turns, and episodes, losses and weights are those of backbone
+debug, bit for bit. Not covered: a cluster (training.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ajet.core.run.training_run import TrainingRun
 
 
 class OneProcessTraining:
-    """One attempt of one run: everything that is alive between its first step and its last."""
+    """One attempt of a run: the objects that live from its first step to its last."""
 
     def __init__(
         self, config: AjetConfig, folder: RunFolder, interrupt: Interrupt, console: Console

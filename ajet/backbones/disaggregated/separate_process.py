@@ -1,10 +1,10 @@
-"""Modes train and explore as one process each: a learner without an engine, an engine without a
+"""Modes train and explore in one process each: a learner without an engine, an engine without a
 learner.
 
     train     learner ── safetensors ──> run folder/weights ──> engine     explore
                  └──────────< buffer.sqlite <── groups ─────────────┘
 
-Not covered: what they tell each other (split_run.py), a cluster (separate_process_on_ray.py).
+Not covered: the notes that they exchange (split_run.py), a cluster (separate_process_on_ray.py).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ajet.core.weight_sync.folder import FolderSource, WeightFolder
 
 
 class FolderTrainerClient:
-    """A learner that leaves its weights in a folder."""
+    """A learner that publishes its weights as files in a folder."""
 
     def __init__(self, learner: Learner, folder: WeightFolder) -> None:
         self.learner, self._folder = learner, folder
@@ -54,7 +54,7 @@ class FolderTrainerClient:
 
 
 class TrainerProcess:
-    """One attempt of the trainer."""
+    """One attempt of the trainer, in this process."""
 
     def __init__(
         self, config: AjetConfig, folder: RunFolder, interrupt: Interrupt, console: Console
@@ -97,7 +97,7 @@ class TrainerProcess:
 
 
 class ExplorerProcess:
-    """The explorer, over an engine of its own."""
+    """The explorer, with an engine of its own in this process."""
 
     def __init__(self, config: AjetConfig, folder: RunFolder, interrupt: Interrupt) -> None:
         self.config, self.folder = config, folder
@@ -109,7 +109,7 @@ class ExplorerProcess:
         )
 
     def fit(self) -> None:
-        """Explores until the run needs no more groups."""
+        """Runs groups until the trainer needs no more."""
         run_bounded(self._explore())
 
     async def _explore(self) -> None:

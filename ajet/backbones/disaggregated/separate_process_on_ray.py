@@ -1,6 +1,6 @@
 """Modes train and explore on a cluster: ranks without engines, engines and workers without ranks.
 
-Not covered: what the two tell each other (split_run.py), one process (separate_process.py).
+Not covered: the notes that the two exchange (split_run.py), one process (separate_process.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ajet.servers.serving import EngineName, ServerSpec, engine_name
 
 
 class RanksTrainerClient:
-    """Ranks that leave their weights in the run folder."""
+    """Trainer ranks that publish their weights as files in the run folder."""
 
     def __init__(self, trainer: TrainerGroup) -> None:
         self._trainer = trainer
@@ -54,7 +54,7 @@ class RanksTrainerClient:
 
 
 class TrainerOnRay(TrainingAttempt):
-    """One attempt of the trainer."""
+    """One attempt of the trainer, on trainer ranks."""
 
     def make_processes(self, placement: Placement, options: ProcessOptions) -> None:
         _, notice = sync_method(self.config, placement)
@@ -85,42 +85,42 @@ class TrainerOnRay(TrainingAttempt):
         self.command.on_checkpoint()
 
 
-class LoadingEngines(Protocol):
-    """What is asked of `Engines` here."""
+class StartableEngines(Protocol):
+    """The methods of `Engines` that are used here."""
 
     async def start(self, server: ServerSpec | None = None) -> None: ...
     async def load(self, source: FolderSource) -> object: ...
 
 
 class ExplorerEngines:
-    """In-process engines are there at once; servers begin with what the trainer publishes first,
-    which nobody asks before."""
+    """Starts the explorer's engines: in-process engines at once, servers with the weights that the
+    trainer publishes first, since no request comes before."""
 
     def __init__(
-        self, engines: LoadingEngines, config: AjetConfig, folder: RunFolder, *, on_gpu: bool
+        self, engines: StartableEngines, config: AjetConfig, folder: RunFolder, *, on_gpu: bool
     ) -> None:
         self._engines, self._folder, self._on_gpu = engines, folder, on_gpu
         self._engine: EngineName = engine_name(config, on_gpu=on_gpu)
-        self._is_up = False
+        self._is_started = False
 
     async def start(self) -> None:
-        """Starts what can start without weights."""
+        """Starts the engines that can start without weights."""
         if self._engine == "in_process":
             await self._engines.start()
-            self._is_up = True
+            self._is_started = True
 
     async def load(self, source: FolderSource) -> object:
-        """Has the engines take these weights; starts them first if there are none."""
+        """Loads these weights into the engines; starts servers first if they do not run yet."""
         engine = self._engine
-        if engine != "in_process" and not self._is_up:
+        if engine != "in_process" and not self._is_started:
             ends = tuple(RunOrigin.read(self._folder.origin_json).stop_token_ids)
             await self._engines.start(ServerSpec(engine, self._on_gpu, source, ends))
-            self._is_up = True
+            self._is_started = True
         return await self._engines.load(source)
 
 
 class ExplorerOnRay:
-    """The explorer: engines behind a router, and workers."""
+    """The explorer on a cluster: engines behind a router, and workers."""
 
     def __init__(
         self,
@@ -138,19 +138,21 @@ class ExplorerOnRay:
             [options(each) for each in placement.workers],
             on_lost=self.engines.drop_requests,
         )
-        self.serving = ExplorerEngines(self.engines, config, folder, on_gpu=placement.on_gpus)
+        self.explorer_engines = ExplorerEngines(
+            self.engines, config, folder, on_gpu=placement.on_gpus
+        )
         self.command = ExplorerCommand(
-            config, folder, interrupt, make_runner=self._runner, load=self.serving.load
+            config, folder, interrupt, make_runner=self._runner, load=self.explorer_engines.load
         )
 
     def fit(self) -> None:
-        """Explores until the run needs no more groups."""
+        """Runs groups until the trainer needs no more."""
         run_bounded(self._explore())
 
     async def _explore(self) -> None:
         try:
             await self.workers.check()
-            await self.serving.start()
+            await self.explorer_engines.start()
             await self.engines.supervised(self.command.explore())
         finally:
             self.workers.close()

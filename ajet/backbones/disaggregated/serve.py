@@ -1,11 +1,11 @@
-"""Mode serve: the model of a run over HTTP, as OpenAI's and Anthropic's clients ask for it.
+"""Mode serve: serves the model of a run over HTTP, for clients of OpenAI's and Anthropic's APIs.
 
     newest checkpoint ─> in-process engine <─ gateway on loopback <─ POST /v1/chat/completions, …
 
-The gateway is the one that agents get in an episode, with a key that is good until the end: every
-request is an episode of its own, is not recorded, and may set its own sampling. Without a
-checkpoint it is the config's model. Not covered: other hosts, other engines, weights that come
-later.
+The gateway is the one that agents use in an episode, with one key that is valid until the end. Each
+request counts as an episode of its own, is not recorded, and may set its own sampling parameters.
+Without a checkpoint the config's model is served. Not covered: other hosts, other engines, later
+checkpoints.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from loguru import logger
 from rich.console import Console
 
-from ajet.backbones.evaluating import Served, Subject, serve
+from ajet.backbones.evaluating import ServedModel, Subject, load_subject
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
 from ajet.core.inference.endpoint import SamplingParams
@@ -39,9 +39,9 @@ POLL_S = 0.2
 
 
 class OpenGateway(Gateway):
-    """One key, and a recorder for each request."""
+    """A gateway with one key, which makes a recorder for each request."""
 
-    def __init__(self, config: AjetConfig, served: Served, key: str) -> None:
+    def __init__(self, config: AjetConfig, served: ServedModel, key: str) -> None:
         port = config.ajet.interchange_server.interchange_server_port
         super().__init__(None if port == "auto" else port)
         assert isinstance(served.engine, InProcessEngine) and served.template is not None
@@ -56,9 +56,9 @@ class OpenGateway(Gateway):
         self.loop = asyncio.get_running_loop()
 
     def grant(self, key: str) -> Grant:
-        """A fresh one; 401 for another key."""
+        """Returns a new grant for the key; answers 401 for another key."""
         if not secrets.compare_digest(key.encode(), self._key.encode()):
-            return super().grant(key)  # refuses it: no other was given out
+            return super().grant(key)  # refuses it, since no other key was granted
         number = next(self._numbers)
         recorder = EpisodeRecorder(
             endpoint=self._engine,
@@ -68,29 +68,29 @@ class OpenGateway(Gateway):
             sampling=self._sampling,
             episode_id=f"serve-{number:08d}",
             seed_path=(self._seed, "serve", number),
-            trainable_targets=[],  # so that a client's own sampling is taken
+            trainable_targets=[],  # nothing is trained, so the client's own sampling is used
         )
-        recorder.loop = self.loop  # requests are parsed on the server's
+        recorder.loop = self.loop  # requests are parsed on the server's event loop
         return Grant(recorder, stored_conversations=self._stored)
 
 
 def serve_model(config: AjetConfig, interrupt: Interrupt, console: Console) -> None:
-    """Until Ctrl-C."""
+    """Serves the newest checkpoint until Ctrl-C."""
     checkpoint = newest_checkpoint(RunFolder(config.run_folder).checkpoints)
     if checkpoint is None:
         logger.warning(f"no checkpoint in {config.run_folder}: the config's own model is served")
-    served = serve(config, Subject(checkpoint=checkpoint), deterministic=False)
+    served = load_subject(config, Subject(checkpoint=checkpoint), deterministic=False)
     run_bounded(_serve(config, served, interrupt, console))
 
 
 async def _serve(
-    config: AjetConfig, served: Served, interrupt: Interrupt, console: Console
+    config: AjetConfig, served: ServedModel, interrupt: Interrupt, console: Console
 ) -> None:
     key = os.environ.get(KEY_VARIABLE) or PREFIX + secrets.token_hex(16)
     gateway = OpenGateway(config, served, key)
     try:
-        shown = f"the key of {KEY_VARIABLE}" if KEY_VARIABLE in os.environ else f"key {key}"
-        text = f"{served.name} at {gateway.listen()}, {shown}; Ctrl-C ends it"
+        key_text = f"the key of {KEY_VARIABLE}" if KEY_VARIABLE in os.environ else f"key {key}"
+        text = f"{served.name} at {gateway.listen()}, {key_text}; Ctrl-C ends it"
         console.print(text, markup=False, soft_wrap=True, highlight=False)
         while not interrupt.requested:
             await asyncio.sleep(POLL_S)

@@ -1,10 +1,11 @@
-"""What explorer and trainer stand on when both are in this process.
+"""The trainer clients of explorer and trainer in one process: a learner and an engine.
 
     learner ── weights ──> engine ── requests of the explorer's episodes
 
-With a bound of 0 the engine works on the learner's own weights, and the update runs on the event
-loop: nobody explores meanwhile. Else it has a copy, the update runs in a thread, and while the copy
-takes new weights requests wait; those that run are waited for, episodes are not.
+With a bound of 0 the engine uses the learner's own weights, and the update runs on the event loop,
+so no episode runs meanwhile. Otherwise the engine has a copy of the weights and the update runs in
+a thread. Before new weights are copied, requests that run are waited for, but not their episodes;
+requests that come meanwhile wait.
 
 Not covered: other processes and devices (ajet/cluster).
 """
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class SharedTrainerClient:
-    """The learner; its engine samples with the very weights that it changes."""
+    """A learner whose engine samples with the same weights that it updates."""
 
     def __init__(self, learner: Learner, engine: InProcessEngine) -> None:
         self.learner, self.engine = learner, engine
@@ -62,7 +63,7 @@ class SharedTrainerClient:
 
 
 class CopyTrainerClient(SharedTrainerClient):
-    """The learner, and an engine that samples with a copy of its weights meanwhile."""
+    """A learner, and an engine that samples with a copy of its weights during updates."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class CopyTrainerClient(SharedTrainerClient):
         source: PreTrainedModel,
         target: PreTrainedModel,
     ) -> None:
-        """`target` is the engine's model."""
+        """`source` is the learner's model, `target` the engine's."""
         super().__init__(learner, engine)
         self._source, self._target, self._gated = source, target, GatedEngine(engine)
 
@@ -98,7 +99,7 @@ class CopyTrainerClient(SharedTrainerClient):
 
 
 class GatedEngine(ModelEndpoint):
-    """An endpoint that holds requests back while its gate is shut."""
+    """An endpoint that holds requests while its gate is shut."""
 
     def __init__(self, engine: InProcessEngine) -> None:
         self._engine, self.gate = engine, Gate()
@@ -112,7 +113,7 @@ class GatedEngine(ModelEndpoint):
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
-        await self.gate.enter(request_id)  # nobody gives up a held one
+        await self.gate.enter(request_id)  # held requests are never given up here
         try:
             return await self._engine.generate(prompt_ids, sampling, request_id)
         finally:
@@ -122,11 +123,11 @@ class GatedEngine(ModelEndpoint):
 def make_trainer_client(
     config: AjetConfig, loaded: LoadedModel, template: ChatTemplate
 ) -> SharedTrainerClient:
-    """The learner of `loaded`, and an engine for the explorer."""
+    """Makes the learner of `loaded`, and an engine for the explorer."""
     learner = assembly.make_learner(config, loaded)
     if config.max_staleness == 0:
         return SharedTrainerClient(learner, assembly.make_engine(config, loaded, template))
     own = replace(loaded, model=copy.deepcopy(loaded.model))
-    # A wave would have quick episodes wait for the tools of slow ones.
+    # With waves, quick episodes would wait for the tools of slow ones.
     engine = assembly.make_engine(config, own, template, deterministic=False)
     return CopyTrainerClient(learner, engine, loaded.model, own.model)

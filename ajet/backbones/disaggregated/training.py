@@ -1,14 +1,14 @@
-"""One run on a cluster whose trainer and engines have devices of their own: they work at once.
+"""A run on a cluster whose trainer and engines work at the same time, on devices of their own.
 
     explorer: episodes (workers, router, engines) ──> buffer ──> trainer: update (ranks)
                                        ^                            │
                                        └────── weights, checked ────┘
 
-The driver holds explorer and trainer together and computes nothing itself. While weights are
-loaded, requests are held; one that runs is ended and goes on from its tokens with the new weights,
-stamped with its oldest version. With mode `colocate` the two take turns on shared devices, and the
-engines sleep during an update. Not covered: what an update is (core/learning), where processes are
-(cluster/placement.py).
+The driver runs the loops of explorer and trainer and computes nothing itself. While weights are
+loaded, requests are held; one that runs is interrupted and continues from its tokens with the new
+weights, and its completion has the oldest version among them. With mode `colocate` the two take
+turns on shared devices, and the engines sleep during an update. Not covered: the update itself
+(core/learning), where processes are (cluster/placement.py).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from ajet.core.weight_sync.manifest import WeightsError
 
 
 class ClusterTrainerClient:
-    """Trainer ranks compute the updates; the engines take what they publish."""
+    """Trainer ranks that compute the updates, and engines that load the weights they publish."""
 
     def __init__(self, trainer: TrainerGroup, engines: Engines, *, engines_sleep: bool) -> None:
-        """`engines_sleep`: the engines give their memory to the update."""
+        """If `engines_sleep`, the engines free their memory during an update."""
         self._trainer, self._engines, self._engines_sleep = trainer, engines, engines_sleep
 
     async def train(
@@ -46,13 +46,13 @@ class ClusterTrainerClient:
         try:
             sync = await (self._engines.wake if self._engines_sleep else self._engines.load)(source)
         except WeightsError:
-            await self._trainer.check()  # a rank that is lost is the reason, and is said first
+            await self._trainer.check()  # raises ProcessLost if a lost rank is the reason
             raise
         return {"sync/seconds": sync.seconds, "sync/bytes": float(sync.num_bytes)}
 
 
 class DisaggregatedTraining(TrainingAttempt):
-    """One attempt of one run."""
+    """One attempt of a run of backbone trinity."""
 
     def make_processes(self, placement: Placement, options: ProcessOptions) -> None:
         self.processes = RunProcesses(self.config, self.folder, placement, options)

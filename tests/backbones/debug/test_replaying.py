@@ -14,7 +14,7 @@ from rich.console import Console
 from ajet import Workflow
 from ajet.backbones.debug import replaying
 from ajet.backbones.debug.backbone import DebugBackbone
-from ajet.backbones.debug.replaying import planned, replay_episode
+from ajet.backbones.debug.replaying import recorded_plan, replay_episode
 from ajet.core.config import load_config
 from ajet.core.inference.endpoint import ContextOverflow
 from ajet.core.record.recorded_run import RecordedRun
@@ -196,7 +196,7 @@ def test_the_failed_attempt_before_a_retry_replays_too_and_tells_what_it_raised(
 
 def test_the_task_is_that_of_the_reader_also_where_the_workflow_edits_its_own(project):
     report = replayed(project, EDITS)
-    plan = planned(report.record, RecordedRun(project / "launcher_record/toy").config)
+    plan = recorded_plan(report.record, RecordedRun(project / "launcher_record/toy").config)
     assert plan.task.init_messages == [] and plan.task.metadata["answer"] == "-"
     assert plan.group_id == "000001-train-0000" and plan.task_batch_index == 0
     assert report.trajectory.reward == 1.0
