@@ -222,6 +222,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         f"{UPDATE}/test_dealing.py",
         f"{UPDATE}/test_policy.py",
         f"{UPDATE}/test_policy_losses.py",
+        f"{UPDATE}/test_critic.py",
     ),
     "ajet/core/update/loss.py": (
         f"{UPDATE}/test_loss.py",
@@ -237,7 +238,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     "ajet/core/update/mini_batches.py": (f"{UPDATE}/test_policy.py",),
     "ajet/core/update/optimizer.py": (f"{UPDATE}/test_optimizer.py", f"{UPDATE}/test_policy.py"),
     "ajet/core/update/policy.py": (f"{UPDATE}/test_policy.py", f"{UPDATE}/test_policy_losses.py"),
-    "ajet/core/update/update_metrics.py": (f"{UPDATE}/test_policy.py", f"{UPDATE}/test_loss.py"),
+    "ajet/core/update/update_metrics.py": (
+        f"{UPDATE}/test_policy.py",
+        f"{UPDATE}/test_policy_losses.py",
+    ),
 }
 """The tests nearest to a file; those of the longest path that is its own or a folder above it."""
 
