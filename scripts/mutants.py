@@ -222,6 +222,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         f"{UPDATE}/test_dealing.py",
         f"{UPDATE}/test_policy.py",
         f"{UPDATE}/test_policy_losses.py",
+        f"{UPDATE}/test_critic.py",
     ),
     "ajet/core/update/loss.py": (
         f"{UPDATE}/test_loss.py",
@@ -237,7 +238,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     "ajet/core/update/mini_batches.py": (f"{UPDATE}/test_policy.py",),
     "ajet/core/update/optimizer.py": (f"{UPDATE}/test_optimizer.py", f"{UPDATE}/test_policy.py"),
     "ajet/core/update/policy.py": (f"{UPDATE}/test_policy.py", f"{UPDATE}/test_policy_losses.py"),
-    "ajet/core/update/update_metrics.py": (f"{UPDATE}/test_policy.py", f"{UPDATE}/test_loss.py"),
+    "ajet/core/update/update_metrics.py": (
+        f"{UPDATE}/test_policy.py",
+        f"{UPDATE}/test_policy_losses.py",
+    ),
 }
 """The tests nearest to a file; those of the longest path that is its own or a folder above it."""
 
@@ -512,11 +516,15 @@ class Trees:
             self._free.put(tree)
 
 
-def try_all(mutants: Sequence[Mutant], jobs: int) -> Iterator[tuple[Mutant, Outcome]]:
-    """Each mutant's outcome as it comes; first the tests are run without any."""
+def try_all(
+    mutants: Sequence[Mutant], jobs: int, *, is_checked: bool
+) -> Iterator[tuple[Mutant, Outcome]]:
+    """Each mutant's outcome as it comes; first the tests are run without any, unless
+    that was done before."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(jobs) as pool:
         trees = Trees(Path(folder), jobs)
-        paths = list(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
+        used = [] if is_checked else [test for mutant in mutants for test in mutant.tests]
+        paths = list(dict.fromkeys(used))
         seconds: dict[str, float] = {}
         for test, outcome in zip(paths, pool.map(trees.check, paths), strict=True):
             if outcome.killed_by is not None:
@@ -525,7 +533,7 @@ def try_all(mutants: Sequence[Mutant], jobs: int) -> Iterator[tuple[Mutant, Outc
             seconds[test] = outcome.seconds
 
         def limit(mutant: Mutant) -> float:
-            return max(LIMIT_S, TIMES_SLOWER * sum(seconds[test] for test in mutant.tests))
+            return max(LIMIT_S, TIMES_SLOWER * sum(seconds.get(test, 0.0) for test in mutant.tests))
 
         futures = [(m, pool.submit(trees.try_out, m, limit(m))) for m in mutants]
         for mutant, future in futures:
@@ -608,6 +616,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="Draws the mutants. [0]")
     parser.add_argument("--survivors", action="store_true", help="Those that survived last time.")
     parser.add_argument("--new", action="store_true", help="Those that the JSON does not have.")
+    parser.add_argument("--checked", action="store_true", help="The tests are known to pass.")
     parser.add_argument("--results", type=Path, default=RESULTS, help="The JSON that is written.")
     parser.add_argument("--list", action="store_true", help="Print the mutants, and try none.")
     return parser.parse_args()
@@ -630,7 +639,9 @@ def main() -> None:
             print(f"{mutant.group}: {mutant.file}:{mutant.line} {mutant.function}\n{mutant.diff}")
             print(f"    {' '.join(mutant.tests)}")
         return
-    for number, (mutant, outcome) in enumerate(try_all(chosen, given.jobs), 1):
+    for number, (mutant, outcome) in enumerate(
+        try_all(chosen, given.jobs, is_checked=given.checked), 1
+    ):
         entries = read_entries(given.results) | {mutant.key: record(mutant, outcome)}
         write(given.results, mutants, entries, given.seed)
         place = f"{mutant.file}:{mutant.line} ({mutant.operator})"

@@ -156,7 +156,7 @@ SETTINGS: dict[str, Row] = {
         },
     ),
     f"{R}.num_repeat": Row(7, batch(num_repeat=7)),
-    f"{R}.group_size_redundancy": Row(2, batch(redundancy=2) | {"selections": ["redundancy"]}),
+    f"{R}.group_size_redundancy": Row(1, batch(redundancy=1) | {"selections": ["redundancy"]}),
     f"{R}.enable_oversample": Row(
         True,
         batch(oversampling=1.5)

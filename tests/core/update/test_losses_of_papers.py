@@ -52,6 +52,10 @@ def test_the_ratio_of_gspo_is_the_geometric_mean_of_the_episodes_tokens():
     assert gradient == pytest.approx([-0.5, -0.5])
     cut, no_gradient = loss_of("gspo", [math.log(2)], [1.0], mean=math.log(2), clip_high=0.5)
     assert cut.loss_M.tolist() == pytest.approx([-1.5]) and no_gradient == [0.0]
+    assert {name: where.tolist() for name, where in cut.cuts.items()} == {
+        "low": [False],
+        "high": [True],
+    }
 
 
 def test_cispo_bounds_the_weight_and_keeps_every_gradient():

@@ -185,6 +185,14 @@ def test_each_mini_batch_is_one_optimizer_step_and_progress_reaches_one():
     assert seen == sorted(seen) and seen[-1] == 1.0
 
 
+def test_progress_counts_micro_batches_and_the_optimizers_step():
+    seen = []
+    pair = [sample([1, 2, 3, 4], "0011", episode=e, advantage=a) for e, a in (("a", 1), ("b", -1))]
+    settings = UpdateSettings(batch_layout="padded", max_tokens_per_micro_batch=3)
+    Policy(tiny_model(), settings).update(pair, on_progress=seen.append)
+    assert seen == [pytest.approx(1 / 3), pytest.approx(2 / 3), 1.0]
+
+
 def test_no_trained_token_means_no_step():
     policy = Policy(tiny_model(), UpdateSettings(lr=0.1))
     metrics = policy.update([sample([1, 2, 3], "000")])

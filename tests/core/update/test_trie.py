@@ -1,7 +1,10 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from update_fixtures import sample
 
+from ajet.core.update.layouts.layout import Row
+from ajet.core.update.layouts.tree import _row_within
 from ajet.core.update.layouts.trie import TrieSegment, forest_of_rows, trie_of_rows
 
 
@@ -22,6 +25,14 @@ def test_each_distinct_prefix_is_one_token_and_depth_is_its_position():
         TrieSegment(4, 5, 5),
         TrieSegment(5, 8, 8),
     )
+
+
+def test_of_a_row_a_rank_reads_its_own_part_of_the_flat_tokens_from_the_first_one_on():
+    row = Row.of(sample([7, 8, 1, 2, 3], "00111"))  # reads at 1, 2, 3 what follows there
+    own = _row_within(row, np.array([4, 5, 6]), slice(5, 7))
+    assert (own.read.tolist(), own.targets.tolist()) == ([2, 3], [2, 3])
+    others = _row_within(row, np.array([4, 5, 6]), slice(0, 5))
+    assert (others.read.tolist(), others.targets.tolist()) == ([1], [1])
 
 
 def test_a_forest_shares_nothing():
