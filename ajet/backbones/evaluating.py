@@ -48,7 +48,7 @@ class Subject:
 
 
 @dataclass
-class ServedModel:
+class LoadedSubject:
     """The loaded subject, ready for requests. A chat endpoint has no template."""
 
     name: str
@@ -104,7 +104,7 @@ def _no_validation_task(config: AjetConfig) -> DataError:
 
 async def _run(
     config: AjetConfig,
-    served: ServedModel,
+    served: LoadedSubject,
     judge: BaseJudge | None,
     tasks: list[Task],
     k: int,
@@ -138,7 +138,7 @@ async def _run(
 
 def load_subject(
     config: AjetConfig, subject: Subject, *, deterministic: bool | None = None
-) -> ServedModel:
+) -> LoadedSubject:
     """Loads the subject, or connects to its endpoint; `deterministic`, if given, replaces the
     config's setting."""
     if subject.endpoint is not None:
@@ -153,11 +153,11 @@ def load_subject(
     template = assembly.make_template(loaded)
     name = f"model {loaded.name}" if path is None else f"checkpoint {path}"
     engine = assembly.make_engine(config, loaded, template, deterministic=deterministic)
-    return ServedModel(name, engine, template)
+    return LoadedSubject(name, engine, template)
 
 
-def _connect(config: AjetConfig, address: str, model: str) -> ServedModel:
+def _connect(config: AjetConfig, address: str, model: str) -> LoadedSubject:
     engine = OpenAIEngine(
         address, model=model, api_key=api_key(), timeout_s=config.ajet.rollout.episode_timeout_s
     )
-    return ServedModel(f"{model} at {address}", engine, None)
+    return LoadedSubject(f"{model} at {address}", engine, None)

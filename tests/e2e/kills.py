@@ -18,7 +18,7 @@ MAX_DELAY_S = {"rollout": 0.1, "update": 0.1, "checkpoint": 0.02, "random": 0.6}
 
 
 def kill_and_resume(run: ToyRun, kills: Sequence[str], rng: random.Random) -> list[str]:
-    """One sitting a kill, each at least a step further, then one to the end; where each was hit."""
+    """One attempt a kill, each at least a step further, then one to the end; where each was hit."""
     phases = []
     for number, kill in enumerate(kills):
         step = 1 + max(run.steps_saved(), default=0)

@@ -112,13 +112,13 @@ def test_vllm_samples_what_is_trained(tmp_path, backbone):
 def test_an_explorer_of_its_own_has_a_server(tmp_path, engine):
     """Trainer and explorer as two commands: the server begins with what the trainer publishes."""
     python = VLLM if engine == "vllm" else sglang_python(tmp_path)
-    halves = []
+    commands = []
     for mode in ("train", "explore"):
-        half = served_run(tmp_path, engine, python)
-        half.backbone = "trinity"
-        half.overrides += (f"trinity.mode={mode}", "trinity.max_staleness=0")
-        halves.append(half)
-    train, explore = halves
+        command = served_run(tmp_path, engine, python)
+        command.backbone = "trinity"
+        command.overrides += (f"trinity.mode={mode}", "trinity.max_staleness=0")
+        commands.append(command)
+    train, explore = commands
     with ended(train.start()) as trainer, ended(explore.start()) as explorer:
         assert wait_until(explore.pid_file.exists, explorer, START_S, 0.1), explore.stderr()
         group = explore.group()

@@ -1,5 +1,5 @@
-"""Backbone trinity on Ray, its halves at the same time: no token is older than the bound, and no
-episode is lost."""
+"""Backbone trinity on Ray, explorer and trainer at the same time: no token is older than the bound,
+and no episode is lost."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def test_no_episode_has_tokens_of_two_versions_where_none_may_go_on(toy, how):
     assert set(ages(toy)) <= {0, 1}
 
 
-def test_on_the_same_devices_the_halves_take_turns(toy):
+def test_on_the_same_devices_they_take_turns(toy):
     summary = train_trinity([*SHORT, "trinity.mode=colocate"])
     assert summary.steps == STEPS
     assert set(ages(toy)) == {0} and len(ages(toy)) == STEPS * EPISODES

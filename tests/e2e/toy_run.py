@@ -273,7 +273,7 @@ class ToyRun:
         return [line for line in lines if not line.startswith(("notice: ", "warning: "))]
 
     def episodes(self, what: str, step: int) -> int:
-        """How many episodes of a step have begun, or have ended (also in an earlier sitting)."""
+        """How many episodes of a step have begun, or have ended (also in an earlier attempt)."""
         return sum(line.startswith(f"{what} {step} ") for line in self.told())
 
     def told(self) -> list[str]:

@@ -19,7 +19,7 @@ from typing import Any
 from loguru import logger
 from rich.console import Console
 
-from ajet.backbones.evaluating import ServedModel, Subject, load_subject
+from ajet.backbones.evaluating import LoadedSubject, Subject, load_subject
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
 from ajet.core.inference.endpoint import SamplingParams
@@ -41,7 +41,7 @@ POLL_S = 0.2
 class OpenGateway(Gateway):
     """A gateway with one key, which makes a recorder for each request."""
 
-    def __init__(self, config: AjetConfig, served: ServedModel, key: str) -> None:
+    def __init__(self, config: AjetConfig, served: LoadedSubject, key: str) -> None:
         port = config.ajet.interchange_server.interchange_server_port
         super().__init__(None if port == "auto" else port)
         assert isinstance(served.engine, InProcessEngine) and served.template is not None
@@ -84,7 +84,7 @@ def serve_model(config: AjetConfig, interrupt: Interrupt, console: Console) -> N
 
 
 async def _serve(
-    config: AjetConfig, served: ServedModel, interrupt: Interrupt, console: Console
+    config: AjetConfig, served: LoadedSubject, interrupt: Interrupt, console: Console
 ) -> None:
     key = os.environ.get(KEY_VARIABLE) or PREFIX + secrets.token_hex(16)
     gateway = OpenGateway(config, served, key)

@@ -36,8 +36,8 @@ def learner(name="grpo", kl=None, kl_in_reward=False, warmup=0, **update):
 
 
 def learn(one, groups, step=1):
-    lesson = one.make_batch(one.score(groups))
-    return lesson, one.update(step, lesson)
+    batch = one.make_batch(one.score(groups))
+    return batch, one.update(step, batch)
 
 
 def weights(one):
@@ -51,8 +51,8 @@ def is_same(before, after):
 def test_rewards_that_differ_change_the_weights():
     one = learner()
     before = weights(one)
-    lesson, metrics = learn(one, [group_of(member(0, 1.0), member(1, 0.0))])
-    assert [len(sample) for sample in lesson.samples] == [18, 18]
+    batch, metrics = learn(one, [group_of(member(0, 1.0), member(1, 0.0))])
+    assert [len(sample) for sample in batch.samples] == [18, 18]
     assert metrics["update/trained_tokens"] == 10 and metrics["advantage/zero_tokens"] == 0
     assert not is_same(before, weights(one))
 
@@ -122,19 +122,19 @@ def test_the_critic_learns_returns_of_its_own_values_and_the_policy_waits_while_
     one = learner("gae", warmup=1)
     before = weights(one)
     groups = [group_of(member(0, 1.0), member(1, 0.0))]
-    lesson, metrics = learn(one, groups, step=1)
-    assert [each[17] for each in lesson.returns] == [1.0, 0.0]  # of the last token: its reward
+    batch, metrics = learn(one, groups, step=1)
+    assert [each[17] for each in batch.returns] == [1.0, 0.0]  # of the last token: its reward
     assert metrics["critic/return_mean"] == 0.5 and "update/loss" not in metrics
     assert is_same(before, weights(one))
-    lesson, metrics = learn(one, groups, step=2)
-    assert lesson.values[0][[10, 11, 12, 16, 17]].any()
+    batch, metrics = learn(one, groups, step=2)
+    assert batch.values[0][[10, 11, 12, 16, 17]].any()
     assert not is_same(before, weights(one)) and "update/loss" in metrics
 
 
 def test_the_greedy_reward_of_its_group_is_what_remax_takes_off():
     group = replace(group_of(member(0, 1.0), member(1, 0.0)), baseline=0.25)
-    lesson, _ = learn(learner("remax"), [group])
-    ends = [float(lesson.advantages[t.episode_id][1][-1]) for t in group.trajectories]
+    batch, _ = learn(learner("remax"), [group])
+    ends = [float(batch.advantages[t.episode_id][1][-1]) for t in group.trajectories]
     assert ends == [0.75, -0.25]
 
 

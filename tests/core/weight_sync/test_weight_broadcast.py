@@ -76,9 +76,9 @@ def test_a_missing_tensor_is_one_line_and_the_old_weights_stay(sender):
 
 
 def test_another_version_is_refused(sender):
-    (seat,) = sender(4)()
+    (receiver,) = sender(4)()
     with pytest.raises(WeightsError, match="version 4 came, not 5"):
-        load_tensors(_tensors(), replace(seat, version=5))
+        load_tensors(_tensors(), replace(receiver, version=5))
 
 
 def test_a_version_that_the_trainer_has_left_behind_is_one_line():
@@ -92,16 +92,16 @@ def test_a_copy_is_not_changed_by_a_trainer_that_goes_on():
     weight, sender = torch.ones(3), BroadcastSender("127.0.0.1", timeout_s=30)
     sender.snapshot(1, [("w", weight)])
     weight.zero_()
-    (seat,) = sender.receivers(1, 1)
+    (receiver,) = sender.receivers(1, 1)
     with ThreadPoolExecutor(1) as pool:
         sent = pool.submit(sender.send)
-        ((_, arrived),) = seat.tensors()
+        ((_, arrived),) = receiver.tensors()
     assert arrived.tolist() == [1.0, 1.0, 1.0] and sent.result().num_bytes == 12
 
 
 def test_a_sender_that_never_comes_is_one_line():
     store = open_store("127.0.0.1", 2, 0.5)
-    seat = BroadcastReceiver("127.0.0.1", store.port, 1, 2, 1, timeout_s=0.5)
+    receiver = BroadcastReceiver("127.0.0.1", store.port, 1, 2, 1, timeout_s=0.5)
     with pytest.raises(WeightsError, match=r"^weights by gloo over 127\.0\.0\.1") as caught:
-        list(seat.tensors())
+        list(receiver.tensors())
     assert "\n" not in str(caught.value)

@@ -3,8 +3,8 @@
     queue ──admit──> rows ──step──> finished
                       └── fewer than 80 % still running: compact, or admit from the queue
 
-Forming a batch moves keys and values about, so a finished row keeps its place until a fifth of the
-places are finished; what is sampled there is thrown away.
+Forming a batch moves keys and values about, so a finished row stays in it until a fifth of the rows
+are finished; what is sampled for it meanwhile is thrown away.
 
 Not covered: who puts rows into the queue, and when (in_process.py); threads.
 """
@@ -55,31 +55,31 @@ class Batch:
 
     @property
     def busy(self) -> bool:
-        """Whether any row waits or runs."""
+        """Is true while any row waits or runs."""
         return bool(self._queue or self._rows)
 
     def add(self, rows: Iterable[BatchRow]) -> None:
-        """Queue rows; they start in this order."""
+        """Queues rows; they start in this order."""
         self._queue.extend(rows)
 
     def release(self, episode_ids: Iterable[str]) -> None:
-        """These episodes make no more requests."""
+        """Forgets what is kept for these episodes, which make no more requests."""
         self._forward.release(episode_ids)
 
     def publish(self, version: int) -> None:
-        """The weights have changed: nothing that was computed before holds."""
+        """Notes that the weights have changed: cached keys and values are dropped."""
         self._policy_version = version
         self._forward.reset()
         self._must_rebuild = True
 
     def clear(self) -> None:
-        """Drop every row, after a failure."""
+        """Drops every row, after a failure."""
         self._queue.clear()
         self._rows = []
         self._forward.reset()
 
     def step(self) -> list[BatchRow]:
-        """Sample one token for every running row; returns the rows that this finished."""
+        """Samples one token for every running row; returns the rows that this finished."""
         aborted = self._take_aborted()
         self._reshape()
         return aborted + (self._decode() if self._rows else [])
@@ -113,7 +113,7 @@ class Batch:
         return aborted
 
     def _reshape(self) -> None:
-        """Admit, compact, or leave the batch as it is."""
+        """Admits rows, compacts the batch, or leaves it as it is."""
         running = [row for row in self._rows if row.finish_reason is None]
         sparse = len(running) < KEEP_FRACTION * len(self._rows)
         admitted = self._admit(running) if self._may_join(len(running), sparse) else []
@@ -141,7 +141,7 @@ class Batch:
         )
 
     def _admit(self, running: Sequence[BatchRow]) -> list[BatchRow]:
-        """Rows from the head of the queue while a rectangle of all rows fits the budget."""
+        """Takes rows from the head of the queue while a rectangle of all rows fits the budget."""
         count, longest = len(running), max((row.max_len for row in running), default=0)
         admitted: list[BatchRow] = []
         while self._queue and count < self._max_num_seqs:
