@@ -21,9 +21,9 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from ajet import Task, WorkflowTask, assembly
-from ajet.agents.frame_recorder import album_for
+from ajet.agents.frame_recorder import frame_recorder_for
 from ajet.backbones.debug.debugging import debug_episodes
-from ajet.backbones.debug.training import Training
+from ajet.backbones.debug.training import DebugTraining
 from ajet.backbones.disaggregated.async_run import open_buffer
 from ajet.core.buffer.priority import PRIORITIES
 from ajet.core.config.section import ALL_BACKBONES, NoEffect, NotBuilt, leaves
@@ -32,7 +32,7 @@ from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import ContextOverflow, SamplingParams
 from ajet.core.interrupt import Interrupt
 from ajet.core.judge import make_judge
-from ajet.core.judge.judge_client import alien_client, judge_client
+from ajet.core.judge.judge_client import judge_client, user_judge_client
 from ajet.core.model.load import LoadedModel
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.rollout.batch import StepGroups
@@ -41,7 +41,7 @@ from ajet.core.rollout.request import RolloutRequest
 from ajet.core.run.run_tasks import RunTasks
 from ajet.core.run.training_run import TrainingRun
 from ajet.core.task.reader import make_reader
-from ajet.core.workflow.registry import WorkflowChooser
+from ajet.core.workflow.registry import WorkflowFactory
 from tests.agents.agent_runs import Zero, call, config_in, run, texts
 from tests.cli.chat_server import ChatServer, message
 from tests.config_reach.test_settings import SETTINGS, C, R, T, V, config_of
@@ -158,7 +158,7 @@ def test_a_runner_has_the_configs_limits_and_seed():
 @shows(f"{R}.user_workflow")
 def test_an_episode_runs_the_workflow_that_is_named():
     kinds = {
-        spec: WorkflowChooser.from_config(config_of({f"{R}.user_workflow": spec})).default
+        spec: WorkflowFactory.from_config(config_of({f"{R}.user_workflow": spec})).default
         for spec in (None, "tool_agent")
     }
     assert {spec: kind.__name__ for spec, kind in kinds.items()} == {
@@ -318,7 +318,7 @@ def test_a_training_keeps_so_many_checkpoints_and_goes_on_where_it_is_told(tmp_p
 
     def training(folder, **more):
         config = config_of(DUMMY | given | {f"{T}.max_checkpoints_to_keep": 3} | more)
-        return Training(config, folder, Interrupt(), Console(file=io.StringIO()))
+        return DebugTraining(config, folder, Interrupt(), Console(file=io.StringIO()))
 
     with RunFolder.open(tmp_path / "run") as folder:
         first = training(folder)
@@ -408,8 +408,9 @@ def test_the_first_held_out_episodes_are_drawn_where_the_config_says(tmp_path):
     def place(number, **given):
         who = WorkflowTask(Task("t", "q"), "e", f"g-{number:04d}", 0, 4, "eval", 1)
         asked = {f"{ENV}.{name}": value for name, value in given.items()}
-        album = album_for(config_of({"ajet.experiment_dir": str(tmp_path)} | asked), who)
-        return album and album._folder
+        config = config_of({"ajet.experiment_dir": str(tmp_path)} | asked)
+        recorder = frame_recorder_for(config, who)
+        return recorder and recorder._folder
 
     assert place(0) is None
     assert place(0, render_save_dir="frames") == tmp_path / "frames" / "step_000004"
@@ -477,7 +478,7 @@ def test_do_sample_must_agree_with_the_temperature():
 @shows(f"{C}.cache_path", f"{C}.requests_per_minute", f"{JUDGE}.alien_llm_model")
 def test_a_judges_model_is_asked_as_the_config_says(tmp_path):
     given = {f"{C}.cache_path": str(tmp_path / "r.sqlite"), f"{C}.requests_per_minute": 7}
-    client = alien_client(config_of(given | {f"{JUDGE}.alien_llm_model": "own"}))
+    client = user_judge_client(config_of(given | {f"{JUDGE}.alien_llm_model": "own"}))
     assert client.model == "own" and client._cache.path == tmp_path / "r.sqlite"
     assert client._rate._starts_s.maxlen == 7
     plain = judge_client(config_of({f"{C}.cache_path": None}), "m")
@@ -687,7 +688,7 @@ def test_an_endpoint_tries_as_many_engines_as_the_config_says(ray_session):
     from ajet.cluster.engines import Engines
 
     engines = Engines(config_of({"ajet.backbone": "verl", f"{R}.router.max_tries": 7}), [])
-    assert engines.endpoint_maker()()._max_tries == 7
+    assert engines.endpoint_factory()()._max_tries == 7
     engines.close()
 
 

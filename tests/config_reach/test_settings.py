@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import pytest
-from ajet.core.advantage.kl_control import kl_control_of
 
 from ajet.backbones.disaggregated.async_run import explorer_settings
-from ajet.cluster.placement import Needs, Node, place
+from ajet.cluster.placement import Node, ResourceRequest, place_processes
 from ajet.cluster.weight_store import sync_method
+from ajet.core.advantage.kl_controller import make_kl_controller
 from ajet.core.buffer.staleness import StalenessBound
 from ajet.core.config import AjetConfig
 from ajet.core.inference.endpoint import SamplingParams
@@ -60,12 +60,13 @@ def config_of(given: dict[str, Any]) -> AjetConfig:
 def settings_of(config: AjetConfig) -> dict[str, Any]:
     """All settings objects of a config, field by field: ``update.lr``, ``limits.max_steps``."""
     asked = {"model_path": "m", "device": "cpu", "port": 1, "python": "p"}
+    request = ResourceRequest.from_config(config)
     made = {
         "update": UpdateSettings.from_config(config),
         "critic": CriticSettings.from_config(config),
         "sharding": ShardingSettings.from_config(config),
         "learner": LearnerSettings.from_config(config),
-        "kl": vars(kl_control_of(config)),
+        "kl": vars(make_kl_controller(config)),
         "limits": RolloutLimits.from_config(config),
         "batch": BatchSettings.from_config(config),
         "train": SamplingParams.from_config(config, "train"),
@@ -74,11 +75,11 @@ def settings_of(config: AjetConfig) -> dict[str, Any]:
         "router": RouterSettings.from_config(config),
         "staleness": StalenessBound.from_config(config),
         "explorer": explorer_settings(config, 9),
-        "server": ServerSettings.read(config, **asked),
+        "server": ServerSettings.from_config(config, **asked),
         "server.python": server_python(config, engine="sglang", on_gpu=True),
         "engine": engine_name(config, on_gpu=True),
-        "weights": sync_method(config, place(Needs.of(config), [Node("n", 8, 8)] * 2))[0],
-        "needs": Needs.of(config),
+        "weights": sync_method(config, place_processes(request, [Node("n", 8, 8)] * 2))[0],
+        "request": request,
         "selections": selections(config),
         "plan.total_steps": BatchPlan(config, 96, 10).total_steps,
         "plan.validation_episodes": BatchPlan(config, 96, 10).validation_episodes,
@@ -196,7 +197,7 @@ SETTINGS: dict[str, Row] = {
         },
     ),
     # Episodes.
-    f"{R}.max_env_worker": Row(7, {"limits.max_env_worker": 7, "needs.max_episodes": 7}),
+    f"{R}.max_env_worker": Row(7, {"limits.max_env_worker": 7, "request.max_episodes": 7}),
     f"{R}.max_model_len": Row(7, {"limits.max_model_len": 7, "server.max_model_len": 7}),
     f"{R}.multi_turn.max_steps": Row(7, {"limits.max_steps": 7}),
     f"{R}.episode_timeout_s": Row(7.0, {"limits.episode_timeout_s": 7.0}),
@@ -217,11 +218,11 @@ SETTINGS: dict[str, Row] = {
     f"{R}.name": Row("vllm", {"engine": "vllm"}, ON_VERL),
     f"{R}.max_num_seqs": Row(7, {"server.max_num_seqs": 7}, ON_VERL),
     f"{R}.tensor_model_parallel_size": Row(
-        2, {"server.tensor_parallel_size": 2, "needs.tensor_parallel": 2}, ON_GPUS
+        2, {"server.tensor_parallel_size": 2, "request.tensor_parallel": 2}, ON_GPUS
     ),
-    f"{R}.n_vllm_engine": Row(2, {"needs.n_engines": 2}, ON_VERL),
-    f"{R}.device_mapping": Row([1], {"needs.engine_devices": (1,)}, ON_GPUS),
-    f"{R}.agent.num_workers": Row(3, {"needs.num_workers": 3}, ON_VERL),
+    f"{R}.n_vllm_engine": Row(2, {"request.n_engines": 2}, ON_VERL),
+    f"{R}.device_mapping": Row([1], {"request.engine_devices": (1,)}, ON_GPUS),
+    f"{R}.agent.num_workers": Row(3, {"request.num_workers": 3}, ON_VERL),
     f"{R}.router.skew": Row(7, {"router.skew": 7}, ON_VERL),
     f"{R}.router.health_interval_s": Row(0.5, {"router.health_interval_s": 0.5}, ON_VERL),
     f"{R}.router.max_failed_checks": Row(7, {"router.max_failed_checks": 7}, ON_VERL),
@@ -233,13 +234,13 @@ SETTINGS: dict[str, Row] = {
         0.25, {"server.gpu_memory_utilization": 0.25}, ON_TRINITY
     ),
     # Processes.
-    f"{T}.nnodes": Row(2, {"needs.nnodes": 2, "weights": "checkpoint"}, ON_VERL),
-    f"{T}.n_gpus_per_node": Row(4, {"needs.n_gpus_per_node": 4}, ON_VERL),
-    f"{T}.n_trainer_ranks": Row(2, {"needs.n_trainer_ranks": 2}, ON_VERL),
-    f"{T}.device_mapping": Row([1], {"needs.trainer_devices": (1,)}, ON_GPUS),
+    f"{T}.nnodes": Row(2, {"request.nnodes": 2, "weights": "checkpoint"}, ON_VERL),
+    f"{T}.n_gpus_per_node": Row(4, {"request.n_gpus_per_node": 4}, ON_VERL),
+    f"{T}.n_trainer_ranks": Row(2, {"request.n_trainer_ranks": 2}, ON_VERL),
+    f"{T}.device_mapping": Row([1], {"request.trainer_devices": (1,)}, ON_GPUS),
     f"{T}.ulysses_sequence_parallel_size": Row(
         2,
-        {"sharding.ulysses_sequence_parallel_size": 2, "needs.sequence_parallel": 2},
+        {"sharding.ulysses_sequence_parallel_size": 2, "request.sequence_parallel": 2},
         ON_VERL | {f"{T}.n_trainer_ranks": 2},
     ),
     f"{T}.fsdp_config.param_offload": Row(False, {"sharding.cpu_offload": False}, ON_VERL),
@@ -344,12 +345,12 @@ SETTINGS: dict[str, Row] = {
         "trinity",
         {
             "update.correction.level": "token",
-            "needs.colocated": False,
+            "request.colocated": False,
             "server.gpu_memory_utilization": 0.85,
             "weights": "nccl",
         },
     ),
-    "trinity.mode": Row("train", {"needs.generates": False, "weights": "checkpoint"}, ON_TRINITY),
+    "trinity.mode": Row("train", {"request.generates": False, "weights": "checkpoint"}, ON_TRINITY),
     "trinity.max_staleness": Row(
         3, {"staleness.max_staleness": 3, "staleness.groups_ahead": 96}, ON_TRINITY
     ),
@@ -433,14 +434,14 @@ def test_taking_turns_leaves_no_token_stale():
 def test_who_computes_on_the_cpu_asks_for_no_gpu():
     def gpus(device, asked):
         given = ON_VERL | {"ajet.model.device": device, f"{T}.n_gpus_per_node": asked}
-        return Needs.of(config_of(given)).n_gpus_per_node
+        return ResourceRequest.from_config(config_of(given)).n_gpus_per_node
 
     assert [gpus("cpu", "auto"), gpus("auto", "auto"), gpus("cpu", 2)] == [0, "auto", 2]
 
 
 def test_who_trains_and_who_generates_follows_from_the_mode():
     def roles(mode):
-        needs = Needs.of(config_of(ON_TRINITY | {"trinity.mode": mode}))
+        needs = ResourceRequest.from_config(config_of(ON_TRINITY | {"trinity.mode": mode}))
         return needs.trains, needs.generates
 
     assert {mode: roles(mode) for mode in ("both", "train", "explore", "bench", "serve")} == {

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from ajet.core.advantage.kl_control import AdaptiveKL
 
 from ajet.core.advantage import EstimatorSettings
+from ajet.core.advantage.kl_controller import AdaptiveKLController
 from ajet.core.learning.checkpoints import LearnerCheckpoints
 from ajet.core.learning.learner import Learner, LearnerSettings
 from ajet.core.model.load import LoadedModel
@@ -19,7 +19,8 @@ def checkpoints(seed=0, keep=2, **update):
     model = tiny_model(seed)
     loaded = LoadedModel(model, chat_tokenizer("qwen2_5"), "tiny")
     policy = Policy(model, UpdateSettings(**update))
-    learner = Learner(policy, None, AdaptiveKL(0.5, 0.1, 9), LearnerSettings(EstimatorSettings()))
+    controller = AdaptiveKLController(0.5, 0.1, 9)
+    learner = Learner(policy, None, controller, LearnerSettings(EstimatorSettings()))
     return learner, LearnerCheckpoints(learner, loaded, keep=keep)
 
 
