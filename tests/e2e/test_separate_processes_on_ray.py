@@ -31,7 +31,7 @@ class Half(ToyRun):
         return ["--conf", "toy.yaml", "--backbone", "trinity", "--with-ray", *self.overrides]
 
 
-def halves(folder, *overrides):
+def two_commands(folder, *overrides):
     return [Half(folder, mode, *overrides) for mode in ("train", "explore")]
 
 
@@ -45,7 +45,7 @@ def kill(driver, title):
 
 
 def test_in_turns_two_commands_on_ray_make_the_run_of_one_process(tmp_path, monkeypatch):
-    two = halves(tmp_path / "two", "trinity.max_staleness=0")
+    two = two_commands(tmp_path / "two", "trinity.max_staleness=0")
     with ExitStack() as stack:
         to_their_ends([stack.enter_context(ended(each.start())) for each in two], two[0])
     one = ToyRun(tmp_path / "one")
@@ -59,7 +59,7 @@ def test_in_turns_two_commands_on_ray_make_the_run_of_one_process(tmp_path, monk
 
 
 def test_a_lost_engine_and_a_lost_trainer_rank_cost_no_episode_and_no_bound(tmp_path):
-    train, explore = halves(
+    train, explore = two_commands(
         tmp_path,
         "trinity.max_staleness=1",
         "ajet.trainer_common.save_freq=1",
