@@ -21,8 +21,8 @@ READY_WITHIN_S, GONE_WITHIN_S = 180, 10
 HOLD = """
 import json, os, sys, time
 import ray
-from ajet.cluster.placement import Needs, place_processes
-from ajet.cluster.placement_groups import reserved
+from ajet.cluster.placement import ResourceRequest, place_processes
+from ajet.cluster.placement_groups import reserve
 from ajet.cluster.session import SessionSettings, ray_session, worker_environment
 from ajet.core.config import load_config
 
@@ -35,9 +35,9 @@ config = load_config(sys.argv[1], ["ajet.rollout.agent.num_workers=2"], backbone
 settings = SessionSettings(mode="start", debug_tags=("T",))
 said = []
 with ray_session(settings, config, said.append) as session:
-    placement = place_processes(Needs.of(config), session.nodes)
+    placement = place_processes(ResourceRequest.from_config(config), session.nodes)
     environment = worker_environment(settings, config, os.environ)
-    with reserved(placement, environment) as reservation:
+    with reserve(placement, environment) as reservation:
         kind = ray.remote(Process)
         actors = [kind.options(**reservation.options(p)).remote() for p in placement.processes]
         processes = ray.get([actor.what.remote() for actor in actors])

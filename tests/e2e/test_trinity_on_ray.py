@@ -62,7 +62,13 @@ def test_no_episode_has_tokens_of_two_versions_where_none_may_go_on(toy, how):
     assert set(ages(toy)) <= {0, 1}
 
 
+<<<<<<< ours
 def test_on_the_same_devices_they_take_turns(toy):
+||||||| base
+def test_on_the_same_devices_the_halves_take_turns(toy):
+=======
+def test_on_the_same_devices_explorer_and_trainer_take_turns(toy):
+>>>>>>> theirs
     summary = train_trinity([*SHORT, "trinity.mode=colocate"])
     assert summary.steps == STEPS
     assert set(ages(toy)) == {0} and len(ages(toy)) == STEPS * EPISODES
@@ -72,7 +78,7 @@ def test_on_the_same_devices_they_take_turns(toy):
 def test_weights_travel_as_asked_and_an_engine_that_is_replaced_gets_those_of_the_day(
     toy, method, monkeypatch
 ):
-    from ajet.cluster.engine_process import Engines
+    from ajet.cluster.engines import Engines
     from ajet.cluster.trainer_group import TrainerGroup
 
     publish, load, sources, killed = TrainerGroup.publish, Engines.load, [], []

@@ -1,0 +1,79 @@
+"""Backbone trinity's explorer and trainer as two commands, each on a Ray of its own."""
+
+import json
+import os
+import signal
+from contextlib import ExitStack
+
+import pytest
+
+from tests.e2e.three_backbones import SETTINGS, episodes, numbers, train_debug, weights
+from tests.e2e.toy_run import ToyRun, ended, wait_until
+from tests.processes import below, command
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.ray
+
+STEPS = 4
+EPISODES = 12  # of a step
+WITHIN_S = 600
+
+
+class Half(ToyRun):
+    """One of the two commands over one project."""
+
+    def __init__(self, folder, mode, *overrides):
+        asked = [f"ajet.trainer_common.total_training_steps={STEPS}", f"trinity.mode={mode}"]
+        super().__init__(folder, *SETTINGS, *asked, *overrides)
+
+    @property
+    def arguments(self):
+        return ["--conf", "toy.yaml", "--backbone", "trinity", "--with-ray", *self.overrides]
+
+
+def two_commands(folder, *overrides):
+    return [Half(folder, mode, *overrides) for mode in ("train", "explore")]
+
+
+def to_their_ends(running, run):
+    assert [each.wait(WITHIN_S) for each in running] == [0, 0], run.stderr()
+
+
+def kill(driver, title):
+    """The first process below the driver that Ray has named so."""
+    os.kill(min(pid for pid in below(driver.pid) if title in command(pid)), signal.SIGKILL)
+
+
+def test_in_turns_two_commands_on_ray_make_the_run_of_one_process(tmp_path, monkeypatch):
+    two = two_commands(tmp_path / "two", "trinity.max_staleness=0")
+    with ExitStack() as stack:
+        to_their_ends([stack.enter_context(ended(each.start())) for each in two], two[0])
+    one = ToyRun(tmp_path / "one")
+    monkeypatch.chdir(one.folder)
+    train_debug([*SETTINGS, f"ajet.trainer_common.total_training_steps={STEPS}"])
+    assert len(episodes(one)) == STEPS * EPISODES * 2 and episodes(two[0]) == episodes(one)
+    losses = [numbers(run, "update/loss") for run in (two[0], one)]
+    assert abs(losses[0] - losses[1]).max() < 1e-6
+    mine, theirs = weights(two[0], STEPS), weights(one, STEPS)
+    assert max(abs(mine[name] - theirs[name]).max() for name in theirs) < 1e-6
+
+
+def test_a_lost_engine_and_a_lost_trainer_rank_cost_no_episode_and_no_bound(tmp_path):
+    train, explore = two_commands(
+        tmp_path,
+        "trinity.max_staleness=1",
+        "ajet.trainer_common.save_freq=1",
+        "ajet.rollout.n_vllm_engine=2",
+    )
+    with ended(train.start()) as trainer, ended(explore.start()) as explorer:
+        assert wait_until(lambda: train.steps_saved(), trainer, WITHIN_S, 0.05), train.stderr()
+        kill(explorer, "ray::EngineProcess")
+        kill(trainer, "ray::TrainerRank")
+        to_their_ends([trainer, explorer], train)
+    said = (train.path / "logs/run.log").read_text()
+    assert "trainer rank 0 is lost: its process ended: the run goes on from its last" in said
+    said = (train.path / "logs/explore.log").read_text()
+    assert "an inference replica gets no more requests: engine " in said
+    assert len({row[0] for row in episodes(train)}) == STEPS * EPISODES
+    summary = json.loads((train.path / "summary.json").read_text())
+    assert summary["steps"] == STEPS and set(summary["staleness"]) <= {"0", "1"}
