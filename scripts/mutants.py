@@ -250,6 +250,10 @@ EQUIVALENT: dict[str, str] = {
     '- out[f"{name}.step"] = torch.tensor(0.0) + out[f"{name}.step"] = torch.tensor(1.0)': (
         "a template has names, shapes and shards: what is read is put over its content"
     ),
+    "ajet/core/update/optimizer.py _clip: "
+    "- if limit and grad_norm > limit: + if limit and grad_norm >= limit:": (
+        "where both are equal, gradients are multiplied by their quotient, which is 1 exactly"
+    ),
     "ajet/core/trajectory/base_recorder.py generate: "
     '- target_tag: str = "default", + target_tag: str = "XXdefaultXX",': (
         "the method of the base class only raises NotImplementedError, and recorders have their own"
