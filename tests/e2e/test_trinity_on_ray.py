@@ -62,13 +62,7 @@ def test_no_episode_has_tokens_of_two_versions_where_none_may_go_on(toy, how):
     assert set(ages(toy)) <= {0, 1}
 
 
-<<<<<<< ours
-def test_on_the_same_devices_they_take_turns(toy):
-||||||| base
-def test_on_the_same_devices_the_halves_take_turns(toy):
-=======
 def test_on_the_same_devices_explorer_and_trainer_take_turns(toy):
->>>>>>> theirs
     summary = train_trinity([*SHORT, "trinity.mode=colocate"])
     assert summary.steps == STEPS
     assert set(ages(toy)) == {0} and len(ages(toy)) == STEPS * EPISODES
