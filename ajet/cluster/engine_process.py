@@ -118,7 +118,7 @@ class EngineProcess:
 class ActorReplica:
     """A `Replica` whose engine lives in an actor."""
 
-    version: int | None = None  # unknown here: the router loads weights again in doubt
+    version: int | None = None  # unknown, so the router always loads weights into a new replica
 
     def __init__(self, name: str, actor: Any) -> None:
         self.name = name

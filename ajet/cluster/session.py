@@ -227,7 +227,7 @@ def worker_environment(
 def _local_ray(env: dict[str, str], print_line: Print, reason: str) -> Iterator[RaySession]:
     import ray
 
-    folder = Path(tempfile.mkdtemp(prefix="ajet-ray-"))  # a short path: socket paths have a maximum
+    folder = Path(tempfile.mkdtemp(prefix="ajet-ray-"))  # short: Ray puts sockets there
     print_line(f"starting a Ray on this machine ({reason}); its logs are in {folder} while it runs")
     is_clean = False
     try:
@@ -266,7 +266,7 @@ def start_ray(folder: Path, **options: Any) -> None:
         try:
             ray.init(**defaults, _temp_dir=str(folder), **options)
             return
-        except Exception as error:  # Ray raises the plain class
+        except Exception as error:  # Ray raises a plain Exception
             ray.shutdown()
             _end_processes_of(folder)
             reason = " ".join(str(error).split())

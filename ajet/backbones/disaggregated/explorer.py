@@ -97,7 +97,7 @@ class Explorer:
         self._cursor_before_batch: dict[str, Any] | None = None
         self.counts: Counter[str] = Counter()
 
-    # What a checkpoint keeps.
+    # State for checkpoints.
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position in the plan, and the groups that run: they begin again in a run that

@@ -11,9 +11,8 @@ those of higher priority, then those that were planned earlier.
 
 A process may be killed at any moment without losing a finished group. A run that resumes from the
 checkpoint of step s calls `reopen(s)`: groups that later steps took or expired are ready again, and
-`in_flight()` returns the groups that had begun. Tokens that were sampled by updates which are lost
-with the earlier attempt count as older than they were: the checkpoint is as many updates older than
-the step as the lost update was newer than the checkpoint.
+`in_flight()` returns the groups that had begun. A token of weights that are lost with the earlier
+attempt, k updates newer than the checkpoint, counts as k updates older than the checkpoint.
 
 Explorer and trainer may be two processes, which exchange notes through the buffer
 (backbones/disaggregated/split_run.py). A trainer that starts again begins a new attempt, and an
