@@ -197,6 +197,7 @@ def trace(backbone: str) -> Hops:
             "PYTHONPATH": os.pathsep.join([str(project), str(ROOT)]),
             "AJET_HOPS_PACKAGE": str(ROOT / "ajet"),
             "AJET_HOPS_FOLDER": str(records),
+            "RAY_USE_UVLOOP": "0",  # tasks are followed through asyncio's own loop
         }
         done = subprocess.run(
             command, cwd=project, env=environment, capture_output=True, text=True, timeout=LIMIT_S
