@@ -30,9 +30,9 @@ def test_each_distinct_prefix_is_one_token_and_depth_is_its_position():
 def test_of_a_row_a_rank_reads_its_own_part_of_the_flat_tokens_from_the_first_one_on():
     row = Row.of(sample([7, 8, 1, 2, 3], "00111"))  # reads at 1, 2, 3 what follows there
     own = _row_within(row, np.array([4, 5, 6]), slice(5, 7))
-    assert (own.read.tolist(), own.targets.tolist()) == ([2, 3], [2, 3])
+    assert (own.positions.tolist(), own.targets.tolist()) == ([2, 3], [2, 3])
     others = _row_within(row, np.array([4, 5, 6]), slice(0, 5))
-    assert (others.read.tolist(), others.targets.tolist()) == ([1], [1])
+    assert (others.positions.tolist(), others.targets.tolist()) == ([1], [1])
 
 
 def test_a_forest_shares_nothing():
