@@ -20,10 +20,11 @@ from ajet.core.inference.engines.sampling import Sampler
 
 KEEP_FRACTION = 0.8
 """Compact when fewer of the rows than this are still running."""
-JOIN_INTERVAL = 6
-"""With `eager`, after so many steps whoever waits joins: forming a batch costs steps."""
-JOIN_FRACTION = 0.5
-"""With `eager`, requests join at once when they are at least this fraction of the running rows."""
+JOIN_FRACTION = 2.0
+"""With `eager`, queued rows join when there are this many times as many of them as running rows:
+each forming of the batch then costs little beside the rows that it adds."""
+JOIN_INTERVAL = 32
+"""With `eager`, the steps after which queued rows join however few they are."""
 
 
 class Batch:
@@ -129,7 +130,7 @@ class Batch:
 
         A wave's rows are all queued when it begins, and those that did not fit follow whenever the
         batch is compacted anyway. With `eager`, single requests arrive at any time: admitting each
-        one as it comes would form the batch anew at nearly every step.
+        one as it comes would form the batch anew at nearly every step, and compute with few rows.
         """
         if num_running == 0 or not self._queue:
             return True

@@ -11,7 +11,7 @@ With `deterministic=True` a wave starts only when nothing runs and every live ep
 and so every rounding, then depends on the requests and never on their timing. A finished request
 resolves at once, so tools run while the wave goes on. A function that is called before each wave
 (`set_wave_check`) may make episodes leave: which episodes have ended by then does not depend on
-timing. `deterministic=False` lets requests join a running batch.
+timing. `deterministic=False` lets requests join a running batch (batch.py says when).
 
 Not covered: deadlines (the caller cancels), several requests of one episode at the same time (the
 wave does not wait for the second), weights on several devices.
@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -45,6 +45,10 @@ KV_BYTES = 1 << 30
 SETTLE_TURNS = 8
 """The turns of the event loop without an arrival before a wave starts: `gather` starts its calls
 one after the other, and an episode that leaves gives its slot to one that enters a moment later."""
+GATHER_S = 0.02
+"""With `deterministic=False`, an idle engine starts when no request has arrived for so long."""
+MAX_GATHER_S = 0.16
+"""The longest time for which the first of them waits."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,28 @@ class EngineStats:
     cached_prompt_tokens: int = 0
     sampled_tokens: int = 0
     busy_s: float = 0.0
+
+
+class Waitable(Protocol):
+    """A condition variable, whose lock the caller holds."""
+
+    def wait(self, timeout: float | None = None) -> bool: ...
+
+
+def wait_for_pause(
+    changed: Waitable,
+    num_arrived: Callable[[], int],
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Waits until no request has arrived for `GATHER_S`, at most `MAX_GATHER_S` in all.
+
+    Episodes that run in other processes begin one after another. An engine that starts with the
+    first of their requests computes most of its steps with few rows.
+    """
+    end_s, before = clock() + MAX_GATHER_S, -1
+    while num_arrived() != before and clock() < end_s:
+        before = num_arrived()
+        changed.wait(GATHER_S)
 
 
 @dataclass(eq=False)
@@ -313,6 +339,8 @@ class InProcessEngine:
         with self._changed:
             while wait and not (self._submitted or self._closed):
                 self._changed.wait()
+            if wait and not self._deterministic:
+                wait_for_pause(self._changed, lambda: len(self._submitted))
             if self._published is not None:
                 self._batch.publish(self._published)
                 self._published = None

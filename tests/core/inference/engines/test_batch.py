@@ -1,0 +1,109 @@
+"""When requests join a running batch, and how long an idle engine waits for more of them."""
+
+import torch
+
+from ajet.core.inference.endpoint import SamplingParams
+from ajet.core.inference.engines.batch import Batch
+from ajet.core.inference.engines.forward import BatchRow
+from ajet.core.inference.engines.in_process import wait_for_pause
+
+VOCAB = 8
+LENGTH = 100
+
+
+class CountingForward:
+    """Samples token 0 for ever, and notes how many rows each forming of the batch had."""
+
+    def __init__(self):
+        self.formed = []
+
+    def rebuild(self, rows):
+        self.formed.append(len(rows))
+        return 0
+
+    def decode(self, rows):
+        return torch.zeros(len(rows), VOCAB)
+
+    def keep(self, index): ...
+    def store(self, rows): ...
+    def release(self, episode_ids): ...
+    def reset(self): ...
+
+
+def batch_of(forward, *, eager):
+    return Batch(
+        forward, torch.device("cpu"), max_num_seqs=99, max_kv_tokens=99 * LENGTH, eager=eager
+    )
+
+
+def rows(first, count):
+    sampling = SamplingParams(max_tokens=LENGTH - 1)
+    return [BatchRow(f"e{first + n}/0", (1,), sampling, frozenset(), LENGTH) for n in range(count)]
+
+
+def steps(batch, number):
+    for _ in range(number):
+        batch.step()
+
+
+def test_requests_join_when_they_are_twice_the_running_ones():
+    batch = batch_of(forward := CountingForward(), eager=True)
+    batch.add(rows(0, 2))
+    steps(batch, 1)
+    batch.add(rows(2, 3))
+    steps(batch, 1)
+    assert forward.formed == [2]
+    batch.add(rows(5, 1))
+    steps(batch, 1)
+    assert forward.formed == [2, 6]
+
+
+def test_a_single_request_joins_after_32_steps():
+    batch = batch_of(forward := CountingForward(), eager=True)
+    batch.add(rows(0, 8))
+    steps(batch, 1)
+    batch.add(rows(8, 1))
+    steps(batch, 31)
+    assert forward.formed == [8]
+    steps(batch, 1)
+    assert forward.formed == [8, 9]
+
+
+def test_what_comes_in_a_wave_waits_for_its_end():
+    batch = batch_of(forward := CountingForward(), eager=False)
+    batch.add(rows(0, 1))
+    steps(batch, 1)
+    batch.add(rows(1, 9))
+    steps(batch, 97)
+    assert forward.formed == [1]
+    steps(batch, 2)  # the 99th token was the row's last
+    assert forward.formed == [1, 9]
+
+
+class Arrivals:
+    """A condition whose `wait` brings one request each time, so many times, and then none."""
+
+    def __init__(self, number):
+        self.left, self.num_arrived, self.now_s = number, 1, 0.0
+
+    def wait(self, timeout=None):
+        self.now_s += 0.01 if self.left else timeout
+        if self.left:
+            self.left -= 1
+            self.num_arrived += 1
+        return self.left > 0
+
+    def clock(self):
+        return self.now_s
+
+
+def test_an_idle_engine_waits_until_requests_have_stopped_coming():
+    arrivals = Arrivals(5)
+    wait_for_pause(arrivals, lambda: arrivals.num_arrived, arrivals.clock)
+    assert arrivals.num_arrived == 6
+
+
+def test_it_does_not_wait_for_ever_for_a_pause():
+    arrivals = Arrivals(1000)
+    wait_for_pause(arrivals, lambda: arrivals.num_arrived, arrivals.clock)
+    assert arrivals.num_arrived == 17  # one each 10 ms, for 160 ms
