@@ -158,7 +158,7 @@ class TrainerRank:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """A `BroadcastSource` by broadcast: rank 0 sends its copy of this version to the engines."""
+    """Weights that are sent by broadcast: rank 0 sends its copy of this version to the engines."""
 
     rank: Any
     version: int

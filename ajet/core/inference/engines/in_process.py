@@ -67,20 +67,16 @@ class Waitable(Protocol):
     def wait(self, timeout: float | None = None) -> bool: ...
 
 
-def wait_for_pause(
-    changed: Waitable,
-    num_arrived: Callable[[], int],
-    clock: Callable[[], float] = time.monotonic,
-) -> None:
-    """Waits until no request has arrived for `GATHER_S`, at most `MAX_GATHER_S` in all.
+def wait_for_pause(changed: Waitable, clock: Callable[[], float] = time.monotonic) -> None:
+    """Waits until nothing has been announced on `changed` for `GATHER_S`, at most `MAX_GATHER_S`
+    in all.
 
     Episodes that run in other processes begin one after another. An engine that starts with the
     first of their requests computes most of its steps with few rows.
     """
-    end_s, before = clock() + MAX_GATHER_S, -1
-    while num_arrived() != before and clock() < end_s:
-        before = num_arrived()
-        changed.wait(GATHER_S)
+    end_s = clock() + MAX_GATHER_S
+    while clock() < end_s and changed.wait(GATHER_S):
+        pass
 
 
 @dataclass(eq=False)
@@ -340,7 +336,7 @@ class InProcessEngine:
             while wait and not (self._submitted or self._closed):
                 self._changed.wait()
             if wait and not self._deterministic:
-                wait_for_pause(self._changed, lambda: len(self._submitted))
+                wait_for_pause(self._changed)
             if self._published is not None:
                 self._batch.publish(self._published)
                 self._published = None

@@ -81,29 +81,27 @@ def test_what_comes_in_a_wave_waits_for_its_end():
 
 
 class Arrivals:
-    """A condition whose `wait` brings one request each time, so many times, and then none."""
+    """A condition that is notified every 10 ms, so many times, and then no more."""
 
     def __init__(self, number):
-        self.left, self.num_arrived, self.now_s = number, 1, 0.0
+        self.left, self.now_ms = number, 0
 
     def wait(self, timeout=None):
-        self.now_s += 0.01 if self.left else timeout
-        if self.left:
-            self.left -= 1
-            self.num_arrived += 1
-        return self.left > 0
+        self.left -= 1
+        self.now_ms += 10 if self.left >= 0 else round(timeout * 1000)
+        return self.left >= 0
 
     def clock(self):
-        return self.now_s
+        return self.now_ms / 1000
 
 
 def test_an_idle_engine_waits_until_requests_have_stopped_coming():
     arrivals = Arrivals(5)
-    wait_for_pause(arrivals, lambda: arrivals.num_arrived, arrivals.clock)
-    assert arrivals.num_arrived == 6
+    wait_for_pause(arrivals, arrivals.clock)
+    assert arrivals.now_ms == 5 * 10 + 20
 
 
 def test_it_does_not_wait_for_ever_for_a_pause():
     arrivals = Arrivals(1000)
-    wait_for_pause(arrivals, lambda: arrivals.num_arrived, arrivals.clock)
-    assert arrivals.num_arrived == 17  # one each 10 ms, for 160 ms
+    wait_for_pause(arrivals, arrivals.clock)
+    assert arrivals.now_ms == 160
