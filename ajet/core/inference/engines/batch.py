@@ -59,6 +59,11 @@ class Batch:
         """Is true while any row waits or runs."""
         return bool(self._queue or self._rows)
 
+    @property
+    def running(self) -> bool:
+        """Is true while any row runs."""
+        return bool(self._rows)
+
     def add(self, rows: Iterable[BatchRow]) -> None:
         """Queues rows; they start in this order."""
         self._queue.extend(rows)

@@ -46,7 +46,7 @@ SETTLE_TURNS = 8
 """The turns of the event loop without an arrival before a wave starts: `gather` starts its calls
 one after the other, and an episode that leaves gives its slot to one that enters a moment later."""
 GATHER_S = 0.02
-"""With `deterministic=False`, an idle engine starts when no request has arrived for so long."""
+"""With `deterministic=False`, a batch begins when no request has arrived for so long."""
 MAX_GATHER_S = 0.16
 """The longest time for which the first of them waits."""
 
@@ -335,7 +335,7 @@ class InProcessEngine:
         with self._changed:
             while wait and not (self._submitted or self._closed):
                 self._changed.wait()
-            if wait and not self._deterministic:
+            if not self._deterministic and not self._batch.running:
                 wait_for_pause(self._changed)
             if self._published is not None:
                 self._batch.publish(self._published)
