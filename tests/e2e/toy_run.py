@@ -317,7 +317,7 @@ def ended(process: subprocess.Popen):
         process.wait()
 
 
-def wait_until(condition, process: subprocess.Popen, timeout: float = 60, every_s=0.002) -> bool:
+def wait_until(condition, process: subprocess.Popen, timeout: float = 240, every_s=0.002) -> bool:
     """Whether it came true before the process ended."""
     until = time.monotonic() + timeout
     while time.monotonic() < until:
