@@ -15,7 +15,6 @@ Not covered: V3.2's calls in XML.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from ajet.core.inference.chat_template import Tools
 from ajet.core.inference.tool_parser import ParsedReply
@@ -23,8 +22,8 @@ from ajet.tool_parsers.scanning import (
     Calls,
     extract_calls,
     read_object,
-    split_thinking,
 )
+from ajet.tool_parsers.thinking import ThinkingParser
 
 _CALLS, _CALL, _SEP = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
 _CALL_END, _CALLS_END = "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
@@ -35,22 +34,21 @@ _FENCE = re.compile(r"\s*```")
 _CLOSING = re.compile(rf"\s*{_CALL_END}(?:\s*{_CALLS_END})?")
 
 
-class DeepSeekParser:
+class DeepSeekParser(ThinkingParser):
     """Parses replies of DeepSeek's models. `fenced` is the older form of forced calls."""
 
     special_tokens = (_CALLS, _CALL, _SEP, _CALL_END, _CALLS_END)
 
     def __init__(self, splits_thinking: bool = True, fenced: bool = True) -> None:
-        self._splits_thinking = splits_thinking
+        super().__init__(splits_thinking)
         self._fenced = fenced
 
     @classmethod
     def from_template(cls, template: str) -> DeepSeekParser:
-        return cls(splits_thinking="</think>" in template, fenced="```" in template)
+        return cls(splits_thinking=cls.thinking_tags.closing in template, fenced="```" in template)
 
-    def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
-        reasoning, rest = split_thinking(text) if self._splits_thinking else (None, text)
-        return replace(extract_calls(rest, _OPENING, _read, _CALL_END), reasoning=reasoning)
+    def _parse_rest(self, text: str, tools: Tools | None) -> ParsedReply:
+        return extract_calls(text, _OPENING, _read, _CALL_END)
 
     def opening(self, name: str | None) -> str:
         if name is None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ajet.core.inference.chat_template import Tools
@@ -30,8 +29,8 @@ from ajet.tool_parsers.scanning import (
     extract_calls,
     read_json,
     skip_space,
-    split_thinking,
 )
+from ajet.tool_parsers.thinking import ThinkingParser
 
 
 class Tokens(NamedTuple):
@@ -50,13 +49,14 @@ _SCALAR = re.compile(r"-?\d|true\b|false\b|null\b")
 _NONE = re.compile(r"None\b")
 
 
-class GemmaParser:
-    """Parses replies of Gemma 4 and FunctionGemma. With `splits_thinking=False` thinking stays in
-    the content."""
+class GemmaParser(ThinkingParser):
+    """Parses replies of Gemma 4 and FunctionGemma."""
+
+    thinking_tags = _THOUGHT
 
     def __init__(self, tokens: Tokens = GEMMA_4, splits_thinking: bool = True) -> None:
         self._tokens = tokens
-        self._splits_thinking = splits_thinking
+        super().__init__(splits_thinking)
         self._opening = re.compile(re.escape(tokens.opening))
         self.special_tokens = (*tokens, _CHANNEL, _CHANNEL_END)
 
@@ -65,10 +65,8 @@ class GemmaParser:
         tokens = FUNCTION_GEMMA if FUNCTION_GEMMA.opening in template else GEMMA_4
         return cls(tokens, splits_thinking=_CHANNEL_END in template)
 
-    def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
-        reasoning, rest = split_thinking(text, _THOUGHT) if self._splits_thinking else (None, text)
-        parsed = extract_calls(rest, self._opening, self._read, self._tokens.closing)
-        return replace(parsed, reasoning=reasoning)
+    def _parse_rest(self, text: str, tools: Tools | None) -> ParsedReply:
+        return extract_calls(text, self._opening, self._read, self._tokens.closing)
 
     def opening(self, name: str | None) -> str:
         # Without the name it ends at a token boundary: the colon may be in one token with the name.

@@ -17,12 +17,12 @@ after the name.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from ajet.core.inference.chat_template import Tools
 from ajet.core.inference.tool_parser import ParsedReply
-from ajet.tool_parsers.scanning import Calls, extract_calls, split_thinking
+from ajet.tool_parsers.scanning import Calls, extract_calls
 from ajet.tool_parsers.tagged_values import coerce_types, read_values
+from ajet.tool_parsers.thinking import ThinkingParser
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _OPENING = re.compile(_OPEN)
@@ -32,23 +32,13 @@ _VALUE_END = re.compile(rf"</arg_value>(?=\s*(?:<arg_key>|{_CLOSE}))")
 _END = re.compile(rf"\s*{_CLOSE}")
 
 
-class GlmParser:
-    """Parses replies of GLM 4.5 and later. With `splits_thinking=False` thinking stays in
-    the content."""
+class GlmParser(ThinkingParser):
+    """Parses replies of GLM 4.5 and later."""
 
     special_tokens = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
-    def __init__(self, splits_thinking: bool = True) -> None:
-        self._splits_thinking = splits_thinking
-
-    @classmethod
-    def from_template(cls, template: str) -> GlmParser:
-        return cls(splits_thinking="</think>" in template)
-
-    def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
-        reasoning, rest = split_thinking(text) if self._splits_thinking else (None, text)
-        parsed = extract_calls(rest, _OPENING, _read, _CLOSE)
-        return replace(coerce_types(parsed, tools), reasoning=reasoning)
+    def _parse_rest(self, text: str, tools: Tools | None) -> ParsedReply:
+        return coerce_types(extract_calls(text, _OPENING, _read, _CLOSE), tools)
 
     def opening(self, name: str | None) -> str:
         # The line break ends the name, also for models that write none there.

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from typing import Any
 
 from ajet.core.inference.chat_template import Tools
@@ -27,30 +26,20 @@ from ajet.tool_parsers.scanning import (
     extract_calls,
     read_json,
     skip_space,
-    split_thinking,
 )
+from ajet.tool_parsers.thinking import ThinkingParser
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _OPENING = re.compile(_OPEN)
 
 
-class HermesParser:
-    """Parses replies of Hermes, Qwen2.5 and Qwen3. With `splits_thinking=False` thinking stays in
-    the content."""
+class HermesParser(ThinkingParser):
+    """Parses replies of Hermes, Qwen2.5 and Qwen3."""
 
     special_tokens: tuple[str, ...] = ()
 
-    def __init__(self, splits_thinking: bool = True) -> None:
-        self._splits_thinking = splits_thinking
-
-    @classmethod
-    def from_template(cls, template: str) -> HermesParser:
-        """Returns the parser for a chat template with this source."""
-        return cls(splits_thinking="</think>" in template)
-
-    def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
-        reasoning, rest = split_thinking(text) if self._splits_thinking else (None, text)
-        return replace(extract_calls(rest, _OPENING, _read, _CLOSE), reasoning=reasoning)
+    def _parse_rest(self, text: str, tools: Tools | None) -> ParsedReply:
+        return extract_calls(text, _OPENING, _read, _CLOSE)
 
     def opening(self, name: str | None) -> str:
         if name is None:

@@ -16,7 +16,6 @@ is malformed; the ids that a model gives its calls (`ChatTemplate` numbers them 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from ajet.core.inference.chat_template import Tools
 from ajet.core.inference.tool_parser import ParsedReply
@@ -24,8 +23,8 @@ from ajet.tool_parsers.scanning import (
     Calls,
     extract_calls,
     read_object,
-    split_thinking,
 )
+from ajet.tool_parsers.thinking import ThinkingParser
 
 _CALLS, _CALLS_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _CALL, _ARGUMENTS = "<|tool_call_begin|>", "<|tool_call_argument_begin|>"
@@ -35,22 +34,13 @@ _ID = re.compile(rf"\s*([^\s<>{{}}]+)\s*{re.escape(_ARGUMENTS)}")
 _CLOSING = re.compile(rf"\s*{re.escape(_CALL_END)}(?:\s*{re.escape(_CALLS_END)})?")
 
 
-class KimiK2Parser:
-    """Parses replies of the Kimi K2 models. With `splits_thinking=False` thinking stays in
-    the content."""
+class KimiK2Parser(ThinkingParser):
+    """Parses replies of the Kimi K2 models."""
 
     special_tokens = (_CALLS, _CALL, _ARGUMENTS, _CALL_END, _CALLS_END)
 
-    def __init__(self, splits_thinking: bool = True) -> None:
-        self._splits_thinking = splits_thinking
-
-    @classmethod
-    def from_template(cls, template: str) -> KimiK2Parser:
-        return cls(splits_thinking="</think>" in template)
-
-    def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
-        reasoning, rest = split_thinking(text) if self._splits_thinking else (None, text)
-        return replace(extract_calls(rest, _OPENING, _read, _CALL_END), reasoning=reasoning)
+    def _parse_rest(self, text: str, tools: Tools | None) -> ParsedReply:
+        return extract_calls(text, _OPENING, _read, _CALL_END)
 
     def opening(self, name: str | None) -> str:
         # It ends at a token boundary: tokenizers join the dot with the name after it.

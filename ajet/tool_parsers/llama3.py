@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from typing import Any
 
 from ajet.core.inference.chat_template import Tools
@@ -25,29 +24,23 @@ from ajet.tool_parsers.scanning import (
     number_calls,
     read_object,
     skip_space,
-    split_thinking,
 )
+from ajet.tool_parsers.thinking import ThinkingParser
 
 _TAG = "<|python_tag|>"
 _LOOKS_LIKE_A_CALL = re.compile(r'\s*\{\s*"(name|parameters)"')
 
 
-class Llama3Parser:
-    """Parses replies of Llama 3.1, 3.2 and 3.3. With `splits_thinking=False` thinking stays in
-    the content."""
+class Llama3Parser(ThinkingParser):
+    """Parses replies of Llama 3.1, 3.2 and 3.3."""
 
     special_tokens = (_TAG,)
 
     def __init__(self, splits_thinking: bool = False) -> None:
-        self._splits_thinking = splits_thinking
+        super().__init__(splits_thinking)
 
-    @classmethod
-    def from_template(cls, template: str) -> Llama3Parser:
-        return cls(splits_thinking="</think>" in template)
-
-    def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
-        reasoning, rest = split_thinking(text) if self._splits_thinking else (None, text)
-        return replace(_parse(rest), reasoning=reasoning)
+    def _parse_rest(self, text: str, tools: Tools | None) -> ParsedReply:
+        return _parse(text)
 
     def opening(self, name: str | None) -> str:
         # Both end at a token boundary: tokenizers join the space with the text after it.

@@ -20,12 +20,12 @@ MiniMax M1's calls in JSON.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from ajet.core.inference.chat_template import Tools
 from ajet.core.inference.tool_parser import ParsedReply
-from ajet.tool_parsers.scanning import Calls, extract_calls, split_thinking
+from ajet.tool_parsers.scanning import Calls, extract_calls
 from ajet.tool_parsers.tagged_values import coerce_types, read_values
+from ajet.tool_parsers.thinking import ThinkingParser
 
 _OPEN, _CLOSE = "<minimax:tool_call>", "</minimax:tool_call>"
 _OPENING = re.compile(_OPEN)
@@ -36,23 +36,13 @@ _INVOKE_END = re.compile(r"\s*</invoke>")
 _END = re.compile(rf"\s*{_CLOSE}")
 
 
-class MiniMaxM2Parser:
-    """Parses replies of MiniMax M2 and M2.5. With `splits_thinking=False` thinking stays in
-    the content."""
+class MiniMaxM2Parser(ThinkingParser):
+    """Parses replies of MiniMax M2 and M2.5."""
 
     special_tokens = (_OPEN, _CLOSE)
 
-    def __init__(self, splits_thinking: bool = True) -> None:
-        self._splits_thinking = splits_thinking
-
-    @classmethod
-    def from_template(cls, template: str) -> MiniMaxM2Parser:
-        return cls(splits_thinking="</think>" in template)
-
-    def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
-        reasoning, rest = split_thinking(text) if self._splits_thinking else (None, text)
-        parsed = extract_calls(rest, _OPENING, _read, _CLOSE)
-        return replace(coerce_types(parsed, tools), reasoning=reasoning)
+    def _parse_rest(self, text: str, tools: Tools | None) -> ParsedReply:
+        return coerce_types(extract_calls(text, _OPENING, _read, _CLOSE), tools)
 
     def opening(self, name: str | None) -> str:
         # It ends at a token boundary: tokenizers join the equals sign with the quotation mark.

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 
 from ajet.core.inference.chat_template import Tools
 from ajet.core.inference.tool_parser import ParsedReply
@@ -23,29 +22,20 @@ from ajet.tool_parsers.scanning import (
     extract_calls,
     read_call_list,
     skip_space,
-    split_thinking,
 )
+from ajet.tool_parsers.thinking import ThinkingParser
 
 _OPEN, _CLOSE = "<TOOLCALL>", "</TOOLCALL>"
 _OPENING = re.compile(_OPEN)
 
 
-class NemotronParser:
-    """Parses replies of the Nemotron models. With `splits_thinking=False` thinking stays in
-    the content."""
+class NemotronParser(ThinkingParser):
+    """Parses replies of the Nemotron models."""
 
     special_tokens = (_OPEN, _CLOSE)
 
-    def __init__(self, splits_thinking: bool = True) -> None:
-        self._splits_thinking = splits_thinking
-
-    @classmethod
-    def from_template(cls, template: str) -> NemotronParser:
-        return cls(splits_thinking="</think>" in template)
-
-    def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
-        reasoning, rest = split_thinking(text) if self._splits_thinking else (None, text)
-        return replace(extract_calls(rest, _OPENING, _read, _CLOSE), reasoning=reasoning)
+    def _parse_rest(self, text: str, tools: Tools | None) -> ParsedReply:
+        return extract_calls(text, _OPENING, _read, _CLOSE)
 
     def opening(self, name: str | None) -> str:
         if name is None:

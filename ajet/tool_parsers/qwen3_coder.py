@@ -18,12 +18,12 @@ stays content.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from ajet.core.inference.chat_template import Tools
 from ajet.core.inference.tool_parser import ParsedReply
-from ajet.tool_parsers.scanning import Calls, extract_calls, split_thinking
+from ajet.tool_parsers.scanning import Calls, extract_calls
 from ajet.tool_parsers.tagged_values import coerce_types, read_values
+from ajet.tool_parsers.thinking import ThinkingParser
 
 _OPENING, _CLOSE = re.compile("<tool_call>"), "</tool_call>"
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
@@ -37,23 +37,14 @@ _PYTHON_LITERALS = {
 }  # as Qwen3.5's template writes these
 
 
-class Qwen3CoderParser:
-    """Parses replies of Qwen3-Coder. With `splits_thinking=False` thinking stays in
-    the content."""
+class Qwen3CoderParser(ThinkingParser):
+    """Parses replies of Qwen3-Coder."""
 
     special_tokens: tuple[str, ...] = ()
 
-    def __init__(self, splits_thinking: bool = True) -> None:
-        self._splits_thinking = splits_thinking
-
-    @classmethod
-    def from_template(cls, template: str) -> Qwen3CoderParser:
-        return cls(splits_thinking="</think>" in template)
-
-    def parse(self, text: str, tools: Tools | None = None) -> ParsedReply:
-        reasoning, rest = split_thinking(text) if self._splits_thinking else (None, text)
-        parsed = extract_calls(rest, _OPENING, _read, _CLOSE)
-        return replace(coerce_types(parsed, tools, _PYTHON_LITERALS), reasoning=reasoning)
+    def _parse_rest(self, text: str, tools: Tools | None) -> ParsedReply:
+        parsed = extract_calls(text, _OPENING, _read, _CLOSE)
+        return coerce_types(parsed, tools, _PYTHON_LITERALS)
 
     def opening(self, name: str | None) -> str:
         # It ends at a token boundary: tokenizers join the equals sign with the name after it.
