@@ -10,23 +10,19 @@ uninterrupted one, bit for bit.
 Not covered: several processes or devices.
 """
 
-from datetime import datetime
 from typing import Any
 
 from rich.console import Console
 
 from ajet import assembly
+from ajet.backbones.local_run import begin_local_run
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
 from ajet.core.errors import RunFailed
 from ajet.core.interrupt import Interrupt
 from ajet.core.judge import make_judge
-from ajet.core.learning.checkpoints import LearnerCheckpoints
-from ajet.core.record.origin import RunOrigin
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
-from ajet.core.run.resume_point import find_resume_point
-from ajet.core.run.training_run import TrainingRun
 
 
 class DebugTraining:
@@ -46,24 +42,19 @@ class DebugTraining:
         shared = {"judge": make_judge(config), "gateway": self.gateway}
         runner = assembly.make_runner(config, self.engine, template, mode="train", **shared)
         self.validator = assembly.make_runner(config, self.engine, template, mode="eval", **shared)
-        keep = config.ajet.trainer_common.max_checkpoints_to_keep
-        self.checkpoints = LearnerCheckpoints(self.learner, loaded, keep=keep)
-        resume_point = find_resume_point(folder, config.ajet.trainer_common.resume)
-        if resume_point is not None:
-            self.checkpoints.load(resume_point.path)
-            self.engine.publish(resume_point.step)
-        self.run = TrainingRun(
+        self.run, self.checkpoints, resume_point = begin_local_run(
             config,
             folder,
             tasks,
+            loaded,
+            template,
+            self.learner,
             save=self._save,
             interrupt=interrupt,
             console=console,
-            resume_point=resume_point,
         )
-        template.today = datetime.fromisoformat(self.run.state.begun)
-        origin = RunOrigin.from_config(config, template.stop_token_ids, self.run.state.begun)
-        self.run.recorder.save_inputs(loaded.tokenizer, origin, assembly.user_files(config))
+        if resume_point is not None:
+            self.engine.publish(resume_point.step)
         self.batches = self.run.batches(runner)
 
     def fit(self) -> RunSummary:

@@ -6,7 +6,6 @@ debug, bit for bit. Not covered: a cluster (training.py).
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from rich.console import Console
@@ -14,16 +13,13 @@ from rich.console import Console
 from ajet import assembly
 from ajet.backbones.disaggregated.async_run import AsyncRun
 from ajet.backbones.disaggregated.trainer_clients import make_trainer_client
+from ajet.backbones.local_run import begin_local_run
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
 from ajet.core.interrupt import Interrupt
 from ajet.core.judge import make_judge
-from ajet.core.learning.checkpoints import LearnerCheckpoints
-from ajet.core.record.origin import RunOrigin
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
-from ajet.core.run.resume_point import find_resume_point
-from ajet.core.run.training_run import TrainingRun
 
 
 class OneProcessTraining:
@@ -43,24 +39,18 @@ class OneProcessTraining:
         endpoint = self.client.endpoint
         runner = assembly.make_runner(config, endpoint, template, mode="train", **shared)
         validator = assembly.make_runner(config, endpoint, template, mode="eval", **shared)
-        keep = config.ajet.trainer_common.max_checkpoints_to_keep
-        self.checkpoints = LearnerCheckpoints(self.client.learner, loaded, keep=keep)
-        resume_point = find_resume_point(folder, config.ajet.trainer_common.resume)
-        if resume_point is not None:
-            self.checkpoints.load(resume_point.path)
-        self.run = TrainingRun(
+        self.run, self.checkpoints, resume_point = begin_local_run(
             config,
             folder,
             tasks,
+            loaded,
+            template,
+            self.client.learner,
             save=self._save,
             interrupt=interrupt,
             console=console,
-            resume_point=resume_point,
         )
         self.client.on_progress = self.run.progress.fraction
-        template.today = datetime.fromisoformat(self.run.state.begun)
-        origin = RunOrigin.from_config(config, template.stop_token_ids, self.run.state.begun)
-        self.run.recorder.save_inputs(loaded.tokenizer, origin, assembly.user_files(config))
         self.async_run = AsyncRun(
             self.run, self.client, runner=runner, validator=validator, resume_point=resume_point
         )

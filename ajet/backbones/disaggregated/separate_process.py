@@ -10,27 +10,23 @@ Not covered: the notes that they exchange (split_run.py), a cluster (separate_pr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 from rich.console import Console
 
 from ajet import assembly
 from ajet.backbones.disaggregated.split_run import ExplorerCommand, TrainerCommand
+from ajet.backbones.local_run import begin_local_run
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
 from ajet.core.interrupt import Interrupt
 from ajet.core.judge import make_judge
-from ajet.core.learning.checkpoints import LearnerCheckpoints
 from ajet.core.learning.learner import Learner, TrainBatch
 from ajet.core.model.save import model_files
-from ajet.core.record.origin import RunOrigin
 from ajet.core.record.recorded_run import load_template
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
 from ajet.core.rollout.group import GroupRunner
-from ajet.core.run.resume_point import find_resume_point
-from ajet.core.run.training_run import TrainingRun
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.weight_sync.folder import FolderSource, WeightFolder
 
@@ -66,23 +62,17 @@ class TrainerProcess:
         template = assembly.make_template(loaded)
         weights = WeightFolder.of_model(folder.weights, model_files(loaded))
         self.client = FolderTrainerClient(assembly.make_learner(config, loaded), weights)
-        keep = config.ajet.trainer_common.max_checkpoints_to_keep
-        self.checkpoints = LearnerCheckpoints(self.client.learner, loaded, keep=keep)
-        resume_point = find_resume_point(folder, config.ajet.trainer_common.resume)
-        if resume_point is not None:
-            self.checkpoints.load(resume_point.path)
-        self.run = TrainingRun(
+        self.run, self.checkpoints, resume_point = begin_local_run(
             config,
             folder,
             tasks,
+            loaded,
+            template,
+            self.client.learner,
             save=self._save,
             interrupt=interrupt,
             console=console,
-            resume_point=resume_point,
         )
-        template.today = datetime.fromisoformat(self.run.state.begun)
-        origin = RunOrigin.from_config(config, template.stop_token_ids, self.run.state.begun)
-        self.run.recorder.save_inputs(loaded.tokenizer, origin, assembly.user_files(config))
         self.command = TrainerCommand(self.run, self.client, resume_point)
 
     def fit(self) -> RunSummary:

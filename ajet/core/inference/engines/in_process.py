@@ -48,7 +48,7 @@ one after the other, and an episode that leaves gives its slot to one that enter
 GATHER_S = 0.02
 """With `deterministic=False`, a batch begins when no request has arrived for so long."""
 MAX_GATHER_S = 0.16
-"""The longest time for which the first of them waits."""
+"""The first of these requests waits no longer than this, in seconds."""
 
 
 @dataclass(frozen=True)
