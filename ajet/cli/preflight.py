@@ -109,7 +109,7 @@ def _check_files(config: AjetConfig) -> None:
             f"{Path.cwd()}); give a jinja file"
         )
     resume = config.ajet.trainer_common.resume
-    if resume == "auto":
+    if resume == "auto" and config.ajet.trainer_common.accept_changes:
         for newest in sorted((config.run_folder / "checkpoints").glob("step_*"))[-1:]:
             _check_model(config, newest)
     if resume in ("auto", "disable"):

@@ -1,12 +1,19 @@
 """Implements `ajet train`, the whole run; plain `ajet --conf X.yaml` is the same."""
 
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ajet.cli.options import Backbone, Conf, ExpDir, Overrides, ProjectDir, Verbose
+from ajet.core.redaction import redact
+
+if TYPE_CHECKING:
+    from ajet.core.config import AjetConfig
+
+ACCEPT = "ajet.trainer_common.accept_changes=true"
 
 
 def train(
@@ -21,6 +28,13 @@ def train(
             "--resume/--no-resume", help="Go on from the run folder's newest checkpoint, or anew."
         ),
     ] = None,
+    accept_changes: Annotated[
+        bool,
+        typer.Option(
+            "--accept-changes",
+            help="Go on with a run that stopped, though code, data or settings differ since.",
+        ),
+    ] = False,
     with_logview: Annotated[
         bool, typer.Option("--with-logview", help="Serve the page over the run's episodes.")
     ] = False,
@@ -53,23 +67,51 @@ def train(
     from ajet.cli.ray_flags import RayFlags, serve_or_check, session_settings
     from ajet.cli.screen_log import begin_screen_log
     from ajet.core.config import load_config
+    from ajet.core.errors import RunChanged, RunComplete
     from ajet.reports.summary_table import print_summary
 
     begin_screen_log(verbose)
     resumes = [] if resume is None else [f"ajet.trainer_common.resume={_resume(resume)}"]
-    options = [*(overrides or []), *resumes, *_for_debugger(debug)]
-    config = load_config(conf, options, backbone=backbone, exp_dir=exp_dir, project_dir=project_dir)
+    accepts = [ACCEPT] if accept_changes else []
+    options = [*(overrides or []), *resumes, *accepts, *_for_debugger(debug)]
+
+    def load(*more: str) -> "AjetConfig":
+        return load_config(
+            conf, [*options, *more], backbone=backbone, exp_dir=exp_dir, project_dir=project_dir
+        )
+
+    config = load()
     check_run(config)
     flags = RayFlags(with_ray, with_ray_cluster, skip_check_avail_gpu)
     show_notices([*config.notices, *flags.notices(config.ajet.backbone)])
     session = session_settings(flags, debug)
     if runs_on_ray(config) and serve_or_check(config, session):
         return
-    chosen = make_backbone(config, session)
     with _logview(with_logview, config.run_folder):
-        summary = chosen.fit()
+        try:
+            summary = make_backbone(config, session).fit()
+        except RunComplete as complete:
+            typer.echo(str(complete))
+            return
+        except RunChanged as changed:
+            if not sys.stdin.isatty():
+                raise
+            summary = make_backbone(load(_ask(changed)), session).fit()
     if summary is not None:
         print_summary(Console(), summary, config.run_folder, conf, overrides or [])
+
+
+def _ask(changed: Exception) -> str:
+    """Asks what becomes of a run whose experiment has changed; returns the override that does
+    it."""
+    import click
+
+    typer.echo(redact(str(changed)), err=True)
+    question = "(g)o on with the changes, begin a(n)ew, or (q)uit?"
+    answer = typer.prompt(question, type=click.Choice(["g", "n", "q"]), default="q", err=True)
+    if answer == "q":
+        raise typer.Exit(1)
+    return ACCEPT if answer == "g" else f"ajet.trainer_common.resume={_resume(False)}"
 
 
 def _resume(resume: bool) -> str:

@@ -6,6 +6,8 @@
     ├── ModelError            the model folder: no tokenizer, no chat template, unknown architecture
     ├── CheckpointError       no usable checkpoint, a run folder in use, a full disk
     ├── ChatError             somebody else's model (a judge's, say) gave no answer
+    ├── RunChanged            an unfinished run would go on as another experiment
+    ├── RunComplete           the run has no step left; the command line ends with exit code 0
     └── RunFailed             too many failed episodes: says which status and how many
 
 A message says what, where and what to do. An episode's own failure is not in this tree: it is an
@@ -35,6 +37,14 @@ class CheckpointError(AjetError):
 
 class ChatError(AjetError):
     """Raised when a model behind an HTTP API, not the one in training, gave no answer."""
+
+
+class RunChanged(AjetError):
+    """Raised when an unfinished run would go on with another workflow, judge, data or setting."""
+
+
+class RunComplete(AjetError):
+    """Raised when a run that is started again is finished already."""
 
 
 class RunFailed(AjetError):

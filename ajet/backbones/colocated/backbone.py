@@ -3,13 +3,13 @@
 
 from rich.console import Console
 
+from ajet import assembly
 from ajet.backbones.colocated.training import ColocatedTraining
 from ajet.cluster.run_attempts import run_on_ray
 from ajet.cluster.session import SessionSettings
 from ajet.core.config import AjetConfig
-from ajet.core.record.run_folder import RunFolder
-from ajet.core.record.run_log import run_log
 from ajet.core.record.summary import RunSummary
+from ajet.core.run.start import open_run
 
 
 class ColocatedBackbone:
@@ -27,5 +27,5 @@ class ColocatedBackbone:
 
     def fit(self) -> RunSummary | None:
         """Trains to the last step, from the newest checkpoint if there is one."""
-        with RunFolder.open(self.config.run_folder) as folder, run_log(folder.logs / "run.log"):
+        with open_run(self.config, assembly.read_tasks(self.config)) as folder:
             return run_on_ray(ColocatedTraining, self.session, self.config, folder, self.console)

@@ -4,14 +4,14 @@ from typing import Any
 
 from rich.console import Console
 
+from ajet import assembly
 from ajet.backbones.debug.debugging import debug_episodes
 from ajet.backbones.debug.training import DebugTraining
 from ajet.backbones.evaluating import Subject, evaluate_subject
 from ajet.core.config import AjetConfig
 from ajet.core.interrupt import catch_interrupts
-from ajet.core.record.run_folder import RunFolder
-from ajet.core.record.run_log import run_log
 from ajet.core.record.summary import RunSummary
+from ajet.core.run.start import open_run
 from ajet.core.trajectory.trajectory import Trajectory
 from ajet.reports.evaluation_report import EvaluationReport
 
@@ -26,8 +26,7 @@ class DebugBackbone:
     def fit(self) -> RunSummary:
         """Trains to the last step, from the newest checkpoint if there is one."""
         with (
-            RunFolder.open(self.config.run_folder) as folder,
-            run_log(folder.logs / "run.log"),
+            open_run(self.config, assembly.read_tasks(self.config)) as folder,
             catch_interrupts() as interrupt,
         ):
             return DebugTraining(self.config, folder, interrupt, self.console).fit()

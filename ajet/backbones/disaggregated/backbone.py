@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from ajet import assembly
 from ajet.cluster.session import SessionSettings
 from ajet.core.config import AjetConfig
 from ajet.core.interrupt import Interrupt, catch_interrupts
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.run_log import run_log
 from ajet.core.record.summary import RunSummary
+from ajet.core.run.start import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,10 +70,16 @@ class DisaggregatedBackbone:
 
     @contextmanager
     def _folder(self) -> "Iterator[RunFolder]":
-        """Opens and locks the run folder; mode `explore` has a lock and a log of its own."""
-        explores = self.mode == "explore"
-        lock, log = (EXPLORER_LOCK, "explore.log") if explores else (".lock", "run.log")
-        with RunFolder.open(self.config.run_folder, lock) as folder, run_log(folder.logs / log):
+        """Opens and locks the run folder. Mode `explore` has a lock and a log of its own, and is no
+        attempt: the run is the trainer's."""
+        if self.mode != "explore":
+            with open_run(self.config, assembly.read_tasks(self.config)) as folder:
+                yield folder
+            return
+        with (
+            RunFolder.open(self.config.run_folder, EXPLORER_LOCK) as folder,
+            run_log(folder.logs / "explore.log"),
+        ):
             yield folder
 
     def _in_this_process(

@@ -100,6 +100,11 @@ class TrainerConfig(Section):
         min_length=1,
         description="auto continues the run folder, disable starts anew, or a checkpoint's path.",
     )
+    accept_changes: bool = Field(
+        default=False,
+        description="Go on with a run that stopped, though workflow, judge, data or settings "
+        "differ since.",
+    )
     max_checkpoints_to_keep: int = Field(
         default=2, ge=2, description="Newest checkpoints that are kept."
     )

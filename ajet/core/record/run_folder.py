@@ -1,7 +1,8 @@
 """Defines the folder that holds everything a person looks at after a run; one process writes it.
 
     launcher_record/{experiment}/        or {--exp-dir}/{experiment}/
-    ├── config.yaml        the resolved config, secrets replaced by ***
+    ├── attempts/          0001/, …: each start of the run (run/attempt_record.py)
+    ├── config.yaml        the resolved config of the last start, secrets replaced by ***
     ├── origin.json        the folders and the day of its start (origin.py)
     ├── code/              the user's workflow and judge files with the *.py beside them
     ├── logs/              metrics.jsonl and log files
@@ -89,32 +90,16 @@ class RunFolder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def archive_previous_run(self) -> None:
-        """Moves what an earlier run recorded to earlier-N/, so that a run that starts anew loses
-        nothing."""
-        records = (self.metrics_jsonl, self.buffer_db, self.finished_db)
-        if not any(self.checkpoints.iterdir()) and not any(each.exists() for each in records):
-            return
-        number = 1 + sum(1 for _ in self.path.glob("earlier-*"))
-        archive = self.path / f"earlier-{number}"
-        archive.mkdir()
-        # A judge's replies stay in place; each database moves with its write-ahead log.
-        databases = (self.episodes_db, self.buffer_db, self.finished_db)
-        database_files = (file for db in databases for file in self.path.glob(f"{db.name}*"))
-        for path in (self.checkpoints, self.tensorboard, *database_files, self.summary_json):
-            if path.exists():
-                path.rename(archive / path.name)
-        if self.metrics_jsonl.exists():
-            self.metrics_jsonl.rename(archive / self.metrics_jsonl.name)
-        self.checkpoints.mkdir()
-        self.tensorboard.mkdir()
-
     def archive_checkpoints_after(self, step: int) -> None:
         """Renames later checkpoints, so that the newest one is of the run that resumes."""
         for path in sorted(self.checkpoints.glob("step_*")):
             if int(path.name.removeprefix("step_")) > step:
                 number = 1 + sum(1 for _ in self.checkpoints.glob(f"earlier-*-{path.name}"))
                 path.rename(path.with_name(f"earlier-{number}-{path.name}"))
+
+    def attempt(self, number: int) -> Path:
+        """Returns the folder of one attempt."""
+        return self.attempts / f"{number:04d}"
 
     def run_id(self) -> str:
         """Returns an id that distinguishes this folder from all others, wherever it is moved. The
@@ -129,6 +114,10 @@ class RunFolder:
                 file.hardlink_to(temporary)
             temporary.unlink()
         return file.read_text()
+
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts"
 
     @property
     def config_yaml(self) -> Path:
@@ -186,12 +175,13 @@ class RunFolder:
     def summary_json(self) -> Path:
         return self.path / "summary.json"
 
-    def save_config(self, config: Mapping[str, Any]) -> None:
-        """Writes the resolved config as YAML (plain dicts, lists and scalars), secrets redacted."""
+    def save_config(self, config: Mapping[str, Any], file: Path | None = None) -> None:
+        """Writes the resolved config as YAML (plain dicts, lists and scalars), secrets redacted,
+        to config.yaml or to `file`."""
         import yaml
 
         text = yaml.safe_dump(redacted(config), sort_keys=False, allow_unicode=True)
-        write_text_atomically(self.config_yaml, text)
+        write_text_atomically(file or self.config_yaml, text)
 
     def save_code(self, files: Iterable[Path]) -> list[Path]:
         """Copies the *.py beside each file, and the file itself if it is one, to code/, and returns

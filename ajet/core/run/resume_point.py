@@ -1,7 +1,7 @@
 """Finds the checkpoint from which a run resumes.
 
     find_resume_point(folder, "auto")         the newest whole checkpoint, or None
-    find_resume_point(folder, "disable")      None; the records in the folder are archived
+    find_resume_point(folder, "disable")      None
     find_resume_point(folder, "…/step_000040")
 
 Not covered: what is in a checkpoint, and loading it (learning/checkpoints.py).
@@ -30,7 +30,6 @@ class ResumePoint:
 def find_resume_point(folder: RunFolder, resume: str) -> ResumePoint | None:
     """Returns the checkpoint that `trainer_common.resume` names; None starts at step 0."""
     if resume == "disable":
-        folder.archive_previous_run()
         return None
     if resume == "auto":
         path = newest_checkpoint(folder.checkpoints)

@@ -34,6 +34,7 @@ from ajet.core.record.run_recorder import RunRecorder, UpdateRecord
 from ajet.core.record.summary import RunSummary, peak_rss_bytes
 from ajet.core.rollout.batch import BatchRollout, BatchSettings, StepGroups
 from ajet.core.rollout.request import RolloutRequest, RolloutRunner
+from ajet.core.run.attempt_record import correct_first_step, end_attempt
 from ajet.core.run.resume_point import ResumePoint
 from ajet.core.run.run_state import RunState
 from ajet.core.run.run_tasks import RunTasks
@@ -67,6 +68,7 @@ class TrainingRun:
         if resume_point is not None:
             self.state = RunState.from_json(resume_point.state["run"])
             tasks.cursor.load_state_dict(self.state.cursor)
+        correct_first_step(folder, self.state.step)
         self.recorder = RunRecorder(
             config,
             folder,
@@ -163,9 +165,11 @@ class TrainingRun:
         self._is_saved = True
 
     def finish(self) -> RunSummary:
-        """Writes and returns the summary. It is called last."""
+        """Writes the summary and the end of this attempt, and returns the summary. It is called
+        last."""
         summary = self._summary()
         summary.write(self.folder.summary_json)
+        end_attempt(self.folder, "complete" if self._is_complete() else "stopped", self.state.step)
         if self.state.step < self.tasks.total_steps:
             again = "the same command" if self._trainer.resume == "auto" else "--resume"
             self.progress.note(
@@ -187,6 +191,14 @@ class TrainingRun:
             return "before" if self._trainer.val_before_train else None
         is_end = state.step == self.tasks.total_steps and "before" in state.held_out
         return "after" if is_end or self._is_multiple(self._trainer.test_freq) else None
+
+    def _is_complete(self) -> bool:
+        """Returns whether no step is left, and no validation that an interrupt prevented."""
+        state = self.state
+        was_validated = state.validated_step == state.step or "before" not in state.held_out
+        return state.step >= self.tasks.total_steps and (
+            was_validated or not self.interrupt.requested
+        )
 
     def _is_multiple(self, frequency: int) -> bool:
         return frequency > 0 and self.state.step % frequency == 0

@@ -8,11 +8,13 @@ import sys
 import pytest
 from rich.console import Console
 
+from ajet import assembly
 from ajet.backbones.debug.backbone import DebugBackbone
 from ajet.backbones.debug.training import DebugTraining
 from ajet.core.config import load_config
+from ajet.core.errors import RunComplete
 from ajet.core.interrupt import Interrupt
-from ajet.core.record.run_folder import RunFolder
+from ajet.core.run.start import open_run
 from tests.e2e.toy_run import ToyRun
 
 VALIDATED = [
@@ -50,7 +52,7 @@ def train(*overrides, stop_after=None):
     if stop_after is None:
         return DebugBackbone(config(*overrides), console).fit()
     settings = config(*overrides)
-    with RunFolder.open(settings.run_folder) as folder:
+    with open_run(settings, assembly.read_tasks(settings)) as folder:
         training = StopsAfter(settings, folder, Interrupt(), console)
         training.last_step = stop_after
         return training.fit()
@@ -69,7 +71,8 @@ def test_a_validation_that_an_interrupt_kept_back_comes_when_the_run_goes_on(pro
     whole = train(*VALIDATED, two)
     assert whole.success_after is not None
     assert logged(project, "held_out/success") == [0, 2]
-    assert train(*VALIDATED, two).success_after == whole.success_after
+    with pytest.raises(RunComplete, match="already complete: 2 of 2 steps"):
+        train(*VALIDATED, two)
     assert logged(project, "held_out/success") == [0, 2]  # and not once more
 
 
@@ -85,14 +88,8 @@ def test_a_run_that_starts_anew_loses_nothing_of_the_earlier_one(project):
     one = "ajet.trainer_common.total_training_steps=1"
     train(one)
     train(one, "ajet.trainer_common.resume=disable")
-    aside = project.path / "earlier-1"
-    assert {p.name for p in aside.iterdir()} >= {
-        "checkpoints",
-        "episodes.sqlite",
-        "metrics.jsonl",
-        "summary.json",
-        "tensorboard",
-    }
+    aside = project.path.with_name("toy.1")
+    assert {p.name for p in aside.iterdir()} >= {p.name for p in project.path.iterdir()}
     for folder in (project.path, aside):
         with sqlite3.connect(folder / "episodes.sqlite") as connection:
             assert connection.execute("SELECT count(*) FROM episodes").fetchone() == (16,)
@@ -109,7 +106,7 @@ def test_a_start_without_a_checkpoint_forgets_the_validation_of_one_that_was_kil
 
 def test_a_chat_template_writes_the_day_on_which_the_run_began(project):
     settings = config("ajet.trainer_common.total_training_steps=1")
-    with RunFolder.open(settings.run_folder) as folder:
+    with open_run(settings, assembly.read_tasks(settings)) as folder:
         first = DebugTraining(settings, folder, Interrupt(), Console(file=io.StringIO()))
         begun = first.run.state.begun
         first.fit()

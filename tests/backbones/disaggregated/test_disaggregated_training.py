@@ -251,7 +251,7 @@ def test_a_run_that_starts_anew_finds_an_empty_buffer(project):
     train("trinity.max_staleness=1", steps=1)
     train("trinity.max_staleness=1", "ajet.trainer_common.resume=disable", steps=1)
     assert len(policy_versions(run)) == EPISODES
-    assert (run.path / "earlier-1" / "buffer.sqlite").exists()
+    assert (run.path.with_name(f"{run.path.name}.1") / "buffer.sqlite").exists()
 
 
 def test_a_run_whose_episodes_fail_stops_with_a_checkpoint(project):

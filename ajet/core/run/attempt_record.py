@@ -1,0 +1,153 @@
+"""Records each start of a run folder: what it was made of, what had changed, how it ended.
+
+    attempts/0001/attempt.json    number, time, first step, identity, changes, end
+    attempts/0001/config.yaml     its config, secrets replaced
+    attempts/0001/code/           the user's code as it was then
+
+A start that was killed has no end. A process that is lost and started again within one command is
+no new attempt. Run folders of versions before have none: their config is all that is known of them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from ajet.core.config import AjetConfig
+from ajet.core.config.effects import Effect
+from ajet.core.errors import CheckpointError
+from ajet.core.record.atomic_file import write_text_atomically
+from ajet.core.record.run_folder import RunFolder
+from ajet.core.run.code_files import code_files
+from ajet.core.run.identity import Change, RunIdentity, flat
+
+End = Literal["complete", "stopped", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """Holds one start of a run.
+
+    `begun` and `ended` are local times (ISO 8601). `first_step` is the last step before it.
+    `changes` are those since the attempt before; `accepted` is True where a person let an
+    experiment go on with them. `end` is None while it runs, and where it was killed; `last_step`
+    and `reason` belong to the end.
+    """
+
+    number: int
+    begun: str
+    first_step: int
+    identity: RunIdentity
+    changes: Sequence[Change] = ()
+    accepted: bool = False
+    ended: str | None = None
+    end: End | None = None
+    last_step: int | None = None
+    reason: str | None = None
+
+    def describe(self) -> str:
+        """Returns the attempt as one line: its steps, how it ended, and what had changed."""
+        last = "…" if self.last_step is None else self.last_step
+        text = f"attempt {self.number}: steps {self.first_step + 1} to {last}"
+        if self.last_step is not None and self.last_step <= self.first_step:
+            text = f"attempt {self.number}: no step after step {self.first_step}"
+        text += f", {self.end or 'no end recorded'}"
+        if self.reason:
+            text += f" ({self.reason})"
+        if self.changes:
+            text += f"; {'accepted changes' if self.accepted else 'changed'}: "
+            text += ", ".join(map(str, self.changes))
+        return text
+
+
+def read_attempts(folder: RunFolder) -> list[AttemptRecord]:
+    """Returns the attempts of a run in their order; those whose file is damaged are left out."""
+    found = []
+    for file in sorted(folder.attempts.glob("*/attempt.json")):
+        try:
+            found.append(_from_json(json.loads(file.read_text(encoding="utf-8"))))
+        except (OSError, ValueError, TypeError, KeyError):
+            continue
+    return found
+
+
+def begin_attempt(folder: RunFolder, attempt: AttemptRecord, config: AjetConfig) -> None:
+    """Writes the attempt with its own copy of the config and the user's code."""
+    path = folder.attempt(attempt.number)
+    path.mkdir(parents=True, exist_ok=True)
+    folder.save_config(config.to_dict(), path / "config.yaml")
+    for file in code_files(config):
+        _copy(file, path / "code" / _relative(file, config))
+    _write(folder, attempt)
+
+
+def correct_first_step(folder: RunFolder, first_step: int) -> None:
+    """Puts the step of the checkpoint that was loaded into the newest attempt: a damaged one is
+    passed over, so it may be an earlier one than the newest."""
+    attempts = read_attempts(folder)
+    if attempts and attempts[-1].first_step != first_step:
+        _write(folder, replace(attempts[-1], first_step=first_step))
+
+
+def end_attempt(folder: RunFolder, end: End, last_step: int, reason: str | None = None) -> None:
+    """Completes the newest attempt, unless it has ended or there is none."""
+    attempts = read_attempts(folder)
+    if attempts and attempts[-1].end is None:
+        ended = datetime.now().isoformat(timespec="seconds")
+        _write(
+            folder,
+            replace(attempts[-1], end=end, last_step=last_step, ended=ended, reason=reason),
+        )
+
+
+def earlier_identity(folder: RunFolder) -> RunIdentity | None:
+    """Returns what the last start of the run was made of, or None where there was none."""
+    attempts = read_attempts(folder)
+    if attempts:
+        return attempts[-1].identity
+    try:
+        values = yaml.safe_load(folder.config_yaml.read_text(encoding="utf-8"))
+        return RunIdentity(config=flat(values))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(
+            f"{folder.config_yaml} cannot be read: {reason}; begin anew with --no-resume"
+        ) from error
+
+
+def _write(folder: RunFolder, attempt: AttemptRecord) -> None:
+    text = json.dumps(asdict(attempt), indent=1, ensure_ascii=True) + "\n"
+    write_text_atomically(folder.attempt(attempt.number) / "attempt.json", text)
+
+
+def _from_json(content: Mapping[str, Any]) -> AttemptRecord:
+    changes = [
+        Change(**{**change, "effect": Effect(change["effect"])}) for change in content["changes"]
+    ]
+    identity = RunIdentity(**content["identity"])
+    return AttemptRecord(**{**content, "identity": identity, "changes": changes})
+
+
+def _relative(file: Path, config: AjetConfig) -> Path:
+    """Returns where the copy of a code file lies: below its import root, as it did there."""
+    for folder in config.base_dirs:
+        if file.is_relative_to(folder):
+            return file.relative_to(folder)
+    return Path(*file.parts[-2:])
+
+
+def _copy(source: Path, target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+    except OSError as error:
+        raise CheckpointError(f"{target} cannot be written: {error.strerror}") from error

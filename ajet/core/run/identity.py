@@ -1,0 +1,260 @@
+"""Identifies the experiment that a start of a run is: its config, code, data and model, as hashes.
+
+    identity = RunIdentity.of(config, tasks)
+    identity.changes_since(earlier)     [Change("judge.py", "3fa1…", "77c0…", Effect.EXPERIMENT), …]
+
+Secrets are not part of it, so another key for a judging model is no change. Not covered: files that
+the user's code opens itself, and what a service answers.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ajet.core.config import AjetConfig
+from ajet.core.config.effects import Effect, effect_of, keys_without_effect
+from ajet.core.record.run_folder import redacted
+from ajet.core.redaction import REDACTED
+from ajet.core.run.code_files import code_files
+from ajet.core.run.run_tasks import RunTasks
+from ajet.core.task.task import Task
+
+PACKAGES = ("ajet", "torch", "transformers")
+WHOLE_FILE_BYTES = 64_000_000
+"""Of a larger file, its size and so many bytes of its beginning and of its end are hashed."""
+MAX_FILES = 1_000
+UNREADABLE = "unreadable"
+SHA256 = r"[0-9a-f]{64}"
+INPUTS = (
+    "path",
+    "file_path",
+    "dataset_path",
+    "document_path",
+    "chat_template",
+    "tool_config_path",
+    "interaction_config_path",
+)
+INPUT_SUFFIXES = (
+    ".csv", ".j2", ".jinja", ".json", ".jsonl", ".md", ".parquet", ".toml", ".txt", ".yaml", ".yml"
+)  # fmt: skip
+LISTED_CHANGES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Describes one difference between two starts. `before` or `after` is None where the thing is
+    only in one of them; a setting has a value in both."""
+
+    what: str
+    before: Any
+    after: Any
+    effect: Effect
+    is_setting: bool = False
+
+    def __str__(self) -> str:
+        if not self.is_setting and None in (self.before, self.after):
+            return f"{self.what} {'added' if self.before is None else 'removed'}"
+        if not self.is_setting and _is_hash(self.before):
+            return f"{self.what} changed"
+        return f"{self.what} {_shown(self.before)} -> {_shown(self.after)}"
+
+
+def listed(changes: Sequence[Change]) -> str:
+    """Returns the changes as one line; those that weigh most come first, the last are counted."""
+    order = [Effect.EXPERIMENT, Effect.LENGTH, Effect.NOTHING]
+    ordered = sorted(changes, key=lambda change: order.index(change.effect))
+    shown = ", ".join(map(str, ordered[:LISTED_CHANGES]))
+    rest = len(ordered) - LISTED_CHANGES
+    return f"{shown} and {rest} more" if rest > 0 else shown
+
+
+@dataclass(frozen=True, slots=True)
+class RunIdentity:
+    """Holds what a start of a run is made of. None stands for what an older version of ajet did not
+    record.
+
+    `config` maps dotted keys to values. `code` maps the user's code files, `files` the keys whose
+    values name other files and folders, to SHA-256 hashes. `rows` maps each split to the hash and
+    the number of its tasks. `versions` maps packages to their versions.
+    """
+
+    config: Mapping[str, Any]
+    code: Mapping[str, str] | None = None
+    files: Mapping[str, str] | None = None
+    rows: Mapping[str, Any] | None = None
+    versions: Mapping[str, str] | None = None
+
+    @classmethod
+    def of(cls, config: AjetConfig, tasks: RunTasks) -> RunIdentity:
+        """Returns the identity of a run that would start now."""
+        settings = flat_settings(config)
+        return cls(
+            config=settings,
+            code={_name(file, config): file_hash(file) for file in code_files(config)},
+            files=dict(_named_files(settings, config.base_dirs)),
+            rows={
+                "training tasks": _rows(tasks.training),
+                "held-out tasks": _rows(tasks.held_out),
+            },
+            versions={"python": platform.python_version(), **dict(_versions())},
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def changes_since(self, earlier: RunIdentity) -> list[Change]:
+        """Returns what differs; a part that either of the two does not know is left out."""
+        return [
+            *_setting_changes(earlier.config, self.config),
+            *_changes(earlier.code, self.code, Effect.EXPERIMENT),
+            *_changes(earlier.files, self.files, Effect.EXPERIMENT),
+            *_row_changes(earlier.rows, self.rows),
+            *_changes(earlier.versions, self.versions, Effect.NOTHING),
+        ]
+
+
+def flat_settings(config: AjetConfig) -> dict[str, Any]:
+    """Returns the values by dotted key, without secrets and without keys that nothing reads."""
+    unread = keys_without_effect(config)
+    values: dict[str, Any] = redacted(config.to_dict())
+    return {
+        key: value
+        for key, value in flat(values).items()
+        if key not in unread and not (isinstance(value, str) and REDACTED in value)
+    }
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns nested mappings as one, by dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def file_hash(path: Path) -> str:
+    """Returns the SHA-256 of a file's content; `UNREADABLE` where there is none to be read."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            if size <= WHOLE_FILE_BYTES:
+                return sha256(file.read()).hexdigest()
+            digest = sha256(f"{size}".encode() + file.read(WHOLE_FILE_BYTES // 2))
+            file.seek(-WHOLE_FILE_BYTES // 2, 2)
+            digest.update(file.read())
+            return digest.hexdigest()
+    except OSError:
+        return UNREADABLE
+
+
+def _named_files(
+    settings: Mapping[str, Any], base_dirs: Sequence[Path]
+) -> Iterator[tuple[str, str]]:
+    """Yields a hash for each key whose value names an input that is there."""
+    for key, value in settings.items():
+        if effect_of(key) is not Effect.EXPERIMENT:
+            continue
+        values = value if isinstance(value, list) else [value]
+        for name in (each for each in values if isinstance(each, str) and _is_path(key, each)):
+            path = _existing(name, base_dirs)
+            if path is not None and (path.is_file() or key.startswith("ajet.")):
+                yield (key if len(values) == 1 else f"{key} {name}"), _path_hash(path)
+
+
+def _is_path(key: str, value: str) -> bool:
+    """Returns whether a value is meant as a path. In a user's own sections, where a path may be one
+    that is written to, only those of inputs count, by their suffix."""
+    if key.startswith("ajet."):
+        return key.rpartition(".")[2] in INPUTS
+    return Path(value).suffix in INPUT_SUFFIXES and "\n" not in value
+
+
+def _existing(name: str, base_dirs: Sequence[Path]) -> Path | None:
+    try:
+        paths = [folder / Path(name).expanduser() for folder in [Path.cwd(), *base_dirs]]
+        return next((path for path in paths if path.exists()), None)
+    except (OSError, ValueError, RuntimeError):  # no path has such a name
+        return None
+
+
+def _path_hash(path: Path) -> str:
+    """Returns the hash of a file, or of the files of a folder with their names."""
+    if path.is_file():
+        return file_hash(path)
+    files = sorted(file for file in path.rglob("*") if file.is_file())[:MAX_FILES]
+    digests = [f"{file.relative_to(path)} {file_hash(file)}" for file in files]
+    return sha256("\n".join(digests).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _rows(tasks: Sequence[Task]) -> dict[str, Any]:
+    digest = sha256()
+    for task in tasks:
+        text = json.dumps(asdict(task), sort_keys=True, default=lambda value: type(value).__name__)
+        digest.update(text.encode("utf-8", "surrogatepass"))
+    return {"number": len(tasks), "sha256": digest.hexdigest()}
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for package in PACKAGES:
+        try:
+            yield package, version(package)
+        except PackageNotFoundError:
+            continue
+
+
+def _name(file: Path, config: AjetConfig) -> str:
+    for folder in config.base_dirs:
+        if file.is_relative_to(folder):
+            return str(file.relative_to(folder))
+    return str(file)
+
+
+def _setting_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
+    """Yields the settings that differ. A key that the other start's version of ajet did not have
+    counts as its default."""
+    defaults = flat(AjetConfig().to_dict())
+    for key in sorted(before.keys() | after.keys()):
+        old, new = (side.get(key, defaults.get(key)) for side in (before, after))
+        if old != new:
+            yield Change(key, old, new, effect_of(key), is_setting=True)
+
+
+def _changes(
+    before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, effect: Effect
+) -> Iterator[Change]:
+    if before is None or after is None:
+        return
+    for key in sorted(before.keys() | after.keys()):
+        if before.get(key) != after.get(key):
+            yield Change(key, before.get(key), after.get(key), effect)
+
+
+def _row_changes(
+    before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
+) -> Iterator[Change]:
+    for change in _changes(before, after, Effect.EXPERIMENT):
+        old, new = change.before or {}, change.after or {}
+        key = "number" if old.get("number") != new.get("number") else "sha256"
+        yield Change(change.what, old.get(key), new.get(key), change.effect)
+
+
+def _is_hash(value: Any) -> bool:
+    return isinstance(value, str) and (
+        value == UNREADABLE or re.fullmatch(SHA256, value) is not None
+    )
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,203 @@
+"""Decides what starting a run folder means: begin, go on, say that it is complete, or ask.
+
+    the folder has     and since then                 then
+    no step            anything                       a new run begins in it
+    a finished run     nothing changed, or logging    RunComplete, which says how to go on
+    a finished run     it became longer               it goes on
+    a finished run     the experiment changed         it is kept as NAME.1, a new run begins
+    an unfinished run  nothing changed, or logging    it goes on
+    an unfinished run  the experiment changed         RunChanged, unless the changes are accepted
+
+`trainer_common.resume: disable` keeps what is there as NAME.1 and begins anew, whatever it is.
+`open_run` does all of it under the folder's lock. Not covered: asking a person (cli/train.py), and
+loading a checkpoint (resume_point.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from loguru import logger
+
+from ajet.core.config import AjetConfig
+from ajet.core.config.effects import Effect
+from ajet.core.errors import CheckpointError, RunChanged, RunComplete
+from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_log import run_log
+from ajet.core.redaction import redact
+from ajet.core.run.attempt_record import (
+    AttemptRecord,
+    begin_attempt,
+    earlier_identity,
+    end_attempt,
+    read_attempts,
+)
+from ajet.core.run.identity import Change, RunIdentity, listed
+from ajet.core.run.run_tasks import RunTasks
+from ajet.core.update.checkpoint import step_of
+
+
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    """Describes how a run starts: after which step, with which changes since the last start, and
+    the line that says so (empty where there is nothing to say). `sets_aside` is True where the
+    folder's run is kept under another name first."""
+
+    first_step: int
+    changes: list[Change]
+    line: str = ""
+    sets_aside: bool = False
+
+
+@contextmanager
+def open_run(config: AjetConfig, tasks: RunTasks) -> Iterator[RunFolder]:
+    """Opens the run folder, records this attempt and its end, and yields the folder.
+
+    Raises `RunComplete` where there is nothing to do, `RunChanged` where an unfinished run would go
+    on as another experiment, and `CheckpointError` where another process has the folder.
+    """
+    identity = RunIdentity.of(config, tasks)
+    folder = RunFolder.open(config.run_folder)
+    try:
+        start = decide_start(config, folder, identity, tasks.total_steps)
+        if start.sets_aside:
+            folder = _set_aside(folder)
+        elif not start.first_step and _change_experiment(start.changes):
+            _forget_episodes(folder)
+        attempt = AttemptRecord(
+            number=1 + len(read_attempts(folder)),
+            begun=datetime.now().isoformat(timespec="seconds"),
+            first_step=start.first_step,
+            identity=identity,
+            changes=start.changes,
+            accepted=_change_experiment(start.changes) and not start.sets_aside,
+        )
+        begin_attempt(folder, attempt, config)
+        with run_log(folder.logs / "run.log"):
+            if start.line:
+                logger.warning(start.line)
+            yield folder
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            end_attempt(folder, "stopped", _last_step(folder), "interrupted at once")
+        elif not isinstance(error, RunComplete | RunChanged):
+            reason = redact(f"{type(error).__name__}: {error}".partition("\n")[0])
+            end_attempt(folder, "failed", _last_step(folder), reason)
+        raise
+    finally:
+        folder.close()
+
+
+def decide_start(
+    config: AjetConfig, folder: RunFolder, identity: RunIdentity, total_steps: int
+) -> RunStart:
+    """Returns how a run of this config starts in the folder (see the module's docstring). Raises
+    `RunComplete` or `RunChanged` where it does not start."""
+    trainer = config.ajet.trainer_common
+    earlier, step, aside = earlier_identity(folder), _newest_step(folder), _name_aside(folder)
+    if earlier is None or (step is None and not _has_numbers(folder)):
+        return RunStart(0, [])
+    if trainer.resume == "disable":
+        return RunStart(0, [], f"the earlier run is kept as {aside}", sets_aside=True)
+    changes = identity.changes_since(earlier)
+    if trainer.resume != "auto":
+        return RunStart(step_of(Path(trainer.resume)), changes, _changed("", changes))
+    was_finished = _was_finished(folder, step, total_steps)
+    if _change_experiment(changes) and not trainer.accept_changes:
+        if was_finished or step is None:
+            which = "the finished run" if was_finished else "a run that saved no checkpoint"
+            line = f"changed since {which}: {listed(changes)}; it is kept as {aside}"
+            return RunStart(0, changes, f"{line}, and a new run begins", sets_aside=True)
+        raise RunChanged(
+            f"{folder.path} holds a run that stopped after step {step} of {total_steps}, and "
+            f"these have changed since: {listed(changes)}; go on with the changes "
+            f"(--accept-changes), begin anew (--no-resume, which keeps the old run as {aside}) or "
+            "choose another ajet.experiment_name"
+        )
+    if was_finished and step is not None and step >= total_steps:
+        raise RunComplete(
+            f"already complete: {step} of {total_steps} steps in {folder.path}; for more, set "
+            f"ajet.trainer_common.total_training_steps above {step}; --no-resume begins anew and "
+            f"keeps this run as {aside}"
+        )
+    where = f"goes on after step {step or 0} of {total_steps}; "
+    return RunStart(step or 0, changes, _changed(where, changes) + _schedule(config, changes))
+
+
+def _change_experiment(changes: list[Change]) -> bool:
+    return any(change.effect is Effect.EXPERIMENT for change in changes)
+
+
+def _changed(where: str, changes: list[Change]) -> str:
+    return f"{where}changed since the last start: {listed(changes)}" if changes else ""
+
+
+def _schedule(config: AjetConfig, changes: list[Change]) -> str:
+    """Returns what another length means for a learning rate that depends on it."""
+    schedule = config.ajet.trainer_common.optim.lr_schedule
+    is_other_length = any(change.effect is Effect.LENGTH for change in changes)
+    if schedule == "constant" or not is_other_length:
+        return ""
+    return f"; the learning rate's {schedule} schedule ends at the new last step"
+
+
+def _was_finished(folder: RunFolder, step: int | None, total_steps: int) -> bool:
+    """Returns whether the folder's run came to the end that it had then."""
+    attempts = read_attempts(folder)
+    if attempts:
+        return attempts[-1].end == "complete"
+    return step is not None and step >= total_steps and folder.summary_json.exists()
+
+
+def _has_numbers(folder: RunFolder) -> bool:
+    return folder.metrics_jsonl.exists() and folder.metrics_jsonl.stat().st_size > 0
+
+
+def _newest_step(folder: RunFolder) -> int | None:
+    """Returns the step of the newest checkpoint; whether it is whole is seen when it is loaded."""
+    steps = [step_of(file.parent) for file in folder.checkpoints.glob("step_*/manifest.json")]
+    return max(steps, default=None)
+
+
+def _last_step(folder: RunFolder) -> int:
+    """Returns the last step that was recorded."""
+    steps = [0]
+    with suppress(OSError, ValueError):  # a line that a kill has cut
+        for line in folder.metrics_jsonl.read_text(encoding="utf-8").splitlines():
+            steps.append(int(json.loads(line)["step"]))
+    return max(steps)
+
+
+def _name_aside(folder: RunFolder) -> Path:
+    numbered = (folder.path.with_name(f"{folder.path.name}.{n}") for n in itertools.count(1))
+    return next(path for path in numbered if not path.exists())
+
+
+def _set_aside(folder: RunFolder) -> RunFolder:
+    """Renames the folder, and returns a new one in its place. The replies of a judging model are
+    copied there: they are found by the request, so they hold for any run."""
+    aside = _name_aside(folder)
+    try:
+        folder.path.rename(aside)
+    except OSError as error:
+        raise CheckpointError(f"{folder.path} cannot be renamed: {error.strerror}") from error
+    folder.close()
+    new = RunFolder.open(folder.path)
+    for replies in aside.glob("judge_replies.sqlite*"):
+        shutil.copyfile(replies, new.path / replies.name)
+    return new
+
+
+def _forget_episodes(folder: RunFolder) -> None:
+    """Removes groups and episodes of a start that finished no step: they may be another
+    experiment's."""
+    for database in (folder.buffer_db, folder.finished_db):
+        for file in folder.path.glob(f"{database.name}*"):
+            file.unlink()
