@@ -20,6 +20,7 @@ from ajet.core.record.episode_reader import (
     TurnRecord,
 )
 from ajet.core.record.run_folder import RunFolder
+from ajet.core.run.attempt_record import read_attempts
 from ajet.logview.token_text import TokenText
 
 MAX_PAGE = 500
@@ -34,6 +35,7 @@ def run_data(folder: RunFolder) -> dict[str, Any]:
         "folder": str(folder.path),
         "has_tokenizer": (folder.tokenizer / "tokenizer.json").is_file(),
         "summary": None,
+        "attempts": [attempt.describe() for attempt in read_attempts(folder)],
         "count": 0,
         "statuses": [],
         "modes": [],

@@ -19,8 +19,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ajet.core.record.evaluation import wilson
+from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
 from ajet.core.redaction import redact
+from ajet.core.run.attempt_record import read_attempts
 
 Command = tuple[str, str]
 """A description and the shell command itself."""
@@ -56,6 +58,10 @@ def summary_table(summary: RunSummary, folder: Path) -> Table:
     table.add_row("peak memory", f"{summary.peak_rss_bytes / 1e9:.2f} GB")
     for name, text in timeline_rows(summary.timelines):
         table.add_row(name, text)
+    attempts = read_attempts(RunFolder(folder))
+    if len(attempts) > 1:
+        lines = "\n".join(attempt.describe() for attempt in attempts)
+        table.add_row("attempts", Text(lines, overflow="fold"))
     table.add_row("run folder", Text(shown_path(folder), overflow="fold"))
     return table
 

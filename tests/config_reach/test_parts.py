@@ -784,6 +784,10 @@ ELSEWHERE: dict[str, dict[str, list[str]]] = {
             f"{R}.server.start_timeout_s"
         ],
     },
+    "a run folder that was used before": {
+        "tests/core/run/test_run_start.py::"
+        "test_accept_changes_goes_on_and_records_what_changed_and_where": [f"{T}.accept_changes"],
+    },
     "a second model": {
         "tests/test_assembly_of_updates.py::test_a_critic_of_other_tokens_is_refused_in_one_line": [
             f"{T}.critic.path"

@@ -340,8 +340,8 @@ def episodes(run: ToyRun) -> list[tuple]:
 
 
 def metrics(run: ToyRun) -> list[dict]:
-    """All that was logged, without times."""
+    """All that was logged, without times and the numbers of attempts."""
     lines = (run.path / "logs" / "metrics.jsonl").read_text().splitlines()
     clocks = ("time", "rollout/seconds", "rollout/episodes_per_s", "rollout/tokens_per_s")
-    timed = (*clocks, "update/seconds", "critic/seconds")
+    timed = (*clocks, "update/seconds", "critic/seconds", "run/attempt")
     return [{k: v for k, v in json.loads(line).items() if k not in timed} for line in lines]

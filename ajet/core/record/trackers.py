@@ -30,7 +30,7 @@ class WandbSink:
             self._run = wandb.init(
                 project=run.project,
                 name=run.experiment,
-                id=run.experiment,
+                id=run.folder.run_id(),
                 resume="allow",
                 dir=str(run.folder.logs),
                 config=dict(run.config),
@@ -63,7 +63,7 @@ class SwanlabSink:
         if mode == "online" and settings.api_key is None:
             _warn_offline("swanlab", folder)
             mode = "offline"
-        resumes = {"id": run.experiment, "resume": "allow"} if mode == "online" else {}
+        resumes = {"id": run.folder.run_id(), "resume": "allow"} if mode == "online" else {}
         try:
             self._swanlab.init(
                 project=run.project,

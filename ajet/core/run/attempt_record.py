@@ -88,12 +88,14 @@ def begin_attempt(folder: RunFolder, attempt: AttemptRecord, config: AjetConfig)
     _write(folder, attempt)
 
 
-def correct_first_step(folder: RunFolder, first_step: int) -> None:
-    """Puts the step of the checkpoint that was loaded into the newest attempt: a damaged one is
-    passed over, so it may be an earlier one than the newest."""
+def correct_first_step(folder: RunFolder, first_step: int) -> int:
+    """Puts the step of the checkpoint that was loaded into the newest attempt, and returns the
+    attempt's number. A damaged checkpoint is passed over, so it may be an earlier one than the
+    newest."""
     attempts = read_attempts(folder)
     if attempts and attempts[-1].first_step != first_step:
         _write(folder, replace(attempts[-1], first_step=first_step))
+    return attempts[-1].number if attempts else 1
 
 
 def end_attempt(folder: RunFolder, end: End, last_step: int, reason: str | None = None) -> None:

@@ -105,7 +105,7 @@ def decide_start(
     if earlier is None or (step is None and not _has_numbers(folder)):
         return RunStart(0, [])
     if trainer.resume == "disable":
-        return RunStart(0, [], f"the earlier run is kept as {aside}", sets_aside=True)
+        return RunStart(0, [], f"the earlier run is kept as {aside.name}", sets_aside=True)
     changes = identity.changes_since(earlier)
     if trainer.resume != "auto":
         return RunStart(step_of(Path(trainer.resume)), changes, _changed("", changes))
@@ -113,19 +113,19 @@ def decide_start(
     if _change_experiment(changes) and not trainer.accept_changes:
         if was_finished or step is None:
             which = "the finished run" if was_finished else "a run that saved no checkpoint"
-            line = f"changed since {which}: {listed(changes)}; it is kept as {aside}"
+            line = f"changed since {which}: {listed(changes)}; it is kept as {aside.name}"
             return RunStart(0, changes, f"{line}, and a new run begins", sets_aside=True)
         raise RunChanged(
             f"{folder.path} holds a run that stopped after step {step} of {total_steps}, and "
             f"these have changed since: {listed(changes)}; go on with the changes "
-            f"(--accept-changes), begin anew (--no-resume, which keeps the old run as {aside}) or "
+            f"(--accept-changes), begin anew (--no-resume, which keeps the old run as {aside.name}) or "
             "choose another ajet.experiment_name"
         )
     if was_finished and step is not None and step >= total_steps:
         raise RunComplete(
             f"already complete: {step} of {total_steps} steps in {folder.path}; for more, set "
             f"ajet.trainer_common.total_training_steps above {step}; --no-resume begins anew and "
-            f"keeps this run as {aside}"
+            f"keeps this run as {aside.name}"
         )
     where = f"goes on after step {step or 0} of {total_steps}; "
     return RunStart(step or 0, changes, _changed(where, changes) + _schedule(config, changes))

@@ -68,7 +68,7 @@ class TrainingRun:
         if resume_point is not None:
             self.state = RunState.from_json(resume_point.state["run"])
             tasks.cursor.load_state_dict(self.state.cursor)
-        correct_first_step(folder, self.state.step)
+        self._attempt = correct_first_step(folder, self.state.step)
         self.recorder = RunRecorder(
             config,
             folder,
@@ -127,6 +127,7 @@ class TrainingRun:
         self, step: int, rollout: StepGroups, update: UpdateRecord, metrics: dict[str, float]
     ) -> None:
         """Records a finished step and advances the run's state past it."""
+        metrics = metrics | {"run/attempt": float(self._attempt)}
         self.state.timelines += self.recorder.step(step, rollout, update, metrics)
         self.state.step = step
         self.state.num_episodes += sum(len(group.trajectories) for group in rollout.all)

@@ -36,8 +36,18 @@ async function showRun() {
   }
   if (!run.has_tokenizer) facts.push("no tokenizer found: tokens show as ids");
   $("run-facts").textContent = facts.join("  ·  ");
+  showAttempts(run.attempts);
   offer("mode", run.modes);
   offer("status", run.statuses);
+}
+
+function showAttempts(attempts) {
+  const details = $("attempts");
+  details.hidden = attempts.length < 2;
+  details.querySelector("summary").textContent = `started ${attempts.length} times`;
+  details.querySelector("ol").replaceChildren(
+    ...attempts.map((text) => Object.assign(document.createElement("li"), { textContent: text })),
+  );
 }
 
 function percent(share) {

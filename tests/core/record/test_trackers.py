@@ -48,7 +48,7 @@ def test_wandb_is_online_for_whoever_is_logged_in(monkeypatch, folder, warnings,
     begun = fake_wandb(monkeypatch, logged_in=logged_in)
     MetricsLogger("wandb", folder, experiment="exp", config={"api_key": "secret"}).close()
     assert [run["mode"] for run in begun] == [mode]
-    assert begun[0]["id"] == "exp" and begun[0]["resume"] == "allow"
+    assert begun[0]["id"] == folder.run_id() and begun[0]["resume"] == "allow"
     assert "secret" not in str(begun)
     assert len(warnings) == (mode == "offline")
 

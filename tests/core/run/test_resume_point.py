@@ -32,10 +32,9 @@ def test_auto_is_the_newest_whole_checkpoint_or_the_beginning(folder):
     assert steps(folder) == [1, 2]
 
 
-def test_disable_begins_anew_and_sets_aside_what_is_there(folder):
+def test_disable_begins_anew_whatever_is_there(folder):
     save(folder, 1, 2)
     assert find_resume_point(folder, "disable") is None
-    assert steps(folder) == []
 
 
 def test_a_path_is_that_checkpoint_and_later_ones_are_set_aside(folder):
