@@ -104,11 +104,11 @@ def train(
 def _ask(changed: Exception) -> str:
     """Asks what becomes of a run whose experiment has changed; returns the override that does
     it."""
-    import click
-
     typer.echo(redact(str(changed)), err=True)
-    question = "(g)o on with the changes, begin a(n)ew, or (q)uit?"
-    answer = typer.prompt(question, type=click.Choice(["g", "n", "q"]), default="q", err=True)
+    answer = ""
+    while answer not in ("g", "n", "q"):
+        question = "(g)o on with the changes, begin a(n)ew, or (q)uit?"
+        answer = typer.prompt(question, default="q", err=True).strip().lower()[:1]
     if answer == "q":
         raise typer.Exit(1)
     return ACCEPT if answer == "g" else f"ajet.trainer_common.resume={_resume(False)}"

@@ -22,7 +22,7 @@ def toy(tmp_path):
 
 
 def at_a_terminal(toy, answer, *overrides):
-    """The command with a terminal as its input, where `answer` is typed; returns exit code, text."""
+    """The command with a terminal as its input, where `answer` is typed: exit code and text."""
     ours, theirs = pty.openpty()
     try:
         os.write(ours, f"{answer}\n".encode())
