@@ -118,7 +118,7 @@ def decide_start(
         raise RunChanged(
             f"{folder.path} holds a run that stopped after step {step} of {total_steps}, and "
             f"these have changed since: {listed(changes)}; go on with the changes "
-            f"(--accept-changes), begin anew (--no-resume, which keeps the old run as {aside.name}) "
+            f"(--accept-changes), begin anew (--no-resume; the old run is kept as {aside.name}) "
             "or choose another ajet.experiment_name"
         )
     if was_finished and step is not None and step >= total_steps:
