@@ -33,30 +33,27 @@ words."""
 
 # --- names of keys -------------------------------------------------------------------------------
 
-_PASSWORD_WORDS = frozenset(
-    "password passwords passwd pwd passphrase passcode pin secret secrets credential credentials"
-    " creds".split()
-)
-_SECRET_WORDS = _PASSWORD_WORDS | frozenset(
-    "token apikey accesskey secretkey privatekey auth authorization authentication oauth bearer jwt"
-    " cookie cookies dsn pat signature webhook".split()
-)
+_PASSWORD_WORDS = {"password", "passwords", "passwd", "pwd", "passphrase", "passcode", "pin"}
+_PASSWORD_WORDS |= {"secret", "secrets", "credential", "credentials", "creds"}
+_SECRET_WORDS = _PASSWORD_WORDS | {"token", "apikey", "accesskey", "secretkey", "privatekey"}
+_SECRET_WORDS |= {"auth", "authorization", "authentication", "oauth", "bearer", "jwt", "signature"}
+_SECRET_WORDS |= {"cookie", "cookies", "dsn", "pat", "webhook"}
 _SECRET_ENDINGS = ("password", "passwd", "secret", "token", "apikey")
 _OPAQUE = ("header", "headers", "env", "environ", "env_vars", "environment_variables")
 """Sections in which every text is taken for a secret, whatever its key."""
-_HARMLESS_WORDS = frozenset(
-    # which variant
-    "mode type kind level difficulty style strategy effort role side order unit format version"
-    " protocol backend device dtype language lang locale split method algorithm scope transport"
-    # which thing: its place among the user's files, in the data or in code
-    " name model file files path dir folder directory field column class cls module workflow judge"
-    # what the model is shown, which every recorded episode has
-    " prompt instruction instructions template description question stop"
-    # what ajet's own environments take
-    " products attributes goals actions map desc symbols"
-    # addresses, of which logins and options are removed
-    " url urls uri host endpoint address".split()
+_HARMLESS_WORDS = set(
+    """
+    mode type kind level difficulty style strategy effort role side order unit format version
+    protocol backend device dtype language lang locale split method algorithm scope transport
+    name model file files path dir folder directory field column class cls module workflow judge
+    prompt instruction instructions template description question stop
+    products attributes goals actions map desc symbols
+    url urls uri host endpoint address
+    """.split()  # noqa: SIM905  # one name a line would be sixty lines
 )
+"""Last words of keys whose texts are kept: which variant; which thing, among the user's files, in
+the data or in code; what the model is shown, which the episodes have anyway; what ajet's
+environments take; addresses, without their logins."""
 _NO_SECRET_VARIABLES = ("PWD", "OLDPWD", "GPG_KEY")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
@@ -115,7 +112,9 @@ _NAMED = (
     r"api[_-]?key|access[_-]?key|private[_-]?key|auth[_-]?key|secret[_-]?key|token|[_-]pat)"
 )
 _OPTION = re.compile(rf"(?<=[?&;])({_NAMED}[\w.-]*=|(?:key|sig|code|auth)=)[^&;\s'\"]+", re.I)
-_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]+-----|\Z)", re.S)
+_PRIVATE_KEY = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]+-----|\Z)", re.S
+)
 _KEY_FORMS = re.compile(
     r"\b(?:sk-(?!ajet-)[\w-]{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|"
     r"hf_[A-Za-z0-9]{20,}|xox[abeoprs]-[\w-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|"
@@ -141,12 +140,10 @@ _ASSIGNED = re.compile(
     re.I,
 )
 _FLAG = re.compile(rf"(?<!\S)(--?{_NAMED}[ =])(?!-)[^\s'\"]+", re.I)
-_STATED = re.compile(
-    rf"(?<![\w.-])({_NAMED}: )(?=\S*\d)(?=\S*[a-z])(?=\S{{6}})[^\s,;'\"]+", re.I
-)
+_STATED = re.compile(rf"(?<![\w.-])({_NAMED}: )(?=\S*\d)(?=\S*[a-z])(?=\S{{6}})[^\s,;'\"]+", re.I)
 """``password: S`` in a sentence: with letters and digits, because ``…api_key: no such key`` is no
 secret."""
-_RANDOM_SEGMENT = re.compile(r"://[^?#]*/(?=[^/?#]*\d)(?=[^/?#]*[A-Za-z])[\w:~-]{20,}")
+_RANDOM_SEGMENT = re.compile(r"://[^?#]*/((?=[^/?#]*\d)(?=[^/?#]*[A-Za-z])[\w:~-]{20,})")
 """A part of an address's path that may be a secret, as those of webhooks are."""
 
 
@@ -233,10 +230,16 @@ class FreeForm:
 
     def redacted(self, value: Any, *path: str) -> Any:
         """Returns the value at this path of the config, with secrets replaced."""
-        context = _Context()
+        return self._value(value, path, self._at(path, _Context()))
+
+    def allowed(self, value: Any, *path: str) -> Any:
+        """Returns the value with only that replaced which is a secret by its key or its form."""
+        return self._value(value, path, self._at(path, _Context(is_kept=True)))
+
+    def _at(self, path: Sequence[str], context: _Context) -> _Context:
         for length in range(1, len(path) + 1):
             context = self._below(context, path[:length])
-        return self._value(value, path, context)
+        return context
 
     def secret(self, value: Any, *path: str) -> Any:
         """Returns the value of a key that ajet defines as a secret."""
@@ -309,7 +312,7 @@ class FreeForm:
 
     def _replaced(self, text: str, path: Sequence[str], context: _Context) -> str:
         is_secret = context.is_secret or context.is_password
-        if is_secret or _has_letters_and_digits(text):
+        if is_secret or _PRIVATE_KEY.search(text) or _has_letters_and_digits(text):
             self.secrets.add(text)
         self._remember_parts(text)
         return self._references.get(".".join(path), REDACTED)
@@ -317,7 +320,7 @@ class FreeForm:
     def _remember_parts(self, text: str) -> None:
         """Notes the secrets within a text: keys, logins and passwords of addresses, what follows
         ``Bearer``."""
-        self.secrets.update(_KEY_FORMS.findall(text))
+        self.secrets.update((*_KEY_FORMS.findall(text), *_RANDOM_SEGMENT.findall(text)))
         self.secrets.update(re.findall(r"\b(?:[Bb]earer|[Bb]asic|[Tt]oken)\s+(\S+)", text))
         for login in (*_LOGIN.findall(text), *_DATABASE_LOGIN.findall(text)):
             password = login.partition(":")[2] or login

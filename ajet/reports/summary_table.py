@@ -20,7 +20,6 @@ from rich.text import Text
 
 from ajet.core.record.evaluation import wilson
 from ajet.core.record.summary import RunSummary
-from ajet.core.redaction import redact
 
 Command = tuple[str, str]
 """A description and the shell command itself."""
@@ -34,7 +33,7 @@ def print_summary(
     overrides: Sequence[str] = (),
 ) -> None:
     """Prints the table and, under it, commands to copy, one line each. `conf` and `overrides` are
-    those that the run was started with."""
+    those that the run was started with, without secrets."""
     console.print(summary_table(summary, folder), Text())
     for what, command in follow_up_commands(folder, conf, overrides):
         console.print(Text(what, style="dim"))
@@ -112,7 +111,7 @@ def follow_up_commands(folder: Path, conf: Path | None, overrides: Sequence[str]
     ]
     if conf is not None:
         evaluation = [_program("ajet"), "eval", "--conf", shown_path(conf), "--checkpoint", shown]
-        line = shlex.join([*evaluation, *map(redact, overrides)])
+        line = shlex.join([*evaluation, *overrides])
         commands.append(("its model on the held-out tasks", line))
     return commands
 

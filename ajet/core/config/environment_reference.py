@@ -36,6 +36,11 @@ def environment_references(written: Any) -> dict[str, str]:
     return found
 
 
+def stored_references(stored: Any) -> dict[str, str]:
+    """Returns the references in stored data, by the dotted paths of their values."""
+    return {path: text for path, text in _texts(stored) if is_reference(text)}
+
+
 def is_reference(value: Any) -> bool:
     """Returns True for a stored reference."""
     return isinstance(value, str) and _STORED.fullmatch(value) is not None

@@ -4,8 +4,8 @@
     ….deduplication.params.api_key            defined as `Secret`: ***
     ajet.….env_config, frozen_lake.map_name   the user's own keys: `FreeForm` of core/redaction.py
 
-A secret that the YAML takes from the environment appears as ``${oc.env:NAME}``. Not covered: reading
-such a config back (saved.py).
+A secret that the YAML takes from the environment appears as ``${oc.env:NAME}``. Not covered:
+reading such a config back (saved.py).
 """
 
 from __future__ import annotations
@@ -69,9 +69,7 @@ def shown_override(override: str, not_secret: Sequence[str] = ()) -> str:
     return f"{key}{equals}{shown if isinstance(value, str) else REDACTED}"
 
 
-def redacted_keys(
-    values: Any, key: str = "", *, except_for: Sequence[str] = ()
-) -> Iterator[str]:
+def redacted_keys(values: Any, key: str = "", *, except_for: Sequence[str] = ()) -> Iterator[str]:
     """Yields the keys whose values were not stored: ``***``, a login of ``***``, or a variable of
     the environment that is not set. A list is one key."""
     if isinstance(values, Mapping):
@@ -135,10 +133,13 @@ def _field(field: FieldInfo, value: Any, path: tuple[str, ...], free: FreeForm) 
     return free.harmless(value, *path)
 
 
-def _either(model: type[BaseModel] | None, value: Any, path: tuple[str, ...], free: FreeForm) -> Any:
-    if model is not None and isinstance(value, Mapping):
-        return _section(model, value, path, free)
-    return free.redacted(value, *path)
+def _either(
+    model: type[BaseModel] | None, value: Any, path: tuple[str, ...], free: FreeForm
+) -> Any:
+    if model is None:
+        return free.redacted(value, *path)
+    is_section = isinstance(value, Mapping)
+    return _section(model, value, path, free) if is_section else free.harmless(value, *path)
 
 
 def _filter(given: Any, path: tuple[str, ...], free: FreeForm) -> Any:
