@@ -292,7 +292,8 @@ class FreeForm:
             if is_secret_key(flag) and not inner.is_named:  # ["--api-key", "S"]
                 inner = _Context(is_secret=True)
             shown.append(self._value(value, (*path, str(index)), inner))
-            flag = value if isinstance(value, str) and value.startswith("-") else ""
+            is_flag = isinstance(value, str) and value.startswith("-") and "=" not in value
+            flag = value if is_flag else ""
         return shown
 
     def _text(self, text: str, path: Sequence[str], context: _Context) -> str:

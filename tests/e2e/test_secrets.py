@@ -1,5 +1,6 @@
-"""Sixty secrets are planted in a run's config, its command line and its environment; then raised
-and logged by workflow and judge. None is in the run folder, on the terminal, or with a tracker.
+"""More than sixty secrets are planted in a run's config, its command line and its environment, then
+raised and logged by workflow and judge. None is in the run folder, on the terminal, or with a
+tracker.
 
 Not covered: what the user's own code prints, and what the model is shown.
 """
@@ -179,7 +180,14 @@ def said(*args, **options):
     return sys.modules[__name__]
 
 
-init = log = set_tracking_uri = set_experiment = start_run = log_metrics = said
+init = set_tracking_uri = set_experiment = start_run = said
+
+
+def log(*args, **options):
+    SAID.open("a").write(repr((args, options)) + "\\n")
+
+
+log_metrics = log
 MlflowException = Error
 
 
