@@ -150,6 +150,7 @@ _RANDOM_SEGMENT = re.compile(r"://[^?#]*/((?=[^/?#]*\d)(?=[^/?#]*[A-Za-z])[\w:~-
 def redact(text: str) -> str:
     """Returns the text of a log line, an error or a command line without secrets: those of a known
     form, and those that this process knows."""
+    text = _OWN_KEY.sub(f"{PREFIX}…", text) if PREFIX in text else text
     for secret in _known_in(text):
         text = text.replace(secret, REDACTED)
     return without_secret_forms(text)

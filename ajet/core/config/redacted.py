@@ -144,7 +144,7 @@ def _either(
 
 def _filter(given: Any, path: tuple[str, ...], free: FreeForm) -> Any:
     """Returns a filter of recorded conversations; its parameters are those of its type."""
-    params = FILTERS.get(given.get("type")) if isinstance(given, Mapping) else None
+    params = FILTERS.get(str(given.get("type"))) if isinstance(given, Mapping) else None
     if params is None:
         return free.redacted(given, *path)
     shown = _section(params, given.get("params") or {}, (*path, "params"), free)

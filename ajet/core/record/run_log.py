@@ -20,9 +20,11 @@ FORMAT = "{time:YYYY-MM-DD HH:mm:ss} {level: <7} {message}"
 def run_log(path: Path) -> Iterator[None]:
     """Writes log lines to `path` as well, after those of earlier attempts of the run."""
     with path.open("a", encoding="utf-8", errors="backslashreplace", buffering=1) as file:
-        sink = logger.add(
-            lambda line: file.write(redact(line)), level="DEBUG", format=FORMAT, diagnose=False
-        )
+
+        def write(line: str) -> None:
+            file.write(redact(line))
+
+        sink = logger.add(write, level="DEBUG", format=FORMAT, diagnose=False)
         try:
             yield
         finally:

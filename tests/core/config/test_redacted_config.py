@@ -1,4 +1,4 @@
-"""What of a config is shown and stored: keys of ajet's own, free-form ones, and what the user names."""
+"""What of a config is shown and stored: ajet's own keys, free-form ones, and what the user names."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ mine:
   kept: {word: hello, api_key: S3cret-one, exact_key: hello}
   list: [{word: hello, other: hello}]
   other: hello
-  password: 12345678
+  password: 90817263
 """
 
 
