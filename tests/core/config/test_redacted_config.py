@@ -1,4 +1,4 @@
-"""What of a config is shown and stored: ajet's own keys, free-form ones, and what the user names."""
+"""What of a config is shown and stored: ajet's own keys, free-form ones, what the user names."""
 
 from pathlib import Path
 
