@@ -31,9 +31,9 @@ def audit(
     from rich.console import Console
     from rich.progress import track
 
-    from ajet.cli.screen_log import begin_screen_log
     from ajet.core.record.episode_reader import EpisodeFilter
     from ajet.core.record.recorded_run import RecordedRun
+    from ajet.core.record.screen_log import begin_screen_log
     from ajet.reports.audit_report import AuditReport
 
     begin_screen_log(verbose)

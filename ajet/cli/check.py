@@ -22,9 +22,9 @@ def check(
 
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_agents, check_run, cluster_notices
-    from ajet.cli.screen_log import begin_screen_log
     from ajet.core.config import load_config
     from ajet.core.judge import judge_spec, make_judge
+    from ajet.core.record.screen_log import begin_screen_log
     from ajet.core.run.batch_plan import BatchPlan
     from ajet.core.task.reader import make_reader
     from ajet.core.workflow.registry import DEFAULT_AGENT

@@ -32,9 +32,9 @@ def debug(
     from ajet.backbones import make_debug_backbone
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_classes
-    from ajet.cli.screen_log import begin_screen_log
     from ajet.core.config import load_config
     from ajet.core.errors import AjetError
+    from ajet.core.record.screen_log import begin_screen_log
 
     begin_screen_log(verbose)
     config = load_config(conf, overrides or [], backbone="debug", project_dir=project_dir)
@@ -54,5 +54,7 @@ def debug(
 
 def _error_message(error: Exception) -> str:
     from ajet.core.error_text import user_traceback
+    from ajet.core.redaction import redact
 
-    return user_traceback(error) or f"error: {type(error).__name__}: {error} (--verbose: where)\n"
+    line = f"error: {type(error).__name__}: {error} (--verbose: where)\n"
+    return redact(user_traceback(error) or line)

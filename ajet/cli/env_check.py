@@ -51,7 +51,7 @@ def env_check(
         raise typer.BadParameter("name an environment, or a YAML with --conf and its --tag")
     from rich.console import Console
 
-    from ajet.cli.screen_log import begin_screen_log
+    from ajet.core.record.screen_log import begin_screen_log
     from ajet.envs.check import EnvironmentCheck
 
     begin_screen_log(verbose)

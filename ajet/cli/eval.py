@@ -63,8 +63,8 @@ def evaluate(
     from ajet.backbones.evaluating import Subject
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_classes
-    from ajet.cli.screen_log import begin_screen_log
     from ajet.core.config import load_config
+    from ajet.core.record.screen_log import begin_screen_log
 
     begin_screen_log(verbose)
     needs_model = endpoint is None and model is None

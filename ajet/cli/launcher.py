@@ -9,8 +9,11 @@ Exit codes: 0 done, 1 the user's error in one line, 2 wrong usage. This module o
 """
 
 import os
+import sys
+import traceback
 from collections.abc import Sequence
 from importlib import import_module
+from types import TracebackType
 from typing import Any
 
 import typer
@@ -144,8 +147,16 @@ def root(
     """
 
 
+def _print_traceback(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Prints the traceback of an error that nobody expected, without secrets."""
+    sys.stderr.write(redact("".join(traceback.format_exception(kind, error, trace))))
+
+
 def main() -> None:
     """Runs the command line; it is the console script's entry point."""
+    sys.excepthook = _print_traceback
     exit_code = 1
     try:
         app(prog_name="ajet")

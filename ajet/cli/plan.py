@@ -36,10 +36,10 @@ def plan(
 
     from ajet.cli.notices import show_notices
     from ajet.cli.plan_tables import described_gpu, described_nodes, tables
-    from ajet.cli.screen_log import begin_screen_log
     from ajet.cluster.capacity import cluster_plan
     from ajet.core.config import load_config
     from ajet.core.errors import ConfigError
+    from ajet.core.record.screen_log import begin_screen_log
 
     begin_screen_log(verbose)
     config = load_config(conf, overrides or [], backbone=backbone, project_dir=project_dir)

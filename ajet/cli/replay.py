@@ -6,12 +6,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from ajet.cli.options import ProjectDir, Verbose
+from ajet.cli.options import Overrides, ProjectDir, Verbose
 
 
 def replay(
     run: Annotated[Path, typer.Argument(help="The run folder, launcher_record/<experiment>.")],
     episode: Annotated[str, typer.Argument(help="The episode's id, or how it alone begins.")],
+    overrides: Overrides = None,
     conf: Annotated[
         Path | None,
         typer.Option(
@@ -45,21 +46,19 @@ def replay(
     from ajet.cli.debugger import begin_debugger
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_classes
-    from ajet.cli.screen_log import begin_screen_log
     from ajet.core.config import load_config
     from ajet.core.record.recorded_run import RecordedRun
+    from ajet.core.record.screen_log import begin_screen_log
 
     begin_screen_log(verbose)
-    recorded = RecordedRun(run, project_dir)
+    recorded = RecordedRun(run, project_dir, overrides or [])
     with recorded.reader() as reader:
         record = reader.episode(reader.find(episode))
     if conf is None:
+        recorded.require_complete_config()
         config, folder = recorded.config, recorded.current_folder
-        show_notices(
-            f"not in the run folder (it keeps no secrets): {k}" for k in recorded.secrets()
-        )
     else:
-        config = load_config(conf, backbone="debug", project_dir=project_dir)
+        config = load_config(conf, overrides or [], backbone="debug", project_dir=project_dir)
         folder = Path.cwd()
         show_notices(config.notices)
     with contextlib.chdir(folder):
@@ -81,7 +80,7 @@ def replay(
 def _show(error: BaseException) -> None:
     """Prints where the workflow or the judge raised, as the user wrote it."""
     from ajet.core.error_text import user_traceback
+    from ajet.core.redaction import redact
 
-    typer.echo(
-        user_traceback(error) or f"error: {type(error).__name__}: {error}\n", nl=False, err=True
-    )
+    text = user_traceback(error) or f"error: {type(error).__name__}: {error}\n"
+    typer.echo(redact(text), nl=False, err=True)

@@ -65,9 +65,10 @@ def train(
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_run
     from ajet.cli.ray_flags import RayFlags, serve_or_check, session_settings
-    from ajet.cli.screen_log import begin_screen_log
     from ajet.core.config import load_config
+    from ajet.core.config.redacted import shown_override
     from ajet.core.errors import RunChanged, RunComplete
+    from ajet.core.record.screen_log import begin_screen_log
     from ajet.reports.summary_table import print_summary
 
     begin_screen_log(verbose)
@@ -98,7 +99,8 @@ def train(
                 raise
             summary = make_backbone(load(_ask(changed)), session).fit()
     if summary is not None:
-        print_summary(Console(), summary, config.run_folder, conf, overrides or [])
+        shown = [shown_override(each, config.ajet.not_secret) for each in overrides or []]
+        print_summary(Console(), summary, config.run_folder, conf, shown)
 
 
 def _ask(changed: Exception) -> str:

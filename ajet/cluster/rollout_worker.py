@@ -33,9 +33,11 @@ from ray.cloudpickle import cloudpickle
 from ajet.cluster.import_env import ImportEnv
 from ajet.core.bounded_loop import MAX_THREADS
 from ajet.core.config import AjetConfig
+from ajet.core.config.redacted import remember_secrets_of
 from ajet.core.error_text import user_line
 from ajet.core.inference.endpoint import ModelEndpoint, SamplingParams
 from ajet.core.record.episode_store import as_plain_json
+from ajet.core.record.screen_log import begin_screen_log
 from ajet.core.rollout.admission import Slot
 from ajet.core.task.workflow_task import Mode, WorkflowTask
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
@@ -98,6 +100,8 @@ class RolloutWorker:
 
     def check(self, config: AjetConfig) -> None:
         """Imports the user's code, without loading large packages. It is called first."""
+        begin_screen_log(verbose=False)
+        remember_secrets_of(config)
         self._import_env.enter()
         from ajet.core.judge import judge_class, judge_spec
         from ajet.core.workflow.registry import WorkflowFactory

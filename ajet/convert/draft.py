@@ -17,10 +17,9 @@ from typing import Any, Literal
 from ajet.convert.source import ResolvedConfig, flatten
 from ajet.core.config.tree import AjetConfig
 from ajet.core.errors import ConfigError
+from ajet.core.redaction import FreeForm
 
 Category = Literal["algorithm", "machine", "unknown"]
-SECRETS = ("api_key", "apikey", "token", "secret", "password")
-NOT_SECRET = ("tokens", "tokenizer", "token_", "_token")
 UNRESOLVED = "the value is not in the file: write it out, or give it as an override"
 DEFAULT = "'s default"
 NOTHING = (None, False, 0, "", [], {})
@@ -54,11 +53,8 @@ class OmittedKey:
     @property
     def shown(self) -> str:
         """The text ``key = value``, in one line and without secrets."""
-        name = self.key.rpartition(".")[2].lower()
-        is_secret = any(word in name for word in SECRETS) and not any(
-            word in name for word in NOT_SECRET
-        )
-        text = "***" if is_secret else " ".join(str(self.value).split())
+        value = FreeForm().allowed(self.value, *self.key.split("."))
+        text = " ".join(str(value).split())
         return f"{self.key} = {text if len(text) <= 60 else f'{text[:57]}…'}"
 
 

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from ajet.core.redaction import redact
+
 MAX_MESSAGE_LENGTH = 500
 """The number of characters of a message that are recorded: some hold a whole page."""
 _OWN_CODE = str(Path(__file__).parents[1])
@@ -23,9 +25,12 @@ _STDLIB = sysconfig.get_path("stdlib")
 
 
 def one_line(error: BaseException) -> str:
-    """Returns ``ValueError: bad move (workflow.py:31)``: the class, the message's first line and
-    the last line of the user's own code that the exception passed through, if any."""
-    message = next(iter(message_of(error).lstrip()[:MAX_MESSAGE_LENGTH].splitlines()), "").rstrip()
+    """Returns ``ValueError: bad move (workflow.py:31)``, without secrets: the class, the message's
+    first line and the last line of the user's own code that the exception passed through, if
+    any."""
+    # Secrets are found in the whole message: a line that is cut may have half of one.
+    lines = redact(message_of(error)).lstrip()[:MAX_MESSAGE_LENGTH].splitlines()
+    message = next(iter(lines), "").rstrip()
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     location = _location(error)
     return f"{text} ({location})" if location else text

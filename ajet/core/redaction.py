@@ -1,32 +1,359 @@
-"""Removes secrets that a text may show by accident.
+"""Removes secrets from what ajet writes: configs, command lines, log lines, errors.
 
-    "401 for sk-ajet-0123…ef"                      ->   "401 for sk-ajet-…"
-    "postgresql://me:pw@db/runs?password=pw"       ->   "postgresql://***@db/runs?password=***"
+    redact("401 for sk-ajet-0123…ef")                   ->  "401 for sk-ajet-…"
+    redact("postgresql://me:pw@db/runs?password=pw")    ->  "postgresql://***@db/runs?password=***"
+    redact("Authorization: Bearer abc123")              ->  "Authorization: ***"
+    FreeForm().redacted({"size": 4, "seller": "x7"})    ->  {"size": 4, "seller": "***"}
 
-Not covered: keys of other services (a saved config leaves those out by their names).
+A text loses what has the form of a secret, and every secret that this process knows: those that
+`remember_secrets` was given, and the environment's. A free-form value (a section whose keys ajet
+does not define) is denied by default: it is kept if it is a number, a boolean or empty, if its key
+is plainly harmless, or if the user names its path in ``ajet.not_secret``. docs/adr/0027-secrets.md
+has the reasons.
+
+Not covered: which keys of the config ajet defines (core/config/redacted.py); what the user's own
+code prints; what the model is shown and says, which is recorded word for word.
 """
 
+from __future__ import annotations
+
+import json
+import os
 import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+from urllib.parse import quote, unquote
 
 PREFIX = "sk-ajet-"
 REDACTED = "***"
-_KEY = re.compile(f"{PREFIX}[0-9a-f]{{32}}")
-_LOGIN = re.compile(r"(?<=://)[^/@\s]+:[^/@\s]+(?=@)")
+MIN_KNOWN_LENGTH = 8
+"""The characters that a known secret has at least: a shorter one would be found in innocent
+words."""
+
+# --- names of keys -------------------------------------------------------------------------------
+
+_PASSWORD_WORDS = {"password", "passwords", "passwd", "pwd", "passphrase", "passcode", "pin"}
+_PASSWORD_WORDS |= {"secret", "secrets", "credential", "credentials", "creds"}
+_SECRET_WORDS = _PASSWORD_WORDS | {"token", "apikey", "accesskey", "secretkey", "privatekey"}
+_SECRET_WORDS |= {"auth", "authorization", "authentication", "oauth", "bearer", "jwt", "signature"}
+_SECRET_WORDS |= {"cookie", "cookies", "dsn", "pat", "webhook"}
+_SECRET_ENDINGS = ("password", "passwd", "secret", "token", "apikey")
+_OPAQUE = ("header", "headers", "env", "environ", "env_vars", "environment_variables")
+"""Sections in which every text is taken for a secret, whatever its key."""
+_HARMLESS_WORDS = set(
+    """
+    mode type kind level difficulty style strategy effort role side order unit format version
+    protocol backend device dtype language lang locale split method algorithm scope transport
+    name model file files path dir folder directory field column class cls module workflow judge
+    prompt instruction instructions template description question stop
+    products attributes goals actions map desc symbols
+    url urls uri host endpoint address
+    """.split()  # noqa: SIM905  # one name a line would be sixty lines
+)
+"""Last words of keys whose texts are kept: which variant; which thing, among the user's files, in
+the data or in code; what the model is shown, which the episodes have anyway; what ajet's
+environments take; addresses, without their logins."""
+_NO_SECRET_VARIABLES = ("PWD", "OLDPWD", "GPG_KEY")
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+
+
+@lru_cache(maxsize=4096)
+def _words(key: str) -> tuple[str, ...]:
+    """Returns ``("aws", "access", "key")`` for ``aws_access_key``, ``awsAccessKey`` and
+    ``AWS-ACCESS-KEY``."""
+    return tuple(word.lower() for word in _WORD.findall(key))
+
+
+@lru_cache(maxsize=4096)
+def is_secret_key(key: str) -> bool:
+    """Returns True if a key names a secret: ``api_key``, ``hf_token``, ``GITHUB_PAT``, ``Cookie``;
+    not ``tokenizer`` or ``max_tokens``."""
+    words = _words(key)
+    if not words:
+        return False
+    return (
+        words[-1] in ("key", "keys")
+        or not _SECRET_WORDS.isdisjoint(words)
+        or words[-1].endswith(_SECRET_ENDINGS)
+    )
+
+
+def _is_password_key(key: str) -> bool:
+    """Returns True if even a number under this key is a secret."""
+    words = _words(key)
+    return bool(words) and (words[-1] in _PASSWORD_WORDS or words[-1].endswith("password"))
+
+
+def _is_harmless_key(key: str) -> bool:
+    words = _words(key)
+    return bool(words) and words[-1] in _HARMLESS_WORDS and not is_secret_key(key)
+
+
+def _names_secret_variable(name: str) -> bool:
+    """Returns True if an environment variable of this name has a secret in it, and not the place or
+    the kind of one (``SSH_AUTH_SOCK``, ``AWS_SHARED_CREDENTIALS_FILE``)."""
+    words = _words(name)
+    return (
+        name not in _NO_SECRET_VARIABLES
+        and is_secret_key(name)
+        and words[-1] not in (*_HARMLESS_WORDS, "sock", "socket")
+    )
+
+
+# --- forms of secrets in a text ------------------------------------------------------------------
+
+_OWN_KEY = re.compile(f"{PREFIX}[0-9a-f]{{32}}")
+_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _DATABASE_LOGIN = re.compile(r"(?<=://)(?<!http://)(?<!https://)[^/@\s]*:[^@\s]+(?=@)")
 """Database passwords, unlike those of HTTP addresses, may contain a slash."""
-_OPTION = re.compile(
-    r"(?<=[?&])([^=&\s]*(?:password|passwd|secret|token|api_?key)[^=&\s]*=)[^&\s'\"]+", re.I
+_NAMED = (
+    r"[\w.-]*(?:password|passwd|pwd|passphrase|secret|credential|authorization|cookie|"
+    r"api[_-]?key|access[_-]?key|private[_-]?key|auth[_-]?key|secret[_-]?key|token|[_-]pat)"
 )
+_OPTION = re.compile(rf"(?<=[?&;])({_NAMED}[\w.-]*=|(?:key|sig|code|auth)=)[^&;\s'\"]+", re.I)
+_PRIVATE_KEY = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]+-----|\Z)", re.S
+)
+_KEY_FORMS = re.compile(
+    r"\b(?:sk-(?!ajet-)[\w-]{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|"
+    r"hf_[A-Za-z0-9]{20,}|xox[abeoprs]-[\w-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|"
+    r"eyJ[\w-]{8,}\.eyJ[\w-]{8,}(?:\.[\w-]*)?)"
+)
+"""Keys that say themselves what they are: OpenAI's and those that look like them, GitHub, GitLab,
+Hugging Face, Slack, AWS, Google, JSON web tokens."""
+_BEARER = re.compile(
+    r"\b(Bearer(?=\s+\S{8})|(?:bearer|[Tt]oken|[Bb]asic)(?=\s+\S*\d)(?=\s+\S*[A-Za-z]))"
+    r"\s+[\w.~+/=-]{6,}"
+)
+_AUTHORIZATION = re.compile(
+    r"(authorization[\"']?\s*[:=]\s*[\"']?)(?!\*)"
+    r"(?:(?:bearer|basic|token|digest|apikey)\s+[^\s\"',}]+|(?=\S*\d)[^\s\"',}]{6,})",
+    re.I,
+)
+_QUOTED = re.compile(
+    rf"((?:[\"']{_NAMED}[\"']\s*:|[\"']--?{_NAMED}[\"']\s*,)\s*)([\"'])(?:(?!\2).)+\2", re.I
+)
+"""``'api_key': 'S'`` of a dict, ``"--api-key", "S"`` of a list."""
+_ASSIGNED = re.compile(
+    rf"(?<![?&;\w.-])({_NAMED}=)(?!\*\*\*|null\b|None\b|true\b|false\b)(\"[^\"]*\"|'[^']*'|[^\s,;&'\")]+)",
+    re.I,
+)
+_FLAG = re.compile(rf"(?<!\S)(--?{_NAMED}[ =])(?!-)[^\s'\"]+", re.I)
+_STATED = re.compile(rf"(?<![\w.-])({_NAMED}: )(?=\S*\d)(?=\S*[a-z])(?=\S{{6}})[^\s,;'\"]+", re.I)
+"""``password: S`` in a sentence: with letters and digits, because ``…api_key: no such key`` is no
+secret."""
+_RANDOM_SEGMENT = re.compile(r"://[^?#]*/((?=[^/?#]*\d)(?=[^/?#]*[A-Za-z])[\w:~-]{20,})")
+"""A part of an address's path that may be a secret, as those of webhooks are."""
 
 
 def redact(text: str) -> str:
-    """Returns the text without keys to the model, and without logins and passwords in addresses."""
+    """Returns the text of a log line, an error or a command line without secrets: those of a known
+    form, and those that this process knows."""
+    text = _OWN_KEY.sub(f"{PREFIX}…", text) if PREFIX in text else text
+    for secret in _known_in(text):
+        text = text.replace(secret, REDACTED)
+    return without_secret_forms(text)
+
+
+def without_secret_forms(text: str) -> str:
+    """Returns the text with everything replaced that has the form of a secret."""
+    text = without_keys_and_logins(text)
+    text = _AUTHORIZATION.sub(rf"\1{REDACTED}", text)
+    text = _BEARER.sub(rf"\1 {REDACTED}", text)
+    text = _QUOTED.sub(rf"\1\2{REDACTED}\2", text)
+    for form in (_ASSIGNED, _FLAG, _STATED):
+        text = form.sub(rf"\1{REDACTED}", text)
+    return text
+
+
+def without_keys_and_logins(text: str) -> str:
+    """Returns the text with keys of well-known services, and the logins and passwords in addresses,
+    replaced. A sentence about passwords stays as it is."""
     if PREFIX in text:
-        text = _KEY.sub(f"{PREFIX}…", text)
-    return without_logins(text) if "://" in text else text
+        text = _OWN_KEY.sub(f"{PREFIX}…", text)
+    if "://" in text:
+        text = _DATABASE_LOGIN.sub(REDACTED, _LOGIN.sub(REDACTED, text))
+        text = _OPTION.sub(rf"\1{REDACTED}", text)
+    return _KEY_FORMS.sub(REDACTED, _PRIVATE_KEY.sub(REDACTED, text))
 
 
-def without_logins(text: str) -> str:
-    """Returns the text with the logins and passwords in its addresses replaced."""
-    text = _DATABASE_LOGIN.sub(REDACTED, _LOGIN.sub(REDACTED, text))
-    return _OPTION.sub(rf"\1{REDACTED}", text)
+# --- secrets that this process knows -------------------------------------------------------------
+
+_known: set[str] = set()
+
+
+def remember_secrets(secrets: Iterable[str]) -> None:
+    """Adds secrets that `redact` removes from now on, each also as quotes and addresses write it.
+    Short ones are left out."""
+    for secret in secrets:
+        for line in (secret, *secret.splitlines()):
+            if line.startswith("-----"):
+                continue
+            forms = (line.strip(), repr(line)[1:-1], json.dumps(line)[1:-1], quote(line, safe=""))
+            _known.update(form for form in forms if len(form) >= MIN_KNOWN_LENGTH)
+
+
+def _known_in(text: str) -> list[str]:
+    """Returns the known secrets that are in the text, the longest first."""
+    variables = {
+        value
+        for name, value in os.environ.items()
+        if len(value) >= MIN_KNOWN_LENGTH and _names_secret_variable(name)
+    }
+    return sorted((each for each in _known | variables if each in text), key=len, reverse=True)
+
+
+# --- free-form values ----------------------------------------------------------------------------
+
+
+def is_kept(path: str, not_secret: Iterable[str]) -> bool:
+    """Returns True if one of the paths in `not_secret` is this one; ``*`` is any one name."""
+    patterns = (re.escape(kept).replace(r"\*", "[^.]*") for kept in not_secret)
+    return any(re.fullmatch(pattern, path) for pattern in patterns)
+
+
+class FreeForm:
+    """Redacts values whose keys ajet does not define, and collects what it replaced.
+
+    `not_secret` are dotted paths of values that are kept, in which ``*`` is any one name; what is
+    below such a path is kept too, except where a key names a secret. `references` are texts such as
+    ``${oc.env:NAME}`` that are written in the place of a secret, by its path.
+    """
+
+    def __init__(
+        self, not_secret: Sequence[str] = (), references: Mapping[str, str] | None = None
+    ) -> None:
+        self._not_secret = not_secret
+        self._references = references or {}
+        self.secrets: set[str] = set()
+        """Replaced texts that are worth looking for elsewhere: not words of a language."""
+
+    def redacted(self, value: Any, *path: str) -> Any:
+        """Returns the value at this path of the config, with secrets replaced."""
+        return self._value(value, path, self._at(path, _Context()))
+
+    def allowed(self, value: Any, *path: str) -> Any:
+        """Returns the value with only that replaced which is a secret by its key or its form."""
+        return self._value(value, path, self._at(path, _Context(is_kept=True)))
+
+    def _at(self, path: Sequence[str], context: _Context) -> _Context:
+        for length in range(1, len(path) + 1):
+            context = self._below(context, path[:length])
+        return context
+
+    def secret(self, value: Any, *path: str) -> Any:
+        """Returns the value of a key that ajet defines as a secret."""
+        return self._value(value, path, _Context(is_secret=True))
+
+    def harmless(self, value: Any, *path: str) -> Any:
+        """Returns the value of a key that ajet defines and that is no secret, without keys, and
+        without logins in its addresses."""
+        if isinstance(value, list):
+            return [self.harmless(inner, *path, str(n)) for n, inner in enumerate(value)]
+        if not isinstance(value, str):
+            return value
+        return self._shown(value, without_keys_and_logins(value), path)
+
+    def _below(self, above: _Context, path: Sequence[str]) -> _Context:
+        key = path[-1]
+        if is_kept(".".join(path), self._not_secret):
+            return _Context(is_named=True, is_kept=True)
+        if key.isdigit():  # an element of a list is as its list
+            return above
+        return _Context(
+            is_secret=above.is_secret or is_secret_key(key) or key.lower() in _OPAQUE,
+            is_password=above.is_password or _is_password_key(key),
+            is_kept=above.is_kept,
+            is_harmless=_is_harmless_key(key),
+        )
+
+    def _value(self, value: Any, path: Sequence[str], context: _Context) -> Any:
+        if isinstance(value, Mapping):
+            return {
+                without_keys_and_logins(key) if isinstance(key, str) else key: self._value(
+                    inner, (*path, str(key)), self._below(context, (*path, str(key)))
+                )
+                for key, inner in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return self._list(value, path, context)
+        if value is None or value == "" or isinstance(value, bool):
+            return value
+        if isinstance(value, int | float):
+            is_shown = context.is_named or not context.is_password
+            return value if is_shown else self._replaced(str(value), path, context)
+        return self._text(str(value), path, context)
+
+    def _list(self, values: Sequence[Any], path: Sequence[str], context: _Context) -> list[Any]:
+        shown = []
+        flag = ""
+        for index, value in enumerate(values):
+            inner = self._below(context, (*path, str(index)))
+            if is_secret_key(flag) and not inner.is_named:  # ["--api-key", "S"]
+                inner = _Context(is_secret=True)
+            shown.append(self._value(value, (*path, str(index)), inner))
+            is_flag = isinstance(value, str) and value.startswith("-") and "=" not in value
+            flag = value if is_flag else ""
+        return shown
+
+    def _text(self, text: str, path: Sequence[str], context: _Context) -> str:
+        if context.is_named:
+            return text
+        if context.is_secret or not (context.is_kept or context.is_harmless):
+            return self._replaced(text, path, context)
+        if _RANDOM_SEGMENT.search(text):
+            return self._replaced(text, path, context)
+        return self._shown(text, without_secret_forms(text), path)
+
+    def _shown(self, text: str, shown: str, path: Sequence[str]) -> str:
+        if shown == text:
+            return text
+        self._remember_parts(text)
+        return self._references.get(".".join(path), shown)
+
+    def _replaced(self, text: str, path: Sequence[str], context: _Context) -> str:
+        is_secret = context.is_secret or context.is_password
+        if is_secret or _PRIVATE_KEY.search(text) or _has_letters_and_digits(text):
+            self.secrets.add(text)
+        self._remember_parts(text)
+        return self._references.get(".".join(path), REDACTED)
+
+    def _remember_parts(self, text: str) -> None:
+        """Notes the secrets within a text: keys, logins and passwords of addresses, what follows
+        ``Bearer``."""
+        self.secrets.update((*_KEY_FORMS.findall(text), *_RANDOM_SEGMENT.findall(text)))
+        self.secrets.update(re.findall(r"\b(?:[Bb]earer|[Bb]asic|[Tt]oken)\s+(\S+)", text))
+        for login in (*_LOGIN.findall(text), *_DATABASE_LOGIN.findall(text)):
+            password = login.partition(":")[2] or login
+            self.secrets.update((login, password, unquote(password)))
+        for option in _OPTION.finditer(text):
+            self.secrets.add(option[0].partition("=")[2])
+        for assigned in _ASSIGNED.finditer(text):
+            self.secrets.add(assigned[2].strip("'\""))
+
+
+class _Context:
+    """Says what the keys above a value make of it."""
+
+    __slots__ = ("is_harmless", "is_kept", "is_named", "is_password", "is_secret")
+
+    def __init__(
+        self,
+        *,
+        is_secret: bool = False,
+        is_password: bool = False,
+        is_kept: bool = False,
+        is_named: bool = False,
+        is_harmless: bool = False,
+    ) -> None:
+        self.is_secret = is_secret
+        self.is_password = is_password
+        self.is_kept = is_kept
+        self.is_named = is_named
+        self.is_harmless = is_harmless
+
+
+def _has_letters_and_digits(text: str) -> bool:
+    """Returns True for ``S3cr3tValue``; not for words, sentences, paths and addresses."""
+    return re.fullmatch(r"(?=.*[A-Za-z])(?=.*\d)[^\s/]+", text) is not None

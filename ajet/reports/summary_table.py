@@ -21,7 +21,6 @@ from rich.text import Text
 from ajet.core.record.evaluation import wilson
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
-from ajet.core.redaction import redact
 from ajet.core.run.attempt_record import read_attempts
 
 Command = tuple[str, str]
@@ -36,7 +35,7 @@ def print_summary(
     overrides: Sequence[str] = (),
 ) -> None:
     """Prints the table and, under it, commands to copy, one line each. `conf` and `overrides` are
-    those that the run was started with."""
+    those that the run was started with, without secrets."""
     console.print(summary_table(summary, folder), Text())
     for what, command in follow_up_commands(folder, conf, overrides):
         console.print(Text(what, style="dim"))
@@ -118,7 +117,7 @@ def follow_up_commands(folder: Path, conf: Path | None, overrides: Sequence[str]
     ]
     if conf is not None:
         evaluation = [_program("ajet"), "eval", "--conf", shown_path(conf), "--checkpoint", shown]
-        line = shlex.join([*evaluation, *map(redact, overrides)])
+        line = shlex.join([*evaluation, *overrides])
         commands.append(("its model on the held-out tasks", line))
     return commands
 

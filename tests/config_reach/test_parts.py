@@ -793,6 +793,12 @@ ELSEWHERE: dict[str, dict[str, list[str]]] = {
             f"{T}.critic.path"
         ],
     },
+    "what may be stored and shown": {
+        "tests/core/config/test_redacted_config.py::"
+        "test_the_user_says_what_is_no_secret_and_a_key_that_names_one_must_be_named_itself": [
+            "ajet.not_secret"
+        ],
+    },
     "the user's own judge reads it from its config": {
         "tests/core/config/test_config_keys.py::"
         "test_an_honoured_key_is_in_the_tree_without_a_notice": [

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from ajet.core.config.compose import read_yaml
 from ajet.core.config.section import Section
 from ajet.core.errors import ConfigError
+from ajet.core.redaction import FreeForm, remember_secrets
 
 Form = TypeVar("Form", bound=Section)
 
@@ -57,6 +58,9 @@ def read_listing(file: Path, section: str) -> list[Entry]:
     except OmegaConfBaseException as error:  # an interpolation: ${oc.env:NAME}
         raise ConfigError(f"{file}: {str(error).splitlines()[0]}") from error
     assert isinstance(written, dict)
+    free_form = FreeForm()
+    free_form.allowed(written)
+    remember_secrets(free_form.secrets)
     listed = written.pop(section, None)
     if written or not isinstance(listed, list):
         raise ConfigError(f"{file}: the file has one key, {section}, with a list")

@@ -13,12 +13,14 @@ name its own position (`_self_`) comes last.
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from ajet import default_config
+from ajet.core.config.environment_reference import environment_references
 from ajet.core.config.overrides import hydra_override, override_key, unknown_override
+from ajet.core.config.redacted import shown_override
 from ajet.core.config.unknown_sections import unknown_section_problem
 from ajet.core.errors import ConfigError
 
@@ -27,8 +29,16 @@ PACKAGED = [Path(default_config.__file__).parent / folder for folder in ("", "ve
 NAME = "__ajet_run__"
 
 
-def compose(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """Returns the composed YAML as plain data, interpolations resolved."""
+class Composed(NamedTuple):
+    """A composed YAML: plain data, and by their paths the values that come from the environment, as
+    ``${oc.env:NAME}``."""
+
+    values: dict[str, Any]
+    references: dict[str, str]
+
+
+def compose(path: Path, overrides: Sequence[str]) -> Composed:
+    """Returns the composed YAML with its interpolations resolved."""
     from hydra.core.config_store import ConfigStore
     from hydra.errors import HydraException, MissingConfigException
     from omegaconf import OmegaConf
@@ -42,9 +52,9 @@ def compose(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     parsed = [hydra_override(override) for override in overrides]
     try:
         ConfigStore.instance().store(name=NAME, node=OmegaConf.create(yaml_content))
-        plain = OmegaConf.to_container(
-            _hydra_compose(path, search, parsed), resolve=True, throw_on_missing=True
-        )
+        composed = _hydra_compose(path, search, parsed)
+        plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+        written = OmegaConf.to_container(composed, resolve=False)
     except MissingConfigException as error:
         raise ConfigError(_missing_config(path, error)) from error
     except (HydraException, OmegaConfBaseException, ValueError) as error:
@@ -56,9 +66,10 @@ def compose(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
             problem = _unknown_override_problem(override, known)
         else:
             problem = _message_of(error, path)
-        raise ConfigError(f"override {override!r}: {problem}") from error
+        raise ConfigError(f"override {shown_override(override)!r}: {problem}") from error
     assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+    values = {str(key): value for key, value in plain.items()}
+    return Composed(values, environment_references(written))
 
 
 def _hydra_compose(path: Path, search: str, overrides: Sequence[str]) -> Any:

@@ -15,6 +15,7 @@ from ajet.core.config.tree import AjetConfig
 CHANGES_LENGTH = ("ajet.trainer_common.total_epochs", "ajet.trainer_common.total_training_steps")
 CHANGES_NOTHING = (
     "ajet.project_name",
+    "ajet.not_secret",
     "ajet.experiment_name",
     "ajet.experiment_dir",
     "ajet.model.device",

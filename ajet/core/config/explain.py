@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ajet.core.config.overrides import override_key
+from ajet.core.config.redacted import redacted_value, shown_override
 
 MAX_SHOWN = 5
 
@@ -42,7 +43,7 @@ class Origin:
         """Returns ``override 'key=value'`` or ``file.yaml:7``."""
         for override in self.overrides:
             if override_key(override) == key or override_key(override).startswith(f"{key}."):
-                return f"override {override!r}"
+                return f"override {shown_override(override)!r}"
         line = _line_of(yaml.compose(self.path.read_text(encoding="utf-8")), key.split("."))
         return f"{self.path}:{line}" if line else str(self.path)
 
@@ -73,9 +74,10 @@ def _line(details: ErrorDetails, root: type[BaseModel], origin: Origin) -> tuple
         return where, f"no such key; {hint}"
     if details["type"] == "value_error":
         return where, str(details["ctx"]["error"])  # pyright: ignore[reportTypedDictNotRequiredAccess]
+    given = _short_repr(redacted_value(key, details["input"]))
     if details["type"] == "model_type":
-        return where, f"a section is expected here, got {_short_repr(details['input'])}"
-    return where, f"{_wanted(details)}, got {_short_repr(details['input'])}"
+        return where, f"a section is expected here, got {given}"
+    return where, f"{_wanted(details)}, got {given}"
 
 
 def _descend(root: type[BaseModel], parts: list[str]) -> tuple[type[BaseModel] | None, list[str]]:

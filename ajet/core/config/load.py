@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from ajet.core.config.compose import compose, hydra_notices
 from ajet.core.config.explain import Origin, explain
+from ajet.core.config.redacted import redacted_keys, remember_secrets_of
 from ajet.core.config.renames import apply_renames
 from ajet.core.config.support import refusals_and_notices
 from ajet.core.config.tree import AjetConfig, AjetSection
@@ -40,7 +41,7 @@ def load_config(
     overrides = [*overrides, *([f"ajet.backbone={backbone}"] if backbone else [])]
     origin = Origin(path, overrides)
     composed = compose(path, overrides)
-    values = apply_renames(composed, {"ajet": AjetSection().model_dump()})
+    values = apply_renames(composed.values, {"ajet": AjetSection().model_dump()})
     _refuse_unknown_sections(values, origin)
     try:
         config = AjetConfig.model_validate(_without_empty_sections(values))
@@ -49,6 +50,9 @@ def load_config(
     config = _with_exp_dir(config, path, exp_dir, origin)
     config._yaml_path = path.resolve()
     config._project_dir = Path(project_dir).resolve() if project_dir else None
+    config._references = composed.references
+    _refuse_redacted(config, origin)
+    remember_secrets_of(config)
     _require(config, required, path)
     refused, unused = refusals_and_notices(config)
     config._notices = [*hydra_notices(path), *unused]
@@ -69,6 +73,16 @@ def _refuse_unknown_sections(values: Mapping[str, Any], origin: Origin) -> None:
     for name in values:
         if problem := unknown_section_problem(name):
             raise ConfigError(f"{origin.of(name)}: {name}: {problem}")
+
+
+def _refuse_redacted(config: AjetConfig, origin: Origin) -> None:
+    """Raises ConfigError for a ``***``: the YAML of a run folder, or a command that ajet printed,
+    has it in the place of a secret."""
+    for key in redacted_keys(config.to_dict(), except_for=config.ajet.not_secret):
+        raise ConfigError(
+            f"{origin.of(key)}: {key}: *** stands for a value that ajet does not store: write the "
+            f"value itself, as {key}=…; to mean three stars, name {key} in ajet.not_secret"
+        )
 
 
 def _with_exp_dir(

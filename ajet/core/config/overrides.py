@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from ajet.core.config.redacted import redacted_value, shown_override
 from ajet.core.config.tree import AjetConfig
 from ajet.core.errors import ConfigError
 
@@ -34,7 +35,7 @@ def hydra_override(override: str) -> str:
 
     key, equals, value = override.partition("=")
     if not _KEY.fullmatch(key) or not (equals or override.startswith("~")):
-        raise ConfigError(f"override {override!r}: write key=value, for example ajet.seed=1")
+        raise ConfigError(f"{_quoted(override)}: write key=value, for example ajet.seed=1")
     _refuse_foreign(override)
     try:
         parsed = OverridesParser.create().parse_override(override)
@@ -42,7 +43,7 @@ def hydra_override(override: str) -> str:
         override = f"{key}={_quote(value)}"
         parsed = OverridesParser.create().parse_override(override)
     if parsed.is_sweep_override():
-        raise ConfigError(f"override {override!r}: one value only; write a list as [a,b]")
+        raise ConfigError(f"{_quoted(override)}: one value only; write a list as [a,b]")
     if isinstance(parsed.value(), bool | int | float) and _is_text(override_key(override)):
         override = f"{key}={_quote(value)}"
     # Hydra would refuse a key that no YAML names, though the tree may have it. The ++ makes Hydra
@@ -52,32 +53,58 @@ def hydra_override(override: str) -> str:
     return f"++{override}" if is_typed and plain_change else override
 
 
+def override_value(override: str) -> tuple[str, Any]:
+    """Returns the key and the value of an override ``key=value``. Raises ConfigError for another
+    form."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parsed = OverridesParser.create().parse_override(hydra_override(override))
+    if parsed.is_delete():
+        raise ConfigError(f"{_quoted(override)}: a value is expected here, as key=value")
+    return override_key(override), _plain(parsed.value())
+
+
+def _plain(value: Any) -> Any:
+    """Returns Hydra's value with its quoted texts as plain ones."""
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    return value if value is None or isinstance(value, bool | int | float) else str(value)
+
+
 def unknown_override(override: str, composed: Mapping[str, Any]) -> str:
     """Says what to do about an override of a key that is not in what the YAML composes to."""
     section: Any = composed
     path: list[str] = []
     for name in override_key(override).split("."):
         if not isinstance(section, Mapping):
-            return f"{'.'.join(path)} is no section: it is {section!r}"
+            key = ".".join(path)
+            return f"{key} is no section: it is {redacted_value(key, section)!r}"
         path.append(name)
         if name not in section:
             break
         section = section[name]
     close = get_close_matches(path[-1], [str(key) for key in section], 1)
     hint = f"did you mean {close[0]!r}? To" if close else "to"
-    return f"{'.'.join(path)}: no such key; {hint} add it, write +{override.lstrip('+')}"
+    added = shown_override(override).lstrip("+")
+    return f"{'.'.join(path)}: no such key; {hint} add it, write +{added}"
+
+
+def _quoted(override: str) -> str:
+    return f"override {shown_override(override)!r}"
 
 
 def _refuse_foreign(override: str) -> None:
     root = re.split(r"[./]", override_key(override))[0]
     if root == "hydra":
         raise ConfigError(
-            f"override {override!r}: settings of Hydra's own are not taken; leave it out (a YAML's "
+            f"{_quoted(override)}: settings of Hydra's own are not taken; leave it out (a YAML's "
             "hydra.searchpath is read)"
         )
     key = override.partition("=")[0]
     if root in TYPED_ROOTS and ("/" in key or "@" in key):
-        raise ConfigError(f"override {override!r}: write a key of the tree as {root}.…=value")
+        raise ConfigError(f"{_quoted(override)}: write a key of the tree as {root}.…=value")
 
 
 def _is_text(key: str) -> bool:

@@ -1,29 +1,52 @@
 """Reads the config of an earlier run from its run folder's config.yaml, as the run had it.
 
-What the file holds is resolved already, so nothing is composed or renamed. Secrets appear in it
-as ``***``. Not covered: a file of a version whose keys differ (one line says which).
+What the file holds is resolved already, so nothing is composed or renamed. A secret that came from
+the environment is read from there again; others are ``***``, and `overrides` may give them. Not
+covered: a file of a version whose keys differ (one line says which).
 """
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
+from ajet.core.config.environment_reference import resolved, stored_references
 from ajet.core.config.explain import Origin, explain
+from ajet.core.config.overrides import override_value
+from ajet.core.config.redacted import remember_secrets_of
 from ajet.core.config.tree import AjetConfig
 from ajet.core.errors import ConfigError
 
 
-def saved_config(file: Path, *, yaml_path: Path, project_dir: Path | None) -> AjetConfig:
+def saved_config(
+    file: Path, *, yaml_path: Path, project_dir: Path | None, overrides: Sequence[str] = ()
+) -> AjetConfig:
     """Returns the config in `file`. The user's files are looked for where the config at `yaml_path`
     looked."""
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        written = yaml.safe_load(file.read_text(encoding="utf-8"))
+        values = resolved(written)
+        for override in overrides:
+            _set(values, *override_value(override))
         config = AjetConfig.model_validate(values)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
     except ValidationError as error:
-        raise ConfigError(explain(error, AjetConfig, Origin(file, []))) from error
+        raise ConfigError(explain(error, AjetConfig, Origin(file, overrides))) from error
+    config._references = stored_references(written)
+    remember_secrets_of(config)
     config._yaml_path = yaml_path
     config._project_dir = project_dir
     return config
+
+
+def _set(values: Any, key: str, value: Any) -> None:
+    """Sets a dotted key; what is no section on the way to it becomes one."""
+    *sections, name = key.split(".")
+    for section in sections:
+        if not isinstance(values.get(section), dict):
+            values[section] = {}
+        values = values[section]
+    values[name] = value

@@ -1,11 +1,13 @@
-"""Defines the base class of config sections, and the two ways to say that a key has no full effect.
+"""Defines the base class of config sections, and what can be said of a key beside its type.
 
     class Rollout(Section):
+        api_key: Annotated[str, Secret()] = Field(default="", description="…")
         gamma: Annotated[float, NotBuilt("…")] = Field(default=1.0, description="…")
         name: Annotated[str, NoEffect("…", on=("debug",))] = Field(default="auto", description="…")
 
 `NotBuilt` refuses the run when the key differs from its default, which turns it off. `NoEffect`
-lets the run start and says so in one notice. A key with neither is honoured.
+lets the run start and says so in one notice. A key with neither is honoured. The value of a
+`Secret` is shown and stored nowhere.
 """
 
 from collections.abc import Iterator
@@ -36,6 +38,11 @@ class NoEffect:
     reason: str
     on: tuple[str, ...] = ALL_BACKBONES
     also_off: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Secret:
+    """Marks a key whose value is a secret."""
 
 
 class Section(BaseModel):

@@ -8,6 +8,7 @@ from ajet.core.config.algorithm_support import (
     unread_algorithm_keys,
 )
 from ajet.core.config.environment_support import environment_notices, unread_environment_keys
+from ajet.core.config.redacted import redacted_value
 from ajet.core.config.section import Leaf, NoEffect, NotBuilt, leaves
 from ajet.core.config.task_judge import TaskJudgeConfig
 from ajet.core.config.task_reader import BUILT_IN_READERS
@@ -28,11 +29,11 @@ def refusals_and_notices(config: AjetConfig) -> tuple[list[tuple[str, str]], lis
                 continue
             refused += [(leaf.path, text) for text in _reasons(leaf, NotBuilt, backbone)]
             unused += [
-                f"ignored by backbone {backbone}: {leaf.path}={leaf.value} ({text})"
+                f"ignored by backbone {backbone}: {leaf.path}={_shown(leaf)} ({text})"
                 for text in _reasons(leaf, NoEffect, backbone)
             ]
             unused += [
-                f"ignored: {leaf.path}={_display_value(leaf)} ({text})"
+                f"ignored: {leaf.path}={_shown(leaf)} ({text})"
                 for section, text in unread.items()
                 if f"{leaf.path}.".startswith(f"{section}.")
             ][:1]
@@ -130,8 +131,8 @@ def _unchecked_tool_calls(ajet: AjetSection) -> list[str]:
     ]
 
 
-def _display_value(leaf: Leaf) -> Any:
-    return "***" if "api_key" in f"{leaf.path}{leaf.value}" else leaf.value
+def _shown(leaf: Leaf) -> Any:
+    return redacted_value(leaf.path, leaf.value)
 
 
 def _reasons(leaf: Leaf, kind: type[NotBuilt] | type[NoEffect], backbone: str) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError
 
 from ajet.core.config.address import Address, PathOrAddress
-from ajet.core.config.section import Section
+from ajet.core.config.section import Secret, Section
 
 
 def parse_iso_time(text: str) -> datetime:
@@ -115,7 +115,7 @@ class DeduplicationParams(Section):
         default=None,
         description="The embedding model; null compares the pieces of three characters.",
     )
-    api_key: str | None = Field(
+    api_key: Annotated[str | None, Secret()] = Field(
         default=None, description="Key of the embedding service; null takes the environment's."
     )
     base_url: Address | None = Field(default=None, description="Address of the embedding service.")

@@ -54,6 +54,11 @@ class AjetSection(Section):
     seed: int = Field(
         default=0, ge=0, description="The run's seed; every draw of the run follows from it."
     )
+    not_secret: list[str] = Field(
+        default=[],
+        description="Dotted paths of values in sections of your own, env_config and the like that "
+        "may be stored and shown, as my_agent.style or my_agent.*; ajet masks the rest.",
+    )
     model: ModelConfig = Field(default=ModelConfig(), description="The model in training.")
     data: DataConfig = Field(default=DataConfig(), description="Batch size and token ceilings.")
     rollout: RolloutConfig = Field(default=RolloutConfig(), description="Episodes and sampling.")
@@ -124,6 +129,7 @@ class AjetConfig(BaseModel):
     _yaml_path: Path | None = PrivateAttr(None)
     _project_dir: Path | None = PrivateAttr(None)
     _notices: list[str] = PrivateAttr(default_factory=list)
+    _references: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -159,6 +165,11 @@ class AjetConfig(BaseModel):
     def notices(self) -> list[str]:
         """Returns one line for each key that was set and has no effect here."""
         return self._notices
+
+    @property
+    def references(self) -> dict[str, str]:
+        """Returns where the YAML takes a value from the environment: ``${oc.env:NAME}`` by path."""
+        return self._references
 
     @property
     def base_dirs(self) -> list[Path]:
@@ -199,5 +210,5 @@ class AjetConfig(BaseModel):
         return dict(self.__pydantic_extra__ or {})
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain data, as the run folder stores it."""
+        """Returns plain data, with all secrets; `redacted_config` is what may be stored."""
         return self.model_dump(mode="json")

@@ -24,9 +24,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from ajet.core.config import AjetConfig
+from ajet.core.config.redacted import redacted_config
 from ajet.core.errors import CheckpointError, ConfigError
 from ajet.core.record.atomic_file import write_text_atomically
-from ajet.core.record.run_folder import RunFolder, redacted
+from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.sink import RunInfo, Sink
 from ajet.core.record.trackers import MlflowSink, SwanlabSink, WandbSink
 
@@ -41,10 +43,11 @@ class MetricsLogger:
         *,
         experiment: str = "experiment",
         project: str = "ajet",
-        config: Mapping[str, Any] | None = None,
+        config: AjetConfig | None = None,
         start_step: int = 0,
     ) -> None:
-        run = RunInfo(folder, project, experiment, start_step, redacted(config or {}))
+        shown = {} if config is None else redacted_config(config)
+        run = RunInfo(folder, project, experiment, start_step, shown)
         names = [names] if isinstance(names, str) else list(names)
         wanted = [_sink_class(name) for name in dict.fromkeys(names)]
         self._sinks: list[Sink] = [JsonLinesSink(run), *(sink(run) for sink in wanted)]

@@ -9,18 +9,19 @@ debug` (they write none).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ajet.core.config.redacted import redacted_keys
 from ajet.core.config.saved import saved_config
+from ajet.core.config.support import unread_keys
 from ajet.core.errors import CheckpointError
 from ajet.core.record.episode_reader import EpisodeReader
 from ajet.core.record.origin import RunOrigin
 from ajet.core.record.run_folder import RunFolder
-from ajet.core.redaction import REDACTED
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
@@ -31,22 +32,26 @@ class RecordedRun:
     """Gives access to a run folder (see the module's docstring). Raises `CheckpointError` when the
     folder is not that of a run."""
 
-    def __init__(self, path: Path, project_dir: Path | None = None) -> None:
+    def __init__(
+        self, path: Path, project_dir: Path | None = None, overrides: Sequence[str] = ()
+    ) -> None:
         """Opens the folder. `project_dir` is searched first for the user's files, instead of the
-        run's own."""
+        run's own; `overrides` replace values of the stored config."""
         self.folder = RunFolder(path)
         EpisodeReader(self.folder.episodes_db).close()  # raises here when this is no run folder
         self.origin = RunOrigin.read(self.folder.origin_json)
         self._project_dir = project_dir
+        self._overrides = overrides
 
     @cached_property
     def config(self) -> AjetConfig:
-        """Returns the config as the run had it, without secrets."""
+        """Returns the config as the run had it, without the secrets that it did not store."""
         yaml, project = self.origin.yaml, self._project_dir or self.origin.project_dir
         return saved_config(
             self.folder.config_yaml,
             yaml_path=Path(yaml) if yaml else self.folder.config_yaml,
             project_dir=Path(project).resolve() if project else None,
+            overrides=self._overrides,
         )
 
     @cached_property
@@ -69,9 +74,22 @@ class RecordedRun:
     def reader(self) -> EpisodeReader:
         return EpisodeReader(self.folder.episodes_db)
 
-    def secrets(self) -> list[str]:
-        """Returns the keys of the config whose values were not stored."""
-        return list(_redacted_keys(self.config.to_dict()))
+    def require_complete_config(self) -> None:
+        """Raises `CheckpointError` if the config lacks a value that its episodes may read."""
+        config = self.config
+        unread = (*unread_keys(config.ajet), "trinity", "verl")
+        missing = [
+            key
+            for key in redacted_keys(config.to_dict(), except_for=config.ajet.not_secret)
+            if not any(f"{key}.".startswith(f"{section}.") for section in unread)
+        ]
+        if missing:
+            given = " ".join(f"{key}=…" for key in missing)
+            conf = f"--conf {self.origin.yaml}" if self.origin.yaml else "--conf with its YAML"
+            raise CheckpointError(
+                f"{self.folder.config_yaml} does not have the value of {', '.join(missing)}: a run "
+                f"folder keeps no secrets; give {given}, or {conf}"
+            )
 
 
 def load_template(folder: RunFolder) -> ChatTemplate:
@@ -83,11 +101,3 @@ def load_template(folder: RunFolder) -> ChatTemplate:
     template = ChatTemplate(load_tokenizer(folder.tokenizer), origin.stop_token_ids)
     template.today = datetime.fromisoformat(origin.begun)
     return template
-
-
-def _redacted_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _redacted_keys(value, f"{prefix}{key}.")
-        elif isinstance(value, str) and REDACTED in value:
-            yield f"{prefix}{key}"

@@ -2,7 +2,7 @@
 
     launcher_record/{experiment}/        or {--exp-dir}/{experiment}/
     ├── attempts/          0001/, …: each start of the run (run/attempt_record.py)
-    ├── config.yaml        the resolved config of the last start, secrets replaced by ***
+    ├── config.yaml        the last start's resolved config, without secrets (docs/secrets.md)
     ├── origin.json        the folders and the day of its start (origin.py)
     ├── code/              the user's workflow and judge files with the *.py beside them
     ├── logs/              metrics.jsonl and log files
@@ -30,26 +30,22 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import secrets
 import shutil
 import socket
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import zip_longest
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
+from ajet.core.config import AjetConfig
+from ajet.core.config.redacted import redacted_config
 from ajet.core.errors import CheckpointError
 from ajet.core.record.atomic_file import write_text_atomically
-from ajet.core.redaction import REDACTED, without_logins
 
 MAX_CODE_FILES = 200
 MAX_CODE_FILE_BYTES = 1_000_000
-
-_SECRET_KEY = re.compile(
-    r"api[_-]?key|secret|password|passwd|credential|(?:^|[_-]|access|auth)token(?:$|[_-])", re.I
-)
 
 
 class RunFolder:
@@ -175,12 +171,11 @@ class RunFolder:
     def summary_json(self) -> Path:
         return self.path / "summary.json"
 
-    def save_config(self, config: Mapping[str, Any], file: Path | None = None) -> None:
-        """Writes the resolved config as YAML (plain dicts, lists and scalars), secrets redacted,
-        to config.yaml or to `file`."""
+    def save_config(self, config: AjetConfig, file: Path | None = None) -> None:
+        """Writes the resolved config as YAML, without secrets, to config.yaml or to `file`."""
         import yaml
 
-        text = yaml.safe_dump(redacted(config), sort_keys=False, allow_unicode=True)
+        text = yaml.safe_dump(redacted_config(config), sort_keys=False, allow_unicode=True)
         write_text_atomically(file or self.config_yaml, text)
 
     def save_code(self, files: Iterable[Path]) -> list[Path]:
@@ -197,24 +192,6 @@ class RunFolder:
         ]
         copied = [_copy(source, target) for source, target in pairs[:MAX_CODE_FILES]]
         return [source for (source, _), ok in zip_longest(pairs, copied) if not ok]
-
-
-def redacted(value: Any, *, secret: bool = False) -> Any:
-    """Returns a copy in which every value under a key such as `api_key`, and logins in URLs, are
-    replaced."""
-    if isinstance(value, Mapping):
-        return {k: redacted(v, secret=secret or is_secret_key(str(k))) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [redacted(item, secret=secret) for item in value]
-    if isinstance(value, str):
-        return REDACTED if secret and value else without_logins(value)
-    return value  # numbers stay: `max_token_len` is no secret
-
-
-def is_secret_key(key: str) -> bool:
-    """Returns True if a key names a secret: `api_key`, `hf_token`, `db_password`; not
-    `tokenizer`."""
-    return _SECRET_KEY.search(key) is not None
 
 
 def _acquire(lock: IO[str], path: Path) -> None:

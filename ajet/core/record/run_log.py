@@ -1,6 +1,6 @@
 """Writes the run's own log, logs/run.log: every line of any part of it, whatever the screen shows.
 
-Keys to the model are cut to their prefix, and tracebacks show no values.
+Secrets are removed from messages and tracebacks, which show no values of variables.
 
 Not covered: numbers (metrics.py), episodes (episode_store.py), what the user's code prints.
 """
@@ -8,14 +8,10 @@ Not covered: numbers (metrics.py), episodes (episode_store.py), what the user's 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from loguru import logger
 
 from ajet.core.redaction import redact
-
-if TYPE_CHECKING:
-    from loguru import Record
 
 FORMAT = "{time:YYYY-MM-DD HH:mm:ss} {level: <7} {message}"
 
@@ -23,15 +19,13 @@ FORMAT = "{time:YYYY-MM-DD HH:mm:ss} {level: <7} {message}"
 @contextmanager
 def run_log(path: Path) -> Iterator[None]:
     """Writes log lines to `path` as well, after those of earlier attempts of the run."""
-    sink = logger.add(
-        path, level="DEBUG", format=FORMAT, filter=_redacted, encoding="utf-8", diagnose=False
-    )
-    try:
-        yield
-    finally:
-        logger.remove(sink)
+    with path.open("a", encoding="utf-8", errors="backslashreplace", buffering=1) as file:
 
+        def write(line: str) -> None:
+            file.write(redact(line))
 
-def _redacted(record: "Record") -> bool:
-    record["message"] = redact(record["message"])
-    return True
+        sink = logger.add(write, level="DEBUG", format=FORMAT, diagnose=False)
+        try:
+            yield
+        finally:
+            logger.remove(sink)

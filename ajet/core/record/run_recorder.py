@@ -70,7 +70,7 @@ class RunRecorder:
             folder,
             experiment=config.experiment_name,
             project=config.ajet.project_name,
-            config=config.to_dict(),
+            config=config,
             start_step=first_recorded,
         )
         self.progress = TrainingProgress(
@@ -85,7 +85,7 @@ class RunRecorder:
     ) -> None:
         """Writes the config, the user's code and the tokenizer, so that the folder can be read
         without anything else."""
-        self._folder.save_config(self._config.to_dict())
+        self._folder.save_config(self._config)
         origin.write(self._folder.origin_json)
         for left_out in self._folder.save_code(list(user_files)):
             logger.warning(f"not copied to the run folder's code/: {left_out}")

@@ -8,15 +8,19 @@ Not covered: a server's own idea of steps that go back after a resume.
 
 import importlib
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from loguru import logger
 
+from ajet.core.config.redacted import shown_override
 from ajet.core.errors import ConfigError
 from ajet.core.record.sink import RunInfo
+from ajet.core.redaction import redact
 
 PACKAGES = ("swanlab", "wandb", "mlflow")
 
@@ -25,7 +29,10 @@ class WandbSink:
     """Logs to Weights & Biases."""
 
     def __init__(self, run: RunInfo) -> None:
-        wandb = _import("wandb")
+        with _command_line_without_secrets():
+            self._begin(_import("wandb"), run)
+
+    def _begin(self, wandb: Any, run: RunInfo) -> None:
         try:
             self._run = wandb.init(
                 project=run.project,
@@ -56,16 +63,20 @@ class SwanlabSink:
     """Logs to SwanLab."""
 
     def __init__(self, run: RunInfo) -> None:
-        self._swanlab = _import("swanlab")
+        with _command_line_without_secrets():
+            self._begin(_import("swanlab"), run)
+
+    def _begin(self, swanlab: Any, run: RunInfo) -> None:
+        self._swanlab = swanlab
         folder = run.folder.logs / "swanlab"
-        settings = self._swanlab.Settings()
+        settings = swanlab.Settings()
         mode = settings.mode
         if mode == "online" and settings.api_key is None:
             _warn_offline("swanlab", folder)
             mode = "offline"
         resumes = {"id": run.folder.run_id(), "resume": "allow"} if mode == "online" else {}
         try:
-            self._swanlab.init(
+            swanlab.init(
                 project=run.project,
                 name=run.experiment,
                 log_dir=str(folder),
@@ -87,15 +98,19 @@ class MlflowSink:
     """Logs to MLflow, at its own tracking address, or in logs/ when none is set."""
 
     def __init__(self, run: RunInfo) -> None:
-        self._mlflow = _import("mlflow")
+        with _command_line_without_secrets():
+            self._begin(_import("mlflow"), run)
+
+    def _begin(self, mlflow: Any, run: RunInfo) -> None:
+        self._mlflow = mlflow
         if "MLFLOW_TRACKING_URI" not in os.environ:
-            self._mlflow.set_tracking_uri(f"sqlite:///{run.folder.logs / 'mlflow.db'}")
+            mlflow.set_tracking_uri(f"sqlite:///{run.folder.logs / 'mlflow.db'}")
         known = run.folder.logs / "mlflow_run_id"
         try:
-            self._mlflow.set_experiment(run.project)
+            mlflow.set_experiment(run.project)
             run_id = known.read_text(encoding="utf-8") if known.exists() else None
-            active_run = self._mlflow.start_run(run_id=run_id, run_name=run.experiment)
-        except self._mlflow.MlflowException as error:
+            active_run = mlflow.start_run(run_id=run_id, run_name=run.experiment)
+        except mlflow.MlflowException as error:
             raise _refused("mlflow", error) from error
         known.write_text(active_run.info.run_id, encoding="utf-8")
 
@@ -104,6 +119,18 @@ class MlflowSink:
 
     def close(self) -> None:
         self._mlflow.end_run()
+
+
+@contextmanager
+def _command_line_without_secrets() -> Iterator[None]:
+    """Hides the secrets of overrides from packages that store the command line beside the
+    config."""
+    given = list(sys.argv)
+    sys.argv[1:] = [shown_override(each) if "=" in each else redact(each) for each in given[1:]]
+    try:
+        yield
+    finally:
+        sys.argv[:] = given
 
 
 def _import(package: str) -> ModuleType:

@@ -38,6 +38,7 @@ from ajet.core.errors import AjetError, ConfigError, EnvironmentFault
 from ajet.core.inference.endpoint import ChatEndpoint, ModelEndpoint, SamplingParams
 from ajet.core.judge.judge import BaseJudge, GroupJudge
 from ajet.core.judge.verdict import JudgeFault, Verdict, checked_output, verdict
+from ajet.core.redaction import redact
 from ajet.core.rollout.admission import Slot
 from ajet.core.rollout.failure import RETRIED, status_of
 from ajet.core.rollout.limits import RolloutLimits
@@ -276,7 +277,7 @@ async def with_verdict(
         errors.on_error(fault.__cause__ or fault)
         is_environment_fault = isinstance(fault.__cause__, EnvironmentFault)
         status = EpisodeStatus.ENV_ERROR if is_environment_fault else EpisodeStatus.JUDGE_ERROR
-        return replace(trajectory, status=status, error=str(fault))
+        return replace(trajectory, status=status, error=redact(str(fault)))
     except asyncio.CancelledError:
         return replace(trajectory, status=EpisodeStatus.ABORTED, error=STOPPED)
     return replace(

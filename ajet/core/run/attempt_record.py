@@ -82,7 +82,7 @@ def begin_attempt(folder: RunFolder, attempt: AttemptRecord, config: AjetConfig)
     """Writes the attempt with its own copy of the config and the user's code."""
     path = folder.attempt(attempt.number)
     path.mkdir(parents=True, exist_ok=True)
-    folder.save_config(config.to_dict(), path / "config.yaml")
+    folder.save_config(config, path / "config.yaml")
     for file in code_files(config):
         _copy(file, path / "code" / _relative(file, config))
     _write(folder, attempt)

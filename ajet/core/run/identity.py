@@ -21,7 +21,7 @@ from typing import Any
 
 from ajet.core.config import AjetConfig
 from ajet.core.config.effects import Effect, effect_of, keys_without_effect
-from ajet.core.record.run_folder import redacted
+from ajet.core.config.redacted import config_without_secrets, redacted_config
 from ajet.core.redaction import REDACTED
 from ajet.core.run.code_files import code_files
 from ajet.core.run.run_tasks import RunTasks
@@ -62,7 +62,7 @@ class Change:
     def __str__(self) -> str:
         if not self.is_setting and None in (self.before, self.after):
             return f"{self.what} {'added' if self.before is None else 'removed'}"
-        if not self.is_setting and _is_hash(self.before):
+        if _is_hash(self.before) or _is_hash(self.after):
             return f"{self.what} changed"
         return f"{self.what} {_shown(self.before)} -> {_shown(self.after)}"
 
@@ -122,13 +122,14 @@ class RunIdentity:
 
 
 def flat_settings(config: AjetConfig) -> dict[str, Any]:
-    """Returns the values by dotted key, without secrets and without keys that nothing reads."""
+    """Returns the values by dotted key, without keys that nothing reads. Secrets are ``***``; a
+    text that the run folder does not show is replaced by its hash."""
     unread = keys_without_effect(config)
-    values: dict[str, Any] = redacted(config.to_dict())
+    shown, compared = flat(redacted_config(config)), flat(config_without_secrets(config))
     return {
-        key: value
-        for key, value in flat(values).items()
-        if key not in unread and not (isinstance(value, str) and REDACTED in value)
+        key: value if shown.get(key) == value or value == REDACTED else _hash_of(value)
+        for key, value in compared.items()
+        if key not in unread
     }
 
 
@@ -197,6 +198,12 @@ def _path_hash(path: Path) -> str:
     return sha256("\n".join(digests).encode("utf-8", "surrogateescape")).hexdigest()
 
 
+def _hash_of(value: Any) -> str:
+    return sha256(
+        json.dumps(value, sort_keys=True, default=str).encode("utf-8", "replace")
+    ).hexdigest()
+
+
 def _rows(tasks: Sequence[Task]) -> dict[str, Any]:
     digest = sha256()
     for task in tasks:
@@ -226,7 +233,7 @@ def _setting_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Ite
     defaults = flat(AjetConfig().to_dict())
     for key in sorted(before.keys() | after.keys()):
         old, new = (side.get(key, defaults.get(key)) for side in (before, after))
-        if old != new:
+        if old != new and not any(REDACTED in str(value) for value in (old, new)):
             yield Change(key, old, new, effect_of(key), is_setting=True)
 
 

@@ -384,7 +384,7 @@ def test_every_shipped_yaml_loads(path):
 def test_the_defaults_alone_are_the_tree(tmp_path):
     empty = tmp_path / "empty.yaml"
     empty.write_text("ajet: {}\n")
-    assert AjetConfig.model_validate(compose(empty, [])) == AjetConfig()
+    assert AjetConfig.model_validate(compose(empty, []).values) == AjetConfig()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ TUTORIALS = [path for path in YAMLS if "\najet:" in path.read_text()]
 def test_a_saved_config_is_the_runs_own_and_finds_the_users_files(path, tmp_path):
     config = load_config(path, ["+mine.api_key=secret", "+mine.size=3"])
     folder = RunFolder(tmp_path)
-    folder.save_config(config.to_dict())
+    folder.save_config(config)
     saved = saved_config(folder.config_yaml, yaml_path=path, project_dir=tmp_path)
     assert saved.ajet == config.ajet and saved.verl == config.verl
     assert (saved.mine.size, saved.mine.api_key) == (3, "***")

@@ -3,9 +3,10 @@
 import pytest
 from loguru import logger
 
-from ajet.cli.screen_log import begin_screen_log
-from ajet.core.record.run_folder import redacted
+from ajet.core.config import AjetConfig
+from ajet.core.config.redacted import redacted_config
 from ajet.core.record.run_log import run_log
+from ajet.core.record.screen_log import begin_screen_log
 from ajet.core.redaction import redact
 
 KEY = "sk-ajet-" + "0123456789abcdef" * 2
@@ -53,6 +54,5 @@ def _fail(key):
 )
 def test_an_address_shows_nobody_how_to_log_in(text, shown):
     assert redact(f"notice: {text} is ignored") == f"notice: {shown} is ignored"
-    assert redacted({"trinity": {"buffer": {"url": text}}}) == {
-        "trinity": {"buffer": {"url": shown}}
-    }
+    config = AjetConfig.model_validate({"trinity": {"buffer": {"url": text}}})
+    assert redacted_config(config)["trinity"]["buffer"]["url"] == shown

@@ -7,6 +7,7 @@ import time
 import pytest
 import yaml
 
+from ajet.core.config import AjetConfig
 from ajet.core.errors import CheckpointError
 from ajet.core.record.run_folder import RunFolder
 
@@ -86,21 +87,19 @@ def test_a_path_that_is_a_file_is_one_line(tmp_path):
 
 
 def test_secrets_are_not_saved(tmp_path):
-    config = {
-        "ajet": {
-            "api_key": "sk-1",
-            "model": {"path": "m", "tokenizer": "t"},
-            "max_token_len_per_gpu": 512,
-            "judges": [{"hf_token": "hf_1"}, {"db_password": "p", "url": "http://me:pw@host/x"}],
-            "secrets": {"a": "b"},
-            "nothing_api_key": None,
-        }
+    mine = {
+        "api_key": "sk-1",
+        "model": {"path": "m", "tokenizer": "t"},
+        "max_token_len_per_gpu": 512,
+        "judges": [{"hf_token": "hf_1"}, {"db_password": "p", "url": "http://me:pw@host/x"}],
+        "secrets": {"a": "b"},
+        "nothing_api_key": None,
     }
     folder = RunFolder(tmp_path)
-    folder.save_config(config)
-    assert yaml.safe_load(folder.config_yaml.read_text())["ajet"] == {
+    folder.save_config(AjetConfig.model_validate({"mine": mine}))
+    assert yaml.safe_load(folder.config_yaml.read_text())["mine"] == {
         "api_key": "***",
-        "model": {"path": "m", "tokenizer": "t"},
+        "model": {"path": "m", "tokenizer": "***"},
         "max_token_len_per_gpu": 512,
         "judges": [{"hf_token": "***"}, {"db_password": "***", "url": "http://***@host/x"}],
         "secrets": {"a": "***"},

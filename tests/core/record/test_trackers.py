@@ -5,6 +5,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
 from ajet.core.record.metrics import MetricsLogger
 from ajet.core.record.run_folder import RunFolder
@@ -46,10 +47,11 @@ def fake_wandb(monkeypatch, *, logged_in, fails=False):
 @pytest.mark.parametrize(("logged_in", "mode"), [(True, "online"), (False, "offline")])
 def test_wandb_is_online_for_whoever_is_logged_in(monkeypatch, folder, warnings, logged_in, mode):
     begun = fake_wandb(monkeypatch, logged_in=logged_in)
-    MetricsLogger("wandb", folder, experiment="exp", config={"api_key": "secret"}).close()
+    config = AjetConfig.model_validate({"mine": {"api_key": "s3cret"}})
+    MetricsLogger("wandb", folder, experiment="exp", config=config).close()
     assert [run["mode"] for run in begun] == [mode]
     assert begun[0]["id"] == folder.run_id() and begun[0]["resume"] == "allow"
-    assert "secret" not in str(begun)
+    assert "s3cret" not in str(begun)
     assert len(warnings) == (mode == "offline")
 
 

@@ -13,6 +13,7 @@ def begin_screen_log(verbose: bool) -> None:
     logger.add(
         _write,
         level="DEBUG" if verbose else "WARNING",
+        diagnose=False,
         format=lambda record: f"{record['level'].name.lower()}: {{message}}\n",
     )
 
