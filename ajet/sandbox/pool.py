@@ -24,10 +24,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ajet.core.process_guard import guarded
 from ajet.sandbox import isolation, landlock, worker, zygote
 from ajet.sandbox.limits import Limits
 
 _START_TIMEOUT_S = 30
+_END_TIMEOUT_S = 2  # in which the zygote ends all programs and removes their folders
 _ATTEMPTS = 3
 # Empty modules replace the packages above this one, so that the zygote runs none of their imports.
 _BOOT = """
@@ -207,10 +209,7 @@ def _start_zygote(
 ) -> _RunningZygote | str:
     """Starts a zygote. Returns it, or the reason why it could not start."""
     ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-    with theirs, contextlib.ExitStack() as cleanup:
-        parent = _pidfd_of_self()
-        if parent >= 0:
-            cleanup.callback(os.close, parent)
+    with theirs:
         shown, packages = _python_folders()
         setup = zygote.ZygoteConfig(
             mode=mode,
@@ -220,18 +219,16 @@ def _start_zygote(
             python_folders=shown,
             packages=packages,
             inbox=theirs.fileno(),
-            parent=parent,
             is_root=isolation.is_root_of_host(),
         )
         process = subprocess.Popen(
-            _command(mode, setup),
+            guarded(_command(mode, setup), grace_s=_END_TIMEOUT_S),
             env=_ENVIRONMENT,
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno(), *([parent] if parent >= 0 else [])],
-            start_new_session=True,  # Ctrl-C is for this process, which may finish its step
+            pass_fds=[theirs.fileno()],
         )
     return _await_ready(mode, process, ours)
 
@@ -265,19 +262,9 @@ def _command(mode: str, setup: zygote.ZygoteConfig) -> list[str]:
     return [*isolation.bubblewrap_command(shutil.which("bwrap") or "bwrap", view), *python]
 
 
-def _pidfd_of_self() -> int:
-    try:
-        return os.pidfd_open(os.getpid())
-    except OSError:
-        return -1  # an old kernel: the zygote then notices the closed inbox alone
-
-
 def _wait_for_end(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(timeout=2)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    process.terminate()
+    process.wait()
 
 
 async def _call(inbox: socket.socket, frame: bytes) -> bytes | None:

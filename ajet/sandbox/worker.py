@@ -30,12 +30,17 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class ChildSignal:
-    """A file descriptor that becomes readable when a child ends."""
+    """A file descriptor that becomes readable when a child ends, or SIGTERM comes."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.told_to_end = False
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._end)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+
+    def _end(self, *_: object) -> None:
+        self.told_to_end = True
 
     def fileno(self) -> int:
         return self._read
@@ -48,7 +53,8 @@ class ChildSignal:
     def restore_defaults() -> None:
         """Restores Python's defaults; a forked child calls this."""
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
 
 
 @dataclass

@@ -5,8 +5,8 @@
 
 A call is one message in the inbox, with a socket; the kernel gives it to one waiting worker. The
 worker sends "busy", and the zygote forks the next one. Calls that come while too many run wait in
-the inbox. The zygote ends when the inbox has no writer left or when the parent is gone. The kernel
-then ends the workers (parent-death signal) and with them all of their programs.
+the inbox. The zygote ends when the inbox has no writer left or when its guard tells it to
+(core/process_guard.py). It ends the workers, and the kernel their programs (parent-death signal).
 """
 
 import contextlib
@@ -49,7 +49,6 @@ class ZygoteConfig:
     python_folders: tuple[str, ...]  # shown to programs
     packages: tuple[str, ...]  # those of them that are on sys.path
     inbox: int
-    parent: int  # a pidfd of the parent, or -1
     is_root: bool  # root of the host: programs must then become nobody
 
 
@@ -118,12 +117,10 @@ class Zygote:
         poll.register(self.inbox, 0)  # a hang-up is always reported
         poll.register(self.status, select.POLLIN)
         poll.register(self.child_signal, select.POLLIN)
-        if self.setup.parent >= 0:
-            poll.register(self.setup.parent, select.POLLIN)
         wait_ms: int | None = None
         while self.num_failures < _MAX_FAILURES:
             events = dict(poll.poll(wait_ms))
-            if self.inbox.fileno() in events or self.setup.parent in events:
+            if self.inbox.fileno() in events or self.child_signal.told_to_end:
                 break
             self.child_signal.clear()
             ended = self._reap()
