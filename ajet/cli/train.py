@@ -47,8 +47,8 @@ def train(
     """Train: roll out, judge, update, step by step.
 
     Ctrl-C or SIGTERM once stops after the step, with a checkpoint from which the same command goes
-    on; twice stops at once. Exit code 0: done, 1: an error in one line, 2: wrong usage, 130: stopped
-    by Ctrl-C before the end, 143: by SIGTERM.
+    on; twice stops at once. Exit code 0: done, 1: an error in one line, 2: wrong usage, 130:
+    stopped by Ctrl-C before the end, 143: by SIGTERM.
     """
     from rich.console import Console
 
