@@ -34,9 +34,11 @@ def debug(
     from ajet.cli.preflight import check_classes
     from ajet.cli.screen_log import begin_screen_log
     from ajet.core.config import load_config
+    from ajet.core.descriptors import raise_descriptor_limit
     from ajet.core.errors import AjetError
 
     begin_screen_log(verbose)
+    raise_descriptor_limit()
     config = load_config(conf, overrides or [], backbone="debug", project_dir=project_dir)
     check_classes(config)
     show_notices(config.notices)

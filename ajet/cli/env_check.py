@@ -52,9 +52,11 @@ def env_check(
     from rich.console import Console
 
     from ajet.cli.screen_log import begin_screen_log
+    from ajet.core.descriptors import raise_descriptor_limit
     from ajet.envs.check import EnvironmentCheck
 
     begin_screen_log(verbose)
+    raise_descriptor_limit()
     if conf is None:
         assert env_type is not None
         maker, steps = _named(env_type, env_config), 50

@@ -65,8 +65,10 @@ def evaluate(
     from ajet.cli.preflight import check_classes
     from ajet.cli.screen_log import begin_screen_log
     from ajet.core.config import load_config
+    from ajet.core.descriptors import raise_descriptor_limit
 
     begin_screen_log(verbose)
+    raise_descriptor_limit()
     needs_model = endpoint is None and model is None
     required = ["ajet.model.path"] if needs_model else []
     config = load_config(

@@ -47,9 +47,11 @@ def replay(
     from ajet.cli.preflight import check_classes
     from ajet.cli.screen_log import begin_screen_log
     from ajet.core.config import load_config
+    from ajet.core.descriptors import raise_descriptor_limit
     from ajet.core.record.recorded_run import RecordedRun
 
     begin_screen_log(verbose)
+    raise_descriptor_limit()
     recorded = RecordedRun(run, project_dir)
     with recorded.reader() as reader:
         record = reader.episode(reader.find(episode))

@@ -58,10 +58,12 @@ def train(
     from ajet.cli.ray_flags import RayFlags, serve_or_check, session_settings
     from ajet.cli.screen_log import begin_screen_log
     from ajet.core.config import load_config
+    from ajet.core.descriptors import raise_descriptor_limit
     from ajet.core.interrupt import Interrupt
     from ajet.reports.summary_table import print_summary
 
     begin_screen_log(verbose)
+    raise_descriptor_limit()
     resumes = [] if resume is None else [f"ajet.trainer_common.resume={_resume(resume)}"]
     options = [*(overrides or []), *resumes, *_for_debugger(debug)]
     config = load_config(conf, options, backbone=backbone, exp_dir=exp_dir, project_dir=project_dir)

@@ -33,6 +33,7 @@ from ray.cloudpickle import cloudpickle
 from ajet.cluster.import_env import ImportEnv
 from ajet.core.bounded_loop import MAX_THREADS
 from ajet.core.config import AjetConfig
+from ajet.core.descriptors import raise_descriptor_limit
 from ajet.core.error_text import user_line
 from ajet.core.inference.endpoint import ModelEndpoint, SamplingParams
 from ajet.core.record.episode_store import as_plain_json
@@ -99,6 +100,7 @@ class RolloutWorker:
     def check(self, config: AjetConfig) -> None:
         """Imports the user's code, without loading large packages. It is called first."""
         self._import_env.enter()
+        raise_descriptor_limit()
         from ajet.core.judge import judge_class, judge_spec
         from ajet.core.workflow.registry import WorkflowFactory
 

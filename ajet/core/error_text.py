@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from ajet.core.descriptors import NONE_LEFT, is_out_of_descriptors
+
 MAX_MESSAGE_LENGTH = 500
 """The number of characters of a message that are recorded: some hold a whole page."""
 _OWN_CODE = str(Path(__file__).parents[1])
@@ -27,6 +29,8 @@ def one_line(error: BaseException) -> str:
     the last line of the user's own code that the exception passed through, if any."""
     message = next(iter(message_of(error).lstrip()[:MAX_MESSAGE_LENGTH].splitlines()), "").rstrip()
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    if is_out_of_descriptors(error):
+        text = f"{text} ({NONE_LEFT})"
     location = _location(error)
     return f"{text} ({location})" if location else text
 

@@ -30,6 +30,8 @@ from ajet.sandbox.limits import Limits
 
 _START_TIMEOUT_S = 30
 _END_TIMEOUT_S = 2  # in which the zygote ends all programs and removes their folders
+_ANSWER_GRACE_S = 30  # beyond the program's own time, on a busy machine
+_HEAD_BYTES = 1 << 16
 _ATTEMPTS = 3
 # Empty modules replace the packages above this one, so that the zygote runs none of their imports.
 _BOOT = """
@@ -108,7 +110,7 @@ class SandboxPool:
         frame = worker.HEADER.pack(len(request)) + struct.pack("<d", timeout) + request
         for _ in range(_ATTEMPTS):
             running = self._running or await asyncio.to_thread(self.start)
-            answer = await _call(running.inbox, frame)
+            answer = await _call(running.inbox, frame, timeout, self.limits)
             if answer is not None:
                 return _outcome(answer, timeout)
             self._discard(running)
@@ -267,9 +269,11 @@ def _wait_for_end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-async def _call(inbox: socket.socket, frame: bytes) -> bytes | None:
+async def _call(
+    inbox: socket.socket, frame: bytes, timeout_s: float, limits: Limits
+) -> bytes | None:
     """Sends a program and returns the worker's bytes, or None if no worker took the call because
-    the zygote is gone."""
+    the zygote is gone. Nothing is returned of a worker that answers far too late or too much."""
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()
     try:
@@ -281,9 +285,18 @@ async def _call(inbox: socket.socket, frame: bytes) -> bytes | None:
             await loop.sock_sendall(ours, frame)
         answer = bytearray()
         with contextlib.suppress(ConnectionResetError):
-            while chunk := await loop.sock_recv(ours, 1 << 16):
-                answer += chunk
-        return bytes(answer[1:]) if answer[:1] == worker.STARTED else None
+            answer += await loop.sock_recv(ours, 1)  # it may wait long, until others have ended
+        if answer != worker.STARTED:
+            return None
+        answer.clear()
+        with contextlib.suppress(ConnectionResetError, TimeoutError):
+            async with asyncio.timeout(timeout_s + _ANSWER_GRACE_S):
+                while chunk := await loop.sock_recv(ours, 1 << 16):
+                    answer += chunk
+                    if len(answer) > 2 * limits.output_bytes + _HEAD_BYTES:
+                        return b""
+                return bytes(answer)
+        return b""
     finally:
         ours.close()
 

@@ -215,17 +215,29 @@ async def _streams(
     elif address.transport == "sse":
         from mcp.client.sse import sse_client
 
-        async with sse_client(address.url or "", headers=address.headers) as streams:
+        async with sse_client(
+            address.url or "", headers=address.headers, httpx_client_factory=_http_client
+        ) as streams:
             yield streams
     else:
         from mcp.client.streamable_http import streamable_http_client
-        from mcp.shared._httpx_utils import create_mcp_http_client
 
         async with (
-            create_mcp_http_client(headers=address.headers) as client,
+            _http_client(headers=address.headers) as client,
             streamable_http_client(address.url or "", http_client=client) as (read, write, _),
         ):
             yield read, write
+
+
+def _http_client(headers: Any = None, timeout: Any = None, auth: Any = None) -> Any:
+    """Returns a client with the timeouts of the mcp package's own, whose answers are limited."""
+    import httpx
+    from mcp.shared._httpx_utils import MCP_DEFAULT_SSE_READ_TIMEOUT, MCP_DEFAULT_TIMEOUT
+
+    from ajet.core.http_client import LimitedAsyncClient
+
+    default = httpx.Timeout(MCP_DEFAULT_TIMEOUT, read=MCP_DEFAULT_SSE_READ_TIMEOUT)
+    return LimitedAsyncClient(headers=headers, timeout=timeout or default, auth=auth)
 
 
 def _python_path() -> dict[str, str]:
