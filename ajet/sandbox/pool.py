@@ -26,6 +26,7 @@ from typing import Any
 
 from ajet.core.process_guard import guarded
 from ajet.sandbox import isolation, landlock, worker, zygote
+from ajet.sandbox.cgroup import ProgramsFolder, open_programs_folder
 from ajet.sandbox.limits import Limits
 
 _START_TIMEOUT_S = 30
@@ -82,6 +83,8 @@ class _RunningZygote:
     mode: str
     landlock: int  # the version of the kernel's Landlock, 0 for none
     seccomp: bool
+    groups: ProgramsFolder | None  # the programs' cgroups
+    no_cgroup: str  # the reason why there are none
 
 
 class SandboxPool:
@@ -131,6 +134,7 @@ class SandboxPool:
             line += f", {landlock.describe(running.landlock)}" if running.landlock else _NO_LANDLOCK
         if not running.seccomp:
             line += _NO_SECCOMP
+        line += f", no memory cgroup: {running.no_cgroup}" if running.no_cgroup else _CGROUP
         return f"{line} ({'; '.join(self._refusals)})" if self._refusals else line
 
     @property
@@ -158,6 +162,8 @@ class SandboxPool:
                 self._running = None
         running.inbox.close()
         _wait_for_end(running.process)
+        if running.groups is not None:
+            running.groups.close()
 
     def _forget(self) -> None:
         """Drops the zygote in a forked child, since it belongs to the parent."""
@@ -175,6 +181,7 @@ _CONFINEMENT = {
 }
 _NO_LANDLOCK = " and no Landlock: programs can read and write what this user can"
 _NO_SECCOMP = ", no seccomp: some system calls that should be refused (seccomp.py) are not"
+_CGROUP = ", a memory cgroup"
 _default: SandboxPool | None = None
 _default_lock = threading.Lock()
 
@@ -211,6 +218,8 @@ def _start_zygote(
 ) -> _RunningZygote | str:
     """Starts a zygote. Returns it, or the reason why it could not start."""
     ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    folder = open_programs_folder()
+    groups = folder if isinstance(folder, ProgramsFolder) else None
     with theirs:
         shown, packages = _python_folders()
         setup = zygote.ZygoteConfig(
@@ -221,6 +230,8 @@ def _start_zygote(
             python_folders=shown,
             packages=packages,
             inbox=theirs.fileno(),
+            cgroup=-1 if groups is None else groups.fd,
+            cgroup_version=0 if groups is None else groups.version,
             is_root=isolation.is_root_of_host(),
         )
         process = subprocess.Popen(
@@ -230,9 +241,16 @@ def _start_zygote(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
+            pass_fds=[theirs.fileno(), *([] if groups is None else [groups.fd])],
         )
-    return _await_ready(mode, process, ours)
+    started = _await_ready(mode, process, ours)
+    if isinstance(started, str) or started.no_cgroup:
+        if groups is not None:
+            groups.close()
+    else:
+        started.groups = groups
+        started.no_cgroup = "" if groups is not None else str(folder)
+    return started
 
 
 def _await_ready(
@@ -249,7 +267,9 @@ def _await_ready(
         _wait_for_end(process)
         return status["error"]
     inbox.setblocking(False)
-    return _RunningZygote(process, inbox, mode, status["landlock"], status["seccomp"])
+    return _RunningZygote(
+        process, inbox, mode, status["landlock"], status["seccomp"], None, status["no_cgroup"]
+    )
 
 
 def _command(mode: str, setup: zygote.ZygoteConfig) -> list[str]:

@@ -19,9 +19,11 @@ from tests.core.record.record_fixtures import episode, group_of
 
 ENVIRONMENT = """
 import resource
-from ajet import Environment, StepResult
+from ajet.core.environment.environment import Environment
 
 class Env(Environment):
+    instruction = "Go."
+
     def reset(self, seed, options=None):
         with open("limit", "w") as file:
             print(*resource.getrlimit(resource.RLIMIT_NOFILE), file=file)
