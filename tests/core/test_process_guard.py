@@ -7,9 +7,11 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
+from ajet.core import process_guard
 from ajet.core.process_guard import guarded
 from tests.processes import is_running, until_gone
 
@@ -136,3 +138,11 @@ def _pids(path, within_s=30.0):
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     return [int(pid) for pid in path.read_text().split()]
+
+
+def test_no_file_of_ajet_starts_a_child_without_a_guard():
+    starts = ("subprocess.Popen(", "subprocess.run(", "create_subprocess", "StdioServerParameters(")
+    for path in (Path(process_guard.__file__).parents[1]).rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if path != Path(process_guard.__file__) and any(start in text for start in starts):
+            assert "import guarded" in text and "guarded(" in text, path
