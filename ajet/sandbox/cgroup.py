@@ -58,8 +58,11 @@ class ProgramsFolder:
     fd: int
 
     def close(self) -> None:
-        os.close(self.fd)
-        _remove_tree(self.path)
+        """Removes the groups. A second call does nothing."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+            _remove_tree(self.path)
 
 
 def open_programs_folder(root: Path = Path("/")) -> ProgramsFolder | str:
