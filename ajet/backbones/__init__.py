@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from ajet.backbones.debug.backbone import DebugBackbone
     from ajet.cluster.session import SessionSettings
     from ajet.core.config import AjetConfig
+    from ajet.core.interrupt import Interrupt
     from ajet.core.record.summary import RunSummary
 
 BACKBONES = {
@@ -35,19 +36,27 @@ def runs_on_ray(config: "AjetConfig") -> bool:
     return config.ajet.backbone != "debug" and not is_single_process
 
 
-def make_backbone(config: "AjetConfig", session: "SessionSettings | None" = None) -> Backbone:
-    """Makes the backbone that the config names; `session` says how to start or join Ray."""
+def make_backbone(
+    config: "AjetConfig",
+    session: "SessionSettings | None" = None,
+    interrupt: "Interrupt | None" = None,
+) -> Backbone:
+    """Makes the backbone that the config names; `session` says how to start or join Ray, and
+    `interrupt` tells afterwards whether a signal stopped it."""
     name = config.ajet.backbone
     if name == "debug":
-        return make_debug_backbone(config)
+        return make_debug_backbone(config, interrupt)
     from ajet.cluster.session import SessionSettings
 
     module, _, class_name = BACKBONES[name].partition("->")
-    return getattr(import_module(module), class_name)(config, session=session or SessionSettings())
+    backbone = getattr(import_module(module), class_name)
+    return backbone(config, session=session or SessionSettings(), interrupt=interrupt)
 
 
-def make_debug_backbone(config: "AjetConfig") -> "DebugBackbone":
+def make_debug_backbone(
+    config: "AjetConfig", interrupt: "Interrupt | None" = None
+) -> "DebugBackbone":
     """Makes the backbone that also debugs and evaluates, in this process."""
     from ajet.backbones.debug.backbone import DebugBackbone
 
-    return DebugBackbone(config)
+    return DebugBackbone(config, interrupt=interrupt)

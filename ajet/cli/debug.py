@@ -33,10 +33,12 @@ def debug(
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_classes
     from ajet.core.config import load_config
+    from ajet.core.descriptors import raise_descriptor_limit
     from ajet.core.errors import AjetError
     from ajet.core.record.screen_log import begin_screen_log
 
     begin_screen_log(verbose)
+    raise_descriptor_limit()
     config = load_config(conf, overrides or [], backbone="debug", project_dir=project_dir)
     check_classes(config)
     show_notices(config.notices)

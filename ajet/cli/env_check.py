@@ -51,10 +51,12 @@ def env_check(
         raise typer.BadParameter("name an environment, or a YAML with --conf and its --tag")
     from rich.console import Console
 
+    from ajet.core.descriptors import raise_descriptor_limit
     from ajet.core.record.screen_log import begin_screen_log
     from ajet.envs.check import EnvironmentCheck
 
     begin_screen_log(verbose)
+    raise_descriptor_limit()
     if conf is None:
         assert env_type is not None
         maker, steps = _named(env_type, env_config), 50

@@ -64,9 +64,11 @@ def evaluate(
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_classes
     from ajet.core.config import load_config
+    from ajet.core.descriptors import raise_descriptor_limit
     from ajet.core.record.screen_log import begin_screen_log
 
     begin_screen_log(verbose)
+    raise_descriptor_limit()
     needs_model = endpoint is None and model is None
     required = ["ajet.model.path"] if needs_model else []
     config = load_config(

@@ -5,7 +5,8 @@
          export | prepare-data | view | replay |
          audit | env-check
 
-Exit codes: 0 done, 1 the user's error in one line, 2 wrong usage. This module only wires.
+Exit codes: 0 done, 1 the user's error in one line, 2 wrong usage, 130 stopped by Ctrl-C, 143 by
+SIGTERM. This module only wires.
 """
 
 import os

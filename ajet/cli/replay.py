@@ -47,10 +47,12 @@ def replay(
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_classes
     from ajet.core.config import load_config
+    from ajet.core.descriptors import raise_descriptor_limit
     from ajet.core.record.recorded_run import RecordedRun
     from ajet.core.record.screen_log import begin_screen_log
 
     begin_screen_log(verbose)
+    raise_descriptor_limit()
     recorded = RecordedRun(run, project_dir, overrides or [])
     with recorded.reader() as reader:
         record = reader.episode(reader.find(episode))

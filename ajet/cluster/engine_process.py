@@ -23,6 +23,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from ajet.cluster.import_env import ImportEnv
 from ajet.core.config import AjetConfig
+from ajet.core.descriptors import raise_descriptor_limit
 from ajet.core.inference.endpoint import Completion, SamplingParams
 from ajet.core.inference.replica import ReplicaDown
 from ajet.core.record.run_folder import RunFolder
@@ -52,6 +53,7 @@ class EngineProcess:
     async def start(self, config: AjetConfig, name: str, server: ServerSpec | None) -> int:
         """Loads the model, in this process or in a server; returns this process's id."""
         self._import_env.enter()
+        raise_descriptor_limit()
         from ajet import assembly
         from ajet.servers.serving import start_server
 

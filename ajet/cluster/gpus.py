@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ajet.core.errors import ConfigError
+from ajet.core.process_guard import guarded
 
 FREE_SHARE = 0.95
 QUERY_TIMEOUT_S = 20.0
@@ -84,7 +85,11 @@ def gpu_memory() -> list[GpuMemory]:
         return []
     try:
         done = subprocess.run(
-            [command, *QUERY], capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=True
+            guarded([command, *QUERY]),
+            capture_output=True,
+            text=True,
+            timeout=QUERY_TIMEOUT_S,
+            check=True,
         )
     except (subprocess.SubprocessError, OSError):
         return []

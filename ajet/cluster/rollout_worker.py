@@ -34,6 +34,7 @@ from ajet.cluster.import_env import ImportEnv
 from ajet.core.bounded_loop import MAX_THREADS
 from ajet.core.config import AjetConfig
 from ajet.core.config.redacted import remember_secrets_of
+from ajet.core.descriptors import raise_descriptor_limit
 from ajet.core.error_text import user_line
 from ajet.core.inference.endpoint import ModelEndpoint, SamplingParams
 from ajet.core.record.episode_store import as_plain_json
@@ -103,6 +104,7 @@ class RolloutWorker:
         begin_screen_log(verbose=False)
         remember_secrets_of(config)
         self._import_env.enter()
+        raise_descriptor_limit()
         from ajet.core.judge import judge_class, judge_spec
         from ajet.core.workflow.registry import WorkflowFactory
 

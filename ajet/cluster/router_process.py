@@ -24,6 +24,7 @@ from ray.exceptions import RayActorError
 from ajet.cluster.engine_process import COALESCE_S, MAX_CALLS, ActorReplica, EngineProcess
 from ajet.cluster.import_env import ImportEnv
 from ajet.core.config import AjetConfig
+from ajet.core.descriptors import raise_descriptor_limit
 from ajet.core.inference.router import Assignment, RequestGivenUp
 from ajet.core.weight_sync.folder import FolderSource
 
@@ -53,6 +54,7 @@ class RouterProcess:
     async def start(self, server: ServerSpec | None) -> list[int]:
         """Starts all engines, each with its model or its server; returns their process ids."""
         self._import_env.enter()
+        raise_descriptor_limit()
         from ajet.core.inference.router import Router, RouterSettings
 
         self._server = server

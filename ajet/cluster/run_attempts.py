@@ -49,6 +49,7 @@ def run_on_ray(
     config: AjetConfig,
     folder: RunFolder,
     console: Console,
+    interrupt: Interrupt | None = None,
 ) -> RunSummary | None:
     """Starts or joins Ray and runs the whole run on it; returns its summary, if it writes one."""
 
@@ -57,7 +58,7 @@ def run_on_ray(
 
     with (
         ray_session(settings, config, say) as session,
-        catch_interrupts() as interrupt,  # after Ray, which installs its own handler
+        catch_interrupts(interrupt) as interrupt,  # after Ray, which installs its own handler
     ):
         placement = make_placement(config, session)
         with reserve(placement, session.environment) as reservation:

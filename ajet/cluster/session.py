@@ -40,7 +40,7 @@ from ajet.cluster.probe import one_line
 from ajet.core.breakpoint import TAGS_VARIABLE
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
-from ajet.servers import process_guard
+from ajet.core.process_guard import guarded
 
 HEAD_PORT = 6379
 LOOPBACK = "127.0.0.2"
@@ -404,7 +404,7 @@ def _check_cluster(address: str, timeout_s: float | None = None) -> None:
     command = [sys.executable, "-m", "ajet.cluster.probe", address]
     try:
         probe = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, check=False
+            guarded(command), capture_output=True, text=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(
@@ -512,12 +512,11 @@ def _ray_start(*options: str) -> Iterator[_RayNode]:
     the block, or with this process, however that ends."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", *options, "--block"]
     with tempfile.TemporaryDirectory() as folder:
-        output, pid_file = Path(folder) / "output", Path(folder) / "pid"
-        guard = [sys.executable, "-S", process_guard.__file__, str(STOP_TIMEOUT_S), str(pid_file)]
+        output = Path(folder) / "output"
         with output.open("w") as file:
             child = subprocess.Popen(
-                [*guard, *command, "--disable-usage-stats"],
-                stdin=subprocess.PIPE,
+                guarded([*command, "--disable-usage-stats"], grace_s=STOP_TIMEOUT_S),
+                stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
@@ -526,6 +525,5 @@ def _ray_start(*options: str) -> Iterator[_RayNode]:
         try:
             yield _RayNode(child, output)
         finally:
-            assert child.stdin is not None
-            child.stdin.close()
+            child.terminate()
             child.wait()

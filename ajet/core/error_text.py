@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from ajet.core.descriptors import NONE_LEFT, is_out_of_descriptors
 from ajet.core.redaction import redact
 
 MAX_MESSAGE_LENGTH = 500
@@ -32,6 +33,8 @@ def one_line(error: BaseException) -> str:
     lines = redact(message_of(error)).lstrip()[:MAX_MESSAGE_LENGTH].splitlines()
     message = next(iter(lines), "").rstrip()
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    if is_out_of_descriptors(error):
+        text = f"{text} ({NONE_LEFT})"
     location = _location(error)
     return f"{text} ({location})" if location else text
 

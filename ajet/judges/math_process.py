@@ -5,8 +5,8 @@ r"""Runs math-verify in a process of its own: one line of JSON in, one line out.
 A child that computes for more than `timeout_s` on one question is ended by its own timer, which the
 kernel delivers even inside a long computation in C; the parent sees the pipe close, answers "not
 equal" and starts another child with the next question. The timer counts processor time, so a busy
-machine changes no verdict; the child imports everything before its first question. A child whose
-parent dies reads end of file and ends.
+machine changes no verdict; the child imports everything before its first question. It runs under a
+process guard (core/process_guard.py).
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+
+from ajet.core.process_guard import guarded
 
 MAX_MEMORY_BYTES = 4 << 30
 TIMEOUT_S = 2
@@ -76,18 +78,17 @@ class MathProcess:
     def _end(self) -> None:
         child, self._child = self._child, None
         if child is not None:
-            child.kill()
+            child.terminate()
             child.communicate()
 
 
 def _start(timeout_s: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "ajet.judges.math_process", str(timeout_s)],
+        guarded([sys.executable, "-m", "ajet.judges.math_process", str(timeout_s)]),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        start_new_session=True,  # Ctrl-C reaches the run alone, which handles it
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
     )
 

@@ -17,9 +17,12 @@ Not covered: other machines (use ssh -L), other users of this machine, live push
 
 from __future__ import annotations
 
+import socket
 import sqlite3
 import sys
 import threading
+import time
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
@@ -33,6 +36,7 @@ from ajet.logview.page_data import episode_data, list_data, run_data, to_json
 from ajet.logview.token_text import TokenText, tokenizer_of
 
 DEFAULT_PORT = 8181
+HEADER_S, MAX_CONNECTIONS = 10.0, 64
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 STATIC = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -54,9 +58,10 @@ HEADERS = {
 class LogviewServer:
     """Serves the page of one run. `start` returns at once, `serve_forever` does not."""
 
-    def __init__(self, run: Path, port: int | None = None) -> None:
+    def __init__(self, run: Path, port: int | None = None, header_s: float = HEADER_S) -> None:
         self.folder = RunFolder(run)
         self._http = _bind(port)
+        self._http.header_s = header_s
         self._http.page = Page(self.folder)
         self._thread: threading.Thread | None = None
 
@@ -117,9 +122,46 @@ class Page:
 
 
 class _Server(ThreadingHTTPServer):
+    """Closes connections that send no request in time, and the oldest of them when there are too
+    many."""
+
     daemon_threads = True
+    request_queue_size = 128
     allow_reuse_address = True
     page: Page
+    header_s = HEADER_S
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._waiting: dict[socket.socket, float] = {}  # since when, the longest waiting first
+        self._num_open = 0
+        self._lock = threading.Lock()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._num_open += 1
+            self._waiting[request] = time.monotonic()
+            if self._num_open > MAX_CONNECTIONS:
+                _end(self._waiting, next(iter(self._waiting)))
+        super().process_request(request, client_address)
+
+    def has_request(self, connection: socket.socket) -> None:
+        """Notes that a connection has sent its request, which is answered now."""
+        with self._lock:
+            self._waiting.pop(connection, None)
+
+    def service_actions(self) -> None:
+        """Is called about twice a second."""
+        since = time.monotonic() - self.header_s
+        with self._lock:
+            for connection in [each for each, begun in self._waiting.items() if begun < since]:
+                _end(self._waiting, connection)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._num_open -= 1
+            self._waiting.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignores browsers that close the connection in the middle of an answer."""
@@ -127,11 +169,20 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
+def _end(waiting: dict[socket.socket, float], connection: socket.socket) -> None:
+    """Ends a connection; its thread reads the end and closes it."""
+    del waiting[connection]
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
 class _Handler(BaseHTTPRequestHandler):
     server_version = "ajet"
     sys_version = ""
 
     def do_GET(self) -> None:
+        assert isinstance(self.server, _Server)
+        self.server.has_request(self.connection)
         url = urlsplit(self.path)
         if not is_loopback_host(self.headers.get("Host", "")):
             return self._fail(HTTPStatus.FORBIDDEN, "this page answers to 127.0.0.1 and localhost")

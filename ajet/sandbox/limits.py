@@ -5,10 +5,11 @@
            -> the supervisor resident memory of the whole program (measured ten times a second),
                              output kept, output produced
            -> seccomp.py     memory that belongs to no process: refused altogether
+           -> cgroup.py      all memory of the whole program, where a cgroup can be had
 
-NOT covered: disk bandwidth; memory that is in use but in no process's resident set (swapped out,
-in pipes and sockets, shared pages after `madvise`); memory that is allocated and freed between two
-measurements; and (without namespaces) scratch disk beyond one file's size.
+NOT covered: disk bandwidth; without a cgroup, memory that is in use but in no process's resident
+set (swapped out, in pipes and sockets, shared pages after `madvise`) and memory that is allocated
+and freed between two measurements; without namespaces, scratch disk beyond one file's size.
 """
 
 import json

@@ -24,10 +24,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ajet.core.process_guard import guarded
 from ajet.sandbox import isolation, landlock, worker, zygote
+from ajet.sandbox.cgroup import ProgramsFolder, open_programs_folder
 from ajet.sandbox.limits import Limits
 
 _START_TIMEOUT_S = 30
+_END_TIMEOUT_S = 2  # in which the zygote ends all programs and removes their folders
+_ANSWER_GRACE_S = 30  # beyond the program's own time, on a busy machine
+_HEAD_BYTES = 1 << 16
 _ATTEMPTS = 3
 # Empty modules replace the packages above this one, so that the zygote runs none of their imports.
 _BOOT = """
@@ -78,6 +83,8 @@ class _RunningZygote:
     mode: str
     landlock: int  # the version of the kernel's Landlock, 0 for none
     seccomp: bool
+    groups: ProgramsFolder | None  # the programs' cgroups
+    no_cgroup: str  # the reason why there are none
 
 
 class SandboxPool:
@@ -106,7 +113,7 @@ class SandboxPool:
         frame = worker.HEADER.pack(len(request)) + struct.pack("<d", timeout) + request
         for _ in range(_ATTEMPTS):
             running = self._running or await asyncio.to_thread(self.start)
-            answer = await _call(running.inbox, frame)
+            answer = await _call(running.inbox, frame, timeout, self.limits)
             if answer is not None:
                 return _outcome(answer, timeout)
             self._discard(running)
@@ -127,6 +134,7 @@ class SandboxPool:
             line += f", {landlock.describe(running.landlock)}" if running.landlock else _NO_LANDLOCK
         if not running.seccomp:
             line += _NO_SECCOMP
+        line += f", no memory cgroup: {running.no_cgroup}" if running.no_cgroup else _CGROUP
         return f"{line} ({'; '.join(self._refusals)})" if self._refusals else line
 
     @property
@@ -154,6 +162,8 @@ class SandboxPool:
                 self._running = None
         running.inbox.close()
         _wait_for_end(running.process)
+        if running.groups is not None:
+            running.groups.close()
 
     def _forget(self) -> None:
         """Drops the zygote in a forked child, since it belongs to the parent."""
@@ -171,6 +181,7 @@ _CONFINEMENT = {
 }
 _NO_LANDLOCK = " and no Landlock: programs can read and write what this user can"
 _NO_SECCOMP = ", no seccomp: some system calls that should be refused (seccomp.py) are not"
+_CGROUP = ", a memory cgroup"
 _default: SandboxPool | None = None
 _default_lock = threading.Lock()
 
@@ -207,10 +218,9 @@ def _start_zygote(
 ) -> _RunningZygote | str:
     """Starts a zygote. Returns it, or the reason why it could not start."""
     ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-    with theirs, contextlib.ExitStack() as cleanup:
-        parent = _pidfd_of_self()
-        if parent >= 0:
-            cleanup.callback(os.close, parent)
+    folder = open_programs_folder()
+    groups = folder if isinstance(folder, ProgramsFolder) else None
+    with theirs:
         shown, packages = _python_folders()
         setup = zygote.ZygoteConfig(
             mode=mode,
@@ -220,20 +230,27 @@ def _start_zygote(
             python_folders=shown,
             packages=packages,
             inbox=theirs.fileno(),
-            parent=parent,
+            cgroup=-1 if groups is None else groups.fd,
+            cgroup_version=0 if groups is None else groups.version,
             is_root=isolation.is_root_of_host(),
         )
         process = subprocess.Popen(
-            _command(mode, setup),
+            guarded(_command(mode, setup), grace_s=_END_TIMEOUT_S),
             env=_ENVIRONMENT,
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno(), *([parent] if parent >= 0 else [])],
-            start_new_session=True,  # Ctrl-C is for this process, which may finish its step
+            pass_fds=[theirs.fileno(), *([] if groups is None else [groups.fd])],
         )
-    return _await_ready(mode, process, ours)
+    started = _await_ready(mode, process, ours)
+    if isinstance(started, str) or started.no_cgroup:
+        if groups is not None:
+            groups.close()
+    else:
+        started.groups = groups
+        started.no_cgroup = "" if groups is not None else str(folder)
+    return started
 
 
 def _await_ready(
@@ -250,7 +267,9 @@ def _await_ready(
         _wait_for_end(process)
         return status["error"]
     inbox.setblocking(False)
-    return _RunningZygote(process, inbox, mode, status["landlock"], status["seccomp"])
+    return _RunningZygote(
+        process, inbox, mode, status["landlock"], status["seccomp"], None, status["no_cgroup"]
+    )
 
 
 def _command(mode: str, setup: zygote.ZygoteConfig) -> list[str]:
@@ -265,24 +284,16 @@ def _command(mode: str, setup: zygote.ZygoteConfig) -> list[str]:
     return [*isolation.bubblewrap_command(shutil.which("bwrap") or "bwrap", view), *python]
 
 
-def _pidfd_of_self() -> int:
-    try:
-        return os.pidfd_open(os.getpid())
-    except OSError:
-        return -1  # an old kernel: the zygote then notices the closed inbox alone
-
-
 def _wait_for_end(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(timeout=2)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    process.terminate()
+    process.wait()
 
 
-async def _call(inbox: socket.socket, frame: bytes) -> bytes | None:
+async def _call(
+    inbox: socket.socket, frame: bytes, timeout_s: float, limits: Limits
+) -> bytes | None:
     """Sends a program and returns the worker's bytes, or None if no worker took the call because
-    the zygote is gone."""
+    the zygote is gone. Nothing is returned of a worker that answers far too late or too much."""
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()
     try:
@@ -294,9 +305,18 @@ async def _call(inbox: socket.socket, frame: bytes) -> bytes | None:
             await loop.sock_sendall(ours, frame)
         answer = bytearray()
         with contextlib.suppress(ConnectionResetError):
-            while chunk := await loop.sock_recv(ours, 1 << 16):
-                answer += chunk
-        return bytes(answer[1:]) if answer[:1] == worker.STARTED else None
+            answer += await loop.sock_recv(ours, 1)  # it may wait long, until others have ended
+        if answer != worker.STARTED:
+            return None
+        answer.clear()
+        with contextlib.suppress(ConnectionResetError, TimeoutError):
+            async with asyncio.timeout(timeout_s + _ANSWER_GRACE_S):
+                while chunk := await loop.sock_recv(ours, 1 << 16):
+                    answer += chunk
+                    if len(answer) > 2 * limits.output_bytes + _HEAD_BYTES:
+                        return b""
+                return bytes(answer)
+        return b""
     finally:
         ours.close()
 

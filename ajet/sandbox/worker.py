@@ -15,6 +15,7 @@ import signal
 import socket
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,12 +31,17 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class ChildSignal:
-    """A file descriptor that becomes readable when a child ends."""
+    """A file descriptor that becomes readable when a child ends, or SIGTERM comes."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.told_to_end = False
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._end)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+
+    def _end(self, *_: object) -> None:
+        self.told_to_end = True
 
     def fileno(self) -> int:
         return self._read
@@ -48,7 +54,8 @@ class ChildSignal:
     def restore_defaults() -> None:
         """Restores Python's defaults; a forked child calls this."""
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
 
 
 @dataclass
@@ -94,13 +101,17 @@ class Child:
     stderr: int
 
 
-def fork_program(confinement: Confinement, num_other_tasks: int) -> Child:
-    """Forks the process that will run the program; raises OSError if it cannot be confined."""
+def fork_program(
+    confinement: Confinement, num_other_tasks: int, enter_group: Callable[[], None]
+) -> Child:
+    """Forks the process that will run the program; raises OSError if it cannot be confined. It
+    calls `enter_group` first."""
     control, control_inside = socket.socketpair()
     stdout, stdout_inside = os.pipe2(os.O_CLOEXEC)
     stderr, stderr_inside = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
+        enter_group()
         _keep_only(control_inside.fileno(), stdout_inside, stderr_inside)
         program.wait_and_run(control_inside, confinement, num_other_tasks)
     for fd in (stdout_inside, stderr_inside):
@@ -127,8 +138,11 @@ def _keep_only(kept: int, stdout: int, stderr: int) -> None:
     os.closerange(kept + 1, 256)
 
 
-def serve_call(call: socket.socket, child: Child, limits: Limits) -> bytes:
-    """Serves one call from its first byte to its end; returns the answer to send."""
+def serve_call(
+    call: socket.socket, child: Child, limits: Limits, out_of_memory: Callable[[], bool]
+) -> bytes:
+    """Serves one call from its first byte to its end; returns the answer to send. `out_of_memory`
+    says whether the kernel has ended the program for that."""
     call.sendall(STARTED)
     request = _read_request(call)
     if request is None:
@@ -138,7 +152,7 @@ def serve_call(call: socket.socket, child: Child, limits: Limits) -> bytes:
     with contextlib.suppress(BrokenPipeError):  # it was killed: the supervision reports that
         child.control.sendall(code)
     child.control.close()
-    answer = Supervisor(call, child, limits, deadline).run()
+    answer = Supervisor(call, child, limits, deadline, out_of_memory).run()
     return b"".join(HEADER.pack(len(part)) + part for part in answer)
 
 
@@ -170,8 +184,16 @@ def _read_exactly(call: socket.socket, length: int) -> bytes | None:
 class Supervisor:
     """Watches one program until it ends, then makes sure that nothing of it is left."""
 
-    def __init__(self, call: socket.socket, child: Child, limits: Limits, deadline: float) -> None:
+    def __init__(
+        self,
+        call: socket.socket,
+        child: Child,
+        limits: Limits,
+        deadline: float,
+        out_of_memory: Callable[[], bool],
+    ) -> None:
         self.call, self.child, self.limits, self.deadline = call, child, limits, deadline
+        self.out_of_memory = out_of_memory
         self.streams = [Stream(fd, limits.output_bytes) for fd in (child.stdout, child.stderr)]
         self.returncode: int | None = None
         self.stopped_by = ""  # TIMEOUT, ABANDONED or a line for the program's stderr
@@ -184,6 +206,8 @@ class Supervisor:
         self._reap()  # it may have ended before the signal was set up
         while self.returncode is None and not self.stopped_by:
             self._wait_for_something()
+        if self.returncode == -signal.SIGKILL and self.out_of_memory():
+            self.stopped_by = self._over_memory()
         _kill_all(self.child.pid)
         self._reap_everything()
         for stream in self.streams:
@@ -222,9 +246,10 @@ class Supervisor:
                 f"OutputLimit: the program printed over {self.limits.flood_bytes} bytes."
             )
         elif self._is_over_memory():
-            self.stopped_by = (
-                f"MemoryLimit: the program used over {self.limits.memory_bytes} bytes."
-            )
+            self.stopped_by = self._over_memory()
+
+    def _over_memory(self) -> str:
+        return f"MemoryLimit: the program used over {self.limits.memory_bytes} bytes."
 
     def _is_over_memory(self) -> bool:
         """Measures the memory at fixed intervals, since a program that prints wakes the supervisor

@@ -5,8 +5,8 @@
 
 A call is one message in the inbox, with a socket; the kernel gives it to one waiting worker. The
 worker sends "busy", and the zygote forks the next one. Calls that come while too many run wait in
-the inbox. The zygote ends when the inbox has no writer left or when the parent is gone. The kernel
-then ends the workers (parent-death signal) and with them all of their programs.
+the inbox. The zygote ends when the inbox has no writer left or when its guard tells it to
+(core/process_guard.py). It ends the workers, and the kernel their programs (parent-death signal).
 """
 
 import contextlib
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ajet.sandbox import isolation, kernel, landlock, seccomp, worker
+from ajet.sandbox.cgroup import ProgramGroups
 from ajet.sandbox.limits import Limits
 from ajet.sandbox.program import Confinement
 
@@ -49,7 +50,8 @@ class ZygoteConfig:
     python_folders: tuple[str, ...]  # shown to programs
     packages: tuple[str, ...]  # those of them that are on sys.path
     inbox: int
-    parent: int  # a pidfd of the parent, or -1
+    cgroup: int  # the folder of the programs' groups, or -1
+    cgroup_version: int
     is_root: bool  # root of the host: programs must then become nobody
 
 
@@ -66,7 +68,12 @@ def main(text: str) -> None:
     except OSError as error:
         inbox.send(json.dumps({"error": str(error)}).encode())
         return
-    status = {"error": "", "landlock": landlock.version(), "seccomp": seccomp.is_available()}
+    status = {
+        "error": "",
+        "landlock": landlock.version(),
+        "seccomp": seccomp.is_available(),
+        "no_cgroup": zygote.no_cgroup,
+    }
     inbox.send(json.dumps(status).encode())
     zygote.serve()
     zygote.end()
@@ -100,6 +107,8 @@ class Zygote:
         self.ready: set[int] = set()
         self.running: set[int] = set()
         self.num_failures = 0
+        self.groups, self.no_cgroup = _program_groups(setup, self.confinement.limits)
+        self.group_of_next = ""
         self.scratch = "" if self.namespaces else _make_scratch()
         self.num_other_tasks, self.counted_at = 0, -math.inf
         seccomp.filter_for_this_machine(host_sockets_visible=not self.namespaces)
@@ -118,12 +127,10 @@ class Zygote:
         poll.register(self.inbox, 0)  # a hang-up is always reported
         poll.register(self.status, select.POLLIN)
         poll.register(self.child_signal, select.POLLIN)
-        if self.setup.parent >= 0:
-            poll.register(self.setup.parent, select.POLLIN)
         wait_ms: int | None = None
         while self.num_failures < _MAX_FAILURES:
             events = dict(poll.poll(wait_ms))
-            if self.inbox.fileno() in events or self.setup.parent in events:
+            if self.inbox.fileno() in events or self.child_signal.told_to_end:
                 break
             self.child_signal.clear()
             ended = self._reap()
@@ -132,6 +139,8 @@ class Zygote:
             self.num_failures += len(ended & self.ready)
             self.ready -= ended
             self.running -= ended
+            if self.groups is not None and ended:
+                self.groups.clean()
             wait_ms = self._refill(quiet=not events)
 
     def end(self) -> None:
@@ -144,8 +153,19 @@ class Zygote:
                 for pid in worker.descendants() if not self.namespaces else []:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, signal.SIGKILL)
+        if self.groups is not None:
+            self.groups.clean()
         if self.scratch:
             _remove(self.scratch)
+
+    def enter_group(self) -> None:
+        """Moves this process, a program's, into its group."""
+        if self.groups is not None:
+            self.groups.enter(self.group_of_next)
+
+    def is_out_of_memory(self) -> bool:
+        """Returns whether the kernel has ended this worker's program for want of memory."""
+        return self.groups is not None and self.groups.has_killed(self.group_of_next)
 
     def _read_status_messages(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -183,6 +203,8 @@ class Zygote:
         if not self.namespaces and time.monotonic() > self.counted_at + _COUNT_EVERY_S:
             self.num_other_tasks = count_tasks_of_user(self.confinement)
             self.counted_at = time.monotonic()
+        if self.groups is not None:
+            self.group_of_next = self.groups.make()
         name_read, name_write = os.pipe2(os.O_CLOEXEC)
         pid = kernel.fork_into_pid_namespace() if self.namespaces else os.fork()
         if pid == 0:
@@ -223,7 +245,7 @@ def _run_worker(zygote: Zygote, name: str) -> None:
 
 
 def _serve_one_call(zygote: Zygote, name: str, scratch: Path | None = None) -> None:
-    child = worker.fork_program(zygote.confinement, zygote.num_other_tasks)
+    child = worker.fork_program(zygote.confinement, zygote.num_other_tasks, zygote.enter_group)
     zygote.status_of_worker.send(f"ready {name}".encode())
     _, fds, _, _ = socket.recv_fds(zygote.inbox, 16, 1)
     if not fds:
@@ -232,11 +254,33 @@ def _serve_one_call(zygote: Zygote, name: str, scratch: Path | None = None) -> N
     zygote.inbox.close()
     zygote.status_of_worker.send(f"busy {name}".encode())
     with socket.socket(fileno=fds[0]) as call:
-        answer = worker.serve_call(call, child, zygote.confinement.limits)
+        limits = zygote.confinement.limits
+        answer = worker.serve_call(call, child, limits, zygote.is_out_of_memory)
         if scratch is not None:
             os.chdir("/")
             _remove(str(scratch))
         worker.send_answer(call, answer)
+
+
+def _program_groups(setup: ZygoteConfig, limits: Limits) -> tuple[ProgramGroups | None, str]:
+    """Returns the groups after a process has entered and left one, or the reason why none can."""
+    if setup.cgroup < 0:
+        return None, ""
+    groups = ProgramGroups(setup.cgroup, setup.cgroup_version, limits)
+    try:
+        name = groups.make()
+    except OSError as error:
+        return None, str(error)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            groups.enter(name)
+        except OSError as error:
+            os._exit(min(error.errno or 1, 255))
+        os._exit(0)
+    failed = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    groups.clean()
+    return (None, os.strerror(failed)) if failed else (groups, "")
 
 
 def _make_scratch() -> str:

@@ -4,7 +4,7 @@
     await server.start(healthy, deadline_s=600)      # healthy() is called until it returns
     await server.stop()
 
-It runs under a process guard (servers/process_guard.py) in a process group of its own, whose id is
+It runs under a process guard (core/process_guard.py) in a process group of its own, whose id is
 in a file beside the log. Ctrl-C in the terminal does not reach it, and none of its processes
 outlives this one. A port in use, a server that ends and one that is never healthy are errors of one
 line each, with the last lines of its log. The log of an earlier server of its name is continued.
@@ -19,7 +19,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from pathlib import Path
 
 from ajet.core.errors import ModelError
 from ajet.core.inference.replica import ReplicaDown
-from ajet.servers import process_guard
+from ajet.core.process_guard import guarded
 
 GRACE_S = 6.0
 LOG_TAIL_LINES, MAX_ERROR_CHARACTERS = 3, 160
@@ -109,14 +108,14 @@ class ServerProcess:
         return f"{tail} (all of it in {self.log_path})"
 
     async def stop(self) -> None:
-        """Ends the whole process group: SIGTERM, and SIGKILL after a few seconds."""
-        self._close_stdin()
+        """Ends the server and all that it started: SIGTERM, and SIGKILL after a few seconds."""
+        self._tell_to_end()
         while self.is_running:
             await asyncio.sleep(0.02)
 
     def stop_now(self) -> None:
         """Stops the server like `stop`, but blocks; it needs no event loop."""
-        self._close_stdin()
+        self._tell_to_end()
         if self._process is not None:
             self._process.wait()
 
@@ -126,23 +125,16 @@ class ServerProcess:
             assert self._process is not None
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        self._close_stdin()
         self.pid_path.unlink(missing_ok=True)
 
     def _launch(self) -> None:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        guard_command = [
-            sys.executable,
-            "-S",
-            process_guard.__file__,
-            str(GRACE_S),
-            str(self.pid_path),
-        ]
+        command = guarded(self.command.arguments, grace_s=GRACE_S, pid_file=self.pid_path)
         with self.log_path.open("ab") as log:
             self._log_begin = log.tell()
             self._process = subprocess.Popen(
-                [*guard_command, *self.command.arguments],
-                stdin=subprocess.PIPE,
+                command,
+                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self.command.environment},
@@ -157,10 +149,9 @@ class ServerProcess:
             return False
         return True
 
-    def _close_stdin(self) -> None:
-        """Closes the guard's pipe, which makes it end the group."""
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
+    def _tell_to_end(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
 
 
 def check_port(host: str, port: int, whose: str) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 import httpx
 
 from ajet.core.errors import ModelError
+from ajet.core.http_client import LimitedAsyncClient
 from ajet.core.inference.endpoint import Completion, ContextOverflow, SamplingParams
 from ajet.core.inference.gate import Gate
 from ajet.core.inference.replica import ReplicaDown
@@ -72,7 +73,7 @@ class ServerReplica:
         self._abort_tasks: set[asyncio.Task[Any]] = set()
         self._memory_unknown = ""  # the error that left the state of its memory unknown
         # No timeout: the length of a request is not known, and health checks find a stuck server.
-        self._client = httpx.AsyncClient(
+        self._client = LimitedAsyncClient(
             base_url=url,
             timeout=httpx.Timeout(None, connect=CONNECT_S),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),

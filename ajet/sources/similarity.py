@@ -20,6 +20,7 @@ from ajet.core.errors import ConfigError, DataError
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from openai import AsyncOpenAI
 
 TRIGRAM_LENGTH = 3
 BATCH = 64
@@ -86,7 +87,8 @@ class Embeddings:
         assert settings.model
         self.name = f"embeddings of {settings.model}"
         self._model = settings.model
-        self._client = _client(settings)
+        self._settings = settings
+        self._base_url = _base_url(settings)
         self._cache = ReplyCache(Path(settings.db_path).expanduser()) if settings.db_path else None
         self._vectors: dict[str, NDArray[np.float32]] = {}
         self._kept_vectors: list[NDArray[np.float32]] = []
@@ -114,11 +116,12 @@ class Embeddings:
     def _fetch(self, texts: list[str]) -> None:
         from openai import OpenAIError
 
-        where = f"model {self._model} at {self._client.base_url}"
+        from ajet.core.http_client import blocking
+
+        where = f"model {self._model} at {self._base_url}"
         try:
-            reply = self._client.embeddings.create(
-                model=self._model, input=texts, encoding_format="float"
-            )
+            with blocking() as wait:
+                reply = wait(self._embed, texts)
         except OpenAIError as error:
             detail = " ".join(str(error).split())[:200]
             raise DataError(f"deduplication: {where}: {detail}") from error
@@ -131,8 +134,14 @@ class Embeddings:
             if self._cache is not None:
                 self._cache.put(self._key(text), json.dumps(item.embedding))
 
+    async def _embed(self, texts: list[str]) -> Any:
+        async with _client(self._settings) as client:
+            return await client.embeddings.create(
+                model=self._model, input=texts, encoding_format="float"
+            )
+
     def _key(self, text: str) -> str:
-        name = f"{self._client.base_url}\n{self._model}\n{text}"
+        name = f"{self._base_url}\n{self._model}\n{text}"
         return hashlib.sha256(name.encode()).hexdigest()
 
 
@@ -163,15 +172,25 @@ def _unit(vector: Sequence[float]) -> NDArray[np.float32]:
     return array / max(float(np.linalg.norm(array)), 1e-12)
 
 
-def _client(settings: DeduplicationSettings) -> Any:
-    from openai import OpenAI
-
-    from ajet.core.inference.engines.openai import MAX_RETRIES, api_key
-
+def _base_url(settings: DeduplicationSettings) -> str:
     if not settings.base_url:
         raise ConfigError(
             f"deduplication: model {settings.model} needs base_url, the address of its service; "
             "or leave model out to compare the texts themselves"
         )
-    key = settings.api_key or api_key()
-    return OpenAI(base_url=settings.base_url, api_key=key, max_retries=MAX_RETRIES)
+    return settings.base_url.rstrip("/") + "/"
+
+
+def _client(settings: DeduplicationSettings) -> AsyncOpenAI:
+    """Returns a client for one event loop."""
+    from openai import AsyncOpenAI
+
+    from ajet.core.http_client import openai_http_client
+    from ajet.core.inference.engines.openai import MAX_RETRIES, api_key
+
+    return AsyncOpenAI(
+        base_url=_base_url(settings),
+        api_key=settings.api_key or api_key(),
+        max_retries=MAX_RETRIES,
+        http_client=openai_http_client(),
+    )

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -189,6 +190,44 @@ async def test_a_server_that_cannot_be_reached_is_named_without_its_secrets():
     with pytest.raises(EnvironmentFault, match=f"'{host}' does not start") as error:
         await mcp_session.open_session(McpAddress(url=f"{host}/mcp?key=sk-1"))
     assert "sk-1" not in str(error.value)
+
+
+DEAF_SERVER = """
+import json, os, subprocess, sys, time
+from pathlib import Path
+child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+for _ in range(2):
+    asked = json.loads(sys.stdin.readline())
+    if asked["method"] == "initialize":
+        answer = {"protocolVersion": asked["params"]["protocolVersion"], "capabilities": {},
+                  "serverInfo": {"name": "deaf", "version": "1"}}
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": answer}), flush=True)
+asked = json.loads(sys.stdin.readline())
+print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": {"tools": []}}), flush=True)
+Path("deaf.pids").write_text(f"{os.getpid()} {child.pid}")
+time.sleep(600)
+"""
+KILLED_RUN = """
+import asyncio, time
+from pathlib import Path
+from ajet.agents.tools.mcp_session import McpAddress, open_session
+asyncio.run(open_session(McpAddress("python", ("deaf.py",), cwd=Path.cwd())))
+print("open", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_server_that_does_not_read_its_input_ends_with_a_run_that_is_killed(tmp_path):
+    (tmp_path / "deaf.py").write_text(DEAF_SERVER)
+    command = [sys.executable, "-c", KILLED_RUN]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    run_process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tmp_path, env=environment)
+    with run_process:
+        assert run_process.stdout.readline() == b"open\n"
+        pids = [int(pid) for pid in (tmp_path / "deaf.pids").read_text().split()]
+        assert all(map(is_running, pids))
+        run_process.kill()
+    assert not until_gone(pids)
 
 
 async def test_a_call_that_hangs_is_given_up_and_its_server_ended(config, tmp_path):

@@ -1,10 +1,17 @@
 """The environment tutorial with its service on loopback, as a user runs it."""
 
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+
 import pytest
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
 from ajet.envs.guess_number import GuessNumber
+from ajet.servers.process import free_port
 from ajet.tools.env_service.server import make_app
 from tests.env_server import serve
 
@@ -21,6 +28,25 @@ def service():
 def run(command, url, *more):
     address = f"ajet.task_reader.env_service.env_url={url}"
     return CliRunner().invoke(app, [command, "--conf", CONF, address, *more])
+
+
+def test_the_service_of_the_command_line_has_limits(tmp_path):
+    port = free_port()
+    command = [sys.executable, "-m", "ajet.tools.env_service", "--port", str(port)]
+    with subprocess.Popen(command) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while True:
+                with contextlib.suppress(ConnectionRefusedError):
+                    client = socket.create_connection(("127.0.0.1", port), timeout=60)
+                    break
+                assert process.poll() is None and time.monotonic() < deadline
+                time.sleep(0.05)
+            with client:
+                client.sendall(b"POST /create HTTP/1.1\r\n" + b"x-many: 1\r\n" * 10_000)
+                assert client.recv(100).startswith(b"HTTP/1.1 431 ")
+        finally:
+            process.kill()
 
 
 def test_check_lists_the_services_tasks(service):

@@ -53,9 +53,9 @@ async def test_the_share_of_an_update_that_is_done_is_told_meanwhile(
     ranks.on_progress = told.append
     try:
         await ranks.start()
-        _, metrics = await ranks.learn(1, groups)
+        _, metrics = await ranks.train(1, groups)
         first = list(told)
-        await ranks.learn(2, groups)
+        await ranks.train(2, groups)
     finally:
         ranks.close()
     assert metrics["update/grad_norm"] > 0

@@ -1,4 +1,6 @@
 import re
+import socket
+from contextlib import ExitStack, suppress
 from importlib.resources import files
 
 import pytest
@@ -20,6 +22,22 @@ def folder(tmp_path):
 def client(folder):
     with LogviewServer(folder.path, port=0) as server:
         yield Client(server)
+
+
+def test_900_half_open_connections_neither_stay_nor_keep_others_out(folder):
+    with LogviewServer(folder.path, port=0, header_s=1.0) as server, ExitStack() as clients:
+        host, port = server.url.removeprefix("http://").split(":")
+        opened = [
+            clients.enter_context(socket.create_connection((host, int(port)), timeout=60))
+            for _ in range(900)
+        ]
+        for each in opened:
+            with suppress(ConnectionError):  # it may have made room for a later one
+                each.sendall(b"GET / HTTP/1.1\r\nx-slow: ")
+        assert Client(server).json("/api/run")["name"] == "math"
+        for each in opened:
+            with suppress(ConnectionError):
+                assert each.recv(1) == b""
 
 
 def ids(page):

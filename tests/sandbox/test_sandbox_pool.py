@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ajet.sandbox import landlock, zygote
@@ -191,7 +192,7 @@ def test_a_cancelled_call_stops_its_program(pool: SandboxPool) -> None:
 
 def test_a_dead_zygote_is_replaced_at_the_next_call(pool: SandboxPool) -> None:
     running = pool.start()
-    running.process.kill()
+    os.kill(zygote_of(pool), signal.SIGKILL)
     running.process.wait()
     assert run(pool, "print(1)").stdout == "1\n"
 
@@ -216,7 +217,7 @@ def test_a_dead_supervisor_is_a_result_not_a_hang(pool: SandboxPool) -> None:
 def test_closing_leaves_no_process_and_no_zombie() -> None:
     pool = SandboxPool(modes=MODES, num_ready=2)
     run(pool, "print(1)")
-    pids = [pool.start().process.pid, *processes_below(pool)]
+    pids = [pool.start().process.pid, *below(pool.start().process.pid)]
     pool.close()
     assert not [pid for pid in pids if wait_until_gone(pid)]
 
@@ -306,7 +307,18 @@ async def test_the_tool_answers_in_the_form_of_agentscope() -> None:
 
 
 def processes_below(pool: SandboxPool) -> list[int]:
-    return below(pool.start().process.pid)
+    """The workers and programs."""
+    return sorted(below(zygote_of(pool)))
+
+
+def zygote_of(pool: SandboxPool) -> int:
+    """The process below the two of its guard."""
+    return _only_child(_only_child(pool.start().process.pid))
+
+
+def _only_child(pid: int) -> int:
+    (child,) = psutil.Process(pid).children()
+    return child.pid
 
 
 def wait_until_gone(pid: int) -> bool:

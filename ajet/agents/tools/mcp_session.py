@@ -7,9 +7,9 @@
 
 The `mcp` package requires that a connection is closed by the task that opened it, and an episode's
 task may be cancelled at any time. So each connection has a task of its own in a background loop. A
-server over stdio is a process group of its own: its standard input is closed, then it is
-terminated, then killed, together with its children. Open connections are closed when the process
-ends.
+server over stdio runs under a process guard (core/process_guard.py): its standard input is closed,
+then it is terminated, then killed, together with its children, also when this process is killed.
+Open connections are closed when the process ends.
 
 Not covered: sampling, elicitation and notifications, which servers may request of a client; telling
 a server that a call was cancelled.
@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar
 from urllib.parse import urlsplit
 
 from ajet.core.errors import EnvironmentFault
+from ajet.core.process_guard import guarded
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from mcp.types import CallToolResult, Tool
 
 START_TIMEOUT_S = 30.0
+SERVER_GRACE_S = 1.0
+"""The seconds after SIGTERM; the mcp package would kill server and guard after 2 s."""
 CLOSE_TIMEOUT_S = 8.0
 """The mcp package gives a server 2 s to end by itself and 2 s after SIGTERM; this is longer than
 both."""
@@ -199,9 +202,11 @@ async def _streams(
     if address.command is not None:
         from mcp.client.stdio import StdioServerParameters, stdio_client
 
+        program = sys.executable if address.command == "python" else address.command
+        command = guarded([program, *address.args], grace_s=SERVER_GRACE_S)
         server = StdioServerParameters(
-            command=sys.executable if address.command == "python" else address.command,
-            args=list(address.args),
+            command=command[0],
+            args=command[1:],
             env=_python_path() | address.env,
             cwd=address.cwd,
         )
@@ -210,17 +215,29 @@ async def _streams(
     elif address.transport == "sse":
         from mcp.client.sse import sse_client
 
-        async with sse_client(address.url or "", headers=address.headers) as streams:
+        async with sse_client(
+            address.url or "", headers=address.headers, httpx_client_factory=_http_client
+        ) as streams:
             yield streams
     else:
         from mcp.client.streamable_http import streamable_http_client
-        from mcp.shared._httpx_utils import create_mcp_http_client
 
         async with (
-            create_mcp_http_client(headers=address.headers) as client,
+            _http_client(headers=address.headers) as client,
             streamable_http_client(address.url or "", http_client=client) as (read, write, _),
         ):
             yield read, write
+
+
+def _http_client(headers: Any = None, timeout: Any = None, auth: Any = None) -> Any:
+    """Returns a client with the timeouts of the mcp package's own, whose answers are limited."""
+    import httpx
+    from mcp.shared._httpx_utils import MCP_DEFAULT_SSE_READ_TIMEOUT, MCP_DEFAULT_TIMEOUT
+
+    from ajet.core.http_client import LimitedAsyncClient
+
+    default = httpx.Timeout(MCP_DEFAULT_TIMEOUT, read=MCP_DEFAULT_SSE_READ_TIMEOUT)
+    return LimitedAsyncClient(headers=headers, timeout=timeout or default, auth=auth)
 
 
 def _python_path() -> dict[str, str]:

@@ -8,6 +8,7 @@ from ajet.backbones.colocated.training import ColocatedTraining
 from ajet.cluster.run_attempts import run_on_ray
 from ajet.cluster.session import SessionSettings
 from ajet.core.config import AjetConfig
+from ajet.core.interrupt import Interrupt
 from ajet.core.record.summary import RunSummary
 from ajet.core.run.start import open_run
 
@@ -20,12 +21,16 @@ class ColocatedBackbone:
         config: AjetConfig,
         console: Console | None = None,
         session: SessionSettings | None = None,
+        interrupt: Interrupt | None = None,
     ) -> None:
         self.config = config
         self.console = console or Console()
         self.session = session or SessionSettings()
+        self.interrupt = interrupt
 
     def fit(self) -> RunSummary | None:
         """Trains to the last step, from the newest checkpoint if there is one."""
         with open_run(self.config, assembly.read_tasks(self.config)) as folder:
-            return run_on_ray(ColocatedTraining, self.session, self.config, folder, self.console)
+            return run_on_ray(
+                ColocatedTraining, self.session, self.config, folder, self.console, self.interrupt
+            )

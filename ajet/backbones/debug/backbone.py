@@ -9,7 +9,7 @@ from ajet.backbones.debug.debugging import debug_episodes
 from ajet.backbones.debug.training import DebugTraining
 from ajet.backbones.evaluating import Subject, evaluate_subject
 from ajet.core.config import AjetConfig
-from ajet.core.interrupt import catch_interrupts
+from ajet.core.interrupt import Interrupt, catch_interrupts
 from ajet.core.record.summary import RunSummary
 from ajet.core.run.start import open_run
 from ajet.core.trajectory.trajectory import Trajectory
@@ -19,15 +19,21 @@ from ajet.reports.evaluation_report import EvaluationReport
 class DebugBackbone:
     """Backbone debug: each method loads what it needs."""
 
-    def __init__(self, config: AjetConfig, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        config: AjetConfig,
+        console: Console | None = None,
+        interrupt: Interrupt | None = None,
+    ) -> None:
         self.config = config
         self.console = console or Console()
+        self.interrupt = interrupt
 
     def fit(self) -> RunSummary:
         """Trains to the last step, from the newest checkpoint if there is one."""
         with (
             open_run(self.config, assembly.read_tasks(self.config)) as folder,
-            catch_interrupts() as interrupt,
+            catch_interrupts(self.interrupt) as interrupt,
         ):
             return DebugTraining(self.config, folder, interrupt, self.console).fit()
 

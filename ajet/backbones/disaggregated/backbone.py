@@ -41,10 +41,12 @@ class DisaggregatedBackbone:
         config: AjetConfig,
         console: Console | None = None,
         session: SessionSettings | None = None,
+        interrupt: Interrupt | None = None,
     ) -> None:
         self.config = config
         self.console = console or Console()
         self.session = session
+        self.interrupt = interrupt
         self.mode = config.trinity.mode
 
     def fit(self) -> RunSummary | None:
@@ -57,15 +59,17 @@ class DisaggregatedBackbone:
         if self.mode == "serve":
             from ajet.backbones.disaggregated.serve import serve_model
 
-            with catch_interrupts() as interrupt:
+            with catch_interrupts(self.interrupt) as interrupt:
                 return serve_model(self.config, interrupt, self.console)
         with self._folder() as folder:
             if self.session is not None:
                 from ajet.cluster.run_attempts import run_on_ray
 
                 make = _attempt_class(self.mode)
-                return run_on_ray(make, self.session, self.config, folder, self.console)
-            with catch_interrupts() as interrupt:
+                return run_on_ray(
+                    make, self.session, self.config, folder, self.console, self.interrupt
+                )
+            with catch_interrupts(self.interrupt) as interrupt:
                 return self._in_this_process(folder, interrupt)()
 
     @contextmanager

@@ -251,6 +251,7 @@ class ExplorerCommand:
                 logger.warning("waits for a trainer: the same command with trinity.mode=train")
                 has_warned = True
             await asyncio.sleep(POLL_S)
+        self._interrupt.stopped_early = True
         return None
 
     async def _explore(self, attempt: str) -> None:

@@ -35,7 +35,9 @@ class JudgeClientConfig(Section):
     requests_per_minute: int | None = Field(
         default=None, ge=1, description="Requests in any 60 seconds, retries counted; null: any."
     )
-    timeout_s: float = Field(default=60.0, gt=0, description="Longest silence of the server.")
+    timeout_s: float = Field(
+        default=60.0, gt=0, description="Longest time of one attempt, with its whole answer."
+    )
     max_retries: int = Field(
         default=3, ge=0, description="Retries after 429, 5xx and broken connections."
     )

@@ -3,12 +3,10 @@
     run ── a socket of JSON lines ──> worker 1   environments 1 … max_env_num_per_worker
                                       worker 2   …                          (worker.py)
 
-A worker is a process group of its own, started when no worker has room for an environment, and
-killed as a group when its last environment is closed: children that an environment leaked die with
-it. A call that hangs retires its worker: no further environment goes there. When the run dies, its
-workers see their sockets end and kill themselves.
-
-Not covered: a leaked child that started a session of its own (`setsid`).
+A worker runs under a process guard (core/process_guard.py). It is started when no worker has room
+for an environment, and ended when its last environment is closed: children that an environment
+leaked are ended with it, and all of them with the run. A call that hangs retires its worker: no
+further environment goes there.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import asyncio
 import base64
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -32,6 +29,7 @@ from ajet.core.environment.frames import frame_problem
 from ajet.core.environment.registry import EnvironmentMaker
 from ajet.core.environment.returns import ResetResult, StepResult
 from ajet.core.errors import EnvironmentFault
+from ajet.core.process_guard import guarded
 
 MAX_MESSAGE_BYTES = 2**27
 """The limit of one message in bytes; a large picture fits."""
@@ -114,11 +112,10 @@ class Worker:
         with theirs:
             self.process = subprocess.Popen(
                 # -P: files of the current folder must not hide packages.
-                [sys.executable, "-P", "-m", "ajet.core.environment.worker"],
+                guarded([sys.executable, "-P", "-m", "ajet.core.environment.worker"]),
                 stdin=theirs.fileno(),
                 stdout=2,  # to stderr: what environments print must not reach the socket
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                start_new_session=True,
             )
         self._streams = asyncio.ensure_future(
             asyncio.open_connection(sock=ours, limit=MAX_MESSAGE_BYTES)
@@ -155,11 +152,10 @@ class Worker:
             self._waiting.pop(number, None)
 
     def end(self) -> None:
-        """Kills the process and all that it started."""
+        """Ends the process and all that it started."""
         _workers.remove(self)
         self._reading.cancel()
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.terminate()
         self.process.wait()
         self._streams.add_done_callback(_close_writer)
 

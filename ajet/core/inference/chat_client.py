@@ -12,8 +12,8 @@ Equal requests (model, address, messages, sampling) get the same answer: calls t
 time share one request, and with a cache it is never sent again. Another `seed=` makes it another
 request. A client serves one event loop at a time; on a new loop it opens new connections.
 
-Not covered: streaming, tools, replies without text; `timeout_s` bounds each silence of the server,
-not the whole answer.
+`timeout_s` bounds each attempt with its whole answer. Not covered: streaming, tools, replies
+without text.
 """
 
 from __future__ import annotations
@@ -105,7 +105,9 @@ class ChatClient:
         return self._loop_state
 
     def _connect(self) -> AsyncOpenAI:
-        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+        from openai import AsyncOpenAI
+
+        from ajet.core.http_client import openai_http_client
 
         # The hook runs before every attempt, so that retries count in the rate limit too.
         hooks = {"request": [self._before_request]} if self._rate else {}
@@ -114,7 +116,7 @@ class ChatClient:
             api_key=self._api_key,
             timeout=self._timeout_s,
             max_retries=self._max_retries,
-            http_client=DefaultAsyncHttpxClient(event_hooks=hooks),
+            http_client=openai_http_client(event_hooks=hooks),
         )
 
     async def _before_request(self, _request: object) -> None:

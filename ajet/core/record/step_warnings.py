@@ -9,7 +9,7 @@ from loguru import logger
 
 from ajet.core.config.services import ContextTrackerConfig
 from ajet.core.record.timeline_counts import TimelineCounts
-from ajet.core.rollout.failure import failures_line
+from ajet.core.rollout.failure import descriptors_line, failures_line
 from ajet.core.trajectory.trajectory import Group
 
 UNUSED_MODEL = (
@@ -39,9 +39,11 @@ class StepWarnings:
         self._logged: set[str] = set()
 
     def warn_of_failures(self, where: str, groups: Sequence[Group]) -> None:
-        """Logs one line with the number of failed episodes by status, and the first error."""
-        if failures := failures_line(groups):
-            logger.warning(f"{where}: {failures}")
+        """Logs one line with the number of failed episodes by status, and the first error; another
+        for those that failed because of the machine's limits."""
+        for line in (failures_line(groups), descriptors_line(groups)):
+            if line is not None:
+                logger.warning(f"{where}: {line}")
 
     def check_metrics(self, metrics: Mapping[str, float]) -> None:
         """Warns where the metrics show that a run is pointless, or not the one that was asked

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ajet.core.descriptors import NONE_LEFT, descriptor_limit
 from ajet.core.errors import ChatError, EnvironmentFault, RunFailed
 from ajet.core.rollout.limits import FailurePolicy
 from ajet.core.trajectory.limits import EndpointFault, EpisodeClosed, EpisodeTruncated
@@ -47,6 +48,20 @@ def check_failure_rate(failed: Sequence[Trajectory], total: int, max_rate: float
     raise RunFailed(
         f"{_failure_counts(failed, total)}, more than "
         f"ajet.rollout.max_failure_rate={max_rate:g}; first: {failed[0].error}"
+    )
+
+
+def descriptors_line(groups: Sequence[Group]) -> str | None:
+    """Returns one line that says how many episodes failed because no file descriptor was left, and
+    what to do; None when none did."""
+    trajectories = [t for group in groups for t in group.trajectories]
+    num_failed = sum(has_failed(t) and NONE_LEFT in (t.error or "") for t in trajectories)
+    if not num_failed:
+        return None
+    return (
+        f"{num_failed} of {len(trajectories)} episodes failed because no file descriptor was left "
+        f"(a process may have {descriptor_limit()}): raise the limit (ulimit -Hn; LimitNOFILE of a "
+        "service, --ulimit nofile of a container) or lower ajet.rollout.max_env_worker"
     )
 
 

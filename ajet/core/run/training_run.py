@@ -140,6 +140,9 @@ class TrainingRun:
         moment = self._validation_due()
         if moment is None:
             return
+        if self.interrupt.requested:
+            self.interrupt.stopped_early = True
+            return
         step, num_repeat = self.state.step, self._trainer.val_pass_n
         self.progress.phase("held-out", len(self.tasks.held_out) * num_repeat)
         groups = await runner.rollout(
@@ -172,6 +175,7 @@ class TrainingRun:
         summary.write(self.folder.summary_json)
         end_attempt(self.folder, "complete" if self._is_complete() else "stopped", self.state.step)
         if self.state.step < self.tasks.total_steps:
+            self.interrupt.stopped_early = self.interrupt.requested
             again = "the same command" if self._trainer.resume == "auto" else "--resume"
             self.progress.note(
                 f"stopped after step {self.state.step} of {self.tasks.total_steps}: "
@@ -184,9 +188,7 @@ class TrainingRun:
         asks for it, "after" every `test_freq` steps and at the end of a run that was validated at
         its start; else None. A validation that an interrupt prevented is due on resuming."""
         state = self.state
-        if self.interrupt.requested or state.validated_step == state.step:
-            return None
-        if not self.tasks.held_out:
+        if state.validated_step == state.step or not self.tasks.held_out:
             return None
         if state.step == 0:
             return "before" if self._trainer.val_before_train else None

@@ -11,7 +11,7 @@ filter `date` drops what is outside); annotations of sessions.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -31,23 +31,30 @@ def read_phoenix(base_url: str, project: str | None) -> list[Span]:
     """Returns every span of the project, or of all projects, with its annotations."""
     import httpx
 
+    from ajet.core.http_client import LimitedAsyncClient, blocking
+
     key = os.environ.get(KEY_VARIABLE)
-    with httpx.Client(
-        base_url=base_url.rstrip("/"),
-        timeout=TIMEOUT_S,
-        headers={"Authorization": f"Bearer {key}"} if key else {},
-        transport=httpx.HTTPTransport(retries=RETRIES),
-    ) as http:
-        server = PhoenixServer(http)
-        projects = [project] if project else server.projects()
-        return [span for name in projects for span in server.spans(name)]
+    with blocking() as wait:
+        http = LimitedAsyncClient(
+            base_url=base_url.rstrip("/"),
+            timeout=TIMEOUT_S,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            transport=httpx.AsyncHTTPTransport(retries=RETRIES),
+        )
+        try:
+            server = PhoenixServer(http, wait)
+            projects = [project] if project else server.projects()
+            return [span for name in projects for span in server.spans(name)]
+        finally:
+            wait(http.aclose)
 
 
 class PhoenixServer:
     """Requests projects, spans and annotations. Every failure is a `DataError` of one line."""
 
-    def __init__(self, http: Any) -> None:
-        self._http = http
+    def __init__(self, http: Any, wait: Callable[..., Any]) -> None:
+        """Takes an asynchronous client, and a function that waits for its calls."""
+        self._http, self._wait = http, wait
 
     def projects(self) -> list[str]:
         """Returns the names of the projects, sorted, because the server's order may change."""
@@ -89,7 +96,7 @@ class PhoenixServer:
 
         where = self._where(path)
         try:
-            response = self._http.get(path, params=query)
+            response = self._wait(self._http.get, path, params=query)
             if may_lack and response.status_code == 404:
                 logger.warning("{}: HTTP 404: this Phoenix tells no annotations", where)
                 return {}

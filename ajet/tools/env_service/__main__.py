@@ -17,6 +17,8 @@ from ajet.tools.env_service.server import Maker, make_app
 def main() -> None:
     import uvicorn
 
+    from ajet.core.http_server import ServerLimits, limited_protocol
+
     parser = _parser()
     args = parser.parse_args()
     try:
@@ -25,7 +27,14 @@ def main() -> None:
         parser.error(str(error))
     splits = {"train": args.num_train, "validation": args.num_validation}
     app = make_app({args.env: maker}, splits)
-    uvicorn.run(app, host="127.0.0.1", port=args.port, log_level="warning")
+    uvicorn.run(
+        app,
+        http=limited_protocol(ServerLimits()),
+        ws="none",
+        host="127.0.0.1",
+        port=args.port,
+        log_level="warning",
+    )
 
 
 def checked_maker(env_type: str, config: str, base_dirs: Sequence[Path]) -> Maker:

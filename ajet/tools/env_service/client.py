@@ -12,7 +12,8 @@
 A call that did not reach the service, or that it refused (429, 503), is sent again up to three
 times with back-off. So is a call whose connection broke or that got another 5xx, except `/step`:
 its action may have been done, and doing it twice would change the episode. A call that still fails
-raises an `EnvironmentFault` of one line. Not covered: authentication, observations that are no chat
+raises an `EnvironmentFault` of one line, as does an answer that is too large or, with all of it,
+takes longer than `timeout_s`. Not covered: authentication, observations that are no chat
 messages.
 """
 
@@ -61,7 +62,7 @@ class EnvServiceClient:
         timeout_s: float = TIMEOUT_S,
         backoff_s: float = BACKOFF_S,
     ) -> None:
-        import httpx
+        from ajet.core.http_client import LimitedAsyncClient
 
         if not base_url.startswith(("http://", "https://")):
             raise ConfigError(
@@ -71,7 +72,7 @@ class EnvServiceClient:
         self.base_url = base_url.rstrip("/")
         self.env_type = env_type
         self._waits_s = [backoff_s * 2**number for number in range(MAX_RETRIES)]
-        self._http = httpx.AsyncClient(timeout=timeout_s, verify=_ssl_context())
+        self._http = LimitedAsyncClient(timeout=timeout_s, verify=_ssl_context())
 
     async def task_ids(self, split: str) -> list[str]:
         """Returns the ids of one split's tasks, in the service's order."""
@@ -183,6 +184,8 @@ def _may_retry(error: Exception, verb: str) -> bool:
     if isinstance(error, httpx.HTTPStatusError):
         status = error.response.status_code
         return status in (429, 503) or (status >= 500 and verb != "step")
+    if isinstance(error, httpx.DecodingError):
+        return False
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout):
         return True
     return verb != "step" and not isinstance(error, httpx.TimeoutException)
@@ -199,6 +202,8 @@ def _error_line(error: Exception) -> str:
         except (ValueError, RecursionError):
             detail = _line(answer.text)
         return f"HTTP {answer.status_code}: {detail}" if detail else f"HTTP {answer.status_code}"
+    if isinstance(error, httpx.DecodingError):
+        return _line(str(error))
     if isinstance(error, httpx.TimeoutException):
         return f"no answer in time ({type(error).__name__})"
     return f"cannot be reached or broke off ({type(error).__name__}: {_line(str(error))})"

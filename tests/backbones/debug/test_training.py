@@ -47,13 +47,13 @@ def config(*overrides):
     return load_config("toy.yaml", overrides, backbone="debug")
 
 
-def train(*overrides, stop_after=None):
+def train(*overrides, stop_after=None, interrupt=None):
     console = Console(file=io.StringIO())
     if stop_after is None:
         return DebugBackbone(config(*overrides), console).fit()
     settings = config(*overrides)
     with open_run(settings, assembly.read_tasks(settings)) as folder:
-        training = StopsAfter(settings, folder, Interrupt(), console)
+        training = StopsAfter(settings, folder, interrupt or Interrupt(), console)
         training.last_step = stop_after
         return training.fit()
 
@@ -74,6 +74,20 @@ def test_a_validation_that_an_interrupt_kept_back_comes_when_the_run_goes_on(pro
     with pytest.raises(RunComplete, match="already complete: 2 of 2 steps"):
         train(*VALIDATED, two)
     assert logged(project, "held_out/success") == [0, 2]  # and not once more
+
+
+@pytest.mark.parametrize(
+    ("step", "overrides", "stopped_early"),
+    [(1, [], True), (2, VALIDATED, True), (2, [], False)],
+    ids=["steps are left", "a validation is left", "nothing is left"],
+)
+def test_a_run_was_stopped_early_where_a_signal_left_something_undone(
+    project, step, overrides, stopped_early
+):
+    interrupt = Interrupt()
+    two = "ajet.trainer_common.total_training_steps=2"
+    assert train(*overrides, two, stop_after=step, interrupt=interrupt).steps == step
+    assert interrupt.stopped_early is stopped_early
 
 
 def test_going_on_from_an_older_checkpoint_sets_the_later_ones_aside(project):

@@ -27,8 +27,12 @@ HALF = """
 import sys
 from ajet.backbones.disaggregated.backbone import DisaggregatedBackbone
 from ajet.core.config import load_config
+from ajet.core.interrupt import Interrupt
 
-DisaggregatedBackbone(load_config("toy.yaml", sys.argv[1:], backbone="trinity")).fit()
+interrupt = Interrupt()
+config = load_config("toy.yaml", sys.argv[1:], backbone="trinity")
+DisaggregatedBackbone(config, interrupt=interrupt).fit()
+sys.exit(interrupt.exit_code if interrupt.stopped_early else 0)
 """
 
 
@@ -159,3 +163,12 @@ def test_a_second_explorer_of_one_run_is_refused(toy):
         pytest.raises(CheckpointError, match="is in use by process"),
     ):
         DisaggregatedBackbone(config, Console(file=io.StringIO())).fit()
+
+
+def test_an_explorer_that_a_signal_ends_before_the_run_is_over_says_so(toy):
+    run = toy("alone")
+    with ended(start(run, "explore")) as explore:
+        out = run.folder / "explore.out"
+        assert wait_until(lambda: "waits for a trainer" in out.read_text(), explore, timeout=240)
+        explore.send_signal(signal.SIGTERM)
+        assert explore.wait(60) == 143, out.read_text()

@@ -43,11 +43,17 @@ class OpenAIEngine:
     ) -> None:
         from openai import AsyncOpenAI
 
+        from ajet.core.http_client import openai_http_client
+
         if not base_url.startswith(("http://", "https://")):
             raise ConfigError(f"endpoint {base_url!r}: an address begins with http:// or https://")
         self._model = model
         self._client = AsyncOpenAI(
-            base_url=base_url, api_key=api_key, timeout=timeout_s, max_retries=MAX_RETRIES
+            base_url=base_url,
+            api_key=api_key,
+            timeout=timeout_s,
+            max_retries=MAX_RETRIES,
+            http_client=openai_http_client(),
         )
 
     async def chat(

@@ -4,8 +4,9 @@
     GET  /v1/models, /v1/models/{id}
 
 The key comes as ``Authorization: Bearer …`` or ``x-api-key: …``. If a client disconnects, its call
-is cancelled. Errors carry a header that keeps OpenAI's and Anthropic's clients from retrying.
-Importing this module imports FastAPI: only gateway.py imports it, when it is needed.
+is cancelled. Half-open connections and partial bodies are limited (core/http_server.py). Errors
+carry a header that keeps OpenAI's and Anthropic's clients from retrying. Importing this module
+imports FastAPI: only gateway.py imports it, when it is needed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from ajet.core.errors import ConfigError
+from ajet.core.http_server import ServerLimits, limited_protocol
 from ajet.core.workflow.gateway.dialects import DIALECTS, Dialect
 from ajet.core.workflow.gateway.dialects.dialect import openai_error
 from ajet.core.workflow.gateway.gateway import (
@@ -33,6 +35,8 @@ from ajet.core.workflow.gateway.gateway import (
 from ajet.core.workflow.gateway.request import RequestError
 
 MAX_BODY_BYTES = 32 << 20
+LIMITS = ServerLimits(max_body_bytes=MAX_BODY_BYTES + (1 << 20))
+"""The limit of a body comes after the gateway's own, which answers in the client's form."""
 BACKLOG = 2048
 CLOSE_S = 5.0
 
@@ -45,6 +49,8 @@ class GatewayServer:
         self.base_url = f"http://{host}:{self._socket.getsockname()[1]}/v1"
         config = uvicorn.Config(
             make_app(gateway),
+            http=limited_protocol(LIMITS),
+            ws="none",
             log_config=None,
             access_log=False,
             log_level="critical",  # the gateway itself logs failed requests

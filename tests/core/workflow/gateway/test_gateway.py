@@ -42,6 +42,15 @@ async def test_the_address_is_good_for_its_episode_and_agent_alone(tuner_of):
     assert blue._recorder.turns == ()
 
 
+async def test_the_server_has_limits_of_its_own(tuner_of):
+    address = tuner_of().as_oai_baseurl_apikey()
+    host, port = httpx.URL(address.base_url).host, httpx.URL(address.base_url).port
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\n" + b"x-many: 1\r\n" * 10_000)
+    assert (await reader.readline()).startswith(b"HTTP/1.1 431 ")
+    writer.close()
+
+
 async def test_forged_foreign_and_dead_keys_are_unauthorized(tuner_of, gateway):
     tuner = tuner_of()
     address = tuner.as_oai_baseurl_apikey()

@@ -1,0 +1,126 @@
+"""Limits on what the clients of an HTTP server can hold: connections, time and memory.
+
+    uvicorn.Config(app, http=limited_protocol(ServerLimits()), ws="none")
+
+    connection ──> headers within header_s ──> body within body_s ──> the application answers
+                                           └─ partial bodies together: max_partial_bytes
+
+uvicorn itself waits for ever for the rest of a request. A connection that waits for one, half-open
+or kept alive, makes room for a new one when there are `max_connections`.
+
+Importing this module imports uvicorn. Not covered: how long an application may take for an answer,
+clients that do not read theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Literal
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """The limits of one server. `max_partial_bytes` is for all bodies together that have not
+    arrived in full."""
+
+    header_s: float = 20.0
+    body_s: float = 60.0
+    max_connections: int = 4096
+    max_header_bytes: int = 64 << 10
+    max_body_bytes: int = 32 * MIB
+    max_partial_bytes: int = 64 * MIB
+
+
+@dataclass(slots=True)
+class _ServerUse:
+    """What all connections of one server hold. `waiting` are those without a whole request, the
+    longest waiting first."""
+
+    waiting: dict[LimitedProtocol, None] = field(default_factory=dict)
+    partial_bytes: int = 0
+
+
+def limited_protocol(limits: ServerLimits) -> type[LimitedProtocol]:
+    """Returns the protocol class for one server, whose connections share its limits."""
+    shared = {"limits": limits, "use": _ServerUse()}
+    return type(LimitedProtocol.__name__, (LimitedProtocol,), shared)
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """One connection of uvicorn's, which is closed when it goes beyond a limit."""
+
+    limits: ServerLimits
+    use: _ServerUse
+    _awaited: Literal["headers", "body"] | None = None
+    _deadline: asyncio.TimerHandle | None = None
+    _num_bytes = 0  # of what is awaited
+    _request: object = None  # the last one whose headers were complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.max_connections:
+            longest = next(iter(self.use.waiting), self)
+            longest._await(None)
+            longest.transport.abort()
+        if not transport.is_closing():
+            self._await("headers")
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self.cycle is not self._request:
+            self._request = self.cycle
+            self._await("body")
+        elif self._awaited is None and self.cycle.response_complete:
+            self._await("headers")
+        self._count(len(data))
+        if self._awaited == "body" and not self.cycle.more_body:
+            self._await(None)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._awaited is None:  # it is kept alive, for another request
+            self.use.waiting[self] = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._await(None)
+        super().connection_lost(exc)
+
+    def _await(self, part: Literal["headers", "body"] | None) -> None:
+        """Begins to wait for a part of a request, instead of what it has waited for."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if self._awaited == "body":
+            self.use.partial_bytes -= self._num_bytes
+        self._num_bytes, self._awaited = 0, part
+        self.use.waiting.pop(self, None)
+        if part is not None:
+            self.use.waiting[self] = None
+            seconds = self.limits.header_s if part == "headers" else self.limits.body_s
+            self._deadline = self.loop.call_later(seconds, self.transport.abort)
+
+    def _count(self, num_bytes: int) -> None:
+        """Counts what has arrived, and closes the connection if it is too much."""
+        self._num_bytes += num_bytes
+        if self._awaited == "body":
+            self.use.partial_bytes += num_bytes
+            is_too_large = self._num_bytes > self.limits.max_body_bytes
+            if is_too_large:
+                self._refuse("413 Content Too Large")
+            elif self.cycle.more_body and self.use.partial_bytes > self.limits.max_partial_bytes:
+                self._refuse("503 Service Unavailable")
+        elif self._num_bytes > self.limits.max_header_bytes:
+            self._refuse("431 Request Header Fields Too Large")
+
+    def _refuse(self, status: str) -> None:
+        if self._awaited == "headers" or not self.cycle.response_started:
+            head = f"HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+            self.transport.write(head.encode())
+        self.transport.close()

@@ -1,0 +1,205 @@
+"""A memory cgroup for each program, where this process may make one.
+
+    parent   open_programs_folder()  -> a folder of cgroups, or the reason why there is none
+    zygote   ProgramGroups.make()    -> one group below it for each program, with its limits
+    program  writes itself into the group before it gives up its rights
+
+The kernel then counts all memory of a program, also what is in no process's resident set: pipes,
+sockets, shared pages. A group is taken below this process's own, or beside it, if the memory
+controller is on there and this user may write: root, a service with Delegate=yes, a user's own
+systemd. The two versions of the interface differ in the names of files. With version 2 the number
+of processes is limited too.
+
+Not covered: turning the controller on where it is off, since processes would have to be moved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from ajet.sandbox.limits import MIB, Limits
+
+PREFIX = "ajet-sandbox-"
+SPARE_BYTES = 32 * MIB  # page tables and stacks
+_COUNTERS = ("memory", "pids")
+_SUBTREE = "cgroup.subtree_control"
+
+
+@dataclass(frozen=True)
+class GroupFiles:
+    """The names of files in one version of the interface."""
+
+    memory: str
+    swap: str
+    swap_is_beside_memory: bool  # else it is the limit of both together
+    events: str
+    processes: str
+
+
+VERSIONS = {
+    1: GroupFiles(
+        "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", False, "memory.oom_control", ""
+    ),
+    2: GroupFiles("memory.max", "memory.swap.max", True, "memory.events", "pids.max"),
+}
+
+
+@dataclass
+class ProgramsFolder:
+    """The folder of the groups of one sandbox. `fd` is what the zygote is given."""
+
+    path: Path
+    version: int
+    fd: int
+
+    def close(self) -> None:
+        """Removes the groups. A second call does nothing."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+            _remove_tree(self.path)
+
+
+def open_programs_folder(root: Path = Path("/")) -> ProgramsFolder | str:
+    """Makes a folder for the groups of a sandbox, and removes those of processes that are gone.
+    Returns it, or the reason why none can be had. `root` is where /proc and /sys are."""
+    reason = "no memory controller that this process may use"
+    for folder, version in _candidates(root):
+        try:
+            return _make_in(folder, version)
+        except OSError as error:
+            reason = f"{folder}: {error.strerror}"
+    return reason
+
+
+def _candidates(root: Path) -> list[tuple[Path, int]]:
+    """Returns the folders that a group may be made in, the best first."""
+    try:
+        mounts = (root / "proc/self/mountinfo").read_text()
+        memberships = (root / "proc/self/cgroup").read_text()
+    except OSError:
+        return []
+    if (place := _own_folder(root, mounts, memberships, "cgroup", "memory")) is not None:
+        return [(place[1], 1)]
+    if (place := _own_folder(root, mounts, memberships, "cgroup2", "")) is None:
+        return []
+    top, own = place
+    # Beside this process's group its limit would not hold for programs.
+    is_limited = own != top and _read(own / "memory.max").strip() not in ("max", "")
+    folders = [own] if is_limited or own == top else [own, own.parent]
+    return [(each, 2) for each in folders if "memory" in _read(each / _SUBTREE).split()]
+
+
+def _own_folder(
+    root: Path, mounts: str, memberships: str, kind: str, controller: str
+) -> tuple[Path, Path] | None:
+    """Returns the mounted top of a hierarchy and this process's group in it."""
+    for line in mounts.splitlines():
+        left, _, right = line.partition(" - ")
+        mounted_root, mount_point = left.split()[3:5]
+        file_system, _, options = right.split(" ", 2)
+        if file_system != kind or (controller and controller not in options.split(",")):
+            continue
+        for membership in memberships.splitlines():
+            _, controllers, path = membership.split(":", 2)
+            if controllers.split(",") == [controller] or controller in controllers.split(","):
+                inside = os.path.relpath(path, mounted_root)
+                top = root / mount_point.lstrip("/")
+                if not inside.startswith(".."):
+                    return top, top / inside
+    return None
+
+
+def _make_in(folder: Path, version: int) -> ProgramsFolder:
+    for name in os.listdir(folder):  # noqa: PTH208 - names, not paths
+        found = re.fullmatch(rf"{PREFIX}(\d+)-\d+", name)
+        if found and not Path("/proc", found[1]).exists():
+            _remove_tree(folder / name)
+    number = 0
+    while True:
+        path = folder / f"{PREFIX}{os.getpid()}-{number}"
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+            break
+        number += 1
+    try:
+        if version == 2:
+            on = _read(folder / _SUBTREE).split()
+            (path / _SUBTREE).write_text(" ".join(f"+{each}" for each in _COUNTERS if each in on))
+        return ProgramsFolder(path, version, os.open(path, os.O_RDONLY | os.O_DIRECTORY))
+    except OSError:
+        _remove_tree(path)
+        raise
+
+
+class ProgramGroups:
+    """Makes and removes the groups of single programs. It is used in the zygote, which sees the
+    folder only through `fd`."""
+
+    def __init__(self, fd: int, version: int, limits: Limits) -> None:
+        self._fd, self._files, self._limits = fd, VERSIONS[version], limits
+        self._number = 0
+        self._made: list[str] = []
+
+    def make(self) -> str:
+        """Makes a group and returns its name."""
+        self._number += 1
+        name = f"program-{self._number}"
+        os.mkdir(name, dir_fd=self._fd)
+        self._made.append(name)
+        limits, files = self._limits, self._files
+        memory = limits.memory_bytes + limits.scratch_bytes + SPARE_BYTES
+        self._write(name, files.memory, memory)
+        with contextlib.suppress(OSError):  # a kernel that does not count swap
+            self._write(name, files.swap, 0 if files.swap_is_beside_memory else memory)
+        if files.processes:
+            with contextlib.suppress(OSError):  # the controller is off
+                self._write(name, files.processes, limits.num_processes)
+        return name
+
+    def enter(self, name: str) -> None:
+        """Moves this process into a group."""
+        self._write(name, "cgroup.procs", 0)
+
+    def has_killed(self, name: str) -> bool:
+        """Returns whether the kernel has ended a process of the group for want of memory."""
+        events = ""
+        with contextlib.suppress(OSError), self._open(name, self._files.events, "r") as file:
+            events = file.read()
+        return re.search(r"^oom_kill [1-9]", events, re.MULTILINE) is not None
+
+    def clean(self) -> None:
+        """Removes the groups that are empty."""
+        for name in list(self._made):
+            with contextlib.suppress(OSError):  # its program still runs
+                os.rmdir(name, dir_fd=self._fd)
+                self._made.remove(name)
+
+    def _write(self, name: str, file_name: str, value: int) -> None:
+        with self._open(name, file_name, "w") as file:
+            file.write(str(value))
+
+    def _open(self, name: str, file_name: str, mode: str) -> IO[str]:
+        flags = os.O_WRONLY | os.O_CREAT if mode == "w" else os.O_RDONLY
+        return os.fdopen(os.open(f"{name}/{file_name}", flags, dir_fd=self._fd), mode)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _remove_tree(path: Path) -> None:
+    """Removes a folder of groups; only folders can be removed there, not their files."""
+    with contextlib.suppress(OSError):
+        for child in path.iterdir():
+            if child.is_dir():
+                _remove_tree(child)
+        path.rmdir()
