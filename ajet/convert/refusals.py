@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from ajet.convert.draft import DEFAULT, Category, Conversion, OmittedKey
 from ajet.convert.source import unflatten
+from ajet.core.config.explain import message_of
 from ajet.core.config.support import refusals_and_notices, unread_keys
 from ajet.core.config.tree import AjetConfig
 
@@ -86,5 +87,4 @@ def _key(details: ErrorDetails) -> str:
 def _message(details: ErrorDetails) -> str:
     if details["type"] == "extra_forbidden":
         return "no such key here"
-    text: Any = details["msg"]
-    return text.removeprefix("Value error, ")
+    return message_of(details)
