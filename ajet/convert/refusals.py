@@ -6,7 +6,6 @@ So a converted config loads. Not covered: a missing ajet.model.path, which is li
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
