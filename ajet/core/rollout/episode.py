@@ -243,7 +243,12 @@ class EpisodeRunner:
             trajectory = replace(trajectory, output=output)
         if output.reward is None and judge_in_group is not None:
             return await judge_in_group(trajectory)
-        return await with_verdict(trajectory, self._verdict(trajectory.workflow_task, output), self)
+        return await with_verdict(
+            trajectory,
+            self._verdict(trajectory.workflow_task, output),
+            self,
+            success_threshold=self.limits.success_threshold,
+        )
 
     async def _verdict(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> Verdict:
         async with self._judge_slots:
@@ -261,10 +266,15 @@ class JudgeErrors(Protocol):
 
 
 async def with_verdict(
-    trajectory: Trajectory, pending_verdict: Awaitable[Verdict], errors: JudgeErrors
+    trajectory: Trajectory,
+    pending_verdict: Awaitable[Verdict],
+    errors: JudgeErrors,
+    *,
+    success_threshold: float,
 ) -> Trajectory:
     """Returns the trajectory with the verdict that `pending_verdict` gives, or with the status of
-    the judge's failure."""
+    the judge's failure. A success that nobody has stated is a reward of at least
+    `success_threshold`."""
     assert trajectory.output is not None
     source = "judge" if trajectory.output.reward is None else "workflow"
     started_s = time.perf_counter()
@@ -279,11 +289,14 @@ async def with_verdict(
         return replace(trajectory, status=status, error=str(fault))
     except asyncio.CancelledError:
         return replace(trajectory, status=EpisodeStatus.ABORTED, error=STOPPED)
+    is_success = judged.is_success
+    if is_success is None:
+        is_success = judged.reward >= success_threshold
     return replace(
         trajectory,
         output=judged.output,
         reward=judged.reward,
-        is_success=judged.is_success,
+        is_success=is_success,
         reward_breakdown={source: judged.reward},
         timings=trajectory.timings | {"judge_s": time.perf_counter() - started_s},
     )
