@@ -429,6 +429,15 @@ def test_debug_runs_so_many_tasks_at_a_time(tmp_path, monkeypatch):
     assert (len(found), Path("peak").read_text()) == (5, "3")
 
 
+@shows("ajet.debug.debug_max_reply_tokens")
+def test_a_reply_has_so_many_tokens_in_debug(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = DUMMY | {"ajet.model.path": "embedded:math", "ajet.task_judge.judge_protocol": "math"}
+    config = config_of(given | {"ajet.debug.debug_max_reply_tokens": 3})
+    [episode, _] = debug_episodes(config, Console(file=io.StringIO()))
+    assert len(episode.turns[0].completion.token_ids) == 3
+
+
 FLOW = """
 import asyncio
 from pathlib import Path

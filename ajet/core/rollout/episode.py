@@ -44,7 +44,7 @@ from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import seed_path_of_step
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
-from ajet.core.trajectory.base_recorder import BaseRecorder
+from ajet.core.trajectory.base_recorder import BaseRecorder, CallObserver
 from ajet.core.trajectory.chat_recorder import ChatRecorder
 from ajet.core.trajectory.recorder import EpisodeRecorder
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
@@ -126,11 +126,13 @@ class EpisodeRunner:
         debug: bool = False,
         environments: EnvironmentHost | None = None,
         on_error: OnError | None = None,
+        observe: Callable[[WorkflowTask], CallObserver] | None = None,
     ) -> None:
         """Stores the parts that every episode shares. `debug` lets exceptions of the workflow and
         the judge through unchanged, and drops the deadline, because a person may be at a
         breakpoint. `environments` gives each task of its kind an environment, until the episode is
-        judged. `on_error` is called with each exception that becomes a status."""
+        judged. `on_error` is called with each exception that becomes a status. `observe` is called
+        as an episode begins, and returns what is told of its calls."""
         self.endpoint = None if isinstance(endpoint, ChatEndpoint) else endpoint
         self._chat_endpoint = endpoint if isinstance(endpoint, ChatEndpoint) else None
         self._template = template
@@ -145,6 +147,7 @@ class EpisodeRunner:
         self.debug = debug
         self._environments = environments
         self.on_error = on_error or _ignore
+        self._observe = observe
         self._judge_slots = asyncio.Semaphore(limits.max_env_worker)
 
     async def run(
@@ -214,6 +217,7 @@ class EpisodeRunner:
             "episode_id": plan.episode_id,
             "seed_path": (self.run_seed, "rollout", *path, plan.rollout_index, number),
             "trainable_targets": workflow.trainable_targets,
+            "observer": self._observe(plan) if self._observe is not None else None,
         }
         if self._chat_endpoint is not None:
             return ChatRecorder(self._chat_endpoint, **episode)
