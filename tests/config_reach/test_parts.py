@@ -262,6 +262,8 @@ async def train(tmp_path, **given):
         (True, 4, [0, 4, 6]),  # and at the end, to compare with the beginning
         (True, 0, [0, 6]),
         (False, 2, [2, 4, 6]),
+        (None, 4, [0, 4, 6]),
+        (None, 0, []),
     ],
 )
 async def test_a_run_validates_when_the_config_says(tmp_path, before, frequency, steps):

@@ -83,6 +83,7 @@ class TrainingRun:
             "stopping after this step; Ctrl-C again stops at once"
         )
         self.recorder.__enter__()
+        self._note_validation()
         return self
 
     def __exit__(
@@ -175,18 +176,35 @@ class TrainingRun:
         return summary
 
     def _validation_due(self) -> str | None:
-        """Returns the label of a validation that is due now: "before" the first step if the config
-        asks for it, "after" every `test_freq` steps and at the end of a run that was validated at
-        its start; else None. A validation that an interrupt prevented is due on resuming."""
+        """Returns the label of a validation that is due now: "before" the first step unless the
+        config forbids it, "after" every `test_freq` steps and at the end of a run that was
+        validated at its start; else None. A validation that an interrupt prevented is due on
+        resuming."""
         state = self.state
         if self.interrupt.requested or state.validated_step == state.step:
             return None
         if not self.tasks.held_out:
             return None
         if state.step == 0:
-            return "before" if self._trainer.val_before_train else None
+            return "before" if self._validates_before else None
         is_end = state.step == self.tasks.total_steps and "before" in state.held_out
         return "after" if is_end or self._is_multiple(self._trainer.test_freq) else None
+
+    def _note_validation(self) -> None:
+        """Says on how many of the held-out tasks the run is measured, if it is."""
+        num, available = len(self.tasks.held_out), self.tasks.num_held_out_available
+        if num and (self._validates_before or self._trainer.test_freq > 0):
+            how_many = f"{num:,}" if num == available else f"{num:,} of {available:,}"
+            self.progress.note(
+                f"validation: {how_many} held-out tasks, the same ones each time "
+                "(ajet.data.val_max_tasks)"
+            )
+
+    @property
+    def _validates_before(self) -> bool:
+        """Returns whether a validation precedes the first step."""
+        asked = self._trainer.val_before_train
+        return self._trainer.test_freq > 0 if asked is None else asked
 
     def _is_multiple(self, frequency: int) -> bool:
         return frequency > 0 and self.state.step % frequency == 0
@@ -205,6 +223,7 @@ class TrainingRun:
             success_before=self.state.success("before"),
             success_after=self.state.success("after"),
             num_held_out=len(self.tasks.held_out),
+            num_held_out_available=self.tasks.num_held_out_available,
             timelines=self.state.timelines.report(),
             extra={"held_out": self.state.held_out, **stale},
         )
