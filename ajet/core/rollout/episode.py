@@ -393,13 +393,18 @@ class Attempt:
         if self._recorder.truncation is not None:
             output = _output_so_far(self._recorder)
             return self._end(EpisodeStatus.TRUNCATED, self._recorder.truncation, output)
+        refusal = self._recorder.refused_request
+        reason = f"the gateway answered {refusal}" if refusal is not None else None
+        if reason is not None:
+            BaseException.add_note(error, reason)  # a client over plain HTTP may have fallen over the answer
         if self._debug:
             raise error
         self._on_error(error)
         if self._recorder.endpoint_fault is not None:
             fault = f"the endpoint failed: {self._recorder.endpoint_fault}"
             return self._end(EpisodeStatus.ENV_ERROR, fault)
-        return self._end(status_of(error), one_line(error))
+        said = one_line(error)
+        return self._end(status_of(error), f"{said}; {reason}" if reason else said)
 
     async def _cancel(self, task: asyncio.Task[Any]) -> None:
         self._recorder.close()

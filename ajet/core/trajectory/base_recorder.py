@@ -115,6 +115,7 @@ class BaseRecorder:
         self.loop = running_loop()
         self.truncation: str | None = None
         self.endpoint_fault: str | None = None
+        self.refused_request: str | None = None  # why the gateway refused the episode's last one
         self._limits = limits
         self._sampling = sampling
         self._seed_path = tuple(seed_path)
