@@ -59,9 +59,9 @@ def train(
     resumes = [] if resume is None else [f"ajet.trainer_common.resume={_resume(resume)}"]
     options = [*(overrides or []), *resumes, *_for_debugger(debug)]
     config = load_config(conf, options, backbone=backbone, exp_dir=exp_dir, project_dir=project_dir)
-    check_run(config)
+    warnings = check_run(config)
     flags = RayFlags(with_ray, with_ray_cluster, skip_check_avail_gpu)
-    show_notices([*config.notices, *flags.notices(config.ajet.backbone)])
+    show_notices([*config.notices, *warnings, *flags.notices(config.ajet.backbone)])
     session = session_settings(flags, debug)
     if runs_on_ray(config) and serve_or_check(config, session):
         return

@@ -396,7 +396,9 @@ class Attempt:
         refusal = self._recorder.refused_request
         reason = f"the gateway answered {refusal}" if refusal is not None else None
         if reason is not None:
-            BaseException.add_note(error, reason)  # a client over plain HTTP may have fallen over the answer
+            BaseException.add_note(
+                error, reason
+            )  # a client over plain HTTP may have fallen over the answer
         if self._debug:
             raise error
         self._on_error(error)

@@ -162,7 +162,7 @@ async def test_a_workflow_with_a_loop_of_its_own_calls_the_model_on_the_episodes
 
 class BlockingOverHttp(Workflow):
     async def execute(self, workflow_task, model_tuner):
-        status, body = blocking_answer(model_tuner)
+        _, body = blocking_answer(model_tuner)
         return WorkflowOutput(reward=1.0, metadata={"said": body["choices"]})
 
 
