@@ -132,12 +132,12 @@ class TrainingRun:
         self.state.cursor = self.tasks.cursor.state_dict()
         self._is_saved = False
 
-    async def validate_if_due(self, runner: RolloutRunner) -> None:
+    async def validate_if_due(self, runner: RolloutRunner) -> bool:
         """Measures success on the held-out tasks if validation is due, under the same seeds at
-        every step."""
+        every step, and returns whether it was."""
         moment = self._validation_due()
         if moment is None:
-            return
+            return False
         step, num_repeat = self.state.step, self._trainer.val_pass_n
         self.progress.phase("held-out", len(self.tasks.held_out) * num_repeat)
         groups = await runner.rollout(
@@ -148,6 +148,7 @@ class TrainingRun:
         self.state.held_out[moment] = success_by_task(groups)
         self.state.validated_step = step
         self._is_saved = False
+        return True
 
     async def save_if_due(self) -> None:
         """Writes a checkpoint every `save_freq` steps."""
