@@ -23,15 +23,16 @@ class Letters:
 
 
 def live_of(num_parallel=1):
-    console = Console(file=io.StringIO(), width=200)
+    output = io.StringIO()
+    console = Console(file=output, width=200)
     live = LiveTranscripts(console, Letters(), num_parallel=num_parallel)
     plan = WorkflowTask(Task("t-0", "q"), "e0", "g-0", 0, 0, "train", 0)
     episode = live.begin(plan)
 
     def new_lines():
-        text = console.file.getvalue()
-        console.file.seek(0)
-        console.file.truncate()
+        text = output.getvalue()
+        output.seek(0)
+        output.truncate()
         return [line.strip() for line in text.splitlines() if line.strip()]
 
     return live, episode, new_lines
