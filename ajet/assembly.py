@@ -13,6 +13,7 @@ backbones' own affair), and reading YAML (core/config).
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,13 +29,14 @@ from ajet.core.rollout.episode import EpisodeRunner, OnError
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.run.run_tasks import RunTasks
-from ajet.core.task.workflow_task import Mode
+from ajet.core.task.workflow_task import Mode, WorkflowTask
+from ajet.core.trajectory.base_recorder import CallObserver
 from ajet.core.workflow.registry import WorkflowFactory, import_agent_modules
 from ajet.tools.env_service.host import environment_host
 
 if TYPE_CHECKING:
     from ajet.core.inference.chat_template import ChatTemplate
-    from ajet.core.inference.engines.in_process import InProcessEngine
+    from ajet.core.inference.engines.in_process import InProcessEngine, OnTokens
     from ajet.core.inference.replicas.in_process import InProcessReplica
     from ajet.core.learning.learner import Learner
     from ajet.core.model.load import LoadedModel
@@ -100,8 +102,10 @@ def make_engine(
     template: ChatTemplate,
     *,
     deterministic: bool | None = None,
+    on_tokens: OnTokens | None = None,
 ) -> InProcessEngine:
-    """Makes the in-process engine over a loaded model; `deterministic` replaces the config's."""
+    """Makes the in-process engine over a loaded model; `deterministic` replaces the config's.
+    `on_tokens` is called with what each request has sampled, after each token."""
     from ajet.core.inference.engines.in_process import InProcessEngine
 
     return InProcessEngine(
@@ -111,6 +115,7 @@ def make_engine(
         max_model_len=config.ajet.rollout.max_model_len,
         deterministic=config.ajet.rollout.deterministic if deterministic is None else deterministic,
         decode=template.text_of,
+        on_tokens=on_tokens,
     )
 
 
@@ -217,10 +222,12 @@ def make_runner(
     debug: bool = False,
     limits: RolloutLimits | None = None,
     on_error: OnError | None = None,
+    observe: Callable[[WorkflowTask], CallObserver] | None = None,
 ) -> GroupRunner:
     """Makes a runner of the config's workflow against any endpoint; a chat endpoint has no
     template. A run makes one judge and one gateway for all its runners. `limits` replaces the
-    config's."""
+    config's. `observe` is called with each episode that begins, and returns what is told of its
+    calls."""
     from ajet.tool_parsers import parser_for
 
     episodes = EpisodeRunner(
@@ -237,5 +244,6 @@ def make_runner(
         debug=debug,
         environments=environment_host(config),
         on_error=on_error,
+        observe=observe,
     )
     return GroupRunner.from_episode_runner(episodes)

@@ -76,7 +76,7 @@ KNOWN = (
     Known(
         "val_before_train is ignored",
         "ajet/core/run/training_run.py",
-        'return "before" if self._trainer.val_before_train else None',
+        'return "before" if self._validates_before else None',
         "return None",
     ),
     Known(

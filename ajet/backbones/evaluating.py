@@ -28,6 +28,7 @@ from ajet.core.judge import make_judge
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.record.step_warnings import UNUSED_MODEL
 from ajet.core.rollout.request import RolloutRequest
+from ajet.core.run.validation_sample import validation_sample
 from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
 from ajet.core.update.settings import UpdateSettings
@@ -67,7 +68,7 @@ def evaluate_subject(
     on_episode: Callable[[], None] = lambda: None,
 ) -> EvaluationReport:
     """Runs `k` episodes of each of the first `num_tasks` tasks; None means as many as the run's own
-    validation."""
+    validation, and the same ones."""
     frames_dir = config.ajet.environment.render_save_dir
     if frames_dir is not None:  # a folder beside those of the run's own validations
         config = with_render_dir(config, Path(frames_dir) / "eval")
@@ -76,7 +77,7 @@ def evaluate_subject(
     tasks = reader.get_validation_tasks() if is_held_out else reader.get_training_tasks()
     if not tasks:
         raise _no_validation_task(config)
-    tasks = tasks[: num_tasks or config.ajet.data.val_max_tasks]
+    tasks = tasks[:num_tasks] if num_tasks else validation_sample(tasks, config)
     k = k or config.ajet.trainer_common.val_pass_n
     for agent in WorkflowFactory.from_config(config).classes_for(tasks):
         agent.check_config(config)

@@ -12,26 +12,30 @@ def check(
     project_dir: ProjectDir = None,
     verbose: Verbose = False,
 ) -> None:
-    """Check a config with its workflow, judge and data.
+    """Check a config with its workflow, judge, data, model's files and machine.
 
-    Prints the batch arithmetic. Makes the judge, loads no model.
+    Prints the batch arithmetic and a line for each finding; exit code 1 if one is an error. Makes
+    the judge, loads no model.
     """
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
+    from ajet.cli.findings import machine_findings, run_findings
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_agents, check_run, cluster_notices
     from ajet.core.config import load_config
+    from ajet.core.errors import ConfigError
     from ajet.core.judge import judge_spec, make_judge
     from ajet.core.record.screen_log import begin_screen_log
+    from ajet.core.redaction import redact
     from ajet.core.run.batch_plan import BatchPlan
     from ajet.core.task.reader import make_reader
-    from ajet.core.workflow.registry import DEFAULT_AGENT
+    from ajet.core.workflow.registry import DEFAULT_AGENT, WorkflowFactory
 
     begin_screen_log(verbose)
     config = load_config(conf, overrides or [], backbone=backbone, project_dir=project_dir)
-    check_run(config)
+    check_run(config, stops_at_findings=False)
     cluster = cluster_notices(config)
     workflow = config.ajet.rollout.user_workflow or DEFAULT_AGENT
     judge = judge_spec(config.ajet.task_judge)
@@ -49,4 +53,10 @@ def check(
         table.add_row(*map(escape, row))
     Console().print(table)
     show_notices([*config.notices, *cluster], err=False)
+    kinds = WorkflowFactory.from_config(config).classes_for([*tasks, *held_out])
+    findings = [*run_findings(config, kinds), *machine_findings(config, plan)]
+    for finding in findings:
+        typer.echo(redact(str(finding)))
+    if num_errors := sum(finding.level == "error" for finding in findings):
+        raise ConfigError(f"{num_errors} of these lines would stop the run")
     typer.echo(f"ok: backbone {config.ajet.backbone}, run folder {config.run_folder}")

@@ -21,10 +21,16 @@ def debug(
     one_at_a_time: Annotated[
         bool, typer.Option("--one-at-a-time", help="The same as --parallel 1.")
     ] = False,
+    max_reply_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Tokens of one reply at most. [ajet.debug.debug_max_reply_tokens]"
+        ),
+    ] = None,
     project_dir: ProjectDir = None,
     verbose: Verbose = False,
 ) -> None:
-    """Run the first tasks and show each episode's conversation, reward and tokens.
+    """Run the first tasks and show each episode's conversation, reward and tokens as they come.
 
     Trains and writes nothing. An exception in the workflow or the judge ends the command with its
     own traceback.
@@ -44,7 +50,11 @@ def debug(
     show_notices(config.notices)
     try:
         backbone = make_debug_backbone(config)
-        backbone.debug(num_tasks=tasks, parallel=1 if one_at_a_time else parallel)
+        backbone.debug(
+            num_tasks=tasks,
+            parallel=1 if one_at_a_time else parallel,
+            max_reply_tokens=max_reply_tokens,
+        )
     except AjetError:
         raise
     except Exception as error:  # the user needs their own traceback

@@ -32,7 +32,10 @@ def evaluate(
         str | None, typer.Option(help="The model's name at the endpoint.")
     ] = None,
     num_tasks: Annotated[
-        int | None, typer.Option(min=1, help="The first N tasks. [ajet.data.val_max_tasks]")
+        int | None,
+        typer.Option(
+            min=1, help="The first N tasks. [those of validation: ajet.data.val_max_tasks]"
+        ),
     ] = None,
     k: Annotated[
         int | None,

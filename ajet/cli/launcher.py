@@ -10,6 +10,7 @@ SIGTERM. This module only wires.
 """
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -40,6 +41,8 @@ COMMANDS = {
     "env-check": "ajet.cli.env_check:env_check",
 }
 ROOT_OPTIONS = ("--help", "-h", "--version")
+TAKES_A_CONFIG = ("train", "debug", "eval", "check", "plan")
+DASHED_OVERRIDE = re.compile(r"--?[A-Za-z_]\w*(\.\w+)+(=.*)?", re.DOTALL)
 TAKES_A_VALUE = ("--conf", "--backbone", "--exp-dir", "--project-dir", "--debug", "--db")
 
 
@@ -57,12 +60,14 @@ class Launcher(TyperGroup):
         app = typer.Typer(
             add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
         )
-        app.command(cmd_name, no_args_is_help=True)(getattr(import_module(module), function))
+        app.command(cmd_name)(getattr(import_module(module), function))
         return get_command(app)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.obj = {"traceback": "--verbose" in args or bool(os.environ.get("AJET_TRACEBACK"))}
         if (mistake := mistyped_command(args)) is not None:
+            ctx.fail(mistake)
+        if (mistake := override_with_dashes(args)) is not None:
             ctx.fail(mistake)
         return super().parse_args(ctx, command_first(args))
 
@@ -93,7 +98,12 @@ def mistyped_command(args: Sequence[str]) -> str | None:
     from difflib import get_close_matches
 
     positionals = _positional_arguments(args)
-    if any(arg in COMMANDS for _, arg in positionals):
+    commands = [arg for _, arg in positionals if arg in COMMANDS]
+    is_config = [arg for _, arg in positionals if arg.endswith((".yaml", ".yml"))]
+    if is_config and "--conf" not in args and (not commands or commands[0] in TAKES_A_CONFIG):
+        words = " ".join(["ajet", *commands[:1], "--conf", is_config[0]])
+        return f"{is_config[0]!r} is a config, no command: write {words}"
+    if commands:
         return None
     for index, arg in positionals:
         if index and args[index - 1].startswith("-"):
@@ -102,6 +112,18 @@ def mistyped_command(args: Sequence[str]) -> str | None:
         if close or index == 0:
             hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(COMMANDS)}"
             return f"no such command: {arg!r}; {hint}"
+    return None
+
+
+def override_with_dashes(args: Sequence[str]) -> str | None:
+    """Says what to write for an override that was written as an option; None where none was.
+    No option of ajet has a dot in its name."""
+    for index, arg in enumerate(args):
+        if DASHED_OVERRIDE.fullmatch(arg):
+            following = args[index + 1] if index + 1 < len(args) else ""
+            takes_next = "=" not in arg and following and not following.startswith("-")
+            override = arg.lstrip("-") + (f"={following}" if takes_next else "")
+            return f"{arg}: overrides have no dashes: write {override}"
     return None
 
 

@@ -6,7 +6,8 @@
     a checkpoint            is it of this model?
 
 `ajet train` and `ajet check` check all of it, `ajet debug` and `ajet eval` only the classes.
-Not covered: the data, the model, and making the judge (`ajet check` does all but the model).
+Training stops at errors of findings.py too. Not covered: the data, and making the judge (`ajet
+check` does both).
 """
 
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ajet.backbones import runs_on_ray
+from ajet.cli.findings import run_findings
 from ajet.cluster.model_shape import find_config, sizes
 from ajet.cluster.session import require_ray
 from ajet.core.config import AjetConfig
@@ -30,13 +32,22 @@ from ajet.core.workflow.workflow import Workflow
 WORKFLOW_KEY, JUDGE_KEY = "ajet.rollout.user_workflow", "ajet.task_judge.judge_protocol"
 
 
-def check_run(config: AjetConfig) -> None:
-    """Raises ConfigError for the first thing at which training would stop before its first step."""
+def check_run(config: AjetConfig, *, stops_at_findings: bool = True) -> list[str]:
+    """Raises ConfigError for the first thing at which training would stop before its first step.
+    Returns warnings about the rest; without `stops_at_findings` there are none, since `ajet check`
+    shows every finding itself."""
     if runs_on_ray(config):
         require_ray()
     check_classes(config)
     _check_files(config)
     _check_loggers(config.ajet.trainer_common.logger)
+    if not stops_at_findings:
+        return []
+    findings = run_findings(config, [WorkflowFactory.from_config(config).default])
+    for finding in findings:
+        if finding.level == "error":
+            raise ConfigError(finding.text)
+    return [finding.text for finding in findings if finding.level == "warning"]
 
 
 def cluster_notices(config: AjetConfig) -> list[str]:

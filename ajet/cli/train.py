@@ -90,9 +90,9 @@ def train(
         )
 
     config = load()
-    check_run(config)
+    warnings = check_run(config)
     flags = RayFlags(with_ray, with_ray_cluster, skip_check_avail_gpu)
-    show_notices([*config.notices, *flags.notices(config.ajet.backbone)])
+    show_notices([*config.notices, *warnings, *flags.notices(config.ajet.backbone)])
     session = session_settings(flags, debug)
     if runs_on_ray(config) and serve_or_check(config, session):
         return

@@ -6,13 +6,13 @@ So a converted config loads. Not covered: a missing ajet.model.path, which is li
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from ajet.convert.draft import DEFAULT, Category, Conversion, OmittedKey
 from ajet.convert.source import unflatten
+from ajet.core.config.explain import message_of
 from ajet.core.config.support import refusals_and_notices, unread_keys
 from ajet.core.config.tree import AjetConfig
 
@@ -86,5 +86,4 @@ def _key(details: ErrorDetails) -> str:
 def _message(details: ErrorDetails) -> str:
     if details["type"] == "extra_forbidden":
         return "no such key here"
-    text: Any = details["msg"]
-    return text.removeprefix("Value error, ")
+    return message_of(details)

@@ -406,6 +406,8 @@ def _batches(draft: Draft) -> None:
     limit = draft.number("data.val_max_samples")
     if limit > 0:
         draft.set("ajet.data.val_max_tasks", limit, "data.val_max_samples")
+    elif draft.has_key("data.val_max_samples"):
+        draft.set("ajet.data.val_max_tasks", None, "data.val_max_samples")
     rounds = draft.number("algorithm.filter_groups.max_num_gen_batches")
     if draft.take("algorithm.filter_groups.enable") and rounds > 0:
         target = f"{ALGORITHM}.dynamic_sampling.max_rounds"

@@ -35,6 +35,28 @@ INSTALLED = tuple(
     for folder in (*map(sysconfig.get_path, ("stdlib", "purelib")), Path(__file__).parents[1])
 )
 
+EXTRAS = {
+    "datasets": "datasets",
+    "docx": "documents",
+    "gguf": "gguf",
+    "langchain": "langgraph",
+    "langchain_core": "langgraph",
+    "langgraph": "langgraph",
+    "mlflow": "mlflow",
+    "peft": "lora",
+    "pyarrow": "datasets",
+    "pypdf": "documents",
+    "ray": "ray",
+    "reasoning_gym": "reasoning-gym",
+    "sglang": "sglang",
+    "sqlalchemy": "ray",
+    "swanlab": "swanlab",
+    "textarena": "textarena",
+    "vllm": "vllm",
+    "wandb": "wandb",
+}
+"""Maps a module to the extra of ajet that installs it (pyproject.toml)."""
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -281,7 +303,9 @@ def _describe(error: BaseException, subject: str | None = None) -> str:
         line = f":{error.lineno}" if error.lineno else ""
         return f"{error.filename or subject}{line}: syntax error: {error.msg}"
     if isinstance(error, ModuleNotFoundError) and error.name:
-        what = f"it imports {error.name!r}, which is not installed"
+        extra = EXTRAS.get(error.name.partition(".")[0])
+        advice = f": pip install 'ajet[{extra}]'" if extra else ""
+        what = f"it imports {error.name!r}, which is not installed{advice}"
         return _with_location(_frames(error), subject, what)
     frames = _frames(error)
     own = [f for f in frames if not f.filename.startswith(("<", *INSTALLED))]

@@ -171,10 +171,11 @@ class Rubrics:
         return [self._described(tasks[n]) + (_grades(tasks[n]) if file else "") for n in chosen]
 
     def _graded(self, file: str) -> list[Task]:
-        from ajet.core.task.jsonl import read_jsonl, resolve
+        from ajet.core.task.jsonl import existing_file, read_jsonl
         from ajet.core.task.reader import tasks_from_rows
 
-        path = resolve(file, self._config.base_dirs)
+        where = "ajet.task_judge.rubrics_auto_grader.dataset_file.training.file_path"
+        path = existing_file(file, self._config.base_dirs, where)
         field = self._config.ajet.task_reader.query_field
         return tasks_from_rows(
             read_jsonl(path), split="graded", source=str(path), query_field=field

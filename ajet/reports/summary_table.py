@@ -48,7 +48,8 @@ def summary_table(summary: RunSummary, folder: Path) -> Table:
     table = Table(title="Result", title_style="bold", title_justify="left", show_header=False)
     table.add_column(style="bold")
     table.add_column()
-    name = f"success on {summary.num_held_out} held-out tasks"
+    num, available = summary.num_held_out, summary.num_held_out_available
+    name = f"success on {num} {f'of {available:,} ' if available > num else ''}held-out tasks"
     table.add_row(f"{name}, before", _success(summary.success_before, summary.num_held_out))
     table.add_row(f"{name}, after", _success(summary.success_after, summary.num_held_out))
     table.add_section()

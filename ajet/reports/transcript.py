@@ -8,7 +8,7 @@ Not covered: token-level credit, which the page of `ajet view` shows.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -45,28 +45,31 @@ def _rows(trajectory: Trajectory, marks: Mapping[int, Text]) -> Iterator[tuple[s
     seen: list[dict[str, Any]] = []
     tools: list[str] = []
     for number, turn in enumerate(trajectory.turns):
-        if (offered := _tool_names(turn)) != tools:
+        if (offered := offered_tools(turn.tools)) != tools:
             tools = offered
             yield "tools", Text(", ".join(tools) or "none", style="dim")
         for index, message in enumerate(turn.messages, 1):
-            if index == len(turn.messages) or not any(_same(message, known) for known in seen):
-                yield str(message.get("role")), _body(message)
+            if index == len(turn.messages) or not any(
+                look_the_same(message, known) for known in seen
+            ):
+                yield str(message.get("role")), message_text(message)
         if number in marks:
             yield "departs", marks[number]
-        yield "assistant", _body(turn.reply)
-        yield "", _about(number, turn)
+        yield "assistant", message_text(turn.reply)
+        yield "", about_turn(number, turn)
         seen = [*seen, *turn.messages, turn.reply]
     for number in sorted(marks):
         if number >= len(trajectory.turns):
             yield "departs", marks[number]
-    yield from _end(trajectory)
+    yield from closing_rows(trajectory)
 
 
-def _tool_names(turn: Turn) -> list[str]:
-    return [str(tool.get("function", tool).get("name")) for tool in turn.tools or ()]
+def offered_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[str]:
+    """Returns the names of tools."""
+    return [str(tool.get("function", tool).get("name")) for tool in tools or ()]
 
 
-def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+def look_the_same(a: dict[str, Any], b: dict[str, Any]) -> bool:
     """Returns whether two messages look the same to a reader: equal role, text and ids of their
     calls."""
     return _key(a) == _key(b)
@@ -84,7 +87,8 @@ def _text(content: Any) -> str:
     return "" if content is None else str(content)
 
 
-def _body(message: dict[str, Any]) -> Text:
+def message_text(message: dict[str, Any]) -> Text:
+    """Returns what a message says: its reasoning, its content and its tool calls."""
     style = STYLES.get(str(message.get("role")), "")
     text = Text()
     if message.get("reasoning_content"):
@@ -93,11 +97,11 @@ def _body(message: dict[str, Any]) -> Text:
     if content:
         text.append("\n" if text else "").append(_cut(content), style=style)
     for call in message.get("tool_calls") or []:
-        text.append("\n" if text else "").append_text(_call(call))
+        text.append("\n" if text else "").append_text(tool_call_text(call))
     return text or Text("(nothing)", style="dim")
 
 
-def _call(call: dict[str, Any]) -> Text:
+def tool_call_text(call: dict[str, Any]) -> Text:
     """Returns a tool call as text. Arguments of several lines are shown below their name, as they
     are."""
     function = call.get("function", call)
@@ -122,7 +126,7 @@ def _cut(text: str, limit: int = MAX_CHARACTERS) -> str:
     return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit} more characters)"
 
 
-def _about(number: int, turn: Turn) -> Text:
+def about_turn(number: int, turn: Turn) -> Text:
     """Returns a line about one reply: its numbers of tokens, and what was special about it."""
     completion = turn.completion
     parts = [
@@ -146,7 +150,8 @@ def _about(number: int, turn: Turn) -> Text:
     return Text(", ".join(parts), style="dim")
 
 
-def _end(trajectory: Trajectory) -> Iterator[tuple[str, Text]]:
+def closing_rows(trajectory: Trajectory) -> Iterator[tuple[str, Text]]:
+    """Yields the rows below the conversation as (role, text): output, reward, sum, error."""
     if trajectory.output is not None and trajectory.output.metadata:
         shown = ", ".join(f"{k}={v!r}" for k, v in trajectory.output.metadata.items())
         yield "output", Text(_cut(shown, MAX_OUTPUT_CHARACTERS))

@@ -115,6 +115,22 @@ def test_an_exception_of_the_workflow_has_its_own_traceback(project, parallel):
     assert "aborted" not in result.stdout
 
 
+def test_what_came_before_an_exception_is_on_the_screen(project):
+    result = debug("--tasks", "1", "ajet.rollout.user_workflow=flow.py->Raises")
+    assert result.exit_code == 1
+    assert "What is 0 + 0?" in result.stdout and "turn 0, " in result.stdout
+
+
+def test_replies_are_shorter_unless_it_is_told_otherwise(project):
+    told = "replies were cut at 3 tokens, the limit of ajet debug; --max-reply-tokens N gives"
+    for given in (["ajet.debug.debug_max_reply_tokens=3"], ["--max-reply-tokens", "3"]):
+        result = debug("--tasks", "1", *given)
+        assert " 3 out (length)" in result.stdout, result.output
+        assert f"1 of 1 {told}" in " ".join(result.stdout.split())
+    result = debug("--tasks", "1", "ajet.debug.debug_max_reply_tokens=null")
+    assert " 8 out (length)" in result.stdout and "were cut" not in result.stdout
+
+
 def test_an_exception_of_the_judge_has_its_own_traceback(project):
     result = debug("--tasks", "1", "ajet.task_judge.judge_protocol=flow.py->RaisingJudge")
     assert result.exit_code == 1

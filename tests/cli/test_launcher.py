@@ -187,6 +187,11 @@ def test_both_ways_to_have_ray_are_wrong_usage(project):
         ("workflow.py", "class Flo: pass\n", "has no class 'Flow'; did you mean 'Flo'?"),
         ("workflow.py", "class Flow: pass\n", "workflow.py:1: Flow is not a Workflow"),
         ("workflow.py", "import no_such_lib\n", "it imports 'no_such_lib', which is not installed"),
+        (
+            "workflow.py",
+            "raise ModuleNotFoundError(name='langgraph.graph')\n",
+            "which is not installed: pip install 'ajet[langgraph]'",
+        ),
         ("train.jsonl", "", "the train split is empty"),
         ("train.jsonl", '{"q": 1}\n', "row 1 has none of the fields question"),
     ],
@@ -309,6 +314,9 @@ def test_check_shows_a_path_with_brackets_as_it_is(project):
         ("--conf chek --backbone debug", None),
         ("train trian", None),
         ("--split training", None),
+        ("solver.yaml", "'solver.yaml' is a config, no command: write ajet --conf solver.yaml"),
+        ("check solver.yaml", "'solver.yaml' is a config, no command: write ajet check --conf s"),
+        ("convert script.yaml", None),
     ],
 )
 def test_a_mistyped_command_is_a_usage_error_with_a_hint(args, message):
@@ -414,3 +422,24 @@ def test_every_option_has_help():
             if line.strip().startswith("--"):
                 # A long option has its help on the next line.
                 assert len(line.split("  ")) > 2 or options[place + 1].startswith(" " * 20), line
+
+
+@pytest.mark.parametrize("command", ["train", "view", "plan", "env-check", "check", "debug"])
+def test_a_command_without_its_arguments_says_which_one_is_missing(command):
+    result = run(command)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith("Error: "), result.stderr
+
+
+@pytest.mark.parametrize("given", ["--ajet.seed=1", "-ajet.seed=1", "--ajet.seed 1"])
+def test_an_override_with_dashes_is_shown_without_them(given):
+    result = run("--conf", "x.yaml", *given.split())
+    assert result.exit_code == 2
+    assert "overrides have no dashes: write ajet.seed=1" in result.stderr
+
+
+def test_a_missing_data_file_names_its_key_and_the_paths_that_were_tried(project):
+    (project / "test.jsonl").unlink()
+    key = "ajet.task_reader.jsonl_dataset_file.validation.file_path"
+    line = error_line(check())
+    assert line.startswith(f"{key}: test.jsonl: no such data file; looked for {project}/test.jsonl")

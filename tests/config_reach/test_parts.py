@@ -262,6 +262,8 @@ async def train(tmp_path, **given):
         (True, 4, [0, 4, 6]),  # and at the end, to compare with the beginning
         (True, 0, [0, 6]),
         (False, 2, [2, 4, 6]),
+        (None, 4, [0, 4, 6]),
+        (None, 0, []),
     ],
 )
 async def test_a_run_validates_when_the_config_says(tmp_path, before, frequency, steps):
@@ -427,6 +429,15 @@ def test_debug_runs_so_many_tasks_at_a_time(tmp_path, monkeypatch):
     numbers = {"ajet.debug.debug_first_n_tasks": 5, "ajet.debug.debug_max_parallel": 3}
     found = debug_episodes(config_of(given | numbers), Console(file=io.StringIO()))
     assert (len(found), Path("peak").read_text()) == (5, "3")
+
+
+@shows("ajet.debug.debug_max_reply_tokens")
+def test_a_reply_has_so_many_tokens_in_debug(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = DUMMY | {"ajet.model.path": "embedded:math", "ajet.task_judge.judge_protocol": "math"}
+    config = config_of(given | {"ajet.debug.debug_max_reply_tokens": 3})
+    [episode, _] = debug_episodes(config, Console(file=io.StringIO()))
+    assert len(episode.turns[0].completion.token_ids) == 3
 
 
 FLOW = """

@@ -369,6 +369,7 @@ SETTINGS: dict[str, Row] = {
     "ajet.task_judge.judge_type": Row(
         "rubrics_auto_grader", {"judge": "rubrics_auto_grader (pointwise)"}
     ),
+    "ajet.task_judge.success_threshold": Row(0.25, {"limits.success_threshold": 0.25}),
     "ajet.task_judge.judge_protocol": Row("math", {"judge": "math"}),
     "ajet.task_judge.rubrics_auto_grader.grader_mode": Row(
         "listwise",

@@ -28,6 +28,7 @@ from docstring_parser import parse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from ajet.agents.tools.call import invoke
+from ajet.core.config.explain import message_of
 from ajet.core.importing import run_user_code
 
 
@@ -49,7 +50,7 @@ class FunctionTool:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             path = ".".join(map(str, first["loc"]))
-            return f"{path}: {first['msg']}" if path else first["msg"]
+            return f"{path}: {message_of(first)}" if path else message_of(first)
         return None
 
     async def call(self, arguments: dict[str, Any]) -> Any:

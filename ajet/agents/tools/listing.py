@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from ajet.core.config.compose import read_yaml
+from ajet.core.config.explain import message_of
 from ajet.core.config.section import Section
 from ajet.core.errors import ConfigError
 from ajet.core.redaction import FreeForm, remember_secrets
@@ -85,7 +86,7 @@ def _mistake(error: ValidationError, form: type[Section]) -> str:
     first = error.errors(include_url=False)[0]
     key = ".".join(map(str, first["loc"]))
     if first["type"] != "extra_forbidden":
-        return f"{key}: {first['msg']}" if key else str(first["msg"])
+        return f"{key}: {message_of(first)}" if key else message_of(first)
     names = list(form.model_fields)
     close = get_close_matches(str(first["loc"][-1]), names, 1)
     hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"

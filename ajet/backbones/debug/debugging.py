@@ -1,9 +1,10 @@
-"""Runs a few episodes in this process and prints each in full, for `ajet debug`.
+"""Runs a few episodes in this process and prints what happens in them, for `ajet debug`.
 
-    first tasks -> episodes (errors of the workflow and the judge are raised) -> transcripts
+    first tasks -> episodes (errors of the workflow and the judge are raised) -> live transcripts
 
-Nothing is trained or written, and no failure policy is applied. There is no deadline, since the
-user may be at a breakpoint.
+A reply has at most `ajet.debug.debug_max_reply_tokens` tokens, so that a model that does not stop
+is seen soon. Nothing is trained or written, and no failure policy is applied. There is no deadline,
+since the user may be at a breakpoint.
 """
 
 from dataclasses import replace
@@ -22,7 +23,7 @@ from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 from ajet.core.workflow.registry import WorkflowFactory
-from ajet.reports.transcript import transcript
+from ajet.reports.live_transcript import LiveTranscripts
 
 
 def debug_episodes(
@@ -31,17 +32,25 @@ def debug_episodes(
     *,
     num_tasks: int | None = None,
     parallel: int | None = None,
+    max_reply_tokens: int | None = None,
 ) -> list[Trajectory]:
     """Runs one episode of each of the first `num_tasks` training tasks, `parallel` at the same
-    time, and prints each as it ends. None means the number in `ajet.debug`."""
+    time, with replies of at most `max_reply_tokens`, and prints each as it goes on. None means the
+    number in `ajet.debug`."""
     section = config.ajet.debug
     tasks = make_reader(config).get_training_tasks()[: num_tasks or section.debug_first_n_tasks]
     for agent in WorkflowFactory.from_config(config).classes_for(tasks):
         agent.check_config(config)
     judge = make_judge(config)  # its errors are raised before a model is loaded
     parallel = parallel or section.debug_max_parallel
-    trajectories = run_bounded(_run(config, console, judge, tasks, parallel))
+    limits = replace(RolloutLimits.from_config(config), max_env_worker=parallel)
+    longest = max_reply_tokens or section.debug_max_reply_tokens
+    if longest is not None and longest < limits.max_response_length_in_one_turn:
+        limits = replace(limits, max_response_length_in_one_turn=longest)
+    trajectories = run_bounded(_run(config, console, judge, tasks, limits))
     console.print(_summary(trajectories))
+    if limits.max_response_length_in_one_turn < config.ajet.rollout.max_response_length_in_one_turn:
+        _note_short_replies(console, trajectories, limits.max_response_length_in_one_turn)
     return trajectories
 
 
@@ -50,13 +59,14 @@ async def _run(
     console: Console,
     judge: BaseJudge | None,
     tasks: list[Task],
-    parallel: int,
+    limits: RolloutLimits,
 ) -> list[Trajectory]:
     assembly.set_threads(config)
     loaded = assembly.load_policy_model(config)
     template = assembly.make_template(loaded)
-    engine = assembly.make_engine(config, loaded, template)
-    limits = replace(RolloutLimits.from_config(config), max_env_worker=parallel)
+    num_parallel = min(limits.max_env_worker, len(tasks))
+    live = LiveTranscripts(console, template, num_parallel=num_parallel)
+    engine = assembly.make_engine(config, loaded, template, on_tokens=live.on_tokens)
     gateway = assembly.make_gateway(config)
     runner = assembly.make_runner(
         config,
@@ -67,11 +77,12 @@ async def _run(
         gateway=gateway,
         debug=True,
         limits=limits,
+        observe=live.begin,
     )
 
     def show(trajectory: Trajectory) -> None:
         if trajectory.status is not EpisodeStatus.ABORTED:  # ended by the error of another episode
-            console.print(transcript(trajectory))
+            live.end(trajectory)
 
     try:
         groups = await runner.rollout(
@@ -93,3 +104,21 @@ def _summary(trajectories: list[Trajectory]) -> Text:
         "nothing was trained or written",
         style="bold",
     )
+
+
+def _note_short_replies(
+    console: Console, trajectories: list[Trajectory], max_reply_tokens: int
+) -> None:
+    """Says how many replies the limit of `ajet debug` has cut, if it has cut any."""
+    completions = [turn.completion for t in trajectories for turn in t.turns]
+    num_cut = sum(
+        completion.finish_reason == "length" and len(completion.token_ids) == max_reply_tokens
+        for completion in completions
+    )
+    if num_cut:
+        line = (
+            f"{num_cut} of {len(completions)} replies were cut at {max_reply_tokens} tokens, the "
+            "limit of ajet debug; --max-reply-tokens N gives another "
+            "(ajet.debug.debug_max_reply_tokens, null for none)"
+        )
+        console.print(Text(line, style="yellow"))

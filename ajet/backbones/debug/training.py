@@ -65,10 +65,10 @@ class DebugTraining:
 
     async def _train(self) -> None:
         try:
-            await self.run.validate_if_due(self.validator)
+            await self._validate_if_due()
             for step in self.run.steps_left():
                 await self._train_step(step)
-                await self.run.validate_if_due(self.validator)
+                await self._validate_if_due()
                 await self.run.save_if_due()
             await self.run.save_if_new()
         except RunFailed:  # raised by a rollout: the policy is still that of the last whole step
@@ -77,6 +77,13 @@ class DebugTraining:
         finally:
             self.gateway.close()
             await self.engine.close()
+
+    async def _validate_if_due(self) -> None:
+        """Validates if it is due. What the engine cached of it is dropped: a cached prefix rounds
+        otherwise than a computed one, and a run trains the same weights with and without
+        validation, also where it is resumed behind one."""
+        if await self.run.validate_if_due(self.validator):
+            self.engine.publish(self.run.state.step)
 
     async def _train_step(self, step: int) -> None:
         """Trains one step: the algorithm."""

@@ -71,7 +71,7 @@ class Trainer:
         buffer: GroupBuffer,
         versions: VersionState,
         run: TrainingRun,
-        validate: Callable[[], Awaitable[None]],
+        validate: Callable[[], Awaitable[object]],
         explorer: ExplorerControl,
         *,
         explorer_driven: bool = False,

@@ -19,8 +19,10 @@ import yaml
 
 from ajet import default_config
 from ajet.core.config.environment_reference import environment_references
+from ajet.core.config.explain import Origin, mapping_and_list_problem
 from ajet.core.config.overrides import hydra_override, override_key, unknown_override
 from ajet.core.config.redacted import shown_override
+from ajet.core.config.tree import AjetSection
 from ajet.core.config.unknown_sections import unknown_section_problem
 from ajet.core.errors import ConfigError
 
@@ -50,6 +52,7 @@ def compose(path: Path, overrides: Sequence[str]) -> Composed:
     )
     yaml_content["defaults"] = _defaults(yaml_content.get("defaults"), path)
     parsed = [hydra_override(override) for override in overrides]
+    origin = Origin(path, overrides)
     try:
         ConfigStore.instance().store(name=NAME, node=OmegaConf.create(yaml_content))
         composed = _hydra_compose(path, search, parsed)
@@ -60,10 +63,14 @@ def compose(path: Path, overrides: Sequence[str]) -> Composed:
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         override = _failed_override(error, overrides)
         if override is None:
-            raise ConfigError(f"{path}: {_message_of(error, path)}") from error
+            typed = {"ajet": AjetSection().model_dump()}
+            misplaced = mapping_and_list_problem(yaml_content, typed, origin)
+            raise ConfigError(misplaced or f"{path}: {_message_of(error, path)}") from error
         if "Could not override" in str(error):
             known = OmegaConf.to_container(_hydra_compose(path, search, []), resolve=False)
             problem = _unknown_override_problem(override, known)
+        elif "Error merging override" in str(error):
+            problem = "a list is given for a section, or a section for a list"
         else:
             problem = _message_of(error, path)
         raise ConfigError(f"override {shown_override(override)!r}: {problem}") from error

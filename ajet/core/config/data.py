@@ -1,5 +1,7 @@
 """Defines `ajet.data`: how many tasks a step takes and how long a conversation may be."""
 
+from typing import Annotated, Literal
+
 from pydantic import Field
 
 from ajet.core.config.section import Section
@@ -15,10 +17,10 @@ class DataConfig(Section):
         default=True,
         description="Draw the tasks of every epoch in a new seeded order; false keeps theirs.",
     )
-    val_max_tasks: int | None = Field(
-        default=None,
-        ge=1,
-        description="Validate on the first N tasks only; null takes all of them.",
+    val_max_tasks: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
+        default="auto",
+        description="Validate on so many held-out tasks: auto draws 100 by the seed, N takes the "
+        "first N, null all.",
     )
     max_prompt_length: int = Field(
         default=3000,

@@ -5,7 +5,7 @@
 One mistake is one line; several are a line that counts them, then one each.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -69,15 +69,76 @@ def _line(details: ErrorDetails, root: type[BaseModel], origin: Origin) -> tuple
     where = f"{origin.of(key)}: {key}"
     if details["type"] == "extra_forbidden":
         names = _names(section)
-        close = get_close_matches(keys[-1], names, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
+        meant = _leaves_of_that_name(root, keys) or get_close_matches(keys[-1], names, 1)
+        quoted = " or ".join(repr(name) for name in meant)
+        hint = f"did you mean {quoted}?" if meant else f"there are {', '.join(names)}"
         return where, f"no such key; {hint}"
     if details["type"] == "value_error":
-        return where, str(details["ctx"]["error"])  # pyright: ignore[reportTypedDictNotRequiredAccess]
+        return where, message_of(details)
     given = _short_repr(redacted_value(key, details["input"]))
     if details["type"] == "model_type":
         return where, f"a section is expected here, got {given}"
     return where, f"{_wanted(details)}, got {given}"
+
+
+def message_of(details: ErrorDetails) -> str:
+    """Returns the message of one mistake. For an error that a check of ours raised it is that
+    error's own, without the words that pydantic puts before it."""
+    if details["type"] == "value_error":
+        return str(details["ctx"]["error"])  # pyright: ignore[reportTypedDictNotRequiredAccess]
+    return details["msg"]
+
+
+def mapping_and_list_problem(
+    given: Mapping[str, Any], composed: Mapping[str, Any], origin: Origin, path: str = ""
+) -> str | None:
+    """Says where `given` has a list in the place of one of `composed`'s sections, or a section in
+    the place of a list, which cannot be laid over each other; None where it has neither."""
+    for name, value in given.items():
+        key, present = f"{path}{name}", composed.get(name)
+        if isinstance(present, Mapping) and isinstance(value, list):
+            return f"{origin.of(key)}: {key}: a section is expected here, got {_short_repr(value)}"
+        if isinstance(present, list) and isinstance(value, Mapping):
+            return f"{origin.of(key)}: {key}: a list is expected here, got {_short_repr(value)}"
+        if isinstance(present, Mapping) and isinstance(value, Mapping):
+            problem = mapping_and_list_problem(value, present, origin, f"{key}.")
+            if problem is not None:
+                return problem
+    return None
+
+
+def _leaves_of_that_name(root: type[BaseModel], keys: Sequence[str]) -> list[str]:
+    """Returns the keys elsewhere in the tree whose last name is that of `keys`, the nearest ones,
+    written from their common section on; nothing where more than two are equally near."""
+    paths = [path for path in _leaf_paths(root, ()) if path[-1] == keys[-1]]
+    if not paths:
+        return []
+    shared = [_num_shared(path, keys) for path in paths]
+    nearest = [path for path, num in zip(paths, shared, strict=True) if num == max(shared)]
+    nearest = [path for path in nearest if len(path) == min(map(len, nearest))]
+    nearest.sort(key=lambda path: "critic" in path)  # the policy's setting is meant more often
+    from_section = max(shared) == len(keys) - 1
+    names = [".".join(path[max(shared) :] if from_section else path) for path in nearest]
+    return names if len(names) <= 2 else []
+
+
+def _leaf_paths(section: type[BaseModel], path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for name, field in section.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from _leaf_paths(inner, (*path, name))
+        else:
+            yield (*path, name)
+
+
+def _num_shared(path: Sequence[str], keys: Sequence[str]) -> int:
+    """Returns the number of sections that two keys have in common."""
+    num = 0
+    for a, b in zip(path, keys, strict=False):
+        if a != b:
+            break
+        num += 1
+    return num
 
 
 def _descend(root: type[BaseModel], parts: list[str]) -> tuple[type[BaseModel] | None, list[str]]:

@@ -61,6 +61,12 @@ class DebugConfig(Section):
     debug_max_parallel: int = Field(
         default=4, ge=1, description="Of these, so many at the same time."
     )
+    debug_max_reply_tokens: int | None = Field(
+        default=512,
+        ge=1,
+        description="Tokens of one reply there at most; null is "
+        "rollout.max_response_length_in_one_turn.",
+    )
     debug_vllm_port: Annotated[int, NoEffect("no server is started")] = Field(
         default=18000, description="Port of a debug server."
     )

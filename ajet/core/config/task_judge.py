@@ -173,6 +173,11 @@ class TaskJudgeConfig(Section):
         description="The judge: module->Class, file.py->Class, exact_match, math, env_service, llm "
         "or llm_listwise; null takes the reward that the workflow returns.",
     )
+    success_threshold: float = Field(
+        default=0.5,
+        description="An episode succeeds from this reward on, where neither workflow nor judge "
+        "says is_success.",
+    )
     alien_llm_model: str | None = Field(
         default=None,
         description="The model that your own judge asks as self.client; built-in ones ask others.",

@@ -87,8 +87,10 @@ class TrainerConfig(Section):
     total_training_steps: int | None = Field(
         default=None, ge=0, description="Steps of the run; null is total_epochs passes."
     )
-    val_before_train: bool = Field(
-        default=False, description="Validate once before the first step."
+    val_before_train: bool | None = Field(
+        default=None,
+        description="Validate before the first step, and at the end to compare; null: if test_freq "
+        "is above 0.",
     )
     val_pass_n: int = Field(default=4, ge=1, description="Episodes of one validation task.")
     test_freq: int = Field(default=20, description="Validate every N steps; 0 or less never.")

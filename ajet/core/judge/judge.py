@@ -2,6 +2,7 @@
 
     class MyJudge(BaseJudge):           one episode at a time
         async def compute_reward(self, workflow_task, workflow_output): return 1.0, True
+                                                                    or 1.0 alone, or True alone
 
     class MyGroupJudge(GroupJudge):     the episodes of a task together, once all have ended
         async def compute_group_rewards(self, workflow_tasks, workflow_outputs):
@@ -18,6 +19,10 @@ from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 
 if TYPE_CHECKING:
     from ajet.core.inference.chat_client import ChatClient
+
+
+Answer = tuple[float, bool | None] | float
+"""What a judge returns of one episode; a bool is a float to a type checker."""
 
 
 class BaseJudge:
@@ -41,9 +46,11 @@ class BaseJudge:
 
     def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
-    ) -> tuple[float, bool] | Awaitable[tuple[float, bool]]:
-        """Returns ``(reward, is_success)``; the reward is a finite number. A plain method that
-        takes long blocks all episodes: make it async, and await."""
+    ) -> Answer | Awaitable[Answer]:
+        """Returns ``(reward, is_success)``, or one of them: a finite number is a reward, a bool is
+        a success with reward 1 or 0. A success that is not said, or None, is a reward of at least
+        `ajet.task_judge.success_threshold`. A plain method that takes long blocks all episodes:
+        make it async, and await."""
         raise NotImplementedError(f"{type(self).__name__} does not define compute_reward()")
 
 
@@ -56,7 +63,8 @@ class GroupJudge(BaseJudge):
         self,
         workflow_tasks: Sequence[WorkflowTask],
         workflow_outputs: Sequence[WorkflowOutput],
-    ) -> Sequence[tuple[float, bool]] | Awaitable[Sequence[tuple[float, bool]]]:
-        """Returns one ``(reward, is_success)`` for each member, in their order. Members that
+    ) -> Sequence[Answer] | Awaitable[Sequence[Answer]]:
+        """Returns one answer for each member, in their order, each as from `compute_reward`.
+        Members that
         failed, or that their workflow has rewarded, are left out; there may be only one."""
         raise NotImplementedError(f"{type(self).__name__} does not define compute_group_rewards()")

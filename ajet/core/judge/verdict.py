@@ -1,6 +1,7 @@
 """Determines one episode's reward, the workflow's own or the judge's, and checks its values.
 
     WorkflowOutput(reward=np.float32(1), is_success=1, log_metrics=None)  ->  1.0, True, {}
+    a judge's  1.0, True, (1.0, torch.tensor(True))   ->  (1.0, None), (1.0, True), (1.0, True)
     WorkflowOutput(reward=10**400), is_success="False", (nan, True)       ->  one line that says so
 
 Invalid values stop here, so that later parts (advantages, metrics, the record) can calculate with
@@ -154,17 +155,30 @@ def _checked_verdicts(answer: Any, outputs: Sequence[WorkflowOutput], name: str)
     if not isinstance(answer, tuple | list) or len(answer) != len(outputs):
         raise TypeError(
             f"{name} returned {_kind(answer)}: return a list of {len(outputs)}, "
-            "one (reward, is_success) for each member"
+            "one reward or (reward, is_success) for each member"
         )
     return [_checked_verdict(a, o, name) for a, o in zip(answer, outputs, strict=True)]
 
 
 def _checked_verdict(answer: Any, output: WorkflowOutput, name: str) -> Verdict:
+    """Returns the verdict that a judge's answer stands for: a number, a bool, or both."""
+    answer = _scalar(answer)
+    if _is_bool(answer):
+        answer = float(answer), answer
+    elif isinstance(answer, numbers.Real):
+        answer = answer, None
     if not isinstance(answer, tuple | list) or len(answer) != 2:
-        raise TypeError(f"{name} returned {_kind(answer)}: return (reward, is_success)")
+        raise TypeError(f"{name} returned {_kind(answer)}: return a reward or (reward, is_success)")
     reward = _reward(answer[0], f"{name}: the reward", "return a number")
     is_success = _success(answer[1], f"{name}: is_success", "return a bool")
     return Verdict(reward, is_success, checked_output(output, name))
+
+
+def _scalar(value: Any) -> Any:
+    """Returns the number or bool that an array or tensor of numpy or torch without dimensions
+    holds, and every other value unchanged."""
+    is_array = type(value).__module__.partition(".")[0] in ("numpy", "torch")
+    return value.item() if is_array and getattr(value, "shape", None) == () else value
 
 
 def _reward(value: Any, name: str, advice: str) -> float:
@@ -175,8 +189,9 @@ def _reward(value: Any, name: str, advice: str) -> float:
 
 
 def _finite(value: Any, name: str, advice: str) -> float:
-    """Returns a number of Python's or numpy's as a float. A bool is refused: ``(is_success,
-    reward)`` is a common slip."""
+    """Returns a number of Python's, numpy's or torch's as a float. A bool is refused:
+    ``(is_success, reward)`` is a common slip."""
+    value = _scalar(value)
     if not isinstance(value, numbers.Real) or _is_bool(value):
         raise TypeError(f"{name} is {_kind(value)}: {advice}")
     try:
@@ -191,6 +206,7 @@ def _finite(value: Any, name: str, advice: str) -> float:
 def _success(value: Any, name: str, advice: str) -> bool | None:
     """Returns a bool for True, False, 0, 1 or their numpy types, and None for None. Other values
     that are true or false are refused as slips."""
+    value = _scalar(value)
     if value is None:
         return None
     if _is_bool(value) or (isinstance(value, numbers.Integral) and value in (0, 1)):

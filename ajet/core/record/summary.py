@@ -41,6 +41,7 @@ class RunSummary:
     success_before: float | None = None
     success_after: float | None = None
     num_held_out: int = 0
+    num_held_out_available: int = 0
     timelines: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
 

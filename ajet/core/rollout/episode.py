@@ -45,7 +45,7 @@ from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import seed_path_of_step
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
-from ajet.core.trajectory.base_recorder import BaseRecorder
+from ajet.core.trajectory.base_recorder import BaseRecorder, CallObserver
 from ajet.core.trajectory.chat_recorder import ChatRecorder
 from ajet.core.trajectory.recorder import EpisodeRecorder
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
@@ -127,11 +127,13 @@ class EpisodeRunner:
         debug: bool = False,
         environments: EnvironmentHost | None = None,
         on_error: OnError | None = None,
+        observe: Callable[[WorkflowTask], CallObserver] | None = None,
     ) -> None:
         """Stores the parts that every episode shares. `debug` lets exceptions of the workflow and
         the judge through unchanged, and drops the deadline, because a person may be at a
         breakpoint. `environments` gives each task of its kind an environment, until the episode is
-        judged. `on_error` is called with each exception that becomes a status."""
+        judged. `on_error` is called with each exception that becomes a status. `observe` is called
+        as an episode begins, and returns what is told of its calls."""
         self.endpoint = None if isinstance(endpoint, ChatEndpoint) else endpoint
         self._chat_endpoint = endpoint if isinstance(endpoint, ChatEndpoint) else None
         self._template = template
@@ -146,6 +148,7 @@ class EpisodeRunner:
         self.debug = debug
         self._environments = environments
         self.on_error = on_error or _ignore
+        self._observe = observe
         self._judge_slots = asyncio.Semaphore(limits.max_env_worker)
 
     async def run(
@@ -215,6 +218,7 @@ class EpisodeRunner:
             "episode_id": plan.episode_id,
             "seed_path": (self.run_seed, "rollout", *path, plan.rollout_index, number),
             "trainable_targets": workflow.trainable_targets,
+            "observer": self._observe(plan) if self._observe is not None else None,
         }
         if self._chat_endpoint is not None:
             return ChatRecorder(self._chat_endpoint, **episode)
@@ -244,7 +248,12 @@ class EpisodeRunner:
             trajectory = replace(trajectory, output=output)
         if output.reward is None and judge_in_group is not None:
             return await judge_in_group(trajectory)
-        return await with_verdict(trajectory, self._verdict(trajectory.workflow_task, output), self)
+        return await with_verdict(
+            trajectory,
+            self._verdict(trajectory.workflow_task, output),
+            self,
+            success_threshold=self.limits.success_threshold,
+        )
 
     async def _verdict(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> Verdict:
         async with self._judge_slots:
@@ -262,10 +271,15 @@ class JudgeErrors(Protocol):
 
 
 async def with_verdict(
-    trajectory: Trajectory, pending_verdict: Awaitable[Verdict], errors: JudgeErrors
+    trajectory: Trajectory,
+    pending_verdict: Awaitable[Verdict],
+    errors: JudgeErrors,
+    *,
+    success_threshold: float,
 ) -> Trajectory:
     """Returns the trajectory with the verdict that `pending_verdict` gives, or with the status of
-    the judge's failure."""
+    the judge's failure. A success that nobody has stated is a reward of at least
+    `success_threshold`."""
     assert trajectory.output is not None
     source = "judge" if trajectory.output.reward is None else "workflow"
     started_s = time.perf_counter()
@@ -280,11 +294,14 @@ async def with_verdict(
         return replace(trajectory, status=status, error=redact(str(fault)))
     except asyncio.CancelledError:
         return replace(trajectory, status=EpisodeStatus.ABORTED, error=STOPPED)
+    is_success = judged.is_success
+    if is_success is None:
+        is_success = judged.reward >= success_threshold
     return replace(
         trajectory,
         output=judged.output,
         reward=judged.reward,
-        is_success=judged.is_success,
+        is_success=is_success,
         reward_breakdown={source: judged.reward},
         timings=trajectory.timings | {"judge_s": time.perf_counter() - started_s},
     )
@@ -377,13 +394,20 @@ class Attempt:
         if self._recorder.truncation is not None:
             output = _output_so_far(self._recorder)
             return self._end(EpisodeStatus.TRUNCATED, self._recorder.truncation, output)
+        refusal = self._recorder.refused_request
+        reason = f"the gateway answered {refusal}" if refusal is not None else None
+        if reason is not None:
+            BaseException.add_note(
+                error, reason
+            )  # a client over plain HTTP may have fallen over the answer
         if self._debug:
             raise error
         self._on_error(error)
         if self._recorder.endpoint_fault is not None:
             fault = f"the endpoint failed: {self._recorder.endpoint_fault}"
             return self._end(EpisodeStatus.ENV_ERROR, fault)
-        return self._end(status_of(error), one_line(error))
+        said = one_line(error)
+        return self._end(status_of(error), f"{said}; {reason}" if reason else said)
 
     async def _cancel(self, task: asyncio.Task[Any]) -> None:
         self._recorder.close()

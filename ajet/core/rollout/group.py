@@ -347,12 +347,18 @@ class GroupJudging:
         self._judge = judge
         self._errors = errors
         self._timeout_s = limits.episode_timeout_s
+        self._success_threshold = limits.success_threshold
         self._slots = asyncio.Semaphore(limits.max_env_worker)
         self._groups: defaultdict[str, _JudgedGroup] = defaultdict(lambda: _JudgedGroup(group_size))
 
     async def judge_member(self, trajectory: Trajectory) -> Trajectory:
         """Returns the trajectory with its verdict, once the group is complete."""
-        return await with_verdict(trajectory, self._verdict(trajectory), self._errors)
+        return await with_verdict(
+            trajectory,
+            self._verdict(trajectory),
+            self._errors,
+            success_threshold=self._success_threshold,
+        )
 
     def leave_out(self, plan: WorkflowTask) -> None:
         """Lets the other members no longer wait for this one. A second call for a member has no

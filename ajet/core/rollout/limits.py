@@ -20,7 +20,8 @@ class RolloutLimits(EpisodeLimits):
     after it was cancelled is abandoned. `failure_policy` (see failure.py) says what happens to a
     failed episode; `max_retries` belongs to ``retry``. The run fails when more than
     `max_failure_rate` of a rollout's episodes failed. `check_drift` says in which members of a
-    group the prompts are compared with a fresh render.
+    group the prompts are compared with a fresh render. An episode succeeds from the reward
+    `success_threshold` on where neither its workflow nor its judge says whether it does.
     """
 
     max_env_worker: int = 64
@@ -30,6 +31,7 @@ class RolloutLimits(EpisodeLimits):
     max_retries: int = 2
     max_failure_rate: float = 0.5
     check_drift: DriftCheck = "none"
+    success_threshold: float = 0.5
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
@@ -48,6 +50,7 @@ class RolloutLimits(EpisodeLimits):
             max_retries=rollout.max_retries,
             max_failure_rate=rollout.max_failure_rate,
             check_drift=config.ajet.context_tracker.check_drift,
+            success_threshold=config.ajet.task_judge.success_threshold,
             malformed=MalformedPolicy(
                 checks=tuple(rollout.compute_madness_checklist),
                 ends_episode=rollout.agent_madness_termination,

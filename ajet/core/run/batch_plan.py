@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ajet.core.config import AjetConfig
 from ajet.core.rollout.batch import BatchSettings
+from ajet.core.run.validation_sample import sample_size
 from ajet.core.task.cursor import DataCursor
 
 
@@ -62,9 +63,11 @@ class BatchPlan:
     @property
     def validation_episodes(self) -> int:
         """Returns the number of episodes of one validation."""
-        cap = self.config.ajet.data.val_max_tasks
-        tasks = self.num_validation_tasks if cap is None else min(cap, self.num_validation_tasks)
-        return tasks * self.config.ajet.trainer_common.val_pass_n
+        limit = self.config.ajet.data.val_max_tasks
+        return (
+            sample_size(self.num_validation_tasks, limit)
+            * self.config.ajet.trainer_common.val_pass_n
+        )
 
     @property
     def tokens_per_episode(self) -> int:
@@ -100,12 +103,18 @@ class BatchPlan:
             ("steps", f"{steps:,}", "total_training_steps, or total_epochs passes"),
             ("episodes in all", f"{steps * episodes:,}", f"{steps:,} x {episodes:,}"),
             ("optimizer steps in all", f"{steps * mini:,}", f"{steps:,} x {mini}"),
-            ("validation tasks", f"{self.num_validation_tasks:,}", "data.val_max_tasks caps them"),
+            ("validation tasks", *self._validation_cells()),
             ("validation episodes", f"{self.validation_episodes:,}", "x trainer_common.val_pass_n"),
             ("tokens of a reply", f"<= {turn:,}", "rollout.max_response_length_in_one_turn"),
             ("tokens of an episode", f"<= {tokens:,}", "max_prompt + max_response, max_model_len"),
             ("tokens of a step", f"<= {episodes * tokens:,}", f"{episodes:,} x {tokens:,}"),
         ]
+
+    def _validation_cells(self) -> tuple[str, str]:
+        """Returns the number of tasks that the run is measured on, and of how many."""
+        available = self.num_validation_tasks
+        size = sample_size(available, self.config.ajet.data.val_max_tasks)
+        return f"{size:,}", f"of {available:,} held-out tasks: data.val_max_tasks"
 
     def _surplus_row(self) -> list[tuple[str, str, str]]:
         """Returns a row with the number of episodes that may start, if it differs from the number

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ajet.core.config import AjetConfig
 from ajet.core.run.batch_plan import BatchPlan
+from ajet.core.run.validation_sample import validation_sample
 from ajet.core.task.cursor import DataCursor
 from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
@@ -19,19 +20,22 @@ from ajet.core.task.task import Task
 
 @dataclass(frozen=True, slots=True)
 class RunTasks:
-    """Holds the tasks of a run. `cursor` moves during the run; a checkpoint stores its state."""
+    """Holds the tasks of a run. `cursor` moves during the run; a checkpoint stores its state.
+    `held_out` are those that the run is measured on, of `num_held_out_available`."""
 
     training: list[Task]
     held_out: list[Task]
     cursor: DataCursor
     total_steps: int
+    num_held_out_available: int
 
     @classmethod
     def read(cls, config: AjetConfig) -> RunTasks:
         """Reads the tasks with the reader that the config names."""
         reader = make_reader(config)
         training = reader.get_training_tasks()
-        held_out = reader.get_validation_tasks()[: config.ajet.data.val_max_tasks]
+        available = reader.get_validation_tasks()
+        held_out = validation_sample(available, config)
         cursor = DataCursor(
             len(training),
             config.ajet.data.train_batch_size,
@@ -39,4 +43,4 @@ class RunTasks:
             shuffle=config.ajet.data.shuffle,
         )
         total_steps = BatchPlan(config, len(training), len(held_out)).total_steps
-        return cls(training, held_out, cursor, total_steps)
+        return cls(training, held_out, cursor, total_steps, len(available))

@@ -85,6 +85,7 @@ class TrainingRun:
             "stopping after this step; Ctrl-C again stops at once"
         )
         self.recorder.__enter__()
+        self._note_validation()
         return self
 
     def __exit__(
@@ -134,15 +135,15 @@ class TrainingRun:
         self.state.cursor = self.tasks.cursor.state_dict()
         self._is_saved = False
 
-    async def validate_if_due(self, runner: RolloutRunner) -> None:
+    async def validate_if_due(self, runner: RolloutRunner) -> bool:
         """Measures success on the held-out tasks if validation is due, under the same seeds at
-        every step."""
+        every step, and returns whether it was."""
         moment = self._validation_due()
         if moment is None:
-            return
+            return False
         if self.interrupt.requested:
             self.interrupt.stopped_early = True
-            return
+            return False
         step, num_repeat = self.state.step, self._trainer.val_pass_n
         self.progress.phase("held-out", len(self.tasks.held_out) * num_repeat)
         groups = await runner.rollout(
@@ -153,6 +154,7 @@ class TrainingRun:
         self.state.held_out[moment] = success_by_task(groups)
         self.state.validated_step = step
         self._is_saved = False
+        return True
 
     async def save_if_due(self) -> None:
         """Writes a checkpoint every `save_freq` steps."""
@@ -173,7 +175,8 @@ class TrainingRun:
         last."""
         summary = self._summary()
         summary.write(self.folder.summary_json)
-        end_attempt(self.folder, "complete" if self._is_complete() else "stopped", self.state.step)
+        is_complete = self.state.step >= self.tasks.total_steps and not self.interrupt.stopped_early
+        end_attempt(self.folder, "complete" if is_complete else "stopped", self.state.step)
         if self.state.step < self.tasks.total_steps:
             self.interrupt.stopped_early = self.interrupt.requested
             again = "the same command" if self._trainer.resume == "auto" else "--resume"
@@ -184,24 +187,33 @@ class TrainingRun:
         return summary
 
     def _validation_due(self) -> str | None:
-        """Returns the label of a validation that is due now: "before" the first step if the config
-        asks for it, "after" every `test_freq` steps and at the end of a run that was validated at
-        its start; else None. A validation that an interrupt prevented is due on resuming."""
+        """Returns the label of a validation that is due now: "before" the first step unless the
+        config forbids it, "after" every `test_freq` steps and at the end of a run that was
+        validated at its start; else None. A validation that an interrupt prevented is due on
+        resuming."""
         state = self.state
         if state.validated_step == state.step or not self.tasks.held_out:
             return None
         if state.step == 0:
-            return "before" if self._trainer.val_before_train else None
+            return "before" if self._validates_before else None
         is_end = state.step == self.tasks.total_steps and "before" in state.held_out
         return "after" if is_end or self._is_multiple(self._trainer.test_freq) else None
 
-    def _is_complete(self) -> bool:
-        """Returns whether no step is left, and no validation that an interrupt prevented."""
-        state = self.state
-        was_validated = state.validated_step == state.step or "before" not in state.held_out
-        return state.step >= self.tasks.total_steps and (
-            was_validated or not self.interrupt.requested
-        )
+    def _note_validation(self) -> None:
+        """Says on how many of the held-out tasks the run is measured, if it is."""
+        num, available = len(self.tasks.held_out), self.tasks.num_held_out_available
+        if num and (self._validates_before or self._trainer.test_freq > 0):
+            how_many = f"{num:,}" if num == available else f"{num:,} of {available:,}"
+            self.progress.note(
+                f"validation: {how_many} held-out tasks, the same ones each time "
+                "(ajet.data.val_max_tasks)"
+            )
+
+    @property
+    def _validates_before(self) -> bool:
+        """Returns whether a validation precedes the first step."""
+        asked = self._trainer.val_before_train
+        return self._trainer.test_freq > 0 if asked is None else asked
 
     def _is_multiple(self, frequency: int) -> bool:
         return frequency > 0 and self.state.step % frequency == 0
@@ -220,6 +232,7 @@ class TrainingRun:
             success_before=self.state.success("before"),
             success_after=self.state.success("after"),
             num_held_out=len(self.tasks.held_out),
+            num_held_out_available=self.tasks.num_held_out_available,
             timelines=self.state.timelines.report(),
             extra={"held_out": self.state.held_out, **stale},
         )

@@ -21,7 +21,7 @@ REFUSED = {
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Returns the file's rows; empty lines are skipped."""
     if not path.is_file():
-        raise DataError(f"{path}: no such data file")
+        raise DataError(f"{path.absolute()}: no such data file")
     if path.suffix in REFUSED:
         raise DataError(f"{path}: {REFUSED[path.suffix]}")
     lines = read_text(path).split("\n")  # splitlines() would also split at a U+2028 inside a string
@@ -55,6 +55,16 @@ def resolve(path: str, base_dirs: list[Path]) -> Path:
     )
 
 
+def existing_file(path: str, base_dirs: list[Path], where: str) -> Path:
+    """Returns the data file that a key of the config names. Raises DataError, with the key
+    (`where`) and every path that was tried, when there is none."""
+    file = resolve(path, base_dirs)
+    if not file.is_file():
+        tried = dict.fromkeys(str((folder / file).absolute()) for folder in [*base_dirs, Path()])
+        raise DataError(f"{where}: {path}: no such data file; looked for {', '.join(tried)}")
+    return file
+
+
 def _parse(line: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
@@ -79,6 +89,8 @@ class JsonlReader(BaseTaskReader):
         return self._read(path, "validation") if path else []
 
     def _read(self, path: str, split: str) -> list[Task]:
-        file = resolve(path, self.config.base_dirs)
+        key = "training" if split == "train" else split
+        where = f"ajet.task_reader.jsonl_dataset_file.{key}.file_path"
+        file = existing_file(path, self.config.base_dirs, where)
         field = self.config.ajet.task_reader.query_field
         return tasks_from_rows(read_jsonl(file), split=split, source=str(file), query_field=field)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ajet.core import seeding
 from ajet.core.inference.endpoint import ContextOverflow, SamplingParams
@@ -79,6 +79,20 @@ _ALLOWED_IN_TRAINING = ("max_tokens", "stop", "seed")
 """The overrides that do not change the distribution of a token."""
 
 
+class CallObserver(Protocol):
+    """Is told of an episode's calls as they are made, on the recorder's event loop."""
+
+    def called(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None
+    ) -> None:
+        """Is called right before the endpoint is."""
+        ...
+
+    def answered(self, number: int, turn: Turn) -> None:
+        """Is called with the recorded turn and its number."""
+        ...
+
+
 class BaseRecorder:
     """Gives an episode access to the model and records its turns.
 
@@ -95,14 +109,17 @@ class BaseRecorder:
         episode_id: str,
         seed_path: Sequence[int | str],
         trainable_targets: Sequence[str] | str | None = None,
+        observer: CallObserver | None = None,
     ) -> None:
         self.episode_id = episode_id
         self.loop = running_loop()
         self.truncation: str | None = None
         self.endpoint_fault: str | None = None
+        self.refused_request: str | None = None  # why the gateway refused the episode's last one
         self._limits = limits
         self._sampling = sampling
         self._seed_path = tuple(seed_path)
+        self._observer = observer
         self._targets = _as_set(trainable_targets)
         self._turns: dict[int, Turn] = {}
         self._num_calls = 0
@@ -265,6 +282,12 @@ class BaseRecorder:
             if not self._num_in_flight:
                 self._endpoint_s += self._clock() - self._busy_since_s
 
+    def _tell_call(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None
+    ) -> None:
+        if self._observer is not None:
+            self._observer.called(messages, tools)
+
     def _record_turn(self, index: int, turn: Turn, reply: CheckedReply | None = None) -> Turn:
         """Records the turn before it is checked, so that what was sampled stays whatever the
         checks raise.
@@ -272,6 +295,8 @@ class BaseRecorder:
         self._turns[index] = turn
         if reply is not None and turn.trainable:
             self._check(index, turn, reply)
+        if self._observer is not None:
+            self._observer.answered(index, turn)
         return turn
 
     def _check(self, index: int, turn: Turn, reply: CheckedReply) -> None:

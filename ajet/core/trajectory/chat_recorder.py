@@ -48,6 +48,7 @@ class ChatRecorder(BaseRecorder):
         started_s = self._clock()
         sampling = self._sampling_of(index, overrides or SamplingOverrides())
         choice = tool_choice if offered else None
+        self._tell_call(sent, offered)
         with self._calling_endpoint():
             answer = await self._endpoint.chat(sent, offered, sampling, choice)
         if self._closed:

@@ -21,7 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
 from ajet.core.inference.session import TokenSession
-from ajet.core.trajectory.base_recorder import BaseRecorder, SamplingOverrides, drop_none
+from ajet.core.trajectory.base_recorder import (
+    BaseRecorder,
+    CallObserver,
+    SamplingOverrides,
+    drop_none,
+)
 from ajet.core.trajectory.limits import EpisodeClosed, EpisodeLimits, EpisodeTruncated
 from ajet.core.trajectory.malformed import CheckedReply
 from ajet.core.trajectory.reply_reader import ReplyReader
@@ -66,6 +71,7 @@ class EpisodeRecorder(BaseRecorder):
         seed_path: Sequence[int | str],
         trainable_targets: Sequence[str] | str | None = None,
         check_drift: bool = False,
+        observer: CallObserver | None = None,
     ) -> None:
         super().__init__(
             limits=limits,
@@ -73,6 +79,7 @@ class EpisodeRecorder(BaseRecorder):
             episode_id=episode_id,
             seed_path=seed_path,
             trainable_targets=trainable_targets,
+            observer=observer,
         )
         self._endpoint = endpoint
         self._computes_in_waves = endpoint.waves is not None
@@ -108,6 +115,7 @@ class EpisodeRecorder(BaseRecorder):
         started_s = self._clock()
         trainable = self.is_trainable(agent_name, target_tag)
         request = self._request(index, list(prompt.ids), overrides, trainable)
+        self._tell_call(sent, offered)
         with self._in_flight_request(request.id):
             completion = await self._endpoint.generate(
                 request.prompt_ids, request.sampling, request.id
@@ -158,6 +166,7 @@ class EpisodeRecorder(BaseRecorder):
         started_s = self._clock()
         trainable = self.is_trainable(agent_name, target_tag)
         request = self._request(index, list(prompt_ids), overrides, trainable)
+        self._tell_call([], None)
         with self._in_flight_request(request.id):
             completion = await self._endpoint.generate(
                 request.prompt_ids, request.sampling, request.id

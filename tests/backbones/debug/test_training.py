@@ -5,7 +5,9 @@ import json
 import sqlite3
 import sys
 
+import numpy as np
 import pytest
+import safetensors.numpy
 from rich.console import Console
 
 from ajet import assembly
@@ -127,3 +129,33 @@ def test_a_chat_template_writes_the_day_on_which_the_run_began(project):
         again = DebugTraining(settings, folder, Interrupt(), Console(file=io.StringIO()))
         assert again.run.state.begun == begun
         again.fit()
+
+
+def weights_of(folder):
+    return safetensors.numpy.load_file(folder / "checkpoints/step_000002/model.safetensors")
+
+
+def test_a_run_is_validated_before_and_after_and_trains_the_same_weights_without(project):
+    two = "ajet.trainer_common.total_training_steps=2"
+    held_out = "ajet.task_reader.jsonl_dataset_file.validation.file_path=tasks.jsonl"
+    given = (two, held_out, "ajet.trainer_common.test_freq=1", "ajet.trainer_common.val_pass_n=1")
+    validated = train(*given, "ajet.experiment_dir=with")
+    assert validated.success_before is not None and validated.success_after is not None
+    plain = train(two, "ajet.experiment_dir=without")
+    assert plain.success_before is None
+    with_it, without = (weights_of(project.folder / name) for name in ("with", "without"))
+    assert with_it.keys() == without.keys()
+    assert all(np.array_equal(with_it[name], without[name]) for name in without)
+
+
+def test_what_a_run_is_measured_on_is_said_on_the_screen_and_in_the_record(project):
+    output = io.StringIO()
+    given = ["ajet.trainer_common.total_training_steps=1", "ajet.data.val_max_tasks=1"]
+    held_out = "ajet.task_reader.jsonl_dataset_file.validation.file_path=tasks.jsonl"
+    settings = config(*given, held_out, "ajet.trainer_common.test_freq=1")
+    summary = DebugBackbone(settings, Console(file=output, width=200)).fit()
+    available = len((project.folder / "tasks.jsonl").read_text().splitlines())
+    assert f"validation: 1 of {available} held-out tasks, the same ones" in output.getvalue()
+    assert (summary.num_held_out, summary.num_held_out_available) == (1, available)
+    written = json.loads((settings.run_folder / "summary.json").read_text())
+    assert written["num_held_out_available"] == available

@@ -427,3 +427,27 @@ def test_a_config_that_is_not_there_says_where_it_was_looked_for(tmp_path):
 def test_do_sample_may_not_contradict_the_temperature(tmp_path):
     path = write(tmp_path, MINIMAL)
     assert "contradicts temperature" in error_of(path, "ajet.rollout.val_kwargs.do_sample=true")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ajet:\n  trainer_common: {lr: 1e-5}\n", "did you mean 'optim.lr' or 'critic.lr'?"),
+        ("ajet:\n  num_repeat: 8\n", "did you mean 'rollout.num_repeat'?"),
+        ("ajet:\n  data: {num_repeat: 8}\n", "did you mean 'ajet.rollout.num_repeat'?"),
+        ("ajet:\n  rollout: {temprature: 1}\n", "did you mean 'temperature'?"),
+    ],
+)
+def test_a_key_in_the_wrong_section_is_told_where_it_belongs(tmp_path, text, message):
+    assert message in error_of(write(tmp_path, text))
+
+
+def test_a_list_for_a_section_is_told_by_key_and_line(tmp_path):
+    path = write(tmp_path, "ajet:\n  seed: 1\n  rollout: [a, b]\n")
+    expected = f"{path}:3: ajet.rollout: a section is expected here, got ['a', 'b']"
+    assert error_of(path) == expected
+    path = write(tmp_path, "ajet:\n  trainer_common:\n    optim: {betas: {a: 1}}\n")
+    assert f"{path}:3: ajet.trainer_common.optim.betas: a list is expected" in error_of(path)
+    path = write(tmp_path, MINIMAL)
+    expected = "override 'ajet.rollout=[a]': a list is given for a section, or a section for a list"
+    assert error_of(path, "ajet.rollout=[a]") == expected

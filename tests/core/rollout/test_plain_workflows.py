@@ -158,3 +158,17 @@ async def test_a_workflow_with_a_loop_of_its_own_calls_the_model_on_the_episodes
         name = trajectory.episode_id
         assert trajectory.output.metadata["said"] == [f"{name}/0000", f"{name}/0002"]
     assert threads == {threading.current_thread()}
+
+
+class BlockingOverHttp(Workflow):
+    async def execute(self, workflow_task, model_tuner):
+        _, body = blocking_answer(model_tuner)
+        return WorkflowOutput(reward=1.0, metadata={"said": body["choices"]})
+
+
+@pytest.mark.parametrize("gateway", [{"stall_s": 0.2}], indirect=True)
+async def test_an_error_over_the_gateways_answer_says_what_the_gateway_answered(gateway):
+    [trajectory] = await episodes(BlockingOverHttp, gateway, max_failure_rate=1.0)
+    assert trajectory.status is EpisodeStatus.AGENT_ERROR
+    assert trajectory.error.startswith("KeyError: 'choices'")
+    assert "; the gateway answered 503, a workflow of this run blocks" in trajectory.error

@@ -361,8 +361,9 @@ async def test_a_task_without_a_workflow_ends_the_run_and_a_broken_constructor_i
 @pytest.mark.parametrize(
     ("verdict", "expected"),
     [
-        (None, "returned None: return (reward, is_success)"),
-        (1.0, "returned float '1.0': return (reward, is_success)"),
+        (None, "returned None: return a reward or (reward, is_success)"),
+        ("1.0", "returned str '1.0': return a reward or (reward, is_success)"),
+        (float("nan"), "the reward is nan: return a finite number"),
         ((1.0, True, "why"), "returned a tuple of 3"),
         ((float("nan"), True), "the reward is nan: return a finite number"),
         ((float("inf"), True), "the reward is inf"),

@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
+import torch
 
 from ajet import BaseJudge, Task, Workflow, WorkflowOutput
 from ajet.core.record.episode_store import EpisodeStore
@@ -153,7 +154,7 @@ async def test_numpy_and_none_become_plain_numbers_and_empty_dicts():
     assert [type(v) for v in t.output.log_metrics.values()] == [float]
     t = await one(WorkflowOutput(reward=1, is_success=0, log_metrics=None))  # type: ignore[arg-type]
     assert t.output == WorkflowOutput(1.0, False, {}, {})
-    for given, is_success in ((1, True), (0, False), (None, None), (np.bool_(False), False)):
+    for given, is_success in ((1, True), (0, False), (None, True), (np.bool_(False), False)):
         t = await one(WorkflowOutput(), judge_that(lambda output, given=given: (1, given)))
         assert (t.reward, t.is_success) == (1.0, is_success)
 
@@ -262,3 +263,35 @@ async def test_what_a_judge_adds_to_the_output_is_kept_and_checked():
     assert "judge 'MyJudge': WorkflowOutput.log_metrics['length'] is nan" in t.error
     assert t.output is not None
     assert t.output.log_metrics == {}
+
+
+@pytest.mark.parametrize(
+    ("answer", "reward", "is_success"),
+    [
+        (1.0, 1.0, True),
+        (0, 0.0, False),
+        (0.5, 0.5, True),  # the threshold, 0.5, is a success
+        (0.49, 0.49, False),
+        (-1, -1.0, False),
+        (True, 1.0, True),
+        (False, 0.0, False),
+        (np.float32(0.25), 0.25, False),
+        (np.bool_(True), 1.0, True),
+        (np.array(0.75), 0.75, True),
+        (torch.tensor(0.75), 0.75, True),
+        (torch.tensor(False), 0.0, False),
+        ((torch.tensor(0.25), torch.tensor(True)), 0.25, True),
+        ((1.0, None), 1.0, True),
+    ],
+)
+async def test_a_judge_may_return_a_reward_or_a_success_alone(answer, reward, is_success):
+    t = await one(WorkflowOutput(), judge_that(lambda output: answer))
+    assert (t.reward, t.is_success, t.error) == (reward, is_success, None)
+
+
+async def test_a_workflows_reward_without_a_success_succeeds_from_the_threshold_on():
+    for reward, is_success in ((1.0, True), (0.5, True), (0.4, False), (torch.tensor(0.5), True)):
+        t = await one(WorkflowOutput(reward=reward))  # type: ignore[arg-type]
+        assert t.is_success is is_success
+    t = await one(WorkflowOutput(reward=1.0, is_success=False))
+    assert t.is_success is False

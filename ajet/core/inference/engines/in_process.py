@@ -61,6 +61,10 @@ class EngineStats:
     busy_s: float = 0.0
 
 
+OnTokens = Callable[[str, Sequence[int]], None]
+"""Is called with a request's id and the tokens that it has sampled so far."""
+
+
 class Waitable(Protocol):
     """A condition variable, whose lock the caller holds."""
 
@@ -101,10 +105,13 @@ class InProcessEngine:
         deterministic: bool = True,
         max_kv_tokens: int | None = None,
         decode: Callable[[Sequence[int]], str] | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> None:
-        """`decode` turns ids into text; without it a stop string ends no reply early."""
+        """`decode` turns ids into text; without it a stop string ends no reply early. `on_tokens`
+        is called in the engine's thread after each step, for each running request."""
         self._model = model
         self._decode = decode
+        self._on_tokens = on_tokens
         self._stop_token_ids = frozenset(stop_token_ids)
         self._max_model_len = max_model_len
         self._deterministic = deterministic
@@ -320,6 +327,7 @@ class InProcessEngine:
                 started = time.perf_counter()
                 try:
                     finished = self._batch.step()
+                    self._tell_tokens()
                 # Every error goes to the callers, which would wait for ever otherwise.
                 except Exception as error:  # noqa: BLE001
                     self._batch.clear()
@@ -329,6 +337,15 @@ class InProcessEngine:
                 if not self._batch.busy:
                     self._model.train(was_training)
                 self._deliver(finished)
+
+    def _tell_tokens(self) -> None:
+        """Calls `on_tokens`, if given, with what each running request has sampled so far."""
+        if self._on_tokens is None:
+            return
+        with self._changed:
+            rows = [call.row for call in self._running.values()]
+        for row in rows:
+            self._on_tokens(row.request_id, row.ids[len(row.prompt_ids) :])
 
     def _apply_changes(self, *, wait: bool) -> None:
         """Passes to the batch what happened since the last step."""

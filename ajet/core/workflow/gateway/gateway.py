@@ -112,12 +112,14 @@ class Gateway:
         try:
             request = dialect.parse(_parse_json_object(body), grant)
             turns = await self._sample(grant, request)
+            grant.recorder.refused_request = None
             if request.stream:
                 return GatewayResponse(
                     200, events=iter(list(dialect.events(request, turns, grant)))
                 )
             return GatewayResponse(200, _encode_json(dialect.reply(request, turns, grant)))
         except RequestError as error:
+            grant.recorder.refused_request = f"{error.status}, {error}"
             return error_response(dialect, error)
         except Exception as error:  # noqa: BLE001  # the edge of a server: one line, not a traceback
             logger.warning(f"the gateway failed at a request: {type(error).__name__}: {error}")

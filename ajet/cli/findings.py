@@ -1,0 +1,401 @@
+"""Finds what a config asks for and this machine, or the run, cannot give. Loads no model.
+
+    model      does the path lead to weights, a tokenizer and a chat template?
+    reward     is there a judge, or does the workflow's source give a reward?
+    clipping   do the bounds fit the loss?
+    machine    open files, memory, /dev/shm, processes and disk against what the numbers need
+
+Each finding is one line: ok, warning or error, with what to do. `ajet check` shows all of them;
+`ajet train` stops at errors of model, reward and clipping. The needs are estimates from the config
+and the model's config.json. Not covered: GPUs (`ajet plan`), and what a workflow itself opens.
+"""
+
+import ast
+import inspect
+import json
+import os
+import re
+import resource
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Literal
+
+from ajet.backbones import runs_on_ray
+from ajet.cluster.model_shape import EMBEDDED, ModelShape, find_config, read_shape
+from ajet.core.config import AjetConfig
+from ajet.core.errors import ModelError
+from ajet.core.judge import judge_spec
+from ajet.core.run.batch_plan import BatchPlan
+from ajet.core.workflow.workflow import Workflow
+
+Level = Literal["ok", "warning", "error"]
+API_MODEL = re.compile(
+    r"(openai/|anthropic/|google/)?"
+    r"(gpt-[345]|chatgpt|o[134](-|$)|claude|gemini|deepseek-(chat|reasoner)$|"
+    r"qwen-(max|plus|turbo|long)|grok-|mistral-(large|medium|small)-latest)"
+)
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+WEIGHTS = ("*.safetensors", "*.bin")
+GSPO_BOUNDS = 3e-4, 4e-4
+WIDE, NARROW = 0.01, 0.01
+"""Bounds of a sequence's ratio above WIDE clip nothing; those of a token's below NARROW nearly
+all."""
+BASE_FILES = 128
+"""Open files of a run without episodes: libraries, logs, databases."""
+FILES_PER_EPISODE = 6
+"""A connection and its server's end, and the pipes of a program in the sandbox."""
+PROCESSES_PER_PROGRAM = 2
+"""A program in the sandbox and what it starts."""
+MAX_PROGRAMS = 64
+"""Programs that the sandbox runs at a time (SandboxPool's default)."""
+BASE_PROCESSES = 64
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Holds one line about the config: what is asked for, and what to do if that cannot be."""
+
+    level: Level
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.level}: {self.text}"
+
+
+def run_findings(config: AjetConfig, workflows: Iterable[type[Workflow]]) -> list[Finding]:
+    """Returns what can be told of the model, the reward and the clip bounds."""
+    return [
+        *_model_findings(config),
+        *(_reward_finding(config, workflow) for workflow in workflows),
+        *_clip_findings(config),
+    ]
+
+
+def machine_findings(config: AjetConfig, plan: BatchPlan) -> list[Finding]:
+    """Returns what this machine has for the numbers of the config. Runs on Ray are planned by
+    `ajet plan`; of them only open files, processes, disk and /dev/shm are compared."""
+    episodes = min(config.ajet.rollout.max_env_worker, plan.max_episodes_per_step)
+    shape = _shape(config)
+    found = [_files_finding(episodes), _processes_finding(episodes)]
+    if shape is None:
+        found.append(
+            Finding("ok", "memory and disk: cannot be told, the model's sizes are not known here")
+        )
+        return found
+    found.append(_disk_finding(config, shape))
+    if runs_on_ray(config):
+        found.append(_shm_finding(shape))
+    elif not Path("/dev/nvidiactl").exists() or config.ajet.model.device == "cpu":
+        found.append(_memory_finding(config, shape))
+    return found
+
+
+# --- the model -----------------------------------------------------------------------------------
+
+
+def _model_findings(config: AjetConfig) -> Iterator[Finding]:
+    path = config.ajet.model.path or ""
+    where = f"ajet.model.path: {path}"
+    if path.startswith("embedded:"):
+        yield from _embedded_findings(path, config)
+        return
+    local = Path(path).expanduser()
+    if local.is_dir():
+        yield from _folder_findings(local, config)
+    elif local.is_file():
+        yield Finding("ok", f"{where}: a file; its tokenizer and template are read with it")
+    elif API_MODEL.match(path):
+        yield Finding(
+            "error",
+            f"{where}: this is the name of a model behind an API, and ajet trains open weights: "
+            "give a folder or a name on the Hub, such as Qwen/Qwen2.5-0.5B-Instruct",
+        )
+    elif path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith(".gguf"):
+        yield Finding("error", f"{where}: no such file or folder ({local.absolute()})")
+    else:
+        yield _hub_finding(path, where)
+
+
+def _embedded_findings(path: str, config: AjetConfig) -> Iterator[Finding]:
+    name = path.removeprefix("embedded:")
+    known = sorted(file.parent.name for file in EMBEDDED.glob("*/config.json"))
+    if name in known:
+        yield from _folder_findings(EMBEDDED / name, config)
+        return
+    close = get_close_matches(name, known, 1)
+    names = ", ".join(f"embedded:{each}" for each in known)
+    hint = f"did you mean 'embedded:{close[0]}'?" if close else f"there are {names}"
+    yield Finding("error", f"ajet.model.path: {path}: no such model in this package; {hint}")
+
+
+def _folder_findings(folder: Path, config: AjetConfig) -> Iterator[Finding]:
+    where = f"ajet.model.path: {folder}"
+    missing = []
+    if not (folder / "config.json").is_file():
+        missing.append("no config.json")
+    if not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
+        missing.append("no weights (*.safetensors)")
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        missing.append("no tokenizer (tokenizer.json)")
+    if missing:
+        yield Finding(
+            "error", f"{where}: {', '.join(missing)}; give a folder as transformers saves"
+        )
+    elif config.ajet.model.chat_template is None and not _has_template(folder):
+        yield Finding(
+            "error", f"{where}: its tokenizer has no chat template; give ajet.model.chat_template"
+        )
+    else:
+        yield Finding("ok", f"{where}: weights, tokenizer and chat template are there")
+
+
+def _has_template(folder: Path) -> bool:
+    if any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
+        return True
+    try:
+        content = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and bool(content.get("chat_template"))
+
+
+def _hub_finding(path: str, where: str) -> Finding:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(path, "config.json")
+    except HFValidationError as error:
+        return Finding("error", f"{where}: no folder, and no name on the Hub: {error}")
+    if isinstance(cached, str):
+        return Finding("ok", f"{where}: a name on the Hub, in the cache of this machine")
+    return Finding(
+        "warning",
+        f"{where}: no folder here; taken for a name on the Hub, not in this machine's cache: it "
+        "will be downloaded",
+    )
+
+
+def _shape(config: AjetConfig) -> ModelShape | None:
+    """Returns the sizes of the model; None where they are not at hand or not of a known family."""
+    try:
+        return read_shape(find_config(config.ajet.model.path or "", download=False))
+    except ModelError:
+        return None
+
+
+# --- the reward ----------------------------------------------------------------------------------
+
+
+def _reward_finding(config: AjetConfig, workflow: type[Workflow]) -> Finding:
+    judge = judge_spec(config.ajet.task_judge)
+    if judge is not None:
+        return Finding("ok", f"reward: judge {judge}")
+    gives = gives_reward(workflow)
+    if gives is None:
+        return Finding(
+            "ok", f"reward: cannot be told from the source of {workflow.__name__}, without a judge"
+        )
+    if gives:
+        return Finding("ok", f"reward: {workflow.__name__} gives it")
+    return Finding(
+        "error",
+        f"reward: nobody gives one: {workflow.__name__} returns a WorkflowOutput without reward= "
+        "and ajet.task_judge.judge_protocol is null; set one of them",
+    )
+
+
+def gives_reward(workflow: type[Workflow]) -> bool | None:
+    """Returns whether the source of a workflow gives a reward; None where it cannot be told."""
+    outputs = 0
+    for kind in workflow.__mro__:
+        if not issubclass(kind, Workflow) or kind is Workflow:
+            continue
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+        except (OSError, TypeError, SyntaxError):
+            return None
+        for node in ast.walk(tree):
+            if _mentions_reward(node):
+                return True
+            if isinstance(node, ast.Call) and _name_of(node.func) == "WorkflowOutput":
+                if node.args or any(keyword.arg is None for keyword in node.keywords):
+                    return None
+                outputs += 1
+    return False if outputs else None
+
+
+def _mentions_reward(node: ast.AST) -> bool:
+    """Returns whether a reward is given here: `reward=…`, `output.reward = …` or "reward"."""
+    match node:
+        case ast.keyword(arg="reward", value=ast.Constant(value=None)):
+            return False
+        case ast.keyword(arg="reward") | ast.Constant(value="reward"):
+            return True
+        case ast.Attribute(attr="reward", ctx=ast.Store()):
+            return True
+    return False
+
+
+def _name_of(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+# --- the clip bounds -----------------------------------------------------------------------------
+
+
+def _clip_findings(config: AjetConfig) -> Iterator[Finding]:
+    algorithm = config.ajet.trainer_common.algorithm
+    loss, low, high = algorithm.policy_loss, algorithm.clip_low, algorithm.clip_high
+    where = f"ajet.trainer_common.algorithm: policy_loss={loss} with clip_low={low:g}"
+    if loss == "gspo" and max(low, high) > WIDE:
+        times = max(low / GSPO_BOUNDS[0], high / GSPO_BOUNDS[1])
+        yield Finding(
+            "warning",
+            f"{where}, clip_high={high:g}: up to {times:,.0f} times wider than its paper's 3e-4 "
+            "and 4e-4 (arXiv 2507.18071), so that hardly anything is clipped; set clip_low=3e-4 "
+            "clip_high=4e-4",
+        )
+    if loss == "ppo" and max(low, high) < NARROW:
+        yield Finding(
+            "warning",
+            f"{where}, clip_high={high:g}: a token's ratio leaves such bounds at once; papers have "
+            "0.2 and 0.2 (PPO, arXiv 1707.06347) or 0.2 and 0.28 (DAPO, arXiv 2503.14476)",
+        )
+    if loss == "cispo" and low < 0.9:
+        yield Finding(
+            "warning",
+            f"{where}: its paper (arXiv 2506.13585) bounds the ratio from above alone; "
+            "clip_low=0.99 comes near that",
+        )
+
+
+# --- the machine ---------------------------------------------------------------------------------
+
+
+def files_needed(episodes: int) -> int:
+    """Returns an estimate of the files that are open at once with so many live episodes."""
+    return BASE_FILES + FILES_PER_EPISODE * episodes
+
+
+def _files_finding(episodes: int) -> Finding:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return _compared(
+        f"open files: about {files_needed(episodes):,} for {episodes:,} episodes at a time",
+        files_needed(episodes),
+        None if hard == resource.RLIM_INFINITY else hard,
+        "raise the hard limit (ulimit -Hn) or lower rollout.max_env_worker",
+        level="warning",
+        is_count=True,
+    )
+
+
+def _processes_finding(episodes: int) -> Finding:
+    programs = min(episodes, MAX_PROGRAMS)
+    needed = BASE_PROCESSES + PROCESSES_PER_PROGRAM * programs
+    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    limits = [soft] if soft != resource.RLIM_INFINITY and os.getuid() else []
+    pids = _number_in(Path("/sys/fs/cgroup/pids.max"))
+    limits += [pids] if pids is not None else []
+    return _compared(
+        f"processes: about {needed:,}, if {programs} episodes run a program in the sandbox",
+        needed,
+        min(limits) if limits else None,
+        "raise ulimit -u or the container's pids limit, or lower rollout.max_env_worker",
+        level="warning",
+        is_count=True,
+    )
+
+
+def _disk_finding(config: AjetConfig, shape: ModelShape) -> Finding:
+    trainer = config.ajet.trainer_common
+    kept = trainer.max_checkpoints_to_keep
+    one = _checkpoint_bytes(config, shape)
+    folder = config.run_folder.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return _compared(
+        f"disk: about {_gb(one * (kept + 1))} for {kept} checkpoints of {_gb(one)} and one that is "
+        "being written",
+        one * (kept + 1),
+        shutil.disk_usage(folder).free,
+        f"free some of {folder}, lower trainer_common.max_checkpoints_to_keep or give another "
+        "--exp-dir",
+    )
+
+
+def _checkpoint_bytes(config: AjetConfig, shape: ModelShape) -> int:
+    """Returns the size of a checkpoint: float32 weights and AdamW's two moments."""
+    rank = config.ajet.trainer_common.lora.rank
+    trained = shape.lora_parameters(rank) if rank else shape.parameters
+    return 12 * trained
+
+
+def _memory_finding(config: AjetConfig, shape: ModelShape) -> Finding:
+    trainer = config.ajet.trainer_common
+    rank = trainer.lora.rank
+    size = {"bfloat16": 2, "float64": 8}.get(config.ajet.model.dtype, 4)
+    trained = shape.lora_parameters(rank) if rank else shape.parameters
+    has_reference = not rank and (trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward)
+    needed = size * shape.parameters * (2 if has_reference else 1) + (size + 8) * trained
+    return _compared(
+        f"memory: at least {_gb(needed)} for weights, gradients, AdamW and the reference",
+        needed,
+        _memory_bytes(),
+        "take a smaller model, model.dtype=bfloat16 or lora.rank",
+    )
+
+
+def _shm_finding(shape: ModelShape) -> Finding:
+    needed = 2 * shape.parameters
+    free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
+    return _compared(
+        f"/dev/shm: about {_gb(needed)} for weights on their way to engines",
+        needed,
+        free,
+        "give the container more (docker run --shm-size)",
+        level="warning",
+    )
+
+
+def _memory_bytes() -> int | None:
+    """Returns the memory of this machine, or that of its container where that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _number_in(Path("/sys/fs/cgroup/memory.max"))
+    return min(total, limit) if limit is not None else total
+
+
+def _compared(
+    what: str,
+    needed: int,
+    there: int | None,
+    fix: str,
+    *,
+    level: Level = "error",
+    is_count: bool = False,
+) -> Finding:
+    """Returns ok where there is enough; a finding of this level with its remedy where there is
+    not. Amounts are bytes unless `is_count`."""
+    if there is None:
+        return Finding("ok", f"{what}; no limit is set")
+    shown = f"{there:,}" if is_count else _gb(there)
+    if needed <= there:
+        return Finding("ok", f"{what}; there are {shown}")
+    return Finding(level, f"{what}; there are {shown}: {fix}")
+
+
+def _number_in(file: Path) -> int | None:
+    """Returns the number in a file of the kernel's; None where it says "max" or is not there."""
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB"

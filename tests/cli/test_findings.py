@@ -1,0 +1,130 @@
+"""`ajet check` finds what would stop a run without loading a model."""
+
+import json
+import resource
+from pathlib import Path
+
+import pytest
+
+from ajet import Workflow, WorkflowOutput
+from ajet.cli.findings import files_needed, gives_reward, machine_findings, run_findings
+from ajet.core.config import AjetConfig
+from ajet.core.run.batch_plan import BatchPlan
+
+
+def config_of(path="embedded:math", *, judge=None, **sections):
+    ajet = {"model": {"path": path}, "task_judge": {"judge_protocol": judge}} | sections
+    return AjetConfig.model_validate({"ajet": ajet})
+
+
+def lines(config, *workflows):
+    return [str(finding) for finding in run_findings(config, workflows)]
+
+
+def of_loss(**algorithm):
+    config = config_of(trainer_common={"algorithm": algorithm})
+    return [line for line in lines(config) if "policy_loss" in line]
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("embedded:math", "ok: ajet.model.path: "),
+        ("embedded:maths", "error: ajet.model.path: embedded:maths: no such model in this package"),
+        ("./my_model", "error: ajet.model.path: ./my_model: no such file or folder ("),
+        ("weights.gguf", "error: ajet.model.path: weights.gguf: no such file or folder ("),
+        ("gpt-4o", "error: ajet.model.path: gpt-4o: this is the name of a model behind an API"),
+        ("claude-3-5-sonnet", "error: ajet.model.path: claude-3-5-sonnet: this is the name of a"),
+        ("openai/gpt-oss-20b", "warning: ajet.model.path: openai/gpt-oss-20b: no folder here"),
+        ("some-org/some-model", "warning: ajet.model.path: some-org/some-model: no folder here"),
+        ("a b", "error: ajet.model.path: a b: no folder, and no name on the Hub"),
+    ],
+)
+def test_a_model_that_is_not_there_is_told(path, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    [line] = lines(config_of(path))
+    assert line.startswith(expected)
+    assert "'embedded:math'?" in line if path == "embedded:maths" else True
+
+
+def test_a_folder_without_weights_tokenizer_or_template_is_told(tmp_path):
+    [line] = lines(config_of(str(tmp_path)))
+    assert "no config.json, no weights (*.safetensors), no tokenizer (tokenizer.json)" in line
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
+    [line] = lines(config_of(str(tmp_path)))
+    assert line.startswith("error: ") and "no chat template; give ajet.model.chat_template" in line
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ x }}"}))
+    [line] = lines(config_of(str(tmp_path)))
+    assert line.startswith("ok: ")
+
+
+class Gives(Workflow):
+    async def execute(self, workflow_task, model_tuner):
+        return WorkflowOutput(reward=1.0)
+
+
+class GivesLater(Workflow):
+    async def execute(self, workflow_task, model_tuner):
+        output = WorkflowOutput()
+        output.reward = 0.0
+        return output
+
+
+class GivesNone(Workflow):
+    async def execute(self, workflow_task, model_tuner):
+        return WorkflowOutput(reward=None, metadata={"final_answer": "4"})
+
+
+class Inherits(GivesNone):
+    pass
+
+
+class Elsewhere(Workflow):
+    async def execute(self, workflow_task, model_tuner):
+        return json.loads("{}")
+
+
+@pytest.mark.parametrize(
+    ("workflow", "gives"),
+    [(Gives, True), (GivesLater, True), (GivesNone, False), (Inherits, False), (Elsewhere, None)],
+)
+def test_a_workflows_source_says_whether_it_gives_a_reward(workflow, gives):
+    assert gives_reward(workflow) is gives
+
+
+def test_nobody_giving_a_reward_is_an_error_and_a_judge_is_enough():
+    [_, line] = lines(config_of(), GivesNone)
+    assert line.startswith("error: reward: nobody gives one: GivesNone returns a WorkflowOutput")
+    [_, line] = lines(config_of(), Elsewhere)
+    assert line.startswith("ok: reward: cannot be told")
+    assert lines(config_of(judge="math"), GivesNone)[1] == "ok: reward: judge math"
+
+
+def test_bounds_that_do_not_fit_the_loss_are_told_with_the_papers_numbers():
+    [line] = of_loss(policy_loss="gspo")
+    assert line.startswith("warning: ") and "up to 700 times wider than its paper's 3e-4" in line
+    assert of_loss(policy_loss="gspo", clip_low=3e-4, clip_high=4e-4) == []
+    [line] = of_loss(policy_loss="ppo", clip_low=3e-4, clip_high=4e-4)
+    assert "0.2 and 0.28 (DAPO" in line
+    [line] = of_loss(policy_loss="cispo")
+    assert "bounds the ratio from above alone" in line
+    for loss in ("ppo", "gpg", "topr", "sapo"):
+        assert of_loss(policy_loss=loss) == []
+
+
+def test_what_the_machine_has_too_little_of_is_told_with_a_remedy():
+    episodes = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    config = config_of(
+        rollout={"max_env_worker": episodes, "num_repeat": episodes},
+        trainer_common={"max_checkpoints_to_keep": 10**12},
+        model={"path": "embedded:math", "device": "cpu"},
+    )
+    found = [str(each) for each in machine_findings(config, BatchPlan(config, 10, 0))]
+    [files] = [line for line in found if "open files: " in line]
+    assert files.startswith("warning: ") and f"{files_needed(episodes):,} for" in files
+    assert "lower rollout.max_env_worker" in files
+    [disk] = [line for line in found if "disk: " in line]
+    assert disk.startswith("error: ") and "max_checkpoints_to_keep" in disk
+    [memory] = [line for line in found if "memory: " in line]
+    assert memory.startswith("ok: ") or Path("/dev/nvidiactl").exists()
