@@ -6,7 +6,8 @@
     ├── ModelError            the model folder: no tokenizer, no chat template, unknown architecture
     ├── CheckpointError       no usable checkpoint, a run folder in use, a full disk
     ├── ChatError             somebody else's model (a judge's, say) gave no answer
-    └── RunFailed             too many failed episodes: says which status and how many
+    └── RunFailed             the run stops itself: too many failed episodes, lost processes, a
+                              sampler that is not the trainer's policy any more
 
 A message says what, where and what to do. An episode's own failure is not in this tree: it is an
 `EpisodeStatus` (see trajectory/trajectory.py); `EnvironmentFault` decides which one.
@@ -38,7 +39,7 @@ class ChatError(AjetError):
 
 
 class RunFailed(AjetError):
-    """Raised when the run stops itself because too many episodes failed."""
+    """Raised when the run stops itself; its last whole step is saved."""
 
 
 class EnvironmentFault(Exception):

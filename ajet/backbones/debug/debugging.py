@@ -16,6 +16,7 @@ from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
 from ajet.core.judge import make_judge
 from ajet.core.judge.judge import BaseJudge
+from ajet.core.record.signal import equal_outcomes
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.reader import make_reader
@@ -23,6 +24,11 @@ from ajet.core.task.task import Task
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 from ajet.core.workflow.registry import WorkflowFactory
 from ajet.reports.transcript import transcript
+
+ALIKE = (
+    "A run learns only where rewards differ within a group: look at more tasks with --tasks, and "
+    "at what the judge was given"
+)
 
 
 def debug_episodes(
@@ -42,6 +48,8 @@ def debug_episodes(
     parallel = parallel or section.debug_max_parallel
     trajectories = run_bounded(_run(config, console, judge, tasks, parallel))
     console.print(_summary(trajectories))
+    if len(trajectories) > 1 and (reason := equal_outcomes(trajectories)) is not None:
+        console.print(Text(f"{reason}. {ALIKE}", style="yellow"), soft_wrap=True)
     return trajectories
 
 

@@ -121,6 +121,9 @@ class TrainerCommand:
             await self.client.publish(self.versions.trained)
             await first_of(self.trainer.run(), self._poll())
             await self.run.save_if_new()
+        except RunFailed:  # raised after a whole step
+            await self.run.save_if_new()
+            raise
         finally:
             self.versions.end()
             self.buffer.close()

@@ -4,7 +4,7 @@
     ├── config.yaml        the resolved config, secrets replaced by ***
     ├── origin.json        the folders and the day of its start (origin.py)
     ├── code/              the user's workflow and judge files with the *.py beside them
-    ├── logs/              metrics.jsonl and log files
+    ├── logs/              metrics.jsonl, warnings.jsonl and log files
     ├── checkpoints/       step_N/
     ├── episodes.sqlite    every episode with its turns (episode_store.py)
     ├── buffer.sqlite, finished.sqlite   groups and episodes that no checkpoint holds yet (clusters)
@@ -104,8 +104,9 @@ class RunFolder:
         for path in (self.checkpoints, self.tensorboard, *database_files, self.summary_json):
             if path.exists():
                 path.rename(archive / path.name)
-        if self.metrics_jsonl.exists():
-            self.metrics_jsonl.rename(archive / self.metrics_jsonl.name)
+        for path in (self.metrics_jsonl, self.warnings_jsonl):
+            if path.exists():
+                path.rename(archive / path.name)
         self.checkpoints.mkdir()
         self.tensorboard.mkdir()
 
@@ -149,6 +150,10 @@ class RunFolder:
     @property
     def metrics_jsonl(self) -> Path:
         return self.logs / "metrics.jsonl"
+
+    @property
+    def warnings_jsonl(self) -> Path:
+        return self.logs / "warnings.jsonl"
 
     @property
     def buffer_db(self) -> Path:
@@ -207,6 +212,15 @@ class RunFolder:
         ]
         copied = [_copy(source, target) for source, target in pairs[:MAX_CODE_FILES]]
         return [source for (source, _), ok in zip_longest(pairs, copied) if not ok]
+
+
+def shown_path(path: Path) -> str:
+    """Returns the path relative to the current folder if it lies below it, else the absolute
+    path."""
+    path, current_folder = Path(path).absolute(), Path.cwd()
+    return (
+        str(path.relative_to(current_folder)) if path.is_relative_to(current_folder) else str(path)
+    )
 
 
 def redacted(value: Any, *, secret: bool = False) -> Any:

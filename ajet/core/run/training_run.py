@@ -19,16 +19,19 @@ what a checkpoint holds beside `RunState` (the learner's part).
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console
 
 from ajet.core.config import AjetConfig
+from ajet.core.errors import RunFailed
 from ajet.core.interrupt import Interrupt
 from ajet.core.record.evaluation import success_by_task
 from ajet.core.record.progress import TrainingProgress
+from ajet.core.record.run_checks import gap_line
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.run_recorder import RunRecorder, UpdateRecord
 from ajet.core.record.summary import RunSummary, peak_rss_bytes
@@ -124,12 +127,14 @@ class TrainingRun:
     def record_step(
         self, step: int, rollout: StepGroups, update: UpdateRecord, metrics: dict[str, float]
     ) -> None:
-        """Records a finished step and advances the run's state past it."""
+        """Records a finished step and advances the run's state past it. Raises `RunFailed` where
+        `sampler_gap` stops the run: the step is whole, so a checkpoint of it may be written."""
         self.state.timelines += self.recorder.step(step, rollout, update, metrics)
         self.state.step = step
         self.state.num_episodes += sum(len(group.trajectories) for group in rollout.all)
         self.state.cursor = self.tasks.cursor.state_dict()
         self._is_saved = False
+        self._stop_at_sampler_gap(step, metrics)
 
     async def validate_if_due(self, runner: RolloutRunner) -> None:
         """Measures success on the held-out tasks if validation is due, under the same seeds at
@@ -188,6 +193,15 @@ class TrainingRun:
         is_end = state.step == self.tasks.total_steps and "before" in state.held_out
         return "after" if is_end or self._is_multiple(self._trainer.test_freq) else None
 
+    def _stop_at_sampler_gap(self, step: int, metrics: Mapping[str, float]) -> None:
+        gap = self._trainer.sampler_gap
+        line = gap_line(metrics, gap.max_kl) if gap.action == "stop" else None
+        if line is not None:
+            raise RunFailed(
+                f"stopped after step {step} (ajet.trainer_common.sampler_gap.action=stop): {line}; "
+                "its checkpoint is written, and the same command goes on from there"
+            )
+
     def _is_multiple(self, frequency: int) -> bool:
         return frequency > 0 and self.state.step % frequency == 0
 
@@ -206,5 +220,7 @@ class TrainingRun:
             success_after=self.state.success("after"),
             num_held_out=len(self.tasks.held_out),
             timelines=self.state.timelines.report(),
+            signal=self.recorder.signal,
+            warnings=[asdict(each) for each in self.recorder.warnings],
             extra={"held_out": self.state.held_out, **stale},
         )
