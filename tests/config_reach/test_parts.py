@@ -218,6 +218,8 @@ class Validator:
     def __init__(self):
         self.asked = []
 
+    def attach(self, requests, run_folder, on_waiting): ...
+
     async def rollout(self, request, on_episode=None):
         self.asked.append((request.step, request.num_repeat, len(request.tasks)))
         return [group_of(episode(step=request.step, mode="eval"))]

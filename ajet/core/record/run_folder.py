@@ -5,6 +5,7 @@
     ├── origin.json        the folders and the day of its start (origin.py)
     ├── code/              the user's workflow and judge files with the *.py beside them
     ├── logs/              metrics.jsonl, warnings.jsonl and log files
+    ├── stops/             requests of `ajet stop`; logs/stopped.jsonl records them
     ├── checkpoints/       step_N/
     ├── episodes.sqlite    every episode with its turns (episode_store.py)
     ├── buffer.sqlite, finished.sqlite   groups and episodes that no checkpoint holds yet (clusters)
@@ -104,7 +105,7 @@ class RunFolder:
         for path in (self.checkpoints, self.tensorboard, *database_files, self.summary_json):
             if path.exists():
                 path.rename(archive / path.name)
-        for path in (self.metrics_jsonl, self.warnings_jsonl):
+        for path in (self.metrics_jsonl, self.warnings_jsonl, self.stopped_jsonl):
             if path.exists():
                 path.rename(archive / path.name)
         self.checkpoints.mkdir()
@@ -154,6 +155,18 @@ class RunFolder:
     @property
     def warnings_jsonl(self) -> Path:
         return self.logs / "warnings.jsonl"
+
+    def locks(self) -> list[Path]:
+        """Returns the lock files of the processes that have written, or write, into the folder."""
+        return sorted(self.path.glob(".*lock*"))
+
+    @property
+    def stops(self) -> Path:
+        return self.path / "stops"
+
+    @property
+    def stopped_jsonl(self) -> Path:
+        return self.logs / "stopped.jsonl"
 
     @property
     def buffer_db(self) -> Path:

@@ -74,7 +74,7 @@ def equal_outcomes(members: Sequence[Trajectory]) -> str | None:
     if None not in limits:
         cut = f"all {limits.total()} episodes were truncated, by {_listed(limits)}"
         return f"{cut}; their {_rewards(judged)}{but}" if len(rewards) == 1 else None
-    if len(rewards) != 1 or len(judged) < len(members) - len(failed):
+    if len(rewards) != 1 or len(judged) < max(len(members) - len(failed), 2):
         return None
     return f"all {_rewards(judged)}{but}{_what_it_says(judged)}"
 

@@ -32,11 +32,12 @@ from ajet.core.interrupt import Interrupt
 from ajet.core.record.evaluation import success_by_task
 from ajet.core.record.progress import TrainingProgress
 from ajet.core.record.run_checks import gap_line
-from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_folder import RunFolder, shown_path
 from ajet.core.record.run_recorder import RunRecorder, UpdateRecord
 from ajet.core.record.summary import RunSummary, peak_rss_bytes
 from ajet.core.rollout.batch import BatchRollout, BatchSettings, StepGroups
 from ajet.core.rollout.request import RolloutRequest, RolloutRunner
+from ajet.core.rollout.stops import StopRequests
 from ajet.core.run.resume_point import ResumePoint
 from ajet.core.run.run_state import RunState
 from ajet.core.run.run_tasks import RunTasks
@@ -78,6 +79,7 @@ class TrainingRun:
             total_steps=tasks.total_steps,
             is_resumed=resume_point is not None,
         )
+        self._stops = StopRequests(folder.stops, folder.stopped_jsonl)
         self._seconds_before = self.state.seconds
         self._started_s = time.monotonic()
 
@@ -103,6 +105,7 @@ class TrainingRun:
 
     def batches(self, runner: RolloutRunner) -> BatchRollout:
         """Returns the run's batches, rolled out by `runner`, with their progress on the display."""
+        self._attach(runner)
         return BatchRollout(
             runner,
             self.tasks.training,
@@ -142,6 +145,7 @@ class TrainingRun:
         moment = self._validation_due()
         if moment is None:
             return
+        self._attach(runner)
         step, num_repeat = self.state.step, self._trainer.val_pass_n
         self.progress.phase("held-out", len(self.tasks.held_out) * num_repeat)
         groups = await runner.rollout(
@@ -192,6 +196,11 @@ class TrainingRun:
             return "before" if self._trainer.val_before_train else None
         is_end = state.step == self.tasks.total_steps and "before" in state.held_out
         return "after" if is_end or self._is_multiple(self._trainer.test_freq) else None
+
+    def _attach(self, runner: RolloutRunner) -> None:
+        """Has the runner say who holds it up, and take the stops of this run folder."""
+        shown = shown_path(self.folder.path)
+        runner.attach(self._stops, shown, self.progress.waiting)
 
     def _stop_at_sampler_gap(self, step: int, metrics: Mapping[str, float]) -> None:
         gap = self._trainer.sampler_gap
