@@ -101,7 +101,9 @@ def timeline_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     tokens = report["tokens"]
     share = tokens["trained"] / tokens["sampled"]
     left = _listed({f"not: {why}": num for why, num in tokens["not_trained"].items()}, ", ")
-    yield "sampled tokens trained", f"{share:.1%} of {tokens['sampled']:,}{left}"
+    idle = tokens.get("trained_without_advantage", 0) / max(tokens["trained"], 1)
+    none = f", {idle:.0%} of them with advantage 0" if idle else ""
+    yield "sampled tokens trained", f"{share:.1%} of {tokens['sampled']:,}{none}{left}"
     if report["splits"] and report["timelines"] < report["calls"]:  # or each step is shown alone
         yield "timelines broke off", _listed(report["splits"], "\n").strip()
     if report["malformed"]:
