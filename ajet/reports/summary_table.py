@@ -67,7 +67,7 @@ def summary_table(summary: RunSummary, folder: Path) -> Table:
 
 def warning_lines(summary: RunSummary) -> list[str]:
     """Returns what the run warned of, a line each, and why steps had nothing to learn from."""
-    lines = [f"warning: step {each['step']}: {each['text']}" for each in summary.warnings]
+    lines = [f"warning (step {each['step']}): {each['text']}" for each in summary.warnings]
     signal = summary.signal
     if not signal.get("steps_without"):
         return lines
