@@ -259,15 +259,15 @@ async def train(tmp_path, update=None, **given):
 
 @shows(f"{T}.sampler_gap.action", f"{T}.sampler_gap.max_kl")
 async def test_a_gap_between_sampler_and_trainer_is_said_or_stops_the_run(tmp_path, warnings):
-    gap = {"update/sampler_kl": 0.05}
+    gap = {"update/sampler_kl": 0.08}
     key = f"{T}.sampler_gap"
-    await train(tmp_path / "a", gap, **{f"{key}.max_kl": 0.06})
+    await train(tmp_path / "a", gap, **{f"{key}.max_kl": 0.09})
     assert not any("drifted apart" in line for line in warnings)
     await train(tmp_path / "b", gap)
     assert sum("drifted apart" in line for line in warnings) == 1  # of six steps
     with pytest.raises(RunFailed, match=r"stopped after step 1 .*max_kl"):
         await train(tmp_path / "c", gap, **{f"{key}.action": "stop"})
-    await train(tmp_path / "d", gap, **{f"{key}.action": "stop", f"{key}.max_kl": 0.06})
+    await train(tmp_path / "d", gap, **{f"{key}.action": "stop", f"{key}.max_kl": 0.09})
 
 
 @shows(f"{T}.val_before_train", f"{T}.test_freq")

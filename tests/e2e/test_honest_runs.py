@@ -42,7 +42,7 @@ def test_a_run_without_signal_says_why_once_and_at_its_end_over_a_resume_too(tmp
 
 
 def test_a_gap_between_sampler_and_trainer_ends_the_run_with_a_checkpoint_and_one_line(tmp_path):
-    gate = "ajet.trainer_common.sampler_gap.action=stop"
+    gate = "ajet.trainer_common.sampler_gap={action: stop, max_kl: 0.01}"
     toy = of(tmp_path, "Plain", gate, "ajet.rollout.top_p=0.5")  # the trainer does not cut
     assert toy.finish() == 1
     (line,) = toy.errors()

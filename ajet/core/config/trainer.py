@@ -85,7 +85,7 @@ class SamplerGapConfig(Section):
         "code 1.",
     )
     max_kl: float = Field(
-        default=0.02,
+        default=0.05,
         gt=0,
         description="Largest KL(sampler || trainer) in nats, on average over a step's tokens.",
     )

@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
 
+from loguru import logger
+
 from ajet.core.record.evaluation import wilson
 from ajet.core.record.warning_log import RunWarning
 
@@ -53,11 +55,19 @@ class MetricsHistory:
 
     @classmethod
     def read(cls, path: Path) -> MetricsHistory:
-        """Reads `logs/metrics.jsonl`, from which the rows of lost steps are cut off already."""
+        """Reads `logs/metrics.jsonl`, from which the rows of lost steps are cut off already. A row
+        that cannot be read is left out and said."""
         history = cls()
-        for line in path.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
-            history.add(row.pop("step"), {k: math.nan if v is None else v for k, v in row.items()})
+        for number, line in enumerate(path.read_bytes().splitlines(), 1):
+            try:
+                row = json.loads(line)
+                step = int(row.pop("step"))
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                logger.warning(
+                    f"{path}: line {number} cannot be read and is left out of the checks"
+                )
+                continue
+            history.add(step, {k: float(v) for k, v in row.items() if isinstance(v, int | float)})
         return history
 
     def add(self, step: int, metrics: Metrics) -> None:
@@ -115,11 +125,14 @@ def entropy_collapse(history: MetricsHistory) -> RunWarning | None:
     before, now = fmean(first), fmean(last)
     if now >= MIN_ENTROPY_SHARE * before:
         return None
+    fails = f"{1 - fmean(success):.0%} of the episodes fail"
+    if not any(_values(history.steps, "reward/success")):
+        fails = "no episode is reported as a success"
     return _warning(
         history,
         "entropy_collapse",
         f"the policy's entropy fell from {before:.3g} nats a token at the start to {now:.3g} in "
-        f"{history.recent_steps(MIN_STEPS)}, while {1 - fmean(success):.0%} of the episodes fail: "
+        f"{history.recent_steps(MIN_STEPS)}, while {fails}: "
         "it hardly tries anything new (algorithm.entropy_coef, a KL loss, a lower learning rate)",
         before=before,
         now=now,

@@ -30,7 +30,7 @@ from ajet.core.record.signal import why_no_signal
 from ajet.core.record.step_metrics import held_out_metrics, step_metrics
 from ajet.core.record.step_warnings import StepWarnings
 from ajet.core.record.timeline_counts import TimelineCounts
-from ajet.core.record.warning_log import RunWarning, WarningLog
+from ajet.core.record.warning_log import RunWarning, WarningLog, shown_text
 from ajet.core.rollout.batch import StepGroups
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.trajectory.samples import TokenAdvantages
@@ -182,6 +182,7 @@ class RunRecorder:
         reason = why_no_signal(groups, samples, self._estimator)
         if reason is None:
             return
+        reason = shown_text(reason)
         self._last_reason = f"step {step}: {reason}"
         conf = self._config.yaml_path
         look = f"`ajet view {shown_path(self._folder.path)}` shows its episodes"

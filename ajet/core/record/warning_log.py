@@ -23,6 +23,7 @@ from loguru import logger
 
 from ajet.core.errors import CheckpointError
 from ajet.core.record.atomic_file import write_text_atomically
+from ajet.core.redaction import redact
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,4 +87,10 @@ def read_warnings(path: Path) -> list[RunWarning]:
 
 
 def _line(warning: RunWarning) -> str:
-    return json.dumps(asdict(warning), ensure_ascii=False) + "\n"
+    return json.dumps(asdict(warning)) + "\n"
+
+
+def shown_text(text: str) -> str:
+    """Returns a text that any file and terminal takes: without keys, control characters and lone
+    surrogates, which an episode's error may have."""
+    return redact("".join(char if char.isprintable() else "\ufffd" for char in text))

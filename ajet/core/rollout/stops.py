@@ -18,6 +18,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -61,9 +62,8 @@ class StopRequests:
 
     def take(self, episode_id: str) -> None:
         """Tells the asker that the episode runs, and will end."""
-        path = self._folder / episode_id
-        if path.exists():
-            path.replace(self._folder / (episode_id + TAKEN))
+        with suppress(FileNotFoundError):  # taken back by who asked, or nobody asked
+            (self._folder / episode_id).replace(self._folder / (episode_id + TAKEN))
 
     def ended(self, attempt: Trajectory, asked: Stop) -> None:
         """Records an attempt that was stopped, and tells the asker. One that ended by itself before
@@ -85,7 +85,7 @@ class StopRequests:
     def _append(self, row: dict[str, object]) -> None:
         try:
             with self._record.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                file.write(json.dumps(row) + "\n")
         except OSError as error:
             raise CheckpointError(f"{self._record} cannot be written: {error.strerror}") from error
 

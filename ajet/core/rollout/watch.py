@@ -99,7 +99,10 @@ class RolloutWatch:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(POLL_S)
-            self.look()
+            try:
+                self.look()
+            except OSError as error:  # the run goes on without stops that cannot be read
+                logger.warning(f"requests of `ajet stop` cannot be read: {error}")
 
     def _stop(self, episode_id: str, stop: Stop) -> None:
         if self._episodes.stop(episode_id, stop):

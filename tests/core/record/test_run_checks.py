@@ -66,6 +66,11 @@ def test_entropy_collapse_needs_a_tenth_of_the_start_and_failures():
     assert entropy_collapse(certain([0.5] * 5 + [0.04] * 5, success=0.9)) is None  # it has learnt
 
 
+def test_where_no_success_is_reported_the_line_claims_none():
+    found = entropy_collapse(certain([0.5] * 5 + [0.04] * 5, success=0.0))
+    assert found is not None and "no episode is reported as a success" in found.text
+
+
 def rewards(*values):
     return [{"reward/mean": value} for value in values]
 
@@ -155,6 +160,8 @@ def test_the_history_of_a_run_is_read_back_from_its_record(tmp_path):
         '{"step": 0, "time": 1.0, "held_out/success": 0.5, "held_out/tasks": 4.0}\n'
         '{"step": 1, "time": 2.0, "reward/mean": null, "update/entropy": 0.5}\n'
     )
+    with path.open("ab") as file:  # what a disk or an editor may leave
+        file.write(b'\xff\xfe\n[1]\n{"step": "x"}\n{"step": 2, "reward/mean": "much"}\n')
     read = MetricsHistory.read(path)
-    assert [step for step, _ in read.steps] == [1] and [s for s, _ in read.held_out] == [0]
+    assert [step for step, _ in read.steps] == [1, 2] and [s for s, _ in read.held_out] == [0]
     assert read.recent("reward/mean") == [] and read.recent("update/entropy") == [0.5]
