@@ -43,12 +43,12 @@ def num_with_signal(groups: Sequence[Group], samples: Iterable[TrainingSample]) 
 
 def limit_that_cut(trajectory: Trajectory) -> str | None:
     """Returns the config's key of the limit that cut the episode or its last reply; None where none
-    did."""
+    did, or where the episode failed or was stopped on its way."""
     if trajectory.ended_as is EpisodeStatus.TRUNCATED:
         return limit_of(trajectory.error)
     turns = [turn for turn in trajectory.turns if turn.trainable]
     is_cut = bool(turns) and turns[-1].completion.finish_reason == "length"
-    return REPLY_LIMIT if is_cut and not has_failed(trajectory) else None
+    return REPLY_LIMIT if is_cut and trajectory.ended_as is EpisodeStatus.OK else None
 
 
 def why_no_signal(
@@ -68,13 +68,14 @@ def equal_outcomes(members: Sequence[Trajectory]) -> str | None:
     judged = [t for t in members if t.reward is not None and not has_failed(t)]
     if len(failed) == len(members):
         return _all_failed(failed)
-    limits = Counter(limit_that_cut(t) for t in members if not has_failed(t))
+    ended = [t for t in members if not has_failed(t) and t.ended_as is not EpisodeStatus.ABORTED]
+    limits = Counter(limit_that_cut(t) for t in ended)
     rewards = {t.reward for t in judged}
     but = f"; the other {len(failed)} failed" if failed else ""
     if None not in limits:
         cut = f"all {limits.total()} episodes were truncated, by {_listed(limits)}"
         return f"{cut}; their {_rewards(judged)}{but}" if len(rewards) == 1 else None
-    if len(rewards) != 1 or len(judged) < max(len(members) - len(failed), 2):
+    if len(rewards) != 1 or len(judged) < max(len(ended), 2):
         return None
     return f"all {_rewards(judged)}{but}{_what_it_says(judged)}"
 

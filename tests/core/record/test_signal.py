@@ -107,6 +107,15 @@ def test_a_reply_cut_by_its_own_limit_counts_as_truncated():
     assert metrics["episodes/cut_max_response_length_in_one_turn"] == 2.0
 
 
+def test_a_member_that_was_stopped_with_a_cut_reply_is_no_cut_episode():
+    first, last = episode().turns
+    cut = (first, replace(last, completion=replace(last.completion, finish_reason="length")))
+    stopped = episode(member=1, reward=None, status=EpisodeStatus.ABORTED, turns=cut)
+    groups = [group_of(episode(), stopped)]
+    metrics = step_metrics(StepGroups(groups, [], 1.0), [], {})
+    assert metrics["episodes/cut"] == 0.0 and metrics["episodes/aborted"] == 1.0
+
+
 def test_rewards_that_differ_only_between_groups_are_said_to():
     groups = [group(1.0, 1.0), group(0.0, 0.0, number=1), group(0.0, 0.0, number=2)]
     assert why_no_signal(groups, samples(groups), "grpo") == (
