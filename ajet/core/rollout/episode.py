@@ -183,11 +183,11 @@ class EpisodeRunner:
         async with AsyncExitStack() as resources:
             while True:
                 attempt = self._attempt(plan, sampling or self._sampling, len(failed), resources)
-                trajectory = (
-                    attempt
-                    if isinstance(attempt, Trajectory)
-                    else await self._run(attempt, resources)
-                )
+                if isinstance(attempt, Trajectory):
+                    trajectory = attempt
+                else:
+                    self._add_running(attempt, resources)
+                    trajectory = await attempt.run()
                 if trajectory.status not in RETRIED or len(failed) == retries:
                     break
                 failed.append(trajectory)
@@ -212,16 +212,15 @@ class EpisodeRunner:
         """Implements `EpisodeExecutor.set_stops`."""
         self._stops = stops
 
-    async def _run(self, attempt: Attempt, resources: AsyncExitStack) -> Trajectory:
-        """Runs one attempt. Until `resources` are closed, which is after its verdict, it is among
-        those that run."""
+    def _add_running(self, attempt: Attempt, resources: AsyncExitStack) -> None:
+        """Adds the attempt to those that run, until `resources` are closed after its verdict. One
+        that was stopped in an earlier attempt of the run is stopped again."""
         name = attempt.activity.episode_id
         self._running[name] = attempt
         resources.callback(self._running.pop, name, None)
         if (stop := self._stops.get(name)) is not None:
             logger.info(f"{name}: {stop.reason}, in an earlier attempt of the run: so it is again")
             attempt.stop(stop)
-        return await attempt.run()
 
     def _attempt(
         self, plan: WorkflowTask, sampling: SamplingParams, number: int, resources: AsyncExitStack
