@@ -27,6 +27,7 @@ from ajet.agents.environment_settings import (
     split_of,
 )
 from ajet.agents.frame_recorder import frame_recorder_for
+from ajet.core.activity import in_call
 from ajet.core.config import AjetConfig
 from ajet.core.environment.live import LiveEnvironment
 from ajet.core.environment.returns import StepResult
@@ -120,9 +121,10 @@ class EnvironmentEpisode:
     async def begin(self, workflow_task: WorkflowTask) -> None:
         """Resets the environment and stores its first observation."""
         options = {"split": split_of(workflow_task)}
-        observation_and_key = await self.environment.reset(
-            workflow_task.seed % LARGEST_SEED, options
-        )
+        with in_call(f"environment {self.settings.tag}, reset"):
+            observation_and_key = await self.environment.reset(
+                workflow_task.seed % LARGEST_SEED, options
+            )
         self.observation, self._state_key = observation_and_key
 
     def system(self) -> Messages:
@@ -152,7 +154,9 @@ class EnvironmentEpisode:
         if action is None:
             transition = self._transition_without_action()
         else:
-            transition = self._transition_of(action, await self.environment.step(action))
+            with in_call(f"environment {self.settings.tag}, step {len(self.transitions) + 1}"):
+                step = await self.environment.step(action)
+            transition = self._transition_of(action, step)
         self.transitions.append(transition)
         if self.ended_by is None and len(self.transitions) >= self.settings.custom.max_steps:
             self.ended_by = "max_steps"

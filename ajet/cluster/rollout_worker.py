@@ -21,9 +21,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ from loguru import logger
 from ray.cloudpickle import cloudpickle
 
 from ajet.cluster.import_env import ImportEnv
+from ajet.core.activity import CurrentCall
 from ajet.core.bounded_loop import MAX_THREADS
 from ajet.core.config import AjetConfig
 from ajet.core.config.redacted import remember_secrets_of
@@ -40,6 +41,7 @@ from ajet.core.inference.endpoint import ModelEndpoint, SamplingParams
 from ajet.core.record.episode_store import as_plain_json
 from ajet.core.record.screen_log import begin_screen_log
 from ajet.core.rollout.admission import Slot
+from ajet.core.rollout.stops import Stop
 from ajet.core.task.workflow_task import Mode, WorkflowTask
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 
@@ -76,6 +78,16 @@ class EpisodeRaised:
 
     episode_id: str
     error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Says for how many seconds a worker's event loop has been blocked, by which line of the user's
+    code, and what each of its episodes does."""
+
+    stall_s: float
+    line: str
+    calls: Mapping[str, CurrentCall] = field(default_factory=dict)
 
 
 Event = WorkflowEnded | EpisodeEnded | EpisodeRaised
@@ -118,19 +130,25 @@ class RolloutWorker:
         self._episodes = EpisodeLoop(config, make_endpoint, spec, self._number)
         return os.getpid()
 
-    def begin(self, plan: WorkflowTask, sampling: SamplingParams | None) -> None:
-        """Starts an episode; `take_events` returns what happens to it."""
-        run = self._episodes.run(plan, sampling)
+    def begin(
+        self, plan: WorkflowTask, sampling: SamplingParams | None, stops: Mapping[str, Stop]
+    ) -> None:
+        """Starts an episode; `take_events` returns what happens to it. `stops` are those of its
+        attempts that are decided already."""
+        run = self._episodes.run(plan, sampling, stops)
         asyncio.run_coroutine_threadsafe(run, self._episodes.loop)
 
     def take_events(self) -> list[Event]:
         """Waits for events and returns those since the last call."""
         return self._episodes.take_events()
 
-    def heartbeat(self) -> tuple[float, str]:
-        """Returns for how many seconds the event loop has been blocked, and the line of the user's
-        code that blocks it."""
-        return self._episodes.stall_time()
+    def heartbeat(self) -> Heartbeat:
+        """Says how the event loop is, and what the episodes do."""
+        return self._episodes.heartbeat()
+
+    def stop(self, episode_id: str, stop: Stop) -> None:
+        """Ends an attempt at an episode; its trajectory comes as an event."""
+        self._episodes.stop(episode_id, stop)
 
     def cancel(self, episode_ids: Sequence[str]) -> None:
         """Cancels these episodes; their trajectories come as events."""
@@ -161,6 +179,7 @@ class EpisodeLoop:
         self._gateway = assembly.make_gateway(config, offset=number)
         self._runners: dict[Mode, EpisodeExecutor] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._stops: dict[str, Stop] = {}
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.loop = asyncio.new_event_loop()
         self.loop.set_default_executor(ThreadPoolExecutor(MAX_THREADS, "ajet"))
@@ -168,8 +187,11 @@ class EpisodeLoop:
         self._thread = threading.Thread(target=self._run_loop, name="ajet-episodes", daemon=True)
         self._thread.start()
 
-    async def run(self, plan: WorkflowTask, sampling: SamplingParams | None) -> None:
+    async def run(
+        self, plan: WorkflowTask, sampling: SamplingParams | None, stops: Mapping[str, Stop]
+    ) -> None:
         """Runs an episode on this loop and adds what happens to it to the events."""
+        self._stops |= stops
         task = asyncio.current_task()
         assert task is not None
         self._running[plan.episode_id] = task
@@ -199,10 +221,22 @@ class EpisodeLoop:
             except queue.Empty:
                 return events
 
-    def stall_time(self) -> tuple[float, str]:
-        """Returns for how many seconds the loop has been blocked, and the user code's line."""
+    def heartbeat(self) -> Heartbeat:
+        """Returns for how many seconds the loop has been blocked, by which line of the user's code,
+        and what the episodes do. It is called from another thread."""
         stall_s = time.monotonic() - self._last_tick_s
-        return stall_s, self._user_line() if stall_s > 10 * TICK_S else ""
+        calls: dict[str, CurrentCall] = {}
+        for runner in list(self._runners.values()):
+            calls |= runner.calls()
+        return Heartbeat(stall_s, self._user_line() if stall_s > 10 * TICK_S else "", calls)
+
+    def stop(self, episode_id: str, stop: Stop) -> None:
+        """Ends an attempt at an episode; is called from another thread."""
+        self.loop.call_soon_threadsafe(self._stop, episode_id, stop)
+
+    def _stop(self, episode_id: str, stop: Stop) -> None:
+        for runner in self._runners.values():
+            runner.stop(episode_id, stop)
 
     def cancel(self, episode_ids: Sequence[str]) -> None:
         """Cancels these episodes; is called from another thread."""
@@ -238,6 +272,7 @@ class EpisodeLoop:
                 mode=mode,
                 gateway=self._gateway,
             ).executor
+            self._runners[mode].set_stops(self._stops)
         return self._runners[mode]
 
     def _user_line(self) -> str:

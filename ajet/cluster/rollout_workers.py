@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,10 +33,12 @@ from ajet.cluster.rollout_worker import (
     MAX_CALLS,
     EpisodeRaised,
     Event,
+    Heartbeat,
     RolloutWorker,
     TokenizerSpec,
     WorkflowEnded,
 )
+from ajet.core.activity import CurrentCall
 from ajet.core.config import AjetConfig
 from ajet.core.inference.endpoint import ModelEndpoint, SamplingParams
 from ajet.core.judge import judge_class, judge_spec, make_judge
@@ -45,6 +47,7 @@ from ajet.core.rollout.admission import Admission, Slot
 from ajet.core.rollout.episode import JudgeInGroup, awaits_group_verdict
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
+from ajet.core.rollout.stops import Stop
 from ajet.core.task.workflow_task import WorkflowTask
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 
@@ -82,6 +85,7 @@ class WorkerSlot:
     listening: asyncio.Task[None] | None = None
     running: dict[str, RunningEpisode] = field(default_factory=dict)
     is_reserved: bool = False  # for one isolated episode
+    calls: Mapping[str, CurrentCall] = field(default_factory=dict)
     fault: str = ""
     silent_since: float | None = None  # on the monotonic clock
 
@@ -133,6 +137,7 @@ class RolloutWorkers:
         total = self._limits.max_env_worker
         num = min(len(self._options), total)
         self.slots = [WorkerSlot(n, total // num + (n < total % num)) for n in range(num)]
+        self._stops: Mapping[str, Stop] = {}
         self._changed = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
 
@@ -172,7 +177,7 @@ class RolloutWorkers:
             running = worker.running[plan.episode_id] = RunningEpisode(slot, asyncio.Future())
             try:
                 await self.started(worker)
-                worker.actor.begin.remote(plan, sampling)
+                worker.actor.begin.remote(plan, sampling, self._stops_of(plan))
                 trajectory = await asyncio.shield(running.trajectory)
                 break
             except (WorkerLost, ProcessLost) as lost:
@@ -189,6 +194,26 @@ class RolloutWorkers:
         if judge_in_group is not None and awaits_group_verdict(trajectory):
             return await judge_in_group(trajectory)
         return trajectory
+
+    def calls(self) -> Mapping[str, CurrentCall]:
+        """Returns what each running episode does, as of its worker's last heartbeat."""
+        return {name: call for worker in self.slots for name, call in worker.calls.items()}
+
+    def stop(self, episode_id: str, stop: Stop) -> bool:
+        """Ends a running attempt at an episode; returns False if there is none of this id."""
+        worker = next((each for each in self.slots if episode_id in each.calls), None)
+        if worker is None or not worker.is_ready:
+            return False
+        worker.actor.stop.remote(episode_id, stop)
+        return True
+
+    def set_stops(self, stops: Mapping[str, Stop]) -> None:
+        """Sets the stops of attempts that have not begun."""
+        self._stops = stops
+
+    def _stops_of(self, plan: WorkflowTask) -> dict[str, Stop]:
+        """Returns the stops of the plan's attempts, whose ids begin with its own."""
+        return {n: stop for n, stop in self._stops.items() if n.startswith(plan.episode_id)}
 
     async def started(self, worker: WorkerSlot) -> int:
         """Returns the id of the process of this position; starts one if there is none."""
@@ -312,26 +337,29 @@ class RolloutWorkers:
         if worker.listening is not None and worker.listening is not asyncio.current_task():
             worker.listening.cancel()
         worker.actor = worker.started = worker.listening = None
-        worker.fault, worker.silent_since = "", None
+        worker.fault, worker.silent_since, worker.calls = "", None, {}
 
     async def _watch(self) -> None:
         """Ends processes whose event loop is blocked: Ray only notices those that have ended."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             busy = [worker for worker in self.slots if worker.running and worker.is_ready]
+            for idle in (worker for worker in self.slots if not worker.running):
+                idle.calls = {}
             beats = await asyncio.gather(*map(_heartbeat, busy))
             for worker, beat in zip(busy, beats, strict=True):
                 if not worker.is_ready:  # lost during the heartbeat
                     continue
                 silent_s = worker.silent_s(beat is not None, time.monotonic())
-                stall_s, line = beat or (silent_s, "")
+                stall_s, line = (beat.stall_s, beat.line) if beat else (silent_s, "")
+                worker.calls = beat.calls if beat else worker.calls
                 if stall_s > self.blocked_after_s:
                     at = f" at {line}" if line else ""
                     worker.fault = f"its event loop stood still for {stall_s:.0f} s{at}"
                     ray.kill(worker.actor)
 
 
-async def _heartbeat(worker: WorkerSlot) -> tuple[float, str] | None:
+async def _heartbeat(worker: WorkerSlot) -> Heartbeat | None:
     """Returns the worker's heartbeat, or None if there is no answer in time."""
     try:
         return await asyncio.wait_for(_awaited(worker.actor.heartbeat.remote()), HEARTBEAT_S)

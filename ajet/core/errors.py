@@ -8,7 +8,8 @@
     ├── ChatError             somebody else's model (a judge's, say) gave no answer
     ├── RunChanged            an unfinished run would go on as another experiment
     ├── RunComplete           the run has no step left; the command line ends with exit code 0
-    └── RunFailed             too many failed episodes: says which status and how many
+    └── RunFailed             the run stops itself: too many failed episodes, lost processes, a
+                              sampler that is not the trainer's policy any more
 
 A message says what, where and what to do. An episode's own failure is not in this tree: it is an
 `EpisodeStatus` (see trajectory/trajectory.py); `EnvironmentFault` decides which one.
@@ -48,7 +49,7 @@ class RunComplete(AjetError):
 
 
 class RunFailed(AjetError):
-    """Raised when the run stops itself because too many episodes failed."""
+    """Raised when the run stops itself; its last whole step is saved."""
 
 
 class EnvironmentFault(Exception):

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ajet.core.record.evaluation import wilson
-from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_folder import RunFolder, shown_path
 from ajet.core.record.summary import RunSummary
 from ajet.core.run.attempt_record import read_attempts
 
@@ -37,6 +37,8 @@ def print_summary(
     """Prints the table and, under it, commands to copy, one line each. `conf` and `overrides` are
     those that the run was started with, without secrets."""
     console.print(summary_table(summary, folder), Text())
+    for line in warning_lines(summary):
+        console.print(Text(line, style="yellow"), soft_wrap=True)
     for what, command in follow_up_commands(folder, conf, overrides):
         console.print(Text(what, style="dim"))
         console.print(Text(f"  {command}", style="cyan"), soft_wrap=True)  # one line, to be copied
@@ -56,6 +58,8 @@ def summary_table(summary: RunSummary, folder: Path) -> Table:
     table.add_row("steps / episodes", f"{summary.steps:,} / {summary.episodes:,}")
     table.add_row("time", _duration(summary.wall_seconds))
     table.add_row("peak memory", f"{summary.peak_rss_bytes / 1e9:.2f} GB")
+    if signal := _signal(summary.signal):
+        table.add_row("groups with signal", signal)
     for name, text in timeline_rows(summary.timelines):
         table.add_row(name, text)
     attempts = read_attempts(RunFolder(folder))
@@ -64,6 +68,29 @@ def summary_table(summary: RunSummary, folder: Path) -> Table:
         table.add_row("attempts", Text(lines, overflow="fold"))
     table.add_row("run folder", Text(shown_path(folder), overflow="fold"))
     return table
+
+
+def warning_lines(summary: RunSummary) -> list[str]:
+    """Returns what the run warned of, a line each, and why steps had nothing to learn from."""
+    lines = [f"warning (step {each['step']}): {each['text']}" for each in summary.warnings]
+    signal = summary.signal
+    if not signal.get("steps_without"):
+        return lines
+    which = f"{signal['steps_without']} of {signal['steps']} steps"
+    if signal["steps_without"] == signal["steps"]:
+        which = f"nothing was learnt: none of the {signal['steps']} steps"
+        return [*lines, f"{which} had a group with signal; the last: {signal['last_reason']}"]
+    return [*lines, f"{which} had no group with signal; the last: {signal['last_reason']}"]
+
+
+def _signal(signal: Mapping[str, Any]) -> str | None:
+    """Returns the share of groups with signal as text, or None before the first step."""
+    if not signal.get("groups"):
+        return None
+    share = signal["groups_with"] / signal["groups"]
+    text = f"{share:.0%} of {signal['groups']:,}"
+    none = signal["steps_without"]
+    return f"{text}  [bold red]{none:,} of {signal['steps']:,} steps had none[/]" if none else text
 
 
 def timeline_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -79,7 +106,9 @@ def timeline_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     tokens = report["tokens"]
     share = tokens["trained"] / tokens["sampled"]
     left = _listed({f"not: {why}": num for why, num in tokens["not_trained"].items()}, ", ")
-    yield "sampled tokens trained", f"{share:.1%} of {tokens['sampled']:,}{left}"
+    idle = tokens.get("trained_without_advantage", 0) / max(tokens["trained"], 1)
+    none = f", {idle:.0%} of them with advantage 0" if idle else ""
+    yield "sampled tokens trained", f"{share:.1%} of {tokens['sampled']:,}{none}{left}"
     if report["splits"] and report["timelines"] < report["calls"]:  # or each step is shown alone
         yield "timelines broke off", _listed(report["splits"], "\n").strip()
     if report["malformed"]:
@@ -128,15 +157,6 @@ def _program(name: str) -> str:
     its name."""
     beside = Path(sys.executable).parent / name
     return shown_path(beside) if shutil.which(name) is None and beside.exists() else name
-
-
-def shown_path(path: Path) -> str:
-    """Returns the path relative to the current folder if it lies below it, else the absolute
-    path."""
-    path, current_folder = Path(path).absolute(), Path.cwd()
-    return (
-        str(path.relative_to(current_folder)) if path.is_relative_to(current_folder) else str(path)
-    )
 
 
 def _success(rate: float | None, num_tasks: int) -> str:

@@ -14,6 +14,7 @@ sandbox/program.py says what is NOT covered by that (os.urandom, addresses, time
 import math
 from typing import Any
 
+from ajet.core.activity import in_call
 from ajet.sandbox import pool
 
 _has_reported = False
@@ -32,7 +33,8 @@ async def run_python(code: str, timeout: float = 300, **kwargs: Any) -> str:
     seconds = _seconds(timeout)
     if seconds is None:
         return _format_output(-1, "", f"timeout={timeout!r} is no positive number of seconds")
-    outcome = await pool.default_pool().run(str(code), seconds)
+    with in_call("tool execute_python_code"):
+        outcome = await pool.default_pool().run(str(code), seconds)
     _report_once()
     return _format_output(outcome.returncode, outcome.stdout, outcome.stderr)
 

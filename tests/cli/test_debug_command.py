@@ -40,6 +40,11 @@ class LengthJudge(BaseJudge):
         return float(len(workflow_output.metadata["final_answer"])), True
 
 
+class SameJudge(BaseJudge):
+    def compute_reward(self, workflow_task, workflow_output):
+        return 0.25, False
+
+
 class RaisingJudge(BaseJudge):
     def compute_reward(self, workflow_task, workflow_output):
         raise ValueError("no such unit")  # JUDGES
@@ -167,3 +172,13 @@ def test_a_breakpoint_in_a_workflow_stops_there_and_its_variables_can_be_read(pr
         editor.request("continue", threadId=stopped["threadId"])
         assert editor.wait_for("exited")["exitCode"] == 0, editor.output
     assert "1 episode, 1 successful" in editor.output
+
+
+def test_debug_says_where_all_episodes_came_out_alike(project):
+    same = "ajet.task_judge.judge_protocol=flow.py->SameJudge"
+    result = debug("--tasks", "3", "--one-at-a-time", same)
+    assert result.exit_code == 0
+    said = " ".join(result.output.split())
+    assert "3 rewards are 0.25" in said and "A run learns only where rewards differ" in said
+    alone = debug("--tasks", "1", same)  # one episode is like no other
+    assert "A run learns only" not in alone.output

@@ -14,7 +14,7 @@ from ajet.cluster.actor_errors import ProcessLost, result_of
 from ajet.cluster.engine_process import EngineProcess
 from ajet.cluster.engines import Engines
 from ajet.cluster.import_env import ImportEnv
-from ajet.cluster.rollout_worker import EpisodeEnded, RolloutWorker, WorkflowEnded
+from ajet.cluster.rollout_worker import EpisodeEnded, Heartbeat, RolloutWorker, WorkflowEnded
 from ajet.cluster.rollout_workers import RolloutWorkers
 from ajet.cluster.router_process import RouterProcess
 from ajet.cluster.trainer_group import TrainerRank
@@ -60,7 +60,7 @@ class Worker:
     def _start(self, *_):
         return self._said("start", 1)
 
-    def _begin(self, plan, sampling):
+    def _begin(self, plan, sampling, stops):
         trajectory = Trajectory(plan, (), EpisodeStatus.OK, reward=1.0)
         self.events.put_nowait(WorkflowEnded(plan.episode_id, EpisodeStatus.OK))
         self.events.put_nowait(EpisodeEnded(plan.episode_id, cloudpickle.dumps(trajectory)))
@@ -74,7 +74,7 @@ class Worker:
     async def _heartbeat(self):
         if self.is_mute:
             await asyncio.Future()
-        return 0.0, ""
+        return Heartbeat(0.0, "")
 
     def _cancel(self, episode_ids): ...
 

@@ -27,7 +27,7 @@ from ajet.backbones.debug.training import DebugTraining
 from ajet.backbones.disaggregated.async_run import open_buffer
 from ajet.core.buffer.priority import PRIORITIES
 from ajet.core.config.section import ALL_BACKBONES, NoEffect, NotBuilt, leaves
-from ajet.core.errors import ModelError
+from ajet.core.errors import ModelError, RunFailed
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import ContextOverflow, SamplingParams
 from ajet.core.interrupt import Interrupt
@@ -218,6 +218,8 @@ class Validator:
     def __init__(self):
         self.asked = []
 
+    def attach(self, requests, run_folder, on_waiting): ...
+
     async def rollout(self, request, on_episode=None):
         self.asked.append((request.step, request.num_repeat, len(request.tasks)))
         return [group_of(episode(step=request.step, mode="eval"))]
@@ -226,8 +228,9 @@ class Validator:
 DUMMY = {f"{READER}.type": "random_dummy", f"{T}.total_training_steps": 6}
 
 
-async def train(tmp_path, **given):
-    """The loop of a run, with everything but episodes and the update; what was validated, saved."""
+async def train(tmp_path, update=None, **given):
+    """The loop of a run, with everything but episodes and the update; what was validated, saved.
+    `update` are the metrics of each step's."""
     config = config_of(DUMMY | given)
     validator, saved = Validator(), []
 
@@ -247,10 +250,24 @@ async def train(tmp_path, **given):
             await run.validate_if_due(validator)
             for step in run.steps_left():
                 rollout = StepGroups([group_of(episode(step=step))], [], 1.0)
-                run.record_step(step, rollout, SimpleNamespace(advantages={}, samples=[]), {})
+                empty = SimpleNamespace(advantages={}, samples=[])
+                run.record_step(step, rollout, empty, dict(update or {}))
                 await run.validate_if_due(validator)
                 await run.save_if_due()
     return validator.asked, saved
+
+
+@shows(f"{T}.sampler_gap.action", f"{T}.sampler_gap.max_kl")
+async def test_a_gap_between_sampler_and_trainer_is_said_or_stops_the_run(tmp_path, warnings):
+    gap = {"update/sampler_kl": 0.08}
+    key = f"{T}.sampler_gap"
+    await train(tmp_path / "a", gap, **{f"{key}.max_kl": 0.09})
+    assert not any("drifted apart" in line for line in warnings)
+    await train(tmp_path / "b", gap)
+    assert sum("drifted apart" in line for line in warnings) == 1  # of six steps
+    with pytest.raises(RunFailed, match=r"stopped after step 1 .*max_kl"):
+        await train(tmp_path / "c", gap, **{f"{key}.action": "stop"})
+    await train(tmp_path / "d", gap, **{f"{key}.action": "stop", f"{key}.max_kl": 0.09})
 
 
 @shows(f"{T}.val_before_train", f"{T}.test_freq")

@@ -201,6 +201,7 @@ SETTINGS: dict[str, Row] = {
     f"{R}.max_model_len": Row(7, {"limits.max_model_len": 7, "server.max_model_len": 7}),
     f"{R}.multi_turn.max_steps": Row(7, {"limits.max_steps": 7}),
     f"{R}.episode_timeout_s": Row(7.0, {"limits.episode_timeout_s": 7.0}),
+    f"{R}.max_wave_wait_s": Row(7.0, {"limits.max_wave_wait_s": 7.0}),
     f"{R}.failure_policy": Row(
         "drop_group", {"limits.failure_policy": "drop_group", "selections": ["drop_group"]}
     ),

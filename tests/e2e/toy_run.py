@@ -165,6 +165,20 @@ class OneHangs(Plain):
         return await super().execute(workflow_task, model_tuner)
 
 
+class ToolHangs(Plain):
+    """The tool of one episode of the second step does."""
+
+    async def execute(self, workflow_task, model_tuner):
+        self.hangs = workflow_task.episode_id == "000002-train-0001-02"
+        return await super().execute(workflow_task, model_tuner)
+
+    async def tool(self, question):
+        if self.hangs:
+            LOG.with_name("hangs").touch()
+            await asyncio.sleep(3600)
+        return await super().tool(question)
+
+
 class Hangs(Plain):
     async def execute(self, workflow_task, model_tuner):
         await asyncio.sleep(3600)

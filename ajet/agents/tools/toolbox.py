@@ -35,6 +35,7 @@ from ajet.agents.tools.mcp_session import McpAddress
 from ajet.agents.tools.mcp_tools import McpTools, Scope
 from ajet.agents.tools.source import OpenTool, ToolEpisode, ToolSource
 from ajet.agents.tools.tool import BaseTool
+from ajet.core.activity import in_call
 from ajet.core.config import AjetConfig
 from ajet.core.config.section import Section
 from ajet.core.errors import ConfigError
@@ -148,7 +149,8 @@ class EpisodeTools:
         async def work() -> Any:
             return await tool.call(arguments)
 
-        return await run_tool_call(work(), self._timeout_s)
+        with in_call(f"tool {name}"):
+            return await run_tool_call(work(), self._timeout_s)
 
     async def rewards(self) -> dict[str, float]:
         """Returns the reward of each tool that gives one to the episode."""

@@ -17,6 +17,7 @@ from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
 from ajet.core.judge import make_judge
 from ajet.core.judge.judge import BaseJudge
+from ajet.core.record.signal import equal_outcomes
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.reader import make_reader
@@ -24,6 +25,11 @@ from ajet.core.task.task import Task
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 from ajet.core.workflow.registry import WorkflowFactory
 from ajet.reports.live_transcript import LiveTranscripts
+
+ALIKE = (
+    "A run learns only where rewards differ within a group: look at more tasks with --tasks, and "
+    "at what the judge was given"
+)
 
 
 def debug_episodes(
@@ -51,6 +57,8 @@ def debug_episodes(
     console.print(_summary(trajectories))
     if limits.max_response_length_in_one_turn < config.ajet.rollout.max_response_length_in_one_turn:
         _note_short_replies(console, trajectories, limits.max_response_length_in_one_turn)
+    if len(trajectories) > 1 and (reason := equal_outcomes(trajectories)) is not None:
+        console.print(Text(f"{reason}. {ALIKE}", style="yellow"), soft_wrap=True)
     return trajectories
 
 

@@ -49,9 +49,10 @@ from ajet.core.buffer.journal import Journal
 from ajet.core.config import AjetConfig
 from ajet.core.errors import RunFailed
 from ajet.core.interrupt import Interrupt
-from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_folder import RunFolder, shown_path
 from ajet.core.rollout.batch import BatchRollout, BatchSettings
 from ajet.core.rollout.group import GroupRunner
+from ajet.core.rollout.stops import StopRequests
 from ajet.core.run.resume_point import ResumePoint
 from ajet.core.run.training_run import TrainingRun
 from ajet.core.weight_sync.folder import FolderSource
@@ -121,6 +122,9 @@ class TrainerCommand:
             await self.client.publish(self.versions.trained)
             await first_of(self.trainer.run(), self._poll())
             await self.run.save_if_new()
+        except RunFailed:  # raised after a whole step
+            await self.run.save_if_new()
+            raise
         finally:
             self.versions.end()
             self.buffer.close()
@@ -271,6 +275,8 @@ class ExplorerCommand:
         notes = buffer.read_notes()
         if notes.get(ATTEMPT) != attempt:
             raise AttemptOver
+        stops = StopRequests(self._folder.stops, self._folder.stopped_jsonl)
+        runner.attach(stops, shown_path(self._folder.path), lambda text: None)
         versions = VersionState(int(notes[TRAINED]))
         self._tasks.cursor.load_state_dict(self._first_tasks)
         journal.reopen(_newest_of(json.loads(notes[ATTEMPTS]), attempt), attempt)

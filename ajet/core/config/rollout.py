@@ -190,6 +190,15 @@ class RolloutConfig(Section):
         gt=0,
         description="Seconds until an episode ends with status timeout, in-process engine's aside.",
     )
+    max_wave_wait_s: Annotated[
+        float | None, NoEffect("engines of a cluster compute in no waves", on=("verl",))
+    ] = Field(
+        default=None,
+        gt=0,
+        description="Seconds that a wave of the in-process engine waits for one call of a tool or "
+        "of workflow code, then that episode ends with status timeout; null: episode_timeout_s. "
+        "What is computed depends on the clock then.",
+    )
     failure_policy: Literal["mask", "retry", "drop_group", "zero"] = Field(
         default="mask", description="What becomes of a failed episode; zero gives it reward 0."
     )

@@ -76,6 +76,21 @@ class FsdpConfig(Section):
     )
 
 
+class SamplerGapConfig(Section):
+    """Configures what happens when the sampler's log-probabilities and the trainer's differ."""
+
+    action: Literal["warn", "stop"] = Field(
+        default="warn",
+        description="Above max_kl: warn says so once; stop ends the run with a checkpoint and exit "
+        "code 1.",
+    )
+    max_kl: float = Field(
+        default=0.05,
+        gt=0,
+        description="Largest KL(sampler || trainer) in nats, on average over a step's tokens.",
+    )
+
+
 class TrainerConfig(Section):
     """Configures the run: steps, validation, checkpoints, loss and optimizer."""
 
@@ -125,6 +140,9 @@ class TrainerConfig(Section):
         default=1, ge=1, description="Optimizer steps of one pass over a step's samples."
     )
     optim: OptimConfig = Field(default=OptimConfig(), description="The optimizer.")
+    sampler_gap: SamplerGapConfig = Field(
+        default=SamplerGapConfig(), description="Sampler and trainer drifting apart."
+    )
     lora: LoraConfig = Field(default=LoraConfig(), description="Low-rank adapters.")
     use_kl_loss: bool = Field(
         default=True, description="Add the KL to the starting model to the loss."

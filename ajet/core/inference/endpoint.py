@@ -116,6 +116,16 @@ class ModelEndpoint(Protocol):
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class WaveWait:
+    """A wave that cannot begin: `missing` are the live episodes that make no request, `num_waiting`
+    are those that do. `wave` counts the waves so far."""
+
+    wave: int
+    num_waiting: int
+    missing: tuple[str, ...]
+
+
 class WaveEndpoint(ModelEndpoint, Protocol):
     """An endpoint that begins a batch (a wave) when every live episode waits for it, so that what
     is computed together does not depend on timing. An episode is live from `enter` to `leave`."""
@@ -123,6 +133,10 @@ class WaveEndpoint(ModelEndpoint, Protocol):
     def set_wave_check(self, check: Callable[[], bool] | None) -> None:
         """Has `check` called on the event loop before each wave. The wave begins if it returns
         true, else it waits for the next request or `leave`. None removes the check."""
+        ...
+
+    def waiting(self) -> WaveWait | None:
+        """Returns who is waited for, while requests wait and nothing is computed; else None."""
         ...
 
 

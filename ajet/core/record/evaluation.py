@@ -62,13 +62,14 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def wilson(successes: float, trials: float) -> IntervalEstimate:
-    """Returns Wilson's score interval of a proportion (Wilson 1927)."""
+def wilson(successes: float, trials: float, z: float = Z_95) -> IntervalEstimate:
+    """Returns Wilson's score interval of a proportion (Wilson 1927), of 95 % or that of another
+    normal quantile."""
     if trials == 0:
         return IntervalEstimate(math.nan, 0.0, 1.0)
-    share, z2 = successes / trials, Z_95**2
+    share, z2 = successes / trials, z**2
     centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
-    half = Z_95 / (1 + z2 / trials) * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2))
+    half = z / (1 + z2 / trials) * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2))
     return IntervalEstimate(share, max(0.0, centre - half), min(1.0, centre + half))
 
 

@@ -10,7 +10,8 @@
         progress.step_done(1, metrics)
 
 A terminal gets a live panel; a pipe or a log file gets one plain line a step. Read from `metrics`
-when there: reward/mean, reward/success, rollout/episodes_per_s, rollout/tokens_per_s.
+when there: reward/mean, reward/success, rollout/episodes_per_s, rollout/tokens_per_s,
+groups/with_advantage, groups/total.
 
 Not covered: the result at the end (reports/summary_table.py), metrics for machines (metrics.py).
 """
@@ -36,6 +37,7 @@ RECENT_STEPS = 10  # the time left is estimated from these, as late steps take l
 LEVELS = "▁▂▃▄▅▆▇█"
 SPARKLINE_WIDTH = 16
 MAX_WIDTH = 92
+SHOWN_WARNINGS = 3
 
 
 class TrainingProgress:
@@ -63,6 +65,8 @@ class TrainingProgress:
         self._metrics: Mapping[str, float] = {}
         self._rewards: list[float] = []
         self._held_out: list[tuple[int, float]] = []
+        self._warned: list[tuple[int, str]] = []
+        self._waiting = ""
         self._live: Live | None = None
 
     def __enter__(self) -> TrainingProgress:
@@ -118,6 +122,14 @@ class TrainingProgress:
         if self._live is None:
             self._line("  ".join([f"step {step}/{self.total_steps}", *self._facts()]))
 
+    def warned(self, step: int, name: str) -> None:
+        """Keeps the name of a warning in view; the log has its text."""
+        self._warned.append((step, name.replace("_", " ")))
+
+    def waiting(self, text: str) -> None:
+        """Shows what everybody waits for, until it is called with an empty text."""
+        self._waiting = text
+
     def note(self, text: str) -> None:
         """Prints one line that stays above the display."""
         self._line(text)
@@ -144,7 +156,7 @@ class TrainingProgress:
 
     def __rich__(self) -> RenderableType:
         return Panel(
-            Group(self._bars(), Text(), self._numbers()),
+            Group(self._bars(), Text(), self._numbers(), *self._alerts()),
             title=f"[bold]ajet[/] · {self._title}",
             title_align="left",
             subtitle=f"{_clock_text(self._clock() - self._started)} elapsed",
@@ -190,7 +202,22 @@ class TrainingProgress:
         table.add_row("reward", reward, "success", success)
         speed = f"{episodes} ep/s  {tokens} tok/s"
         table.add_row("held-out", self._held_out_text(), "speed", speed)
+        table.add_row("signal", _signal_text(self._metrics), "", "")
         return table
+
+    def _alerts(self) -> list[Text]:
+        """Returns what a person should see at once: who holds up the run, and the last warnings."""
+        alerts: list[Text] = []
+        if self._waiting and self._phase not in ("done", "stopped"):
+            alerts.append(Text(self._waiting, style="bold yellow"))
+        if self._warned:
+            last = ", ".join(
+                f"{name} (step {step})" for step, name in self._warned[-SHOWN_WARNINGS:]
+            )
+            more = len(self._warned) - SHOWN_WARNINGS
+            earlier = f", {more} earlier" if more > 0 else ""
+            alerts.append(Text(f"warned of  {last}{earlier}", style="yellow"))
+        return [Text(), *alerts] if alerts else []
 
     def _held_out_text(self) -> Text:
         if not self._held_out:
@@ -211,6 +238,8 @@ class TrainingProgress:
             ("rollout/tokens_per_s", "{:,.0f} tok/s"),
         )
         facts = [form.format(self._metrics[name]) for name, form in shown if name in self._metrics]
+        if "groups/with_advantage" in self._metrics:
+            facts.append(f"signal {_signal_text(self._metrics).plain}")
         facts.append(f"elapsed {_clock_text(self._clock() - self._started)}")
         return [*facts, f"left {_clock_text(self.seconds_left)}"]
 
@@ -237,6 +266,15 @@ def _success_cell(success: float | None) -> RenderableType:
     bar = Bar(1.0, 0.0, success, width=14, color="green", bgcolor="grey30")
     row.add_row(f"{success:6.1%}", bar)
     return row
+
+
+def _signal_text(metrics: Mapping[str, float]) -> Text:
+    """Returns how many of the last step's groups have something to learn from."""
+    total = metrics.get("groups/total")
+    if not total or "groups/with_advantage" not in metrics:
+        return Text("–")
+    number = metrics["groups/with_advantage"]
+    return Text(f"{number:.0f}/{total:.0f} groups", style="" if number else "bold red")
 
 
 def _number(value: float | None, form: str) -> str:

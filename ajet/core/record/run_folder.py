@@ -5,7 +5,8 @@
     ├── config.yaml        the last start's resolved config, without secrets (docs/secrets.md)
     ├── origin.json        the folders and the day of its start (origin.py)
     ├── code/              the user's workflow and judge files with the *.py beside them
-    ├── logs/              metrics.jsonl and log files
+    ├── logs/              metrics.jsonl, warnings.jsonl and log files
+    ├── stops/             requests of `ajet stop`; logs/stopped.jsonl records them
     ├── checkpoints/       step_N/
     ├── episodes.sqlite    every episode with its turns (episode_store.py)
     ├── buffer.sqlite, finished.sqlite   groups and episodes that no checkpoint holds yet (clusters)
@@ -136,6 +137,22 @@ class RunFolder:
         return self.logs / "metrics.jsonl"
 
     @property
+    def warnings_jsonl(self) -> Path:
+        return self.logs / "warnings.jsonl"
+
+    def locks(self) -> list[Path]:
+        """Returns the lock files of the processes that have written, or write, into the folder."""
+        return sorted(self.path.glob(".*lock*"))
+
+    @property
+    def stops(self) -> Path:
+        return self.path / "stops"
+
+    @property
+    def stopped_jsonl(self) -> Path:
+        return self.logs / "stopped.jsonl"
+
+    @property
     def buffer_db(self) -> Path:
         return self.path / "buffer.sqlite"
 
@@ -192,6 +209,15 @@ class RunFolder:
         ]
         copied = [_copy(source, target) for source, target in pairs[:MAX_CODE_FILES]]
         return [source for (source, _), ok in zip_longest(pairs, copied) if not ok]
+
+
+def shown_path(path: Path) -> str:
+    """Returns the path relative to the current folder if it lies below it, else the absolute
+    path."""
+    path, current_folder = Path(path).absolute(), Path.cwd()
+    return (
+        str(path.relative_to(current_folder)) if path.is_relative_to(current_folder) else str(path)
+    )
 
 
 def _acquire(lock: IO[str], path: Path) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from loguru import logger
 from rich.console import Console
@@ -23,11 +23,14 @@ from ajet.core.record.evaluation import evaluate
 from ajet.core.record.metrics import MetricsLogger
 from ajet.core.record.origin import RunOrigin
 from ajet.core.record.progress import TrainingProgress
-from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_checks import MetricsHistory, run_checks
+from ajet.core.record.run_folder import RunFolder, shown_path
 from ajet.core.record.selection import selections
+from ajet.core.record.signal import why_no_signal
 from ajet.core.record.step_metrics import held_out_metrics, step_metrics
 from ajet.core.record.step_warnings import StepWarnings
 from ajet.core.record.timeline_counts import TimelineCounts
+from ajet.core.record.warning_log import RunWarning, WarningLog, shown_text
 from ajet.core.rollout.batch import StepGroups
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.trajectory.samples import TokenAdvantages
@@ -35,6 +38,10 @@ from ajet.core.trajectory.trajectory import Group
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+NO_SIGNAL = "no_signal"
+"""The name of the warning of a step that has nothing to learn from."""
 
 
 class UpdateRecord(Protocol):
@@ -78,7 +85,17 @@ class RunRecorder:
         )
         self._selections = selections(config)
         self._estimator = trainer.algorithm.adv_estimator
-        self._warnings = StepWarnings(config.ajet.context_tracker)
+        self._history = MetricsHistory.read(folder.metrics_jsonl)
+        self._checks = run_checks(trainer.sampler_gap.max_kl)
+        self._warning_log = WarningLog(folder.warnings_jsonl, first_recorded)
+        for each in self._warning_log.warnings:
+            self.progress.warned(each.step, each.name)
+        self._warnings = StepWarnings(
+            config.ajet.context_tracker,
+            self._warning_log,
+            lambda warning: self.progress.warned(warning.step, warning.name),
+        )
+        self._last_reason: str | None = None  # why the last step without signal had none
 
     def save_inputs(
         self, tokenizer: PreTrainedTokenizerBase, origin: RunOrigin, user_files: Iterable[Path]
@@ -103,6 +120,7 @@ class RunRecorder:
     ) -> None:
         self.progress.__exit__(kind, error, trace)
         self._metrics.close()
+        self._warning_log.close()
         self._store.close()
 
     def warn_of_failures(self, when: str, groups: Sequence[Group]) -> None:
@@ -117,9 +135,12 @@ class RunRecorder:
         metrics = step_metrics(rollout, samples, metrics, selections=self._selections)
         self._store.write(step, rollout.all, update.advantages, samples)
         self._metrics.log(step, metrics)
+        self._history.add(step, metrics)
         counts = TimelineCounts.from_groups(groups, samples)
-        self._warnings.check_metrics(metrics)
-        self._warnings.check_credit(self._estimator, groups)
+        self._warnings.check_metrics(metrics, step)
+        self._warnings.check_credit(self._estimator, groups, step)
+        self._check_signal(step, groups, samples)
+        self._run_checks()
         self._warnings.log_timelines(f"step {step}", groups, counts)
         self.progress.step_done(step, metrics)
         return counts
@@ -129,5 +150,51 @@ class RunRecorder:
         self.warn_of_failures(f"held-out tasks after step {step}", groups)
         report = evaluate(groups)
         self._store.write(step, groups)
-        self._metrics.log(step, held_out_metrics(report))
+        metrics = held_out_metrics(report)
+        self._metrics.log(step, metrics)
+        self._history.add(step, metrics)
         self.progress.held_out(step, report.success.value)
+        self._run_checks()
+
+    @property
+    def warnings(self) -> list[RunWarning]:
+        """Returns what was warned of in this run, earlier attempts included."""
+        return self._warning_log.warnings
+
+    @property
+    def signal(self) -> dict[str, Any]:
+        """Returns the number of groups and of steps of the run so far, how many of them had signal
+        and how many had not, and why the last one had none."""
+        rows = [metrics for _, metrics in self._history.steps if "groups/with_advantage" in metrics]
+        said = next((each.text for each in self.warnings if each.name == NO_SIGNAL), None)
+        return {
+            "groups": int(sum(row["groups/total"] for row in rows)),
+            "groups_with": int(sum(row["groups/with_advantage"] for row in rows)),
+            "steps": len(rows),
+            "steps_without": sum(not row["groups/with_advantage"] for row in rows),
+            "last_reason": self._last_reason or said,
+        }
+
+    def _check_signal(
+        self, step: int, groups: Sequence[Group], samples: Sequence[TrainingSample]
+    ) -> None:
+        """Warns of the first step that has nothing to learn from, with the reason."""
+        reason = why_no_signal(groups, samples, self._estimator)
+        if reason is None:
+            return
+        reason = shown_text(reason)
+        self._last_reason = f"step {step}: {reason}"
+        conf = self._config.yaml_path
+        look = f"`ajet view {shown_path(self._folder.path)}` shows its episodes"
+        if conf is not None:
+            look += f", `ajet debug --conf {shown_path(conf)}` runs a few in full"
+        text = f"no group of step {step} has signal, so nothing is learnt: {reason}. {look}"
+        self._warnings.warn_once(RunWarning(step, NO_SIGNAL, text, {"groups": float(len(groups))}))
+
+    def _run_checks(self) -> None:
+        """Warns of what the metrics of the run so far show."""
+        if not self._history.steps:
+            return
+        for check in self._checks:
+            if (warning := check(self._history)) is not None:
+                self._warnings.warn_once(warning)

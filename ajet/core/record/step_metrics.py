@@ -15,7 +15,12 @@
     timelines/token_ratio                        tokens of one row a call, over those of timelines
     drift/checked, drift/rate, …                 calls whose fresh render would have other ids, and
                                                  the first position that differs
+    episodes/cut                                 those that a limit cut, or whose last reply was
+                                                 cut by its own; episodes/cut_… by the limit's key
     groups/total, groups/trained, …              tasks; with a valid member; whose rewards differ
+    groups/with_advantage                        with a trained token that has an advantage; 0
+                                                 where no reward differs from another (signal.py)
+    correlation/…                                of the reward within groups (correlation.py)
     selection/…                                  who is kept, and who is not (selection.py)
     rollout/…                                    speed, greedy episodes included
     baseline/…                                   greedy episodes, above in rollout/… alone (remax)
@@ -31,8 +36,10 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import get_args
 
+from ajet.core.record.correlation import correlation_metrics
 from ajet.core.record.evaluation import Evaluation
 from ajet.core.record.selection import selection_metrics
+from ajet.core.record.signal import limit_that_cut, num_with_signal
 from ajet.core.record.timeline_counts import DROPPED, OTHER_AGENT, RETRIED, TimelineCounts
 from ajet.core.rollout.batch import StepGroups
 from ajet.core.trajectory.sample import TrainingSample
@@ -58,7 +65,8 @@ def step_metrics(
         **_status_metrics(trajectories),
         **_turn_metrics(trajectories),
         **_timeline_metrics(TimelineCounts.from_groups(groups, samples)),
-        **_group_metrics(groups),
+        **_group_metrics(groups, samples),
+        **correlation_metrics(groups),
         **selection_metrics(groups, selections),
         "rollout/seconds": rollout_s,
         "rollout/episodes_per_s": len(all_trajectories) / rollout_s,
@@ -71,6 +79,7 @@ def step_metrics(
 def held_out_metrics(report: Evaluation) -> dict[str, float]:
     """Returns everything that is logged of one validation."""
     return {
+        "held_out/tasks": float(report.num_tasks),
         "held_out/success": report.success.value,
         "held_out/reward": report.mean_at_k.value,
         **{f"held_out/pass_at_{k}": estimate.value for k, estimate in report.pass_at_k.items()},
@@ -100,6 +109,10 @@ def _status_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     retried = Counter(e.status for t in trajectories for e in t.earlier_attempts)
     metrics = {f"episodes/{status}": float(counts[status]) for status in EpisodeStatus}
     metrics["episodes/total"] = float(len(trajectories))
+    cut = Counter(limit for t in trajectories if (limit := limit_that_cut(t)))
+    metrics["episodes/cut"] = float(cut.total())
+    by_limit = {limit.rpartition(".")[2].replace(" ", "_"): num for limit, num in cut.items()}
+    metrics |= {f"episodes/cut_{name}": float(number) for name, number in by_limit.items()}
     metrics |= {f"episodes/retried_{status}": float(retried[status]) for status in retried}
     metrics["episodes/retried"] = float(retried.total())
     metrics["episodes/malformed"] = float(sum(t.is_malformed for t in trajectories))
@@ -107,12 +120,13 @@ def _status_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return metrics
 
 
-def _group_metrics(groups: Sequence[Group]) -> dict[str, float]:
+def _group_metrics(groups: Sequence[Group], samples: Sequence[TrainingSample]) -> dict[str, float]:
     """Counts groups. Groups with signal are among those that are trained."""
     return {
         "groups/total": float(len(groups)),
         "groups/trained": float(sum(bool(group.valid) for group in groups)),
         "groups/with_signal": float(sum(group.has_signal for group in groups)),
+        "groups/with_advantage": float(num_with_signal(groups, samples)),
     }
 
 

@@ -30,7 +30,8 @@ class RunSummary:
     """Holds the content of `summary.json`; `extra` is written beside the other fields, flat.
 
     Success is the share of held-out tasks solved, None when it was not evaluated. `timelines` is
-    `TimelineCounts.report()` over all steps.
+    `TimelineCounts.report()` over all steps. `signal` counts groups and steps with something to
+    learn from (`RunRecorder.signal`), `warnings` are the rows of logs/warnings.jsonl.
     """
 
     steps: int
@@ -43,6 +44,8 @@ class RunSummary:
     num_held_out: int = 0
     num_held_out_available: int = 0
     timelines: dict[str, Any] = field(default_factory=dict)
+    signal: dict[str, Any] = field(default_factory=dict)
+    warnings: list[dict[str, Any]] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:

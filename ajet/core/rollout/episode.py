@@ -9,6 +9,7 @@ An attempt ends in one of these ways:
     returns a WorkflowOutput     -> ok (truncated, if a limit refused a call on the way)
     raises                       -> truncated, env_error or agent_error (failure.py)
     runs past its deadline       -> timeout; it is cancelled, and abandoned if it does not end
+    is stopped by a person       -> stopped, between two calls of the model (stops.py); likewise
 
 The deadline counts the workflow's own seconds. Waiting for an endpoint that computes in waves does
 not count: there it waits for other episodes, and one that hangs would time out all of them.
@@ -28,11 +29,14 @@ import asyncio
 import copy
 import inspect
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from loguru import logger
+
+from ajet.core.activity import Activity, CurrentCall, in_call
 from ajet.core.error_text import one_line
 from ajet.core.errors import AjetError, ConfigError, EnvironmentFault
 from ajet.core.inference.endpoint import ChatEndpoint, ModelEndpoint, SamplingParams
@@ -43,6 +47,7 @@ from ajet.core.rollout.admission import Slot
 from ajet.core.rollout.failure import RETRIED, status_of
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import seed_path_of_step
+from ajet.core.rollout.stops import Stop
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.base_recorder import BaseRecorder, CallObserver
@@ -81,6 +86,19 @@ class EpisodeExecutor(Protocol):
         """Runs the episode to its end and judges it. Whatever the user's code does becomes the
         trajectory's status. `slot` is notified when the workflow is over. `sampling` replaces the
         executor's. `judge_in_group` is called instead of a judge that compares whole groups."""
+        ...
+
+    def calls(self) -> Mapping[str, CurrentCall]:
+        """Returns what each running episode does now, by the id of its attempt."""
+        ...
+
+    def stop(self, episode_id: str, stop: Stop) -> bool:
+        """Ends a running attempt at an episode; returns False if there is none of this id."""
+        ...
+
+    def set_stops(self, stops: Mapping[str, Stop]) -> None:
+        """Sets the stops of attempts that have not begun: those of an earlier attempt of the
+        run."""
         ...
 
 
@@ -149,6 +167,8 @@ class EpisodeRunner:
         self._environments = environments
         self.on_error = on_error or _ignore
         self._observe = observe
+        self._running: dict[str, Attempt] = {}
+        self._stops: Mapping[str, Stop] = {}
         self._judge_slots = asyncio.Semaphore(limits.max_env_worker)
 
     async def run(
@@ -167,7 +187,11 @@ class EpisodeRunner:
         async with AsyncExitStack() as resources:
             while True:
                 attempt = self._attempt(plan, sampling or self._sampling, len(failed), resources)
-                trajectory = attempt if isinstance(attempt, Trajectory) else await attempt.run()
+                if isinstance(attempt, Trajectory):
+                    trajectory = attempt
+                else:
+                    self._add_running(attempt, resources)
+                    trajectory = await attempt.run()
                 if trajectory.status not in RETRIED or len(failed) == retries:
                     break
                 failed.append(trajectory)
@@ -178,6 +202,29 @@ class EpisodeRunner:
             slot.workflow_ended(trajectory.ended_as)
             trajectory = replace(trajectory, earlier_attempts=tuple(failed))
             return await self._judge_output(trajectory, judge_in_group)
+
+    def calls(self) -> Mapping[str, CurrentCall]:
+        """Implements `EpisodeExecutor.calls`. Other threads may call it."""
+        return {name: attempt.activity.now() for name, attempt in list(self._running.items())}
+
+    def stop(self, episode_id: str, stop: Stop) -> bool:
+        """Implements `EpisodeExecutor.stop`. A verdict that is awaited is not stopped."""
+        attempt = self._running.get(episode_id)
+        return attempt is not None and attempt.stop(stop)
+
+    def set_stops(self, stops: Mapping[str, Stop]) -> None:
+        """Implements `EpisodeExecutor.set_stops`."""
+        self._stops = stops
+
+    def _add_running(self, attempt: Attempt, resources: AsyncExitStack) -> None:
+        """Adds the attempt to those that run, until `resources` are closed after its verdict. One
+        that was stopped in an earlier attempt of the run is stopped again."""
+        name = attempt.activity.episode_id
+        self._running[name] = attempt
+        resources.callback(self._running.pop, name, None)
+        if (stop := self._stops.get(name)) is not None:
+            logger.info(f"{name}: {stop.reason}, in an earlier attempt of the run: so it is again")
+            attempt.stop(stop)
 
     def _attempt(
         self, plan: WorkflowTask, sampling: SamplingParams, number: int, resources: AsyncExitStack
@@ -247,7 +294,8 @@ class EpisodeRunner:
             output = _zero_reward_if_none(output)
             trajectory = replace(trajectory, output=output)
         if output.reward is None and judge_in_group is not None:
-            return await judge_in_group(trajectory)
+            with in_call("the judge of its group"):
+                return await judge_in_group(trajectory)
         return await with_verdict(
             trajectory,
             self._verdict(trajectory.workflow_task, output),
@@ -256,6 +304,12 @@ class EpisodeRunner:
         )
 
     async def _verdict(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> Verdict:
+        with in_call(f"judge {type(self.judge).__name__}"):
+            return await self._verdict_in_slot(workflow_task, output)
+
+    async def _verdict_in_slot(
+        self, workflow_task: WorkflowTask, output: WorkflowOutput
+    ) -> Verdict:
         async with self._judge_slots:
             return await verdict(self.judge, workflow_task, output, self.limits.episode_timeout_s)
 
@@ -332,16 +386,41 @@ class Attempt:
         self._environment = environment
         self._on_error = on_error
         self._started_s = time.perf_counter()
+        self._has_ended = False
+        self._stop: Stop | None = None
+        self._stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def activity(self) -> Activity:
+        """Returns what the attempt does now."""
+        return self._recorder.activity
+
+    def stop(self, stop: Stop) -> bool:
+        """Ends the attempt between two calls of the model; returns False once it has ended."""
+        if self._has_ended:
+            return False
+        self._stop = stop
+        self._recorder.stop_after(stop.num_calls, self._stopped_now)
+        return True
+
+    def _stopped_now(self) -> None:
+        if not self._stopped.done():
+            self._stopped.set_result(None)
 
     async def run(self) -> Trajectory:
         """Runs the workflow in a task of its own and waits for its end or its deadline."""
+        self.activity.enter()
         task = asyncio.create_task(self._execute())
+        self.activity.runs_in(task)
         timeout_s = self._limits.episode_timeout_s
         try:
             await self._wait(task)
         except asyncio.CancelledError:
             await self._cancel(task)
             return self._end(EpisodeStatus.ABORTED, STOPPED)
+        if self._stop is not None and self._stopped.done():
+            await self._cancel(task)
+            return self._end(self._stop.status, self._stop.reason)
         if not task.done():
             await self._cancel(task)
             where = "ajet.rollout.episode_timeout_s"
@@ -356,25 +435,30 @@ class Attempt:
         )
 
     async def _wait(self, task: asyncio.Task[Any]) -> None:
-        """Returns when the workflow is over or has used up its own time."""
+        """Returns when the workflow is over or stopped, or has used up its own time."""
         timeout_s = self._limits.episode_timeout_s
+        ends = {task, self._stopped}
         if timeout_s is None:
-            await asyncio.wait({task})
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             return
-        while not task.done():
+        while not task.done() and not self._stopped.done():
             used_s = time.perf_counter() - self._started_s - self._recorder.wave_wait_s
             if used_s >= timeout_s:
                 return
-            await asyncio.wait({task}, timeout=max(timeout_s - used_s, MIN_WAIT_S))
+            left_s = max(timeout_s - used_s, MIN_WAIT_S)
+            await asyncio.wait(ends, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 
     async def _execute(self) -> Any:
         try:
             if self._environment is not None:
-                self._workflow_task = await self._environment.begin(self._workflow_task)
+                with in_call("its environment, which is made"):
+                    self._workflow_task = await self._environment.begin(self._workflow_task)
             execute, arguments = self._workflow.execute, (self._workflow_task, self._tuner)
             is_async = inspect.iscoroutinefunction(execute)
             result: Any = (
-                execute(*arguments) if is_async else await run_in_thread(execute, *arguments)
+                execute(*arguments)
+                if is_async
+                else await run_in_thread(execute, *arguments, is_workflow=True)
             )
             return await result if inspect.isawaitable(result) else result
         except SystemExit as error:
@@ -419,6 +503,7 @@ class Attempt:
     def _end(
         self, status: EpisodeStatus, error: str | None, output: WorkflowOutput | None = None
     ) -> Trajectory:
+        self._has_ended = True
         self._recorder.close()
         self._tuner.close()
         turns = self._recorder.turns

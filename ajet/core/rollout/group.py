@@ -28,7 +28,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from ajet.core.errors import ConfigError
@@ -47,6 +47,8 @@ from ajet.core.rollout.failure import apply_policy, check_failure_rate, has_fail
 from ajet.core.rollout.gc_thresholds import infrequent_gc
 from ajet.core.rollout.limits import FailurePolicy, RolloutLimits
 from ajet.core.rollout.request import EpisodeJournal, OnEpisode, RolloutRequest
+from ajet.core.rollout.stops import StopRequests
+from ajet.core.rollout.watch import RolloutWatch
 from ajet.core.shared_call import SharedCall
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
@@ -70,6 +72,7 @@ class GroupRunner:
         debug: bool = False,
         on_error: OnError | None = None,
         journal: EpisodeJournal | None = None,
+        watch: RolloutWatch | None = None,
     ) -> None:
         """Stores the parts that all requests share. `judge` is called here if it compares groups;
         other judges are the executor's. Episodes that `journal` holds are not run again."""
@@ -81,6 +84,9 @@ class GroupRunner:
         self.debug = debug
         self.on_error: OnError = on_error or (lambda error: None)
         self._journal = journal
+        self.watch = watch or RolloutWatch(
+            executor, lambda: admission.waves, max_wave_wait_s=limits.max_wave_wait_s
+        )
         self._has_trained = False
         self._running: set[AdmittedEpisodes] = set()
 
@@ -109,6 +115,7 @@ class GroupRunner:
             debug=self.debug,
             on_error=self.on_error,
             journal=journal,
+            watch=self.watch,
         )
 
     @property
@@ -120,6 +127,12 @@ class GroupRunner:
         """Implements `RolloutRunner.set_free_slot_callback`."""
         self.admission.on_free_slot = notify
 
+    def attach(
+        self, requests: StopRequests, run_folder: str, on_waiting: Callable[[str], None]
+    ) -> None:
+        """Implements `RolloutRunner.attach`."""
+        self.watch.attach(requests, run_folder, on_waiting)
+
     async def rollout(
         self, request: RolloutRequest, on_episode: OnEpisode | None = None
     ) -> list[Group]:
@@ -129,7 +142,9 @@ class GroupRunner:
         episodes = AdmittedEpisodes(running.plans, running.run_member)
         self._running.add(episodes)
         try:
-            with infrequent_gc(), running.early_stop.active(episodes, self.admission):
+            # A person at a breakpoint holds up nobody.
+            watching = nullcontext() if self.debug else self.watch
+            with watching, infrequent_gc(), running.early_stop.active(episodes, self.admission):
                 self.admission.admit(episodes)
                 results = await episodes.results()
         finally:
@@ -193,6 +208,7 @@ class GroupsInProgress:
         finally:
             # A member that failed must not keep the judge of its group waiting.
             self._judging.leave_out(plan)
+        self._runner.watch.ended(trajectory)
         trajectory = self.early_stop.mark_stopped(trajectory)
         if self._journal is not None:
             self._journal.put(trajectory)

@@ -16,7 +16,8 @@ class RolloutLimits(EpisodeLimits):
     """Holds the limits of one episode and those of the whole rollout.
 
     `episode_timeout_s` counts from the start of the workflow, without the time in which the
-    in-process engine makes it wait (see episode.py); a workflow that still runs `cancel_grace_s`
+    in-process engine makes it wait (see episode.py); `max_wave_wait_s` bounds how long a wave waits
+    for one of its calls (watch.py). A workflow that still runs `cancel_grace_s`
     after it was cancelled is abandoned. `failure_policy` (see failure.py) says what happens to a
     failed episode; `max_retries` belongs to ``retry``. The run fails when more than
     `max_failure_rate` of a rollout's episodes failed. `check_drift` says in which members of a
@@ -26,6 +27,7 @@ class RolloutLimits(EpisodeLimits):
 
     max_env_worker: int = 64
     episode_timeout_s: float | None = 600.0
+    max_wave_wait_s: float | None = None
     cancel_grace_s: float = 5.0
     failure_policy: FailurePolicy = "mask"
     max_retries: int = 2
@@ -46,6 +48,7 @@ class RolloutLimits(EpisodeLimits):
             force_disable_toolcalls=rollout.force_disable_toolcalls,
             max_env_worker=rollout.max_env_worker,
             episode_timeout_s=rollout.episode_timeout_s,
+            max_wave_wait_s=rollout.max_wave_wait_s,
             failure_policy=rollout.failure_policy,
             max_retries=rollout.max_retries,
             max_failure_rate=rollout.max_failure_rate,

@@ -12,13 +12,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ajet.core import seeding
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import Mode, WorkflowTask
 from ajet.core.trajectory.trajectory import Group, Trajectory
+
+if TYPE_CHECKING:
+    from ajet.core.rollout.stops import StopRequests
 
 OnEpisode = Callable[[Trajectory], None]
 
@@ -98,6 +101,13 @@ class RolloutRunner(Protocol):
 
     def set_free_slot_callback(self, notify: Callable[[], None]) -> None:
         """Sets the function that is called whenever an episode gives its slot back."""
+        ...
+
+    def attach(
+        self, requests: StopRequests, run_folder: str, on_waiting: Callable[[str], None]
+    ) -> None:
+        """Connects the runner with its run: it takes these requests to stop an episode, and calls
+        `on_waiting` with a line that says who holds up a rollout, if anybody does."""
         ...
 
     async def rollout(

@@ -19,21 +19,25 @@ what a checkpoint holds beside `RunState` (the learner's part).
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console
 
 from ajet.core.config import AjetConfig
+from ajet.core.errors import RunFailed
 from ajet.core.interrupt import Interrupt
 from ajet.core.record.evaluation import success_by_task
 from ajet.core.record.progress import TrainingProgress
-from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_checks import gap_line
+from ajet.core.record.run_folder import RunFolder, shown_path
 from ajet.core.record.run_recorder import RunRecorder, UpdateRecord
 from ajet.core.record.summary import RunSummary, peak_rss_bytes
 from ajet.core.rollout.batch import BatchRollout, BatchSettings, StepGroups
 from ajet.core.rollout.request import RolloutRequest, RolloutRunner
+from ajet.core.rollout.stops import StopRequests
 from ajet.core.run.attempt_record import correct_first_step, end_attempt
 from ajet.core.run.resume_point import ResumePoint
 from ajet.core.run.run_state import RunState
@@ -77,6 +81,7 @@ class TrainingRun:
             total_steps=tasks.total_steps,
             is_resumed=resume_point is not None,
         )
+        self._stops = StopRequests(folder.stops, folder.stopped_jsonl)
         self._seconds_before = self.state.seconds
         self._started_s = time.monotonic()
 
@@ -103,6 +108,7 @@ class TrainingRun:
 
     def batches(self, runner: RolloutRunner) -> BatchRollout:
         """Returns the run's batches, rolled out by `runner`, with their progress on the display."""
+        self._attach(runner)
         return BatchRollout(
             runner,
             self.tasks.training,
@@ -127,13 +133,15 @@ class TrainingRun:
     def record_step(
         self, step: int, rollout: StepGroups, update: UpdateRecord, metrics: dict[str, float]
     ) -> None:
-        """Records a finished step and advances the run's state past it."""
+        """Records a finished step and advances the run's state past it. Raises `RunFailed` where
+        `sampler_gap` stops the run: the step is whole, so a checkpoint of it may be written."""
         metrics = metrics | {"run/attempt": float(self._attempt)}
         self.state.timelines += self.recorder.step(step, rollout, update, metrics)
         self.state.step = step
         self.state.num_episodes += sum(len(group.trajectories) for group in rollout.all)
         self.state.cursor = self.tasks.cursor.state_dict()
         self._is_saved = False
+        self._stop_at_sampler_gap(step, metrics)
 
     async def validate_if_due(self, runner: RolloutRunner) -> bool:
         """Measures success on the held-out tasks if validation is due, under the same seeds at
@@ -144,6 +152,7 @@ class TrainingRun:
         if self.interrupt.requested:
             self.interrupt.stopped_early = True
             return False
+        self._attach(runner)
         step, num_repeat = self.state.step, self._trainer.val_pass_n
         self.progress.phase("held-out", len(self.tasks.held_out) * num_repeat)
         groups = await runner.rollout(
@@ -215,6 +224,20 @@ class TrainingRun:
         asked = self._trainer.val_before_train
         return self._trainer.test_freq > 0 if asked is None else asked
 
+    def _attach(self, runner: RolloutRunner) -> None:
+        """Has the runner say who holds it up, and take the stops of this run folder."""
+        shown = shown_path(self.folder.path)
+        runner.attach(self._stops, shown, self.progress.waiting)
+
+    def _stop_at_sampler_gap(self, step: int, metrics: Mapping[str, float]) -> None:
+        gap = self._trainer.sampler_gap
+        line = gap_line(metrics, gap.max_kl) if gap.action == "stop" else None
+        if line is not None:
+            raise RunFailed(
+                f"stopped after step {step} (ajet.trainer_common.sampler_gap.action=stop): {line}; "
+                "its checkpoint is written, and the same command goes on from there"
+            )
+
     def _is_multiple(self, frequency: int) -> bool:
         return frequency > 0 and self.state.step % frequency == 0
 
@@ -234,5 +257,7 @@ class TrainingRun:
             num_held_out=len(self.tasks.held_out),
             num_held_out_available=self.tasks.num_held_out_available,
             timelines=self.state.timelines.report(),
+            signal=self.recorder.signal,
+            warnings=[asdict(each) for each in self.recorder.warnings],
             extra={"held_out": self.state.held_out, **stale},
         )

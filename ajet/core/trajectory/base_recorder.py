@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ajet.core import seeding
+from ajet.core.activity import Activity
 from ajet.core.inference.endpoint import ContextOverflow, SamplingParams
 from ajet.core.trajectory.limits import (
     EndpointFault,
@@ -113,6 +114,7 @@ class BaseRecorder:
     ) -> None:
         self.episode_id = episode_id
         self.loop = running_loop()
+        self.activity = Activity(episode_id)
         self.truncation: str | None = None
         self.endpoint_fault: str | None = None
         self.refused_request: str | None = None  # why the gateway refused the episode's last one
@@ -124,6 +126,8 @@ class BaseRecorder:
         self._turns: dict[int, Turn] = {}
         self._num_calls = 0
         self._closed = False
+        self._stop_after: int | None = None
+        self._on_stop: Callable[[], None] = lambda: None
         self._created_s = time.perf_counter()
         self._computes_in_waves = False
         self._num_in_flight, self._busy_since_s, self._endpoint_s = 0, 0.0, 0.0
@@ -231,6 +235,20 @@ class BaseRecorder:
         index = max(of_agent)
         self._turns[index] = replace(self._turns[index], **given)
 
+    def stop_after(self, num_calls: int | None, on_stop: Callable[[], None]) -> None:
+        """Closes the episode once `num_calls` calls have ended and none is under way, and calls
+        `on_stop`; None means when those that are under way have ended."""
+        if num_calls is None:
+            num_calls = len(self._turns) + self._num_in_flight
+        self._stop_after, self._on_stop = num_calls, on_stop
+        self._stop_if_due()
+
+    def _stop_if_due(self) -> None:
+        due = self._stop_after is not None and len(self._turns) >= self._stop_after
+        if due and not self._num_in_flight and not self._closed:
+            self._closed = True  # not `close`: no request is under way
+            self._on_stop()
+
     def close(self) -> None:
         """Ends the episode: every later call fails, and the recorded turns stay."""
         self._closed = True
@@ -270,7 +288,8 @@ class BaseRecorder:
             self._busy_since_s = self._clock()
         self._num_in_flight += 1
         try:
-            yield
+            with self.activity.calling_model():
+                yield
             self.endpoint_fault = None  # the agent may have caught an earlier fault and gone on
         except ContextOverflow as error:
             raise self._truncate(str(error) or "the prompt fills the model's context") from error
@@ -297,6 +316,7 @@ class BaseRecorder:
             self._check(index, turn, reply)
         if self._observer is not None:
             self._observer.answered(index, turn)
+        self._stop_if_due()
         return turn
 
     def _check(self, index: int, turn: Turn, reply: CheckedReply) -> None:

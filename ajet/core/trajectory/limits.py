@@ -69,6 +69,23 @@ _REFUSED = re.compile(
 )
 
 
+_LIMITS = {
+    r"the first prompt has": "ajet.data.max_prompt_length",
+    r"turn \d+('s prompt has| filled the episode's)": "ajet.data.max_response_length",
+    r"the episode used its|\d+ more calls pass": "ajet.rollout.multi_turn.max_steps",
+    r"turn \d+'s reply is malformed": "ajet.rollout.compute_madness_checklist",
+    r"request |the prompt fills the model's context": "ajet.rollout.max_model_len",
+}
+
+
+def limit_of(truncation: str | None) -> str:
+    """Returns the config's key of the limit that cut an episode, from the reason it recorded."""
+    for pattern, key in _LIMITS.items():
+        if re.match(pattern, truncation or ""):
+            return key
+    return "another limit"
+
+
 def is_own_limit(truncation: str) -> bool:
     """Tells whether one of the episode's own limits cut it, so that the next call reached no
     engine.

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from ajet.core.activity import runs_in_this_thread
 from ajet.core.trajectory.base_recorder import running_loop
 from ajet.core.trajectory.limits import EpisodeClosed
 
@@ -27,15 +28,20 @@ POLL_S = 1.0
 """The seconds between a waiting thread's checks that the loop still runs."""
 
 
-async def run_in_thread(function: Callable[..., Result], *arguments: Any) -> Result:
+async def run_in_thread(
+    function: Callable[..., Result], *arguments: Any, is_workflow: bool = False
+) -> Result:
     """Runs `function` in a new thread, and returns or raises what it does. A pool could run out of
-    threads: an episode that waits for one would hold up all that wait for the model."""
+    threads: an episode that waits for one would hold up all that wait for the model. The thread of
+    an episode's `is_workflow` is where its activity is looked for."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Result] = loop.create_future()
     context = contextvars.copy_context()
 
     def run() -> None:
         try:
+            if is_workflow:
+                context.run(runs_in_this_thread)
             _post(loop, _resolve, future, context.run(function, *arguments))
         except BaseException as error:  # noqa: BLE001  # raised again where it is awaited
             _post(loop, _reject, future, error)

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Self
 
+from ajet.core.activity import in_call
 from ajet.core.errors import ConfigError, EnvironmentFault
 
 TIMEOUT_S = 300.0
@@ -134,7 +135,8 @@ class EnvServiceClient:
         }
         for wait_s in (*self._waits_s, None):  # None: the last attempt
             try:
-                response = await self._http.post(self._url(verb), json=body)
+                with in_call(f"environment {self.env_type}, {verb}"):
+                    response = await self._http.post(self._url(verb), json=body)
                 response.raise_for_status()
                 return self._reply(verb, response)
             except httpx.HTTPError as error:

@@ -21,6 +21,8 @@ class Endless:
 
     def set_free_slot_callback(self, notify): ...
 
+    def attach(self, requests, run_folder, on_waiting): ...
+
     async def rollout_group(self, step, number, task):
         try:
             await asyncio.sleep(100)

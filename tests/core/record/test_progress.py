@@ -67,6 +67,36 @@ def test_a_terminal_gets_a_panel_with_bars_and_numbers(clock):
     assert "31.0% → 50.0%" in shown and "31.2 ep/s  5,120 tok/s" in shown
 
 
+def test_the_share_of_groups_with_signal_is_in_the_line_and_in_the_panel(clock):
+    signal = {"groups/with_advantage": 12.0, "groups/total": 32.0}
+    pipe = console(terminal=False)
+    with TrainingProgress(10, pipe, clock=clock) as progress:
+        progress.step_done(1, METRICS | signal)
+    assert "5,120 tok/s  signal 12/32 groups  elapsed" in pipe.file.getvalue()
+    out = console(terminal=True)
+    progress = TrainingProgress(10, out, clock=clock)
+    progress.step_done(1, METRICS | signal)
+    out.print(progress)
+    assert "12/32 groups" in out.file.getvalue()
+
+
+def test_the_panel_keeps_the_last_warnings_and_who_is_waited_for_in_view(clock):
+    out = console(terminal=True)
+    progress = TrainingProgress(10, out, clock=clock)
+    for step, name in enumerate(["no_signal", "truncation", "sampler_gap", "entropy_collapse"], 1):
+        progress.warned(step, name)
+    progress.waiting("31 episodes wait for 000003-train-0004-02: tool get_weather, for 12 s")
+    out.print(progress)
+    shown = " ".join(out.file.getvalue().replace("│", " ").split())  # long lines are folded
+    assert "31 episodes wait for 000003-train-0004-02: tool get_weather, for 12 s" in shown
+    assert "truncation (step 2), sampler gap (step 3), entropy collapse (step 4)" in shown
+    assert "1 earlier" in shown
+    progress.waiting("")
+    out.file.truncate(0)
+    out.print(progress)
+    assert "wait for" not in out.file.getvalue()[-2000:]
+
+
 def test_the_time_left_follows_the_last_steps(clock):
     progress = TrainingProgress(20, console(terminal=False), clock=clock)
     assert progress.seconds_left is None

@@ -32,6 +32,7 @@ from ajet.core.inference.endpoint import (
     ContextOverflow,
     SamplingParams,
     WaveEndpoint,
+    WaveWait,
 )
 from ajet.core.inference.engines.batch import Batch
 from ajet.core.inference.engines.flat_forward import FlatForward
@@ -136,6 +137,7 @@ class InProcessEngine:
         self._submitted: list[BatchRow] = []
         self._published: int | None = None
         self._arrivals = 0
+        self._num_waves = 0
         self._wave_check: Callable[[], bool] | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -197,6 +199,15 @@ class InProcessEngine:
         """Sets the function that is called before each wave; see `WaveEndpoint`."""
         with self._changed:
             self._wave_check = check
+
+    def waiting(self) -> WaveWait | None:
+        """Returns who the next wave waits for; see `WaveEndpoint`."""
+        with self._changed:
+            if not self._pending or self._running or self._submitted:
+                return None
+            calling = {call.row.episode_id for call in self._pending.values()}
+            missing = tuple(sorted(self._live - calling))
+            return WaveWait(self._num_waves, len(calling), missing)
 
     def publish(self, version: int) -> None:
         """Forgets what was computed with the old weights: they have changed in place."""
@@ -299,6 +310,7 @@ class InProcessEngine:
     def _submit_pending(self) -> None:
         """Gives all pending requests to the thread, in the order of their ids. The caller holds the
         lock."""
+        self._num_waves += 1
         for request_id in sorted(self._pending):
             self._running[request_id] = self._pending[request_id]
             self._submitted.append(self._pending[request_id].row)

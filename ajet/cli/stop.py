@@ -1,0 +1,24 @@
+"""Implements `ajet stop RUN EPISODE`: ends one episode of a run that goes on."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def stop(
+    run: Annotated[Path, typer.Argument(help="The run folder, launcher_record/<experiment>.")],
+    episode: Annotated[
+        str, typer.Argument(help="The episode's id, as the display shows it: 000003-train-0004-02.")
+    ],
+) -> None:
+    """End one episode of a run that goes on, such as one whose tool hangs.
+
+    It counts as a failed episode with status stopped. A call of the model that is under way is
+    waited for.
+    """
+    from ajet.core.record.run_folder import RunFolder
+    from ajet.core.rollout.stop_request import ask_to_stop
+
+    folder = RunFolder(run)
+    typer.echo(ask_to_stop(folder.stops, folder.locks(), episode))

@@ -1,0 +1,133 @@
+"""Says what an episode does now: the call that the other episodes may have to wait for.
+
+    activity = Activity("000003-train-0004-02")     # one for each attempt at an episode
+    activity.enter()                                # for this task, and all that it starts
+    with in_call("tool get_weather"):               # in a tool, an environment, a judge
+        …
+    activity.now()  ->  CurrentCall("tool get_weather", 12.4)
+
+Between such calls it is the workflow's own code, with its line where the frames tell it. Not
+covered: who waits for it (rollout/watch.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import itertools
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ajet.core.error_text import user_line
+
+_activity: contextvars.ContextVar[Activity | None] = contextvars.ContextVar(
+    "ajet_activity", default=None
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentCall:
+    """What an episode does, for how many seconds, and whether it is a call of the model."""
+
+    name: str
+    seconds: float
+    is_model: bool = False
+
+
+class Activity:
+    """The calls of one episode that have not returned. Threads of the episode may add theirs."""
+
+    def __init__(self, episode_id: str) -> None:
+        self.episode_id = episode_id
+        self._numbers = itertools.count()
+        self._calls: dict[int, tuple[str, float]] = {}
+        self._model_calls: dict[int, float] = {}
+        self._since_s = time.monotonic()
+        self._task: asyncio.Task[Any] | None = None
+        self._thread: int | None = None
+
+    def enter(self) -> None:
+        """Makes this the activity of the running task and of all that it starts."""
+        _activity.set(self)
+
+    def runs_in(self, task: asyncio.Task[Any]) -> None:
+        """Says which task runs the workflow."""
+        self._task = task
+
+    @contextmanager
+    def calling(self, name: str) -> Iterator[None]:
+        """Surrounds a call of something that is not the model."""
+        number = next(self._numbers)
+        self._calls[number] = (name, time.monotonic())
+        try:
+            yield
+        finally:
+            del self._calls[number]
+            self._since_s = time.monotonic()
+
+    @contextmanager
+    def calling_model(self) -> Iterator[None]:
+        """Surrounds a call of the model."""
+        number = next(self._numbers)
+        self._model_calls[number] = time.monotonic()
+        try:
+            yield
+        finally:
+            del self._model_calls[number]
+            self._since_s = time.monotonic()
+
+    def now(self) -> CurrentCall:
+        """Returns the oldest call that has not returned; the model's only where there is no other.
+        Other threads may call it."""
+        now_s = time.monotonic()
+        for name, since_s in list(self._calls.values()):
+            return CurrentCall(name, now_s - since_s)
+        for since_s in list(self._model_calls.values()):
+            return CurrentCall("the model", now_s - since_s, is_model=True)
+        line = self._line()
+        return CurrentCall(
+            f"workflow code at {line}" if line else "workflow code", now_s - self._since_s
+        )
+
+    def _line(self) -> str:
+        """Returns the innermost line of the user's code that runs or waits; "" if none is seen."""
+        if self._thread is not None:
+            frame = sys._current_frames().get(self._thread)
+            return user_line(traceback.extract_stack(frame)) if frame else ""
+        return "" if self._task is None else user_line(_awaiting_frames(self._task.get_coro()))
+
+
+@contextmanager
+def in_call(name: str) -> Iterator[None]:
+    """Surrounds a call that an episode waits for; outside an episode it does nothing."""
+    activity = _activity.get()
+    if activity is None:
+        yield
+        return
+    with activity.calling(name):
+        yield
+
+
+def runs_in_this_thread() -> None:
+    """Says that the episode's workflow runs in this thread."""
+    activity = _activity.get()
+    if activity is not None:
+        activity._thread = threading.get_ident()
+
+
+def _awaiting_frames(awaited: Any) -> list[traceback.FrameSummary]:
+    """Returns the lines at which a coroutine, and each that it awaits in turn, stands."""
+    frames: list[traceback.FrameSummary] = []
+    while awaited is not None:
+        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
+        if frame is not None:
+            code = frame.f_code
+            frames.append(traceback.FrameSummary(code.co_filename, frame.f_lineno, code.co_name))
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
+    return frames

@@ -1,0 +1,290 @@
+"""Finds what makes a run look better than it is, in the metrics of its steps so far.
+
+    entropy_collapse       the policy has become certain while episodes still fail
+    truncation             a limit cuts too many episodes
+    reward_without_success the reward rises while success on held-out tasks falls
+    length_correlation     the reward follows the length of the replies
+    format_correlation     the reward follows the share of well-formed replies
+    sampler_gap            the sampler's log-probabilities are not those of the trainer's policy
+
+Each check is looked at after every step, so all intervals are of 99.9 %: with 95 % a run of 60
+steps would be warned by chance. docs/warnings.md says why each bound has its value.
+
+Not covered: saying a warning once (warning_log.py), steps without signal (signal.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, stdev
+
+from loguru import logger
+
+from ajet.core.record.evaluation import wilson
+from ajet.core.record.warning_log import RunWarning
+
+Z_999 = 3.290526731491894
+"""The normal quantile of a two-sided 99.9 % interval."""
+WINDOW = 10
+"""The number of steps that a check pools: one step of a small run says little."""
+MIN_STEPS = 5
+"""The number of steps that a mean before, and one after, is at least taken over."""
+MAX_TRUNCATED = 0.1
+CUT_BY = "episodes/cut_"
+MIN_ENTROPY_SHARE = 0.1
+CERTAIN_SUCCESS = 0.8
+"""From this success on, a policy may well be certain."""
+MAX_CORRELATION = 0.5
+MIN_CORRELATED = 200
+"""The number of episodes, less one a group, that a correlation is at least taken over."""
+
+Metrics = Mapping[str, float]
+
+
+@dataclass(slots=True)
+class MetricsHistory:
+    """Holds the metrics of a run's steps of training, and of its validations, by step."""
+
+    steps: list[tuple[int, Metrics]] = field(default_factory=list)
+    held_out: list[tuple[int, Metrics]] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path) -> MetricsHistory:
+        """Reads `logs/metrics.jsonl`, from which the rows of lost steps are cut off already. A row
+        that cannot be read is left out and said."""
+        history = cls()
+        for number, line in enumerate(path.read_bytes().splitlines(), 1):
+            try:
+                row = json.loads(line)
+                step = int(row.pop("step"))
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                logger.warning(
+                    f"{path}: line {number} cannot be read and is left out of the checks"
+                )
+                continue
+            history.add(step, {k: float(v) for k, v in row.items() if isinstance(v, int | float)})
+        return history
+
+    def add(self, step: int, metrics: Metrics) -> None:
+        """Appends what was logged at a step: training, or a validation after it."""
+        rows = self.held_out if "held_out/success" in metrics else self.steps
+        rows.append((step, metrics))
+
+    def recent(self, name: str, number: int = WINDOW) -> list[float]:
+        """Returns the values of one metric in the last steps; what is not finite is left out."""
+        return list(_values(self.steps[-number:], name))
+
+    def recent_steps(self, number: int = WINDOW) -> str:
+        """Returns the range of the last steps as text."""
+        first, last = self.steps[-number:][0][0], self.steps[-1][0]
+        return f"step {last}" if first == last else f"steps {first} to {last}"
+
+
+Check = Callable[[MetricsHistory], RunWarning | None]
+
+
+def truncation(history: MetricsHistory) -> RunWarning | None:
+    """Warns where the share of truncated episodes is above `MAX_TRUNCATED`, with its interval."""
+    cut = sum(history.recent("episodes/cut"))
+    total = sum(history.recent("episodes/total")) - sum(history.recent("episodes/aborted"))
+    share = wilson(cut, total, Z_999)
+    if share.low <= MAX_TRUNCATED:
+        return None
+    limits: Counter[str] = Counter()
+    for _, metrics in history.steps[-WINDOW:]:
+        named = {k.removeprefix(CUT_BY): v for k, v in metrics.items() if k.startswith(CUT_BY)}
+        limits.update({name: int(number) for name, number in named.items()})
+    limit = limits.most_common(1)[0][0]
+    return _warning(
+        history,
+        "truncation",
+        f"{share.value:.0%} of the episodes of {history.recent_steps()} were cut by a limit "
+        f"({cut:.0f} of {total:.0f}, 99.9 % interval {share.low:.0%} to {share.high:.0%}; most by "
+        f"{limit}): what they earn says little about their answers",
+        share=share.value,
+        low=share.low,
+        high=share.high,
+    )
+
+
+def entropy_collapse(history: MetricsHistory) -> RunWarning | None:
+    """Warns where the entropy has fallen below a tenth of that of the first steps while many
+    episodes fail: what the policy does not sample any more it cannot learn."""
+    if len(history.steps) < 2 * MIN_STEPS:
+        return None
+    first = list(_values(history.steps[:MIN_STEPS], "update/entropy"))
+    last = history.recent("update/entropy", MIN_STEPS)
+    success = history.recent("reward/success", MIN_STEPS)
+    if not first or not last or not success or fmean(success) >= CERTAIN_SUCCESS:
+        return None
+    before, now = fmean(first), fmean(last)
+    if now >= MIN_ENTROPY_SHARE * before:
+        return None
+    fails = f"{1 - fmean(success):.0%} of the episodes fail"
+    if not any(_values(history.steps, "reward/success")):
+        fails = "no episode is reported as a success"
+    return _warning(
+        history,
+        "entropy_collapse",
+        f"the policy's entropy fell from {before:.3g} nats a token at the start to {now:.3g} in "
+        f"{history.recent_steps(MIN_STEPS)}, while {fails}: "
+        "it hardly tries anything new (algorithm.entropy_coef, a KL loss, a lower learning rate)",
+        before=before,
+        now=now,
+        success=fmean(success),
+    )
+
+
+def reward_without_success(history: MetricsHistory) -> RunWarning | None:
+    """Warns where, between an earlier validation and the last, success on held-out tasks has
+    fallen and the reward of training has risen, both beyond their intervals."""
+    if len(history.held_out) < 2:
+        return None
+    last_step, last = history.held_out[-1]
+    for step, earlier in history.held_out[:-1]:
+        fall = _fall(earlier, last)
+        rise = _rise(history, step, last_step)
+        if fall is None or rise is None:
+            continue
+        return _warning(
+            history,
+            "reward_without_success",
+            f"the reward of training rose from {rise[0]:.3g} to {rise[1]:.3g}, while success on "
+            f"held-out tasks fell from {fall[0]:.1%} (after step {step}) to {fall[1]:.1%} (after "
+            f"step {last_step}): the judge may reward what is no success, or the run overfits",
+            reward_before=rise[0],
+            reward_after=rise[1],
+            success_before=fall[0],
+            success_after=fall[1],
+        )
+    return None
+
+
+def length_correlation(history: MetricsHistory) -> RunWarning | None:
+    """Warns where the reward follows the length of the replies."""
+    return _correlation(history, "length", "the length of the replies", "longer", "shorter")
+
+
+def format_correlation(history: MetricsHistory) -> RunWarning | None:
+    """Warns where the reward follows the share of well-formed replies."""
+    return _correlation(
+        history, "format", "the form of the replies", "well-formed", "malformed or cut"
+    )
+
+
+def sampler_gap(max_kl: float) -> Check:
+    """Returns a check that warns where the KL between sampler and trainer is above `max_kl`."""
+
+    def check(history: MetricsHistory) -> RunWarning | None:
+        text = gap_line(history.steps[-1][1], max_kl)
+        if text is None:
+            return None
+        kl = history.steps[-1][1]["update/sampler_kl"]
+        return _warning(history, "sampler_gap", text, kl=kl, max_kl=max_kl)
+
+    return check
+
+
+def gap_line(metrics: Metrics, max_kl: float) -> str | None:
+    """Returns a line that says by how much the KL between sampler and trainer is above `max_kl`;
+    None where it is not."""
+    kl = metrics.get("update/sampler_kl", 0.0)
+    if kl <= max_kl:  # nan, of a step whose update is not finite, is above every bound
+        return None
+    ess = metrics.get("update/sampler_ess", math.nan)
+    ratio = metrics.get("update/sampler_ratio_max", math.nan)
+    return (
+        f"sampler and trainer have drifted apart: KL {kl:.3g} nats a token (bound {max_kl:g}, "
+        f"ajet.trainer_common.sampler_gap.max_kl), effective sample size {ess:.0%}, largest ratio "
+        f"{ratio:.3g}: look at the engine's precision, top_p and top_k, and the staleness"
+    )
+
+
+def run_checks(max_sampler_kl: float) -> tuple[Check, ...]:
+    """Returns all checks, in the order in which they warn."""
+    return (
+        truncation,
+        entropy_collapse,
+        reward_without_success,
+        length_correlation,
+        format_correlation,
+        sampler_gap(max_sampler_kl),
+    )
+
+
+def _warning(history: MetricsHistory, name: str, text: str, **values: float) -> RunWarning:
+    return RunWarning(history.steps[-1][0] if history.steps else 0, name, text, values)
+
+
+def _values(rows: Sequence[tuple[int, Metrics]], name: str) -> Iterator[float]:
+    found = (metrics[name] for _, metrics in rows if name in metrics)
+    return (value for value in found if math.isfinite(value))
+
+
+def _fall(earlier: Metrics, last: Metrics) -> tuple[float, float] | None:
+    """Returns the success before and after if it has fallen beyond the interval of the difference
+    (Newcombe 1998, from two Wilson intervals). A task counts once, however often it is repeated."""
+    before, after = earlier["held_out/success"], last["held_out/success"]
+    tasks = (earlier.get("held_out/tasks", 0.0), last.get("held_out/tasks", 0.0))
+    if not all(tasks) or not after < before:
+        return None
+    low_before = wilson(before * tasks[0], tasks[0], Z_999).low
+    high_after = wilson(after * tasks[1], tasks[1], Z_999).high
+    half = math.hypot(before - low_before, high_after - after)
+    return (before, after) if before - after > half else None
+
+
+def _rise(history: MetricsHistory, first: int, last: int) -> tuple[float, float] | None:
+    """Returns the mean reward of the steps after `first` and of those up to `last`, as many each,
+    if it has risen beyond the interval of the difference (Welch's, from step to step)."""
+    between = [(step, metrics) for step, metrics in history.steps if first < step <= last]
+    rewards = list(_values(between, "reward/mean"))
+    number = min(WINDOW, len(rewards) // 2)
+    if number < MIN_STEPS:
+        return None
+    before, after = rewards[:number], rewards[-number:]
+    half = Z_999 * math.sqrt((stdev(before) ** 2 + stdev(after) ** 2) / number)
+    rise = fmean(after) - fmean(before)
+    return (fmean(before), fmean(after)) if rise > max(half, 0.0) else None
+
+
+def _correlation(
+    history: MetricsHistory, kind: str, what: str, more: str, less: str
+) -> RunWarning | None:
+    """Warns where the interval of the correlation, pooled over steps by Fisher's z, lies beyond
+    `MAX_CORRELATION`."""
+    pairs = [
+        (metrics[f"correlation/reply_{kind}"], metrics["correlation/episodes"])
+        for _, metrics in history.steps[-WINDOW:]
+        if f"correlation/reply_{kind}" in metrics and metrics["correlation/episodes"] > 3
+    ]
+    number = sum(episodes for _, episodes in pairs)
+    if number < MIN_CORRELATED:
+        return None
+    weight = sum(episodes - 2 for _, episodes in pairs)
+    mean = sum((episodes - 2) * _fisher_z(r) for r, episodes in pairs) / weight
+    half = Z_999 / math.sqrt(weight)
+    if abs(mean) - half <= math.atanh(MAX_CORRELATION):
+        return None
+    r, low, high = math.tanh(mean), math.tanh(mean - half), math.tanh(mean + half)
+    which = more if r > 0 else less
+    return _warning(
+        history,
+        f"{kind}_correlation",
+        f"the reward follows {what}: r = {r:+.2f} within groups (99.9 % interval {low:+.2f} to "
+        f"{high:+.2f}, {number:.0f} episodes of {history.recent_steps()}); {which} replies earn "
+        "more: look whether they are better",
+        r=r,
+        low=low,
+        high=high,
+        episodes=number,
+    )
+
+
+def _fisher_z(r: float) -> float:
+    return math.atanh(max(-0.9999, min(0.9999, r)))

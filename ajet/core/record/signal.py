@@ -1,0 +1,138 @@
+"""Says whether a step had anything to learn from, and why not.
+
+    rewards 1 0 1 1 | 0 0 0 0      one of two groups has signal
+    rewards 1 1 1 1 | 0 0 0 0      none: "the rewards are equal within each of the 2 groups (1 of
+                                   them all 0, 1 of them all 1)"
+
+A group has signal if a trained token of it has an advantage. A step in which no reward differs from
+another has none either, whatever the estimator makes of it: a critic's advantages are then its own
+errors.
+
+Not covered: whether the signal is right (a judge that errs differs as well).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from ajet.core.rollout.failure import has_failed
+from ajet.core.trajectory.limits import limit_of
+from ajet.core.trajectory.sample import TrainingSample
+from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
+
+MIN_ADVANTAGE = 1e-6
+"""A smaller advantage is what rounding leaves of 0 where the mean is subtracted."""
+REPLY_LIMIT = "ajet.rollout.max_response_length_in_one_turn"
+MEANINGS = {
+    0.0: ": too hard, or the right answer is not recognised",
+    1.0: ": too easy, or any answer is taken",
+}
+MAX_KINDS = 3
+"""The number of different limits, statuses or rewards that a line lists."""
+
+
+def num_with_signal(groups: Sequence[Group], samples: Iterable[TrainingSample]) -> int:
+    """Returns the number of groups with a trained token that has an advantage; 0 where no reward of
+    the step differs from another."""
+    if not _has_contrast(_members(groups)):
+        return 0
+    live = (s for s in samples if (abs(s.advantages[s.loss_mask]) > MIN_ADVANTAGE).any())
+    return len({sample.group_id for sample in live})
+
+
+def limit_that_cut(trajectory: Trajectory) -> str | None:
+    """Returns the config's key of the limit that cut the episode or its last reply; None where none
+    did, or where the episode failed or was stopped on its way."""
+    if trajectory.ended_as is EpisodeStatus.TRUNCATED:
+        return limit_of(trajectory.error)
+    turns = [turn for turn in trajectory.turns if turn.trainable]
+    is_cut = bool(turns) and turns[-1].completion.finish_reason == "length"
+    return REPLY_LIMIT if is_cut and trajectory.ended_as is EpisodeStatus.OK else None
+
+
+def why_no_signal(
+    groups: Sequence[Group], samples: Sequence[TrainingSample], estimator: str
+) -> str | None:
+    """Returns the reason why a step of training has nothing to learn from; None where it has."""
+    members = _members(groups)
+    if not members or num_with_signal(groups, samples):
+        return None
+    return equal_outcomes(members) or _equal_within_groups(groups, estimator)
+
+
+def equal_outcomes(members: Sequence[Trajectory]) -> str | None:
+    """Returns how all these episodes came out alike: all failed, all truncated, or all with the
+    same reward; None where they did not."""
+    failed = [t for t in members if has_failed(t)]
+    judged = [t for t in members if t.reward is not None and not has_failed(t)]
+    if len(failed) == len(members):
+        return _all_failed(failed)
+    ended = [t for t in members if not has_failed(t) and t.ended_as is not EpisodeStatus.ABORTED]
+    limits = Counter(limit_that_cut(t) for t in ended)
+    rewards = {t.reward for t in judged}
+    but = f"; the other {len(failed)} failed" if failed else ""
+    if None not in limits:
+        cut = f"all {limits.total()} episodes were truncated, by {_listed(limits)}"
+        return f"{cut}; their {_rewards(judged)}{but}" if len(rewards) == 1 else None
+    if len(rewards) != 1 or len(judged) < max(len(ended), 2):
+        return None
+    return f"all {_rewards(judged)}{but}{_what_it_says(judged)}"
+
+
+def _members(groups: Sequence[Group]) -> list[Trajectory]:
+    return [t for group in groups for t in group.trajectories if t.left_out != "redundancy"]
+
+
+def _has_contrast(members: Sequence[Trajectory]) -> bool:
+    """Returns True if two rewards differ; a single episode is compared with nothing."""
+    return len(members) == 1 or len({_earned(t) for t in members if t.reward is not None}) > 1
+
+
+def _earned(t: Trajectory) -> tuple[float | None, ...]:
+    """Returns all rewards of an episode, those of single turns included."""
+    return (t.reward, *(turn.reward for turn in t.turns if turn.reward is not None))
+
+
+def _all_failed(failed: Sequence[Trajectory]) -> str:
+    statuses = Counter(str(t.ended_as) for t in failed)
+    error, number = Counter(t.error for t in failed).most_common(1)[0]
+    return (
+        f"all {len(failed)} episodes failed ({_listed(statuses)}); the most frequent error, "
+        f"{number} times: {error}"
+    )
+
+
+def _what_it_says(judged: Sequence[Trajectory]) -> str:
+    """Returns what equal rewards may mean: a judge that gives the same to different answers, or
+    tasks that are too hard or too easy."""
+    answers = {str(t.turns[-1].reply.get("content")) for t in judged if t.turns}
+    value = judged[0].reward
+    meaning = MEANINGS.get(value or 0.0, "")
+    if len(answers) < 2 or any("judge" not in t.reward_breakdown for t in judged):
+        return meaning
+    return f"; the judge gives the same to {len(answers)} different answers{meaning}"
+
+
+def _equal_within_groups(groups: Sequence[Group], estimator: str) -> str:
+    rewards = [{t.reward for t in g.trajectories if t.reward is not None} for g in groups]
+    alone = sum(sum(t.reward is not None for t in g.trajectories) < 2 for g in groups)
+    if alone == len(groups):
+        return (
+            f"no group has two episodes with a reward to compare, and adv_estimator {estimator} "
+            "needs them (ajet.rollout.num_repeat)"
+        )
+    if any(len(each) > 1 for each in rewards):
+        return f"rewards differ, but adv_estimator {estimator} gives no trained token an advantage"
+    values = Counter(f"all {next(iter(each)):g}" for each in rewards if each)
+    return f"the rewards are equal within each of the {len(groups)} groups ({_listed(values)})"
+
+
+def _rewards(judged: Sequence[Trajectory]) -> str:
+    return f"{len(judged)} rewards are {judged[0].reward:g}"
+
+
+def _listed(counts: Counter[str | None] | Counter[str]) -> str:
+    """Returns the most frequent ones with their numbers."""
+    listed = ", ".join(f"{number} {name}" for name, number in counts.most_common(MAX_KINDS))
+    return listed + (", …" if len(counts) > MAX_KINDS else "")

@@ -1,0 +1,96 @@
+"""Keeps what a run warned of: `logs/warnings.jsonl`, one row a warning, each name once a run.
+
+    {"step": 12, "name": "truncation", "text": "31 of 256 episodes were cut …",
+     "values": {"share": 0.121}, "time": 1790000000.0}
+
+The run's end, its page and whoever reads the folder later find here what scrolled away on the
+screen. When a run resumes, the rows after its checkpoint are cut off as all records are: what was
+said before them is not said again, and what was said after them may be.
+
+Not covered: when a warning is due (run_checks.py, step_warnings.py), failures of single episodes.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO
+
+from loguru import logger
+
+from ajet.core.errors import CheckpointError
+from ajet.core.record.atomic_file import write_text_atomically
+from ajet.core.redaction import redact
+
+
+@dataclass(frozen=True, slots=True)
+class RunWarning:
+    """A warning of one step: a short name, the line that is shown, and the numbers behind it."""
+
+    step: int
+    name: str
+    text: str
+    values: Mapping[str, float] = field(default_factory=dict)
+    time: float = field(default_factory=time.time)
+
+
+class WarningLog:
+    """The warnings of a run so far. Without a path they are kept in memory only."""
+
+    def __init__(self, path: Path | None = None, first_step: int = 0) -> None:
+        """Opens the file and cuts off the rows from `first_step` on."""
+        self.warnings: list[RunWarning] = []
+        self._file: IO[str] | None = None
+        if path is None:
+            return
+        self.warnings = [each for each in read_warnings(path) if each.step < first_step]
+        write_text_atomically(path, "".join(map(_line, self.warnings)))
+        self._file = path.open("a", encoding="utf-8")
+
+    def add(self, warning: RunWarning) -> bool:
+        """Stores the warning, unless one of its name is there; returns whether it is new."""
+        if any(each.name == warning.name for each in self.warnings):
+            return False
+        self.warnings.append(warning)
+        if self._file is not None:
+            try:
+                self._file.write(_line(warning))
+                self._file.flush()
+            except OSError as error:
+                raise CheckpointError(
+                    f"{self._file.name} cannot be written: {error.strerror}; make room, then resume"
+                ) from error
+        return True
+
+    def close(self) -> None:
+        """Closes the file; what was added is flushed already."""
+        if self._file is not None:
+            self._file.close()
+
+
+def read_warnings(path: Path) -> list[RunWarning]:
+    """Returns the warnings of a run folder's file, in their order. A row that cannot be read, as a
+    kill may leave one, is left out and said."""
+    if not path.exists():
+        return []
+    found: list[RunWarning] = []
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            row = json.loads(line)
+            found.append(RunWarning(**row))
+        except (ValueError, TypeError, RecursionError):
+            logger.warning(f"{path}: line {number} cannot be read and is left out")
+    return found
+
+
+def _line(warning: RunWarning) -> str:
+    return json.dumps(asdict(warning)) + "\n"
+
+
+def shown_text(text: str) -> str:
+    """Returns a text that any file and terminal takes: without keys, control characters and lone
+    surrogates, which an episode's error may have."""
+    return redact("".join(char if char.isprintable() else "\ufffd" for char in text))

@@ -1,0 +1,67 @@
+"""Asks a run to end an episode, and waits for its answer; see stops.py for the files.
+
+Not covered: the run's side (stops.py, watch.py).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from ajet.core.errors import CheckpointError
+from ajet.core.rollout.stops import EPISODE_ID, TAKEN
+
+ANSWER_S = 10.0
+"""The run looks every second while episodes run."""
+
+
+def ask_to_stop(
+    folder: Path,
+    locks: Iterable[Path],
+    episode_id: str,
+    *,
+    wait_s: float = ANSWER_S,
+    sleep: Callable[[float], None] = time.sleep,
+) -> str:
+    """Asks for the end of an episode and returns what came of it. Raises `CheckpointError` where no
+    process runs the run, or the episode does not run."""
+    run = folder.parent
+    if not EPISODE_ID.fullmatch(episode_id):
+        raise CheckpointError(
+            f"{episode_id!r} is no episode's id: they look like 000003-train-0004-02, and the "
+            "display names the one that is waited for"
+        )
+    if not any(map(_is_held, locks)):
+        raise CheckpointError(f"no process on this machine runs {run}: nothing to stop")
+    request, taken = folder / episode_id, folder / (episode_id + TAKEN)
+    try:
+        folder.mkdir(exist_ok=True)
+        request.touch()
+    except OSError as error:
+        raise CheckpointError(f"{request} cannot be written: {error.strerror}") from error
+    end_s = time.monotonic() + wait_s
+    while time.monotonic() < end_s and (request.exists() or taken.exists()):
+        sleep(0.1)
+    if taken.exists():
+        return f"{episode_id} is in a call of the model, or does not end yet: it ends after that"
+    if request.exists():
+        request.unlink(missing_ok=True)
+        raise CheckpointError(
+            f"{episode_id} does not run now in {run}: the display and logs/run.log name the "
+            "episode that is waited for"
+        )
+    return f"{episode_id} is stopped"
+
+
+def _is_held(lock: Path) -> bool:
+    """Returns True if a process of this machine holds the lock."""
+    try:
+        with lock.open("r", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False

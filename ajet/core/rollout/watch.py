@@ -1,0 +1,170 @@
+"""Watches a rollout: says who holds it up, and ends the episodes that somebody asks to stop.
+
+    wave       ep 1 ──────── ep 2 ──────── ep 3 ─ tool ───────────────────────── …
+               waits         waits         everybody waits for this call: said after 10 s
+
+Where the endpoint computes in waves, everybody waits for the episodes that are live and make no
+call of the model; elsewhere for those that run when none of them calls the model any more. With
+`max_wave_wait_s` an episode whose call holds up a wave for longer ends with status timeout. When
+that happens depends on the clock, so it is recorded like a person's stop (stops.py): a run that
+resumes ends the episode at the same call.
+
+Not covered: user code that blocks the event loop, which stops this as well; deadlines of an episode
+(episode.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from loguru import logger
+
+from ajet.core.activity import CurrentCall
+from ajet.core.inference.endpoint import WaveEndpoint
+from ajet.core.rollout.episode import EpisodeExecutor
+from ajet.core.rollout.stops import BY_A_PERSON, Stop, StopRequests
+from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
+
+HELD_UP_S = 10.0
+POLL_S = 1.0
+MAX_NAMED = 2
+"""The number of episodes that the line names."""
+OnWaiting = Callable[[str], None]
+"""Is called with a line that says who is waited for, and with an empty text when that is over."""
+
+
+class RolloutWatch:
+    """Watches the episodes of one executor while rollouts are in progress."""
+
+    def __init__(
+        self,
+        episodes: EpisodeExecutor,
+        waves: Callable[[], WaveEndpoint | None],
+        *,
+        max_wave_wait_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._episodes, self._waves = episodes, waves
+        self._max_wave_wait_s = max_wave_wait_s
+        self._clock = clock
+        self._requests: StopRequests | None = None
+        self._run_folder = "RUN"
+        self._on_waiting: OnWaiting = lambda text: None
+        self._num_rollouts = 0
+        self._task: asyncio.Task[None] | None = None
+        self._stopping: dict[str, Stop] = {}
+        self._wave: tuple[int, float] = (-1, 0.0)  # the wave that is waited for, and since when
+        self._said: set[tuple[str, str]] = set()
+        self._is_waiting = False
+
+    def attach(self, requests: StopRequests, run_folder: str, on_waiting: OnWaiting) -> None:
+        """Connects the watch with its run. `run_folder` is what a person types after `ajet stop`;
+        `on_waiting` shows who is waited for."""
+        self._requests, self._run_folder, self._on_waiting = requests, run_folder, on_waiting
+        self._episodes.set_stops(requests.decided)
+
+    def __enter__(self) -> RolloutWatch:
+        self._num_rollouts += 1
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._num_rollouts -= 1
+        if not self._num_rollouts and self._task is not None:
+            self._task.cancel()
+            self._task = None
+            self._show("")
+
+    def ended(self, trajectory: Trajectory) -> None:
+        """Is called with each episode that has ended; records the attempts that were stopped."""
+        for attempt in trajectory.attempts:
+            asked = self._stopping.pop(attempt.episode_id, None)
+            if asked is not None and self._requests is not None:
+                self._requests.ended(attempt, asked)
+
+    def look(self) -> None:
+        """Looks once: takes requests, and says or ends what is waited for."""
+        for episode_id in self._requests.pending() if self._requests is not None else ():
+            self._stop(episode_id, Stop(EpisodeStatus.STOPPED, BY_A_PERSON))
+        for episode_id, stop in list(self._stopping.items()):
+            # Again: where its call of the model failed, it goes on without a turn.
+            if not self._episodes.stop(episode_id, stop):
+                del self._stopping[episode_id]  # it ended by itself meanwhile
+        self._say(*self._held_up())
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_S)
+            try:
+                self.look()
+            except OSError as error:  # the run goes on without stops that cannot be read
+                logger.warning(f"requests of `ajet stop` cannot be read: {error}")
+
+    def _stop(self, episode_id: str, stop: Stop) -> None:
+        if self._episodes.stop(episode_id, stop):
+            self._stopping[episode_id] = stop
+            if self._requests is not None:
+                self._requests.take(episode_id)
+
+    def _held_up(self) -> tuple[dict[str, CurrentCall], int]:
+        """Returns the episodes that are waited for with their calls, and how many wait."""
+        calls = self._episodes.calls()
+        waves = self._waves()
+        waiting = waves.waiting() if waves is not None else None
+        if waiting is None:
+            self._wave = (-1, 0.0)
+            if any(call.is_model or call.seconds < HELD_UP_S for call in calls.values()):
+                return {}, 0
+            return dict(calls), 0
+        if waiting.wave != self._wave[0]:
+            self._wave = (waiting.wave, self._clock())
+        waited_s = self._clock() - self._wave[1]
+        late = {
+            name: replace(calls[name], seconds=min(calls[name].seconds, waited_s))
+            for name in waiting.missing
+            if name in calls and not calls[name].is_model
+        }
+        self._end_late(late)
+        said = {name: call for name, call in late.items() if call.seconds >= HELD_UP_S}
+        return said, waiting.num_waiting
+
+    def _end_late(self, late: Mapping[str, CurrentCall]) -> None:
+        """Ends the episodes that hold up the wave for longer than the config allows."""
+        bound = self._max_wave_wait_s
+        for name, call in late.items() if bound is not None else ():
+            if call.seconds >= (bound or 0.0) and name not in self._stopping:
+                reason = (
+                    f"it held up the other episodes for {bound:g} s "
+                    f"(ajet.rollout.max_wave_wait_s), in {call.name}"
+                )
+                self._stop(name, Stop(EpisodeStatus.TIMEOUT, reason))
+
+    def _say(self, late: Mapping[str, CurrentCall], num_waiting: int) -> None:
+        if not late:
+            self._show("")
+            return
+        names = sorted(late, key=lambda name: -late[name].seconds)
+        text = self._line(names, late, num_waiting)
+        self._show(text)
+        told = (names[0], late[names[0]].name)
+        if told not in self._said:
+            self._said.add(told)
+            logger.warning(f"{text}; `ajet stop {self._run_folder} {names[0]}` ends it")
+
+    def _line(self, names: Sequence[str], late: Mapping[str, CurrentCall], num_waiting: int) -> str:
+        named = "; ".join(
+            f"{name}: {late[name].name}, for {late[name].seconds:.0f} s"
+            for name in names[:MAX_NAMED]
+        )
+        more = f"; and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+        who = f"{num_waiting} episodes wait" if num_waiting else "the step waits"
+        return f"{who} for {named}{more}"
+
+    def _show(self, text: str) -> None:
+        if text or self._is_waiting:
+            self._is_waiting = bool(text)
+            self._on_waiting(text)

@@ -1,0 +1,147 @@
+"""Who holds up a rollout, with calls and waves made by hand."""
+
+import pytest
+
+from ajet.core.activity import CurrentCall
+from ajet.core.inference.endpoint import WaveWait
+from ajet.core.rollout.stops import StopRequests
+from ajet.core.rollout.watch import RolloutWatch
+from ajet.core.trajectory.trajectory import EpisodeStatus
+
+A, B, C = (f"000003-train-0000-0{n}" for n in range(3))
+
+
+class Episodes:
+    """What each episode does, as the test says; keeps which are to stop."""
+
+    def __init__(self, **calls):
+        self.now, self.stopped = calls, {}
+
+    def calls(self):
+        return self.now
+
+    def stop(self, episode_id, stop):
+        if episode_id in self.now:
+            self.stopped[episode_id] = stop
+        return episode_id in self.now
+
+    def set_stops(self, stops): ...
+
+
+class Waves:
+    def __init__(self, wait):
+        self.wait = wait
+
+    def waiting(self):
+        return self.wait
+
+
+class Run:
+    """A watch whose clock the test moves, and what it showed."""
+
+    def __init__(self, tmp_path, episodes, waves=None, **options):
+        self.now, self.shown, self.episodes = 0.0, [], episodes
+        self.requests = StopRequests(tmp_path / "stops", tmp_path / "stopped.jsonl")
+        self.watch = RolloutWatch(episodes, lambda: waves, clock=lambda: self.now, **options)
+        self.watch.attach(self.requests, "my_run", self.shown.append)
+
+    def look(self, after_s):
+        self.now += after_s
+        self.watch.look()
+
+
+def tool(seconds, name="tool get_weather"):
+    return CurrentCall(name, seconds)
+
+
+MODEL = CurrentCall("the model", 100.0, is_model=True)
+
+
+def test_a_wave_that_waits_names_the_episode_and_its_call_after_ten_seconds(tmp_path, warnings):
+    run = Run(tmp_path, Episodes(**{A: MODEL, B: tool(60)}), Waves(WaveWait(7, 31, (B,))))
+    run.look(0)
+    run.look(9)
+    assert run.shown == []
+    run.look(2)
+    line = f"31 episodes wait for {B}: tool get_weather, for 11 s"
+    assert run.shown == [line]  # since the wave waits, not since the call began
+    assert warnings == [f"{line}; `ajet stop my_run {B}` ends it"]
+
+
+def test_the_next_wave_begins_to_wait_anew(tmp_path, warnings):
+    waves = Waves(WaveWait(7, 31, (B,)))
+    run = Run(tmp_path, Episodes(**{B: tool(60)}), waves)
+    run.look(0)
+    waves.wait = WaveWait(8, 31, (B,))
+    run.look(12)
+    run.look(9)
+    assert run.shown == []
+
+
+def test_the_log_says_it_once_and_the_display_shows_it_until_it_is_over(tmp_path, warnings):
+    waves = Waves(WaveWait(7, 31, (A, B)))
+    run = Run(tmp_path, Episodes(**{A: tool(60), B: tool(90, "judge J")}), waves)
+    run.look(0)
+    run.look(12)
+    run.look(1)
+    waves.wait = None
+    run.episodes.now = {A: MODEL}
+    run.look(1)
+    run.look(1)
+    assert [bool(text) for text in run.shown] == [True, True, False]
+    assert f"{A}: tool get_weather, for 13 s; {B}: judge J, for 13 s" in run.shown[1]
+    assert len(warnings) == 1
+
+
+def test_an_episode_that_has_just_begun_its_call_holds_up_nobody(tmp_path, warnings):
+    run = Run(tmp_path, Episodes(**{B: tool(3)}), Waves(WaveWait(7, 31, (B,))))
+    run.look(0)
+    run.look(20)
+    assert run.shown == [] and warnings == []
+
+
+@pytest.mark.parametrize(
+    ("calls", "is_said"),
+    [
+        ({A: tool(30), B: tool(12)}, True),
+        ({A: tool(30), B: tool(2)}, False),  # B has only begun
+        ({A: tool(30), B: MODEL}, False),  # B is computed meanwhile
+        ({}, False),
+    ],
+)
+def test_without_waves_a_step_waits_when_no_episode_calls_the_model(
+    tmp_path, warnings, calls, is_said
+):
+    run = Run(tmp_path, Episodes(**calls))
+    run.look(0)
+    assert bool(run.shown) == is_said
+    if is_said:
+        assert run.shown[0].startswith(f"the step waits for {A}: tool get_weather, for 30 s; {B}")
+
+
+def test_a_bound_ends_the_episode_whose_call_holds_up_the_wave_for_longer(tmp_path, warnings):
+    waves = Waves(WaveWait(7, 31, (A, B)))
+    calls = {A: tool(60), B: tool(2)}
+    run = Run(tmp_path, Episodes(**calls), waves, max_wave_wait_s=5.0)
+    run.look(0)
+    run.look(4)
+    assert run.episodes.stopped == {}
+    run.look(2)
+    assert list(run.episodes.stopped) == [A]
+    stop = run.episodes.stopped[A]
+    assert stop.status is EpisodeStatus.TIMEOUT
+    assert stop.reason == (
+        "it held up the other episodes for 5 s (ajet.rollout.max_wave_wait_s), in tool get_weather"
+    )
+
+
+def test_a_request_of_an_episode_that_runs_is_taken_and_others_are_left(tmp_path):
+    run = Run(tmp_path, Episodes(**{A: tool(1)}))
+    folder = tmp_path / "stops"
+    folder.mkdir()
+    for name in (A, B, "..", "notes.txt"):
+        if name != "..":
+            (folder / name).touch()
+    run.look(0)
+    assert list(run.episodes.stopped) == [A]
+    assert sorted(p.name for p in folder.iterdir()) == sorted([f"{A}.taken", B, "notes.txt"])
