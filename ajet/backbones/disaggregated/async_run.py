@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from loguru import logger
@@ -57,8 +57,8 @@ def explorer_settings(config: AjetConfig, total_steps: int) -> ExplorerSettings:
 
 
 class AsyncRun:
-    """Explorer and trainer of a run. `runner` runs the groups of training, `validator` those of
-    validation."""
+    """Explorer and trainer of a run. `runner` runs the groups of training; `validate` measures
+    held-out success if a validation is due."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class AsyncRun:
         client: TrainerClient,
         *,
         runner: RolloutRunner,
-        validator: RolloutRunner,
+        validate: Callable[[], Awaitable[object]],
         resume_point: ResumePoint | None,
     ) -> None:
         config, tasks = run.config, run.tasks
@@ -86,7 +86,7 @@ class AsyncRun:
             self.buffer,
             self.versions,
             run,
-            lambda: run.validate_if_due(validator),
+            validate,
             self.explorer,
             explorer_driven=config.trinity.synchronizer.sync_style == "explorer_driven",
         )

@@ -38,7 +38,7 @@ class OneProcessTraining:
         shared = {"judge": make_judge(config), "gateway": self.gateway}
         endpoint = self.client.endpoint
         runner = assembly.make_runner(config, endpoint, template, mode="train", **shared)
-        validator = assembly.make_runner(config, endpoint, template, mode="eval", **shared)
+        self.validator = assembly.make_runner(config, endpoint, template, mode="eval", **shared)
         self.run, self.checkpoints, resume_point = begin_local_run(
             config,
             folder,
@@ -52,7 +52,11 @@ class OneProcessTraining:
         )
         self.client.on_progress = self.run.progress.fraction
         self.async_run = AsyncRun(
-            self.run, self.client, runner=runner, validator=validator, resume_point=resume_point
+            self.run,
+            self.client,
+            runner=runner,
+            validate=self._validate_if_due,
+            resume_point=resume_point,
         )
 
     def fit(self) -> RunSummary:
@@ -67,6 +71,12 @@ class OneProcessTraining:
         finally:
             self.gateway.close()
             await self.client.close()
+
+    async def _validate_if_due(self) -> None:
+        """Validates if it is due, and drops what the engine cached of it, as backbone debug
+        does."""
+        if await self.run.validate_if_due(self.validator):
+            self.client.engine.publish(self.client.engine.policy_version)
 
     async def _save(self, step: int, run: dict[str, Any]) -> None:
         self.checkpoints.save(
