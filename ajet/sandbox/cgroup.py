@@ -144,14 +144,13 @@ class ProgramGroups:
     def __init__(self, fd: int, version: int, limits: Limits) -> None:
         self._fd, self._files, self._limits = fd, VERSIONS[version], limits
         self._number = 0
-        self._made: list[str] = []
+        self._ended: list[str] = []
 
     def make(self) -> str:
         """Makes a group and returns its name."""
         self._number += 1
         name = f"program-{self._number}"
         os.mkdir(name, dir_fd=self._fd)
-        self._made.append(name)
         limits, files = self._limits, self._files
         memory = limits.memory_bytes + limits.scratch_bytes + SPARE_BYTES
         self._write(name, files.memory, memory)
@@ -173,12 +172,14 @@ class ProgramGroups:
             events = file.read()
         return re.search(r"^oom_kill [1-9]", events, re.MULTILINE) is not None
 
-    def clean(self) -> None:
-        """Removes the groups that are empty."""
-        for name in list(self._made):
-            with contextlib.suppress(OSError):  # its program still runs
+    def remove(self, *names: str) -> None:
+        """Removes groups whose programs have ended, now or with a later call. A group that no
+        program has entered yet is empty too, and stays."""
+        self._ended += names
+        for name in list(self._ended):
+            with contextlib.suppress(OSError):  # a process of it is just ending
                 os.rmdir(name, dir_fd=self._fd)
-                self._made.remove(name)
+                self._ended.remove(name)
 
     def _write(self, name: str, file_name: str, value: int) -> None:
         with self._open(name, file_name, "w") as file:

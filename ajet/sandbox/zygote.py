@@ -109,6 +109,7 @@ class Zygote:
         self.num_failures = 0
         self.groups, self.no_cgroup = _program_groups(setup, self.confinement.limits)
         self.group_of_next = ""
+        self.group_of: dict[int, str] = {}  # by the pids of workers
         self.scratch = "" if self.namespaces else _make_scratch()
         self.num_other_tasks, self.counted_at = 0, -math.inf
         seccomp.filter_for_this_machine(host_sockets_visible=not self.namespaces)
@@ -140,7 +141,7 @@ class Zygote:
             self.ready -= ended
             self.running -= ended
             if self.groups is not None and ended:
-                self.groups.clean()
+                self.groups.remove(*(self.group_of.pop(pid) for pid in ended & set(self.group_of)))
             wait_ms = self._refill(quiet=not events)
 
     def end(self) -> None:
@@ -154,7 +155,7 @@ class Zygote:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, signal.SIGKILL)
         if self.groups is not None:
-            self.groups.clean()
+            self.groups.remove(*self.group_of.values())
         if self.scratch:
             _remove(self.scratch)
 
@@ -213,6 +214,7 @@ class Zygote:
         os.close(name_read)
         os.write(name_write, str(pid).encode())  # in its own namespace a worker's pid is 1
         os.close(name_write)
+        self.group_of[pid] = self.group_of_next
         self.ready.add(pid)
 
 
@@ -279,7 +281,7 @@ def _program_groups(setup: ZygoteConfig, limits: Limits) -> tuple[ProgramGroups 
             os._exit(min(error.errno or 1, 255))
         os._exit(0)
     failed = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    groups.clean()
+    groups.remove(name)
     return (None, os.strerror(failed)) if failed else (groups, "")
 
 
