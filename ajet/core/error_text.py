@@ -16,27 +16,37 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from ajet.core.plain_value import plain_text, printable, type_name
+
 MAX_MESSAGE_LENGTH = 500
 """The number of characters of a message that are recorded: some hold a whole page."""
+MAX_MESSAGE_READ = 100_000
 _OWN_CODE = str(Path(__file__).parents[1])
 _STDLIB = sysconfig.get_path("stdlib")
 
 
 def one_line(error: BaseException) -> str:
     """Returns ``ValueError: bad move (workflow.py:31)``: the class, the message's first line and
-    the last line of the user's own code that the exception passed through, if any."""
-    message = next(iter(message_of(error).lstrip()[:MAX_MESSAGE_LENGTH].splitlines()), "").rstrip()
-    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    the last line of the user's own code that the exception passed through, if any. Control
+    characters are spelled out."""
+    message = first_line(message_of(error))
+    name = type_name(type(error))
+    text = f"{name}: {message}" if message else name
     location = _location(error)
     return f"{text} ({location})" if location else text
 
 
 def message_of(error: BaseException) -> str:
-    """Returns the exception's message; an empty text where the user's `__str__` itself fails."""
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001  # the user's code
-        return ""
+    """Returns the exception's message, cut where it is very long; an empty text where the user's
+    `__str__` itself fails."""
+    message = plain_text(error, MAX_MESSAGE_READ)
+    return "" if message == f"<{type_name(type(error))} object>" else message
+
+
+def first_line(text: str) -> str:
+    """Returns the text's first line for a person: cut, with control characters spelled out."""
+    line = next(iter(text.lstrip()[:MAX_MESSAGE_LENGTH].splitlines()), "")
+    return printable(line.rstrip())
 
 
 def _location(error: BaseException) -> str | None:
@@ -63,7 +73,7 @@ def user_traceback(error: BaseException) -> str | None:
     frames = _frames_from_user_code(error.__traceback__)
     if frames is None:
         return None
-    return "".join(traceback.format_exception(type(error), error, frames))
+    return printable("".join(traceback.format_exception(type(error), error, frames)))
 
 
 def _frames_from_user_code(frames: TracebackType | None) -> TracebackType | None:
