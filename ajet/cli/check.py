@@ -16,7 +16,6 @@ def check(
 
     Prints the batch arithmetic. Makes the judge, loads no model.
     """
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
@@ -27,6 +26,7 @@ def check(
     from ajet.core.judge import judge_spec, make_judge
     from ajet.core.run.batch_plan import BatchPlan
     from ajet.core.task.reader import make_reader
+    from ajet.core.terminal import Console
     from ajet.core.workflow.registry import DEFAULT_AGENT
 
     begin_screen_log(verbose)

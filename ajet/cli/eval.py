@@ -56,7 +56,6 @@ def evaluate(
         raise typer.BadParameter(f"--out {out}: there is no folder {out.parent}")
     if out is not None and out.is_dir():
         raise typer.BadParameter(f"--out {out}: is a folder; name a file in it")
-    from rich.console import Console
     from rich.progress import Progress
 
     from ajet.backbones import make_debug_backbone
@@ -65,6 +64,7 @@ def evaluate(
     from ajet.cli.preflight import check_classes
     from ajet.cli.screen_log import begin_screen_log
     from ajet.core.config import load_config
+    from ajet.core.terminal import Console
 
     begin_screen_log(verbose)
     needs_model = endpoint is None and model is None

@@ -45,14 +45,13 @@ def train(
     verbose: Verbose = False,
 ) -> None:
     """Train: roll out, judge, update, step by step."""
-    from rich.console import Console
-
     from ajet.backbones import make_backbone, runs_on_ray
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_run
     from ajet.cli.ray_flags import RayFlags, serve_or_check, session_settings
     from ajet.cli.screen_log import begin_screen_log
     from ajet.core.config import load_config
+    from ajet.core.terminal import Console
     from ajet.reports.summary_table import print_summary
 
     begin_screen_log(verbose)

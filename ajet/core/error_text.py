@@ -39,6 +39,11 @@ def one_line(error: BaseException) -> str:
 def message_of(error: BaseException) -> str:
     """Returns the exception's message, cut where it is very long; an empty text where the user's
     `__str__` itself fails."""
+    if type(error).__str__ in (BaseException.__str__, KeyError.__str__):
+        # Their text is that of what they were raised with, which may be anything.
+        given = error.args[0] if len(error.args) == 1 else error.args or ""
+        text = plain_text(given, MAX_MESSAGE_READ)
+        return repr(text) if isinstance(error, KeyError) and error.args else text
     message = plain_text(error, MAX_MESSAGE_READ)
     return "" if message == f"<{type_name(type(error))} object>" else message
 

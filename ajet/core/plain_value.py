@@ -42,6 +42,7 @@ class PlainLimits:
 
 
 DEFAULT_LIMITS = PlainLimits()
+_TEXT_LIMITS = PlainLimits(depth=10, values=1000, characters=1_000_000)
 
 
 def plain_value(value: Any, limits: PlainLimits = DEFAULT_LIMITS) -> Any:
@@ -51,7 +52,8 @@ def plain_value(value: Any, limits: PlainLimits = DEFAULT_LIMITS) -> Any:
 
 def plain_text(value: Any, max_length: int) -> str:
     """Returns the value's text, as UTF-8 can hold it, cut to this length."""
-    text = without_surrogates(str.__str__(value) if _is(value, str) else _text_of(value))
+    plain = value if type(value) is str else plain_value(value, _TEXT_LIMITS)
+    text = without_surrogates(plain if isinstance(plain, str) else str(plain))
     return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
 
 

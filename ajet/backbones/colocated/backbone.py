@@ -1,8 +1,6 @@
 """Trains on a Ray cluster whose trainer and engines take turns on the same devices
 (`--backbone verl`)."""
 
-from rich.console import Console
-
 from ajet.backbones.colocated.training import ColocatedTraining
 from ajet.cluster.run_attempts import run_on_ray
 from ajet.cluster.session import SessionSettings
@@ -10,6 +8,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.run_log import run_log
 from ajet.core.record.summary import RunSummary
+from ajet.core.terminal import Console
 
 
 class ColocatedBackbone:

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from rich.console import Console
-
 from ajet.backbones.debug.debugging import debug_episodes
 from ajet.backbones.debug.training import DebugTraining
 from ajet.backbones.evaluating import Subject, evaluate_subject
@@ -12,6 +10,7 @@ from ajet.core.interrupt import catch_interrupts
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.run_log import run_log
 from ajet.core.record.summary import RunSummary
+from ajet.core.terminal import Console
 from ajet.core.trajectory.trajectory import Trajectory
 from ajet.reports.evaluation_report import EvaluationReport
 

@@ -13,14 +13,13 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from ajet.cluster.session import SessionSettings
 from ajet.core.config import AjetConfig
 from ajet.core.interrupt import Interrupt, catch_interrupts
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.run_log import run_log
 from ajet.core.record.summary import RunSummary
+from ajet.core.terminal import Console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -125,7 +125,7 @@ class ConsoleSink:
         pass
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        from rich.console import Console
+        from ajet.core.terminal import Console
 
         line = "  ".join(f"{name}={value:.4g}" for name, value in sorted(metrics.items()))
         Console().print(f"step {step}  {line}", markup=False, highlight=False, soft_wrap=True)

@@ -1,6 +1,7 @@
 """Writes the run's own log, logs/run.log: every line of any part of it, whatever the screen shows.
 
-Keys to the model are cut to their prefix, and tracebacks show no values.
+Keys to the model are cut to their prefix, control characters are spelled out, and tracebacks show
+no values.
 
 Not covered: numbers (metrics.py), episodes (episode_store.py), what the user's code prints.
 """
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
+from ajet.core.plain_value import printable
 from ajet.core.redaction import redact
 
 if TYPE_CHECKING:
@@ -33,5 +35,5 @@ def run_log(path: Path) -> Iterator[None]:
 
 
 def _redacted(record: "Record") -> bool:
-    record["message"] = redact(record["message"])
+    record["message"] = printable(redact(record["message"]))
     return True

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ajet.core import seeding
 from ajet.core.error_text import first_line, message_of
 from ajet.core.inference.endpoint import ContextOverflow, SamplingParams
-from ajet.core.plain_value import plain_text, plain_value, without_surrogates
+from ajet.core.plain_value import plain_text, without_surrogates
 from ajet.core.trajectory.limits import (
     EndpointFault,
     EpisodeClosed,
@@ -337,7 +337,7 @@ def _integer_in(name: str, value: Any, low: int, high: int) -> int | None:
     with suppress(TypeError, ValueError, OverflowError):
         number = int(value) if value == int(value) else number
     if not low <= number <= high:
-        shown = plain_text(plain_value(value), 40)
+        shown = plain_text(value, 40)
         raise ValueError(f"{name} is {shown}; give a whole number of {low} to {high}")
     return number
 

@@ -5,7 +5,7 @@
 
 Everything that reads a trajectory afterwards (the record, the buffer, metrics, displays, other
 processes) finds dicts, lists, texts and numbers of a bounded size. Judges are called before, so
-they see the workflow's own objects. Not covered: rewards, success and `log_metrics`, whose types are
+they see the workflow's own objects. Not covered: rewards, success and `log_metrics`, which are
 checked where they are returned (judge/verdict.py).
 """
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
 from ajet.core.inference.session import TokenSession
-from ajet.core.plain_value import num_characters
+from ajet.core.plain_value import num_characters, plain_text
 from ajet.core.trajectory.base_recorder import BaseRecorder, SamplingOverrides, drop_none
 from ajet.core.trajectory.limits import EpisodeClosed, EpisodeLimits, EpisodeTruncated
 from ajet.core.trajectory.malformed import CheckedReply
@@ -290,7 +290,8 @@ class EpisodeRecorder(BaseRecorder):
         if tool_choice in ("required", "any"):
             return self._parser.opening(names[0] if len(names) == 1 else None)
         if tool_choice not in names:
-            raise ValueError(f"tool_choice {tool_choice!r} is none of {', '.join(names)}")
+            shown = plain_text(tool_choice, 100)
+            raise ValueError(f"tool_choice {shown!r} is none of {', '.join(map(str, names))}")
         return self._parser.opening(tool_choice)
 
 
