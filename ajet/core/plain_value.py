@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -48,6 +48,18 @@ _TEXT_LIMITS = PlainLimits(depth=10, values=1000, characters=1_000_000)
 def plain_value(value: Any, limits: PlainLimits = DEFAULT_LIMITS) -> Any:
     """Returns the value as plain data. It raises nothing, whatever the value is."""
     return _Reduction(limits).plain(value, 0)
+
+
+def uncut_plain_value(value: Any, limits: PlainLimits = DEFAULT_LIMITS) -> Any:
+    """Returns the value as plain data. Raises ValueError where it would be cut."""
+    reduction = _Reduction(limits)
+    plain = reduction.plain(value, 0)
+    if reduction.is_cut:
+        raise ValueError(
+            f"a message or a tool is nested more than {limits.depth} deep, or holds itself or more "
+            f"than {limits.values} values"
+        )
+    return plain
 
 
 def plain_text(value: Any, max_length: int) -> str:
@@ -103,6 +115,7 @@ class _Reduction:
         self._values_left = limits.values
         self._characters_left = limits.characters
         self._above: set[int] = set()
+        self.is_cut = False
 
     def plain(self, value: Any, depth: int) -> Any:
         self._values_left -= 1
@@ -130,6 +143,7 @@ class _Reduction:
 
     def _text(self, text: str) -> str:
         if len(text) > self._characters_left:
+            self.is_cut = True
             text = f"{text[: self._characters_left]}… [cut: {len(text)} characters]"
             self._characters_left = 0
         else:
@@ -139,8 +153,10 @@ class _Reduction:
     def _container(self, value: Any, depth: int, reduce: Callable[..., Any]) -> Any:
         name = type_name(type(value))
         if id(value) in self._above:
+            self.is_cut = True
             return f"<{name} within itself>"
         if depth >= self._max_depth:
+            self.is_cut = True
             return f"<{name} below {self._max_depth} others>"
         self._above.add(id(value))
         try:
@@ -155,6 +171,7 @@ class _Reduction:
                 break
             result[self._key(key, depth)] = self.plain(item, depth)
         if (left_out := dict.__len__(value) - len(result)) > 0 and self._values_left <= 0:
+            self.is_cut = True
             result["…"] = f"<{left_out} more>"
         return result
 
@@ -174,6 +191,7 @@ class _Reduction:
                 break
             result.append(self.plain(item, depth))
         if len(result) < length:
+            self.is_cut = True
             result.append(f"<{length - len(result)} more>")
         return result
 
@@ -204,7 +222,19 @@ class _Reduction:
                 raise
             except BaseException:  # noqa: BLE001  # a subclass, or an array without memory
                 return self._text(f"<{type_name(type(value))} object>")
-        return self._text(_text_of(value))
+        mapping = self._mapping(value)
+        return self._text(_text_of(value)) if mapping is None else self.plain(mapping, depth)
+
+    def _mapping(self, value: Any) -> dict[Any, Any] | None:
+        """Returns a mapping that is no dict (a view of one, say) as one; None for other objects."""
+        try:
+            if isinstance(value, Mapping):
+                return dict(islice(value.items(), max(self._values_left, 0)))
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # noqa: BLE001  # the user's code
+            return None
+        return None
 
 
 _CONTAINERS: dict[Any, Callable[..., Any]] = {

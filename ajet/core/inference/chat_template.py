@@ -255,9 +255,8 @@ class ChatTemplate:
 
     @cached_property
     def max_token_length(self) -> int:
-        """Returns how many characters of a text one token may hold at most. Normalizers of
-        tokenizers may remove some before, hence the factor."""
-        return 4 * max(map(len, self._tokenizer.get_vocab()))
+        """Returns the number of characters of the vocabulary's longest token."""
+        return max(map(len, self._tokenizer.get_vocab()))
 
     def find_control(self, marked_text: str, start: int) -> tuple[int, int] | None:
         """Returns position and id of the template's first own special token from `start` on."""

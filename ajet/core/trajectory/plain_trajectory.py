@@ -1,6 +1,7 @@
 """Reduces what an episode hands over to plain data, where it enters the record.
 
-    messages, tools, reply, notes of a call       plain_turn          as the call is recorded
+    messages and tools of a call                  plain_messages      before the prompt is made
+    names, reply and notes of a call              plain_turn          as the call is recorded
     the output's metadata, the workflow's task    plain_trajectory    as the episode is over
 
 Everything that reads a trajectory afterwards (the record, the buffer, metrics, displays, other
@@ -11,23 +12,39 @@ checked where they are returned (judge/verdict.py).
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
-from ajet.core.plain_value import plain_text, plain_value
+from ajet.core.plain_value import PlainLimits, plain_text, plain_value, type_name, uncut_plain_value
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.trajectory import Trajectory
 from ajet.core.trajectory.turn import Turn
 
 MAX_NAME_LENGTH = 200
+_MESSAGE_LIMITS = PlainLimits(characters=sys.maxsize)
+"""The recorder refuses a prompt that is too long, with the limit that it is too long for."""
+
+
+def plain_messages(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns copies of messages or tools as plain data. Nothing is cut, since the model sees them:
+    what is too large raises ValueError."""
+    return [uncut_plain_value(_checked(dict(each)), _MESSAGE_LIMITS) for each in messages]
+
+
+def _checked(message: dict[Any, Any]) -> dict[Any, Any]:
+    """Raises ValueError for content that would only become text by being reduced."""
+    content = message.get("content")
+    if not isinstance(content, str | list | tuple | Mapping | None):
+        raise ValueError(f"a message's content is of type {type_name(type(content))}; give text")
+    return message
 
 
 def plain_turn(turn: Turn) -> Turn:
-    """Returns the turn with plain data. Messages are reduced one by one, so that one which is cut
-    is cut alike in every call that has it."""
+    """Returns the turn with plain data; its messages and tools are plain already."""
     return replace(
         turn,
-        messages=[plain_value(message) for message in turn.messages],
-        tools=None if turn.tools is None else plain_value(turn.tools),
         reply=plain_value(turn.reply),
         agent_name=plain_text(turn.agent_name, MAX_NAME_LENGTH),
         target_tag=plain_text(turn.target_tag, MAX_NAME_LENGTH),

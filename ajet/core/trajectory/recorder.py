@@ -26,6 +26,7 @@ from ajet.core.plain_value import num_characters, plain_text
 from ajet.core.trajectory.base_recorder import BaseRecorder, SamplingOverrides, drop_none
 from ajet.core.trajectory.limits import EpisodeClosed, EpisodeLimits, EpisodeTruncated
 from ajet.core.trajectory.malformed import CheckedReply
+from ajet.core.trajectory.plain_trajectory import plain_messages
 from ajet.core.trajectory.reply_reader import ReplyReader
 from ajet.core.trajectory.turn import Turn
 
@@ -106,8 +107,10 @@ class EpisodeRecorder(BaseRecorder):
         call, which is context and not trained; the model writes the rest.
         """
         index = await self._start_call()
-        sent = [dict(message) for message in messages]
-        offered = None if self._limits.force_disable_toolcalls or not tools else list(tools)
+        sent = plain_messages(messages)
+        offered = None
+        if tools and not self._limits.force_disable_toolcalls:
+            offered = plain_messages(tools)
         self._check_length(index, num_characters([sent, offered]))
         forced = self._forced_opening(offered or [], tool_choice)
         prompt = self._session.prompt_for(sent, offered, forced)

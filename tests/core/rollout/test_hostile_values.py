@@ -109,24 +109,21 @@ CALLS = {
 }
 
 
-def of_field(field):
-    """A workflow that hands over the value of its member's number in one field."""
+class Hostile(Workflow):
+    """Hands over the value of its member's number in the field that the task names."""
 
-    class Hostile(Workflow):
-        async def execute(self, workflow_task, model_tuner):
-            value = MAKERS[NAMES[workflow_task.rollout_index]]()
-            workflow_task.task.metadata["mine"] = value
-            if field in OUTPUTS:
-                reply = await model_tuner.chat(HI)
-                assert reply["content"] == "fine"
-                return OUTPUTS[field](value)
-            await CALLS[field](model_tuner, value)
-            return WorkflowOutput(reward=1.0)
-
-    return Hostile
+    async def execute(self, workflow_task, model_tuner):
+        value = MAKERS[NAMES[workflow_task.rollout_index]]()
+        workflow_task.task.metadata["mine"] = value
+        field = workflow_task.task.main_query
+        if field in OUTPUTS:
+            await model_tuner.chat(HI)
+            return OUTPUTS[field](value)
+        await CALLS[field](model_tuner, value)
+        return WorkflowOutput(reward=1.0)
 
 
-async def rolled_out(workflow, judge=None, **limits):
+async def rolled_out(workflow, judge=None, fields=("q",), **limits):
     runner = episode_runner(
         workflow,
         ScriptedEndpoint(TOKENIZER, lambda *_: "fine"),
@@ -136,7 +133,8 @@ async def rolled_out(workflow, judge=None, **limits):
         episode_timeout_s=60,
         **limits,
     )
-    request = RolloutRequest([Task("t", "q")], step=1, mode="train", num_repeat=len(NAMES))
+    tasks = [Task(field, field) for field in fields]
+    request = RolloutRequest(tasks, step=1, mode="train", num_repeat=len(NAMES))
     return await runner.rollout(request)
 
 
@@ -156,15 +154,15 @@ def check_everything_after(groups, tmp_path):
     assert json.loads(folder.metrics_jsonl.read_text())["step"] == 1
     to_json(run_data(folder))
     text = TokenText(tokenizer_of(folder))
-    rows = list_data(folder, {"limit": "500"})["episodes"]
-    assert len(rows) == len(NAMES)
+    trajectories = [t for group in groups for t in group.trajectories]
+    assert list_data(folder, {"limit": "500"})["count"] == len(trajectories)
     template = ChatTemplate(TOKENIZER)
     audit = Audit(template, parser_for(template))
     with EpisodeReader(folder.episodes_db) as reader, (tmp_path / "screen").open("w") as screen:
         console = Console(file=screen, force_terminal=True, width=100, no_color=True)
-        for row, member in zip(reversed(rows), groups[0].trajectories, strict=True):
-            assert b'"members"' in to_json(episode_data(folder, row["episode_id"], text))
-            audit.add(reader.episode(row["episode_id"]))
+        for member in trajectories[:: 1 + len(groups) // 4]:
+            assert b'"members"' in to_json(episode_data(folder, member.episode_id, text))
+            audit.add(reader.episode(member.episode_id))
             console.print(transcript(member))
     untrained = "tokens should be trained and are not"  # nothing is, here
     assert [fault for fault in audit.figures.faults if untrained not in fault] == []
@@ -172,24 +170,23 @@ def check_everything_after(groups, tmp_path):
     assert "\x00" not in shown and "\x1b]0;" not in shown and "\u202e" not in shown
 
 
-@pytest.mark.parametrize("field", [*OUTPUTS, *CALLS])
-async def test_a_workflow_may_hand_over_anything_in_any_field(field, tmp_path):
-    groups = await rolled_out(of_field(field))
-    members = groups[0].trajectories
-    assert {t.status for t in members} <= ALLOWED
-    for name, member in zip(NAMES, members, strict=True):
-        assert (member.error is None) == (member.status is EpisodeStatus.OK), name
-        assert member.error is None or len(member.error.splitlines()) == 1, name
+@pytest.mark.parametrize("fields", [OUTPUTS, CALLS], ids=["outputs", "calls"])
+async def test_a_workflow_may_hand_over_anything_in_any_field(fields, tmp_path):
+    groups = await rolled_out(Hostile, fields=fields)
+    for field, group in zip(fields, groups, strict=True):
+        for name, member in zip(NAMES, group.trajectories, strict=True):
+            assert member.status in ALLOWED, (field, name)
+            assert (member.error is None) == (member.status is EpisodeStatus.OK), (field, name)
+            assert member.error is None or len(member.error.splitlines()) == 1, (field, name)
     check_everything_after(groups, tmp_path)
 
 
 class Judge(BaseJudge):
-    def __init__(self, answer):
-        self._answer = answer
+    """Hands over the value of the member's number as the task names it."""
 
     def compute_reward(self, workflow_task, workflow_output):
         value = MAKERS[NAMES[workflow_task.rollout_index]]()
-        return self._answer(value, workflow_output)
+        return VERDICTS[workflow_task.task.main_query](value, workflow_output)
 
 
 def noted(value, output):
@@ -223,13 +220,10 @@ class Plain(Workflow):
         return WorkflowOutput(metadata={"final_answer": 1})
 
 
-@pytest.mark.parametrize("field", VERDICTS)
-async def test_a_judge_may_hand_over_anything_in_any_field(field, tmp_path):
-    groups = await rolled_out(Plain, judge=Judge(VERDICTS[field]))
-    assert {t.status for t in groups[0].trajectories} <= {
-        EpisodeStatus.OK,
-        EpisodeStatus.JUDGE_ERROR,
-    }
+async def test_a_judge_may_hand_over_anything_in_any_field(tmp_path):
+    groups = await rolled_out(Plain, Judge(), VERDICTS)
+    ended = {t.status for group in groups for t in group.trajectories}
+    assert ended == {EpisodeStatus.OK, EpisodeStatus.JUDGE_ERROR}
     check_everything_after(groups, tmp_path)
 
 
