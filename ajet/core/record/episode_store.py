@@ -27,7 +27,12 @@ from numpy.typing import NDArray
 
 from ajet.core.errors import CheckpointError
 from ajet.core.plain_value import plain_text, plain_value
-from ajet.core.record.episode_schema import EPISODE_COLUMNS, TURN_COLUMNS, open_for_writing
+from ajet.core.record.episode_schema import (
+    EPISODE_COLUMNS,
+    TURN_COLUMNS,
+    database_problem,
+    open_for_writing,
+)
 from ajet.core.task.task import Task
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.trajectory.trajectory import Group, Trajectory
@@ -178,7 +183,10 @@ class _Transaction:
         self._path = path
 
     def __enter__(self) -> sqlite3.Connection:
-        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as error:
+            raise CheckpointError(database_problem(self._path, error)) from error
         return self._connection
 
     def __exit__(
@@ -192,9 +200,7 @@ class _Transaction:
         if error is not None and self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
         if isinstance(error, sqlite3.Error):
-            raise CheckpointError(
-                f"{self._path} cannot be written: {error}; make room, then resume"
-            ) from error
+            raise CheckpointError(database_problem(self._path, error)) from error
 
 
 def loss_masks(samples: Iterable[TrainingSample]) -> Masks:
