@@ -9,8 +9,6 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple
 
-from rich.console import Console
-
 from ajet import assembly
 from ajet.core.config import AjetConfig
 from ajet.core.inference.chat_template import ChatTemplate
@@ -23,6 +21,7 @@ from ajet.core.record.run_folder import RunFolder
 from ajet.core.run.resume_point import ResumePoint, find_resume_point
 from ajet.core.run.run_tasks import RunTasks
 from ajet.core.run.training_run import Save, TrainingRun
+from ajet.core.terminal import Console
 
 
 class LocalRun(NamedTuple):

@@ -28,12 +28,12 @@ def audit(
     """
     if out is not None and out != Path("-") and (out.is_dir() or not out.parent.is_dir()):
         raise typer.BadParameter(f"--out {out}: name a file in a folder that is there")
-    from rich.console import Console
     from rich.progress import track
 
     from ajet.core.record.episode_reader import EpisodeFilter
     from ajet.core.record.recorded_run import RecordedRun
     from ajet.core.record.screen_log import begin_screen_log
+    from ajet.core.terminal import Console
     from ajet.reports.audit_report import AuditReport
 
     begin_screen_log(verbose)

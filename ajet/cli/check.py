@@ -17,7 +17,6 @@ def check(
     Prints the batch arithmetic and a line for each finding; exit code 1 if one is an error. Makes
     the judge, loads no model.
     """
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
@@ -31,6 +30,7 @@ def check(
     from ajet.core.redaction import redact
     from ajet.core.run.batch_plan import BatchPlan
     from ajet.core.task.reader import make_reader
+    from ajet.core.terminal import Console
     from ajet.core.workflow.registry import DEFAULT_AGENT, WorkflowFactory
 
     begin_screen_log(verbose)

@@ -63,9 +63,10 @@ def convert(
 
 def _show(result: "Conversion", out: Path | None) -> None:
     """Prints how many keys went where, on stderr when the YAML itself is on stdout."""
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
+
+    from ajet.core.terminal import Console
 
     table = Table(title=escape(f"{result.source} ({result.system})"))
     table.add_column("keys", justify="right")

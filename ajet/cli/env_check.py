@@ -49,10 +49,10 @@ def env_check(
     """
     if (env_type is None) == (conf is None):
         raise typer.BadParameter("name an environment, or a YAML with --conf and its --tag")
-    from rich.console import Console
 
     from ajet.core.descriptors import raise_descriptor_limit
     from ajet.core.record.screen_log import begin_screen_log
+    from ajet.core.terminal import Console
     from ajet.envs.check import EnvironmentCheck
 
     begin_screen_log(verbose)

@@ -59,7 +59,6 @@ def evaluate(
         raise typer.BadParameter(f"--out {out}: there is no folder {out.parent}")
     if out is not None and out.is_dir():
         raise typer.BadParameter(f"--out {out}: is a folder; name a file in it")
-    from rich.console import Console
     from rich.progress import Progress
 
     from ajet.backbones import make_debug_backbone
@@ -69,6 +68,7 @@ def evaluate(
     from ajet.core.config import load_config
     from ajet.core.descriptors import raise_descriptor_limit
     from ajet.core.record.screen_log import begin_screen_log
+    from ajet.core.terminal import Console
 
     begin_screen_log(verbose)
     raise_descriptor_limit()

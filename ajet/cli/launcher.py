@@ -24,6 +24,7 @@ from typer.main import get_command
 
 from ajet.cli.process_end import end_within
 from ajet.core.errors import AjetError
+from ajet.core.plain_value import printable
 from ajet.core.redaction import redact
 
 COMMANDS = {
@@ -78,7 +79,7 @@ class Launcher(TyperGroup):
         except AjetError as error:
             if ctx.obj["traceback"]:
                 raise
-            typer.echo(redact(f"error: {error}"), err=True)
+            typer.echo(printable(redact(f"error: {error}")), err=True)
             raise typer.Exit(1) from error
 
 

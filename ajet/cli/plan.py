@@ -32,14 +32,13 @@ def plan(
     verbose: Verbose = False,
 ) -> None:
     """Show placement, memory of each GPU and rough times of a run on verl or trinity."""
-    from rich.console import Console
-
     from ajet.cli.notices import show_notices
     from ajet.cli.plan_tables import described_gpu, described_nodes, tables
     from ajet.cluster.capacity import cluster_plan
     from ajet.core.config import load_config
     from ajet.core.errors import ConfigError
     from ajet.core.record.screen_log import begin_screen_log
+    from ajet.core.terminal import Console
 
     begin_screen_log(verbose)
     config = load_config(conf, overrides or [], backbone=backbone, project_dir=project_dir)

@@ -40,8 +40,6 @@ def replay(
     started; the recorded completions stand in the place of the model. Exit code 0: the same in
     every id, 1: it departs.
     """
-    from rich.console import Console
-
     from ajet.backbones.debug.replaying import replay_episode
     from ajet.cli.debugger import begin_debugger
     from ajet.cli.notices import show_notices
@@ -50,6 +48,7 @@ def replay(
     from ajet.core.descriptors import raise_descriptor_limit
     from ajet.core.record.recorded_run import RecordedRun
     from ajet.core.record.screen_log import begin_screen_log
+    from ajet.core.terminal import Console
 
     begin_screen_log(verbose)
     raise_descriptor_limit()
@@ -81,8 +80,8 @@ def replay(
 
 def _show(error: BaseException) -> None:
     """Prints where the workflow or the judge raised, as the user wrote it."""
-    from ajet.core.error_text import user_traceback
+    from ajet.core.error_text import one_line, user_traceback
     from ajet.core.redaction import redact
 
-    text = user_traceback(error) or f"error: {type(error).__name__}: {error}\n"
+    text = user_traceback(error) or f"error: {one_line(error)}\n"
     typer.echo(redact(text), nl=False, err=True)

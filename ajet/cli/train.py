@@ -64,8 +64,6 @@ def train(
     on; twice stops at once. Exit code 0: done, 1: an error in one line, 2: wrong usage, 130:
     stopped by Ctrl-C before the end, 143: by SIGTERM.
     """
-    from rich.console import Console
-
     from ajet.backbones import make_backbone, runs_on_ray
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_run
@@ -76,6 +74,7 @@ def train(
     from ajet.core.errors import RunChanged, RunComplete
     from ajet.core.interrupt import Interrupt
     from ajet.core.record.screen_log import begin_screen_log
+    from ajet.core.terminal import Console
     from ajet.reports.summary_table import print_summary
 
     begin_screen_log(verbose)

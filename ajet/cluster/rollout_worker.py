@@ -5,7 +5,7 @@
 
 Ray calls the worker in other threads, so `heartbeat` answers even while a workflow blocks the event
 loop, and says for how long the loop has been blocked. The metadata of a workflow's output is sent
-in the form that the episode store writes: the user's objects stay in the worker. A judge of groups
+as plain data, as it is recorded: the user's objects stay in the worker. A judge of groups
 runs in the driver, so for such a judge the output is sent as it is, if it can be pickled.
 
 Not covered: which worker runs which episode, and what happens to a lost one (rollout_workers.py).
@@ -14,7 +14,6 @@ Not covered: which worker runs which episode, and what happens to a lost one (ro
 from __future__ import annotations
 
 import asyncio
-import copy
 import os
 import queue
 import sys
@@ -23,7 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -36,13 +35,13 @@ from ajet.core.bounded_loop import MAX_THREADS
 from ajet.core.config import AjetConfig
 from ajet.core.config.redacted import remember_secrets_of
 from ajet.core.descriptors import raise_descriptor_limit
-from ajet.core.error_text import user_line
+from ajet.core.error_text import one_line, user_line
 from ajet.core.inference.endpoint import ModelEndpoint, SamplingParams
-from ajet.core.record.episode_store import as_plain_json
 from ajet.core.record.screen_log import begin_screen_log
 from ajet.core.rollout.admission import Slot
 from ajet.core.rollout.stops import Stop
 from ajet.core.task.workflow_task import Mode, WorkflowTask
+from ajet.core.trajectory.plain_trajectory import plain_trajectory
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 
 if TYPE_CHECKING:
@@ -291,56 +290,20 @@ def _picklable(error: BaseException) -> BaseException:
     try:
         cloudpickle.loads(cloudpickle.dumps(error))
     except Exception:  # noqa: BLE001  # the user's exceptions may do anything
-        return RuntimeError(f"{type(error).__name__}: {error}")
+        return RuntimeError(one_line(error))
     return error
 
 
 def pack(trajectory: Trajectory, *, keeps_output: bool = False) -> bytes:
-    """Pickles a trajectory. The output's metadata are reduced to the form that the episode store
-    writes, unless `keeps_output`; if the messages cannot be pickled, everything is."""
-    reduced = trajectory if keeps_output else _with_plain_output(trajectory)
-    try:
-        return cloudpickle.dumps(reduced)
-    except Exception:  # noqa: BLE001  # the user's objects may refuse as they like
-        logger.warning(f"{trajectory.episode_id}: its messages hold objects: they are kept as text")
-        return cloudpickle.dumps(_with_plain_turns(_with_plain_output(reduced)))
-
-
-def _with_plain_task(workflow_task: WorkflowTask) -> WorkflowTask:
-    """Reduces the task, since a workflow may have put any object into its copy of it."""
-    task = workflow_task.task
-    task = replace(
-        task, init_messages=as_plain_json(task.init_messages), metadata=as_plain_json(task.metadata)
-    )
-    return replace(workflow_task, task=task)
-
-
-def _with_plain_output(trajectory: Trajectory) -> Trajectory:
-    output = trajectory.output
-    if output is not None:
-        output = copy.copy(output)
-        output.metadata, output.log_metrics = (
-            as_plain_json(output.metadata),
-            dict(output.log_metrics),
-        )
-    return replace(
-        trajectory,
-        workflow_task=_with_plain_task(trajectory.workflow_task),
-        output=output,
-        earlier_attempts=tuple(map(_with_plain_output, trajectory.earlier_attempts)),
-    )
-
-
-def _with_plain_turns(trajectory: Trajectory) -> Trajectory:
-    turns = (
-        replace(
-            turn,
-            messages=as_plain_json(turn.messages),
-            tools=as_plain_json(turn.tools),
-            reply=as_plain_json(turn.reply),
-            notes=as_plain_json(turn.notes),
-        )
-        for turn in trajectory.turns
-    )
-    earlier = tuple(map(_with_plain_turns, trajectory.earlier_attempts))
-    return replace(trajectory, turns=tuple(turns), earlier_attempts=earlier)
+    """Pickles a trajectory as plain data, or with `keeps_output` with the workflow's own objects,
+    where these can be pickled."""
+    if keeps_output:
+        try:
+            packed = cloudpickle.dumps(trajectory)
+            cloudpickle.loads(packed)  # an object may refuse only then
+            return packed
+        except Exception:  # noqa: BLE001  # the user's objects may refuse as they like
+            logger.warning(
+                f"{trajectory.episode_id}: its output cannot be pickled: the judge sees it as text"
+            )
+    return cloudpickle.dumps(plain_trajectory(trajectory))

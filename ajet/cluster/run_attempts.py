@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from loguru import logger
-from rich.console import Console
 
 from ajet.cluster.actor_errors import ProcessLost
 from ajet.cluster.placement import Placement, Process, ResourceRequest, place_processes
@@ -22,6 +21,7 @@ from ajet.core.errors import RunFailed
 from ajet.core.interrupt import Interrupt, catch_interrupts
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
+from ajet.core.terminal import Console
 from ajet.core.update.checkpoint import newest_checkpoint, step_of
 
 MAX_LOSSES = 3

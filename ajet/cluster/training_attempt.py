@@ -8,8 +8,6 @@ A backbone's subclass implements these steps. Not covered: what happens when a p
 
 from abc import ABC, abstractmethod
 
-from rich.console import Console
-
 from ajet import assembly
 from ajet.cluster.placement import Placement
 from ajet.cluster.run_attempts import ProcessOptions
@@ -20,6 +18,7 @@ from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
 from ajet.core.run.resume_point import ResumePoint
 from ajet.core.run.training_run import Save, TrainingRun
+from ajet.core.terminal import Console
 
 
 class TrainingAttempt(ABC):

@@ -17,22 +17,24 @@ from pathlib import Path
 from types import TracebackType
 
 from ajet.core.descriptors import NONE_LEFT, is_out_of_descriptors
+from ajet.core.plain_value import plain_text, printable, type_name
 from ajet.core.redaction import redact
 
 MAX_MESSAGE_LENGTH = 500
 """The number of characters of a message that are recorded: some hold a whole page."""
+MAX_MESSAGE_READ = 100_000
 _OWN_CODE = str(Path(__file__).parents[1])
 _STDLIB = sysconfig.get_path("stdlib")
 
 
 def one_line(error: BaseException) -> str:
     """Returns ``ValueError: bad move (workflow.py:31)``, without secrets: the class, the message's
-    first line and the last line of the user's own code that the exception passed through, if
-    any."""
+    first line and the last line of the user's own code that the exception passed through, if any.
+    Control characters are spelled out."""
     # Secrets are found in the whole message: a line that is cut may have half of one.
-    lines = redact(message_of(error)).lstrip()[:MAX_MESSAGE_LENGTH].splitlines()
-    message = next(iter(lines), "").rstrip()
-    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    message = first_line(redact(message_of(error)))
+    name = type_name(type(error))
+    text = f"{name}: {message}" if message else name
     if is_out_of_descriptors(error):
         text = f"{text} ({NONE_LEFT})"
     location = _location(error)
@@ -40,11 +42,21 @@ def one_line(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Returns the exception's message; an empty text where the user's `__str__` itself fails."""
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001  # the user's code
-        return ""
+    """Returns the exception's message, cut where it is very long; an empty text where the user's
+    `__str__` itself fails."""
+    if type(error).__str__ in (BaseException.__str__, KeyError.__str__):
+        # Their text is that of what they were raised with, which may be anything.
+        given = error.args[0] if len(error.args) == 1 else error.args or ""
+        text = plain_text(given, MAX_MESSAGE_READ)
+        return repr(text) if isinstance(error, KeyError) and error.args else text
+    message = plain_text(error, MAX_MESSAGE_READ)
+    return "" if message == f"<{type_name(type(error))} object>" else message
+
+
+def first_line(text: str) -> str:
+    """Returns the text's first line for a person: cut, with control characters spelled out."""
+    line = next(iter(text.lstrip()[:MAX_MESSAGE_LENGTH].splitlines()), "")
+    return printable(line.rstrip())
 
 
 def _location(error: BaseException) -> str | None:
@@ -71,7 +83,7 @@ def user_traceback(error: BaseException) -> str | None:
     frames = _frames_from_user_code(error.__traceback__)
     if frames is None:
         return None
-    return "".join(traceback.format_exception(type(error), error, frames))
+    return printable("".join(traceback.format_exception(type(error), error, frames)))
 
 
 def _frames_from_user_code(frames: TracebackType | None) -> TracebackType | None:

@@ -20,6 +20,7 @@ from ajet.core.record.episode_reader import (
     TurnRecord,
 )
 from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.summary import RunSummary
 from ajet.core.run.attempt_record import read_attempts
 from ajet.logview.token_text import TokenText
 
@@ -41,7 +42,7 @@ def run_data(folder: RunFolder) -> dict[str, Any]:
         "modes": [],
     }
     if folder.summary_json.is_file():
-        data["summary"] = json.loads(folder.summary_json.read_text(encoding="utf-8"))
+        data["summary"] = RunSummary.read(folder.summary_json).as_json()
     if folder.episodes_db.is_file():
         with EpisodeReader(folder.episodes_db) as reader:
             data["count"] = reader.count()

@@ -15,6 +15,8 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from ajet.core.error_text import one_line
+from ajet.core.errors import ModelError
 from ajet.core.record.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -68,7 +70,10 @@ def tokenizer_of(folder: RunFolder) -> Tokenizer | None:
         return None
     from tokenizers import Tokenizer
 
-    return Tokenizer.from_file(str(file))
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain exceptions for a damaged file
+        raise ModelError(f"{file}: the tokenizer does not load: {one_line(error)}") from error
 
 
 def _byte_of() -> dict[str, int]:

@@ -14,11 +14,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ajet.core.task.workflow_task import WorkflowTask
+from ajet.core.terminal import Console
 from ajet.core.trajectory.trajectory import Trajectory
 from ajet.core.trajectory.turn import Turn
 from ajet.reports.transcript import (

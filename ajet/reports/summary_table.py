@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -22,6 +21,7 @@ from ajet.core.record.evaluation import wilson
 from ajet.core.record.run_folder import RunFolder, shown_path
 from ajet.core.record.summary import RunSummary
 from ajet.core.run.attempt_record import read_attempts
+from ajet.core.terminal import Console
 
 Command = tuple[str, str]
 """A description and the shell command itself."""

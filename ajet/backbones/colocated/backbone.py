@@ -1,8 +1,6 @@
 """Trains on a Ray cluster whose trainer and engines take turns on the same devices
 (`--backbone verl`)."""
 
-from rich.console import Console
-
 from ajet import assembly
 from ajet.backbones.colocated.training import ColocatedTraining
 from ajet.cluster.run_attempts import run_on_ray
@@ -11,6 +9,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.interrupt import Interrupt
 from ajet.core.record.summary import RunSummary
 from ajet.core.run.start import open_run
+from ajet.core.terminal import Console
 
 
 class ColocatedBackbone:

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from rich.console import Console
-
 from ajet import assembly
 from ajet.backbones.debug.debugging import debug_episodes
 from ajet.backbones.debug.training import DebugTraining
@@ -12,6 +10,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.interrupt import Interrupt, catch_interrupts
 from ajet.core.record.summary import RunSummary
 from ajet.core.run.start import open_run
+from ajet.core.terminal import Console
 from ajet.core.trajectory.trajectory import Trajectory
 from ajet.reports.evaluation_report import EvaluationReport
 

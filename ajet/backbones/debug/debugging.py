@@ -9,7 +9,6 @@ since the user may be at a breakpoint.
 
 from dataclasses import replace
 
-from rich.console import Console
 from rich.text import Text
 
 from ajet import assembly
@@ -22,6 +21,7 @@ from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
+from ajet.core.terminal import Console
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 from ajet.core.workflow.registry import WorkflowFactory
 from ajet.reports.live_transcript import LiveTranscripts

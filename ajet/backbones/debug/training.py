@@ -12,8 +12,6 @@ Not covered: several processes or devices.
 
 from typing import Any
 
-from rich.console import Console
-
 from ajet import assembly
 from ajet.backbones.local_run import begin_local_run
 from ajet.core.bounded_loop import run_bounded
@@ -23,6 +21,7 @@ from ajet.core.interrupt import Interrupt
 from ajet.core.judge import make_judge
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
+from ajet.core.terminal import Console
 
 
 class DebugTraining:

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from ajet import assembly
 from ajet.cluster.session import SessionSettings
 from ajet.core.config import AjetConfig
@@ -23,6 +21,7 @@ from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.run_log import run_log
 from ajet.core.record.summary import RunSummary
 from ajet.core.run.start import open_run
+from ajet.core.terminal import Console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

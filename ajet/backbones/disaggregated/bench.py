@@ -8,13 +8,12 @@ continue meanwhile. Not covered: several processes; checkpoints that are written
 
 import json
 
-from rich.console import Console
-
 from ajet.backbones.evaluating import Subject, evaluate_subject
 from ajet.core.config import AjetConfig
 from ajet.core.errors import CheckpointError
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.step_metrics import held_out_metrics
+from ajet.core.terminal import Console
 from ajet.core.update.checkpoint import step_of
 
 

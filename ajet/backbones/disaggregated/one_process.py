@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
-
 from ajet import assembly
 from ajet.backbones.disaggregated.async_run import AsyncRun
 from ajet.backbones.disaggregated.trainer_clients import make_trainer_client
@@ -20,6 +18,7 @@ from ajet.core.interrupt import Interrupt
 from ajet.core.judge import make_judge
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
+from ajet.core.terminal import Console
 
 
 class OneProcessTraining:

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-
 from ajet import assembly
 from ajet.backbones.disaggregated.split_run import ExplorerCommand, TrainerCommand
 from ajet.backbones.local_run import begin_local_run
@@ -27,6 +25,7 @@ from ajet.core.record.recorded_run import load_template
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
 from ajet.core.rollout.group import GroupRunner
+from ajet.core.terminal import Console
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.weight_sync.folder import FolderSource, WeightFolder
 

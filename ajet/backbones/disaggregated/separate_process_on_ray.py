@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
-from rich.console import Console
-
 from ajet.backbones.disaggregated.split_run import ExplorerCommand, TrainerCommand
 from ajet.cluster.engines import Engines
 from ajet.cluster.placement import Placement
@@ -29,6 +27,7 @@ from ajet.core.record.recorded_run import load_template
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.run.resume_point import find_resume_point
+from ajet.core.terminal import Console
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.weight_sync.folder import FolderSource
 from ajet.servers.serving import EngineName, ServerSpec, engine_name

@@ -17,7 +17,6 @@ import secrets
 from typing import Any
 
 from loguru import logger
-from rich.console import Console
 
 from ajet.backbones.evaluating import LoadedSubject, Subject, load_subject
 from ajet.core.bounded_loop import run_bounded
@@ -28,6 +27,7 @@ from ajet.core.interrupt import Interrupt
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.redaction import PREFIX
 from ajet.core.rollout.limits import RolloutLimits
+from ajet.core.terminal import Console
 from ajet.core.trajectory.recorder import EpisodeRecorder
 from ajet.core.update.checkpoint import newest_checkpoint
 from ajet.core.workflow.gateway.gateway import Gateway

@@ -9,8 +9,8 @@ A prompt mostly continues the turn before it, so only its new tokens are stored,
 messages likewise. Token ids are 8-byte integers, log-probabilities are 8-byte floats: both are
 restored exactly.
 
-What users put into dicts (metadata, tool arguments, notes) is restored as JSON has it: a tuple as a
-list, a key as a string, and a value without a JSON form as its `repr`, as in the episode store.
+Trajectories hold plain data (trajectory/plain_trajectory.py), which JSON restores as it was. A task
+is restored as plain data too: a tuple as a list, a key as a string, an object as its text.
 
 Not covered: samples and advantages, which the trainer makes; bytes of another version of ajet.
 """
@@ -21,13 +21,14 @@ import json
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
 from ajet.core.errors import DataError
 from ajet.core.inference.endpoint import Completion
+from ajet.core.plain_value import plain_value
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
@@ -97,10 +98,14 @@ class _Reader:
 def _group_json(group: Group, arrays: _Writer) -> Json:
     return {
         "group_id": group.group_id,
-        "task": None if group.task is None else asdict(group.task),
+        "task": None if group.task is None else _task_json(group.task),
         "baseline": _number(group.baseline),
         "trajectories": [_trajectory_json(t, arrays) for t in group.trajectories],
     }
+
+
+def _task_json(task: Task) -> Json:
+    return {each.name: plain_value(getattr(task, each.name)) for each in fields(task)}
 
 
 def _group(content: Json, arrays: _Reader) -> Group:
@@ -114,7 +119,10 @@ def _trajectory_json(t: Trajectory, arrays: _Writer) -> Json:
     before: list[Turn | None] = [None, *t.turns]
     output = t.output
     return {
-        "workflow_task": asdict(t.workflow_task),
+        "workflow_task": {
+            **{each.name: getattr(t.workflow_task, each.name) for each in fields(t.workflow_task)},
+            "task": _task_json(t.workflow_task.task),
+        },
         "turns": [_turn_json(turn, b, arrays) for turn, b in zip(t.turns, before, strict=False)],
         "status": str(t.status),
         "output": None if output is None else _output_json(output),
@@ -234,28 +242,4 @@ def _number(value: float | None) -> float | None:
     return None if value is None else float(value)
 
 
-def _to_json(value: Any) -> str:
-    try:
-        return _encode(value)
-    except (TypeError, ValueError, RecursionError):  # keys that are tuples, cycles
-        return _encode(_plain(value, ()))
-
-
-def _unknown(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
-
-
-_encode = json.JSONEncoder(default=_unknown, separators=(",", ":")).encode
-
-
-def _plain(value: Any, above: tuple[int, ...]) -> Any:
-    """Returns the value with keys as strings, and a container within itself as its repr. `above`
-    are the ids of the containers that the value is in."""
-    if id(value) in above:
-        return repr(value)
-    inner = (*above, id(value))
-    if isinstance(value, dict):
-        return {str(key): _plain(each, inner) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each, inner) for each in value]
-    return value
+_to_json = json.JSONEncoder(separators=(",", ":")).encode

@@ -28,6 +28,7 @@ from ajet.core.errors import ConfigError
 
 DEFAULTS = ["verl_default", "trinity_default", "ajet_default", "_self_"]
 PACKAGED = [Path(default_config.__file__).parent / folder for folder in ("", "verl", "trinity")]
+MAX_VALUES = 100_000
 NAME = "__ajet_run__"
 
 
@@ -107,6 +108,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         node = yaml.compose(text)
+        if node is not None:
+            check_size(node, path)
         if node is not None and not isinstance(node, yaml.MappingNode):
             raise ConfigError(f"{path}: a config is a mapping with a section 'ajet:'")
         yaml_content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
@@ -118,6 +121,26 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ) from error
     assert isinstance(yaml_content, dict)
     return {str(key): value for key, value in yaml_content.items()}
+
+
+def check_size(root: yaml.Node, path: Path) -> None:
+    """Raises ConfigError for a YAML whose aliases (*name) multiply it beyond `MAX_VALUES`: a few
+    lines can stand for billions of values."""
+    sizes: dict[int, int] = {}
+
+    def size_of(node: yaml.Node) -> int:
+        if id(node) not in sizes:
+            sizes[id(node)] = 1  # an anchor that refers to itself is refused elsewhere
+            inner: list[Any] = node.value if isinstance(node, yaml.CollectionNode) else []
+            parts = [part for each in inner for part in (each if type(each) is tuple else (each,))]
+            sizes[id(node)] = 1 + sum(map(size_of, parts))
+        return sizes[id(node)]
+
+    if size_of(root) > MAX_VALUES:
+        raise ConfigError(
+            f"{path}: its aliases (*name) multiply it to more than {MAX_VALUES} values; write it "
+            "without them"
+        )
 
 
 def hydra_notices(path: Path) -> list[str]:

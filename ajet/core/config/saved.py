@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from ajet.core.config.compose import check_size
 from ajet.core.config.environment_reference import resolved, stored_references
 from ajet.core.config.explain import Origin, explain
 from ajet.core.config.overrides import override_value
@@ -26,15 +27,20 @@ def saved_config(
     """Returns the config in `file`. The user's files are looked for where the config at `yaml_path`
     looked."""
     try:
-        written = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        node = yaml.compose(text)
+        if not isinstance(node, yaml.MappingNode):
+            raise ConfigError(f"{file} is damaged: it holds no config")
+        check_size(node, file)
+        written = yaml.safe_load(text)
         values = resolved(written)
         for override in overrides:
             _set(values, *override_value(override))
         config = AjetConfig.model_validate(values)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, TypeError, yaml.YAMLError, RecursionError) as error:
+        if isinstance(error, ValidationError):
+            raise ConfigError(explain(error, AjetConfig, Origin(file, overrides))) from error
         raise ConfigError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
-    except ValidationError as error:
-        raise ConfigError(explain(error, AjetConfig, Origin(file, overrides))) from error
     config._references = stored_references(written)
     remember_secrets_of(config)
     config._yaml_path = yaml_path

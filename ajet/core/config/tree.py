@@ -8,12 +8,13 @@
 `load_config` (load.py) makes it. Not covered: whether a path or a class exists (`ajet check`).
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 from ajet.core.config.cluster import TrinityConfig, VerlConfig
 from ajet.core.config.data import DataConfig
@@ -81,6 +82,14 @@ class AjetSection(Section):
     interchange_server: InterchangeServerConfig = Field(
         default=InterchangeServerConfig(), description="The HTTP gateway."
     )
+
+    @field_validator("experiment_name")
+    @classmethod
+    def _is_one_name(cls, name: str) -> str:
+        """Refuses what would name a folder somewhere else than where run folders are."""
+        if name in (".", "..") or re.search(r"[/\\\x00-\x1f\x7f]", name):
+            raise ValueError("it names one folder, so give a name that is no path")
+        return name
 
 
 class UserSection(dict[str, Any]):

@@ -31,7 +31,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -252,6 +252,11 @@ class ChatTemplate:
     def encode_cached(self, marked_text: str) -> tuple[int, ...]:
         """Encodes like `encode`, with a cache of the latest texts."""
         return self._encode_cached(marked_text)
+
+    @cached_property
+    def max_token_length(self) -> int:
+        """Returns the number of characters of the vocabulary's longest token."""
+        return max(map(len, self._tokenizer.get_vocab()))
 
     def find_control(self, marked_text: str, start: int) -> tuple[int, int] | None:
         """Returns position and id of the template's first own special token from `start` on."""

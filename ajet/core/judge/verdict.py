@@ -20,11 +20,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from ajet.core.error_text import one_line
+from ajet.core.error_text import first_line, message_of, one_line
 from ajet.core.judge.judge import BaseJudge, GroupJudge
+from ajet.core.plain_value import plain_text, printable
 from ajet.core.task.workflow_task import LARGEST_REWARD, WorkflowOutput, WorkflowTask
 
 Result = TypeVar("Result")
+
+MAX_LOG_METRICS, MAX_METRIC_NAME_LENGTH = 1000, 200
 
 
 class JudgeFault(Exception):
@@ -54,10 +57,7 @@ def checked_output(output: Any, workflow_name: str) -> WorkflowOutput:
         checked.reward = _reward(output.reward, f"{name}.reward", advice)
     checked.is_success = _success(output.is_success, f"{name}.is_success", "give a bool or None")
     checked.metadata = _dict(output.metadata, f"{name}.metadata")
-    checked.log_metrics = {
-        key: _finite(value, f"{name}.log_metrics[{key!r}]", "give a number")
-        for key, value in _dict(output.log_metrics, f"{name}.log_metrics").items()
-    }
+    checked.log_metrics = _log_metrics(output.log_metrics, f"{name}.log_metrics")
     return checked
 
 
@@ -147,8 +147,8 @@ def _is_being_cancelled() -> bool:
 def _or_judge_fault(check: Callable[[], Result]) -> Result:
     try:
         return check()
-    except Exception as error:
-        raise JudgeFault(str(error)) from error
+    except (Exception, SystemExit) as error:  # a number's own methods may do anything
+        raise JudgeFault(first_line(message_of(error)) or one_line(error)) from error
 
 
 def _checked_verdicts(answer: Any, outputs: Sequence[WorkflowOutput], name: str) -> list[Verdict]:
@@ -182,6 +182,7 @@ def _scalar(value: Any) -> Any:
 
 
 def _reward(value: Any, name: str, advice: str) -> float:
+    """Returns a number whose sums and squares stay finite."""
     number = _finite(value, name, advice)
     if abs(number) > LARGEST_REWARD:
         raise ValueError(f"{name} is {number:g}: give one of at most {LARGEST_REWARD:g} in size")
@@ -212,6 +213,18 @@ def _success(value: Any, name: str, advice: str) -> bool | None:
     if _is_bool(value) or (isinstance(value, numbers.Integral) and value in (0, 1)):
         return bool(value)
     raise TypeError(f"{name} is {_kind(value)}: {advice}")
+
+
+def _log_metrics(value: Any, name: str) -> dict[str, float]:
+    """Returns metrics whose names and values every logger can take."""
+    metrics = _dict(value, name)
+    if len(metrics) > MAX_LOG_METRICS:
+        raise ValueError(f"{name} has {len(metrics)} entries: give at most {MAX_LOG_METRICS}")
+    checked: dict[str, float] = {}
+    for key, number in metrics.items():
+        key = printable(plain_text(key, MAX_METRIC_NAME_LENGTH)).replace("\n", "\\n")
+        checked[key] = _reward(number, f"{name}[{key!r}]", "give a number")
+    return checked
 
 
 def _dict(value: Any, name: str) -> dict[str, Any]:

@@ -16,17 +16,20 @@ import re
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet.core.errors import DataError
+from ajet.core.error_text import one_line
+from ajet.core.errors import CheckpointError, DataError
 from ajet.core.inference.endpoint import Completion
-from ajet.core.record.episode_schema import open_for_reading
+from ajet.core.record.episode_schema import database_problem, open_for_reading
 from ajet.core.task.task import Task
 
 PAGE_SIZE = 200
@@ -154,11 +157,35 @@ class EpisodeRecord:
     """The task as it was given to the workflow; None where JSON cannot hold it."""
 
 
+_REAL = (int, float)
+_TYPES = dict.fromkeys(EpisodeRow.__dataclass_fields__, str) | {
+    **dict.fromkeys(("id", "step", "rollout_index", "num_turns", "num_sampled_tokens"), int),
+    **dict.fromkeys(("min_policy_version", "max_policy_version", "is_success"), (int, NoneType)),
+    **dict.fromkeys(("reward", "advantage"), (*_REAL, NoneType)),
+    "seconds": _REAL,
+    "error": (str, NoneType),
+}
+"""The types of a row's columns: a damaged file may hold others, as SQLite does not check them."""
+
+
 class EpisodeReader:
     """Reads one run's episodes. An object is not shared between threads."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._connection = open_for_reading(path)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Turns what a damaged file leads to into one line."""
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            raise CheckpointError(database_problem(self._path, error)) from error
+        except (ValueError, TypeError, IndexError, AttributeError, zlib.error) as error:
+            raise CheckpointError(
+                f"{self._path} is damaged: {one_line(error)}; restore a copy of it"
+            ) from error
 
     def list(
         self, which: EpisodeFilter | None = None, *, limit: int = 50, after: int | None = None
@@ -166,17 +193,19 @@ class EpisodeReader:
         """Returns one page of the list, newest first. `after` is the id of the last row of the page
         before."""
         where, arguments = (which or EpisodeFilter()).where()
-        rows = self._connection.execute(
-            f"SELECT {_LISTED} FROM episodes WHERE {where} AND id < ? ORDER BY id DESC LIMIT ?",
-            [*arguments, 2**62 if after is None else after, limit],
-        )
-        return [_episode_row(row) for row in rows]
+        with self._reading():
+            rows = self._connection.execute(
+                f"SELECT {_LISTED} FROM episodes WHERE {where} AND id < ? ORDER BY id DESC LIMIT ?",
+                [*arguments, 2**62 if after is None else after, limit],
+            )
+            return [_episode_row(row) for row in rows]
 
     def count(self, which: EpisodeFilter | None = None) -> int:
         """Returns the number of episodes that pass the filter."""
         where, arguments = (which or EpisodeFilter()).where()
         query = f"SELECT count(*) FROM episodes WHERE {where}"
-        return self._connection.execute(query, arguments).fetchone()[0]
+        with self._reading():
+            return self._connection.execute(query, arguments).fetchone()[0]
 
     def walk(
         self, which: EpisodeFilter | None = None, limit: int | None = None
@@ -194,11 +223,16 @@ class EpisodeReader:
     def values(self, column: str) -> list[str]:
         """Returns the values that occur in `status` or `mode`, for a menu."""
         assert column in ("status", "mode"), column
-        rows = self._connection.execute(f"SELECT DISTINCT {column} FROM episodes ORDER BY 1")
-        return [row[0] for row in rows]
+        with self._reading():
+            rows = self._connection.execute(f"SELECT DISTINCT {column} FROM episodes ORDER BY 1")
+            return [_of_type(row[0], str) for row in rows]
 
     def episode(self, episode_id: str) -> EpisodeRecord:
         """Returns one complete episode. Raises `KeyError` when it does not exist."""
+        with self._reading():
+            return self._episode(episode_id)
+
+    def _episode(self, episode_id: str) -> EpisodeRecord:
         row = self._connection.execute(
             "SELECT episodes.*, tasks.task FROM episodes LEFT JOIN tasks ON tasks.id = tasks_id "
             "WHERE episode_id = ?",
@@ -214,7 +248,7 @@ class EpisodeReader:
         extras = ("reward_breakdown", "timings", "metadata", "log_metrics")
         return EpisodeRecord(
             row=_episode_row(row),
-            **{name: json.loads(row[name]) for name in extras},
+            **{name: _of_type(json.loads(row[name]), dict) for name in extras},
             turns=_turns(turns),
             ended_as=row["ended_as"],
             seed=row["seed"],
@@ -226,7 +260,8 @@ class EpisodeReader:
         `DataError`, with similar ids, when there is none or more than one."""
         below = f"{_escape(name)}%"
         query = "SELECT episode_id FROM episodes WHERE episode_id LIKE ? ESCAPE '!' ORDER BY 1"
-        found = [row[0] for row in self._connection.execute(query, [below])]
+        with self._reading():
+            found = [row[0] for row in self._connection.execute(query, [below])]
         if name in found:
             return name
         if len(found) == 1:
@@ -256,6 +291,13 @@ class EpisodeReader:
         self.close()
 
 
+def _of_type(value: Any, kind: Any) -> Any:
+    """Returns the value. Raises TypeError where a damaged file holds one of another type."""
+    if not isinstance(value, kind):
+        raise TypeError(f"a {type(value).__name__} where another type is expected")
+    return value
+
+
 def _like_pattern(text: str) -> str:
     """Returns a LIKE pattern in which the user's own % and _ are plain characters."""
     return f"%{_escape(text)}%"
@@ -267,6 +309,8 @@ def _escape(text: str) -> str:
 
 def _episode_row(row: sqlite3.Row) -> EpisodeRow:
     fields = {name: row[name] for name in EpisodeRow.__dataclass_fields__}
+    for name, value in fields.items():
+        _of_type(value, _TYPES[name])
     fields["is_success"] = None if row["is_success"] is None else bool(row["is_success"])
     return EpisodeRow(**fields)
 
@@ -281,7 +325,9 @@ def _turns(rows: Iterable[sqlite3.Row]) -> tuple[TurnRecord, ...]:
 def _turn(row: sqlite3.Row, earlier: list[TurnRecord]) -> TurnRecord:
     """Restores a turn whose beginning is stored with its base turn."""
     base = None if row["base_turn"] is None else earlier[row["base_turn"]]
-    messages = json.loads(row["messages"])
+    messages = _of_type(json.loads(row["messages"]), list)
+    for message in messages:
+        _of_type(message, dict)
     prompt_ids = np.frombuffer(zlib.decompress(row["prompt_ids"]), "<i4")
     if base is not None:
         messages = [*base.messages, base.reply][: row["messages_kept"]] + messages
@@ -297,8 +343,8 @@ def _turn(row: sqlite3.Row, earlier: list[TurnRecord]) -> TurnRecord:
         trainable=bool(row["trainable"]),
         messages=messages,
         tools=None if row["tools"] is None else json.loads(row["tools"]),
-        reply=json.loads(row["reply"]),
-        notes=json.loads(row["notes"]),
+        reply=_of_type(json.loads(row["reply"]), dict),
+        notes=_of_type(json.loads(row["notes"]), dict),
         prompt_ids=prompt_ids,
         token_ids=np.frombuffer(row["token_ids"], "<i4"),
         logprobs=np.frombuffer(row["logprobs"], "<f4"),

@@ -157,7 +157,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         if not _is_current(connection, path):
             connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
     except sqlite3.Error as error:
-        raise CheckpointError(f"{path} cannot be opened: {error}; move it away") from error
+        raise CheckpointError(database_problem(path, error)) from error
     return connection
 
 
@@ -166,14 +166,50 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file; is this the folder of a run?")
     try:
-        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-        known = _is_current(connection, path)
-    except sqlite3.Error as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        connection, known = _read_only(path, "mode=ro")
+    except sqlite3.OperationalError as error:
+        connection, known = _unwritable(path, error)
+    except sqlite3.DatabaseError as error:
+        raise CheckpointError(database_problem(path, error)) from error
     if not known:
         raise CheckpointError(f"{path} holds no episodes")
     connection.row_factory = sqlite3.Row
     return connection
+
+
+def _read_only(path: Path, options: str) -> tuple[sqlite3.Connection, bool]:
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?{options}", uri=True)
+    return connection, _is_current(connection, path)
+
+
+def _unwritable(path: Path, error: sqlite3.Error) -> tuple[sqlite3.Connection, bool]:
+    """Opens a file whose folder cannot be written to. With a write-ahead log SQLite wants to make
+    files beside it even for reading; without one the file is complete and cannot change."""
+    log = path.with_name(f"{path.name}-wal")
+    if log.exists() and log.stat().st_size:
+        raise CheckpointError(
+            f"{path} cannot be read: {error}; it has a write-ahead log, so copy the run folder to "
+            "a place that can be written to"
+        ) from error
+    try:
+        return _read_only(path, "immutable=1")
+    except sqlite3.Error as failed:
+        raise CheckpointError(database_problem(path, failed)) from failed
+
+
+def database_problem(path: Path, error: sqlite3.Error) -> str:
+    """Says what is wrong with a database and what to do about it."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of the code is a detail
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT):
+        return (
+            f"{path} is damaged: {error}; move it away to go on without the episodes in it, or "
+            "restore a copy"
+        )
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN):
+        return f"{path} cannot be written or opened: {error}; check its permissions"
+    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+        return f"{path} cannot be written: {error}; make room, then resume"
+    return f"{path} cannot be used: {error}"
 
 
 def _is_current(connection: sqlite3.Connection, path: Path) -> bool:

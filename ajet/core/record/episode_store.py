@@ -5,7 +5,8 @@
     store.write(12, groups, advantages, samples)
 
 A killed run leaves only complete steps. Writing a step again replaces its episodes. The tables are
-described in episode_schema.py, reading is in episode_reader.py.
+described in episode_schema.py, reading is in episode_reader.py. Trajectories hold plain data
+(trajectory/plain_trajectory.py).
 
 Not covered: several writers (the run folder's lock allows one process; use one thread at a time).
 """
@@ -16,7 +17,7 @@ import json
 import sqlite3
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,7 +26,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ajet.core.errors import CheckpointError
-from ajet.core.record.episode_schema import EPISODE_COLUMNS, TURN_COLUMNS, open_for_writing
+from ajet.core.plain_value import plain_text, plain_value
+from ajet.core.record.episode_schema import (
+    EPISODE_COLUMNS,
+    TURN_COLUMNS,
+    database_problem,
+    open_for_writing,
+)
 from ajet.core.task.task import Task
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.trajectory.trajectory import Group, Trajectory
@@ -41,7 +48,9 @@ _INSERT_EPISODE = (
 _INSERT_TURN = (
     f"INSERT INTO turns ({', '.join(TURN_COLUMNS)}) VALUES ({', '.join('?' * len(TURN_COLUMNS))})"
 )
-_encode = json.JSONEncoder(default=str, separators=(",", ":")).encode
+MAX_QUERY_LENGTH = 100_000
+"""The query's own column is for lists and searches; the whole task is in its own table."""
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class EpisodeStore:
@@ -137,7 +146,7 @@ class EpisodeStore:
                     turn.completion.finish_reason,
                     turn.completion.policy_version,
                     turn.reward,
-                    None if turn.state_key is None else _without_surrogates(turn.state_key),
+                    turn.state_key,
                     turn.started_s,
                     turn.ended_s,
                     _to_json(turn.notes),
@@ -152,7 +161,7 @@ class EpisodeStore:
         return self._row_id("tools", "tools", _to_json(tools))
 
     def _task_row(self, task: Task | None) -> int | None:
-        text = None if task is None else _exact_json(asdict(task))
+        text = None if task is None else _exact_json(task)
         return None if text is None else self._row_id("tasks", "task", text)
 
     def _row_id(self, table: str, column: str, text: str) -> int:
@@ -174,7 +183,10 @@ class _Transaction:
         self._path = path
 
     def __enter__(self) -> sqlite3.Connection:
-        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as error:
+            raise CheckpointError(database_problem(self._path, error)) from error
         return self._connection
 
     def __exit__(
@@ -188,9 +200,7 @@ class _Transaction:
         if error is not None and self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
         if isinstance(error, sqlite3.Error):
-            raise CheckpointError(
-                f"{self._path} cannot be written: {error}; make room, then resume"
-            ) from error
+            raise CheckpointError(database_problem(self._path, error)) from error
 
 
 def loss_masks(samples: Iterable[TrainingSample]) -> Masks:
@@ -233,8 +243,8 @@ def _episode_row(
         max(versions, default=None),
         max(t.ended_s for t in turns) - min(t.started_s for t in turns) if turns else 0.0,
         float(np.concatenate(parts).mean()) if parts else None,
-        _without_surrogates(plan.task.main_query),
-        None if trajectory.error is None else _without_surrogates(trajectory.error),
+        plain_text(plan.task.main_query, MAX_QUERY_LENGTH),
+        trajectory.error,
         _to_json(trajectory.reward_breakdown),
         _to_json(trajectory.timings),
         _to_json(trajectory.output.metadata if trajectory.output else {}),
@@ -242,33 +252,22 @@ def _episode_row(
     )
 
 
-def _to_json(value: Any) -> str:
-    """Returns what the user's code put into a dict as JSON; what has no JSON form is stored as its
-    repr."""
-    try:
-        return _encode(value)
-    except (TypeError, ValueError, RecursionError):  # for example keys that are tuples, or cycles
-        return _encode({"repr": repr(value)})
+def _exact_json(task: Task) -> str | None:
+    """Returns JSON that reads back as an equal task; None where there is none."""
+    content = {each.name: getattr(task, each.name) for each in fields(task)}
+    plain = plain_value(content)
+    return _to_json(plain) if _is_same(plain, content) else None
 
 
-def as_plain_json(value: Any) -> Any:
-    """Returns the value as a reader of the store would find it: dicts, lists, texts and numbers
-    only."""
-    return json.loads(_to_json(value))
-
-
-def _exact_json(value: Any) -> str | None:
-    """Returns JSON that reads back as an equal value; None where there is none."""
-    try:
-        text = json.dumps(value, separators=(",", ":"))
-        return text if json.loads(text) == value else None
-    except (TypeError, ValueError, RecursionError):
-        return None
-
-
-def _without_surrogates(text: str) -> str:
-    """Returns the text without lone surrogates, which SQLite cannot store."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+def _is_same(plain: Any, value: Any) -> bool:
+    """Returns True if a value was plain before it was reduced; no method of it is called."""
+    if type(plain) is not type(value):
+        return False
+    if isinstance(plain, dict):
+        return plain.keys() == value.keys() and all(_is_same(plain[k], value[k]) for k in plain)
+    if isinstance(plain, list):
+        return len(plain) == len(value) and all(map(_is_same, plain, value))
+    return plain == value
 
 
 def _new_text(turn: Turn, base: Turn | None) -> tuple[int, str]:

@@ -24,6 +24,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from loguru import logger
+
 from ajet.core.config import AjetConfig
 from ajet.core.config.redacted import redacted_config
 from ajet.core.errors import CheckpointError, ConfigError
@@ -76,8 +78,11 @@ class JsonLinesSink:
 
     def __init__(self, run: RunInfo) -> None:
         path = run.folder.metrics_jsonl
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        write_text_atomically(path, _lines_before(text, run.start_step))
+        content = path.read_bytes() if path.exists() else b""
+        lines, num_damaged = _lines_before(content, run.start_step)
+        if num_damaged:
+            logger.warning(f"{path}: {num_damaged} damaged lines are left out")
+        write_text_atomically(path, lines)
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -128,7 +133,7 @@ class ConsoleSink:
         pass
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        from rich.console import Console
+        from ajet.core.terminal import Console
 
         line = "  ".join(f"{name}={value:.4g}" for name, value in sorted(metrics.items()))
         Console().print(f"step {step}  {line}", markup=False, highlight=False, soft_wrap=True)
@@ -154,7 +159,15 @@ def _sink_class(name: str) -> type[Sink]:
     return SINKS[name]
 
 
-def _lines_before(text: str, step: int) -> str:
-    """Returns the complete lines of earlier steps; a line that was cut by a kill is dropped."""
-    lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
-    return "".join(line for line in lines if json.loads(line)["step"] < step)
+def _lines_before(content: bytes, step: int) -> tuple[str, int]:
+    """Returns the complete lines of earlier steps, and the number of damaged ones; a line that was
+    cut by a kill is dropped."""
+    kept, num_damaged = "", 0
+    for line in content.split(b"\n")[:-1]:
+        try:
+            is_earlier = json.loads(line)["step"] < step
+        except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+            num_damaged += 1
+            continue
+        kept += f"{line.decode()}\n" if is_earlier else ""
+    return kept, num_damaged

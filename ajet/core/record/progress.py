@@ -26,12 +26,14 @@ from itertools import pairwise
 from types import TracebackType
 
 from rich.bar import Bar
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from ajet.core.terminal import Console
 
 RECENT_STEPS = 10  # the time left is estimated from these, as late steps take longer
 LEVELS = "▁▂▃▄▅▆▇█"

@@ -31,6 +31,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -64,7 +65,7 @@ class RunFolder:
         try:
             for each in (folder.path, folder.checkpoints, folder.logs, folder.tensorboard):
                 each.mkdir(parents=True, exist_ok=True)
-            lock = (folder.path / lock_name).open("a+", encoding="utf-8")
+            lock = (folder.path / lock_name).open("a+", encoding="utf-8", errors="replace")
         except OSError as error:
             raise CheckpointError(
                 f"run folder {folder.path} cannot be made: {error.strerror}; "
@@ -90,7 +91,8 @@ class RunFolder:
     def archive_checkpoints_after(self, step: int) -> None:
         """Renames later checkpoints, so that the newest one is of the run that resumes."""
         for path in sorted(self.checkpoints.glob("step_*")):
-            if int(path.name.removeprefix("step_")) > step:
+            number_of_step = path.name.removeprefix("step_")
+            if number_of_step.isdecimal() and int(number_of_step) > step:
                 number = 1 + sum(1 for _ in self.checkpoints.glob(f"earlier-*-{path.name}"))
                 path.rename(path.with_name(f"earlier-{number}-{path.name}"))
 
@@ -110,7 +112,10 @@ class RunFolder:
             with contextlib.suppress(FileExistsError):
                 file.hardlink_to(temporary)
             temporary.unlink()
-        return file.read_text()
+        run_id = file.read_text(encoding="utf-8", errors="replace").strip()
+        if not re.fullmatch("[0-9a-f]{32}", run_id):
+            raise CheckpointError(f"{file} is damaged: it is no run id; restore a copy of it")
+        return run_id
 
     @property
     def attempts(self) -> Path:

@@ -1,6 +1,7 @@
 """Writes the run's own log, logs/run.log: every line of any part of it, whatever the screen shows.
 
-Secrets are removed from messages and tracebacks, which show no values of variables.
+Secrets are removed from messages, control characters are spelled out, and tracebacks, which show
+no values of variables.
 
 Not covered: numbers (metrics.py), episodes (episode_store.py), what the user's code prints.
 """
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from loguru import logger
 
+from ajet.core.plain_value import printable
 from ajet.core.redaction import redact
 
 FORMAT = "{time:YYYY-MM-DD HH:mm:ss} {level: <7} {message}"
@@ -22,7 +24,7 @@ def run_log(path: Path) -> Iterator[None]:
     with path.open("a", encoding="utf-8", errors="backslashreplace", buffering=1) as file:
 
         def write(line: str) -> None:
-            file.write(redact(line))
+            file.write(printable(redact(line)))
 
         sink = logger.add(write, level="DEBUG", format=FORMAT, diagnose=False)
         try:

@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from loguru import logger
-from rich.console import Console
 
 from ajet.core.config import AjetConfig
 from ajet.core.record.episode_store import EpisodeStore
@@ -32,6 +31,7 @@ from ajet.core.record.step_warnings import StepWarnings
 from ajet.core.record.timeline_counts import TimelineCounts
 from ajet.core.record.warning_log import RunWarning, WarningLog, shown_text
 from ajet.core.rollout.batch import StepGroups
+from ajet.core.terminal import Console
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.trajectory.samples import TokenAdvantages
 from ajet.core.trajectory.trajectory import Group

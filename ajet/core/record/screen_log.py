@@ -4,6 +4,7 @@ import sys
 
 from loguru import logger
 
+from ajet.core.plain_value import printable
 from ajet.core.redaction import redact
 
 
@@ -19,4 +20,6 @@ def begin_screen_log(verbose: bool) -> None:
 
 
 def _write(line: str) -> None:
-    sys.stderr.write(redact(line))  # looked up for each line, because a live display redirects it
+    sys.stderr.write(
+        printable(redact(line))
+    )  # looked up for each line, because a live display redirects it

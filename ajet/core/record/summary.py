@@ -50,20 +50,23 @@ class RunSummary:
 
     def write(self, path: Path) -> None:
         """Writes the file completely or not at all."""
+        write_text_atomically(path, json.dumps(self.as_json(), indent=2) + "\n")
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the content of the file."""
         content = asdict(self)
-        content |= content.pop("extra")
-        write_text_atomically(path, json.dumps(content, indent=2) + "\n")
+        return content | content.pop("extra")
 
     @classmethod
     def read(cls, path: Path) -> RunSummary:
         """Reads the summary of a finished run."""
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            content = dict(json.loads(path.read_text(encoding="utf-8")))
+            names = {f.name for f in fields(cls)} - {"extra"}
+            known = {name: content.pop(name) for name in names if name in content}
+            return cls(**known, extra=content)
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
-        names = {f.name for f in fields(cls)} - {"extra"}
-        known = {name: content.pop(name) for name in names if name in content}
-        return cls(**known, extra=content)
 
 
 def peak_rss_bytes() -> int:

@@ -8,6 +8,7 @@ Not covered: a server's own idea of steps that go back after a resume.
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from ajet.core.errors import ConfigError
 from ajet.core.record.sink import RunInfo
 from ajet.core.redaction import redact
 
+_NOT_IN_A_NAME = re.compile(r"[^/\w.\- :]")
+"""MLflow refuses a metric with such a character in its name."""
 PACKAGES = ("swanlab", "wandb", "mlflow")
 
 
@@ -115,7 +118,8 @@ class MlflowSink:
         known.write_text(active_run.info.run_id, encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._mlflow.log_metrics(dict(metrics), step=step)
+        named = {_NOT_IN_A_NAME.sub("_", name): value for name, value in metrics.items()}
+        self._mlflow.log_metrics(named, step=step)
 
     def close(self) -> None:
         self._mlflow.end_run()

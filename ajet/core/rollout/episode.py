@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from loguru import logger
 
 from ajet.core.activity import Activity, CurrentCall, in_call
-from ajet.core.error_text import one_line
+from ajet.core.error_text import first_line, message_of, one_line
 from ajet.core.errors import AjetError, ConfigError, EnvironmentFault
 from ajet.core.inference.endpoint import ChatEndpoint, ModelEndpoint, SamplingParams
 from ajet.core.judge.judge import BaseJudge, GroupJudge
@@ -233,6 +233,7 @@ class EpisodeRunner:
         workflow cannot be made. `resources` releases its environment."""
         try:
             workflow = self._workflow(plan.task)
+            recorder = self._recorder(plan, sampling, number, workflow)
         except AjetError:
             raise  # no workflow for this task is the config's mistake, not the episode's
         except Exception as error:
@@ -240,7 +241,6 @@ class EpisodeRunner:
                 raise
             self.on_error(error)
             return Trajectory(plan, (), EpisodeStatus.AGENT_ERROR, error=one_line(error))
-        recorder = self._recorder(plan, sampling, number, workflow)
         environment = self._environments.episode(plan) if self._environments else None
         if environment is not None:
             resources.push_async_exit(environment)
@@ -470,7 +470,7 @@ class Attempt:
         except Exception as error:  # a subclass of WorkflowOutput may do anything
             if self._debug:
                 raise
-            return self._end(EpisodeStatus.AGENT_ERROR, str(error))
+            return self._end(EpisodeStatus.AGENT_ERROR, first_line(message_of(error)))
         cut = self._recorder.truncation
         return self._end(EpisodeStatus.TRUNCATED if cut else EpisodeStatus.OK, cut, output)
 

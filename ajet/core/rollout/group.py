@@ -51,6 +51,7 @@ from ajet.core.rollout.stops import StopRequests
 from ajet.core.rollout.watch import RolloutWatch
 from ajet.core.shared_call import SharedCall
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.trajectory.plain_trajectory import plain_trajectory
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 
 REDUNDANCY_KEY = "ajet.rollout.group_size_redundancy"
@@ -157,9 +158,10 @@ class GroupRunner:
     async def rerun(self, plan: WorkflowTask) -> Trajectory:
         """Runs one episode again from its plan. A group judge sees it alone."""
         judging = GroupJudging(self.judge, self, self.limits, group_size=1)
-        return await self.executor.run(
+        trajectory = await self.executor.run(
             plan, Slot(plan.episode_id), judge_in_group=judging.judge_member if self.judge else None
         )
+        return plain_trajectory(trajectory)
 
     def stop(self) -> None:
         """Ends the rollouts in progress: they return, with unfinished episodes as `aborted`."""
@@ -209,7 +211,7 @@ class GroupsInProgress:
             # A member that failed must not keep the judge of its group waiting.
             self._judging.leave_out(plan)
         self._runner.watch.ended(trajectory)
-        trajectory = self.early_stop.mark_stopped(trajectory)
+        trajectory = self.early_stop.mark_stopped(plain_trajectory(trajectory))
         if self._journal is not None:
             self._journal.put(trajectory)
         self._report(trajectory)

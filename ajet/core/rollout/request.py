@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ajet.core import seeding
+from ajet.core.error_text import one_line
+from ajet.core.errors import DataError
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import Mode, WorkflowTask
@@ -75,7 +77,7 @@ class RolloutRequest:
         seed_path = seed_path_of_step("train" if self.mode == "baseline" else self.mode, self.step)
         return [
             WorkflowTask(
-                copy.deepcopy(task),
+                _copy_of(task),
                 episode_id_of(group_id, member),
                 group_id,
                 member,
@@ -88,6 +90,16 @@ class RolloutRequest:
             )
             for member in range(self.group_size)
         ]
+
+
+def _copy_of(task: Task) -> Task:
+    """Returns a deep copy. A task of a user's reader may hold any object."""
+    try:
+        return copy.deepcopy(task)
+    except (Exception, SystemExit) as error:
+        raise DataError(
+            f"task {task.task_id}: its messages or metadata cannot be copied: {one_line(error)}"
+        ) from error
 
 
 class RolloutRunner(Protocol):

@@ -24,8 +24,6 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
-
 from ajet.core.config import AjetConfig
 from ajet.core.errors import RunFailed
 from ajet.core.interrupt import Interrupt
@@ -42,6 +40,7 @@ from ajet.core.run.attempt_record import correct_first_step, end_attempt
 from ajet.core.run.resume_point import ResumePoint
 from ajet.core.run.run_state import RunState
 from ajet.core.run.run_tasks import RunTasks
+from ajet.core.terminal import Console
 
 Save = Callable[[int, dict[str, Any]], Awaitable[None]]
 """Writes a checkpoint with the step and the run's own state, which it is called with."""

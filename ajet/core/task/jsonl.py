@@ -70,6 +70,10 @@ def _parse(line: str, where: str) -> dict[str, Any]:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         raise DataError(f"{where}: not valid JSON: {error.msg}") from error
+    except RecursionError as error:
+        raise DataError(f"{where}: its values are nested too deeply") from error
+    except ValueError as error:  # an integer of more digits than Python reads
+        raise DataError(f"{where}: not valid JSON: {error}") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: a line is one JSON object, got a {type(row).__name__}")
     return row

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ajet.core.errors import DataError
+from ajet.core.plain_value import plain_text
 from ajet.core.task.task import Task
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ READERS = {
     "tracing": "ajet.sources.tracing.reader->TracingReader",
 }
 """Maps `ajet.task_reader.type` to a reader, which is imported when it is chosen."""
+MAX_ID_LENGTH = 500
 QUERY_FIELDS = ("question", "main_query", "query", "prompt", "problem")
 
 
@@ -103,7 +105,9 @@ def task_from_row(
     if own_messages and not are_messages(own_messages):
         raise DataError(f"{source}: row {index + 1}: init_messages is not a list of chat messages")
     return Task(
-        task_id=str(row["task_id"]) if row.get("task_id") is not None else f"{split}-{index}",
+        task_id=plain_text(row["task_id"], MAX_ID_LENGTH)
+        if row.get("task_id") is not None
+        else f"{split}-{index}",
         main_query=query,
         init_messages=list(own_messages or messages),
         env_type=str(row.get("env_type") or "no_env"),

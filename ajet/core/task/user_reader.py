@@ -7,12 +7,14 @@ Not covered: finding, importing and making the class (core/importing.py), and a 
 """
 
 import inspect
+from functools import partial
 from typing import Any
 
 from ajet.core.config import AjetConfig
 from ajet.core.errors import DataError
 from ajet.core.importing import construct, line_of, run_user_code
-from ajet.core.task.reader import BaseTaskReader, are_messages, first_duplicate_ids
+from ajet.core.plain_value import plain_text
+from ajet.core.task.reader import MAX_ID_LENGTH, BaseTaskReader, are_messages, first_duplicate_ids
 from ajet.core.task.task import Task
 
 
@@ -60,7 +62,7 @@ def _checked(given: Any, where: str) -> list[Task]:
     if not isinstance(given, list | tuple):
         raise DataError(f"{where} gave a {type(given).__name__}; return a list of ajet.Task")
     for number, task in enumerate(given, 1):
-        if problem := _task_problem(task):
+        if problem := run_user_code(partial(_task_problem, task), where):
             raise DataError(f"{where}: number {number} of the list {problem}")
     if duplicates := first_duplicate_ids(given):
         first, second = duplicates
@@ -78,6 +80,13 @@ def _task_problem(task: Any) -> str | None:
     for name in ("task_id", "main_query", "env_type"):
         if not isinstance(getattr(task, name), str):
             return f"has a {name} that is not text"
+    if plain_text(task.task_id, MAX_ID_LENGTH) != task.task_id:
+        return f"has a task_id of more than {MAX_ID_LENGTH} characters, or with a lone surrogate"
     if not are_messages(task.init_messages):
         return "has init_messages that are not a list of chat messages"
-    return None if isinstance(task.metadata, dict) else "has metadata that is not a dict"
+    if not isinstance(task.metadata, dict):
+        return "has metadata that is not a dict"
+    for name in ("agent_name", "agent_cfg_path"):
+        if not isinstance(task.metadata.get(name), str | None):
+            return f"has a {name} in its metadata that is not text"
+    return None

@@ -11,15 +11,19 @@ workflow returns. Not covered: limits in tokens, which need token ids.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ajet.core import seeding
 from ajet.core.activity import Activity
+from ajet.core.error_text import first_line, message_of
 from ajet.core.inference.endpoint import ContextOverflow, SamplingParams
+from ajet.core.plain_value import plain_text, without_surrogates
 from ajet.core.trajectory.limits import (
     EndpointFault,
     EpisodeClosed,
@@ -27,6 +31,7 @@ from ajet.core.trajectory.limits import (
     EpisodeTruncated,
 )
 from ajet.core.trajectory.malformed import CheckedReply, malformed, truncation_reason
+from ajet.core.trajectory.plain_trajectory import MAX_NAME_LENGTH, plain_turn
 from ajet.core.trajectory.turn import Turn
 
 if TYPE_CHECKING:
@@ -51,11 +56,19 @@ class SamplingOverrides:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        """Checks the values: an engine computes many requests at once, and one that it cannot
+        compute with would fail them all."""
+        self.temperature = _number_in("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
+        if self.temperature and self.temperature < MIN_TEMPERATURE:
+            raise ValueError(
+                f"temperature is {self.temperature:g}; give 0, or {MIN_TEMPERATURE:g} and more"
+            )
+        self.top_p = _number_in("top_p", self.top_p, 0.0, 1.0)
+        self.top_k = _integer_in("top_k", self.top_k, -1, MAX_COUNT)
+        self.seed = _integer_in("seed", self.seed, -MAX_SEED, MAX_SEED)
         if self.stop is not None:
-            texts = (self.stop,) if isinstance(self.stop, str) else self.stop
-            self.stop = tuple(text for text in texts if text) or None
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ValueError(f"max_tokens is {self.max_tokens}; a reply has at least one token")
+            self.stop = _stop_texts(self.stop)
+        self.max_tokens = _integer_in("max_tokens", self.max_tokens, 1, MAX_COUNT)
 
     @property
     def given(self) -> dict[str, Any]:
@@ -76,6 +89,11 @@ class SamplingOverrides:
         ), refused
 
 
+MAX_STATE_KEY_LENGTH = 100_000
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-10, 1000.0
+"""Logits divided by a smaller number are not finite."""
+MAX_COUNT, MAX_SEED = 2**31 - 1, 2**64 - 1
+MAX_STOPS, MAX_STOP_LENGTH = 64, 1000
 _ALLOWED_IN_TRAINING = ("max_tokens", "stop", "seed")
 """The overrides that do not change the distribution of a token."""
 
@@ -224,14 +242,21 @@ class BaseRecorder:
         self, agent_name: str, target_tag: str, reward: float | None, state_key: str | None
     ) -> None:
         """Notes the reward and the state key of this agent's last turn."""
+        names = plain_text(agent_name, MAX_NAME_LENGTH), plain_text(target_tag, MAX_NAME_LENGTH)
         of_agent = [
             index
             for index, turn in self._turns.items()
-            if (turn.agent_name, turn.target_tag) == (agent_name, target_tag)
+            if (turn.agent_name, turn.target_tag) == names
         ]
         if not of_agent:
             raise ValueError(f"agent {agent_name!r} has made no call that could be credited")
-        given = drop_none(reward=reward, state_key=state_key)
+        if state_key is not None and len(state_key) > MAX_STATE_KEY_LENGTH:
+            raise ValueError(
+                f"credit_turn: the state key has {len(state_key)} characters; "
+                f"give at most {MAX_STATE_KEY_LENGTH}, a hash for example"
+            )
+        key = None if state_key is None else without_surrogates(str.__str__(state_key))
+        given = drop_none(reward=reward, state_key=key)
         index = max(of_agent)
         self._turns[index] = replace(self._turns[index], **given)
 
@@ -294,7 +319,7 @@ class BaseRecorder:
         except ContextOverflow as error:
             raise self._truncate(str(error) or "the prompt fills the model's context") from error
         except Exception as error:
-            self.endpoint_fault = f"{type(error).__name__}: {error}"
+            self.endpoint_fault = f"{type(error).__name__}: {first_line(message_of(error))}"
             raise EndpointFault(self.endpoint_fault) from error
         finally:
             self._num_in_flight -= 1
@@ -308,10 +333,10 @@ class BaseRecorder:
             self._observer.called(messages, tools)
 
     def _record_turn(self, index: int, turn: Turn, reply: CheckedReply | None = None) -> Turn:
-        """Records the turn before it is checked, so that what was sampled stays whatever the
-        checks raise.
+        """Records the turn, as plain data, before it is checked, so that what was sampled stays
+        whatever the checks raise.
         """
-        self._turns[index] = turn
+        turn = self._turns[index] = plain_turn(turn)
         if reply is not None and turn.trainable:
             self._check(index, turn, reply)
         if self._observer is not None:
@@ -333,6 +358,44 @@ class BaseRecorder:
     def _clock(self) -> float:
         """Returns the seconds since the recorder was made."""
         return time.perf_counter() - self._created_s
+
+
+def _number_in(name: str, value: Any, low: float, high: float) -> float | None:
+    """Returns a sampling setting as a float, or None; raises ValueError if it is no number within
+    the bounds."""
+    if value is None:
+        return None
+    number = math.nan
+    with suppress(TypeError, ValueError, OverflowError):
+        number = math.nan if isinstance(value, str) else float(value)
+    if not low <= number <= high:
+        raise ValueError(f"{name} is {plain_text(value, 40)}; give a number of {low:g} to {high:g}")
+    return number
+
+
+def _integer_in(name: str, value: Any, low: int, high: int) -> int | None:
+    """Returns a sampling setting as an int, or None; raises ValueError if it is no whole number
+    within the bounds."""
+    if value is None:
+        return None
+    number = low - 1
+    with suppress(TypeError, ValueError, OverflowError):
+        number = int(value) if value == int(value) else number
+    if not low <= number <= high:
+        shown = plain_text(value, 40)
+        raise ValueError(f"{name} is {shown}; give a whole number of {low} to {high}")
+    return number
+
+
+def _stop_texts(stop: Any) -> tuple[str, ...] | None:
+    """Returns the texts that end a reply; raises ValueError if they are no texts, too many or too
+    long."""
+    texts = (stop,) if isinstance(stop, str) else tuple(islice(stop, MAX_STOPS + 1))
+    if not all(isinstance(text, str) and len(text) <= MAX_STOP_LENGTH for text in texts):
+        raise ValueError(f"stop has an entry that is no text of at most {MAX_STOP_LENGTH} letters")
+    if len(texts) > MAX_STOPS:
+        raise ValueError(f"stop has more than {MAX_STOPS} texts")
+    return tuple(without_surrogates(text) for text in texts if text) or None
 
 
 def _as_set(targets: Sequence[str] | str | None) -> frozenset[str] | None:

@@ -21,6 +21,7 @@ from ajet.core.inference.chat_template import ChatTemplate, normalised
 from ajet.core.inference.endpoint import ChatEndpoint, ChatReply, Completion, SamplingParams
 from ajet.core.trajectory.base_recorder import BaseRecorder, SamplingOverrides, drop_none
 from ajet.core.trajectory.limits import EpisodeClosed
+from ajet.core.trajectory.plain_trajectory import plain_messages
 from ajet.core.trajectory.turn import Turn
 
 
@@ -43,8 +44,10 @@ class ChatRecorder(BaseRecorder):
         overrides: SamplingOverrides | None = None,
     ) -> Turn:
         index = await self._start_call()
-        sent = [_openai_form(message) for message in messages]
-        offered = None if self._limits.force_disable_toolcalls or not tools else list(tools)
+        sent = [_openai_form(message) for message in plain_messages(messages)]
+        offered = None
+        if tools and not self._limits.force_disable_toolcalls:
+            offered = plain_messages(tools)
         started_s = self._clock()
         sampling = self._sampling_of(index, overrides or SamplingOverrides())
         choice = tool_choice if offered else None

@@ -64,7 +64,7 @@ class EpisodeLimits:
 
 _REFUSED = re.compile(
     r"the first prompt has \d+ tokens; max_prompt_length is|the episode used its \d+ calls"
-    r"|turn \d+('s prompt has \d+ tokens; an episode may hold| filled the episode's"
+    r"|turn \d+('s prompt has \d+ (tokens|characters); an episode may hold| filled the episode's"
     r"|'s reply is malformed)"
 )
 

@@ -14,6 +14,7 @@ agent cancelled, which are dropped.
 from __future__ import annotations
 
 import asyncio
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
 from ajet.core.inference.session import TokenSession
+from ajet.core.plain_value import num_characters, plain_text
 from ajet.core.trajectory.base_recorder import (
     BaseRecorder,
     CallObserver,
@@ -29,12 +31,16 @@ from ajet.core.trajectory.base_recorder import (
 )
 from ajet.core.trajectory.limits import EpisodeClosed, EpisodeLimits, EpisodeTruncated
 from ajet.core.trajectory.malformed import CheckedReply
+from ajet.core.trajectory.plain_trajectory import plain_messages
 from ajet.core.trajectory.reply_reader import ReplyReader
 from ajet.core.trajectory.turn import Turn
 
 if TYPE_CHECKING:
     from ajet.core.inference.chat_template import ChatTemplate
     from ajet.core.inference.tool_parser import ToolParser
+
+
+MAX_TOKEN_ID = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +114,11 @@ class EpisodeRecorder(BaseRecorder):
         call, which is context and not trained; the model writes the rest.
         """
         index = await self._start_call()
-        sent = [dict(message) for message in messages]
-        offered = None if self._limits.force_disable_toolcalls or not tools else list(tools)
+        sent = plain_messages(messages)
+        offered = None
+        if tools and not self._limits.force_disable_toolcalls:
+            offered = plain_messages(tools)
+        self._check_length(index, num_characters([sent, offered]))
         forced = self._forced_opening(offered or [], tool_choice)
         prompt = self._session.prompt_for(sent, offered, forced)
         started_s = self._clock()
@@ -165,7 +174,7 @@ class EpisodeRecorder(BaseRecorder):
         index = await self._start_call()
         started_s = self._clock()
         trainable = self.is_trainable(agent_name, target_tag)
-        request = self._request(index, list(prompt_ids), overrides, trainable)
+        request = self._request(index, _token_ids(prompt_ids), overrides, trainable)
         self._tell_call([], None)
         with self._in_flight_request(request.id):
             completion = await self._endpoint.generate(
@@ -187,6 +196,18 @@ class EpisodeRecorder(BaseRecorder):
             notes=notes,
         )
         return self._record_turn(index, turn, CheckedReply(text, completion.finish_reason))
+
+    def _check_length(self, index: int, num_characters: int) -> None:
+        """Raises `EpisodeTruncated` for a prompt that has too many tokens, however they are cut:
+        tokenizing megabytes would hold up all other episodes."""
+        most = self._limits.max_timeline
+        if num_characters <= most:
+            return
+        if num_characters > most * self._template.max_token_length:
+            raise self._truncate(
+                f"turn {index}'s prompt has {num_characters} characters; "
+                f"an episode may hold {most} tokens"
+            )
 
     @property
     def template(self) -> ChatTemplate:
@@ -281,5 +302,14 @@ class EpisodeRecorder(BaseRecorder):
         if tool_choice in ("required", "any"):
             return self._parser.opening(names[0] if len(names) == 1 else None)
         if tool_choice not in names:
-            raise ValueError(f"tool_choice {tool_choice!r} is none of {', '.join(names)}")
+            shown = plain_text(tool_choice, 100)
+            raise ValueError(f"tool_choice {shown!r} is none of {', '.join(map(str, names))}")
         return self._parser.opening(tool_choice)
+
+
+def _token_ids(prompt_ids: Sequence[int]) -> list[int]:
+    """Returns the ids as ints; raises ValueError for what cannot be an id."""
+    ids = [operator.index(each) for each in prompt_ids]
+    if ids and not 0 <= min(ids) <= max(ids) <= MAX_TOKEN_ID:
+        raise ValueError(f"generate: token ids are 0 to {MAX_TOKEN_ID}")
+    return ids

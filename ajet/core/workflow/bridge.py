@@ -94,9 +94,12 @@ def _resolve(future: asyncio.Future[Result], result: Result) -> None:
 
 def _reject(future: asyncio.Future[Any], error: BaseException) -> None:
     if not future.done():
-        future.set_exception(_without_stop_iteration(error))
+        future.set_exception(_plain_error(error))
 
 
-def _without_stop_iteration(error: BaseException) -> BaseException:
-    """Returns the error, or a RuntimeError for a StopIteration, which a future refuses."""
-    return RuntimeError("StopIteration") if isinstance(error, StopIteration) else error
+def _plain_error(error: BaseException) -> BaseException:
+    """Returns the error, or a RuntimeError for a StopIteration, which a future refuses, and for a
+    KeyboardInterrupt, which would end the event loop: a person's reaches the main thread alone."""
+    if isinstance(error, StopIteration | KeyboardInterrupt):
+        return RuntimeError(type(error).__name__)
+    return error

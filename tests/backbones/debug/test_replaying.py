@@ -328,9 +328,7 @@ def test_a_judge_of_groups_that_takes_no_single_episode_is_no_departure(project)
 
 def test_a_reward_that_the_workflow_gives_now_is_compared_with_the_judges(project):
     change = ('WorkflowOutput(metadata={"final_answer": reply["content"]})', "WorkflowOutput(5)")
-    assert said(replayed(project, RANKED, change=change)) == (
-        "departs: reward 5.0 instead of 3.0"
-    )
+    assert said(replayed(project, RANKED, change=change)) == ("departs: reward 5.0 instead of 3.0")
 
 
 def test_another_reward_is_a_departure(project):

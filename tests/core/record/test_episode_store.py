@@ -1,4 +1,5 @@
 import sqlite3
+import subprocess
 from dataclasses import replace
 
 import numpy as np
@@ -56,11 +57,11 @@ def test_an_episode_reads_back_as_it_was(path, store):
 
 def test_a_turns_reward_and_state_read_back(path, store):
     first, second = two_turns()
-    one = episode(turns=(replace(first, reward=-0.1, state_key="at 3\ud800"), second))
+    one = episode(turns=(replace(first, reward=-0.1, state_key="at 3"), second))
     store.write(1, [group_of(one)])
     with EpisodeReader(path) as reader:
         turns = reader.episode(one.episode_id).turns
-    assert [(turn.reward, turn.state_key) for turn in turns] == [(-0.1, "at 3?"), (None, None)]
+    assert [(turn.reward, turn.state_key) for turn in turns] == [(-0.1, "at 3"), (None, None)]
 
 
 def test_a_turn_stores_only_what_its_agents_turn_before_has_not(path, store):
@@ -179,13 +180,46 @@ def test_a_reader_sees_each_step_while_the_writer_is_open(path, store):
             reader._connection.execute("DELETE FROM episodes")
 
 
-def test_metadata_that_has_no_json_form_is_kept_as_its_repr(path, store):
-    odd = episode(metadata={(1, 2): np.float32(3)}, query="lone \ud83d surrogate")
+def test_a_query_with_a_lone_surrogate_is_stored(path, store):
+    odd = episode(query="lone \ud83d surrogate", turns=())
     store.write(1, [group_of(odd)])
     with EpisodeReader(path) as reader:
-        back = reader.episode(odd.episode_id)
-    assert "(1, 2)" in back.metadata["repr"]
-    assert back.row.query == "lone ? surrogate"
+        assert reader.episode(odd.episode_id).row.query == "lone \ufffd surrogate"
+
+
+def test_a_damaged_page_is_called_damaged_and_never_asks_for_room(path, store):
+    for step in range(1, 40):
+        store.write(step, [group_of(episode(step=step))])
+    store.close()
+    content = bytearray(path.read_bytes())
+    for page in range(2, len(content) // 4096):  # all but those that describe the tables
+        content[page * 4096 : page * 4096 + 200] = b"\xab" * 200
+    path.write_bytes(content)
+    with EpisodeReader(path) as reader, pytest.raises(CheckpointError, match="is damaged: "):
+        list(reader.walk())
+    with (
+        EpisodeStore(path) as again,
+        pytest.raises(CheckpointError, match=r"damaged.*move it away"),
+    ):
+        again.write(40, [group_of(episode(step=40))])
+
+
+def test_a_folder_that_cannot_be_written_to_is_read(tmp_path):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "tmpfs", str(folder)], capture_output=True
+    ).returncode:
+        pytest.skip("file systems cannot be mounted here")
+    try:
+        with EpisodeStore(folder / "episodes.sqlite") as store:
+            store.write(1, [group_of(episode())])
+        subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+        assert not (folder / "episodes.sqlite-shm").exists()
+        with EpisodeReader(folder / "episodes.sqlite") as reader:
+            assert reader.count() == 1
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def test_a_numpy_reward_is_a_number(path, store):

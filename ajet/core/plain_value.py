@@ -1,0 +1,285 @@
+"""Reduces any object to plain data of a bounded size: dicts, lists, texts, numbers, bools, None.
+
+    plain_value({"a": (1, np.float32(2)), 3: b"x"})   {"a": [1, 2.0], "3": "b'x'"}
+    plain_value(10**6000)                             "<integer of 19932 bits>"
+    plain_value(an object whose __repr__ raises)      "<Broken object>"
+    printable("\\x1b[2Jgone")                          "\\\\x1b[2Jgone"
+
+What an episode hands over may be anything, and is written, sent and shown by code that expects
+JSON. The result can always be encoded as JSON and as UTF-8. It is a copy, so what the episode does
+to its own objects afterwards changes nothing. Containers are read by the methods of their base
+class, so a subclass that lies about its length is read as it is. What is cut or left out is named
+where it was.
+
+Not covered: a `__str__` that never returns.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+MAX_INTEGER_BITS = 4096
+"""Larger integers are named by their size: from 4,300 digits on Python refuses to write them."""
+MAX_BYTES_SHOWN = 1000
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""Control characters, line separators and marks that reorder text; tab and line feed may stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLimits:
+    """Holds the largest plain value that is kept: its depth, its values, and its characters in
+    all texts together."""
+
+    depth: int = 100
+    values: int = 100_000
+    characters: int = 16_000_000
+
+
+DEFAULT_LIMITS = PlainLimits()
+_TEXT_LIMITS = PlainLimits(depth=10, values=1000, characters=1_000_000)
+
+
+def plain_value(value: Any, limits: PlainLimits = DEFAULT_LIMITS) -> Any:
+    """Returns the value as plain data. It raises nothing, whatever the value is."""
+    return _Reduction(limits).plain(value, 0)
+
+
+def uncut_plain_value(value: Any, limits: PlainLimits = DEFAULT_LIMITS) -> Any:
+    """Returns the value as plain data. Raises ValueError where it would be cut."""
+    reduction = _Reduction(limits)
+    plain = reduction.plain(value, 0)
+    if reduction.is_cut:
+        raise ValueError(
+            f"a message or a tool is nested more than {limits.depth} deep, or holds itself or more "
+            f"than {limits.values} values"
+        )
+    return plain
+
+
+def plain_text(value: Any, max_length: int) -> str:
+    """Returns the value's text, as UTF-8 can hold it, cut to this length."""
+    plain = value if type(value) is str else plain_value(value, _TEXT_LIMITS)
+    text = without_surrogates(plain if isinstance(plain, str) else str(plain))
+    return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
+
+
+def num_characters(value: Any, limits: PlainLimits = DEFAULT_LIMITS) -> int:
+    """Returns the characters of all texts in a value. Raises ValueError for one that holds more
+    values than the limit, or itself."""
+    total, num_values, waiting = 0, 0, [value]
+    while waiting:
+        each = waiting.pop()
+        num_values += 1
+        if num_values + len(waiting) > limits.values:
+            raise ValueError(
+                f"a call's messages hold more than {limits.values} values, or themselves"
+            )
+        if _is(each, str):
+            total += str.__len__(each)
+        elif _is(each, dict):
+            waiting += islice(dict.keys(each), limits.values)
+            waiting += islice(dict.values(each), limits.values)
+        elif _is(each, list) or _is(each, tuple):
+            kind: Any = list if _is(each, list) else tuple
+            waiting += islice(kind.__iter__(each), limits.values)
+    return total
+
+
+def without_surrogates(text: str) -> str:
+    """Returns the text with lone surrogates, which UTF-8 cannot hold, replaced."""
+    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
+
+
+def printable(text: str) -> str:
+    """Returns the text with its control characters spelled out, so that a terminal shows them and
+    does not obey them."""
+    return _CONTROL.sub(lambda found: _escape(found[0]), without_surrogates(text))
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+class _Reduction:
+    """Reduces one value; counts what it has used of the limits."""
+
+    def __init__(self, limits: PlainLimits) -> None:
+        self._max_depth = limits.depth
+        self._values_left = limits.values
+        self._characters_left = limits.characters
+        self._above: set[int] = set()
+        self.is_cut = False
+
+    def plain(self, value: Any, depth: int) -> Any:
+        self._values_left -= 1
+        kind = type(value)
+        if value is None or value is True or value is False or kind is float:
+            return value
+        if kind is dict or kind is list:  # these first: most of what is reduced is plain already
+            return self._container(value, depth, _CONTAINERS[kind])
+        if _is(value, str):
+            return self._text(str.__str__(value))
+        if _is(value, int):
+            return self._integer(int.__int__(value))
+        if _is(value, float):
+            return float.__float__(value)
+        for kind, reduce in _CONTAINERS.items():
+            if _is(value, kind):
+                return self._container(value, depth, reduce)
+        if _is(value, bytes | bytearray):
+            return self._text(_bytes_text(value))
+        return self._other(value, depth)
+
+    def _integer(self, number: int) -> int | str:
+        bits = number.bit_length()
+        return number if bits <= MAX_INTEGER_BITS else f"<integer of {bits} bits>"
+
+    def _text(self, text: str) -> str:
+        if len(text) > self._characters_left:
+            self.is_cut = True
+            text = f"{text[: self._characters_left]}… [cut: {len(text)} characters]"
+            self._characters_left = 0
+        else:
+            self._characters_left -= len(text)
+        return without_surrogates(text)
+
+    def _container(self, value: Any, depth: int, reduce: Callable[..., Any]) -> Any:
+        name = type_name(type(value))
+        if id(value) in self._above:
+            self.is_cut = True
+            return f"<{name} within itself>"
+        if depth >= self._max_depth:
+            self.is_cut = True
+            return f"<{name} below {self._max_depth} others>"
+        self._above.add(id(value))
+        try:
+            return reduce(self, value, depth + 1)
+        finally:
+            self._above.discard(id(value))
+
+    def _dict(self, value: dict[Any, Any], depth: int) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key, item in self._items(dict.items(value)):
+            if self._values_left <= 0:
+                break
+            result[self._key(key, depth)] = self.plain(item, depth)
+        if (left_out := dict.__len__(value) - len(result)) > 0 and self._values_left <= 0:
+            self.is_cut = True
+            result["…"] = f"<{left_out} more>"
+        return result
+
+    def _list(self, value: Any, depth: int) -> list[Any]:
+        kind: Any = list if _is(value, list) else tuple
+        return self._sequence(kind.__iter__(value), kind.__len__(value), depth)
+
+    def _set(self, value: Any, depth: int) -> list[Any]:
+        kind: Any = set if _is(value, set) else frozenset
+        found = self._sequence(kind.__iter__(value), kind.__len__(value), depth)
+        return sorted(found, key=repr)  # the order of a set differs from process to process
+
+    def _sequence(self, items: Iterable[Any], length: int, depth: int) -> list[Any]:
+        result = []
+        for item in self._items(items):
+            if self._values_left <= 0:
+                break
+            result.append(self.plain(item, depth))
+        if len(result) < length:
+            self.is_cut = True
+            result.append(f"<{length - len(result)} more>")
+        return result
+
+    def _items(self, items: Iterable[Any]) -> list[Any]:
+        """Returns as many items as the limit allows. They are taken out at once, in C: another
+        thread of the episode may change the container meanwhile."""
+        return list(islice(items, max(self._values_left, 0)))
+
+    def _key(self, key: Any, depth: int) -> str:
+        """Returns the key as JSON would write it."""
+        if type(key) is str:
+            return self._text(key)
+        plain = self.plain(key, depth)
+        if plain is None or isinstance(plain, bool):
+            return {None: "null", True: "true", False: "false"}[plain]
+        return plain if isinstance(plain, str) else repr(plain)
+
+    def _other(self, value: Any, depth: int) -> Any:
+        """Reduces arrays to their numbers, and any other object to its text."""
+        if _is_array(value) and depth < self._max_depth:
+            try:
+                size, numbers = int(_size(value)), value.tolist
+                if size <= self._values_left:
+                    found = numbers()
+                    # A number that Python has no type for (numpy's longdouble) stays itself.
+                    return self.plain(float(found) if _is_array(found) else found, depth + 1)
+            except (KeyboardInterrupt, MemoryError):
+                raise
+            except BaseException:  # noqa: BLE001  # a subclass, or an array without memory
+                return self._text(f"<{type_name(type(value))} object>")
+        mapping = self._mapping(value)
+        return self._text(_text_of(value)) if mapping is None else self.plain(mapping, depth)
+
+    def _mapping(self, value: Any) -> dict[Any, Any] | None:
+        """Returns a mapping that is no dict (a view of one, say) as one; None for other objects."""
+        try:
+            if isinstance(value, Mapping):
+                return dict(islice(value.items(), max(self._values_left, 0)))
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # noqa: BLE001  # the user's code
+            return None
+        return None
+
+
+_CONTAINERS: dict[Any, Callable[..., Any]] = {
+    dict: _Reduction._dict,
+    list: _Reduction._list,
+    tuple: _Reduction._list,
+    set: _Reduction._set,
+    frozenset: _Reduction._set,
+}
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """Returns True if the value's type derives from this one; `isinstance` asks the object too."""
+    return issubclass(type(value), kind)
+
+
+def _is_array(value: Any) -> bool:
+    """Returns True for numbers and arrays of numpy and torch, which are imported if there are
+    any."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    kinds = [getattr(numpy, "ndarray", None), getattr(numpy, "generic", None)]
+    return any(kind and _is(value, kind) for kind in (*kinds, getattr(torch, "Tensor", None)))
+
+
+def _size(array: Any) -> int:
+    return array.numel() if hasattr(array, "numel") else array.size
+
+
+def _bytes_text(value: Any) -> str:
+    kind: Any = bytes if _is(value, bytes) else bytearray
+    length = kind.__len__(value)
+    shown = repr(bytes(kind.__getitem__(value, slice(MAX_BYTES_SHOWN))))
+    return shown if length <= MAX_BYTES_SHOWN else f"{shown}… [cut: {length} bytes]"
+
+
+def _text_of(value: Any) -> str:
+    """Returns `str(value)`, or the name of its type where that fails."""
+    try:
+        return str.__str__(str(value))
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001  # the user's code; libraries in Rust panic outside Exception
+        return f"<{type_name(type(value))} object>"
+
+
+def type_name(kind: type) -> str:
+    """Returns the type's name as `type` stores it; a metaclass may define another attribute."""
+    return type.__dict__["__name__"].__get__(kind)[:100]

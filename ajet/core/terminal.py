@@ -1,0 +1,27 @@
+"""Provides the console that everything on the screen is printed with.
+
+Texts of an episode may hold control sequences, which a terminal would obey: they could clear the
+screen, rename the window, or write over earlier lines. This console spells them out. Colours and
+the live display are its own and stay.
+
+Not covered: what the user's code prints itself; lines of the log (cli/screen_log.py).
+"""
+
+from collections.abc import Iterable
+
+from rich.console import Console as RichConsole
+from rich.console import ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from ajet.core.plain_value import printable
+
+
+class Console(RichConsole):
+    """Prints as rich does, with control characters in texts spelled out."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            is_control = segment.control is not None
+            yield segment if is_control else Segment(printable(segment.text), segment.style)

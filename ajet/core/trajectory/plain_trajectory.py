@@ -1,0 +1,82 @@
+"""Reduces what an episode hands over to plain data, where it enters the record.
+
+    messages and tools of a call                  plain_messages      before the prompt is made
+    names, reply and notes of a call              plain_turn          as the call is recorded
+    the output's metadata, the workflow's task    plain_trajectory    as the episode is over
+
+Everything that reads a trajectory afterwards (the record, the buffer, metrics, displays, other
+processes) finds dicts, lists, texts and numbers of a bounded size. Judges are called before, so
+they see the workflow's own objects. Not covered: rewards, success and `log_metrics`, which are
+checked where they are returned (judge/verdict.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ajet.core.plain_value import PlainLimits, plain_text, plain_value, type_name, uncut_plain_value
+from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.trajectory.trajectory import Trajectory
+from ajet.core.trajectory.turn import Turn
+
+MAX_NAME_LENGTH = 200
+_MESSAGE_LIMITS = PlainLimits(characters=sys.maxsize)
+"""The recorder refuses a prompt that is too long, with the limit that it is too long for."""
+
+
+def plain_messages(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns copies of messages or tools as plain data. Nothing is cut, since the model sees them:
+    what is too large raises ValueError."""
+    return [uncut_plain_value(_checked(dict(each)), _MESSAGE_LIMITS) for each in messages]
+
+
+def _checked(message: dict[Any, Any]) -> dict[Any, Any]:
+    """Raises ValueError for content that would only become text by being reduced."""
+    content = message.get("content")
+    if not isinstance(content, str | list | tuple | Mapping | None):
+        raise ValueError(f"a message's content is of type {type_name(type(content))}; give text")
+    return message
+
+
+def plain_turn(turn: Turn) -> Turn:
+    """Returns the turn with plain data; its messages and tools are plain already."""
+    return replace(
+        turn,
+        reply=plain_value(turn.reply),
+        agent_name=plain_text(turn.agent_name, MAX_NAME_LENGTH),
+        target_tag=plain_text(turn.target_tag, MAX_NAME_LENGTH),
+        notes=plain_value(turn.notes),
+    )
+
+
+def plain_trajectory(trajectory: Trajectory) -> Trajectory:
+    """Returns the trajectory of an episode that is over, with plain data; its turns are plain
+    already."""
+    output = trajectory.output
+    return replace(
+        trajectory,
+        workflow_task=_plain_task(trajectory.workflow_task),
+        output=None if output is None else _plain_output(output),
+        earlier_attempts=tuple(map(plain_trajectory, trajectory.earlier_attempts)),
+    )
+
+
+def _plain_task(workflow_task: WorkflowTask) -> WorkflowTask:
+    """Reduces the task too: a workflow may have put any object into its copy of it."""
+    task = workflow_task.task
+    plain = replace(
+        task,
+        init_messages=plain_value(task.init_messages),
+        metadata=plain_value(task.metadata),
+    )
+    return replace(workflow_task, task=plain)
+
+
+def _plain_output(output: WorkflowOutput) -> WorkflowOutput:
+    """Returns an output of the base class: after the judge nothing reads a user's subclass."""
+    return WorkflowOutput(
+        output.reward, output.is_success, plain_value(output.metadata), dict(output.log_metrics)
+    )

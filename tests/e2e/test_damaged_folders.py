@@ -1,0 +1,127 @@
+"""A run folder whose files are damaged: every command says one line, or works."""
+
+import contextlib
+import random
+import shutil
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from ajet.cli.launcher import app
+from ajet.core.errors import AjetError
+from ajet.core.record.episode_reader import EpisodeReader
+from ajet.core.record.run_folder import RunFolder
+from ajet.logview.page_data import episode_data, list_data, run_data, to_json
+from ajet.logview.token_text import TokenText, tokenizer_of
+from tests.e2e.toy_run import ToyRun
+
+TWO = "ajet.trainer_common.total_training_steps=2"
+THREE = "ajet.trainer_common.total_training_steps=3"
+
+
+def command(run, *arguments):
+    """A command line in this process, in the run's project."""
+    with contextlib.chdir(run.folder), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", list(sys.path))
+        return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    """Two steps, all well; not to be changed."""
+    run = ToyRun(tmp_path_factory.mktemp("good"))
+    result = command(run, *run.arguments, TWO)
+    assert result.exit_code == 0, result.output
+    return run
+
+
+def half(content):
+    return content[: len(content) // 2]
+
+
+def flipped(content):
+    changed = bytearray(content)
+    draw = random.Random(len(changed))
+    for _ in range(-(-len(changed) // 500)):
+        changed[draw.randrange(len(changed))] ^= 1 << 3
+    return bytes(changed)
+
+
+def garbage(content):
+    return random.Random(7).randbytes(max(len(content), 100))
+
+
+DAMAGES = {
+    "empty": lambda content: b"",
+    "half": half,
+    "flipped": flipped,
+    "garbage": garbage,
+    "not utf-8": lambda content: content[:10] + b"\xff\xfe" + content[10:],
+}
+
+
+def files_of(run):
+    return sorted(
+        str(path.relative_to(run.path))
+        for path in run.path.rglob("*")
+        if path.is_file() and "tensorboard" not in path.parts and path.name != ".lock"
+    )
+
+
+def one_line_or_well(result):
+    """The command worked, or said what is wrong in one line."""
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert "Traceback" not in result.output
+    notices = ("notice: ", "warning: ", "note: ")
+    lines = [line for line in result.stderr.splitlines() if not line.startswith(notices)]
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert len(errors) <= 1, result.stderr
+    assert result.exit_code in (0, 1), result.output
+
+
+def look(folder):
+    """What the page shows of the run and of its newest episode; AjetErrors are shown too."""
+    folder = RunFolder(folder)
+    with contextlib.suppress(AjetError):
+        to_json(run_data(folder))
+    with contextlib.suppress(AjetError):
+        rows = list_data(folder, {})["episodes"]
+        text = TokenText(tokenizer_of(folder))
+        for row in rows[:3]:
+            to_json(episode_data(folder, row["episode_id"], text))
+
+
+def damaged_copies(good, folder, resumes):
+    """Yields a copy of the run with one file damaged, for each file and damage."""
+    copy = ToyRun(folder / "copy")
+    shutil.rmtree(copy.folder)
+    for name in files_of(good):
+        for damage, of in DAMAGES.items():
+            if resumes and name.startswith(("code/", "tokenizer/")):
+                continue  # written anew when a run starts
+            if resumes and damage != list(DAMAGES)[len(name) % len(DAMAGES)]:
+                continue  # a run takes seconds: one damage for each file
+            shutil.rmtree(copy.folder, ignore_errors=True)
+            shutil.copytree(good.folder, copy.folder)
+            file = copy.path / name
+            file.write_bytes(of(file.read_bytes()))
+            yield copy, f"{name}, {damage}"
+
+
+def test_every_damaged_file_is_one_line_or_no_matter_to_those_who_look(good, tmp_path):
+    with EpisodeReader(good.path / "episodes.sqlite") as reader:
+        episode = reader.list(limit=1)[0].episode_id
+    for copy, what in damaged_copies(good, tmp_path, resumes=False):
+        if what.startswith("checkpoints/"):
+            continue  # nobody looks there
+        print(what)  # shown where it fails
+        look(copy.path)
+        one_line_or_well(command(copy, "audit", str(copy.path)))
+        one_line_or_well(command(copy, "replay", str(copy.path), episode))
+
+
+def test_every_damaged_file_is_one_line_or_no_matter_to_a_resumed_run(good, tmp_path):
+    for copy, what in damaged_copies(good, tmp_path, resumes=True):
+        print(what)
+        one_line_or_well(command(copy, *copy.arguments, THREE))
