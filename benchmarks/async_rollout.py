@@ -27,7 +27,7 @@ import json
 import selectors
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +38,7 @@ import numpy as np
 from ajet.backbones.disaggregated.explorer import Explorer, ExplorerSettings
 from ajet.backbones.disaggregated.trainer import Trainer
 from ajet.backbones.disaggregated.version_state import VersionState
+from ajet.core.activity import CurrentCall
 from ajet.core.buffer.buffer import GroupBuffer
 from ajet.core.buffer.staleness import StalenessBound, version_range
 from ajet.core.inference.endpoint import Completion, SamplingParams
@@ -47,6 +48,7 @@ from ajet.core.rollout.episode import JudgeInGroup
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest
+from ajet.core.rollout.stops import Stop
 from ajet.core.seeding import derive
 from ajet.core.task.cursor import DataCursor
 from ajet.core.task.task import Task
@@ -129,6 +131,15 @@ class SimulatedEpisodes:
         slot.workflow_ended(EpisodeStatus.OK)
         earned = reward(self.draw, plan)
         return Trajectory(plan, tuple(turns), EpisodeStatus.OK, WorkflowOutput(earned), earned)
+
+    def calls(self) -> dict[str, CurrentCall]:
+        return {}
+
+    def stop(self, episode_id: str, stop: Stop) -> bool:
+        return False
+
+    def set_stops(self, stops: Mapping[str, Stop]) -> None:
+        return
 
 
 def _turn(version: int) -> Turn:

@@ -127,7 +127,7 @@ def decode_whole(content: bytes) -> list[Group]:
         raise DataError(f"a group in the buffer is damaged: {error}") from error
 
 
-_WHOLE_ENCODER = msgspec.msgpack.Encoder(enc_hook=codec._unknown)
+_WHOLE_ENCODER = msgspec.msgpack.Encoder(enc_hook=str)
 _WHOLE = msgspec.msgpack.Decoder(tuple[list[Kept], list[Group]])
 
 

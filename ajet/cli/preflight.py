@@ -43,7 +43,10 @@ def check_run(config: AjetConfig, *, stops_at_findings: bool = True) -> list[str
     _check_loggers(config.ajet.trainer_common.logger)
     if not stops_at_findings:
         return []
-    findings = run_findings(config, [WorkflowFactory.from_config(config).default])
+    # Without a workflow of its own the config leaves it to the rows, which `ajet check` reads.
+    is_named = config.ajet.rollout.user_workflow is not None
+    workflows = [WorkflowFactory.from_config(config).default] if is_named else []
+    findings = run_findings(config, workflows)
     for finding in findings:
         if finding.level == "error":
             raise ConfigError(finding.text)
@@ -120,7 +123,9 @@ def _check_files(config: AjetConfig) -> None:
             f"{Path.cwd()}); give a jinja file"
         )
     resume = config.ajet.trainer_common.resume
-    if resume == "auto" and config.ajet.trainer_common.accept_changes:
+    # Where the last start is recorded, another model is a change (core/run/start.py).
+    is_recorded = (config.run_folder / "config.yaml").exists()
+    if resume == "auto" and (config.ajet.trainer_common.accept_changes or not is_recorded):
         for newest in sorted((config.run_folder / "checkpoints").glob("step_*"))[-1:]:
             _check_model(config, newest)
     if resume in ("auto", "disable"):

@@ -211,7 +211,7 @@ MISTAKES = [
     ({"function": "counter.py->Counter"}, "'Counter' is a class, no function"),
     ({"function": "counter.py->count"}, r"counter\.py has no function 'count'"),
     ({"mcp": {"args": ["a"]}}, "give a command .* or a url, one of them"),
-    ({"mcp": {"command": "no-such-program"}}, "does not start: FileNotFoundError"),
+    ({"mcp": {"command": "no-such-program"}}, "does not start: .*No such file or directory"),
 ]
 
 

@@ -98,7 +98,7 @@ def counted(run: ToyRun, name: str) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("missing", "said"), [("tokenizer", "no tokenizer there"), ("template", "no chat template")]
+    ("missing", "said"), [("tokenizer", "no tokenizer ("), ("template", "no chat template")]
 )
 def test_a_model_folder_that_lacks_something_is_one_line(run, tmp_path, missing, said):
     model = tmp_path / "model"

@@ -85,7 +85,7 @@ def test_the_run_folder_has_what_is_documented(trained):
     folder, process = trained
     run_folder = folder / "launcher_record" / "math_agent"
     names = {path.name for path in run_folder.iterdir()} - {".lock"}
-    documented = {"config.yaml", "code", "logs", "checkpoints", "episodes.sqlite"}
+    documented = {"attempts", "config.yaml", "code", "logs", "checkpoints", "episodes.sqlite"}
     assert names == documented | {"tensorboard", "tokenizer", "summary.json", "origin.json"}
     assert "launcher_record/math_agent" in process.stdout
     assert (run_folder / "code" / "math_agent" / "workflow.py").read_bytes() == (
@@ -103,9 +103,8 @@ def test_its_agent_used_the_tool_and_the_judge_its_answers(trained):
     folder, _ = trained
     database = folder / "launcher_record" / "math_agent" / "episodes.sqlite"
     with sqlite3.connect(database) as connection:
-        statuses = dict(
-            connection.execute("SELECT status, count(*) FROM episodes GROUP BY status").fetchall()
-        )
+        query = "SELECT status, count(*) FROM episodes WHERE mode = 'train' GROUP BY status"
+        statuses = dict(connection.execute(query).fetchall())
         replies = " ".join(row[0] for row in connection.execute("SELECT reply FROM turns"))
         texts = " ".join(row[0] for row in connection.execute("SELECT messages FROM turns"))
         rewards = {row[0] for row in connection.execute("SELECT reward FROM episodes")}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 
 from ajet.core.config import AjetConfig
@@ -50,7 +51,9 @@ class RunOrigin:
     @classmethod
     def read(cls, file: Path) -> RunOrigin:
         try:
-            return cls(**json.loads(file.read_text(encoding="utf-8")))
+            origin = cls(**json.loads(file.read_text(encoding="utf-8")))
+            datetime.fromisoformat(origin.begun)
+            return origin
         except FileNotFoundError as error:
             raise CheckpointError(f"{file}: no such file; is this the folder of a run?") from error
         except (OSError, ValueError, TypeError) as error:

@@ -41,7 +41,7 @@ from ajet.core.run.attempt_record import (
 )
 from ajet.core.run.identity import Change, RunIdentity, listed
 from ajet.core.run.run_tasks import RunTasks
-from ajet.core.update.checkpoint import step_of
+from ajet.core.update.checkpoint import newest_checkpoint, step_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def decide_start(
     trainer = config.ajet.trainer_common
     earlier, step, aside = earlier_identity(folder), _newest_step(folder), _name_aside(folder)
     if earlier is None or (step is None and not _has_numbers(folder)):
-        return RunStart(0, [])
+        return RunStart(step or 0, [])
     if trainer.resume == "disable":
         return RunStart(0, [], f"the earlier run is kept as {aside.name}", sets_aside=True)
     changes = identity.changes_since(earlier)
@@ -122,6 +122,9 @@ def decide_start(
             "or choose another ajet.experiment_name"
         )
     if was_finished and step is not None and step >= total_steps:
+        newest = newest_checkpoint(folder.checkpoints)  # says so where the last one is damaged
+        if newest is None or step_of(newest) < step:
+            return RunStart(0 if newest is None else step_of(newest), changes)
         raise RunComplete(
             f"already complete: {step} of {total_steps} steps in {folder.path}; for more, set "
             f"ajet.trainer_common.total_training_steps above {step}; --no-resume begins anew and "
