@@ -107,6 +107,10 @@ def _escape(character: str) -> str:
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
+SHORT_KEY = 200
+"""Keys of so many characters are kept also where the limit is used up: cut, they would be alike."""
+
+
 class _Reduction:
     """Reduces one value; counts what it has used of the limits."""
 
@@ -169,7 +173,8 @@ class _Reduction:
         for key, item in self._items(dict.items(value)):
             if self._values_left <= 0:
                 break
-            result[self._key(key, depth)] = self.plain(item, depth)
+            name = self._key(key, depth)  # before its value, which may use the limit up
+            result[name] = self.plain(item, depth)
         if (left_out := dict.__len__(value) - len(result)) > 0 and self._values_left <= 0:
             self.is_cut = True
             result["…"] = f"<{left_out} more>"
@@ -203,7 +208,8 @@ class _Reduction:
     def _key(self, key: Any, depth: int) -> str:
         """Returns the key as JSON would write it."""
         if type(key) is str:
-            return self._text(key)
+            is_short = len(key) <= SHORT_KEY
+            return without_surrogates(key) if is_short else self._text(key)
         plain = self.plain(key, depth)
         if plain is None or isinstance(plain, bool):
             return {None: "null", True: "true", False: "false"}[plain]

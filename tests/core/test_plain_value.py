@@ -73,3 +73,11 @@ def test_the_run_log_takes_any_text(tmp_path, capsys):
         logger.warning("first: {}", "a\ud800\x00\x1b[2J")
     assert "first: a\ufffd\\x00\\x1b[2J" in (tmp_path / "run.log").read_text("utf-8")
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_keys_stay_apart_where_the_first_value_has_used_the_limit_up():
+    limits = PlainLimits(characters=5)
+    assert plain_value({"one": "x" * 9, "two": "y"}, limits) == {
+        "one": "xxxxx… [cut: 9 characters]",
+        "two": "… [cut: 1 characters]",
+    }
