@@ -15,7 +15,6 @@ lies in two folders: it finds one of the two for both.
 import importlib
 import importlib.util
 import inspect
-import os
 import sys
 import sysconfig
 import traceback
@@ -199,7 +198,7 @@ def _import_file(source: str, search: Sequence[Path]) -> ModuleType:
     if found is None:
         tried = ", ".join(map(str, candidates))
         raise ConfigError(f"no such file; looked for {tried}")
-    name = f"ajet_user_{found.stem}_{sha256(os.fsencode(found)).hexdigest()[:12]}"
+    name = f"ajet_user_{found.stem}_{sha256(str(found).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, found)
