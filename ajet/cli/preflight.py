@@ -95,7 +95,7 @@ def _check_folder_names(config: AjetConfig) -> None:
             str(folder).encode()
         except UnicodeEncodeError as error:
             raise ConfigError(
-                f"{ascii(str(folder))}: the locale's encoding {sys.getfilesystemencoding()} has no "
+                f"{str(folder)!a}: the locale's encoding {sys.getfilesystemencoding()} has no "
                 "letters for this folder's name; set LC_ALL=C.UTF-8, or use another folder"
             ) from error
 
