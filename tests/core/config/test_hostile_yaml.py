@@ -27,6 +27,15 @@ def test_a_few_aliases_are_taken(tmp_path):
     assert load_config(written(tmp_path, text)).mine.b == [1, 2]
 
 
+@pytest.mark.parametrize("tag", ["object/apply:os.mkdir", "object/new:os.mkdir"])
+def test_a_tag_that_would_run_code_is_refused_and_runs_none(tmp_path, tag):
+    text = f"ajet: {{model: {{path: 'embedded:math'}}}}\nmine: !!python/{tag} ['{tmp_path}/made']\n"
+    with pytest.raises(ConfigError, match="could not determine a constructor") as caught:
+        load_config(written(tmp_path, text))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "made").exists()
+
+
 @pytest.mark.parametrize("name", ["../../escape", "..", ".", "a/b", "a\\b", "a\x00b"])
 def test_an_experiment_is_named_by_no_path(tmp_path, name):
     text = f"ajet: {{model: {{path: 'embedded:math'}}, experiment_name: {name!r}}}\n"

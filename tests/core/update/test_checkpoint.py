@@ -1,6 +1,8 @@
+import hashlib
 import json
 import multiprocessing
 import os
+import pickle
 import random
 import resource
 import subprocess
@@ -8,6 +10,7 @@ import time
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from ajet.core.errors import CheckpointError
 from ajet.core.update.checkpoint import find_fault, load_checkpoint, save_checkpoint
@@ -107,6 +110,42 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path, damage, name):
     found = load_checkpoint(tmp_path)
     assert found.step == 1
     assert len(found.warnings) == 1 and "step_000002" in found.warnings[0]
+
+
+def forge_manifest(path):
+    """Writes a manifest that fits the files as they are now."""
+    manifest = json.loads((path / "manifest.json").read_bytes())
+    for name, entry in manifest["files"].items():
+        content = (path / name).read_bytes()
+        entry |= {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    del manifest["digest"]
+    text = json.dumps(manifest, sort_keys=True)
+    manifest["digest"] = hashlib.sha256(text.encode()).hexdigest()
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+class MakesFolder:
+    """Unpickled, it makes a folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tensors.safetensors", "state.json"])
+def test_a_pickle_in_a_checkpoint_is_never_run(tmp_path, name):
+    folder, made = tmp_path / "checkpoints", tmp_path / "made"
+    save(folder, 1)
+    newest = save(folder, 2)
+    (newest / name).write_bytes(pickle.dumps({"model.a.weight": MakesFolder(made)}))
+    assert load_checkpoint(folder).step == 1
+    forge_manifest(newest)
+    assert find_fault(newest) is None
+    with pytest.raises((SafetensorError, ValueError)):
+        load_checkpoint(folder)
+    assert not made.exists()
 
 
 def test_every_bit_of_the_manifest_matters(tmp_path):
