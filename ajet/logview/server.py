@@ -69,10 +69,6 @@ class LogviewServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._http.server_address[1]}"
 
-    def serve_forever(self) -> None:
-        """Answers requests until it is interrupted."""
-        self._http.serve_forever()
-
     def start(self) -> None:
         """Answers requests in a daemon thread."""
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True)
