@@ -56,7 +56,7 @@ HEADERS = {
 
 
 class LogviewServer:
-    """Serves the page of one run. `start` returns at once, `serve_forever` does not."""
+    """Serves the page of one run. `start` returns at once."""
 
     def __init__(self, run: Path, port: int | None = None, header_s: float = HEADER_S) -> None:
         self.folder = RunFolder(run)
