@@ -10,6 +10,7 @@ Training stops at errors of findings.py too. Not covered: the data, and making t
 check` does both).
 """
 
+import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -77,12 +78,26 @@ def cluster_notices(config: AjetConfig) -> list[str]:
 def check_classes(config: AjetConfig) -> None:
     """Raises ConfigError unless the workflow and the judge load and have the methods that are
     called."""
+    _check_folder_names(config)
     workflow = WorkflowFactory.from_config(config).default
     _check_workflow(workflow, config, f"{WORKFLOW_KEY}: {config.ajet.rollout.user_workflow!r}")
     spec = judge_spec(config.ajet.task_judge)
     judge = judge_class(spec, config.base_dirs)
     if judge is not None:
         _check_judge(judge, f"{JUDGE_KEY}: {spec!r}")
+
+
+def _check_folder_names(config: AjetConfig) -> None:
+    """Raises ConfigError for a folder whose name the locale's encoding cannot express, because
+    libraries that write into it take names as UTF-8."""
+    for folder in [config.run_folder, *config.base_dirs]:
+        try:
+            str(folder).encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                f"{str(folder)!a}: the locale's encoding {sys.getfilesystemencoding()} has no "
+                "letters for this folder's name; set LC_ALL=C.UTF-8, or use another folder"
+            ) from error
 
 
 def _check_judge(judge: type[BaseJudge], where: str) -> None:

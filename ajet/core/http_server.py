@@ -15,12 +15,16 @@ clients that do not read theirs.
 from __future__ import annotations
 
 import asyncio
+import socket
 from dataclasses import dataclass, field
 from typing import Literal
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from ajet.core.errors import ConfigError
+
 MIB = 1 << 20
+BACKLOG = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,22 @@ class _ServerUse:
 
     waiting: dict[LimitedProtocol, None] = field(default_factory=dict)
     partial_bytes: int = 0
+
+
+def listening_socket(host: str, port: int, whose: str, remedy: str) -> socket.socket:
+    """Returns a socket that listens, on any free port for 0. Raises a ConfigError of one line,
+    which ends with `remedy`, where the port cannot be had."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"{whose} cannot listen on {host}:{port}: {error.strerror}; {remedy}"
+        ) from error
+    listener.listen(BACKLOG)
+    return listener
 
 
 def limited_protocol(limits: ServerLimits) -> type[LimitedProtocol]:

@@ -4,9 +4,11 @@ import contextlib
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
+import uvicorn
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
@@ -47,6 +49,33 @@ def test_the_service_of_the_command_line_has_limits(tmp_path):
                 assert client.recv(100).startswith(b"HTTP/1.1 431 ")
         finally:
             process.kill()
+
+
+def test_a_port_that_is_taken_is_one_line_with_a_remedy():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        command = [sys.executable, "-m", "ajet.tools.env_service", "--port", str(port)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 2
+    told = f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port"
+    assert told in result.stderr.splitlines()[-1]
+
+
+def test_a_service_at_an_ipv6_address_is_reached():
+    try:
+        listener = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("this machine has no ::1")
+    app_there = make_app({"guess_number": GuessNumber})
+    server = uvicorn.Server(uvicorn.Config(app_there, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        result = run("check", f"http://[::1]:{listener.getsockname()[1]}")
+    finally:
+        server.should_exit = True
+        thread.join(10)
+    assert result.exit_code == 0, result.output
 
 
 def test_check_lists_the_services_tasks(service):

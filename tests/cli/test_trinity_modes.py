@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import socket
 
 import httpx
 import pytest
@@ -47,6 +48,16 @@ def test_bench_finds_the_figures_of_the_runs_own_validation(run):
 def test_bench_without_a_checkpoint_is_one_line(run):
     code = run.finish(*trinity("bench"), "ajet.experiment_name=nothing", timeout=120)
     assert code == 1 and "checkpoints: train first" in run.errors()[-1]
+
+
+def test_serve_on_a_port_that_is_taken_is_one_line_with_a_remedy(run):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        key = f"ajet.interchange_server.interchange_server_port={port}"
+        code = run.finish(*trinity("serve"), key, timeout=120)
+    assert code == 1
+    told = f"cannot listen on 127.0.0.1:{port}: Address already in use; set ajet.interchange_server"
+    assert told in run.errors()[-1]
 
 
 def test_serve_answers_in_openais_form_whoever_has_the_key_and_ends_with_ctrl_c(run):

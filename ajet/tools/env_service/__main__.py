@@ -13,28 +13,30 @@ from ajet.core.environment.registry import environment_maker
 from ajet.core.errors import ConfigError
 from ajet.tools.env_service.server import Maker, make_app
 
+HOST = "127.0.0.1"
+
 
 def main() -> None:
     import uvicorn
 
-    from ajet.core.http_server import ServerLimits, limited_protocol
+    from ajet.core.http_server import ServerLimits, limited_protocol, listening_socket
 
     parser = _parser()
     args = parser.parse_args()
     try:
         maker = checked_maker(args.env, args.config, [args.project_dir])
+        listener = listening_socket(
+            HOST, args.port, "the service", "choose another --port, or 0 for any free one"
+        )
     except ConfigError as error:
         parser.error(str(error))
     splits = {"train": args.num_train, "validation": args.num_validation}
     app = make_app({args.env: maker}, splits)
-    uvicorn.run(
-        app,
-        http=limited_protocol(ServerLimits()),
-        ws="none",
-        host="127.0.0.1",
-        port=args.port,
-        log_level="warning",
+    config = uvicorn.Config(
+        app, http=limited_protocol(ServerLimits()), ws="none", log_level="warning"
     )
+    print(f"http://{HOST}:{listener.getsockname()[1]}  (Ctrl-C ends)", flush=True)
+    uvicorn.Server(config).run(sockets=[listener])
 
 
 def checked_maker(env_type: str, config: str, base_dirs: Sequence[Path]) -> Maker:
@@ -59,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--env", default="guess_number", help="as custom_envs.NAME.env_type; env_type for clients")
     add("--config", default="{}", help="its settings (env_config) as a JSON object")
-    add("--port", type=int, default=8080, help="on 127.0.0.1")
+    add("--port", type=int, default=8080, help="on 127.0.0.1; 0: any free one")
     add("--num-train", type=int, default=64, help="tasks of the split train")
     add("--num-validation", type=int, default=16, help="tasks of the split validation")
     add("--project-dir", type=Path, default=Path.cwd(), help="where file.py->Class is looked for")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import threading
 from collections.abc import Awaitable, Callable
 
@@ -22,8 +21,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from ajet.core.errors import ConfigError
-from ajet.core.http_server import ServerLimits, limited_protocol
+from ajet.core.http_server import ServerLimits, limited_protocol, listening_socket
 from ajet.core.workflow.gateway.dialects import DIALECTS, Dialect
 from ajet.core.workflow.gateway.dialects.dialect import openai_error
 from ajet.core.workflow.gateway.gateway import (
@@ -37,7 +35,6 @@ from ajet.core.workflow.gateway.request import RequestError
 MAX_BODY_BYTES = 32 << 20
 LIMITS = ServerLimits(max_body_bytes=MAX_BODY_BYTES + (1 << 20))
 """The limit of a body comes after the gateway's own, which answers in the client's form."""
-BACKLOG = 2048
 CLOSE_S = 5.0
 
 
@@ -45,7 +42,12 @@ class GatewayServer:
     """The HTTP server in a thread of its own; it listens as soon as it is made."""
 
     def __init__(self, gateway: Gateway, host: str, port: int | None) -> None:
-        self._socket = _listening_socket(host, port)
+        self._socket = listening_socket(
+            host,
+            port or 0,
+            "the model's gateway",
+            "set ajet.interchange_server.interchange_server_port to auto",
+        )
         self.base_url = f"http://{host}:{self._socket.getsockname()[1]}/v1"
         config = uvicorn.Config(
             make_app(gateway),
@@ -161,18 +163,3 @@ async def _not_served(request: Request, error: Exception) -> Response:
     message = f"{request.method} {request.url.path} is not served; there are POST {served}"
     body = openai_error(RequestError(message, status=status, code="unknown_url"))
     return _response(GatewayResponse(status, json.dumps(body).encode()))
-
-
-def _listening_socket(host: str, port: int | None) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port or 0))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"the model's gateway cannot listen on {host}:{port}: {error.strerror}; set "
-            "ajet.interchange_server.interchange_server_port to auto"
-        ) from error
-    listener.listen(BACKLOG)
-    return listener
