@@ -19,6 +19,8 @@ def view(
     ] = True,
 ) -> None:
     """Show a run's episodes, token by token, in the browser."""
+    import signal
+    import threading
     import webbrowser
 
     from ajet.core.record.episode_reader import EpisodeReader
@@ -28,13 +30,13 @@ def view(
     EpisodeReader(
         RunFolder(run).episodes_db
     ).close()  # raises here, before the server starts, when this is no run folder
-    server = LogviewServer(run, port)
-    typer.echo(f"{server.url}  (Ctrl-C ends)")
-    if browser:
-        webbrowser.open(server.url)
-    try:
-        server.serve_forever()
-    except KeyboardInterrupt:
-        typer.echo("")
-    finally:
-        server.stop()
+    # A signal only sets the event: an exception at any moment may be lost in a destructor.
+    is_over = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: is_over.set())
+    with LogviewServer(run, port) as server:
+        typer.echo(f"{server.url}  (Ctrl-C ends)")
+        if browser:
+            webbrowser.open(server.url)
+        is_over.wait()
+    typer.echo("")

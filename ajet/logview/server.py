@@ -56,7 +56,7 @@ HEADERS = {
 
 
 class LogviewServer:
-    """Serves the page of one run. `start` returns at once, `serve_forever` does not."""
+    """Serves the page of one run. `start` returns at once."""
 
     def __init__(self, run: Path, port: int | None = None, header_s: float = HEADER_S) -> None:
         self.folder = RunFolder(run)
@@ -68,10 +68,6 @@ class LogviewServer:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self._http.server_address[1]}"
-
-    def serve_forever(self) -> None:
-        """Answers requests until it is interrupted."""
-        self._http.serve_forever()
 
     def start(self) -> None:
         """Answers requests in a daemon thread."""

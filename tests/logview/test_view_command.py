@@ -18,7 +18,7 @@ def test_view_serves_the_page_until_it_is_interrupted(tmp_path):
         with urllib.request.urlopen(url, timeout=10) as page:
             assert b"<title>ajet</title>" in page.read()
         process.send_signal(2)  # Ctrl-C
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=60) == 0
 
 
 def test_a_folder_that_is_no_run_is_one_line(tmp_path):
