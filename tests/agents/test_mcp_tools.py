@@ -203,8 +203,8 @@ for _ in range(2):
                   "serverInfo": {"name": "deaf", "version": "1"}}
         print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": answer}), flush=True)
 asked = json.loads(sys.stdin.readline())
-print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": {"tools": []}}), flush=True)
 Path("deaf.pids").write_text(f"{os.getpid()} {child.pid}")
+print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": {"tools": []}}), flush=True)
 time.sleep(600)
 """
 KILLED_RUN = """
