@@ -27,6 +27,7 @@ from typing import Literal
 from ajet.backbones import runs_on_ray
 from ajet.cluster.model_shape import EMBEDDED, ModelShape, find_config, read_shape
 from ajet.core.config import AjetConfig
+from ajet.core.descriptors import descriptor_limit, descriptors_needed
 from ajet.core.errors import ModelError
 from ajet.core.judge import judge_spec
 from ajet.core.run.batch_plan import BatchPlan
@@ -44,10 +45,6 @@ GSPO_BOUNDS = 3e-4, 4e-4
 WIDE, NARROW = 0.01, 0.01
 """Bounds of a sequence's ratio above WIDE clip nothing; those of a token's below NARROW nearly
 all."""
-BASE_FILES = 128
-"""Open files of a run without episodes: libraries, logs, databases."""
-FILES_PER_EPISODE = 6
-"""A connection and its server's end, and the pipes of a program in the sandbox."""
 PROCESSES_PER_PROGRAM = 2
 """A program in the sandbox and what it starts."""
 MAX_PROGRAMS = 64
@@ -277,17 +274,12 @@ def _clip_findings(config: AjetConfig) -> Iterator[Finding]:
 # --- the machine ---------------------------------------------------------------------------------
 
 
-def files_needed(episodes: int) -> int:
-    """Returns an estimate of the files that are open at once with so many live episodes."""
-    return BASE_FILES + FILES_PER_EPISODE * episodes
-
-
 def _files_finding(episodes: int) -> Finding:
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    needed = descriptors_needed(episodes)
     return _compared(
-        f"open files: about {files_needed(episodes):,} for {episodes:,} episodes at a time",
-        files_needed(episodes),
-        None if hard == resource.RLIM_INFINITY else hard,
+        f"open files: about {needed:,} for {episodes:,} episodes at a time",
+        needed,
+        descriptor_limit(),
         "raise the hard limit (ulimit -Hn) or lower rollout.max_env_worker",
         level="warning",
         is_count=True,

@@ -12,7 +12,7 @@ from typing import Any
 
 from ajet.convert.draft import Absent, Draft, ajet_defaults
 from ajet.convert.schedule import take_schedule
-from ajet.convert.source import flatten
+from ajet.core.config.nested import flatten
 from ajet.core.config.renames import REMOVED, RENAMED
 
 TRAINER = "ajet.trainer_common"

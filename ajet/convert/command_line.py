@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ajet.convert.source import SourceConfig, flatten, set_at
+from ajet.convert.source import SourceConfig, set_at
+from ajet.core.config.nested import flatten
 from ajet.core.errors import ConfigError
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)

@@ -14,7 +14,8 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, Literal
 
-from ajet.convert.source import ResolvedConfig, flatten
+from ajet.convert.source import ResolvedConfig
+from ajet.core.config.nested import flatten
 from ajet.core.config.tree import AjetConfig
 from ajet.core.errors import ConfigError
 from ajet.core.redaction import FreeForm

@@ -8,13 +8,14 @@ Not covered: Hydra's groups and packages; a file that `defaults:` names is merge
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from ajet.core.config.compose import read_yaml
+from ajet.core.config.nested import flatten, texts
 from ajet.core.errors import ConfigError
 
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
@@ -62,23 +63,11 @@ def resolve(read: SourceConfig) -> ResolvedConfig:
     listed as unresolved."""
     from omegaconf import OmegaConf
 
-    referenced = {name for text in _texts(read.values) for name in REFERENCE.findall(text)}
+    referenced = {name for text in texts(read.values) for name in REFERENCE.findall(text)}
     unresolved: dict[str, str] = {}
     inside = _without_foreign(read.values, "", unresolved)
     values = _plain(OmegaConf.create(inside), "", unresolved)
     return ResolvedConfig(values, unresolved, referenced, read.own, read.missing)
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns a flat mapping from dotted keys to values; lists and empty sections are values."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            found |= flatten(value, f"{name}.")
-        else:
-            found[name] = value
-    return found
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,14 +157,3 @@ def _without_foreign(value: Any, prefix: str, unresolved: dict[str, str]) -> Any
         else:
             remaining[key] = _without_foreign(inner, f"{name}.", unresolved)
     return remaining
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from _texts(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _texts(inner)

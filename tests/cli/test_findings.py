@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from ajet import Workflow, WorkflowOutput
-from ajet.cli.findings import files_needed, gives_reward, machine_findings, run_findings
+from ajet.cli.findings import gives_reward, machine_findings, run_findings
 from ajet.core.config import AjetConfig
+from ajet.core.descriptors import descriptors_needed
 from ajet.core.run.batch_plan import BatchPlan
 
 
@@ -122,7 +123,7 @@ def test_what_the_machine_has_too_little_of_is_told_with_a_remedy():
     )
     found = [str(each) for each in machine_findings(config, BatchPlan(config, 10, 0))]
     [files] = [line for line in found if "open files: " in line]
-    assert files.startswith("warning: ") and f"{files_needed(episodes):,} for" in files
+    assert files.startswith("warning: ") and f"{descriptors_needed(episodes):,} for" in files
     assert "lower rollout.max_env_worker" in files
     [disk] = [line for line in found if "disk: " in line]
     assert disk.startswith("error: ") and "max_checkpoints_to_keep" in disk

@@ -10,8 +10,9 @@ from ajet.convert import Conversion, convert, yaml_text
 from ajet.convert.command_line import override_value, read_script
 from ajet.convert.roll import device_numbers
 from ajet.convert.roll_envs import one_group
-from ajet.convert.source import flatten, read_file
+from ajet.convert.source import read_file
 from ajet.core.config import AjetConfig, load_config
+from ajet.core.config.nested import flatten
 from ajet.core.environment.registry import environment_maker
 from ajet.core.errors import ConfigError
 

@@ -22,11 +22,12 @@ import yaml
 
 from ajet.core.config import AjetConfig
 from ajet.core.config.effects import Effect
+from ajet.core.config.nested import flatten
 from ajet.core.errors import CheckpointError
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.record.run_folder import RunFolder
-from ajet.core.run.code_files import code_files
-from ajet.core.run.identity import Change, RunIdentity, flat
+from ajet.core.run.code_files import below_base_dirs, code_files
+from ajet.core.run.identity import Change, RunIdentity
 
 End = Literal["complete", "stopped", "failed"]
 
@@ -84,7 +85,8 @@ def begin_attempt(folder: RunFolder, attempt: AttemptRecord, config: AjetConfig)
     path.mkdir(parents=True, exist_ok=True)
     folder.save_config(config, path / "config.yaml")
     for file in code_files(config):
-        _copy(file, path / "code" / _relative(file, config))
+        relative = below_base_dirs(file, config) or Path(*file.parts[-2:])
+        _copy(file, path / "code" / relative)
     _write(folder, attempt)
 
 
@@ -116,7 +118,7 @@ def earlier_identity(folder: RunFolder) -> RunIdentity | None:
         return attempts[-1].identity
     try:
         values = yaml.safe_load(folder.config_yaml.read_text(encoding="utf-8"))
-        return RunIdentity(config=flat(values))
+        return RunIdentity(config=flatten(values))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
@@ -137,14 +139,6 @@ def _from_json(content: Mapping[str, Any]) -> AttemptRecord:
     ]
     identity = RunIdentity(**content["identity"])
     return AttemptRecord(**{**content, "identity": identity, "changes": changes})
-
-
-def _relative(file: Path, config: AjetConfig) -> Path:
-    """Returns where the copy of a code file lies: below its import root, as it did there."""
-    for folder in config.base_dirs:
-        if file.is_relative_to(folder):
-            return file.relative_to(folder)
-    return Path(*file.parts[-2:])
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from ajet.core.config import AjetConfig
+from ajet.core.config.nested import texts
 from ajet.core.importing import ARROW
 
 INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
@@ -42,9 +43,16 @@ def code_files(config: AjetConfig) -> list[Path]:
     return sorted(found)
 
 
+def below_base_dirs(file: Path, config: AjetConfig) -> Path | None:
+    """Returns the file's path from the first of the config's folders that it is in; None outside
+    of all."""
+    folders = (folder for folder in config.base_dirs if file.is_relative_to(folder))
+    return next((file.relative_to(folder) for folder in folders), None)
+
+
 def _named_sources(config: AjetConfig) -> Iterator[str]:
     """Yields file.py or package.module of each class and module that the config names."""
-    for value in _strings(config.to_dict()):
+    for value in texts(config.to_dict()):
         source, arrow, name = value.partition(ARROW)
         if arrow and name.strip():
             yield source.strip()
@@ -78,17 +86,6 @@ def _values_of(key: str, value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for inner in value:
             yield from _values_of(key, inner)
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for inner in value.values():
-            yield from _strings(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _strings(inner)
 
 
 def _import_roots() -> list[Path]:

@@ -21,9 +21,10 @@ from typing import Any
 
 from ajet.core.config import AjetConfig
 from ajet.core.config.effects import Effect, effect_of, keys_without_effect
+from ajet.core.config.nested import flatten
 from ajet.core.config.redacted import config_without_secrets, redacted_config
 from ajet.core.redaction import REDACTED
-from ajet.core.run.code_files import code_files
+from ajet.core.run.code_files import below_base_dirs, code_files
 from ajet.core.run.run_tasks import RunTasks
 from ajet.core.task.task import Task
 
@@ -98,7 +99,10 @@ class RunIdentity:
         settings = flat_settings(config)
         return cls(
             config=settings,
-            code={_name(file, config): file_hash(file) for file in code_files(config)},
+            code={
+                str(below_base_dirs(file, config) or file): file_hash(file)
+                for file in code_files(config)
+            },
             files=dict(_named_files(settings, config.base_dirs)),
             rows={
                 "training tasks": _rows(tasks.training),
@@ -106,9 +110,6 @@ class RunIdentity:
             },
             versions={"python": platform.python_version(), **dict(_versions())},
         )
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     def changes_since(self, earlier: RunIdentity) -> list[Change]:
         """Returns what differs; a part that either of the two does not know is left out."""
@@ -125,23 +126,12 @@ def flat_settings(config: AjetConfig) -> dict[str, Any]:
     """Returns the values by dotted key, without keys that nothing reads. Secrets are ``***``; a
     text that the run folder does not show is replaced by its hash."""
     unread = keys_without_effect(config)
-    shown, compared = flat(redacted_config(config)), flat(config_without_secrets(config))
+    shown, compared = flatten(redacted_config(config)), flatten(config_without_secrets(config))
     return {
         key: value if shown.get(key) == value or value == REDACTED else _hash_of(value)
         for key, value in compared.items()
         if key not in unread
     }
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested mappings as one, by dotted keys."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
 
 
 def file_hash(path: Path) -> str:
@@ -220,17 +210,10 @@ def _versions() -> Iterator[tuple[str, str]]:
             continue
 
 
-def _name(file: Path, config: AjetConfig) -> str:
-    for folder in config.base_dirs:
-        if file.is_relative_to(folder):
-            return str(file.relative_to(folder))
-    return str(file)
-
-
 def _setting_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
     """Yields the settings that differ. A key that the other start's version of ajet did not have
     counts as its default."""
-    defaults = flat(AjetConfig().to_dict())
+    defaults = flatten(AjetConfig().to_dict())
     for key in sorted(before.keys() | after.keys()):
         old, new = (side.get(key, defaults.get(key)) for side in (before, after))
         if old != new and not any(REDACTED in str(value) for value in (old, new)):

@@ -10,13 +10,13 @@ from rich.console import Console
 from ajet.backbones.debug.backbone import DebugBackbone
 from ajet.core.config import load_config
 from ajet.core.config.effects import CHANGES_LENGTH, CHANGES_NOTHING, Effect, effect_of
+from ajet.core.config.nested import flatten
 from ajet.core.config.tree import AjetConfig
 from ajet.core.errors import RunChanged, RunComplete, RunFailed
 from ajet.core.record.episode_reader import EpisodeReader
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.run.attempt_record import read_attempts
 from ajet.core.run.code_files import code_files
-from ajet.core.run.identity import flat
 from tests.e2e.toy_run import ToyRun
 
 T = "ajet.trainer_common"
@@ -243,7 +243,7 @@ def test_a_file_that_is_no_python_imports_nothing(toy):
 
 
 def test_every_name_in_the_table_of_effects_is_a_key_or_a_section():
-    keys = flat(AjetConfig().to_dict())
+    keys = flatten(AjetConfig().to_dict())
     for name in (*CHANGES_LENGTH, *CHANGES_NOTHING):
         assert any(f"{key}.".startswith(f"{name}.") for key in keys), name
 

@@ -1,0 +1,31 @@
+"""Reads nested mappings and lists: by dotted keys, and text by text.
+
+Not covered: what a key means, and writing such values (convert/source.py).
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns a flat mapping from dotted keys to values; lists and empty sections are values."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            found |= flatten(value, f"{name}.")
+        else:
+            found[name] = value
+    return found
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Yields every text in the mappings and lists below `value`, keys aside."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from texts(inner)
