@@ -33,7 +33,7 @@ _activity: contextvars.ContextVar[Activity | None] = contextvars.ContextVar(
 
 @dataclass(frozen=True, slots=True)
 class CurrentCall:
-    """What an episode does, for how many seconds, and whether it is a call of the model."""
+    """Holds what an episode does, for how many seconds, and whether it is a call of the model."""
 
     name: str
     seconds: float
@@ -41,7 +41,8 @@ class CurrentCall:
 
 
 class Activity:
-    """The calls of one episode that have not returned. Threads of the episode may add theirs."""
+    """Holds the calls of one episode that have not returned. Threads of the episode may add
+    theirs."""
 
     def __init__(self, episode_id: str) -> None:
         self.episode_id = episode_id

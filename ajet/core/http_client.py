@@ -27,10 +27,10 @@ Result = TypeVar("Result")
 
 
 class LimitedAnswers:
-    """A mixin for the AsyncClient of httpx, or of a library with its interface."""
+    """Limits the answers of an AsyncClient of httpx or of a library like it; a mixin."""
 
     http: ClassVar[Any]
-    """The library."""
+    """This is the library that the AsyncClient comes from."""
 
     def __init__(self, *, max_answer_bytes: int = MAX_ANSWER_BYTES, **options: Any) -> None:
         super().__init__(**options)
@@ -97,7 +97,7 @@ class LimitedAnswers:
 
 
 class LimitedAsyncClient(LimitedAnswers, httpx.AsyncClient):
-    """An `httpx.AsyncClient` whose answers are limited."""
+    """Calls over HTTP as `httpx.AsyncClient` does; its answers are limited."""
 
     http = httpx
 

@@ -29,8 +29,8 @@ BACKLOG = 2048
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """The limits of one server. `max_partial_bytes` is for all bodies together that have not
-    arrived in full."""
+    """Holds the limits of one server. `max_partial_bytes` is for all bodies together that have
+    not arrived in full."""
 
     header_s: float = 20.0
     body_s: float = 60.0
@@ -42,8 +42,8 @@ class ServerLimits:
 
 @dataclass(slots=True)
 class _ServerUse:
-    """What all connections of one server hold. `waiting` are those without a whole request, the
-    longest waiting first."""
+    """Counts what all connections of one server hold. `waiting` are those without a whole
+    request, the longest waiting first."""
 
     waiting: dict[LimitedProtocol, None] = field(default_factory=dict)
     partial_bytes: int = 0

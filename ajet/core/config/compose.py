@@ -33,8 +33,8 @@ NAME = "__ajet_run__"
 
 
 class Composed(NamedTuple):
-    """A composed YAML: plain data, and by their paths the values that come from the environment, as
-    ``${oc.env:NAME}``."""
+    """Holds a composed YAML: plain data, and by their paths the values that come from the
+    environment, as ``${oc.env:NAME}``."""
 
     values: dict[str, Any]
     references: dict[str, str]

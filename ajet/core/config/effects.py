@@ -71,7 +71,7 @@ CHANGES_NOTHING = (
 
 
 class Effect(StrEnum):
-    """What a difference means for a run that goes on."""
+    """Says what a difference means for a run that goes on."""
 
     NOTHING = "nothing"
     LENGTH = "length"

@@ -118,8 +118,11 @@ class ModelEndpoint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WaveWait:
-    """A wave that cannot begin: `missing` are the live episodes that make no request, `num_waiting`
-    are those that do. `wave` counts the waves so far."""
+    """Describes a wave that cannot begin.
+
+    `missing` are the live episodes that make no request, `num_waiting` is the number of those that
+    do. `wave` counts the waves so far.
+    """
 
     wave: int
     num_waiting: int

@@ -28,7 +28,8 @@ from ajet.core.redaction import redact
 
 @dataclass(frozen=True, slots=True)
 class RunWarning:
-    """A warning of one step: a short name, the line that is shown, and the numbers behind it."""
+    """Holds a warning of one step: a short name, the line that is shown, and the numbers behind
+    it."""
 
     step: int
     name: str
@@ -38,7 +39,7 @@ class RunWarning:
 
 
 class WarningLog:
-    """The warnings of a run so far. Without a path they are kept in memory only."""
+    """Keeps the warnings of a run so far, in memory only where it has no path."""
 
     def __init__(self, path: Path | None = None, first_step: int = 0) -> None:
         """Opens the file and cuts off the rows from `first_step` on."""

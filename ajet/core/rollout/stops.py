@@ -45,7 +45,7 @@ class Stop:
 
 
 class StopRequests:
-    """The files of one run folder, as the run sees them."""
+    """Reads the requests in one run folder and writes down which were met, for the run itself."""
 
     def __init__(self, folder: Path, record: Path) -> None:
         """`folder` gets the requests. `record` has the episodes that were stopped."""

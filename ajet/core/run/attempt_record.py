@@ -79,6 +79,13 @@ def read_attempts(folder: RunFolder) -> list[AttemptRecord]:
     return found
 
 
+def next_number(folder: RunFolder) -> int:
+    """Returns the number of a new attempt: one more than the highest that has a folder, damaged or
+    not."""
+    numbers = [int(path.name) for path in folder.attempts.glob("*") if path.name.isdecimal()]
+    return 1 + max(numbers, default=0)
+
+
 def begin_attempt(folder: RunFolder, attempt: AttemptRecord, config: AjetConfig) -> None:
     """Writes the attempt with its own copy of the config and the user's code."""
     path = folder.attempt(attempt.number)

@@ -37,6 +37,7 @@ from ajet.core.run.attempt_record import (
     begin_attempt,
     earlier_identity,
     end_attempt,
+    next_number,
     read_attempts,
 )
 from ajet.core.run.identity import Change, RunIdentity, listed
@@ -72,7 +73,7 @@ def open_run(config: AjetConfig, tasks: RunTasks) -> Iterator[RunFolder]:
         elif not start.first_step and _change_experiment(start.changes):
             _forget_episodes(folder)
         attempt = AttemptRecord(
-            number=1 + len(read_attempts(folder)),
+            number=next_number(folder),
             begun=datetime.now().isoformat(timespec="seconds"),
             first_step=start.first_step,
             identity=identity,

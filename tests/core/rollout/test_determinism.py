@@ -4,11 +4,11 @@ import asyncio
 import random
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ajet import BaseJudge, Task, Workflow, WorkflowOutput
 from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.rollout.request import RolloutRequest
+from tests.core.rollout.tiny_model import tiny_model
 from tests.fakes import chat_tokenizer, episode_runner
 
 TOKENIZER = chat_tokenizer("qwen2_5")
@@ -33,20 +33,6 @@ class Jittery(Workflow):
         if workflow_task.task_batch_index == 1 and "-r" not in workflow_task.episode_id:
             raise ConnectionError("flaky")
         return WorkflowOutput()
-
-
-def tiny_model():
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=288,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    )
-    return Qwen2ForCausalLM(config).eval()
 
 
 async def sampled(model):

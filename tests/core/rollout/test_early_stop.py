@@ -4,12 +4,11 @@ import asyncio
 import random
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ajet import Task, Workflow, WorkflowOutput
-from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.judge.judge import GroupJudge
 from ajet.core.rollout.request import RolloutRequest
+from tests.core.rollout.tiny_model import tiny_engine
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 
 TOKENIZER = chat_tokenizer("qwen2_5")
@@ -28,21 +27,6 @@ class CallsByPlace(Workflow):
             messages.append(await model_tuner.chat(messages))
             messages.append({"role": "user", "content": "go on"})
         return WorkflowOutput(reward=float(workflow_task.rollout_index))
-
-
-def tiny_engine():
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=288,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    )
-    model = Qwen2ForCausalLM(config).eval()
-    return InProcessEngine(model, stop_token_ids=(TOKENIZER.eos_token_id,), max_num_seqs=5)
 
 
 async def rollout(workflow, endpoint, judge=None, num_repeat=2, redundancy=3, **limits):
@@ -65,7 +49,7 @@ async def test_with_waves_the_members_kept_and_all_that_is_sampled_do_not_depend
     torch.set_num_threads(1)
     seen = []
     for limit in (4, 4, 15):
-        engine = tiny_engine()
+        engine = tiny_engine(TOKENIZER, 5)
         groups = await rollout(CallsByPlace, engine, max_env_worker=limit)
         await engine.close()
         seen.append(content(groups))
@@ -86,7 +70,7 @@ async def test_members_that_end_in_the_same_wave_are_kept_by_their_place_and_the
             await model_tuner.chat([{"role": "user", "content": "hi"}])
             return WorkflowOutput(reward=1.0)
 
-    engine = tiny_engine()
+    engine = tiny_engine(TOKENIZER, 5)
     groups = await rollout(AllAtOnce, engine)
     await engine.close()
     for group in groups:
@@ -128,7 +112,7 @@ async def test_a_failed_member_is_made_up_for():
                 raise ValueError("unlucky")
             return output
 
-    engine = tiny_engine()
+    engine = tiny_engine(TOKENIZER, 5)
     groups = await rollout(FirstFails, engine)
     await engine.close()
     for group in groups:
@@ -146,7 +130,7 @@ async def test_a_judge_of_groups_sees_those_that_ended_and_waits_for_no_other():
             await super().execute(workflow_task, model_tuner)
             return WorkflowOutput()
 
-    engine = tiny_engine()
+    engine = tiny_engine(TOKENIZER, 5)
     groups = await asyncio.wait_for(rollout(NoReward, engine, Counts(), max_env_worker=4), 20)
     await engine.close()
     for group in groups:

@@ -6,13 +6,12 @@ import os
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ajet import Task, Workflow, WorkflowOutput
-from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.rollout.stops import STALE_S, StopRequests
 from ajet.core.trajectory.trajectory import EpisodeStatus
+from tests.core.rollout.tiny_model import tiny_engine
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 
 TOKENIZER = chat_tokenizer("qwen2_5")
@@ -39,21 +38,6 @@ class Answers(Flow):
     """The same agent on another day: its tool answers."""
 
     hangs = False
-
-
-def tiny_engine():
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=288,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    )
-    model = Qwen2ForCausalLM(config).eval()
-    return InProcessEngine(model, stop_token_ids=(TOKENIZER.eos_token_id,), max_num_seqs=8)
 
 
 def requests_of(folder):
@@ -93,7 +77,7 @@ def content(groups):
 
 
 async def with_engine(folder, **options):
-    engine = tiny_engine()
+    engine = tiny_engine(TOKENIZER, 8)
     try:
         return await asyncio.wait_for(rollout(folder, engine, **options), 60)
     finally:

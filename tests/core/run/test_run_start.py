@@ -187,6 +187,17 @@ def test_a_killed_start_has_no_end(toy):
     assert second.describe() == "attempt 2: no step after step 1, complete"
 
 
+def test_a_start_after_a_damaged_attempt_overwrites_none(toy):
+    train(ONE)
+    train(TWO)
+    path = toy.path / "attempts"
+    kept = (path / "0002/attempt.json").read_text()
+    (path / "0001/attempt.json").write_text("{")
+    train(f"{T}.total_training_steps=3")
+    assert [attempt.number for attempt in attempts(toy.path)] == [2, 3]
+    assert (path / "0002/attempt.json").read_text() == kept
+
+
 def test_the_replies_of_a_judging_model_stay_at_hand_when_a_run_is_kept_aside(toy):
     train(ONE)
     (toy.path / "judge_replies.sqlite").write_bytes(b"replies")
