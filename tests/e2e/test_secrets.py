@@ -1,13 +1,16 @@
 """More than sixty secrets are planted in a run's config, its command line and its environment, then
 raised and logged by workflow and judge. None is in the run folder, on the terminal, or with a
-tracker.
+tracker. The trackers' own packages are tried where they are installed.
 
 Not covered: what the user's own code prints, and what the model is shown.
 """
 
 import shutil
 import sqlite3
+import subprocess
+from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.e2e.toy_run import CONFIG, WORKFLOW, ToyRun, environment
@@ -173,6 +176,9 @@ class errors:
 class Settings:
     mode, api_key = "offline", None
 
+    def __init__(self, **options):
+        self.options = options
+
 
 def said(*args, **options):
     with SAID.open("a") as file:
@@ -207,7 +213,10 @@ end_run = finish
 """
 
 
-def planted_run(folder) -> ToyRun:
+TRACKERS = ["wandb", "swanlab", "mlflow"]
+
+
+def planted_run(folder, trackers=TRACKERS) -> ToyRun:
     run = ToyRun(folder)
     config = yaml.safe_load(CONFIG)
     ajet = config["ajet"]
@@ -215,14 +224,21 @@ def planted_run(folder) -> ToyRun:
         ajet[name] = ajet.get(name, {}) | section
     ajet["rollout"] |= {"user_workflow": "workflow.py->Leaking", "max_failure_rate": 1.0}
     trainer = ajet["trainer_common"]
-    trainer |= {"total_training_steps": 1, "logger": ["wandb", "swanlab", "mlflow", "console"]}
+    trainer |= {"total_training_steps": 1, "logger": [*trackers, "console"]}
     config |= {"mine": MINE | HARMLESS, "trinity": {"buffer": {"url": BUFFER}}}
     (run.folder / "toy.yaml").write_text(yaml.safe_dump(config))
     (run.folder / "workflow.py").write_text(WORKFLOW + LEAKS)
     (run.folder / "planted.txt").write_text("\n".join(PLANTED))
-    for name in ("wandb", "swanlab", "mlflow"):
-        (run.folder / f"{name}.py").write_text(WANDB)
     return run
+
+
+def leaks_of(run: ToyRun, *folders: Path) -> dict[str, list[str]]:
+    """The secrets by file of the run folder and of the other folders, and by output."""
+    files = [file for top in (run.path, *folders) for file in top.rglob("*") if file.is_file()]
+    assert {file.name for file in files} >= {"config.yaml", "run.log", "episodes.sqlite"}
+    files += [run.folder / name for name in ("stdout", "stderr")]
+    leaks = {str(file): found_in(file.read_bytes()) for file in files}
+    return {name: found for name, found in leaks.items() if found}
 
 
 def found_in(data: bytes) -> list[str]:
@@ -232,15 +248,13 @@ def found_in(data: bytes) -> list[str]:
 def test_no_planted_secret_is_in_the_run_folder_on_the_terminal_or_with_a_tracker(tmp_path):
     assert len(PLANTED) >= 60
     run = planted_run(tmp_path / "toy")
+    for name in TRACKERS:
+        (run.folder / f"{name}.py").write_text(WANDB)
     env = environment(**VARIABLES)
     assert run.finish(*OVERRIDES, env=env, timeout=240) == 0, run.stderr()
-    files = [file for file in run.path.rglob("*") if file.is_file()]
-    assert {file.name for file in files} >= {"config.yaml", "run.log", "episodes.sqlite"}
-    leaks = {str(file.relative_to(run.path)): found_in(file.read_bytes()) for file in files}
-    leaks |= {name: found_in((run.folder / name).read_bytes()) for name in ("stdout", "stderr")}
+    assert leaks_of(run) == {}
     said = (run.folder / "trackers.said").read_bytes()
-    leaks["trackers"] = found_in(said)
-    assert {name: found for name, found in leaks.items() if found} == {}
+    assert found_in(said) == []
 
     # What is no secret is there, and so is the fact that something was.
     assert all(name in said for name in (b"'wandb'", b"'swanlab'", b"'mlflow'"))
@@ -253,6 +267,23 @@ def test_no_planted_secret_is_in_the_run_folder_on_the_terminal_or_with_a_tracke
         errors = [row[0] for row in connection.execute("SELECT error FROM episodes") if row[0]]
     assert len(errors) == 12 and all("***" in error for error in errors)
     assert "'+mine.more.api_key=***'" in run.stdout()
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_no_planted_secret_is_in_the_files_of_a_tracker(tmp_path, name):
+    pytest.importorskip(name)
+    (tmp_path / "home").mkdir()
+    run = planted_run(tmp_path / "toy", [name])
+    remote = f"https://me:{PLANTED[0]}@git.example/agent.git"
+    for command in (["init", "-q"], ["remote", "add", "origin", remote]):
+        subprocess.run(["git", *command], cwd=run.folder, check=True)
+    env = environment(**VARIABLES, HOME=str(tmp_path / "home"))
+    assert run.finish(*OVERRIDES, env=env, timeout=240) == 0, run.stderr()
+    assert (
+        any(file.is_file() for file in (run.path / "logs").rglob(f"*{name}*/**/*"))
+        or (run.path / "logs" / f"{name}.db").is_file()
+    )
+    assert leaks_of(run, tmp_path / "home") == {}
 
 
 def test_a_replay_asks_for_what_the_run_folder_does_not_store(tmp_path):

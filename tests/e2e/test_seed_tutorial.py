@@ -1,7 +1,8 @@
 """The tutorial as it is written, in an empty folder: its own YAML, workflow and launch.json.
 
 Given are only a model and a dataset that exist on the machine. The batch is 4 tasks here instead of
-264, and 16 tasks are held out. Both ways to start it, the command and VS Code's, run at the same time.
+264, and 16 tasks are held out. Both ways to start it, the command and VS Code's, run at the same
+time.
 """
 
 import json

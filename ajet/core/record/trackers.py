@@ -63,7 +63,8 @@ class WandbSink:
 
 
 class SwanlabSink:
-    """Logs to SwanLab."""
+    """Logs to SwanLab. It is told to collect neither the command line, which it reads from the
+    system, nor the address of the git repository: both may hold secrets."""
 
     def __init__(self, run: RunInfo) -> None:
         with _command_line_without_secrets():
@@ -72,7 +73,7 @@ class SwanlabSink:
     def _begin(self, swanlab: Any, run: RunInfo) -> None:
         self._swanlab = swanlab
         folder = run.folder.logs / "swanlab"
-        settings = swanlab.Settings()
+        settings = swanlab.Settings(probe={"runtime": False, "git": False})
         mode = settings.mode
         if mode == "online" and settings.api_key is None:
             _warn_offline("swanlab", folder)
@@ -85,6 +86,7 @@ class SwanlabSink:
                 log_dir=str(folder),
                 config=dict(run.config),
                 mode=mode,
+                settings=settings,
                 **resumes,
             )
         except RuntimeError as error:

@@ -70,13 +70,13 @@ def test_swanlab_keeps_what_it_cannot_send(monkeypatch, folder, warnings, mode, 
     installed(
         monkeypatch,
         "swanlab",
-        Settings=lambda: SimpleNamespace(mode=mode, api_key=key),
-        init=lambda **options: begun.append(options["mode"]),
+        Settings=lambda probe: SimpleNamespace(mode=mode, api_key=key, probe=probe),
+        init=lambda mode, settings, **options: begun.append((mode, settings.probe)),
         log=lambda metrics, step: None,
         finish=lambda: None,
     )
     MetricsLogger("swanlab", folder).close()
-    assert begun == [begun_as]
+    assert begun == [(begun_as, {"runtime": False, "git": False})]
     assert len(warnings) == (mode != begun_as)
 
 
