@@ -2,14 +2,12 @@
 
 import os
 import pty
-import subprocess
-import sys
 
 import pytest
 
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.run.attempt_record import read_attempts
-from tests.e2e.toy_run import ToyRun, environment
+from tests.e2e.toy_run import ToyRun
 
 ONE = "ajet.trainer_common.total_training_steps=1"
 TWO = "ajet.trainer_common.total_training_steps=2"
@@ -23,22 +21,16 @@ def toy(tmp_path):
 
 def at_a_terminal(toy, answer, *overrides):
     """The command with a terminal as its input, where `answer` is typed: exit code and text."""
+    for name in ("stdout", "stderr"):
+        (toy.folder / name).unlink(missing_ok=True)
     ours, theirs = pty.openpty()
     try:
         os.write(ours, f"{answer}\n".encode())
-        done = subprocess.run(
-            [sys.executable, "-m", "ajet.cli.launcher", *toy.arguments, *overrides],
-            cwd=toy.folder,
-            env=environment(),
-            stdin=theirs,
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
+        code = toy.finish(*overrides, stdin=theirs)
     finally:
         os.close(ours)
         os.close(theirs)
-    return done.returncode, done.stdout + done.stderr
+    return code, toy.stdout() + toy.stderr()
 
 
 def test_a_finished_run_says_so_with_exit_code_0(toy):
@@ -52,7 +44,7 @@ def test_a_finished_run_says_so_with_exit_code_0(toy):
 def test_without_a_terminal_a_changed_run_is_refused_in_one_line(toy):
     assert toy.finish(FAILS, TWO) == 1
     before = len(toy.errors())
-    assert toy.finish(FAILS, TWO, "ajet.seed=3", stdin=subprocess.DEVNULL) == 1
+    assert toy.finish(FAILS, TWO, "ajet.seed=3") == 1
     (line,) = toy.errors()[before:]
     assert line.startswith("error: ") and "ajet.seed 0 -> 3" in line
 

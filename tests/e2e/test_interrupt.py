@@ -20,7 +20,7 @@ def kinds(pid: int) -> set[str]:
 def interrupted_once(run: ToyRun, number: int) -> dict:
     """A signal in the middle of step 2; then what came of it."""
     run.hold(2)
-    with ended(run.start()) as process:
+    with ended(run.start(fresh=True)) as process:
         assert wait_until(lambda: run.episodes("begin", 2) == EPISODES, process), run.stderr()
         os.kill(process.pid, number)
         time.sleep(0.1)
@@ -30,7 +30,7 @@ def interrupted_once(run: ToyRun, number: int) -> dict:
 
 def interrupted_twice(run: ToyRun) -> dict:
     """Two signals while two-second programs run in the sandbox."""
-    with ended(run.start()) as process:
+    with ended(run.start(fresh=True)) as process:
         assert wait_until(lambda: run.episodes("begin", 1) == EPISODES, process), run.stderr()
         both = {"math_process", "zygote"}
         assert wait_until(lambda: both <= kinds(process.pid), process), run.stderr()

@@ -251,7 +251,7 @@ def test_no_planted_secret_is_in_the_run_folder_on_the_terminal_or_with_a_tracke
     for name in TRACKERS:
         (run.folder / f"{name}.py").write_text(WANDB)
     env = environment(**VARIABLES)
-    assert run.finish(*OVERRIDES, env=env, timeout=240) == 0, run.stderr()
+    assert run.finish(*OVERRIDES, env=env, timeout=240, fresh=True) == 0, run.stderr()
     assert leaks_of(run) == {}
     said = (run.folder / "trackers.said").read_bytes()
     assert found_in(said) == []
@@ -278,7 +278,7 @@ def test_no_planted_secret_is_in_the_files_of_a_tracker(tmp_path, name):
     for command in (["init", "-q"], ["remote", "add", "origin", remote]):
         subprocess.run(["git", *command], cwd=run.folder, check=True)
     env = environment(**VARIABLES, HOME=str(tmp_path / "home"))
-    assert run.finish(*OVERRIDES, env=env, timeout=240) == 0, run.stderr()
+    assert run.finish(*OVERRIDES, env=env, timeout=240, fresh=True) == 0, run.stderr()
     assert (
         any(file.is_file() for file in (run.path / "logs").rglob(f"*{name}*/**/*"))
         or (run.path / "logs" / f"{name}.db").is_file()

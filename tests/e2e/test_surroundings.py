@@ -41,7 +41,7 @@ def started(run, locale):
     unset = ("LANG", "LANGUAGE", "PYTHONUTF8", "PYTHONIOENCODING", "PYTHONCOERCECLOCALE")
     plain = {name: value for name, value in environment().items() if name not in unset}
     without = {name: value for name, value in plain.items() if not name.startswith("LC_")}
-    return run.finish(ONE_STEP, env=without | locale)
+    return run.finish(ONE_STEP, env=without | locale, fresh=True)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests.warm_start import WarmProcess, warm_start
+
 STEPS, EPISODES = 6, 16
 WORKFLOW = '''
 import asyncio
@@ -253,21 +255,28 @@ class ToyRun:
     def arguments(self) -> list[str]:
         return ["--conf", "toy.yaml", "--backbone", "debug", *self.overrides]
 
-    def start(self, *overrides: str, **options) -> subprocess.Popen:
-        """The command in a process group of its own; its output goes to files."""
-        command = [sys.executable, "-m", "ajet.cli.launcher", *self.arguments, *overrides]
+    def start(
+        self, *overrides: str, env=None, stdin=None, fresh=False
+    ) -> subprocess.Popen | WarmProcess:
+        """The command in a process group of its own; its output goes to files. On one process
+        without Ray it is a fork of one that has imported ajet, unless `fresh` is asked for."""
+        command = ["-m", "ajet.cli.launcher", *self.arguments, *overrides]
+        env = env or environment()
         with (
             (self.folder / "stdout").open("a") as stdout,
             (self.folder / "stderr").open("a") as stderr,
         ):
-            options.setdefault("env", environment())
+            if "debug" in self.arguments and not fresh:
+                files = {"stdin": stdin, "stdout": stdout.fileno(), "stderr": stderr.fileno()}
+                return warm_start(command, cwd=self.folder, env=env, **files)
             return subprocess.Popen(
-                command,
+                [sys.executable, *command],
                 cwd=self.folder,
+                env=env,
+                stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,
-                **options,
             )
 
     def finish(self, *overrides: str, timeout: float = 120, **options) -> int:
@@ -321,7 +330,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def ended(process: subprocess.Popen):
+def ended(process: subprocess.Popen | WarmProcess):
     """Whatever the test finds, the process is over afterwards."""
     try:
         yield process
@@ -331,7 +340,7 @@ def ended(process: subprocess.Popen):
         process.wait()
 
 
-def wait_until(condition, process: subprocess.Popen, timeout: float = 240, every_s=0.002) -> bool:
+def wait_until(condition, process, timeout: float = 240, every_s=0.002) -> bool:
     """Whether it came true before the process ended."""
     until = time.monotonic() + timeout
     while time.monotonic() < until:

@@ -4,7 +4,6 @@ import io
 import json
 import signal
 import sqlite3
-import subprocess
 import sys
 import time
 
@@ -16,6 +15,7 @@ from ajet.backbones.debug.backbone import DebugBackbone
 from ajet.backbones.disaggregated.backbone import DisaggregatedBackbone
 from ajet.core.config import load_config
 from tests.e2e.toy_run import ToyRun, ended, environment, wait_until
+from tests.warm_start import warm_start
 
 SMALL = (
     "ajet.data.train_batch_size=2",
@@ -55,15 +55,13 @@ def overrides(mode, *more, steps=3):
 
 def start(run, mode, *more, steps=3):
     """One half as a process of its own."""
-    command = [sys.executable, "-c", HALF, *overrides(mode, *more, steps=steps)]
     with (run.folder / f"{mode}.out").open("a") as out:
-        return subprocess.Popen(
-            command,
+        return warm_start(
+            ["-c", HALF, *overrides(mode, *more, steps=steps)],
             cwd=run.folder,
-            stdout=out,
-            stderr=out,
-            env=environment(PYTHONPATH=":".join(sys.path)),
-            start_new_session=True,
+            stdout=out.fileno(),
+            stderr=out.fileno(),
+            env=environment(),
         )
 
 

@@ -1,0 +1,183 @@
+"""Starts `python -m MODULE` and `python -c CODE` as forks of a process that has imported ajet.
+
+    process = warm_start(["-m", "ajet.cli.launcher", "--conf", "toy.yaml"], cwd=folder, env=…)
+
+Importing torch and transformers takes most of a tiny run's time. The first call starts a server
+with one thread, which imports them once; each run is a fork of it, in a session of its own, with
+the arguments, environment, folder and files that were asked for. What is read while Python or a
+library starts (PYTHONUTF8, the locale, OMP_NUM_THREADS) is that of the server, and so is the
+command line that the system shows: a test of those starts a fresh interpreter.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+IMPORTS = (
+    "ajet.backbones.debug.backbone",
+    "ajet.backbones.disaggregated.backbone",
+    "ajet.assembly",
+    "ajet.cli.train",
+    "tensorboard.summary.writer.event_file_writer",
+)
+
+_one_at_a_time = threading.Lock()
+
+
+class WarmProcess:
+    """A run that was started warm: as much of `subprocess.Popen` as the tests use."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._file = connection.makefile("r")
+        self.pid = int(self._file.readline())
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(TimeoutError, subprocess.TimeoutExpired):
+            return self.wait(0)
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Returns the exit code, as Popen does: -9 after a SIGKILL."""
+        if self.returncode is None:
+            ready = selectors.DefaultSelector()
+            ready.register(self._connection, selectors.EVENT_READ)
+            if not ready.select(timeout):
+                raise subprocess.TimeoutExpired("a warm start", timeout or 0)
+            self.returncode = int(self._file.readline())
+            self._file.close()
+            self._connection.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+
+def warm_start(
+    arguments: Sequence[str],
+    *,
+    cwd: Path,
+    env: Mapping[str, str],
+    stdin: int | None = None,
+    stdout: int,
+    stderr: int,
+) -> WarmProcess:
+    """Starts what `python ARGUMENTS` would; the last three are file descriptors."""
+    ours, theirs = socket.socketpair()
+    request = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env)}
+    data = json.dumps(request).encode()
+    with theirs, Path(os.devnull).open() as nothing, _one_at_a_time:
+        files = (nothing.fileno() if stdin is None else stdin, stdout, stderr)
+        server = _server()
+        socket.send_fds(server, [len(data).to_bytes(4)], [theirs.fileno(), *files])
+        server.sendall(data)
+    return WarmProcess(ours)
+
+
+@functools.cache
+def _server() -> socket.socket:
+    """The connection to the server; it ends when this process has gone."""
+    ours, theirs = socket.socketpair()
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
+    )
+    with theirs:
+        subprocess.Popen(
+            [sys.executable, __file__, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env=environment,
+            start_new_session=True,
+        )
+    return ours
+
+
+def serve(connection: socket.socket) -> list[str]:
+    """Forks a process for each request. Returns in such a process alone, with its arguments."""
+    selector = selectors.DefaultSelector()
+    selector.register(connection, selectors.EVENT_READ)
+    running: dict[int, tuple[int, socket.socket]] = {}  # by the descriptor of the process
+    while True:
+        for key, _ in selector.select():
+            if key.fd in running:
+                pid, asked = running.pop(key.fd)
+                selector.unregister(key.fd)
+                os.close(key.fd)
+                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                with contextlib.suppress(OSError), asked:
+                    asked.sendall(f"{status}\n".encode())
+                continue
+            size, files, _, _ = socket.recv_fds(connection, 4, 4)
+            if not size:
+                sys.exit(0)
+            asked = socket.socket(fileno=files[0])
+            data = connection.recv(int.from_bytes(size), socket.MSG_WAITALL)
+            pid = os.fork()
+            if not pid:
+                selector.close()
+                for descriptor, (_, other) in running.items():
+                    os.close(descriptor)
+                    other.close()
+                connection.close()
+                asked.close()
+                return _become(json.loads(data), files[1:])
+            asked.sendall(f"{pid}\n".encode())
+            for file in files[1:]:
+                os.close(file)
+            descriptor = os.pidfd_open(pid)
+            running[descriptor] = (pid, asked)
+            selector.register(descriptor, selectors.EVENT_READ)
+
+
+def _become(request: Mapping, files: Sequence[int]) -> list[str]:
+    """Gives this process the folder, the environment and the files of the request."""
+    os.setsid()
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    time.tzset()
+    return request["arguments"]
+
+
+def run(arguments: list[str]) -> None:
+    """Does what `python ARGUMENTS` does."""
+    kind, what, *rest = arguments
+    sys.path[0] = str(Path.cwd()) if kind == "-m" else ""
+    if kind == "-m":
+        sys.argv[:] = [what, *rest]
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv[:] = ["-c", *rest]
+        exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+
+
+if __name__ == "__main__":
+    for name in IMPORTS:
+        __import__(name)
+    number_of_threads = len(list(Path("/proc/self/task").iterdir()))
+    if number_of_threads > 1:
+        raise RuntimeError(f"{number_of_threads} threads: a fork would have but one of them")
+    run(serve(socket.socket(fileno=int(sys.argv[1]))))
