@@ -25,6 +25,9 @@ SCRATCH = "/tmp"
 # A second mount of the host's /proc: without privileges a new /proc may only be mounted beside one.
 HOST_PROC = "/.hostproc"
 NOBODY = 65534
+FIRST_OWN_USER = 1_900_000_000
+"""Without namespaces root's programs each run as the user of this number plus their process id: the
+kernel counts processes, and allows signals, per user. No system gives these numbers to anyone."""
 
 _SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/alternatives")

@@ -42,7 +42,7 @@ def apply_rlimits(limits: Limits, num_other_processes: int) -> None:
     """Limits the calling process and its children.
 
     The kernel counts processes per user: `num_other_processes` is what that user runs besides
-    the program (0 in a user namespace of its own).
+    the program (0 where it has a user, or a user namespace, of its own).
     """
     for kind, soft, hard in (
         (resource.RLIMIT_AS, limits.memory_bytes, limits.memory_bytes),

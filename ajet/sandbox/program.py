@@ -43,6 +43,7 @@ class Confinement:
     packages: tuple[str, ...]  # folders appended to sys.path
     view: isolation.FilesystemView  # without namespaces, Landlock leaves only this readable
     is_nobody: bool  # root becomes user nobody to run programs
+    has_own_user: bool  # ... or, without namespaces, a user of the program's own
     reads_as_root: bool  # ... but keeps the right to read, if only root can read Python's library
 
 
@@ -52,9 +53,10 @@ def confine(confinement: Confinement, num_other_tasks: int) -> None:
     Path("/proc/self/oom_score_adj").write_text("1000")  # the first to go when memory is short
     if confinement.is_nobody:
         kernel.prctl(kernel.PR_SET_KEEPCAPS, int(confinement.reads_as_root))
+        own = isolation.FIRST_OWN_USER + os.getpid()
         os.setgroups([])
         os.setresgid(*[isolation.NOBODY] * 3)
-        os.setresuid(*[isolation.NOBODY] * 3)
+        os.setresuid(*[own if confinement.has_own_user else isolation.NOBODY] * 3)
     if confinement.namespaces:
         isolation.enter_user_namespace(_INSIDE_ID)
         isolation.forbid_further_user_namespaces()

@@ -91,7 +91,7 @@ class Zygote:
             _translate_python_paths()
         else:
             kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-        may_be_nobody, nobody_reads = _can_become_nobody()
+        may_be_nobody, nobody_reads = _can_become(isolation.NOBODY)
         if setup.is_root:
             _refuse_root(may_be_nobody, nobody_reads or not self.namespaces)
         packages = tuple(isolation.path_inside(path) for path in setup.packages)
@@ -101,6 +101,7 @@ class Zygote:
             packages=packages if self.namespaces else setup.packages,
             view=isolation.view_of(setup.python_folders),
             is_nobody=may_be_nobody and (nobody_reads or not self.namespaces),
+            has_own_user=not self.namespaces and _can_become(isolation.FIRST_OWN_USER)[0],
             reads_as_root=may_be_nobody and not nobody_reads and not self.namespaces,
         )
         self.status, self.status_of_worker = socket.socketpair(type=socket.SOCK_SEQPACKET)
@@ -201,7 +202,8 @@ class Zygote:
         return 0
 
     def _fork_worker(self) -> None:
-        if not self.namespaces and time.monotonic() > self.counted_at + _COUNT_EVERY_S:
+        shares_user = not (self.namespaces or self.confinement.has_own_user)
+        if shares_user and time.monotonic() > self.counted_at + _COUNT_EVERY_S:
             self.num_other_tasks = count_tasks_of_user(self.confinement)
             self.counted_at = time.monotonic()
         if self.groups is not None:
@@ -300,8 +302,9 @@ def _remove(folder: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _can_become_nobody() -> tuple[bool, bool]:
-    """Returns (may this process become nobody, can nobody then read the standard library)."""
+def _can_become(user: int) -> tuple[bool, bool]:
+    """Returns (may this process become the user, can that user read the standard library). A
+    container may have no user of such a number."""
     if os.geteuid() != 0:
         return False, False
     pid = os.fork()
@@ -309,7 +312,7 @@ def _can_become_nobody() -> tuple[bool, bool]:
         try:
             os.setgroups([])
             os.setresgid(*[isolation.NOBODY] * 3)
-            os.setresuid(*[isolation.NOBODY] * 3)
+            os.setresuid(*[user] * 3)
             os._exit(0 if os.access(os.__file__, os.R_OK) else 1)
         except OSError:
             os._exit(2)
