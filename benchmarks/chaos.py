@@ -1,0 +1,417 @@
+"""Kills and faults over whole runs: each must end as the run that nobody harmed.
+
+    python benchmarks/chaos.py                          # every arm, about two hours on two cores
+    python benchmarks/chaos.py --arm ppo --kills 40 --seed 1
+
+Every arm is a tiny run of the command, six steps of sixteen episodes. A round starts one, kills it
+in parts of a step drawn from the seed, starts it again with the same command until it is done, and
+compares it with one run of the arm that was left alone.
+
+    frozen_lake   GiGPO, an environment, each step a prompt of its own
+    math_tools    programs in the sandbox; one episode in eight raises, hangs, exits, floods, or
+                  leaves a process or an open file behind
+    ppo           a critic, an adaptive KL in the reward, dynamic sampling, groups that stop early
+    lora          adapters of rank 4
+    services      a tool in an MCP server that dies or hangs at some questions, and a judge over
+                  HTTP that answers some requests with 503, late, or not at all at first
+    verl          on Ray: two workers, two engines, in float64
+    trinity       on Ray: explorer and trainer apart, staleness 0, in float64
+
+In one process the whole run is killed: in a rollout, an update, the record, a checkpoint, or at any
+moment; `full disk` instead lets no file of it grow, until it gives up by itself. Then weights and
+optimizers must be equal byte for byte. On Ray a worker, an engine, the router, a trainer's rank or
+the driver is killed; engines then batch otherwise, so weights may differ by roundings of float64
+(at most 1e-6). In all arms the episodes (tokens, log-probabilities, rewards, advantages) must be
+the same, each once, every step must be in the metrics once, and no process and no unfinished
+checkpoint may be left.
+
+Writes benchmarks/results/chaos.json after each round; arms that are not run keep what it has. Exit
+code 1 when a round was not as promised: its folder is kept and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from safetensors.numpy import load_file
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.chaos_agents import FAULTY, LAKE, SERVED, TOOL_SERVER  # noqa: E402
+from tests.cli.chat_server import ChatServer, message  # noqa: E402
+from tests.e2e.toy_run import (  # noqa: E402
+    EPISODES,
+    STEPS,
+    WORKFLOW,
+    ToyRun,
+    ended,
+    episodes,
+    metrics,
+    wait_until,
+)
+from tests.processes import below, command, in_group, until_gone  # noqa: E402
+
+RESULT = ROOT / "benchmarks" / "results" / "chaos.json"
+WITHIN_S = 600
+MAX_DELAY_S = {"rollout": 0.1, "update": 0.1, "record": 0.02, "checkpoint": 0.02, "random": 0.6}
+"""After the moment that the name says was seen from outside."""
+KILLS_A_ROUND = 5
+TITLES = {
+    "worker": "ray::RolloutWorker",
+    "engine": "ray::EngineProcess",
+    "router": "ray::RouterProcess",
+    "trainer": "ray::TrainerRank",
+}
+ON_RAY = (
+    "ajet.trainer_common.optim.lr=1e-6",
+    "ajet.model.dtype=float64",
+    "ajet.rollout.agent.num_workers=2",
+    "ajet.rollout.n_vllm_engine=2",
+)
+ALGORITHM = "ajet.trainer_common.algorithm"
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """Holds one kind of run: its backbone, its overrides, and how it may be harmed."""
+
+    backbone: str = "debug"
+    overrides: tuple[str, ...] = ()
+    kills: tuple[str, ...] = (*MAX_DELAY_S, "full disk")
+    num_kills: int = 30
+    agent: str = ""  # what is appended to the workflow
+    is_lake: bool = False
+    has_judge: bool = False
+
+
+ARMS = {
+    "frozen_lake": Arm(overrides=(f"{ALGORITHM}.adv_estimator=gigpo",), agent=LAKE, is_lake=True),
+    "math_tools": Arm(
+        overrides=(
+            "ajet.rollout.user_workflow=workflow.py->Faulty",
+            "ajet.rollout.episode_timeout_s=3",
+            "ajet.rollout.max_failure_rate=1",
+        ),
+        agent=FAULTY,
+    ),
+    "ppo": Arm(
+        overrides=(
+            "ajet.rollout.user_workflow=workflow.py->Uneven",
+            "ajet.rollout.group_size_redundancy=2",
+            "ajet.trainer_common.use_kl_loss=false",
+            "ajet.trainer_common.critic.lr=0.001",
+            "ajet.trainer_common.critic.warmup_steps=1",
+            f"{ALGORITHM}.adv_estimator=gae",
+            f"{ALGORITHM}.use_kl_in_reward=true",
+            f"{ALGORITHM}.kl_ctrl.type=adaptive",
+            f"{ALGORITHM}.kl_ctrl.horizon=100",
+            f"{ALGORITHM}.dynamic_sampling.enable=true",
+        )
+    ),
+    "lora": Arm(overrides=("ajet.trainer_common.lora.rank=4",)),
+    "services": Arm(
+        overrides=(
+            "ajet.rollout.user_workflow=workflow.py->Served",
+            "ajet.task_judge.judge_protocol=llm",
+            "ajet.task_judge.llm.model_name=m",
+            "ajet.task_judge.client.timeout_s=2",
+        ),
+        num_kills=20,
+        agent=SERVED,
+        has_judge=True,
+    ),
+    "verl": Arm("verl", ON_RAY, (*TITLES, "driver"), num_kills=35),
+    "trinity": Arm(
+        "trinity", (*ON_RAY, "trinity.max_staleness=0"), (*TITLES, "driver"), num_kills=25
+    ),
+}
+
+
+class ChaosRun(ToyRun):
+    """A run of one arm. The judge's address is None where it has none."""
+
+    def __init__(self, folder: Path, arm: Arm, judge: str | None) -> None:
+        given = () if judge is None else (f"ajet.task_judge.client.base_url={judge}",)
+        super().__init__(folder, *arm.overrides, *given)
+        self.backbone = arm.backbone
+        text = WORKFLOW + arm.agent
+        if arm.is_lake:
+            self._play_a_lake()
+        if judge is not None:
+            text = text.replace(
+                "WorkflowOutput(reward=float(digits % 5), is_success=digits > 3)",
+                "WorkflowOutput(metadata={'final_answer': again})",
+            )
+        (folder / "workflow.py").write_text(text)
+        (folder / "tool_server.py").write_text(TOOL_SERVER)
+
+    @property
+    def arguments(self) -> list[str]:
+        on_ray = [] if self.backbone == "debug" else ["--with-ray"]
+        return ["--conf", "toy.yaml", "--backbone", self.backbone, *on_ray, *self.overrides]
+
+    def _play_a_lake(self) -> None:
+        config = yaml.safe_load((self.folder / "toy.yaml").read_text())
+        lake = yaml.safe_load((ROOT / "tutorial/example_frozen_lake/demo.yaml").read_text())["ajet"]
+        ajet = config["ajet"]
+        ajet["model"] = {"path": "embedded:frozen_lake", "device": "cpu"}
+        ajet["task_reader"] = {"type": "environment"}
+        environment = lake["environment"]["custom_envs"]["FrozenLake4"]
+        environment["env_manager_cls"] = "telling_lake"
+        ajet["environment"] = {"custom_envs": {"FrozenLake4": environment}}
+        ajet["environment"]["val_env_manager"] = {"num_env_groups": 4}
+        del ajet["rollout"]["user_workflow"]
+        ajet["rollout"]["agent_modules"] = ["workflow.py"]
+        (self.folder / "toy.yaml").write_text(yaml.safe_dump(config))
+
+    def last_checkpoint(self) -> Path:
+        return self.path / "checkpoints" / f"step_{STEPS:06d}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Kill runs, and compare them with unharmed ones.")
+    parser.add_argument("--arm", action="append", choices=list(ARMS))
+    parser.add_argument("--kills", type=int, help="for each arm; each has its own number")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=RESULT)
+    arguments = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="chaos_"))
+    is_good = True
+    for name in arguments.arm or ARMS:
+        arm = ARMS[name]
+        rng = random.Random(f"{name} {arguments.seed}")
+        for found in rounds(folder / name, arm, arguments.kills or arm.num_kills, rng):
+            result = found | {"seed": arguments.seed}
+            write(arguments.out, name, result)
+            print(name, json.dumps(result), flush=True)
+            is_good = is_good and not found["not_as_promised"]
+    if is_good:
+        shutil.rmtree(folder)
+        return 0
+    print(f"not as promised: see {folder}", file=sys.stderr)
+    return 1
+
+
+def rounds(folder: Path, arm: Arm, num_kills: int, rng: random.Random) -> Iterator[dict[str, Any]]:
+    """Makes rounds until `num_kills` processes were killed, and yields what was found so far."""
+    with failing_judge() if arm.has_judge else nullcontext() as judge:
+        whole = ChaosRun(folder / "whole", arm, judge)
+        assert whole.finish(timeout=WITHIN_S) == 0, whole.stderr()
+        hits: Counter[str] = Counter()
+        number, wrong = 0, {}
+        while sum(count for hit, count in hits.items() if hit != "full disk") < num_kills:
+            number += 1
+            run = ChaosRun(folder / f"round_{number}", arm, judge)
+            wanted = rng.choices(arm.kills, k=KILLS_A_ROUND)
+            if arm.backbone == "debug":
+                hits.update(harmed_in_one_process(run, wanted, rng))
+            else:
+                hits.update(harmed_on_ray(run, wanted, rng))
+            found = differences(run, whole, is_exact=arm.backbone == "debug")
+            if found:
+                wrong[run.folder.name] = found
+            else:
+                shutil.rmtree(run.folder)
+            yield {
+                "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+                "kills": hits.total() - hits["full disk"],
+                "harmed": dict(sorted(hits.items())),
+                "rounds": number,
+                "episodes_a_round": len(episodes(whole)),
+                "not_as_promised": wrong,
+            }
+
+
+def harmed_in_one_process(run: ChaosRun, wanted: Sequence[str], rng: random.Random) -> list[str]:
+    """Harms the run once for each that is wanted, then lets it end; returns where it was hit."""
+    hits = []
+    for harm in wanted:
+        step = 1 + max(run.steps_saved(), default=0) + rng.choice((0, 1))
+        if step > STEPS:
+            break
+        hit = harmed_once(run, harm, step, rng)
+        if hit is None:  # it ended before
+            break
+        hits.append(hit)
+    run.forget_told()
+    code = run.finish(timeout=WITHIN_S)
+    assert code == 0, run.stderr()
+    return hits
+
+
+def harmed_once(run: ChaosRun, harm: str, step: int, rng: random.Random) -> str | None:
+    """Starts the run, harms it in `step`, and returns in which part it was; None where it ended
+    before that."""
+    run.forget_told()
+    run.hold(step if harm == "rollout" else None)
+    record = run.path / "episodes.sqlite-wal"
+    with ended(run.start()) as process:
+
+        def changed_record() -> bool:
+            time_before = record.stat().st_mtime_ns if record.exists() else 0
+            time.sleep(0.001)
+            after = record.stat().st_mtime_ns if record.exists() else 0
+            return run.episodes("begin", step) > 0 and after > time_before
+
+        conditions = {
+            "rollout": lambda: run.episodes("begin", step) >= EPISODES // 2,
+            "update": lambda: run.episodes("end", step) >= EPISODES,
+            "record": changed_record,
+            "checkpoint": lambda: any((run.path / "checkpoints").glob(f".writing_*{step}")),
+            "random": lambda: run.episodes("begin", step) > 0,
+            "full disk": lambda: run.episodes("begin", step) > 0,
+        }
+        try:
+            if not wait_until(conditions[harm], process, WITHIN_S):
+                assert process.wait() == 0, run.stderr()
+                return None
+            time.sleep(rng.random() * MAX_DELAY_S.get(harm, 0.1))
+            if harm == "full disk":
+                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (4096, 4096))
+                if process.wait(WITHIN_S) == 0:
+                    return None
+                return "full disk"
+            hit = part_of(run, harm)
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            left = until_gone(in_group(process.pid) | below(process.pid), 30)
+            assert not left, f"left after a SIGKILL: {left}"
+            return hit
+        finally:
+            run.hold(None)
+
+
+def part_of(run: ChaosRun, aimed_at: str) -> str:
+    """Returns what the run does now, as far as it is seen from outside."""
+    if any((run.path / "checkpoints").glob(".writing_*")):
+        return "checkpoint"
+    if aimed_at == "record":
+        return "record"
+    step = max(int(line.split()[1]) for line in run.told())
+    return "rollout" if run.episodes("end", step) < EPISODES else "update"
+
+
+def harmed_on_ray(run: ChaosRun, wanted: Sequence[str], rng: random.Random) -> list[str]:
+    """Kills one process of the run in each of its steps from the second on, as is wanted; after a
+    driver the same command is started again."""
+    hits: list[str] = []
+    waiting = list(wanted)
+    while True:
+        run.forget_told()
+        with ended(run.start()) as process:
+            driver_is_killed = False
+            for step in range(2, STEPS + 1):
+                if not waiting or step <= max(run.steps_saved(), default=0):
+                    continue
+                begun = lambda step=step: run.episodes("begin", step) > 0  # noqa: E731
+                if not wait_until(begun, process, WITHIN_S, 0.02):
+                    break
+                time.sleep(rng.random())
+                victim = waiting.pop(0)
+                driver_is_killed = victim == "driver"
+                if kill_on_ray(process.pid, victim, rng):
+                    hits.append(victim)
+                if driver_is_killed:
+                    break
+            code = process.wait(WITHIN_S)
+            if code == 0:
+                return hits
+            assert driver_is_killed, run.stderr()
+
+
+def kill_on_ray(driver: int, victim: str, rng: random.Random) -> bool:
+    """Kills the driver, with all that was below it gone soon after, or one of its processes.
+    Returns False where there is none of that kind."""
+    everyone = below(driver)
+    if victim == "driver":
+        os.kill(driver, signal.SIGKILL)
+        left = until_gone(everyone, 60)
+        assert not left, f"left after the driver's SIGKILL: {left}"
+        return True
+    found = sorted(pid for pid in everyone if TITLES[victim] in command(pid))
+    if found:
+        os.kill(rng.choice(found), signal.SIGKILL)
+    return bool(found)
+
+
+def differences(run: ChaosRun, whole: ChaosRun, is_exact: bool) -> list[str]:
+    """Returns what of the run is not as in the one that was left alone; nothing where all is."""
+    found = []
+    ours, theirs = episodes(run), episodes(whole)
+    ids, wanted = Counter(row[2] for row in ours), {row[2] for row in theirs}
+    found += [f"lost: {each}" for each in sorted(wanted - ids.keys())]
+    found += [f"not of the run: {each}" for each in sorted(ids.keys() - wanted)]
+    found += [f"twice: {each}" for each, count in ids.items() if count > 1]
+    other = {row[2]: row for row in theirs}
+    found += [f"other: {row[2]}" for row in ours if other.get(row[2], row) != row]
+    steps = [line["step"] for line in metrics(run)]
+    if steps != list(range(1, STEPS + 1)):
+        found.append(f"steps in the metrics: {steps}")
+    if is_exact and metrics(run) != metrics(whole):
+        found.append("other metrics")
+    names = sorted(path.name for path in whole.last_checkpoint().glob("*.safetensors"))
+    for name in names:
+        pair = [each.last_checkpoint() / name for each in (run, whole)]
+        if is_exact and pair[0].read_bytes() != pair[1].read_bytes():
+            found.append(f"other bits: {name}")
+        elif not is_exact and name == "model.safetensors":
+            mine, others = map(load_file, pair)
+            gap = max(np.abs(mine[key] - others[key]).max() for key in others)
+            if not gap < 1e-6:
+                found.append(f"weights differ by {gap}")
+    unfinished = [path.name for path in (run.path / "checkpoints").glob(".writing_*")]
+    return found + [f"unfinished: {name}" for name in unfinished]
+
+
+@contextmanager
+def failing_judge() -> Iterator[str]:
+    """Serves a model that judges: its score depends on the answer alone. A third of the answers is
+    first refused, a few are late, and a few are first not given within the client's time."""
+    asked: Counter[str] = Counter()
+
+    def reply(body: dict[str, Any]) -> tuple[int, dict[str, Any] | str]:
+        key = hashlib.sha256(json.dumps(body["messages"]).encode()).hexdigest()
+        number, is_first = int(key, 16), not asked[key]
+        asked[key] += 1
+        if is_first and number % 3 == 0:
+            return 503, {"error": {"message": "out of order"}}
+        if is_first and number % 17 == 1:
+            time.sleep(4)
+        if number % 5 == 1:
+            time.sleep(0.2)
+        return 200, message(json.dumps({"score": number % 11 / 10}))
+
+    with ChatServer(reply) as server:
+        yield server.url
+
+
+def write(out: Path, name: str, result: dict[str, Any]) -> None:
+    """Puts the result of one arm into the file, beside those of the others."""
+    known = json.loads(out.read_text()) if out.exists() else {}
+    arms = known.get("arms", {}) | {name: result}
+    total = sum(arm["kills"] for arm in arms.values())
+    out.write_text(json.dumps({"kills": total, "arms": arms}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
