@@ -54,6 +54,7 @@ STAGES = (
 )
 VOCABULARY = 1024
 MARKERS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
+# The model in the package was made with these two pairs of braces; the tutorials ask for one pair.
 SYSTEM_PROMPT = """
 You are an agent specialized in solving math problems with tools.
 Please solve the math problem given to you.

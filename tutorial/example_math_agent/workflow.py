@@ -6,7 +6,7 @@ SYSTEM_PROMPT = """
 You are an agent specialized in solving math problems with tools.
 Please solve the math problem given to you.
 You can write and execute Python code to perform calculation or verify your answer.
-You should return your final answer within \\boxed{{}}.
+You should return your final answer within \\boxed{}.
 """
 
 
