@@ -8,7 +8,7 @@ in parts of a step drawn from the seed, starts it again with the same command un
 compares it with one run of the arm that was left alone.
 
     frozen_lake   GiGPO, an environment, each step a prompt of its own
-    math_tools    programs in the sandbox; one episode in eight raises, hangs, exits, floods, or
+    math_tools    programs in the sandbox; one hangs, and one in eight raises, exits, floods, or
                   leaves a process or an open file behind
     ppo           a critic, an adaptive KL in the reward, dynamic sampling, groups that stop early
     lora          adapters of rank 4
@@ -59,8 +59,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.chaos_agents import FAULTY, LAKE, SERVED, TOOL_SERVER  # noqa: E402
 from tests.cli.chat_server import ChatServer, message  # noqa: E402
+from tests.e2e.kills import MAX_DELAY_S, moments, phase_of  # noqa: E402
 from tests.e2e.toy_run import (  # noqa: E402
-    EPISODES,
     STEPS,
     WORKFLOW,
     ToyRun,
@@ -73,9 +73,9 @@ from tests.processes import below, command, in_group, until_gone  # noqa: E402
 
 RESULT = ROOT / "benchmarks" / "results" / "chaos.json"
 WITHIN_S = 600
-MAX_DELAY_S = {"rollout": 0.1, "update": 0.1, "record": 0.02, "checkpoint": 0.02, "random": 0.6}
+DELAY_S = MAX_DELAY_S | {"record": 0.02, "full disk": 0.1}
 """After the moment that the name says was seen from outside."""
-KILLS_A_ROUND = 5
+HARMS_A_ROUND = 5
 TITLES = {
     "worker": "ray::RolloutWorker",
     "engine": "ray::EngineProcess",
@@ -97,7 +97,7 @@ class Arm:
 
     backbone: str = "debug"
     overrides: tuple[str, ...] = ()
-    kills: tuple[str, ...] = (*MAX_DELAY_S, "full disk")
+    harms: tuple[str, ...] = tuple(DELAY_S)
     num_kills: int = 30
     agent: str = ""  # what is appended to the workflow
     is_lake: bool = False
@@ -109,7 +109,7 @@ ARMS = {
     "math_tools": Arm(
         overrides=(
             "ajet.rollout.user_workflow=workflow.py->Faulty",
-            "ajet.rollout.episode_timeout_s=3",
+            "ajet.rollout.episode_timeout_s=20",
             "ajet.rollout.max_failure_rate=1",
         ),
         agent=FAULTY,
@@ -221,8 +221,10 @@ def rounds(folder: Path, arm: Arm, num_kills: int, rng: random.Random) -> Iterat
         number, wrong = 0, {}
         while sum(count for hit, count in hits.items() if hit != "full disk") < num_kills:
             number += 1
+            if number > 3 and not hits:
+                raise RuntimeError("nothing was harmed in three rounds: they end too early")
             run = ChaosRun(folder / f"round_{number}", arm, judge)
-            wanted = rng.choices(arm.kills, k=KILLS_A_ROUND)
+            wanted = rng.choices(arm.harms, k=HARMS_A_ROUND)
             if arm.backbone == "debug":
                 hits.update(harmed_in_one_process(run, wanted, rng))
             else:
@@ -273,25 +275,18 @@ def harmed_once(run: ChaosRun, harm: str, step: int, rng: random.Random) -> str 
             after = record.stat().st_mtime_ns if record.exists() else 0
             return run.episodes("begin", step) > 0 and after > time_before
 
-        conditions = {
-            "rollout": lambda: run.episodes("begin", step) >= EPISODES // 2,
-            "update": lambda: run.episodes("end", step) >= EPISODES,
-            "record": changed_record,
-            "checkpoint": lambda: any((run.path / "checkpoints").glob(f".writing_*{step}")),
-            "random": lambda: run.episodes("begin", step) > 0,
-            "full disk": lambda: run.episodes("begin", step) > 0,
-        }
+        more = {"record": changed_record, "full disk": lambda: run.episodes("begin", step) > 0}
         try:
-            if not wait_until(conditions[harm], process, WITHIN_S):
+            if not wait_until((moments(run, step) | more)[harm], process, WITHIN_S):
                 assert process.wait() == 0, run.stderr()
                 return None
-            time.sleep(rng.random() * MAX_DELAY_S.get(harm, 0.1))
+            time.sleep(rng.random() * DELAY_S[harm])
             if harm == "full disk":
                 resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (4096, 4096))
                 if process.wait(WITHIN_S) == 0:
                     return None
                 return "full disk"
-            hit = part_of(run, harm)
+            hit = "record" if harm == "record" else phase_of(run)
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
             left = until_gone(in_group(process.pid) | below(process.pid), 30)
@@ -299,16 +294,6 @@ def harmed_once(run: ChaosRun, harm: str, step: int, rng: random.Random) -> str 
             return hit
         finally:
             run.hold(None)
-
-
-def part_of(run: ChaosRun, aimed_at: str) -> str:
-    """Returns what the run does now, as far as it is seen from outside."""
-    if any((run.path / "checkpoints").glob(".writing_*")):
-        return "checkpoint"
-    if aimed_at == "record":
-        return "record"
-    step = max(int(line.split()[1]) for line in run.told())
-    return "rollout" if run.episodes("end", step) < EPISODES else "update"
 
 
 def harmed_on_ray(run: ChaosRun, wanted: Sequence[str], rng: random.Random) -> list[str]:

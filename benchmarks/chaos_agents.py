@@ -1,14 +1,17 @@
 """The agents of chaos.py's arms, appended to the workflow of the tests' toy run, and the MCP server
 of one of them."""
 
-FAULTY = '''
+FAULTY = r'''
 
 class Faulty(Sandboxed):
-    """One episode in eight misbehaves, in a way that its id decides: the same in every attempt."""
+    """One episode hangs, and one in eight of the others misbehaves in another way. Its id decides:
+    it is the same in every attempt."""
 
-    FAULTS = ("raises", "hangs", "exits", "floods", "leaves a process", "leaves a file open")
+    FAULTS = ("raises", "exits", "floods", "leaves a process", "leaves a file open")
 
     def fault_of(self, workflow_task):
+        if workflow_task.episode_id == "000003-train-0001-02":
+            return "hangs"
         rng = random.Random(workflow_task.episode_id)
         return rng.choice(self.FAULTS) if rng.random() < 1 / 8 else None
 
@@ -44,7 +47,7 @@ class Served(Plain):
         script = str(LOG.with_name("tool_server.py"))
         session = await open_session(McpAddress("python", (script,)))
         try:
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(5):
                 answer = await session.call("count", {"text": question})
             return str(answer.content[0].text)
         except (McpConnectionLost, TimeoutError) as error:
@@ -87,7 +90,7 @@ for line in sys.stdin:
         number = sum(text.encode())
         if number % 7 == 0:
             os._exit(1)
-        if number % 31 == 0:
+        if number % 61 == 0:
             time.sleep(600)
         answer = {"content": [{"type": "text", "text": str(len(text))}]}
     if answer is not None:

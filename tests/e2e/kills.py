@@ -3,14 +3,14 @@
 rollout      a step's episodes are in their middle, held there until the kill
 update       all of them have; no checkpoint is being written yet
 checkpoint   the checkpoint's folder is being written
-random       any time after the run's first episode
+random       any time after the step's first episode
 """
 
 import os
 import random
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tests.e2e.toy_run import EPISODES, STEPS, ToyRun, ended, wait_until
 
@@ -36,18 +36,22 @@ def sit_until_killed(run: ToyRun, kill: str, step: int, rng: random.Random) -> s
     run.forget_told()
     run.hold(step if kill == "rollout" else None)
     with ended(run.start()) as process:
-        conditions = {
-            "rollout": lambda: run.episodes("begin", step) >= EPISODES,
-            "update": lambda: run.episodes("end", step) >= EPISODES,
-            "checkpoint": lambda: any((run.path / "checkpoints").glob(f".writing_*{step}")),
-            "random": lambda: run.episodes("begin", 1 + max(run.steps_saved(), default=0)),
-        }
-        assert wait_until(conditions[kill], process), run.stderr()
+        assert wait_until(moments(run, step)[kill], process), run.stderr()
         time.sleep(rng.random() * MAX_DELAY_S[kill])
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     run.hold(None)
     return phase_of(run)
+
+
+def moments(run: ToyRun, step: int) -> dict[str, Callable[[], bool]]:
+    """What is seen from outside when that part of the step has come."""
+    return {
+        "rollout": lambda: run.episodes("begin", step) >= EPISODES,
+        "update": lambda: run.episodes("end", step) >= EPISODES,
+        "checkpoint": lambda: any((run.path / "checkpoints").glob(f".writing_*{step}")),
+        "random": lambda: run.episodes("begin", step) > 0,
+    }
 
 
 def phase_of(run: ToyRun) -> str:

@@ -2,7 +2,7 @@
 
 One run is killed in a rollout, in an update, in a checkpoint and at a random moment; another, with
 programs in the sandbox as its tools, in a rollout and at a random moment. Beside them run their
-undisturbed twins. The longer soak is benchmarks/resume_soak.py. Not covered: another number of
+undisturbed twins. More runs and more kinds of harm: test_chaos.py. Not covered: another number of
 threads after a resume, which is not bit-identical.
 """
 

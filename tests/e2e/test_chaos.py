@@ -1,0 +1,83 @@
+"""benchmarks/chaos.py in short: a run with agents that misbehave is killed twice and ends with the
+same bits; and what the benchmark compares is told apart where it is not the same.
+
+Not covered: the other kinds of runs and those on Ray, which the benchmark itself has.
+"""
+
+import random
+import shutil
+import sqlite3
+
+import pytest
+
+from benchmarks import chaos
+from tests.e2e.toy_run import STEPS
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("chaos")
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    return list(chaos.rounds(folder, chaos.ARMS["math_tools"], 2, random.Random("short")))
+
+
+@pytest.fixture
+def runs(found, folder, tmp_path):
+    """The run that was left alone, and a copy of it."""
+    whole = chaos.ChaosRun(folder / "whole", chaos.ARMS["math_tools"], None)
+    copy = chaos.ChaosRun(tmp_path / "copy", chaos.ARMS["math_tools"], None)
+    shutil.copytree(whole.path, copy.path)
+    assert not chaos.differences(copy, whole, is_exact=True)
+    return whole, copy
+
+
+def test_a_run_with_agents_that_misbehave_is_killed_and_ends_with_the_same_bits(found):
+    assert found[-1]["kills"] >= 2
+    assert found[-1]["not_as_promised"] == {}
+
+
+def test_its_agents_misbehave(runs):
+    with sqlite3.connect(runs[0].path / "episodes.sqlite") as connection:
+        statuses = dict(connection.execute("SELECT status, count(*) FROM episodes GROUP BY status"))
+    assert statuses["timeout"] == 1 and statuses["agent_error"] and statuses["env_error"]
+
+
+def test_an_episode_that_was_lost_is_found(runs):
+    whole, copy = runs
+    with sqlite3.connect(copy.path / "episodes.sqlite") as connection:
+        connection.execute("DELETE FROM episodes WHERE episode_id = '000002-train-0001-03'")
+    assert chaos.differences(copy, whole, is_exact=True) == ["lost: 000002-train-0001-03"]
+
+
+def test_an_episode_that_earned_something_else_is_found(runs):
+    whole, copy = runs
+    with sqlite3.connect(copy.path / "episodes.sqlite") as connection:
+        connection.execute(
+            "UPDATE episodes SET reward = reward + 1 WHERE episode_id = '000002-train-0001-03'"
+        )
+    assert chaos.differences(copy, whole, is_exact=True) == ["other: 000002-train-0001-03"]
+
+
+def test_a_bit_of_the_weights_is_found(runs):
+    whole, copy = runs
+    file = copy.last_checkpoint() / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    assert chaos.differences(copy, whole, is_exact=True) == ["other bits: model.safetensors"]
+
+
+def test_a_step_that_was_logged_twice_and_a_checkpoint_left_unfinished_are_found(runs):
+    whole, copy = runs
+    file = copy.path / "logs" / "metrics.jsonl"
+    file.write_text(file.read_text() + file.read_text().splitlines(keepends=True)[-1])
+    (copy.path / "checkpoints" / ".writing_step_000006").mkdir()
+    steps = [*range(1, STEPS + 1), STEPS]
+    assert chaos.differences(copy, whole, is_exact=True) == [
+        f"steps in the metrics: {steps}",
+        "other metrics",
+        "unfinished: .writing_step_000006",
+    ]
