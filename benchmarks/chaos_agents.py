@@ -17,12 +17,14 @@ class Faulty(Sandboxed):
 
     async def execute(self, workflow_task, model_tuner):
         fault = self.fault_of(workflow_task)
+        if fault in ("raises", "exits", "hangs"):
+            tell("begin", workflow_task)
+            tell("end", workflow_task)
         if fault == "raises":
             raise ConnectionError("no such move")
         if fault == "exits":
             raise SystemExit(3)
         if fault == "hangs":
-            tell("end", workflow_task)
             await asyncio.sleep(3600)
         if fault == "floods":
             flood = "all work and no play " * 50_000

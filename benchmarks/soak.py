@@ -121,11 +121,12 @@ def main() -> int:
     return 1
 
 
-def soak(folder: Path, steps: int, **variables: str) -> dict[str, Any]:
-    """Runs so many steps in `folder`, and returns what its series show."""
+def soak(folder: Path, steps: int, warm_up: float = WARM_UP, **variables: str) -> dict[str, Any]:
+    """Runs so many steps in `folder`, with these environment variables, and returns what its series
+    show after the share `warm_up` of them."""
     samples = sampled_run(folder, steps, **variables)
     episodes = episodes_of(folder / "launcher_record" / "soak")
-    series = series_of([sample for sample in samples if sample.step >= WARM_UP * steps])
+    series = series_of([sample for sample in samples if sample.step >= warm_up * steps])
     slopes = {
         name: growth(points, steps, is_count=name in COUNTS) for name, points in series.items()
     }

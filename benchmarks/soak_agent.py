@@ -10,9 +10,9 @@ from typing import Any
 from ajet import BaseJudge, ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 
 FAULT_SHARE = float(os.environ.get("SOAK_FAULTS", "0.01"))
-LEAK = os.environ.get("SOAK_LEAK", "")
-"""What each episode leaves behind in a run that must be found out: `descriptor`, `thread`,
-`memory` or nothing."""
+LEAKS = os.environ.get("SOAK_LEAKS", "").split()
+"""What each episode leaves behind in a run that must be found out, of: a descriptor, a thread,
+memory."""
 FAULTS = (
     "raises",
     "hangs",
@@ -122,10 +122,9 @@ async def leave_connection(model_tuner: ModelTuner) -> None:
 
 
 def leave_behind() -> None:
-    match LEAK:
-        case "descriptor":
-            left_behind.append(os.open(os.devnull, os.O_RDONLY))
-        case "thread":
-            threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
-        case "memory":
-            left_behind.append(bytearray(os.urandom(1 << 16)))
+    if "descriptor" in LEAKS:
+        left_behind.append(os.open(os.devnull, os.O_RDONLY))
+    if "thread" in LEAKS:
+        threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+    if "memory" in LEAKS:
+        left_behind.append(bytearray(os.urandom(1 << 18)))
