@@ -17,7 +17,7 @@ class Faulty(Sandboxed):
 
     async def execute(self, workflow_task, model_tuner):
         fault = self.fault_of(workflow_task)
-        if fault in ("raises", "exits", "hangs"):
+        if fault in ("raises", "exits", "hangs", "floods"):
             tell("begin", workflow_task)
             tell("end", workflow_task)
         if fault == "raises":
