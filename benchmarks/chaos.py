@@ -72,7 +72,7 @@ from tests.e2e.toy_run import (  # noqa: E402
 from tests.processes import below, command, in_group, until_gone  # noqa: E402
 
 RESULT = ROOT / "benchmarks" / "results" / "chaos.json"
-WITHIN_S = 600
+WITHIN_S, GONE_WITHIN_S = 1200, 180
 DELAY_S = MAX_DELAY_S | {"record": 0.02, "full disk": 0.1}
 """After the moment that the name says was seen from outside."""
 HARMS_A_ROUND = 5
@@ -289,7 +289,7 @@ def harmed_once(run: ChaosRun, harm: str, step: int, rng: random.Random) -> str 
             hit = "record" if harm == "record" else phase_of(run)
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
-            left = until_gone(in_group(process.pid) | below(process.pid), 30)
+            left = until_gone(in_group(process.pid) | below(process.pid), GONE_WITHIN_S)
             assert not left, f"left after a SIGKILL: {left}"
             return hit
         finally:
@@ -330,7 +330,7 @@ def kill_on_ray(driver: int, victim: str, rng: random.Random) -> bool:
     everyone = below(driver)
     if victim == "driver":
         os.kill(driver, signal.SIGKILL)
-        left = until_gone(everyone, 60)
+        left = {pid: command(pid)[:200] for pid in until_gone(everyone, GONE_WITHIN_S)}
         assert not left, f"left after the driver's SIGKILL: {left}"
         return True
     found = sorted(pid for pid in everyone if TITLES[victim] in command(pid))
