@@ -76,7 +76,7 @@ CONFIG: dict[str, Any] = {
         "max_response_length_in_one_turn": 8,
         "max_model_len": 512,
         "max_wave_wait_s": 2.0,
-        "episode_timeout_s": 10.0,
+        "episode_timeout_s": 4.0,
         "max_failure_rate": 1.0,
     },
     "task_judge": {"judge_protocol": f"{AGENT}->Digits"},

@@ -7,8 +7,9 @@
     format_correlation     the reward follows the share of well-formed replies
     sampler_gap            the sampler's log-probabilities are not those of the trainer's policy
 
-Each check is looked at after every step, so all intervals are of 99.9 %: with 95 % a run of 60
-steps would be warned by chance. docs/warnings.md says why each bound has its value.
+Each check is looked at after every step, `reward_without_success` after every validation, so all
+intervals are of 99.9 %: with 95 % a run of 60 steps would be warned by chance. docs/warnings.md
+says why each bound has its value.
 
 Not covered: saying a warning once (warning_log.py), steps without signal (signal.py).
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,12 +45,24 @@ MAX_CORRELATION = 0.5
 MIN_CORRELATED = 200
 """The number of episodes, less one a group, that a correlation is at least taken over."""
 
+KEPT = (
+    "reward/mean",
+    "reward/success",
+    "update/entropy",
+    "groups/total",
+    "groups/with_advantage",
+    "held_out/success",
+    "held_out/tasks",
+)
+"""The metrics that are read of steps before the last `WINDOW`, and of validations."""
+
 Metrics = Mapping[str, float]
 
 
 @dataclass(slots=True)
 class MetricsHistory:
-    """Holds the metrics of a run's steps of training, and of its validations, by step."""
+    """Holds the metrics of a run's steps of training, and of its validations, by step: of the last
+    `WINDOW` steps all, of the others those in `KEPT`, so that a long run takes little memory."""
 
     steps: list[tuple[int, Metrics]] = field(default_factory=list)
     held_out: list[tuple[int, Metrics]] = field(default_factory=list)
@@ -72,8 +86,13 @@ class MetricsHistory:
 
     def add(self, step: int, metrics: Metrics) -> None:
         """Appends what was logged at a step: training, or a validation after it."""
-        rows = self.held_out if "held_out/success" in metrics else self.steps
-        rows.append((step, metrics))
+        if "held_out/success" in metrics:
+            self.held_out.append((step, _kept(metrics)))
+            return
+        self.steps.append((step, metrics))
+        if len(self.steps) > WINDOW:
+            oldest, row = self.steps[-WINDOW - 1]
+            self.steps[-WINDOW - 1] = (oldest, _kept(row))
 
     def recent(self, name: str, number: int = WINDOW) -> list[float]:
         """Returns the values of one metric in the last steps; what is not finite is left out."""
@@ -148,7 +167,7 @@ def reward_without_success(history: MetricsHistory) -> RunWarning | None:
     last_step, last = history.held_out[-1]
     for step, earlier in history.held_out[:-1]:
         fall = _fall(earlier, last)
-        rise = _rise(history, step, last_step)
+        rise = None if fall is None else _rise(history, step, last_step)
         if fall is None or rise is None:
             continue
         return _warning(
@@ -206,11 +225,10 @@ def gap_line(metrics: Metrics, max_kl: float) -> str | None:
 
 
 def run_checks(max_sampler_kl: float) -> tuple[Check, ...]:
-    """Returns all checks, in the order in which they warn."""
+    """Returns the checks after a step, in the order in which they warn."""
     return (
         truncation,
         entropy_collapse,
-        reward_without_success,
         length_correlation,
         format_correlation,
         sampler_gap(max_sampler_kl),
@@ -219,6 +237,10 @@ def run_checks(max_sampler_kl: float) -> tuple[Check, ...]:
 
 def _warning(history: MetricsHistory, name: str, text: str, **values: float) -> RunWarning:
     return RunWarning(history.steps[-1][0] if history.steps else 0, name, text, values)
+
+
+def _kept(metrics: Metrics) -> Metrics:
+    return {name: metrics[name] for name in KEPT if name in metrics}
 
 
 def _values(rows: Sequence[tuple[int, Metrics]], name: str) -> Iterator[float]:
@@ -242,13 +264,15 @@ def _fall(earlier: Metrics, last: Metrics) -> tuple[float, float] | None:
 def _rise(history: MetricsHistory, first: int, last: int) -> tuple[float, float] | None:
     """Returns the mean reward of the steps after `first` and of those up to `last`, as many each,
     if it has risen beyond the interval of the difference (Welch's, from step to step)."""
-    between = [(step, metrics) for step, metrics in history.steps if first < step <= last]
-    rewards = list(_values(between, "reward/mean"))
-    number = min(WINDOW, len(rewards) // 2)
-    if number < MIN_STEPS:
+    start, end = (
+        bisect_right(history.steps, step, key=lambda row: row[0]) for step in (first, last)
+    )
+    number = min(WINDOW, (end - start) // 2)
+    before = list(_values(history.steps[start : start + number], "reward/mean"))
+    after = list(_values(history.steps[end - number : end], "reward/mean"))
+    if min(len(before), len(after)) < MIN_STEPS:
         return None
-    before, after = rewards[:number], rewards[-number:]
-    half = Z_999 * math.sqrt((stdev(before) ** 2 + stdev(after) ** 2) / number)
+    half = Z_999 * math.sqrt(stdev(before) ** 2 / len(before) + stdev(after) ** 2 / len(after))
     rise = fmean(after) - fmean(before)
     return (fmean(before), fmean(after)) if rise > max(half, 0.0) else None
 

@@ -22,7 +22,7 @@ from ajet.core.record.evaluation import evaluate
 from ajet.core.record.metrics import MetricsLogger
 from ajet.core.record.origin import RunOrigin
 from ajet.core.record.progress import TrainingProgress
-from ajet.core.record.run_checks import MetricsHistory, run_checks
+from ajet.core.record.run_checks import Check, MetricsHistory, reward_without_success, run_checks
 from ajet.core.record.run_folder import RunFolder, shown_path
 from ajet.core.record.selection import selections
 from ajet.core.record.signal import why_no_signal
@@ -140,7 +140,7 @@ class RunRecorder:
         self._warnings.check_metrics(metrics, step)
         self._warnings.check_credit(self._estimator, groups, step)
         self._check_signal(step, groups, samples)
-        self._run_checks()
+        self._run_checks(self._checks)
         self._warnings.log_timelines(f"step {step}", groups, counts)
         self.progress.step_done(step, metrics)
         return counts
@@ -154,7 +154,7 @@ class RunRecorder:
         self._metrics.log(step, metrics)
         self._history.add(step, metrics)
         self.progress.held_out(step, report.success.value)
-        self._run_checks()
+        self._run_checks([reward_without_success])
 
     @property
     def warnings(self) -> list[RunWarning]:
@@ -191,10 +191,8 @@ class RunRecorder:
         text = f"no group of step {step} has signal, so nothing is learnt: {reason}. {look}"
         self._warnings.warn_once(RunWarning(step, NO_SIGNAL, text, {"groups": float(len(groups))}))
 
-    def _run_checks(self) -> None:
+    def _run_checks(self, checks: Iterable[Check]) -> None:
         """Warns of what the metrics of the run so far show."""
-        if not self._history.steps:
-            return
-        for check in self._checks:
+        for check in checks:
             if (warning := check(self._history)) is not None:
                 self._warnings.warn_once(warning)

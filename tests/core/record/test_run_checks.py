@@ -5,6 +5,7 @@ import math
 import pytest
 
 from ajet.core.record.run_checks import (
+    WINDOW,
     MetricsHistory,
     entropy_collapse,
     format_correlation,
@@ -151,7 +152,23 @@ def test_no_check_warns_of_a_step_that_has_only_the_usual_numbers():
         | {"reward/mean": 0.3, "reward/success": 0.3, "update/entropy": 0.1}
         | {"update/sampler_kl": 1e-9, "correlation/episodes": 0.0}
     ]
-    assert [check(history(*steps)) for check in run_checks(0.02)] == [None] * 6
+    assert [check(history(*steps)) for check in run_checks(0.02)] == [None] * 5
+
+
+class NeverReadWhole(list):
+    def __iter__(self):
+        raise AssertionError("all steps are read, in each step")
+
+
+def test_a_check_takes_no_longer_and_the_history_little_more_the_longer_the_run():
+    usual = cut(3) | {"reward/mean": 0.3, "reward/success": 0.3, "update/entropy": 0.1}
+    validations = {step: 0.5 - step / 2000 for step in range(0, 300, 30)}
+    made = history(*[usual | {"update/seconds": 1.0}] * 300, held_out=validations)
+    assert all("update/seconds" not in metrics for _, metrics in made.steps[:-WINDOW])
+    assert all(metrics["update/seconds"] for _, metrics in made.steps[-WINDOW:])
+    made.steps = NeverReadWhole(made.steps)
+    for check in (*run_checks(0.02), reward_without_success):
+        check(made)
 
 
 def test_the_history_of_a_run_is_read_back_from_its_record(tmp_path):
