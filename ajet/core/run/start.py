@@ -42,7 +42,7 @@ from ajet.core.run.attempt_record import (
 )
 from ajet.core.run.identity import Change, RunIdentity, listed
 from ajet.core.run.run_tasks import RunTasks
-from ajet.core.update.checkpoint import newest_checkpoint, step_of
+from ajet.core.update.manifest import newest_checkpoint, step_of
 
 
 @dataclass(frozen=True, slots=True)
