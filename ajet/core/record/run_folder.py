@@ -46,6 +46,7 @@ from ajet.core.config.redacted import redacted_config
 from ajet.core.errors import CheckpointError
 from ajet.core.record.atomic_file import write_text_atomically
 
+LOCK = ".lock"
 MAX_CODE_FILES = 200
 MAX_CODE_FILE_BYTES = 1_000_000
 
@@ -58,7 +59,7 @@ class RunFolder:
         self._lock = _lock
 
     @classmethod
-    def open(cls, path: Path, lock_name: str = ".lock") -> RunFolder:
+    def open(cls, path: Path, lock_name: str = LOCK) -> RunFolder:
         """Makes the folder and takes its lock. Raises `CheckpointError` when another run has it. A
         process that only adds to what the run's own process writes takes a lock of another name."""
         folder = cls(path)
@@ -223,6 +224,18 @@ def shown_path(path: Path) -> str:
     return (
         str(path.relative_to(current_folder)) if path.is_relative_to(current_folder) else str(path)
     )
+
+
+def is_held(lock: Path) -> bool:
+    """Returns True if a process of this machine holds the lock."""
+    try:
+        with lock.open("r", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _acquire(lock: IO[str], path: Path) -> None:

@@ -5,12 +5,12 @@ Not covered: the run's side (stops.py, watch.py).
 
 from __future__ import annotations
 
-import fcntl
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ajet.core.errors import CheckpointError
+from ajet.core.record.run_folder import is_held
 from ajet.core.rollout.stops import EPISODE_ID, TAKEN
 
 ANSWER_S = 10.0
@@ -33,7 +33,7 @@ def ask_to_stop(
             f"{episode_id!r} is no episode's id: they look like 000003-train-0004-02, and the "
             "display names the one that is waited for"
         )
-    if not any(map(_is_held, locks)):
+    if not any(map(is_held, locks)):
         raise CheckpointError(f"no process on this machine runs {run}: nothing to stop")
     request, taken = folder / episode_id, folder / (episode_id + TAKEN)
     try:
@@ -53,15 +53,3 @@ def ask_to_stop(
             "episode that is waited for"
         )
     return f"{episode_id} is stopped"
-
-
-def _is_held(lock: Path) -> bool:
-    """Returns True if a process of this machine holds the lock."""
-    try:
-        with lock.open("r", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
