@@ -226,18 +226,6 @@ def shown_path(path: Path) -> str:
     )
 
 
-def is_held(lock: Path) -> bool:
-    """Returns True if a process of this machine holds the lock."""
-    try:
-        with lock.open("r", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
 def _acquire(lock: IO[str], path: Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

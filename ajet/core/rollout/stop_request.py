@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ajet.core.errors import CheckpointError
-from ajet.core.record.run_folder import is_held
+from ajet.core.file_lock import is_held
 from ajet.core.rollout.stops import EPISODE_ID, TAKEN
 
 ANSWER_S = 10.0

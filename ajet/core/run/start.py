@@ -29,7 +29,8 @@ from loguru import logger
 from ajet.core.config import AjetConfig
 from ajet.core.config.effects import Effect
 from ajet.core.errors import CheckpointError, RunChanged, RunComplete
-from ajet.core.record.run_folder import LOCK, RunFolder, is_held
+from ajet.core.file_lock import is_held
+from ajet.core.record.run_folder import LOCK, RunFolder
 from ajet.core.record.run_log import run_log
 from ajet.core.redaction import redact
 from ajet.core.run.attempt_record import (
