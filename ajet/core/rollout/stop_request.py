@@ -5,8 +5,11 @@ Not covered: the run's side (stops.py, watch.py).
 
 from __future__ import annotations
 
+import fcntl
+import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ajet.core.errors import CheckpointError
@@ -36,14 +39,10 @@ def ask_to_stop(
     if not any(map(is_held, locks)):
         raise CheckpointError(f"no process on this machine runs {run}: nothing to stop")
     request, taken = folder / episode_id, folder / (episode_id + TAKEN)
-    try:
-        folder.mkdir(exist_ok=True)
-        request.touch()
-    except OSError as error:
-        raise CheckpointError(f"{request} cannot be written: {error.strerror}") from error
-    end_s = time.monotonic() + wait_s
-    while time.monotonic() < end_s and (request.exists() or taken.exists()):
-        sleep(0.1)
+    with held_request(request):
+        end_s = time.monotonic() + wait_s
+        while time.monotonic() < end_s and (request.exists() or taken.exists()):
+            sleep(0.1)
     if taken.exists():
         return f"{episode_id} is in a call of the model, or does not end yet: it ends after that"
     if request.exists():
@@ -53,3 +52,19 @@ def ask_to_stop(
             "episode that is waited for"
         )
     return f"{episode_id} is stopped"
+
+
+@contextmanager
+def held_request(request: Path) -> Iterator[None]:
+    """Makes the request, which counts while this process holds its lock. It gets its name with the
+    lock on it, so the run sees none without."""
+    new = request.with_name(f"{request.name}.{os.getpid()}")
+    try:
+        request.parent.mkdir(exist_ok=True)
+        file = new.open("w", encoding="utf-8")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        new.rename(request)
+    except OSError as error:
+        raise CheckpointError(f"{request} cannot be written: {error.strerror}") from error
+    with file:
+        yield
