@@ -48,7 +48,7 @@ from ajet.core.record.episode_reader import EpisodeFilter, EpisodeReader, Episod
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
 from ajet.core.task.jsonl import read_jsonl, write_jsonl
-from ajet.core.update.checkpoint import newest_checkpoint
+from ajet.core.update.manifest import newest_checkpoint
 from ajet.judges.answer import final_answer, reference_answer
 from ajet.judges.math import MathJudge
 

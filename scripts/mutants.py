@@ -163,6 +163,7 @@ GROUPS = (
         files=(
             "ajet/core/learning/checkpoints.py",
             "ajet/core/update/checkpoint.py",
+            "ajet/core/update/manifest.py",
             "ajet/core/record/atomic_file.py",
             "ajet/core/run/resume_point.py",
             "ajet/core/run/run_state.py",
@@ -211,6 +212,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "ajet/core/update/checkpoint.py": (f"{UPDATE}/test_checkpoint.py", "tests/core/learning"),
     "ajet/core/update/correction.py": (f"{UPDATE}/test_correction.py", f"{UPDATE}/test_policy.py"),
     "ajet/core/update/critic.py": (f"{UPDATE}/test_critic.py",),
+    "ajet/core/update/manifest.py": (f"{UPDATE}/test_checkpoint.py",),
     "ajet/core/update/micro_batch_balancing.py": (
         f"{UPDATE}/test_micro_batch_balancing.py",
         f"{UPDATE}/test_policy.py",

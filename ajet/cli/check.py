@@ -2,20 +2,21 @@
 
 import typer
 
-from ajet.cli.options import Backbone, Conf, Overrides, ProjectDir, Verbose
+from ajet.cli.options import Backbone, Conf, ExpDir, Overrides, ProjectDir, Verbose
 
 
 def check(
     conf: Conf,
     overrides: Overrides = None,
     backbone: Backbone = None,
+    exp_dir: ExpDir = None,
     project_dir: ProjectDir = None,
     verbose: Verbose = False,
 ) -> None:
     """Check a config with its workflow, judge, data, model's files and machine.
 
-    Prints the batch arithmetic and a line for each finding; exit code 1 if one is an error. Makes
-    the judge, loads no model.
+    Prints the batch arithmetic, a line for each finding, and what a start would do with the run
+    folder that is there; exit code 1 if a finding is an error. Makes the judge, loads no model.
     """
     from rich.markup import escape
     from rich.table import Table
@@ -23,18 +24,23 @@ def check(
     from ajet.cli.findings import machine_findings, run_findings
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_agents, check_run, cluster_notices
+    from ajet.cluster.placement import WITHOUT_TRAINER
     from ajet.core.config import load_config
     from ajet.core.errors import ConfigError
     from ajet.core.judge import judge_spec, make_judge
     from ajet.core.record.screen_log import begin_screen_log
     from ajet.core.redaction import redact
     from ajet.core.run.batch_plan import BatchPlan
+    from ajet.core.run.run_tasks import RunTasks
+    from ajet.core.run.start import describe_start
     from ajet.core.task.reader import make_reader
     from ajet.core.terminal import Console
     from ajet.core.workflow.registry import DEFAULT_AGENT, WorkflowFactory
 
     begin_screen_log(verbose)
-    config = load_config(conf, overrides or [], backbone=backbone, project_dir=project_dir)
+    config = load_config(
+        conf, overrides or [], backbone=backbone, exp_dir=exp_dir, project_dir=project_dir
+    )
     check_run(config, stops_at_findings=False)
     cluster = cluster_notices(config)
     workflow = config.ajet.rollout.user_workflow or DEFAULT_AGENT
@@ -59,4 +65,7 @@ def check(
         typer.echo(redact(str(finding)))
     if num_errors := sum(finding.level == "error" for finding in findings):
         raise ConfigError(f"{num_errors} of these lines would stop the run")
+    if config.ajet.backbone != "trinity" or config.trinity.mode not in WITHOUT_TRAINER:
+        start = describe_start(config, RunTasks.of(config, tasks, held_out))
+        typer.echo(redact(f"start: {start}"))
     typer.echo(f"ok: backbone {config.ajet.backbone}, run folder {config.run_folder}")

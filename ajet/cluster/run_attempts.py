@@ -22,7 +22,7 @@ from ajet.core.interrupt import Interrupt, catch_interrupts
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
 from ajet.core.terminal import Console
-from ajet.core.update.checkpoint import newest_checkpoint, step_of
+from ajet.core.update.manifest import newest_checkpoint, step_of
 
 MAX_LOSSES = 3
 """The number of losses without a new checkpoint in between that ends the run."""

@@ -21,6 +21,7 @@ from ajet.core.record.episode_reader import (
 )
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
+from ajet.core.record.warning_log import warning_rows
 from ajet.core.run.attempt_record import read_attempts
 from ajet.logview.token_text import TokenText
 
@@ -30,13 +31,18 @@ Query = Mapping[str, str]
 
 
 def run_data(folder: RunFolder) -> dict[str, Any]:
-    """Returns the run's name and the choices of the filters."""
+    """Returns the run's name, its attempts and warnings, and the choices of the filters."""
     data: dict[str, Any] = {
         "name": folder.path.name,
         "folder": str(folder.path),
         "has_tokenizer": (folder.tokenizer / "tokenizer.json").is_file(),
         "summary": None,
         "attempts": [attempt.describe() for attempt in read_attempts(folder)],
+        "warnings": [
+            {"step": row.step, "name": row.name, "text": row.text}
+            for row in warning_rows(folder.warnings_jsonl)
+            if row is not None
+        ],
         "count": 0,
         "statuses": [],
         "modes": [],

@@ -1,6 +1,9 @@
 """`ajet stop`: what it answers when the run takes the request, and when there is none."""
 
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 from typer.testing import CliRunner
@@ -57,6 +60,18 @@ def test_an_episode_in_a_call_of_the_model_is_said_to_end_after_it(folder):
     assert "it ends after that" in ask_to_stop(
         folder.stops, folder.locks(), NAME, wait_s=0.05, sleep=sleep
     )
+
+
+def test_a_request_of_a_command_that_was_killed_stops_nothing(folder):
+    requests = StopRequests(folder.stops, folder.stopped_jsonl)
+    command = [sys.executable, "-m", "ajet.cli.launcher", "stop", str(folder.path), NAME]
+    with subprocess.Popen(command) as process:
+        while requests.pending() != [NAME] and process.poll() is None:
+            time.sleep(0.01)
+        process.kill()
+    assert process.returncode == -9
+    assert requests.pending() == []
+    assert (folder.stops / NAME).exists()
 
 
 def test_without_a_process_there_is_nothing_to_stop(tmp_path):

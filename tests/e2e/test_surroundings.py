@@ -78,8 +78,7 @@ def test_a_clock_that_jumps_by_a_day_and_back_changes_nothing(tmp_path):
 
 
 def test_only_moments_are_read_from_the_clock_that_can_jump():
-    """Durations and deadlines are of `time.monotonic`. Here a moment is written down, or the age
-    of a file is asked for."""
+    """Durations and deadlines are of `time.monotonic`. Here a moment is written down."""
     found = {
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")

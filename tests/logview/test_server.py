@@ -1,7 +1,10 @@
 import re
+import shutil
 import socket
+import subprocess
 from contextlib import ExitStack, suppress
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 from logview_fixtures import HOSTILE, Client, byte_tokenizer, write_run
@@ -10,6 +13,7 @@ from record_fixtures import episode, group_of
 from ajet.core.errors import ConfigError
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.warning_log import RunWarning, WarningLog
 from ajet.logview.server import LogviewServer, is_loopback_host
 
 
@@ -146,6 +150,63 @@ def test_the_page_puts_text_in_as_text_and_loads_nothing_from_elsewhere():
         )
         assert not re.search(r"https?://|@import", source)
         assert not re.search(r"\son\w+=", source)  # inline handlers, which the policy forbids
+
+
+def warn(folder, *said):
+    log = WarningLog(folder.warnings_jsonl)
+    for each in said:
+        log.add(RunWarning(*each, {"share": float("nan")}))
+    log.close()
+
+
+def test_the_run_has_its_warnings_and_a_row_that_cannot_be_read_is_left_out(
+    client, folder, warnings
+):
+    assert client.json("/api/run")["warnings"] == []
+    warn(folder, (3, "no_signal", "no group of step 3 has signal"), (9, "truncation", HOSTILE))
+    rows = (b"\xff\xfe", b"[1]", b'{"step": "4", "name": {}, "text": 1}', b'{"step": 10, "na')
+    with folder.warnings_jsonl.open("ab") as file:
+        file.write(b"\n".join(rows))
+    assert client.json("/api/run")["warnings"] == [
+        {"step": 3, "name": "no_signal", "text": "no group of step 3 has signal"},
+        {"step": 9, "name": "truncation", "text": HOSTILE},
+    ]
+    assert warnings == []  # the page asks every few seconds, and the terminal belongs to the run
+
+
+def page_of(folder, tmp_path, *ids):
+    """The elements of these ids as the page's script makes them, by node and a fake document."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node to run the page's script with")
+    for name in ("app.js", "tokens.js"):
+        source = files("ajet.logview").joinpath("static", name).read_text(encoding="utf-8")
+        (tmp_path / name).write_text(source.replace('from "/static/', 'from "./'))
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    fake = Path(__file__).with_name("fake_page.mjs")
+    with LogviewServer(folder.path, port=0) as server:
+        done = subprocess.run(
+            [node, fake, tmp_path / "app.js", server.url, *ids],
+            capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_the_page_lists_warnings_as_text_whatever_stands_in_them(folder, tmp_path):
+    warn(folder, (3, "no_signal", "nothing is learnt"), (9, "<b onclick=alert(3)>", HOSTILE))
+    assert page_of(folder, tmp_path, "warnings", "run-name") == [
+        "<warnings>"
+        "<li><span>step 3</span><b>no_signal</b><span>nothing is learnt</span></li>"
+        "<li><span>step 9</span><b>&lt;b onclick=alert(3)&gt;</b>"
+        "<span>&lt;/script&gt;&lt;script&gt;alert(1)&lt;/script&gt;"
+        "&lt;img src=x onerror=alert(2)&gt;</span></li></warnings>",
+        "<run-name>math</run-name>",
+    ]
+
+
+def test_the_page_of_a_run_without_warnings_has_no_list_of_them(folder, tmp_path):
+    assert page_of(folder, tmp_path, "warnings") == ["<warnings hidden></warnings>"]
 
 
 def test_only_reading_is_answered(client, folder):

@@ -30,7 +30,7 @@ from ajet.core.rollout.batch import BatchSettings
 from ajet.core.rollout.request import RolloutRunner
 from ajet.core.run.resume_point import ResumePoint
 from ajet.core.run.training_run import TrainingRun
-from ajet.core.update.checkpoint import step_of
+from ajet.core.update.manifest import step_of
 
 
 def open_buffer(config: AjetConfig, folder: RunFolder) -> GroupBuffer:

@@ -14,7 +14,7 @@ from ajet.core.errors import CheckpointError
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.step_metrics import held_out_metrics
 from ajet.core.terminal import Console
-from ajet.core.update.checkpoint import step_of
+from ajet.core.update.manifest import step_of
 
 
 def bench(config: AjetConfig, console: Console) -> None:

@@ -29,7 +29,7 @@ from ajet.core.redaction import PREFIX
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.terminal import Console
 from ajet.core.trajectory.recorder import EpisodeRecorder
-from ajet.core.update.checkpoint import newest_checkpoint
+from ajet.core.update.manifest import newest_checkpoint
 from ajet.core.workflow.gateway.gateway import Gateway
 from ajet.core.workflow.gateway.keys import Grant
 from ajet.tool_parsers import parser_for

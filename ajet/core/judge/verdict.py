@@ -1,6 +1,7 @@
 """Determines one episode's reward, the workflow's own or the judge's, and checks its values.
 
     WorkflowOutput(reward=np.float32(1), is_success=1, log_metrics=None)  ->  1.0, True, {}
+    WorkflowOutput(reward=False)                  ->  0.0, False
     a judge's  1.0, True, (1.0, torch.tensor(True))   ->  (1.0, None), (1.0, True), (1.0, True)
     WorkflowOutput(reward=10**400), is_success="False", (nan, True)       ->  one line that says so
 
@@ -52,10 +53,13 @@ def checked_output(output: Any, workflow_name: str) -> WorkflowOutput:
         )
     name = f"{workflow_name}: WorkflowOutput"
     checked = copy.copy(output)
-    if output.reward is not None:
-        advice = "give one number, or None to ask the judge"
-        checked.reward = _reward(output.reward, f"{name}.reward", advice)
-    checked.is_success = _success(output.is_success, f"{name}.is_success", "give a bool or None")
+    reward, is_success = _reward_and_success(output.reward)
+    if reward is not None:
+        advice = "give one number or bool, or None to ask the judge"
+        checked.reward = _reward(reward, f"{name}.reward", advice)
+    if output.is_success is not None:
+        is_success = output.is_success
+    checked.is_success = _success(is_success, f"{name}.is_success", "give a bool or None")
     checked.metadata = _dict(output.metadata, f"{name}.metadata")
     checked.log_metrics = _log_metrics(output.log_metrics, f"{name}.log_metrics")
     return checked
@@ -163,15 +167,20 @@ def _checked_verdicts(answer: Any, outputs: Sequence[WorkflowOutput], name: str)
 def _checked_verdict(answer: Any, output: WorkflowOutput, name: str) -> Verdict:
     """Returns the verdict that a judge's answer stands for: a number, a bool, or both."""
     answer = _scalar(answer)
-    if _is_bool(answer):
-        answer = float(answer), answer
-    elif isinstance(answer, numbers.Real):
-        answer = answer, None
+    if _is_bool(answer) or isinstance(answer, numbers.Real):
+        answer = _reward_and_success(answer)
     if not isinstance(answer, tuple | list) or len(answer) != 2:
         raise TypeError(f"{name} returned {_kind(answer)}: return a reward or (reward, is_success)")
     reward = _reward(answer[0], f"{name}: the reward", "return a number")
     is_success = _success(answer[1], f"{name}: is_success", "return a bool")
     return Verdict(reward, is_success, checked_output(output, name))
+
+
+def _reward_and_success(value: Any) -> tuple[Any, bool | None]:
+    """Returns what one value stands for: a bool is a reward of 1 or 0 and a success, a number is a
+    reward alone."""
+    value = _scalar(value)
+    return (float(value), bool(value)) if _is_bool(value) else (value, None)
 
 
 def _scalar(value: Any) -> Any:
@@ -190,7 +199,7 @@ def _reward(value: Any, name: str, advice: str) -> float:
 
 
 def _finite(value: Any, name: str, advice: str) -> float:
-    """Returns a number of Python's, numpy's or torch's as a float. A bool is refused:
+    """Returns a number of Python's, numpy's or torch's as a float. A bool of a pair is refused:
     ``(is_success, reward)`` is a common slip."""
     value = _scalar(value)
     if not isinstance(value, numbers.Real) or _is_bool(value):

@@ -46,6 +46,7 @@ from ajet.core.config.redacted import redacted_config
 from ajet.core.errors import CheckpointError
 from ajet.core.record.atomic_file import write_text_atomically
 
+LOCK = ".lock"
 MAX_CODE_FILES = 200
 MAX_CODE_FILE_BYTES = 1_000_000
 
@@ -58,7 +59,7 @@ class RunFolder:
         self._lock = _lock
 
     @classmethod
-    def open(cls, path: Path, lock_name: str = ".lock") -> RunFolder:
+    def open(cls, path: Path, lock_name: str = LOCK) -> RunFolder:
         """Makes the folder and takes its lock. Raises `CheckpointError` when another run has it. A
         process that only adds to what the run's own process writes takes a lock of another name."""
         folder = cls(path)

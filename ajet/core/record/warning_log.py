@@ -75,16 +75,28 @@ class WarningLog:
 def read_warnings(path: Path) -> list[RunWarning]:
     """Returns the warnings of a run folder's file, in their order. A row that cannot be read, as a
     kill may leave one, is left out and said."""
-    if not path.exists():
-        return []
-    found: list[RunWarning] = []
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
-        try:
-            row = json.loads(line)
-            found.append(RunWarning(**row))
-        except (ValueError, TypeError, RecursionError):
+    rows = warning_rows(path)
+    for number, row in enumerate(rows, 1):
+        if row is None:
             logger.warning(f"{path}: line {number} cannot be read and is left out")
-    return found
+    return [row for row in rows if row is not None]
+
+
+def warning_rows(path: Path) -> list[RunWarning | None]:
+    """Returns the rows of a run folder's file, in their order; None for one that cannot be read."""
+    try:
+        return [_warning(line) for line in path.read_bytes().splitlines()]
+    except FileNotFoundError:
+        return []
+
+
+def _warning(line: bytes) -> RunWarning | None:
+    try:
+        warning = RunWarning(**json.loads(line))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    fits = isinstance(warning.step, int) and isinstance(warning.name, str)
+    return warning if fits and isinstance(warning.text, str) else None
 
 
 def _line(warning: RunWarning) -> str:

@@ -6,11 +6,14 @@ Not covered: the run's side (stops.py, watch.py).
 from __future__ import annotations
 
 import fcntl
+import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ajet.core.errors import CheckpointError
+from ajet.core.file_lock import is_held
 from ajet.core.rollout.stops import EPISODE_ID, TAKEN
 
 ANSWER_S = 10.0
@@ -33,17 +36,13 @@ def ask_to_stop(
             f"{episode_id!r} is no episode's id: they look like 000003-train-0004-02, and the "
             "display names the one that is waited for"
         )
-    if not any(map(_is_held, locks)):
+    if not any(map(is_held, locks)):
         raise CheckpointError(f"no process on this machine runs {run}: nothing to stop")
     request, taken = folder / episode_id, folder / (episode_id + TAKEN)
-    try:
-        folder.mkdir(exist_ok=True)
-        request.touch()
-    except OSError as error:
-        raise CheckpointError(f"{request} cannot be written: {error.strerror}") from error
-    end_s = time.monotonic() + wait_s
-    while time.monotonic() < end_s and (request.exists() or taken.exists()):
-        sleep(0.1)
+    with held_request(request):
+        end_s = time.monotonic() + wait_s
+        while time.monotonic() < end_s and (request.exists() or taken.exists()):
+            sleep(0.1)
     if taken.exists():
         return f"{episode_id} is in a call of the model, or does not end yet: it ends after that"
     if request.exists():
@@ -55,13 +54,17 @@ def ask_to_stop(
     return f"{episode_id} is stopped"
 
 
-def _is_held(lock: Path) -> bool:
-    """Returns True if a process of this machine holds the lock."""
+@contextmanager
+def held_request(request: Path) -> Iterator[None]:
+    """Makes the request, which counts while this process holds its lock. It gets its name with the
+    lock on it, so the run sees none without."""
+    new = request.with_name(f"{request.name}.{os.getpid()}")
     try:
-        with lock.open("r", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
+        request.parent.mkdir(exist_ok=True)
+        file = new.open("w", encoding="utf-8")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        new.rename(request)
+    except OSError as error:
+        raise CheckpointError(f"{request} cannot be written: {error.strerror}") from error
+    with file:
+        yield

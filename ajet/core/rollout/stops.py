@@ -8,6 +8,9 @@ A stop takes effect between two calls of the model, after `num_calls` of them: s
 see an episode that leaves there, whenever somebody asked. A run that resumes from before that ends
 the episode at the same call again, and so agrees with one that was not interrupted.
 
+Who asks holds a lock on the request while it waits for the answer: a request without it is of a
+command that was killed, and stops nothing. No clock is read, so none that jumps matters.
+
 Files, and no socket: they work on every disk that the run folder is on, need no port and no key,
 and only who may write into the run folder can stop anything. Not covered: who asks (cli/stop.py).
 """
@@ -25,12 +28,11 @@ from pathlib import Path
 from loguru import logger
 
 from ajet.core.errors import CheckpointError
+from ajet.core.file_lock import is_held
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 
 EPISODE_ID = re.compile(r"\d{6,}-(train|eval|baseline)-\d{4,}-\d{2,}(-r\d+)?")
 TAKEN = ".taken"
-STALE_S = 60.0
-"""An older request was left by a command that was killed; its episode may not even have begun."""
 BY_A_PERSON = "stopped by a person (ajet stop)"
 
 
@@ -54,11 +56,11 @@ class StopRequests:
         self.decided = dict(_read(record))
 
     def pending(self) -> list[str]:
-        """Returns the ids of the episodes that somebody asks to stop."""
+        """Returns the ids of the episodes that somebody asks to stop, and waits for."""
         if not self._folder.is_dir():
             return []
         names = sorted(each.name for each in self._folder.iterdir())
-        return [name for name in names if EPISODE_ID.fullmatch(name) and not self._is_stale(name)]
+        return [name for name in names if EPISODE_ID.fullmatch(name) and self._is_asked(name)]
 
     def take(self, episode_id: str) -> None:
         """Tells the asker that the episode runs, and will end."""
@@ -89,20 +91,15 @@ class StopRequests:
         except OSError as error:
             raise CheckpointError(f"{self._record} cannot be written: {error.strerror}") from error
 
-    def _is_stale(self, name: str) -> bool:
-        path = self._folder / name
-        try:
-            is_stale = time.time() - path.stat().st_mtime > STALE_S
-        except FileNotFoundError:  # taken back by who asked
-            return True
-        if is_stale:
-            path.unlink(missing_ok=True)
-        return is_stale
+    def _is_asked(self, name: str) -> bool:
+        """Returns False for what a command left that was killed: the episode may not even have
+        begun."""
+        return is_held(self._folder / name)
 
     def _clear(self) -> None:
         """Removes what was asked of an earlier attempt of the run."""
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
-            if EPISODE_ID.fullmatch(path.name.removesuffix(TAKEN)):
+            if EPISODE_ID.fullmatch(path.name.partition(".")[0]):
                 path.unlink(missing_ok=True)
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ajet.core.record.run_folder import RunFolder
-from ajet.core.update.checkpoint import newest_checkpoint, read_state, step_of
+from ajet.core.update.checkpoint import read_state
+from ajet.core.update.manifest import newest_checkpoint, step_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,11 @@ class RunTasks:
     def read(cls, config: AjetConfig) -> RunTasks:
         """Reads the tasks with the reader that the config names."""
         reader = make_reader(config)
-        training = reader.get_training_tasks()
-        available = reader.get_validation_tasks()
+        return cls.of(config, reader.get_training_tasks(), reader.get_validation_tasks())
+
+    @classmethod
+    def of(cls, config: AjetConfig, training: list[Task], available: list[Task]) -> RunTasks:
+        """Returns the tasks of a run whose reader has these to train on and to be measured on."""
         held_out = validation_sample(available, config)
         cursor = DataCursor(
             len(training),

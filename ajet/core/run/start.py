@@ -9,8 +9,8 @@
     an unfinished run  the experiment changed         RunChanged, unless the changes are accepted
 
 `trainer_common.resume: disable` keeps what is there as NAME.1 and begins anew, whatever it is.
-`open_run` does all of it under the folder's lock. Not covered: asking a person (cli/train.py), and
-loading a checkpoint (resume_point.py).
+`open_run` does all of it under the folder's lock; `describe_start` only says it. Neither needs
+torch. Not covered: asking a person (cli/train.py), and loading a checkpoint (resume_point.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from loguru import logger
 from ajet.core.config import AjetConfig
 from ajet.core.config.effects import Effect
 from ajet.core.errors import CheckpointError, RunChanged, RunComplete
-from ajet.core.record.run_folder import RunFolder
+from ajet.core.file_lock import is_held
+from ajet.core.record.run_folder import LOCK, RunFolder
 from ajet.core.record.run_log import run_log
 from ajet.core.redaction import redact
 from ajet.core.run.attempt_record import (
@@ -42,7 +43,7 @@ from ajet.core.run.attempt_record import (
 )
 from ajet.core.run.identity import Change, RunIdentity, listed
 from ajet.core.run.run_tasks import RunTasks
-from ajet.core.update.checkpoint import newest_checkpoint, step_of
+from ajet.core.update.manifest import newest_checkpoint, step_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,12 @@ class RunStart:
     changes: list[Change]
     line: str = ""
     sets_aside: bool = False
+
+    def describe(self, total_steps: int) -> str:
+        """Returns what the start does, in one line."""
+        if self.line or not self.first_step:
+            return self.line or "begins"
+        return f"goes on after step {self.first_step} of {total_steps}"
 
 
 @contextmanager
@@ -96,6 +103,22 @@ def open_run(config: AjetConfig, tasks: RunTasks) -> Iterator[RunFolder]:
         folder.close()
 
 
+def describe_start(config: AjetConfig, tasks: RunTasks) -> str:
+    """Returns in one line what a run of this config would do with its folder now, and changes
+    nothing. Raises `CheckpointError` where the folder cannot be read."""
+    folder = RunFolder(config.run_folder)
+    if is_held(folder.path / LOCK):
+        return "is refused while another process runs the run"
+    identity = RunIdentity.of(config, tasks)
+    try:
+        start = decide_start(config, folder, identity, tasks.total_steps)
+    except RunComplete as complete:
+        return str(complete)
+    except RunChanged as changed:
+        return f"asks at a terminal, is refused without one: {changed}"
+    return start.describe(tasks.total_steps)
+
+
 def decide_start(
     config: AjetConfig, folder: RunFolder, identity: RunIdentity, total_steps: int
 ) -> RunStart:
@@ -104,12 +127,15 @@ def decide_start(
     trainer = config.ajet.trainer_common
     earlier, step, aside = earlier_identity(folder), _newest_step(folder), _name_aside(folder)
     if earlier is None or (step is None and not _has_numbers(folder)):
-        return RunStart(step or 0, [])
+        is_named = trainer.resume not in ("auto", "disable")
+        return RunStart(step or 0, [], f"goes on after {trainer.resume}" if is_named else "")
     if trainer.resume == "disable":
-        return RunStart(0, [], f"the earlier run is kept as {aside.name}", sets_aside=True)
+        line = f"the earlier run is kept as {aside.name}, and a new run begins"
+        return RunStart(0, [], line, sets_aside=True)
     changes = identity.changes_since(earlier)
     if trainer.resume != "auto":
-        return RunStart(step_of(Path(trainer.resume)), changes, _changed("", changes))
+        step = step_of(Path(trainer.resume))
+        return RunStart(step, changes, _changed(f"goes on after {trainer.resume}; ", changes))
     was_finished = _was_finished(folder, step, total_steps)
     if _change_experiment(changes) and not trainer.accept_changes:
         if was_finished or step is None:
@@ -131,7 +157,8 @@ def decide_start(
             f"ajet.trainer_common.total_training_steps above {step}; --no-resume begins anew and "
             f"keeps this run as {aside.name}"
         )
-    where = f"goes on after step {step or 0} of {total_steps}; "
+    where = "the finished run becomes longer: it " if was_finished else ""
+    where += f"goes on after step {step or 0} of {total_steps}; "
     return RunStart(step or 0, changes, _changed(where, changes) + _schedule(config, changes))
 
 

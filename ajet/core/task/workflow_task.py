@@ -97,7 +97,8 @@ class WorkflowTask:
 
 @dataclass(slots=True)
 class WorkflowOutput:
-    """Holds what a workflow returns. With `reward=None` the judge gives the reward."""
+    """Holds what a workflow returns. With `reward=None` the judge gives the reward. A bool as the
+    reward is 1 or 0, and the success where `is_success` is None."""
 
     reward: float | None = None
     is_success: bool | None = None

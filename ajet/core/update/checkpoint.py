@@ -20,10 +20,9 @@ that it skipped. It uses no pickle.
 All ranks call these functions together, on one folder of a shared file system; a failure on one
 rank raises the same `CheckpointError` on all.
 
-Not covered: remote storage.
+Not covered: which checkpoint is whole (manifest.py), remote storage.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -38,15 +37,25 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ajet.core.errors import CheckpointError
+from ajet.core.update.manifest import (
+    FORMAT,
+    MANIFEST,
+    REPLACED,
+    candidates,
+    digest,
+    find_fault,
+    fingerprint,
+    newest_checkpoint,
+    reason_of,
+    step_of,
+)
 from ajet.core.update.ranks import ONE_RANK, Ranks
 from ajet.core.update.shard_files import files_of_rank, has_shards, read_shards, write_shards
 from ajet.core.update.shards import full_tensor
 
 WEIGHT_PREFIX = "model."
 WEIGHTS_FILE, TENSORS_FILE, STATE_FILE = "model.safetensors", "tensors.safetensors", "state.json"
-MANIFEST = "manifest.json"
-FORMAT = 1
-WRITING, REPLACED, DISCARDED = ".writing_", ".replaced_", ".discarded_"
+WRITING, DISCARDED = ".writing_", ".discarded_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,23 +163,6 @@ def load_checkpoint(
     return None if path is None else _read(path, warnings, like)
 
 
-def newest_checkpoint(folder: Path, warnings: list[str] | None = None) -> Path | None:
-    """Returns the folder of the newest whole checkpoint; appends the skipped ones to `warnings`."""
-    warnings = [] if warnings is None else warnings
-    for path in _candidates(folder):
-        fault = find_fault(path)
-        if fault is None:
-            return path
-        warnings.append(f"checkpoint {path} is damaged ({fault}): passed over")
-        logger.warning(warnings[-1])
-    if warnings:
-        raise CheckpointError(
-            f"no usable checkpoint in {folder}: {'; '.join(warnings)}; "
-            "remove the folder to start afresh"
-        )
-    return None
-
-
 def read_checkpoint(
     path: Path, *, like: Mapping[str, Tensor] | None = None, ranks: Ranks = ONE_RANK
 ) -> Checkpoint:
@@ -202,24 +194,6 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if has_shards(path):
         return read_shards(path, wanted=lambda name: name.startswith(WEIGHT_PREFIX))
     return {f"{WEIGHT_PREFIX}{n}": t for n, t in load_file(path / WEIGHTS_FILE).items()}
-
-
-def find_fault(path: Path) -> str | None:
-    """Returns what is wrong with a checkpoint folder, or None; reads and hashes every file."""
-    try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
-        if manifest["digest"] != _digest(manifest) or manifest["format"] != FORMAT:
-            return f"{MANIFEST} does not match its own digest"
-        if manifest["step"] != step_of(path):
-            return f"{MANIFEST} is of step {manifest['step']}"
-        for name, expected in manifest["files"].items():
-            if _fingerprint(path / name) != expected:
-                return f"{name} does not match its checksum"
-    except FileNotFoundError as error:
-        return f"{Path(error.filename).name} is missing"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{MANIFEST} is unreadable: {reason_of(error)}"
-    return None
 
 
 def _newest(folder: Path) -> tuple[Path | None, tuple[str, ...]]:
@@ -273,7 +247,7 @@ def _fingerprints(folder: Path, rank: int) -> dict[str, dict[str, Any]]:
     files = files_of_rank(folder, rank)
     for file in files:
         _fsync(file)
-    return {str(file.relative_to(folder)): _fingerprint(file) for file in files}
+    return {str(file.relative_to(folder)): fingerprint(file) for file in files}
 
 
 def _write_manifest(folder: Path, step: int, known: Mapping[str, dict[str, Any]]) -> None:
@@ -286,12 +260,12 @@ def _write_manifest(folder: Path, step: int, known: Mapping[str, dict[str, Any]]
         "format": FORMAT,
         "step": step,
         "files": {
-            name: known.get(name) or _fingerprint(path)
+            name: known.get(name) or fingerprint(path)
             for path, name in names.items()
             if path.is_file()
         },
     }
-    manifest["digest"] = _digest(manifest)
+    manifest["digest"] = digest(manifest)
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
     _fsync(folder / MANIFEST)
     _fsync(folder)
@@ -314,7 +288,7 @@ def _remove_older(folder: Path, step: int, keep: int) -> None:
     leaves.
     """
     kept = 0
-    for path in _candidates(folder):
+    for path in candidates(folder):
         if path.name.startswith(REPLACED):
             _discard(path)
         elif step_of(path) > step:
@@ -339,42 +313,9 @@ def _remove_leftovers(folder: Path) -> None:
             shutil.rmtree(path)
 
 
-def _candidates(folder: Path) -> list[Path]:
-    """Returns checkpoint folders, newest step first; a replaced one comes after the one of its
-    step.
-    """
-    if not folder.is_dir():
-        return []
-    names = (p for p in folder.iterdir() if p.name.removeprefix(REPLACED).startswith("step_"))
-    found = [p for p in names if p.is_dir() and p.name.rpartition("_")[2].isdigit()]
-    return sorted(found, key=lambda p: (step_of(p), not p.name.startswith(REPLACED)), reverse=True)
-
-
-def step_of(path: Path) -> int:
-    return int(path.name.rpartition("_")[2])
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {
-            "size": path.stat().st_size,
-            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
-        }
-
-
-def _digest(manifest: Mapping[str, Any]) -> str:
-    body = {key: value for key, value in manifest.items() if key != "digest"}
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
 def _fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def reason_of(error: Exception) -> str:
-    """Describes the error in a few words, without the path that an `OSError` repeats."""
-    return str(error.strerror if isinstance(error, OSError) and error.strerror else error)

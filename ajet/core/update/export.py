@@ -19,8 +19,9 @@ from safetensors import SafetensorError
 
 from ajet.core.errors import CheckpointError, ConfigError
 from ajet.core.model.load import LoadedModel
-from ajet.core.update.checkpoint import read_weights, reason_of
+from ajet.core.update.checkpoint import read_weights
 from ajet.core.update.lora import with_lora
+from ajet.core.update.manifest import reason_of
 from ajet.core.update.settings import LoraSettings
 from ajet.core.update.weights import load_weights, trainable
 

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from ajet.core.errors import CheckpointError
-from ajet.core.update.checkpoint import WEIGHT_PREFIX, newest_checkpoint, read_weights
+from ajet.core.update.checkpoint import WEIGHT_PREFIX, read_weights
 from ajet.core.update.lora import with_lora
+from ajet.core.update.manifest import newest_checkpoint
 from ajet.core.update.settings import LoraSettings
 from ajet.core.update.shards import copy_tensor
 

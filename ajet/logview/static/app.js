@@ -37,6 +37,7 @@ async function showRun() {
   if (!run.has_tokenizer) facts.push("no tokenizer found: tokens show as ids");
   $("run-facts").textContent = facts.join("  ·  ");
   showAttempts(run.attempts);
+  showWarnings(run.warnings);
   offer("mode", run.modes);
   offer("status", run.statuses);
 }
@@ -48,6 +49,18 @@ function showAttempts(attempts) {
   details.querySelector("ol").replaceChildren(
     ...attempts.map((text) => Object.assign(document.createElement("li"), { textContent: text })),
   );
+}
+
+function showWarnings(warnings) {
+  const list = $("warnings");
+  list.hidden = warnings.length === 0;
+  list.replaceChildren(...warnings.map((warning) => {
+    const item = make("li");
+    item.append(
+      make("span", `step ${warning.step}`, "dim"), make("b", warning.name), make("span", warning.text),
+    );
+    return item;
+  }));
 }
 
 function percent(share) {

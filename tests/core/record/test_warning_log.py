@@ -39,6 +39,6 @@ def test_a_damaged_row_is_left_out_and_said(tmp_path, warnings):
     log.add(RunWarning(1, "no_signal", "none ≤ é"))
     log.close()
     with path.open("ab") as file:
-        file.write(b'\xff\xfe\n[1]\n{"step": 2, "na')
+        file.write(b'\xff\xfe\n[1]\n{"step": "2", "name": "a", "text": "b"}\n{"step": 2, "na')
     assert [each.text for each in read_warnings(path)] == ["none ≤ é"]
-    assert len(warnings) == 3 and "line 2 cannot be read" in warnings[0]
+    assert len(warnings) == 4 and "line 2 cannot be read" in warnings[0]

@@ -289,6 +289,23 @@ async def test_a_judge_may_return_a_reward_or_a_success_alone(answer, reward, is
     assert (t.reward, t.is_success, t.error) == (reward, is_success, None)
 
 
+@pytest.mark.parametrize("true", [True, np.bool_(True), np.array(True), torch.tensor(True)])
+async def test_a_bool_of_a_workflow_is_what_it_is_of_a_judge(true):
+    for given, expected in ((true, (1.0, True)), (true ^ True, (0.0, False))):
+        t = await one(WorkflowOutput(reward=given), success_threshold=2.0)
+        assert (t.reward, t.is_success, t.error) == (*expected, None)
+        assert [type(v) for v in (t.output.reward, t.output.is_success)] == [float, bool]
+        judged = await one(WorkflowOutput(), judge_that(lambda output, given=given: given))
+        assert (judged.reward, judged.is_success) == expected
+    t = await one(WorkflowOutput(reward=true, is_success=False))
+    assert (t.reward, t.is_success, t.error) == (1.0, False, None)
+
+
+async def test_a_bool_in_the_place_of_a_pairs_reward_is_a_slip():
+    t = await one(WorkflowOutput(), judge_that(lambda output: (True, 1.0)))
+    assert t.error == "judge 'MyJudge': the reward is bool 'True': return a number"
+
+
 async def test_a_workflows_reward_without_a_success_succeeds_from_the_threshold_on():
     for reward, is_success in ((1.0, True), (0.5, True), (0.4, False), (torch.tensor(0.5), True)):
         t = await one(WorkflowOutput(reward=reward))  # type: ignore[arg-type]

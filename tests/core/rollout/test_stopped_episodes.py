@@ -2,14 +2,16 @@
 
 import asyncio
 import json
-import os
+import time
+from contextlib import ExitStack
 
 import pytest
 import torch
 
 from ajet import Task, Workflow, WorkflowOutput
 from ajet.core.rollout.request import RolloutRequest
-from ajet.core.rollout.stops import STALE_S, StopRequests
+from ajet.core.rollout.stop_request import held_request
+from ajet.core.rollout.stops import StopRequests
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from tests.core.rollout.tiny_model import tiny_engine
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
@@ -51,13 +53,13 @@ async def rollout(folder, endpoint, workflow=Flow, asks=None, **limits):
     runner.attach(requests_of(folder), "run", lambda text: None)
     work = runner.rollout(RolloutRequest(TASKS, step=1, mode="train", num_repeat=3))
     task = asyncio.create_task(work)
-    while not task.done():
-        await asyncio.wait({task}, timeout=0.02)
-        name = asks(runner) if asks is not None else None
-        if name is not None:
-            (folder / "stops").mkdir(exist_ok=True)
-            (folder / "stops" / name).touch()
-        runner.watch.look()
+    with ExitStack() as askers:
+        while not task.done():
+            await asyncio.wait({task}, timeout=0.02)
+            name = asks(runner) if asks is not None else None
+            if name is not None:
+                askers.enter_context(held_request(folder / "stops" / name))
+            runner.watch.look()
     return task.result()
 
 
@@ -141,17 +143,47 @@ async def test_a_call_of_the_model_that_is_under_way_is_waited_for(tmp_path):
     assert (stopped.status, len(stopped.turns)) == ("stopped", 1)
 
 
-async def test_an_old_request_is_not_of_this_run(tmp_path):
+@pytest.mark.parametrize("jump_s", [86_400, -86_400])
+def test_a_request_counts_while_its_asker_waits_whatever_the_date_does(
+    tmp_path, monkeypatch, jump_s
+):
+    requests, now = requests_of(tmp_path), time.time
+    with held_request(tmp_path / "stops" / HUNG):
+        monkeypatch.setattr(time, "time", lambda: now() + jump_s)
+        assert requests.pending() == [HUNG]
+    assert requests.pending() == []  # who asked is gone and has not taken it back: it was killed
+
+
+def test_a_new_attempt_of_the_run_begins_without_requests(tmp_path):
     stops = tmp_path / "stops"
-    stops.mkdir()
-    requests = requests_of(tmp_path)
-    (stops / HUNG).touch()
-    old = (stops / HUNG).stat().st_mtime - STALE_S - 1
-    os.utime(stops / HUNG, (old, old))
-    assert requests.pending() == [] and list(stops.iterdir()) == []
-    (stops / HUNG).touch()
-    assert requests.pending() == [HUNG]
-    assert requests_of(tmp_path).pending() == []  # the next attempt of the run begins with none
+    with held_request(stops / HUNG):
+        (stops / f"{HUNG}.taken").touch()
+        (stops / f"{HUNG}.4711").touch()
+        assert requests_of(tmp_path).pending() == []
+        assert list(stops.iterdir()) == []
+
+
+async def test_what_a_killed_command_left_does_not_stop_the_episode_when_it_begins(tmp_path):
+    class Waits(ScriptedEndpoint):
+        """Its answers wait for the test."""
+
+        may_answer = asyncio.Event()
+
+        async def generate(self, prompt_ids, sampling, request_id):
+            await self.may_answer.wait()
+            return await super().generate(prompt_ids, sampling, request_id)
+
+    endpoint = Waits(TOKENIZER, lambda *_: "yes")
+
+    def asks(runner):
+        if (tmp_path / "stops" / HUNG).exists():  # the watch has looked since
+            endpoint.may_answer.set()
+        elif runner.executor.calls().get(HUNG):
+            (tmp_path / "stops").mkdir()
+            (tmp_path / "stops" / HUNG).touch()
+
+    groups = await asyncio.wait_for(rollout(tmp_path, endpoint, Answers, asks), 30)
+    assert groups[0].trajectories[1].status == "ok"
 
 
 async def test_a_damaged_row_of_the_record_is_left_out_and_said(tmp_path, warnings):

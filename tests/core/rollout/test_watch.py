@@ -4,6 +4,7 @@ import pytest
 
 from ajet.core.activity import CurrentCall
 from ajet.core.inference.endpoint import WaveWait
+from ajet.core.rollout.stop_request import held_request
 from ajet.core.rollout.stops import StopRequests
 from ajet.core.rollout.watch import RolloutWatch
 from ajet.core.trajectory.trajectory import EpisodeStatus
@@ -138,10 +139,7 @@ def test_a_bound_ends_the_episode_whose_call_holds_up_the_wave_for_longer(tmp_pa
 def test_a_request_of_an_episode_that_runs_is_taken_and_others_are_left(tmp_path):
     run = Run(tmp_path, Episodes(**{A: tool(1)}))
     folder = tmp_path / "stops"
-    folder.mkdir()
-    for name in (A, B, "..", "notes.txt"):
-        if name != "..":
-            (folder / name).touch()
-    run.look(0)
+    with held_request(folder / A), held_request(folder / B), held_request(folder / "notes.txt"):
+        run.look(0)
     assert list(run.episodes.stopped) == [A]
     assert sorted(p.name for p in folder.iterdir()) == sorted([f"{A}.taken", B, "notes.txt"])

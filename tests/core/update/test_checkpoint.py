@@ -13,7 +13,8 @@ import torch
 from safetensors import SafetensorError
 
 from ajet.core.errors import CheckpointError
-from ajet.core.update.checkpoint import find_fault, load_checkpoint, save_checkpoint
+from ajet.core.update.checkpoint import load_checkpoint, save_checkpoint
+from ajet.core.update.manifest import find_fault
 
 # A forked child starts in milliseconds; it writes small tensors, so torch's threads are not needed.
 FORK = multiprocessing.get_context("fork")

@@ -1,0 +1,93 @@
+"""Finds the whole checkpoints of a run by their manifests, without reading a tensor.
+
+    newest_checkpoint(run/checkpoints)  ->  run/checkpoints/step_000123
+    find_fault(step_000123)             ->  None, or "model.safetensors does not match its checksum"
+
+It imports no torch, so that `ajet check` can look at a run folder too. Not covered: what is in a
+checkpoint, how it is written and read (checkpoint.py).
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from ajet.core.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+REPLACED = ".replaced_"
+
+
+def newest_checkpoint(folder: Path, warnings: list[str] | None = None) -> Path | None:
+    """Returns the folder of the newest whole checkpoint; appends the skipped ones to `warnings`."""
+    warnings = [] if warnings is None else warnings
+    for path in candidates(folder):
+        fault = find_fault(path)
+        if fault is None:
+            return path
+        warnings.append(f"checkpoint {path} is damaged ({fault}): passed over")
+        logger.warning(warnings[-1])
+    if warnings:
+        raise CheckpointError(
+            f"no usable checkpoint in {folder}: {'; '.join(warnings)}; "
+            "remove the folder to start afresh"
+        )
+    return None
+
+
+def find_fault(path: Path) -> str | None:
+    """Returns what is wrong with a checkpoint folder, or None; reads and hashes every file."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        if manifest["digest"] != digest(manifest) or manifest["format"] != FORMAT:
+            return f"{MANIFEST} does not match its own digest"
+        if manifest["step"] != step_of(path):
+            return f"{MANIFEST} is of step {manifest['step']}"
+        for name, expected in manifest["files"].items():
+            if fingerprint(path / name) != expected:
+                return f"{name} does not match its checksum"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{MANIFEST} is unreadable: {reason_of(error)}"
+    return None
+
+
+def candidates(folder: Path) -> list[Path]:
+    """Returns checkpoint folders, newest step first; a replaced one comes after the one of its
+    step.
+    """
+    if not folder.is_dir():
+        return []
+    names = (p for p in folder.iterdir() if p.name.removeprefix(REPLACED).startswith("step_"))
+    found = [p for p in names if p.is_dir() and p.name.rpartition("_")[2].isdigit()]
+    return sorted(found, key=lambda p: (step_of(p), not p.name.startswith(REPLACED)), reverse=True)
+
+
+def step_of(path: Path) -> int:
+    """Returns the step of a checkpoint's folder."""
+    return int(path.name.rpartition("_")[2])
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    """Returns a file's size and hash, as the manifest has them."""
+    with path.open("rb") as file:
+        return {
+            "size": path.stat().st_size,
+            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+        }
+
+
+def digest(manifest: Mapping[str, Any]) -> str:
+    """Returns the hash of a manifest's content; the manifest holds it itself."""
+    body = {key: value for key, value in manifest.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def reason_of(error: Exception) -> str:
+    """Describes the error in a few words, without the path that an `OSError` repeats."""
+    return str(error.strerror if isinstance(error, OSError) and error.strerror else error)
