@@ -107,6 +107,9 @@ class EngineProcess:
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
         return await self._replica.load_weights(source, version)
 
+    async def empty_cache(self) -> None:
+        await self._replica.empty_cache()
+
     async def abort(self, request_id: str) -> None:
         self._replica.abort(request_id)
 
@@ -191,6 +194,9 @@ class ActorReplica:
 
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
         return await self.result_of(self._actor.load_weights.remote(source, version))
+
+    async def empty_cache(self) -> None:
+        await self.result_of(self._actor.empty_cache.remote())
 
     def abort(self, request_id: str) -> None:
         self._actor.abort.remote(request_id)
