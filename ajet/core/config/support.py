@@ -95,8 +95,8 @@ def _equal_validation_episodes(ajet: AjetSection) -> list[str]:
         return []
     return [
         f"ajet.trainer_common.val_pass_n={number}: validation is greedy, so the model answers "
-        f"alike in all {number} episodes of a task; unless tools or environment are random, set 1, or "
-        "ajet.rollout.val_kwargs.temperature above 0"
+        f"alike in all {number} episodes of a task; unless tools or environment are random, set 1, "
+        "or ajet.rollout.val_kwargs.temperature above 0"
     ]
 
 
