@@ -78,7 +78,7 @@ def evaluate_subject(
     if not tasks:
         raise _no_validation_task(config)
     tasks = tasks[:num_tasks] if num_tasks else validation_sample(tasks, config)
-    k = k or config.ajet.trainer_common.val_pass_n
+    k = k or config.validation_repeats
     for agent in WorkflowFactory.from_config(config).classes_for(tasks):
         agent.check_config(config)
     judge = make_judge(config)  # its errors are raised before a model is loaded

@@ -38,6 +38,8 @@ MAX_CALLS = 10_000
 COALESCE_S = 0.002
 """Requests within this time are sent in one call: a call of a Ray actor costs each side most of a
 millisecond of CPU time, and hundreds of episodes make requests at the same time."""
+LEAVE_S = 0.1
+"""Episodes that are over within this time are told to their engine in one call: nobody waits."""
 Request = tuple[list[int], SamplingParams, str]
 Outcome = tuple[str, Completion | BaseException]
 """A request's id, and its completion or its error."""
@@ -107,11 +109,15 @@ class EngineProcess:
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
         return await self._replica.load_weights(source, version)
 
+    async def empty_cache(self) -> None:
+        await self._replica.empty_cache()
+
     async def abort(self, request_id: str) -> None:
         self._replica.abort(request_id)
 
-    async def leave(self, episode_id: str) -> None:
-        self._replica.leave(episode_id)
+    async def leave(self, episode_ids: Sequence[str]) -> None:
+        for episode_id in episode_ids:
+            self._replica.leave(episode_id)
 
     async def close(self) -> None:
         await self._replica.close()
@@ -128,7 +134,9 @@ class ActorReplica:
         self._client = secrets.token_hex(8)
         self._pending: list[Request] = []
         self._waiting: dict[str, asyncio.Future[Completion]] = {}
+        self._left: list[str] = []
         self._sending: asyncio.Task[None] | None = None
+        self._telling: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
 
     async def generate(
@@ -192,11 +200,21 @@ class ActorReplica:
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
         return await self.result_of(self._actor.load_weights.remote(source, version))
 
+    async def empty_cache(self) -> None:
+        await self.result_of(self._actor.empty_cache.remote())
+
     def abort(self, request_id: str) -> None:
         self._actor.abort.remote(request_id)
 
     def leave(self, episode_id: str) -> None:
-        self._actor.leave.remote(episode_id)
+        self._left.append(episode_id)
+        if self._telling is None:
+            self._telling = asyncio.create_task(self._tell_left())
+
+    async def _tell_left(self) -> None:
+        await asyncio.sleep(LEAVE_S)
+        episode_ids, self._left, self._telling = self._left, [], None
+        self._actor.leave.remote(episode_ids)
 
     async def close(self) -> None:
         ray.kill(self._actor)

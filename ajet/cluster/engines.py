@@ -71,6 +71,10 @@ class Engines:
         """Loads new weights into engines that are awake and keep their requests."""
         return await self._call(self.router.load.remote(source, source.version))
 
+    async def empty_caches(self) -> None:
+        """Makes the engines forget their cached prefixes."""
+        await self._call(self.router.empty_caches.remote())
+
     def endpoint_factory(self) -> Callable[[], RoutedEndpoint]:
         """Returns a picklable function that makes an endpoint over the engines."""
         return partial(routed_endpoint, self.router, self._max_tries)

@@ -38,13 +38,13 @@ from ajet.cluster.rollout_worker import (
     TokenizerSpec,
     WorkflowEnded,
 )
-from ajet.core.activity import CurrentCall
+from ajet.core.activity import Activity, CurrentCall
 from ajet.core.config import AjetConfig
 from ajet.core.inference.endpoint import ModelEndpoint, SamplingParams
 from ajet.core.judge import judge_class, judge_spec, make_judge
 from ajet.core.judge.judge import GroupJudge
 from ajet.core.rollout.admission import Admission, Slot
-from ajet.core.rollout.episode import JudgeInGroup, awaits_group_verdict
+from ajet.core.rollout.episode import GROUP_JUDGE, JudgeInGroup, awaits_group_verdict
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.stops import Stop
@@ -137,6 +137,7 @@ class RolloutWorkers:
         total = self._limits.max_env_worker
         num = min(len(self._options), total)
         self.slots = [WorkerSlot(n, total // num + (n < total % num)) for n in range(num)]
+        self._awaiting_verdict: dict[str, Activity] = {}  # by attempt: its group is judged here
         self._stops: Mapping[str, Stop] = {}
         self._changed = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
@@ -192,12 +193,24 @@ class RolloutWorkers:
             finally:
                 self._remove(worker, plan.episode_id)
         if judge_in_group is not None and awaits_group_verdict(trajectory):
-            return await judge_in_group(trajectory)
+            return await self._judged(trajectory, judge_in_group)
         return trajectory
 
+    async def _judged(self, trajectory: Trajectory, judge_in_group: JudgeInGroup) -> Trajectory:
+        """Returns the trajectory with the verdict on its group, whose judge runs in this process:
+        no worker's heartbeat tells of it."""
+        activity = self._awaiting_verdict[trajectory.episode_id] = Activity(trajectory.episode_id)
+        try:
+            with activity.calling(GROUP_JUDGE):
+                return await judge_in_group(trajectory)
+        finally:
+            del self._awaiting_verdict[trajectory.episode_id]
+
     def calls(self) -> Mapping[str, CurrentCall]:
-        """Returns what each running episode does, as of its worker's last heartbeat."""
-        return {name: call for worker in self.slots for name, call in worker.calls.items()}
+        """Returns what each running episode does, as of its worker's last heartbeat, and those that
+        wait for the judge of their group."""
+        in_workers = {name: call for worker in self.slots for name, call in worker.calls.items()}
+        return in_workers | {name: each.now() for name, each in self._awaiting_verdict.items()}
 
     def stop(self, episode_id: str, stop: Stop) -> bool:
         """Ends a running attempt at an episode; returns False if there is none of this id."""

@@ -131,6 +131,13 @@ class RouterProcess:
         await self._router.resume()
         return report
 
+    async def empty_caches(self) -> None:
+        """Empties the engines' caches: requests that run are interrupted and continue from their
+        tokens."""
+        await self._router.pause(abort=True)
+        await self._router.empty_caches()
+        await self._router.resume()
+
     async def close(self) -> None:
         await self._router.close()
 

@@ -6,6 +6,7 @@
     await processes.begin(run)       starts the workers with the run's date and the endpoint
     processes.runner, .validator     run groups; `runner` does not run again what an earlier attempt
                                      has finished
+    await processes.validate_if_due(run)
     processes.save
     processes.close()
 
@@ -99,6 +100,13 @@ class RunProcesses:
                 f"{num_finished} episodes that an earlier attempt finished are not run again"
             )
         self.runner = self.validator.with_journal(journal)
+
+    async def validate_if_due(self, run: TrainingRun) -> None:
+        """Validates if it is due. What the engines cached of it is forgotten, as on backbone debug:
+        a cached prefix rounds otherwise than a computed one, and a run samples the same with and
+        without validation."""
+        if await run.validate_if_due(self.validator):
+            await self.engines.empty_caches()
 
     async def save(
         self, step: int, run: dict[str, Any], is_open: Callable[[str], bool] | None = None

@@ -17,7 +17,8 @@ Not covered: the requests of each engine (vllm_replica.py, sglang_replica.py).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,6 +116,10 @@ class ServerReplica:
         """Has the server load weights and empty its cache."""
         raise NotImplementedError
 
+    async def send_empty_cache(self) -> None:
+        """Has the server, which has no request, empty its prefix cache."""
+        raise NotImplementedError
+
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
@@ -184,9 +189,7 @@ class ServerReplica:
                 f"{self.name}: a server takes weights from a folder; set synchronizer.sync_method "
                 "to checkpoint or memory"
             )
-        was_open = self._gate.is_open
-        await self.pause()
-        try:
+        async with self.paused():
             report = await self.send_weights(source)
             sent = source.manifest().checksum
             if report.checksum != sent:
@@ -194,11 +197,25 @@ class ServerReplica:
                     f"{self.name}: weights of version {version} have checksum {report.checksum} "
                     f"there, {sent} here"
                 )
+        self.version = version
+        return SyncReport(version, report.seconds, report.num_bytes, report.checksum)
+
+    async def empty_cache(self) -> None:
+        """Forgets every cached prefix. Running requests are waited for: a server keeps what they
+        use."""
+        async with self.paused():
+            await self.send_empty_cache()
+
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """Pauses the replica within the block, unless it is paused already."""
+        was_open = self._gate.is_open
+        await self.pause()
+        try:
+            yield
         finally:
             if was_open:
                 await self.resume()
-        self.version = version
-        return SyncReport(version, report.seconds, report.num_bytes, report.checksum)
 
     async def close(self) -> None:
         """Closes the connections and stops the server if this process started it. Requests under

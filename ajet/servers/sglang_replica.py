@@ -137,7 +137,7 @@ class SglangReplica(ServerReplica):
         await self.pause()
         if self._asleep:
             return
-        await self._empty_cache()
+        await self.send_empty_cache()
         if self._memory_saver:
             await self.post_memory_control(
                 "/release_memory_occupation", json={"tags": list(MEMORY_TAGS)}
@@ -152,13 +152,8 @@ class SglangReplica(ServerReplica):
         """Loads weights from a folder, or from this process's memory on the same device."""
         if not isinstance(source, LiveSource):
             return await super().load_weights(source, version)
-        was_open = self._gate.is_open
-        await self.pause()
-        try:
+        async with self.paused():
             report = await self._send_tensors(source)
-        finally:
-            if was_open:
-                await self.resume()
         self.version = version
         return SyncReport(version, report.seconds, report.num_bytes, report.checksum)
 
@@ -173,7 +168,7 @@ class SglangReplica(ServerReplica):
             "weight_version": str(source.version),
         }
         await self._load("/update_weights_from_disk", body)
-        await self._empty_cache()
+        await self.send_empty_cache()
         return await self._verified_report(manifest, started)
 
     async def _send_tensors(self, source: LiveSource) -> SyncReport:
@@ -191,7 +186,7 @@ class SglangReplica(ServerReplica):
                 "weight_version": str(source.version),
             }
             await self._load("/update_weights_from_tensor", body)
-        await self._empty_cache()
+        await self.send_empty_cache()
         return await self._verified_report(Manifest(source.version, tuple(infos)), started)
 
     async def _load(self, path: str, body: dict[str, Any]) -> None:
@@ -257,7 +252,7 @@ class SglangReplica(ServerReplica):
             await self.post_memory_control("/resume_memory_occupation", json={"tags": sorted(tags)})
             self._asleep -= tags
 
-    async def _empty_cache(self) -> None:
+    async def send_empty_cache(self) -> None:
         """Empties the prefix cache; tries again while the server still ends a request."""
         deadline = time.monotonic() + FLUSH_S
         while True:

@@ -92,7 +92,7 @@ class VllmReplica(ServerReplica):
         """Frees the cache, and with sleep mode moves the weights to the CPU's memory."""
         await self.pause()
         if not self._sleep_mode:
-            await self._empty_cache()
+            await self.send_empty_cache()
         elif not self._asleep:
             await self.post_memory_control("/sleep", params={"level": 1})
             self._asleep = {"weights", "kv_cache"}
@@ -117,7 +117,7 @@ class VllmReplica(ServerReplica):
                 raise WeightsError(f"{self.name}: {report['error']}")
         if len({report["checksum"] for report in reports}) != 1:
             raise WeightsError(f"{self.name}: its workers hold different weights")
-        await self._empty_cache()
+        await self.send_empty_cache()
         slowest = max(report["seconds"] for report in reports)
         first = reports[0]
         return SyncReport(source.version, slowest, first["num_bytes"], first["checksum"])
@@ -131,7 +131,8 @@ class VllmReplica(ServerReplica):
             await self.post_memory_control("/wake_up", params={"tags": sorted(tags)})
             self._asleep -= tags
 
-    async def _empty_cache(self) -> None:
+    async def send_empty_cache(self) -> None:
+        """Empties the prefix cache; the server says whether a request still uses it."""
         answer = await self.post("/reset_prefix_cache")
         if answer is not None and not answer.get("success", True):
             raise WeightsError(f"{self.name}: the prefix cache is in use and was not emptied")

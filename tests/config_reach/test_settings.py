@@ -146,7 +146,7 @@ SETTINGS: dict[str, Row] = {
         | {"staleness.groups_per_step": 8, "staleness.groups_ahead": 8}
         | {"plan.total_steps": 600},
     ),
-    "ajet.data.val_max_tasks": Row(3, {"plan.validation_episodes": 12}),
+    "ajet.data.val_max_tasks": Row(3, {"plan.validation_episodes": 3}),
     "ajet.data.max_prompt_length": Row(7, {"limits.max_prompt_length": 7}),
     "ajet.data.max_response_length": Row(
         7,
@@ -184,7 +184,7 @@ SETTINGS: dict[str, Row] = {
     f"{R}.temperature": Row(0.5, {"update.temperature": 0.5, "train.temperature": 0.5}),
     f"{R}.top_p": Row(0.5, {"train.top_p": 0.5}),
     f"{R}.top_k": Row(7, {"train.top_k": 7}),
-    f"{V}.temperature": Row(0.3, {"eval.temperature": 0.3}),
+    f"{V}.temperature": Row(0.3, {"eval.temperature": 0.3, "plan.validation_episodes": 40}),
     f"{V}.top_p": Row(0.5, {"eval.top_p": 0.5}),
     f"{V}.top_k": Row(7, {"eval.top_k": 7}),
     f"{R}.max_response_length_in_one_turn": Row(
@@ -340,7 +340,7 @@ SETTINGS: dict[str, Row] = {
     # The run.
     f"{T}.total_epochs": Row(2, {"plan.total_steps": 6}),
     f"{T}.total_training_steps": Row(7, {"plan.total_steps": 7, "update.total_steps": 7}),
-    f"{T}.val_pass_n": Row(1, {"plan.validation_episodes": 10}),
+    f"{T}.val_pass_n": Row(2, {"plan.validation_episodes": 20}),
     # Backbone trinity.
     "ajet.backbone": Row(
         "trinity",

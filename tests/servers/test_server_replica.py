@@ -7,6 +7,7 @@ from fastapi import FastAPI, Request
 
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.replica import ReplicaDown
+from ajet.core.weight_sync.manifest import WeightsError
 from ajet.servers.process import free_port
 from ajet.servers.replica import ServedModel
 from ajet.servers.vllm_replica import VllmReplica
@@ -23,6 +24,7 @@ class PausedAsVllm:
         self.way_s = self.sleep_s = 0.0
         self.is_paused = self.is_stuck = False
         self.num_aborts = 0
+        self.can_reset = True
         self.calls = []
 
     async def completions(self, _: Request):
@@ -45,6 +47,11 @@ class PausedAsVllm:
     async def resume(self):
         self.is_paused = False
 
+    async def reset(self):
+        assert self.is_paused
+        self.calls.append(("reset", ""))
+        return {"success": self.can_reset}
+
     async def sleep(self, level: int):
         self.calls.append(("sleep", level))
         await asyncio.sleep(self.sleep_s)
@@ -54,6 +61,7 @@ class PausedAsVllm:
         app.add_api_route("/v1/completions", self.completions, methods=["POST"])
         app.add_api_route("/pause", self.pause, methods=["POST"])
         app.add_api_route("/resume", self.resume, methods=["POST"])
+        app.add_api_route("/reset_prefix_cache", self.reset, methods=["POST"])
         app.add_api_route("/sleep", self.sleep, methods=["POST"])
         app.add_api_route("/health", lambda: None, methods=["GET"])
         return app
@@ -89,6 +97,18 @@ async def test_a_server_that_does_not_answer_what_it_is_told_is_down(served, mon
     stand_in.is_stuck = True
     with pytest.raises(ReplicaDown, match=r"^r0: POST /pause: no answer within 0\.1 s$"):
         await asyncio.wait_for(replica.pause(), 5)
+
+
+async def test_a_server_forgets_its_prefixes_while_it_is_paused_or_says_that_it_does_not(served):
+    stand_in, replica = served
+    await replica.empty_cache()
+    assert stand_in.calls == [("pause", "wait"), ("reset", "")] and not stand_in.is_paused
+    await replica.pause()
+    await replica.empty_cache()
+    assert stand_in.is_paused  # as it was before
+    stand_in.can_reset = False
+    with pytest.raises(WeightsError, match=r"^r0: the prefix cache is in use"):
+        await replica.empty_cache()
 
 
 async def test_a_server_is_sent_to_sleep_once(served):

@@ -57,6 +57,21 @@ async def test_weights_from_memory_of_the_same_device_arrive(bench):
     assert bench.stand_in.calls.index("/flush_cache") < bench.stand_in.calls.index("/generate")
 
 
+async def test_an_emptied_cache_has_no_prefix_and_what_runs_is_waited_for(bench):
+    stats = lambda: bench.stand_in.replica.stats.cached_prompt_tokens  # noqa: E731
+    running = asyncio.create_task(
+        bench.replica.generate(PROMPT, replace(LONG, max_tokens=60), "e/0000")
+    )
+    while not bench.stand_in.running:
+        await asyncio.sleep(0.001)
+    await bench.replica.empty_cache()
+    assert running.done() and len(running.result().token_ids) == 60
+    await bench.replica.generate(PROMPT, SHORT, "e/0001")
+    assert stats() == 0
+    await bench.replica.generate(PROMPT, SHORT, "e/0002")
+    assert stats() == len(PROMPT) - 1
+
+
 async def test_weights_that_the_server_says_it_took_and_did_not_are_noticed(bench):
     await bench.load(1)
     bench.stand_in.loses_weights = True

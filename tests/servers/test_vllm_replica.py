@@ -83,7 +83,7 @@ async def test_contract(claim, session):
 
 
 @needs_vllm
-async def test_a_prefix_is_cached_within_a_version(session):
+async def test_a_prefix_is_cached_within_a_version_or_until_the_cache_is_emptied(session):
     """Counted by the server: the second request of an episode hits what the first one left."""
     bench = session.bench()
     prompt = [(7 * n) % VOCAB for n in range(160)]
@@ -104,6 +104,9 @@ async def test_a_prefix_is_cached_within_a_version(session):
     await bench.load(0)
     before = await hits()
     await bench.replica.generate(prompt, SHORT, "p/0002")
+    assert await hits() == before
+    await bench.replica.empty_cache()
+    await bench.replica.generate(prompt, SHORT, "p/0003")
     assert await hits() == before
     session.version = bench.replica.version
     await bench.replica.close()

@@ -27,7 +27,6 @@ class ColocatedTraining(TrainingAttempt):
         self.trainer.on_progress = self.run.progress.fraction
         await self.processes.begin(self.run)
         await self.engines.wake(await self.trainer.publish(self.run.state.step))
-        self.validator = self.processes.validator
         self.batches = self.run.batches(self.processes.runner)
 
     async def train(self) -> None:
@@ -38,10 +37,10 @@ class ColocatedTraining(TrainingAttempt):
 
     async def _train(self) -> None:
         try:
-            await self.run.validate_if_due(self.validator)
+            await self.processes.validate_if_due(self.run)
             for step in self.run.steps_left():
                 await self._train_step(step)
-                await self.run.validate_if_due(self.validator)
+                await self.processes.validate_if_due(self.run)
                 await self.run.save_if_due()
             await self.run.save_if_new()
         except RunFailed:  # raised by a rollout: the policy is still that of the last whole step

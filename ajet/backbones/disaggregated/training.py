@@ -69,7 +69,7 @@ class DisaggregatedTraining(TrainingAttempt):
             self.run,
             self.client,
             runner=self.processes.runner,
-            validate=lambda: self.run.validate_if_due(self.processes.validator),
+            validate=lambda: self.processes.validate_if_due(self.run),
             resume_point=resume_point,
         )
 

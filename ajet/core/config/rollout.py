@@ -106,6 +106,11 @@ class ValidationSampling(Section):
         int, NotBuilt("trainer_common.val_pass_n is the number of episodes of a validation task")
     ] = Field(default=1, ge=1, description="Set trainer_common.val_pass_n instead.")
 
+    @property
+    def is_greedy(self) -> bool:
+        """Returns whether the model answers a prompt alike each time; in training it never does."""
+        return self.temperature == 0
+
     @model_validator(mode="after")
     def _do_sample_agrees(self) -> Self:
         if self.do_sample is not None and self.do_sample != (self.temperature != 0):

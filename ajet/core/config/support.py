@@ -42,6 +42,7 @@ def refusals_and_notices(config: AjetConfig) -> tuple[list[tuple[str, str]], lis
         *algorithm_notices(config.ajet),
         *environment_notices(config.ajet),
         *_surplus_mini_batches(config.ajet),
+        *_equal_validation_episodes(config.ajet),
         *_unchecked_tool_calls(config.ajet),
         *_unused_retries(config.ajet),
     ]
@@ -85,6 +86,17 @@ def _surplus_mini_batches(ajet: AjetSection) -> list[str]:
     return [
         f"ajet.trainer_common.mini_batch_num={num_mini_batches}: a step has {groups} groups, "
         f"one for each task, and makes {groups} mini-batches at most (ajet.data.train_batch_size)"
+    ]
+
+
+def _equal_validation_episodes(ajet: AjetSection) -> list[str]:
+    number = ajet.trainer_common.val_pass_n
+    if number is None or number == 1 or not ajet.rollout.val_kwargs.is_greedy:
+        return []
+    return [
+        f"ajet.trainer_common.val_pass_n={number}: validation is greedy, so the model answers "
+        f"alike in all {number} episodes of a task; unless tools or environment are random, set 1, "
+        "or ajet.rollout.val_kwargs.temperature above 0"
     ]
 
 

@@ -107,7 +107,11 @@ class TrainerConfig(Section):
         description="Validate before the first step, and at the end to compare; null: if test_freq "
         "is above 0.",
     )
-    val_pass_n: int = Field(default=4, ge=1, description="Episodes of one validation task.")
+    val_pass_n: int | None = Field(
+        default=None,
+        ge=1,
+        description="Episodes of one validation task; null is 4, or 1 where validation is greedy.",
+    )
     test_freq: int = Field(default=20, description="Validate every N steps; 0 or less never.")
     save_freq: int = Field(
         default=20, description="Save a checkpoint every N steps; 0 or less at the end."

@@ -214,6 +214,16 @@ class AjetConfig(BaseModel):
         is_async = self.ajet.backbone == "trinity" and self.trinity.mode != "colocate"
         return self.trinity.staleness if is_async else 0
 
+    @property
+    def validation_repeats(self) -> int:
+        """Returns the number of episodes of a validation task."""
+        number = self.ajet.trainer_common.val_pass_n
+        if number is None:
+            # Greedy, the model answers each repeat alike. Tools and environments may be random all
+            # the same, so a number that is given is played as it is, and `notices` has a line.
+            return 1 if self.ajet.rollout.val_kwargs.is_greedy else 4
+        return number
+
     def user_sections(self) -> dict[str, Any]:
         """Returns the user's own top-level sections."""
         return dict(self.__pydantic_extra__ or {})

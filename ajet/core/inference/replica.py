@@ -75,6 +75,10 @@ class Replica(Protocol):
         the old weights."""
         ...
 
+    async def empty_cache(self) -> None:
+        """Forgets every cached prefix. Requests that run are not ended."""
+        ...
+
     async def close(self) -> None:
         """Stops the replica; running requests fail with `ReplicaDown`."""
         ...

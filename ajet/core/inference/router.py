@@ -244,6 +244,11 @@ class Router:
         seconds = max(report.seconds for report in reports)
         return SyncReport(version, seconds, num_bytes, checksums.pop())
 
+    async def empty_caches(self) -> None:
+        """Makes every replica forget its cached prefixes."""
+        async with self._state_lock:
+            await self._on_all(lambda member: member.replica.empty_cache())
+
     def replace(self, name: str, replica: Replica) -> None:
         """Adds a replica, or replaces the one of this name; it takes requests at once."""
         assert replica.name == name

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
 
 MIN_WAIT_S = 0.01
 STOPPED = "the run was stopped"
+GROUP_JUDGE = "the judge of its group"
 OnError = Callable[[BaseException], None]
 JudgeInGroup = Callable[[Trajectory], Awaitable[Trajectory]]
 """Returns the trajectory with its verdict once the other members of its group have ended."""
@@ -294,7 +295,7 @@ class EpisodeRunner:
             output = _zero_reward_if_none(output)
             trajectory = replace(trajectory, output=output)
         if output.reward is None and judge_in_group is not None:
-            with in_call("the judge of its group"):
+            with in_call(GROUP_JUDGE):
                 return await judge_in_group(trajectory)
         return await with_verdict(
             trajectory,

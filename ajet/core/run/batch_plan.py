@@ -64,10 +64,7 @@ class BatchPlan:
     def validation_episodes(self) -> int:
         """Returns the number of episodes of one validation."""
         limit = self.config.ajet.data.val_max_tasks
-        return (
-            sample_size(self.num_validation_tasks, limit)
-            * self.config.ajet.trainer_common.val_pass_n
-        )
+        return sample_size(self.num_validation_tasks, limit) * self.config.validation_repeats
 
     @property
     def tokens_per_episode(self) -> int:
@@ -104,7 +101,11 @@ class BatchPlan:
             ("episodes in all", f"{steps * episodes:,}", f"{steps:,} x {episodes:,}"),
             ("optimizer steps in all", f"{steps * mini:,}", f"{steps:,} x {mini}"),
             ("validation tasks", *self._validation_cells()),
-            ("validation episodes", f"{self.validation_episodes:,}", "x trainer_common.val_pass_n"),
+            (
+                "validation episodes",
+                f"{self.validation_episodes:,}",
+                f"x {self.config.validation_repeats} (trainer_common.val_pass_n)",
+            ),
             ("tokens of a reply", f"<= {turn:,}", "rollout.max_response_length_in_one_turn"),
             ("tokens of an episode", f"<= {tokens:,}", "max_prompt + max_response, max_model_len"),
             ("tokens of a step", f"<= {episodes * tokens:,}", f"{episodes:,} x {tokens:,}"),

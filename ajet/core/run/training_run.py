@@ -152,7 +152,7 @@ class TrainingRun:
             self.interrupt.stopped_early = True
             return False
         self._attach(runner)
-        step, num_repeat = self.state.step, self._trainer.val_pass_n
+        step, num_repeat = self.state.step, self.config.validation_repeats
         self.progress.phase("held-out", len(self.tasks.held_out) * num_repeat)
         groups = await runner.rollout(
             RolloutRequest(self.tasks.held_out, step=step, mode="eval", num_repeat=num_repeat),

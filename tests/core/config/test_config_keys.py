@@ -159,21 +159,23 @@ def _value(config: AjetConfig, key: str):
     return value
 
 
-JUDGE_OF = {
+NEEDED_FOR = {
     "task_judge.client": ["ajet.task_judge.judge_protocol=own.py->Judge"],
     "task_judge.llm": ["ajet.task_judge.judge_protocol=llm"],
     "task_judge.rubrics_auto_grader": ["ajet.task_judge.judge_type=rubrics_auto_grader"],
+    "trainer_common.val_pass_n": ["ajet.rollout.val_kwargs.temperature=0.5"],
 }
 
 
 def _chosen(key):
-    """What makes the section of a reader or judge count."""
+    """What makes the key, or the section of a reader or judge, count."""
     reader = next(
         (name for name in BUILT_IN_READERS if key.startswith(f"task_reader.{name}.")), None
     )
     if reader:
         return [f"ajet.task_reader.type={reader}"]
-    return next((over for part, over in JUDGE_OF.items() if key.startswith(f"{part}.")), [])
+    needed = (over for part, over in NEEDED_FOR.items() if f"{key}.".startswith(f"{part}."))
+    return next(needed, [])
 
 
 @pytest.mark.parametrize("key", HONOURED)
@@ -228,7 +230,7 @@ def test_what_the_chosen_judge_does_not_read_is_said(judge, ignored, yaml_path):
 
 def test_criteria_are_texts_or_texts_with_a_weight(yaml_path):
     rubrics = "ajet.task_judge.rubrics_auto_grader.rubrics=[short, {text: right, weight: 3}]"
-    chosen = JUDGE_OF["task_judge.rubrics_auto_grader"]
+    chosen = NEEDED_FOR["task_judge.rubrics_auto_grader"]
     section = load_config(yaml_path, [*chosen, rubrics]).ajet.task_judge.rubrics_auto_grader
     assert [(c.text, c.weight) for c in section.rubrics] == [("short", 1.0), ("right", 3.0)]
     with pytest.raises(ConfigError, match="weight"):
@@ -275,6 +277,23 @@ def test_more_mini_batches_than_groups_are_noticed(yaml_path):
     assert not load_config(yaml_path, [size, "ajet.trainer_common.mini_batch_num=4"]).notices
     (notice,) = load_config(yaml_path, [size, "ajet.trainer_common.mini_batch_num=5"]).notices
     assert "mini_batch_num=5: a step has 4 groups" in notice and "4 mini-batches at most" in notice
+
+
+@pytest.mark.parametrize(
+    ("sampling", "default"),
+    [("do_sample=false", 1), ("temperature=0.5", 4), ("temperature=null", 4)],
+)
+def test_a_greedy_validation_plays_a_task_once_and_says_where_repeats_would_be_alike(
+    yaml_path, sampling, default
+):
+    sampling, repeats = f"ajet.rollout.val_kwargs.{sampling}", "ajet.trainer_common.val_pass_n"
+    config = load_config(yaml_path, [sampling])
+    assert config.validation_repeats == default and not config.notices
+    config = load_config(yaml_path, [sampling, f"{repeats}=3"])
+    assert config.validation_repeats == 3 and len(config.notices) == (default == 1)
+    for notice in config.notices:
+        assert "val_pass_n=3: validation is greedy, so the model answers alike in all 3" in notice
+    assert not load_config(yaml_path, [sampling, f"{repeats}=1"]).notices
 
 
 def test_every_tool_parser_that_is_built_can_be_named():

@@ -107,6 +107,11 @@ class FakeReplica:
         self.version = version
         return SyncReport(version, 0.5, 100, f"sum{version}")
 
+    async def empty_cache(self):
+        if self.is_down:
+            raise ReplicaDown(f"{self.name}: connection refused")
+        self.events.append(("empty", self.name))
+
     async def close(self):
         self.closed = True
 
@@ -320,6 +325,16 @@ async def test_requests_are_held_while_weights_change():
     versions = [[reply.policy_version for reply in replies] for replies in done]
     assert all(found == sorted(found) and found[0] == 0 and found[-1] == 7 for found in versions)
     assert [event[0] for event in events] == ["pause"] * 2 + ["load"] * 2 + ["resume"] * 2
+    await router.close()
+
+
+async def test_every_replica_forgets_its_prefixes_and_one_that_is_down_is_no_error():
+    events = []
+    replicas = _replicas(3, events=events)
+    replicas[1].is_down = True
+    router = Router(replicas, FAST)
+    await router.empty_caches()
+    assert events == [("empty", "r0"), ("empty", "r2")] and router.names == ["r0", "r2"]
     await router.close()
 
 

@@ -144,6 +144,11 @@ class InProcessReplica(ModelEndpoint):
             self._engine.publish(version)
         return replace(report, version=version)
 
+    async def empty_cache(self) -> None:
+        """Forgets every cached prefix; what runs is computed again, with the same weights."""
+        if self._engine is not None:
+            self._engine.publish(self.version)
+
     async def close(self) -> None:
         """Closes the engine; requests under way fail."""
         self._is_closed = True

@@ -77,6 +77,19 @@ async def test_the_prefix_cache_holds_within_a_version_and_no_longer(replica, tm
     assert replica.stats.cached_prompt_tokens == 2 * cached
 
 
+async def test_an_emptied_cache_has_no_prefix_and_what_runs_goes_on(replica):
+    await replica.generate(PROMPT, SHORT, "e/0000")
+    await replica.empty_cache()
+    await replica.generate(PROMPT, SHORT, "e/0001")
+    assert replica.stats.cached_prompt_tokens == 0 and replica.version == 0
+    running = asyncio.create_task(replica.generate(PROMPT, LONG, "e/0002"))
+    await _until_sampled(replica, 2 * SHORT.max_tokens + 3)
+    await replica.empty_cache()
+    reply = await running
+    assert (len(reply.token_ids), reply.finish_reason) == (200, "length")
+    _assert_sampled_by(_model(0), reply, LONG)
+
+
 async def test_damaged_weights_leave_the_old_ones(replica, tmp_path):
     source = WeightFolder(tmp_path).write(3, list(_model(1).named_parameters())[:-1])
     with pytest.raises(WeightsError, match="version 3: missing"):
