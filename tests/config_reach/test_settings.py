@@ -287,6 +287,7 @@ SETTINGS: dict[str, Row] = {
     f"{A}.sapo_tau_neg": Row(0.5, {"update.sapo_tau_neg": 0.5}),
     f"{A}.loss_agg_mode": Row("seq-mean-token-sum", {"update.loss_agg_mode": "seq-mean-token-sum"}),
     f"{A}.entropy_coef": Row(0.5, {"update.entropy_coef": 0.5}),
+    f"{A}.old_logprobs": Row("trainer", {"update.old_logprobs": "trainer"}),
     f"{A}.rollout_correction.level": Row("turn", {"update.correction.level": "turn"}),
     f"{A}.rollout_correction.mode": Row("reject", {"update.correction.mode": "reject"}),
     f"{A}.rollout_correction.upper": Row(3.0, {"update.correction.upper": 3.0}),

@@ -51,8 +51,8 @@ class RolloutCorrection(Section):
 
     level: Literal["none", "token", "turn", "sequence"] | None = Field(
         default=None,
-        description="What one weight is for; none takes the sampler's log-probabilities as old; "
-        "null is none, or token where tokens may be stale (trinity.max_staleness).",
+        description="What one weight is for; null is none, or token where tokens may be stale "
+        "(trinity.max_staleness) and old_logprobs is not sampler.",
     )
     mode: Literal["truncate", "reject"] = Field(
         default="truncate",
@@ -144,6 +144,12 @@ class AlgorithmConfig(Section):
         default=False, description="Subtract the KL to the starting model from the reward."
     )
     kl_ctrl: KLControl = Field(default=KLControl(), description="That KL's coefficient.")
+    old_logprobs: Literal["sampler", "trainer"] | None = Field(
+        default=None,
+        description="The old policy of a ratio: the log-probabilities that the sampler recorded, "
+        "or the trainer's own before the update; null is trainer where rollout_correction has "
+        "weights, else sampler.",
+    )
     rollout_correction: RolloutCorrection = Field(
         default=RolloutCorrection(), description="Importance weights between sampler and trainer."
     )

@@ -69,7 +69,8 @@ def _unread_by_choice(algorithm: AlgorithmConfig) -> dict[str, str]:
 def _unread_in_sections(algorithm: AlgorithmConfig, backbone: str) -> dict[str, str]:
     """Returns the keys of sections that are switched off."""
     kl, correction = algorithm.kl_ctrl, algorithm.rollout_correction
-    is_off = correction.level == "none" or (correction.level is None and backbone != "trinity")
+    weighs_stale_tokens = backbone == "trinity" and algorithm.old_logprobs != "sampler"
+    is_off = correction.level == "none" or (correction.level is None and not weighs_stale_tokens)
     off = {
         "kl_ctrl": (not algorithm.use_kl_in_reward, "use_kl_in_reward is false"),
         "kl_ctrl.target_kl": (kl.type == "fixed", "kl_ctrl.type is fixed"),
@@ -96,7 +97,13 @@ def contradictions(ajet: AjetSection) -> list[tuple[str, str]]:
     """Returns keys that cannot be honoured beside others, each with the reason."""
     algorithm, rollout = ajet.trainer_common.algorithm, ajet.rollout
     kl, buffer_len = algorithm.kl_ctrl, algorithm.overlong.buffer_len
+    correction = algorithm.rollout_correction
     checks = {
+        "old_logprobs": (
+            algorithm.old_logprobs == "sampler" and correction.level not in (None, "none"),
+            f"the weights of rollout_correction.level={correction.level} need the trainer's: set "
+            "trainer, or level none",
+        ),
         "dynamic_sampling.enable": (
             algorithm.dynamic_sampling.enable and rollout.num_repeat == 1,
             "no group has two rewards that differ where ajet.rollout.num_repeat is 1",

@@ -92,6 +92,7 @@ def test_a_coefficient_that_is_not_added_is_noticed(load):
             ["ALG.use_kl_in_reward=true", "ALG.kl_ctrl.type=adaptive", "ALG.kl_ctrl.kl_coef=0.0"],
             "ALG.kl_ctrl.kl_coef",
         ),
+        (["ALG.old_logprobs=sampler", "ALG.rollout_correction.level=turn"], "ALG.old_logprobs"),
         (["ALG.overlong.buffer_len=20000"], "ALG.overlong.buffer_len"),
         (["ajet.trainer_common.optim.lr_schedule=cosine"], "optim.lr_schedule"),
     ],
