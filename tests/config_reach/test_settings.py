@@ -263,6 +263,7 @@ SETTINGS: dict[str, Row] = {
     f"{A}.lam": Row(0.5, {f"{OPTIONS}.lam": 0.5}, GAE),
     f"{A}.step_reward_gamma": Row(0.5, {f"{OPTIONS}.step_reward_gamma": 0.5}),
     f"{A}.episode_reward_weight": Row(0.5, {f"{OPTIONS}.episode_reward_weight": 0.5}),
+    f"{A}.step_baseline": Row("none", {f"{OPTIONS}.step_baseline": "none"}),
     f"{A}.step_reward_weight": Row(0.5, {f"{OPTIONS}.step_reward_weight": 0.5}),
     f"{A}.reward_normalization.grouping": Row("tag", {f"{SHAPING}.grouping": "tag"}),
     f"{A}.reward_normalization.method": Row("mean_std", {f"{SHAPING}.normalize_std": True}),
@@ -292,6 +293,9 @@ SETTINGS: dict[str, Row] = {
     f"{A}.rollout_correction.mode": Row("reject", {"update.correction.mode": "reject"}),
     f"{A}.rollout_correction.upper": Row(3.0, {"update.correction.upper": 3.0}),
     f"{A}.rollout_correction.lower": Row(0.5, {"update.correction.lower": 0.5}),
+    f"{A}.rollout_correction.combine": Row(
+        "geometric_mean", {"update.correction.combine": "geometric_mean"}
+    ),
     f"{T}.use_kl_loss": Row(False, {"update.kl_loss_coef": 0.0}),
     f"{T}.kl_loss_coef": Row(0.5, {"update.kl_loss_coef": 0.5}),
     f"{T}.kl_loss_type": Row("k2", {"update.kl_loss_type": "k2"}),

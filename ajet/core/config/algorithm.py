@@ -60,6 +60,10 @@ class RolloutCorrection(Section):
     )
     upper: float = Field(default=2.0, gt=0, description="Largest weight.")
     lower: float = Field(default=0.0, ge=0, description="Smallest weight; for reject.")
+    combine: Literal["product", "geometric_mean"] = Field(
+        default="product",
+        description="How the ratios of a turn's or an episode's tokens become one weight.",
+    )
 
 
 class DynamicSampling(Section):
@@ -102,6 +106,11 @@ class AlgorithmConfig(Section):
     step_reward_gamma: float = Field(
         default=1.0, ge=0, le=1, description="Discount per turn, of gigpo and step_reinforce."
     )
+    step_baseline: Literal["others", "none"] = Field(
+        default="others",
+        description="What step_reinforce subtracts: the others' mean return at the same turn, or "
+        "nothing.",
+    )
     episode_reward_weight: float = Field(
         default=1.0, ge=0, description="Weight of gigpo's episode advantage."
     )
@@ -126,7 +135,10 @@ class AlgorithmConfig(Section):
         default="ppo", description="The loss of a token."
     )
     clip_low: float = Field(
-        default=0.2, gt=0, lt=1, description="The ratio is clipped below 1 - clip_low."
+        default=0.2,
+        gt=0,
+        le=1,
+        description="The ratio is clipped below 1 - clip_low; 1 has no lower bound.",
     )
     clip_high: float = Field(
         default=0.28, gt=0, description="The ratio is clipped above 1 + clip_high."

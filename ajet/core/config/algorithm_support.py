@@ -15,6 +15,7 @@ READ_BY = {
     "gamma": ("gae", "reinforce", "reinforce_plus_plus", "remax"),
     "lam": ("gae",),
     "step_reward_gamma": ("gigpo", "step_reinforce"),
+    "step_baseline": ("step_reinforce",),
     "episode_reward_weight": ("gigpo",),
     "step_reward_weight": ("gigpo",),
 }
@@ -80,6 +81,10 @@ def _unread_in_sections(algorithm: AlgorithmConfig, backbone: str) -> dict[str, 
             correction.mode == "truncate",
             "rollout_correction.mode is truncate",
         ),
+        "rollout_correction.combine": (
+            correction.level in (None, "token"),
+            "rollout_correction.level is token",
+        ),
         "dynamic_sampling": (
             not algorithm.dynamic_sampling.enable,
             "dynamic_sampling.enable is false",
@@ -137,8 +142,11 @@ def algorithm_notices(ajet: AjetSection) -> list[str]:
     trainer, steps = ajet.trainer_common, ajet.trainer_common.total_training_steps
     estimator, warmup = trainer.algorithm.adv_estimator, trainer.critic.warmup_steps
     grouping = trainer.algorithm.reward_normalization.grouping
+    compares = estimator in GROUP_ESTIMATORS and not (
+        estimator == "step_reinforce" and trainer.algorithm.step_baseline == "none"
+    )
     notices = []
-    if estimator in GROUP_ESTIMATORS and ajet.rollout.num_repeat == 1:
+    if compares and ajet.rollout.num_repeat == 1:
         notices.append(
             f"nothing is learnt from rewards: {ALGORITHM}.adv_estimator={estimator} compares the "
             "members of a group, and ajet.rollout.num_repeat is 1"

@@ -10,7 +10,7 @@ from typing import Literal, Self
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
 
-KLType = Literal["low_var_kl", "k1", "k2"]
+KLType = Literal["low_var_kl", "low_var_kl+", "k1", "k2"]
 LossAggMode = Literal[
     "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
 ]
@@ -19,12 +19,13 @@ LRSchedule = Literal["constant", "linear", "cosine"]
 PolicyLossName = Literal["ppo", "gspo", "cispo", "gpg", "topr", "sapo"]
 CorrectionLevel = Literal["none", "token", "turn", "sequence"]
 CorrectionMode = Literal["truncate", "reject"]
+RatioCombination = Literal["product", "geometric_mean"]
 OldLogprobs = Literal["sampler", "trainer"]
 
 ParamDtype = Literal["float64", "float32", "bfloat16"]
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "kl_loss_type": ("low_var_kl", "k1", "k2"),
+    "kl_loss_type": ("low_var_kl", "low_var_kl+", "k1", "k2"),
     "loss_agg_mode": (
         "token-mean",
         "seq-mean-token-sum",
@@ -37,6 +38,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "level": ("none", "token", "turn", "sequence"),
     "param_dtype": ("float64", "float32", "bfloat16"),
     "mode": ("truncate", "reject"),
+    "combine": ("product", "geometric_mean"),
 }
 
 
@@ -101,6 +103,7 @@ class CorrectionSettings:
     mode: CorrectionMode = "truncate"
     upper: float = 2.0
     lower: float = 0.0  # lower bound, used by reject only
+    combine: RatioCombination = "product"  # of the ratios of a turn's or an episode's tokens
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
@@ -119,6 +122,7 @@ class CorrectionSettings:
             mode=correction.mode,
             upper=correction.upper,
             lower=correction.lower,
+            combine=correction.combine,
         )
 
     def __post_init__(self) -> None:

@@ -39,6 +39,12 @@ ESTIMATOR, LOSS = "ALG.adv_estimator is grpo", "ALG.policy_loss is ppo"
             "rollout_correction.level is none",
             "ALG.rollout_correction.level=turn",
         ),
+        ("ALG.step_baseline=none", ESTIMATOR, "ALG.adv_estimator=step_reinforce"),
+        (
+            "ALG.rollout_correction.combine=geometric_mean",
+            "rollout_correction.level is none",
+            "ALG.rollout_correction.level=turn",
+        ),
         (
             "ALG.dynamic_sampling.max_rounds=2",
             "dynamic_sampling.enable is false",
@@ -117,6 +123,11 @@ def test_the_others_learn_from_lone_episodes(load, estimator):
     assert notices == []
     episodes = [credited("a", [3.0], baseline=0.0), credited("b", [1.0], baseline=0.0)]
     assert any_signal(estimator, [(each,) for each in episodes])
+
+
+def test_a_step_that_is_compared_with_nothing_learns_alone(load):
+    plain = ["ALG.adv_estimator=step_reinforce", "ALG.step_baseline=none"]
+    assert load("ajet.rollout.num_repeat=1", *plain).notices == []
 
 
 def any_signal(estimator, groups):
