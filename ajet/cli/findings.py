@@ -267,7 +267,7 @@ def _clip_findings(config: AjetConfig) -> Iterator[Finding]:
         yield Finding(
             "warning",
             f"{where}: its paper (arXiv 2506.13585) bounds the ratio from above alone; "
-            "clip_low=0.99 comes near that",
+            "set clip_low=1",
         )
 
 

@@ -170,6 +170,8 @@ def _batches(draft: Draft) -> None:
 
 def _loss(draft: Draft) -> None:
     draft.set(f"{ALGORITHM}.adv_estimator", "grpo", "models")
+    draft.set(f"{ALGORITHM}.old_logprobs", "trainer", "models.policy_trainer")
+    draft.set(f"{ALGORITHM}.rollout_correction.level", "none", "models.policy_trainer")
     betas = [f"{TRAIN}.optimizer.adam_beta{number}" for number in (1, 2)]
     draft.set(f"{TRAINER}.optim.betas", [float(draft.number(key)) for key in betas], *betas)
     sequence = f"{TRAIN}.use_group_sequence_policy"

@@ -103,7 +103,13 @@ AGGREGATIONS = (
 LENGTHS = (
     "ajet.rollout.max_model_len", "ajet.data.max_prompt_length", "ajet.data.max_response_length"
 )  # fmt: skip
-LEVELS = {"token": "token", "segment": "turn", "sequence": "sequence"}
+WEIGHTS = {
+    "token": ("token", "product"),
+    "segment": ("turn", "geometric_mean"),
+    "geometric": ("sequence", "geometric_mean"),
+    "sequence": ("sequence", "product"),
+}
+"""ROLL's weights, each with our level and how the ratios of its tokens are combined."""
 GROUPINGS = {
     "traj_group_id": "group",
     "group": "group",
@@ -159,7 +165,6 @@ ABSENT: dict[str, Absent] = {
     "rollout_mock*": Absent("`ajet replay` runs a recorded episode again"),
     "rollout_dump_dir": Absent("every episode is in the run folder"),
     "*enable_reference": Absent("the starting model is there when a KL is asked for"),
-    "*enable_old_logprobs_recompute": Absent("algorithm.rollout_correction decides it"),
     "partial_gpu_mode": GPUS,
     "*max_ckpt_to_keep": Absent("0 keeps all in ROLL; see max_checkpoints_to_keep"),
     "checkpoint_config*": Absent("checkpoints are in the run folder"),
@@ -355,7 +360,9 @@ def _estimator(draft: Draft) -> None:
         draft.set(f"{ALGORITHM}.normalize_std", method == "mean_std", "reward_normalization")
     elif name == "gigpo":
         _gigpo(draft, grouping, method)
-    elif name in ("gae", "reinforce", "step_reinforce"):
+    elif name == "step_reinforce":
+        _step_reinforce(draft, method)
+    elif name in ("gae", "reinforce"):
         draft.set(target, name, *keys[: 2 if name == "reinforce" else 1])
         if method != "identity":
             section = f"{ALGORITHM}.reward_normalization"
@@ -364,16 +371,31 @@ def _estimator(draft: Draft) -> None:
     else:
         known = "gae, reinforce, grpo, gigpo, step_reinforce"
         draft.leave_out("adv_estimator", f"there are {known}", algorithm=True)
-    if name == "step_reinforce" and method != "identity":
-        draft.to_do(
-            "ROLL normalises the returns of steps, ajet the rewards of episodes: see "
-            "ajet.trainer_common.algorithm.reward_normalization"
-        )
     _discounts(draft, name)
+
+
+def _step_reinforce(draft: Draft, method: str) -> None:
+    """Converts the plain return of a step. ROLL's normalization of it compares all steps of a set,
+    which is not the mean of the others' at the same turn."""
+    draft.set(f"{ALGORITHM}.adv_estimator", "step_reinforce", "adv_estimator")
+    if method == "identity":
+        draft.set(f"{ALGORITHM}.step_baseline", "none", "reward_normalization")
+    else:
+        reason = (
+            "ROLL normalizes a step's return over all steps of its set; written as step_reinforce, "
+            "which subtracts the others' mean at the same turn"
+        )
+        draft.leave_out("reward_normalization", reason, algorithm=True)
 
 
 def _gigpo(draft: Draft, grouping: str, method: str) -> None:
     draft.set(f"{ALGORITHM}.adv_estimator", "gigpo", "adv_estimator")
+    reason = (
+        "in ROLL an episode counts once for each of its steps in the mean of its group, and equal "
+        "states of different tasks are compared; written as gigpo, where it counts once, and "
+        "states are compared within a group"
+    )
+    draft.leave_out("adv_estimator", reason, algorithm=True)
     if grouping == "group" and method != "identity":
         draft.set(f"{ALGORITHM}.normalize_std", method == "mean_std", "reward_normalization")
     else:
@@ -454,6 +476,12 @@ def _loss(draft: Draft) -> None:
         draft.set(f"{ALGORITHM}.dual_clip", 1 + 2 * clip, "dual_clip_loss", "pg_clip")
     modes = {name: name for name in AGGREGATIONS}
     draft.choose("loss_agg_mode", f"{ALGORITHM}.loss_agg_mode", modes, "no such aggregation")
+    if draft.take("loss_agg_mode") == "seq-mean-token-sum-norm":
+        reason = (
+            "ROLL divides by sequence_length alone; written as ajet's, which divides by the number "
+            "of episodes too: the gradient is that much smaller"
+        )
+        draft.leave_out("loss_agg_mode", reason, algorithm=True)
     for key in ("pg_variant", "actor_train.pg_variant"):
         draft.choose(key, f"{ALGORITHM}.policy_loss", LOSSES, "this loss is not built")
     _kl_in_reward(draft)
@@ -476,22 +504,34 @@ def _kl_in_reward(draft: Draft) -> None:
 
 
 def _correction(draft: Draft) -> None:
-    """Converts the importance weights between sampler and trainer. ROLL's filters mask without
-    weighting, and have no counterpart."""
+    """Converts what the old policy is, and the importance weights between sampler and trainer.
+
+    ROLL computes the old log-probabilities before the update, or takes those of the first pass,
+    which are the same as long as a step has one mini-batch; it does the former by itself where a
+    step has more. ROLL's filters mask without weighting, and have no counterpart.
+    """
     section = draft.section("train_infer_correction")
     weight = section.get("is_weight") or {}
     target = f"{ALGORITHM}.rollout_correction"
-    key = "train_infer_correction"
-    if weight.get("enabled"):
-        level = LEVELS.get(str(weight.get("weight_type", "token")))
-        upper = weight.get("upper_bound", 1.2)
-        if level is None or upper is None:
-            draft.leave_out(
-                key, "a weight is of a token, segment or sequence, and bounded", algorithm=True
-            )
-        else:
-            draft.set(f"{target}.level", level, key)
-            draft.set(f"{target}.upper", upper, key)
+    key, forced = "train_infer_correction", "force_disable_old_logprobs_recompute"
+    draft.set(f"{ALGORITHM}.old_logprobs", "trainer", "enable_old_logprobs_recompute")
+    draft.ignore("enable_old_logprobs_recompute")
+    if draft.take(forced):
+        updates = draft.result.values.get(f"{TRAINER}.mini_batch_num", 1)
+        reason = "ROLL then takes each mini-batch's first pass as old, not that before the update"
+        draft.leave_out(forced, reason, algorithm=updates > 1)
+    kind, upper = str(weight.get("weight_type", "token")), weight.get("upper_bound", 1.2)
+    if not weight.get("enabled"):
+        draft.set(f"{target}.level", "none", key)
+    elif kind not in WEIGHTS or upper is None:
+        reason = f"a weight is one of {', '.join(WEIGHTS)}, and bounded"
+        draft.leave_out(key, reason, algorithm=True)
+    else:
+        level, combine = WEIGHTS[kind]
+        draft.set(f"{target}.level", level, key)
+        draft.set(f"{target}.upper", upper, key)
+        if level != "token":
+            draft.set(f"{target}.combine", combine, key)
     if any(rule.get("enabled") for rule in section.get("filters") or []):
         reason = "filters: tokens leave the loss by their weight alone (mode: reject)"
         draft.leave_out(key, reason, algorithm=True)

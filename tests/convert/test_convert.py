@@ -264,6 +264,10 @@ ALGORITHM = [
     ("roll", LAKE, "adv_estimator=agentic_reinforce"),
     ("roll", LAKE, "actor_infer.generating_args.stop_strings=[x]"),
     ("roll", LAKE, "reward_normalization.method=asym_clip"),
+    ("roll", LAKE, "adv_estimator=gigpo"),
+    ("roll", LAKE, "loss_agg_mode=seq-mean-token-sum-norm"),
+    ("roll", LAKE, "force_disable_old_logprobs_recompute=true"),
+    ("roll", LAKE, "train_infer_correction={is_weight: {enabled: true, upper_bound: null}}"),
     ("roll", LAKE, "custom_envs.Lake.zzz=5"),
     ("roll", LAKE, "custom_envs.Lake.env_config.zzz=5"),
     ("roll", LAKE, "custom_envs.Boxes.env_config.dim_x=6"),
@@ -424,6 +428,8 @@ NORMALIZATIONS = [
     ("grpo", "batch", "mean_std", {"adv_estimator": "reinforce", "reward_normalization.grouping": "batch", "reward_normalization.method": "mean_std"}),  # noqa: E501
     ("reinforce", "tags", "mean", {"adv_estimator": "reinforce", "reward_normalization.grouping": "tag"}),  # noqa: E501
     ("gigpo", "traj_group_id", "mean", {"adv_estimator": "gigpo", "normalize_std": False, "step_reward_gamma": 0.95}),  # noqa: E501
+    ("step_reinforce", "traj_group_id", "identity", {"adv_estimator": "step_reinforce", "step_baseline": "none", "step_reward_gamma": 0.95}),  # noqa: E501
+    ("step_reinforce", "batch", "mean", {"adv_estimator": "step_reinforce", "step_baseline": "others", "reward_normalization.grouping": "none"}),  # noqa: E501
     ("gae", "batch", "identity", {"adv_estimator": "gae", "lam": 0.95, "reward_normalization.grouping": "none"}),  # noqa: E501
 ]  # fmt: skip
 
@@ -436,6 +442,13 @@ def test_rolls_estimators_are_what_they_compute(name, grouping, method, wanted, 
     config = loaded(convert("roll", LAKE, overrides), tmp_path)
     tree = flatten(config.ajet.trainer_common.algorithm.model_dump())
     assert {key: tree[key] for key in wanted} == wanted
+
+
+@pytest.mark.parametrize(("method", "is_said"), [("identity", False), ("mean", True)])
+def test_a_normalization_of_rolls_steps_is_said(method, is_said):
+    overrides = ["adv_estimator=step_reinforce", f"reward_normalization.method={method}"]
+    found = left_out(convert("roll", LAKE, overrides))
+    assert found.get("reward_normalization") == ("algorithm" if is_said else None)
 
 
 def test_rolls_newer_names_of_the_normalization_are_read(tmp_path):
@@ -542,6 +555,7 @@ def test_rolls_correction_keeps_its_level_and_bound(tmp_path):
         convert("roll", LAKE, overrides), tmp_path
     ).ajet.trainer_common.algorithm.rollout_correction
     assert (correction.level, correction.mode, correction.upper) == ("turn", "truncate", 1.5)
+    assert correction.combine == "geometric_mean"
 
 
 @pytest.mark.parametrize(
