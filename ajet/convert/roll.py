@@ -96,7 +96,12 @@ CRITIC = {
 NEVER_CLIPS = 1e6
 """A clip range so wide that no value moves that far; ajet's critic always clips."""
 
-LOSSES = {"ppo": "ppo", "vanilla": "gpg", "topr": "topr", "cispo": "cispo"}
+LOSSES = {"ppo": "ppo", "vanilla": "gpg", "topr": "topr", "cispo": "cispo", "tis": "cispo"}
+WEIGHT_BOUNDS = {
+    "cispo": ("cispo_epsilon_low", 0.1, "cispo_epsilon_high", 0.1),
+    "tis": ("tis_lower_bound", 0.0, "tis_upper_bound", 1.0),
+}
+"""The keys of a loss's bounds with ROLL's defaults: distances to 1 of cispo, the bounds of tis."""
 AGGREGATIONS = (
     "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
 )  # fmt: skip
@@ -154,6 +159,8 @@ ABSENT: dict[str, Absent] = {
     ),
     "*.topr_*_weight": Absent("topr weighs both signs alike", off=(1, None), algorithm=True),
     "*.tis_*_bound": Absent("only the loss tis has it"),
+    "*.cispo_epsilon_*": Absent("only the loss cispo has it"),
+    "*.cispo_use_unified_mask": Absent("cispo leaves no token out", algorithm=True),
     f"{TRAINING}.warmup_ratio": Absent("warmup_steps counts steps", algorithm=True),
     "*.repetition_penalty": Absent("tokens are sampled as the model has them", off=(1, None)),
     "*.stop_strings": Absent("a reply ends with the model's own end of turn", algorithm=True),
@@ -484,7 +491,27 @@ def _loss(draft: Draft) -> None:
         draft.leave_out("loss_agg_mode", reason, algorithm=True)
     for key in ("pg_variant", "actor_train.pg_variant"):
         draft.choose(key, f"{ALGORITHM}.policy_loss", LOSSES, "this loss is not built")
+        if draft.take(key) == "topr":
+            reason = (
+                "in ROLL a token is weighted with its own ratio, where its episode's score is not "
+                "above 0; written as the paper's, with the episode's where the advantage is below 0"
+            )
+            draft.leave_out(key, reason, algorithm=True)
+        elif draft.take(key) in WEIGHT_BOUNDS:
+            _weight_bounds(draft, draft.take(key))
     _kl_in_reward(draft)
+
+
+def _weight_bounds(draft: Draft, variant: str) -> None:
+    """Converts the bounds of the weight of cispo and tis, which is cispo between other bounds."""
+    low_key, low, high_key, high = WEIGHT_BOUNDS[variant]
+    low_key, high_key = f"{ACTOR}.{low_key}", f"{ACTOR}.{high_key}"
+    low = draft.number(low_key) if draft.has_key(low_key) else low
+    high = draft.number(high_key) if draft.has_key(high_key) else high
+    if variant == "tis":
+        low, high = 1 - low, high - 1
+    draft.set(f"{ALGORITHM}.clip_low", low, low_key)
+    draft.set(f"{ALGORITHM}.clip_high", high, high_key)
 
 
 def _kl_in_reward(draft: Draft) -> None:

@@ -275,6 +275,8 @@ ALGORITHM = [
     ("verl", PPO, "algorithm.adv_estimator=grpo_passk"),
     ("verl", PPO, "actor_rollout_ref.actor.loss_agg_mode=token-sum"),
     ("verl", PPO, "actor_rollout_ref.actor.kl_loss_type=full"),
+    ("roll", LAKE, "actor_train.pg_variant=topr"),
+    ("roll", LAKE, "actor_train.cispo_use_unified_mask=true"),
     ("verl", PPO, "algorithm.rollout_correction.rollout_rs=token_k1"),
     ("verl", PPO, "reward_model.enable=True"),
     ("verl", PPO, "distillation.enabled=True"),
@@ -416,6 +418,70 @@ def test_an_empty_source_says_what_is_missing(tmp_path):
     result = convert("verl", written(tmp_path, ""))
     assert any("ajet.model.path" in text for text in result.to_do)
     assert any("ajet.task_reader" in text for text in result.to_do)
+
+
+# ---- verl ----
+
+
+def algorithm_of(folder, *overrides):
+    result = convert("verl", PPO, overrides)
+    return loaded(result, folder).ajet.trainer_common.algorithm, left_out(result)
+
+
+IS = "algorithm.rollout_correction"
+BYPASS, ASYNC = f"{IS}.bypass_mode=true", "async_training.partial_rollout=true"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "old", "level", "loss"),
+    [
+        ([], "trainer", "none", "ppo"),
+        ([f"{IS}.bypass_mode=false"], "trainer", "none", "ppo"),
+        ([f"{IS}.rollout_is=sequence"], "trainer", "sequence", "ppo"),
+        ([BYPASS], "sampler", "none", "ppo"),
+        ([BYPASS, f"{IS}.rollout_is=token"], "sampler", "none", "ppo"),
+        ([BYPASS, "actor_rollout_ref.actor.policy_loss.loss_mode=gpg"], "sampler", "none", "ppo"),
+        ([BYPASS, f"{IS}.loss_type=reinforce"], "sampler", "none", "gpg"),
+        ([ASYNC], "sampler", "none", "ppo"),
+        ([ASYNC, f"{IS}.bypass_mode=false"], "trainer", "none", "ppo"),
+    ],
+)  # fmt: skip
+def test_verls_old_policy_and_weights_stay_what_they_are(overrides, old, level, loss, tmp_path):
+    algorithm, omitted = algorithm_of(tmp_path, *overrides)
+    assert (algorithm.old_logprobs, algorithm.rollout_correction.level) == (old, level)
+    assert algorithm.policy_loss == loss
+    assert not [key for key, kind in omitted.items() if key.startswith(IS) and kind != "machine"]
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [[f"{IS}.rollout_is=sequence"],
+     [f"{IS}.rollout_is=token", f"{IS}.rollout_is_threshold=0.5_2.0"],
+     [f"{IS}.rollout_is=token", f"{IS}.rollout_is_threshold=0.9"]],
+)  # fmt: skip
+def test_a_loss_of_verls_bypass_mode_that_cannot_be_kept_is_said(weights, tmp_path):
+    _, omitted = algorithm_of(tmp_path, BYPASS, f"{IS}.loss_type=reinforce", *weights)
+    assert omitted[f"{IS}.loss_type"] == "algorithm"
+
+
+@pytest.mark.parametrize(("with_kl", "category"), [("true", "algorithm"), ("false", "machine")])
+def test_what_verls_kl_loss_and_sapo_do_otherwise_is_said_where_it_counts(
+    with_kl, category, tmp_path
+):
+    actor = "actor_rollout_ref.actor"
+    use_kl = f"{actor}.use_kl_loss={with_kl}"
+    _, omitted = algorithm_of(tmp_path, use_kl, f"{actor}.kl_loss_type=k1")
+    assert omitted[f"{actor}.kl_loss_type"] == category
+    sapo = [f"{actor}.policy_loss.loss_mode=sapo", f"{actor}.loss_agg_mode=token-mean"]
+    algorithm, omitted = algorithm_of(tmp_path, use_kl, *sapo)
+    assert algorithm.loss_agg_mode == "seq-mean-token-mean"
+    assert omitted[f"{actor}.loss_agg_mode"] == category
+
+
+@pytest.mark.parametrize(("system", "source"), [("chatlearn", GRPO), ("agentjet", MATH)])
+def test_the_others_old_policy_is_the_trainers_too(system, source, tmp_path):
+    algorithm = loaded(convert(system, source), tmp_path).ajet.trainer_common.algorithm
+    assert algorithm.old_logprobs == "trainer"
 
 
 # ---- ROLL ----

@@ -141,7 +141,7 @@ class AlgorithmConfig(Section):
         description="The ratio is clipped below 1 - clip_low; 1 has no lower bound.",
     )
     clip_high: float = Field(
-        default=0.28, gt=0, description="The ratio is clipped above 1 + clip_high."
+        default=0.28, ge=0, description="The ratio is clipped above 1 + clip_high."
     )
     dual_clip: float | None = Field(
         default=None, gt=1, description="Bound of the loss for negative advantages; null has none."

@@ -72,18 +72,20 @@ def _unread_in_sections(algorithm: AlgorithmConfig, backbone: str) -> dict[str, 
     kl, correction = algorithm.kl_ctrl, algorithm.rollout_correction
     weighs_stale_tokens = backbone == "trinity" and algorithm.old_logprobs != "sampler"
     is_off = correction.level == "none" or (correction.level is None and not weighs_stale_tokens)
+    no_weights = "rollout_correction.level is none"
     off = {
         "kl_ctrl": (not algorithm.use_kl_in_reward, "use_kl_in_reward is false"),
         "kl_ctrl.target_kl": (kl.type == "fixed", "kl_ctrl.type is fixed"),
         "kl_ctrl.horizon": (kl.type == "fixed", "kl_ctrl.type is fixed"),
-        "rollout_correction": (is_off, "rollout_correction.level is none"),
+        "rollout_correction.mode": (is_off, no_weights),
+        "rollout_correction.upper": (is_off, no_weights),
         "rollout_correction.lower": (
-            correction.mode == "truncate",
-            "rollout_correction.mode is truncate",
+            is_off or correction.mode == "truncate",
+            no_weights if is_off else "rollout_correction.mode is truncate",
         ),
         "rollout_correction.combine": (
-            correction.level in (None, "token"),
-            "rollout_correction.level is token",
+            is_off or correction.level in (None, "token"),
+            no_weights if is_off else "rollout_correction.level is token",
         ),
         "dynamic_sampling": (
             not algorithm.dynamic_sampling.enable,

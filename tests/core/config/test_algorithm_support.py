@@ -82,6 +82,10 @@ def test_a_setting_that_another_one_leaves_without_effect_is_noticed(
     assert load(override, *mended).notices == []
 
 
+def test_that_there_are_no_weights_is_no_setting_without_effect(load):
+    assert load("ALG.rollout_correction.level=none").notices == []
+
+
 def test_a_coefficient_that_is_not_added_is_noticed(load):
     notices = load("ajet.trainer_common.use_kl_loss=false", "ajet.trainer_common.kl_loss_coef=0.5")
     assert notices.notices == [
