@@ -179,7 +179,13 @@ def _loss(draft: Draft) -> None:
         draft.set(f"{ALGORITHM}.policy_loss", "gspo", sequence)
         draft.ignore(f"{TRAIN}.final_clip_ratio")
     else:
-        draft.copy(f"{TRAIN}.final_clip_ratio", f"{ALGORITHM}.dual_clip", float)
+        clip = f"{TRAIN}.final_clip_ratio"
+        draft.copy(clip, f"{ALGORITHM}.dual_clip", float)
+        reason = (
+            "ChatLearn cuts a token's loss to this number; written as dual_clip, which cuts it to "
+            "as many times the size of a negative advantage"
+        )
+        draft.leave_out(clip, reason, algorithm=True)
     kl = f"{TRAIN}.kl_coef"
     coefficient = float(draft.number(kl))
     draft.set(f"{TRAINER}.use_kl_loss", coefficient > 0, kl)

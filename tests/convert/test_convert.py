@@ -283,6 +283,7 @@ ALGORITHM = [
     ("verl", PPO, "data.train_files=[a.parquet,b.parquet]"),
     ("chatlearn", GRAPH, "runtime_args.use_partial_rollout=True"),
     ("chatlearn", GRAPH, "models.policy.repetition_penalty=1.2"),
+    ("chatlearn", GRPO, "models.policy_trainer.final_clip_ratio=2"),
     ("agentjet", MATH, "ajet.trainer_common.optim.lr_scheduler_type=cosine"),  # no number of steps
     ("verl", PPO, "actor_rollout_ref.actor.optim.lr_scheduler_type=wsd"),
     ("agentjet", MATH, "actor_rollout_ref.actor.clip_ratio=0.1"),

@@ -158,9 +158,9 @@ class AlgorithmConfig(Section):
     kl_ctrl: KLControl = Field(default=KLControl(), description="That KL's coefficient.")
     old_logprobs: Literal["sampler", "trainer"] | None = Field(
         default=None,
-        description="The old policy of a ratio: the log-probabilities that the sampler recorded, "
-        "or the trainer's own before the update; null is trainer where rollout_correction has "
-        "weights, else sampler.",
+        description="The old policy of a ratio, and that of the KL in the reward: the "
+        "log-probabilities that the sampler recorded, or the trainer's own before the update; null "
+        "is sampler, and for the ratio trainer where rollout_correction has weights.",
     )
     rollout_correction: RolloutCorrection = Field(
         default=RolloutCorrection(), description="Importance weights between sampler and trainer."
