@@ -97,6 +97,13 @@ NEVER_CLIPS = 1e6
 """A clip range so wide that no value moves that far; ajet's critic always clips."""
 
 LOSSES = {"ppo": "ppo", "vanilla": "gpg", "topr": "topr", "cispo": "cispo", "tis": "cispo"}
+PG_WORKER = "roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker"
+"""The worker that reads pg_variant, which is vanilla where nothing is written."""
+PPO_WORKERS = (
+    "roll.pipeline.agentic.agentic_actor_worker.ActorWorker",
+    "roll.pipeline.base_worker.ActorWorker",
+)
+VARIANTS = ("pg_variant", "actor_train.pg_variant")
 WEIGHT_BOUNDS = {
     "cispo": ("cispo_epsilon_low", 0.1, "cispo_epsilon_high", 0.1),
     "tis": ("tis_lower_bound", 0.0, "tis_upper_bound", 1.0),
@@ -489,7 +496,8 @@ def _loss(draft: Draft) -> None:
             "of episodes too: the gradient is that much smaller"
         )
         draft.leave_out("loss_agg_mode", reason, algorithm=True)
-    for key in ("pg_variant", "actor_train.pg_variant"):
+    _worker(draft)
+    for key in VARIANTS:
         draft.choose(key, f"{ALGORITHM}.policy_loss", LOSSES, "this loss is not built")
         if draft.take(key) == "topr":
             reason = (
@@ -500,6 +508,16 @@ def _loss(draft: Draft) -> None:
         elif draft.take(key) in WEIGHT_BOUNDS:
             _weight_bounds(draft, draft.take(key))
     _kl_in_reward(draft)
+
+
+def _worker(draft: Draft) -> None:
+    """Converts the loss that the actor's class computes where no variant is written."""
+    key = f"{ACTOR}.worker_cls"
+    worker = draft.take(key)
+    if worker == PG_WORKER and not any(map(draft.has_key, VARIANTS)):
+        draft.set(f"{ALGORITHM}.policy_loss", "gpg", key)
+    elif worker not in (None, PG_WORKER, *PPO_WORKERS):
+        draft.leave_out(key, "its loss is code of its own", algorithm=True)
 
 
 def _weight_bounds(draft: Draft, variant: str) -> None:

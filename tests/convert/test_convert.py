@@ -276,6 +276,7 @@ ALGORITHM = [
     ("verl", PPO, "actor_rollout_ref.actor.loss_agg_mode=token-sum"),
     ("verl", PPO, "actor_rollout_ref.actor.kl_loss_type=full"),
     ("roll", LAKE, "actor_train.pg_variant=topr"),
+    ("roll", LAKE, "actor_train.worker_cls=mine.ActorWorker"),
     ("roll", LAKE, "actor_train.cispo_use_unified_mask=true"),
     ("verl", PPO, "algorithm.rollout_correction.rollout_rs=token_k1"),
     ("verl", PPO, "reward_model.enable=True"),

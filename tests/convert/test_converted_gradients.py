@@ -274,6 +274,10 @@ ROLL_CASES: dict[str, tuple[list[str], Formula]] = {
         ["actor_train.pg_variant=vanilla"],
         lambda b: seq_mean_token_mean(b, -b.advantages * b.logprobs),
     ),
+    "policy gradient's worker": (
+        ["actor_train.worker_cls=roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker"],
+        lambda b: seq_mean_token_mean(b, -b.advantages * b.logprobs),
+    ),
     "cispo": (
         ["actor_train.pg_variant=cispo", "actor_train.cispo_epsilon_high=0.3"],
         lambda b: seq_mean_token_mean(b, weighted_gradient(b, b.trainer, 0.9, 1.3)),
