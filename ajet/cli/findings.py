@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Literal
 
 from ajet.backbones import runs_on_ray
+from ajet.cli.clip_bounds import bounds_that_do_not_fit
 from ajet.cluster.model_shape import EMBEDDED, ModelShape, find_config, read_shape
 from ajet.core.config import AjetConfig
 from ajet.core.descriptors import descriptor_limit, descriptors_needed
@@ -41,10 +42,6 @@ API_MODEL = re.compile(
 )
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 WEIGHTS = ("*.safetensors", "*.bin")
-GSPO_BOUNDS = 3e-4, 4e-4
-WIDE, NARROW = 0.01, 0.01
-"""Bounds of a sequence's ratio above WIDE clip nothing; those of a token's below NARROW nearly
-all."""
 PROCESSES_PER_PROGRAM = 2
 """A program in the sandbox and what it starts."""
 MAX_PROGRAMS = 64
@@ -247,28 +244,9 @@ def _name_of(function: ast.expr) -> str:
 
 def _clip_findings(config: AjetConfig) -> Iterator[Finding]:
     algorithm = config.ajet.trainer_common.algorithm
-    loss, low, high = algorithm.policy_loss, algorithm.clip_low, algorithm.clip_high
-    where = f"ajet.trainer_common.algorithm: policy_loss={loss} with clip_low={low:g}"
-    if loss == "gspo" and max(low, high) > WIDE:
-        times = max(low / GSPO_BOUNDS[0], high / GSPO_BOUNDS[1])
-        yield Finding(
-            "warning",
-            f"{where}, clip_high={high:g}: up to {times:,.0f} times wider than its paper's 3e-4 "
-            "and 4e-4 (arXiv 2507.18071), so that hardly anything is clipped; set clip_low=3e-4 "
-            "clip_high=4e-4",
-        )
-    if loss == "ppo" and max(low, high) < NARROW:
-        yield Finding(
-            "warning",
-            f"{where}, clip_high={high:g}: a token's ratio leaves such bounds at once; papers have "
-            "0.2 and 0.2 (PPO, arXiv 1707.06347) or 0.2 and 0.28 (DAPO, arXiv 2503.14476)",
-        )
-    if loss == "cispo" and low < 0.9:
-        yield Finding(
-            "warning",
-            f"{where}: its paper (arXiv 2506.13585) bounds the ratio from above alone; "
-            "clip_low=0.99 comes near that",
-        )
+    for problem in bounds_that_do_not_fit(algorithm):
+        where = f"ajet.trainer_common.algorithm: policy_loss={algorithm.policy_loss}"
+        yield Finding("warning", f"{where} {problem}")
 
 
 # --- the machine ---------------------------------------------------------------------------------

@@ -90,9 +90,17 @@ def take(draft: Draft) -> None:
     for key, value in DEFAULTS.items():
         if key not in draft.result.values:
             draft.set(key, value, key)
+    _old_logprobs(draft)
     _warmup(draft)
     kind = f"{TRAINER}.optim.lr_scheduler_type"
     take_schedule(draft, kind, f"{TRAINER}.total_training_steps")
+
+
+def _old_logprobs(draft: Draft) -> None:
+    """Writes what AgentJet's trainer of verl takes as the old log-probabilities, its own."""
+    key = f"{TRAINER}.algorithm.old_logprobs"
+    if key not in draft.result.values and draft.take("ajet.backbone") != "trinity":
+        draft.set(key, "trainer", key)
 
 
 def _is_typed(key: str) -> bool:

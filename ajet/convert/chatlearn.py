@@ -170,6 +170,8 @@ def _batches(draft: Draft) -> None:
 
 def _loss(draft: Draft) -> None:
     draft.set(f"{ALGORITHM}.adv_estimator", "grpo", "models")
+    draft.set(f"{ALGORITHM}.old_logprobs", "trainer", "models.policy_trainer")
+    draft.set(f"{ALGORITHM}.rollout_correction.level", "none", "models.policy_trainer")
     betas = [f"{TRAIN}.optimizer.adam_beta{number}" for number in (1, 2)]
     draft.set(f"{TRAINER}.optim.betas", [float(draft.number(key)) for key in betas], *betas)
     sequence = f"{TRAIN}.use_group_sequence_policy"
@@ -177,7 +179,13 @@ def _loss(draft: Draft) -> None:
         draft.set(f"{ALGORITHM}.policy_loss", "gspo", sequence)
         draft.ignore(f"{TRAIN}.final_clip_ratio")
     else:
-        draft.copy(f"{TRAIN}.final_clip_ratio", f"{ALGORITHM}.dual_clip", float)
+        clip = f"{TRAIN}.final_clip_ratio"
+        draft.copy(clip, f"{ALGORITHM}.dual_clip", float)
+        reason = (
+            "ChatLearn cuts a token's loss to this number; written as dual_clip, which cuts it to "
+            "as many times the size of a negative advantage"
+        )
+        draft.leave_out(clip, reason, algorithm=True)
     kl = f"{TRAIN}.kl_coef"
     coefficient = float(draft.number(kl))
     draft.set(f"{TRAINER}.use_kl_loss", coefficient > 0, kl)

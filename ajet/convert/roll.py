@@ -96,14 +96,32 @@ CRITIC = {
 NEVER_CLIPS = 1e6
 """A clip range so wide that no value moves that far; ajet's critic always clips."""
 
-LOSSES = {"ppo": "ppo", "vanilla": "gpg", "topr": "topr", "cispo": "cispo"}
+LOSSES = {"ppo": "ppo", "vanilla": "gpg", "topr": "topr", "cispo": "cispo", "tis": "cispo"}
+PG_WORKER = "roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker"
+"""The worker that reads pg_variant, which is vanilla where nothing is written."""
+PPO_WORKERS = (
+    "roll.pipeline.agentic.agentic_actor_worker.ActorWorker",
+    "roll.pipeline.base_worker.ActorWorker",
+)
+VARIANTS = ("pg_variant", "actor_train.pg_variant")
+WEIGHT_BOUNDS = {
+    "cispo": ("cispo_epsilon_low", 0.1, "cispo_epsilon_high", 0.1),
+    "tis": ("tis_lower_bound", 0.0, "tis_upper_bound", 1.0),
+}
+"""The keys of a loss's bounds with ROLL's defaults: distances to 1 of cispo, the bounds of tis."""
 AGGREGATIONS = (
     "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
 )  # fmt: skip
 LENGTHS = (
     "ajet.rollout.max_model_len", "ajet.data.max_prompt_length", "ajet.data.max_response_length"
 )  # fmt: skip
-LEVELS = {"token": "token", "segment": "turn", "sequence": "sequence"}
+WEIGHTS = {
+    "token": ("token", "product"),
+    "segment": ("turn", "geometric_mean"),
+    "geometric": ("sequence", "geometric_mean"),
+    "sequence": ("sequence", "product"),
+}
+"""ROLL's weights, each with our level and how the ratios of its tokens are combined."""
 GROUPINGS = {
     "traj_group_id": "group",
     "group": "group",
@@ -148,6 +166,8 @@ ABSENT: dict[str, Absent] = {
     ),
     "*.topr_*_weight": Absent("topr weighs both signs alike", off=(1, None), algorithm=True),
     "*.tis_*_bound": Absent("only the loss tis has it"),
+    "*.cispo_epsilon_*": Absent("only the loss cispo has it"),
+    "*.cispo_use_unified_mask": Absent("cispo leaves no token out", algorithm=True),
     f"{TRAINING}.warmup_ratio": Absent("warmup_steps counts steps", algorithm=True),
     "*.repetition_penalty": Absent("tokens are sampled as the model has them", off=(1, None)),
     "*.stop_strings": Absent("a reply ends with the model's own end of turn", algorithm=True),
@@ -159,7 +179,6 @@ ABSENT: dict[str, Absent] = {
     "rollout_mock*": Absent("`ajet replay` runs a recorded episode again"),
     "rollout_dump_dir": Absent("every episode is in the run folder"),
     "*enable_reference": Absent("the starting model is there when a KL is asked for"),
-    "*enable_old_logprobs_recompute": Absent("algorithm.rollout_correction decides it"),
     "partial_gpu_mode": GPUS,
     "*max_ckpt_to_keep": Absent("0 keeps all in ROLL; see max_checkpoints_to_keep"),
     "checkpoint_config*": Absent("checkpoints are in the run folder"),
@@ -355,7 +374,9 @@ def _estimator(draft: Draft) -> None:
         draft.set(f"{ALGORITHM}.normalize_std", method == "mean_std", "reward_normalization")
     elif name == "gigpo":
         _gigpo(draft, grouping, method)
-    elif name in ("gae", "reinforce", "step_reinforce"):
+    elif name == "step_reinforce":
+        _step_reinforce(draft, method)
+    elif name in ("gae", "reinforce"):
         draft.set(target, name, *keys[: 2 if name == "reinforce" else 1])
         if method != "identity":
             section = f"{ALGORITHM}.reward_normalization"
@@ -364,16 +385,31 @@ def _estimator(draft: Draft) -> None:
     else:
         known = "gae, reinforce, grpo, gigpo, step_reinforce"
         draft.leave_out("adv_estimator", f"there are {known}", algorithm=True)
-    if name == "step_reinforce" and method != "identity":
-        draft.to_do(
-            "ROLL normalises the returns of steps, ajet the rewards of episodes: see "
-            "ajet.trainer_common.algorithm.reward_normalization"
-        )
     _discounts(draft, name)
+
+
+def _step_reinforce(draft: Draft, method: str) -> None:
+    """Converts the plain return of a step. ROLL's normalization of it compares all steps of a set,
+    which is not the mean of the others' at the same turn."""
+    draft.set(f"{ALGORITHM}.adv_estimator", "step_reinforce", "adv_estimator")
+    if method == "identity":
+        draft.set(f"{ALGORITHM}.step_baseline", "none", "reward_normalization")
+    else:
+        reason = (
+            "ROLL normalizes a step's return over all steps of its set; written as step_reinforce, "
+            "which subtracts the others' mean at the same turn"
+        )
+        draft.leave_out("reward_normalization", reason, algorithm=True)
 
 
 def _gigpo(draft: Draft, grouping: str, method: str) -> None:
     draft.set(f"{ALGORITHM}.adv_estimator", "gigpo", "adv_estimator")
+    reason = (
+        "in ROLL an episode counts once for each of its steps in the mean of its group, and equal "
+        "states of different tasks are compared; written as gigpo, where it counts once, and "
+        "states are compared within a group"
+    )
+    draft.leave_out("adv_estimator", reason, algorithm=True)
     if grouping == "group" and method != "identity":
         draft.set(f"{ALGORITHM}.normalize_std", method == "mean_std", "reward_normalization")
     else:
@@ -454,9 +490,46 @@ def _loss(draft: Draft) -> None:
         draft.set(f"{ALGORITHM}.dual_clip", 1 + 2 * clip, "dual_clip_loss", "pg_clip")
     modes = {name: name for name in AGGREGATIONS}
     draft.choose("loss_agg_mode", f"{ALGORITHM}.loss_agg_mode", modes, "no such aggregation")
-    for key in ("pg_variant", "actor_train.pg_variant"):
+    if draft.take("loss_agg_mode") == "seq-mean-token-sum-norm":
+        reason = (
+            "ROLL divides by sequence_length alone; written as ajet's, which divides by the number "
+            "of episodes too: the gradient is that much smaller"
+        )
+        draft.leave_out("loss_agg_mode", reason, algorithm=True)
+    _worker(draft)
+    for key in VARIANTS:
         draft.choose(key, f"{ALGORITHM}.policy_loss", LOSSES, "this loss is not built")
+        if draft.take(key) == "topr":
+            reason = (
+                "in ROLL a token is weighted with its own ratio, where its episode's score is not "
+                "above 0; written as the paper's, with the episode's where the advantage is below 0"
+            )
+            draft.leave_out(key, reason, algorithm=True)
+        elif draft.take(key) in WEIGHT_BOUNDS:
+            _weight_bounds(draft, draft.take(key))
     _kl_in_reward(draft)
+
+
+def _worker(draft: Draft) -> None:
+    """Converts the loss that the actor's class computes where no variant is written."""
+    key = f"{ACTOR}.worker_cls"
+    worker = draft.take(key)
+    if worker == PG_WORKER and not any(map(draft.has_key, VARIANTS)):
+        draft.set(f"{ALGORITHM}.policy_loss", "gpg", key)
+    elif worker not in (None, PG_WORKER, *PPO_WORKERS):
+        draft.leave_out(key, "its loss is code of its own", algorithm=True)
+
+
+def _weight_bounds(draft: Draft, variant: str) -> None:
+    """Converts the bounds of the weight of cispo and tis, which is cispo between other bounds."""
+    low_key, low, high_key, high = WEIGHT_BOUNDS[variant]
+    low_key, high_key = f"{ACTOR}.{low_key}", f"{ACTOR}.{high_key}"
+    low = draft.number(low_key) if draft.has_key(low_key) else low
+    high = draft.number(high_key) if draft.has_key(high_key) else high
+    if variant == "tis":
+        low, high = 1 - low, high - 1
+    draft.set(f"{ALGORITHM}.clip_low", low, low_key)
+    draft.set(f"{ALGORITHM}.clip_high", high, high_key)
 
 
 def _kl_in_reward(draft: Draft) -> None:
@@ -476,22 +549,34 @@ def _kl_in_reward(draft: Draft) -> None:
 
 
 def _correction(draft: Draft) -> None:
-    """Converts the importance weights between sampler and trainer. ROLL's filters mask without
-    weighting, and have no counterpart."""
+    """Converts what the old policy is, and the importance weights between sampler and trainer.
+
+    ROLL computes the old log-probabilities before the update, or takes those of the first pass,
+    which are the same as long as a step has one mini-batch; it does the former by itself where a
+    step has more. ROLL's filters mask without weighting, and have no counterpart.
+    """
     section = draft.section("train_infer_correction")
     weight = section.get("is_weight") or {}
     target = f"{ALGORITHM}.rollout_correction"
-    key = "train_infer_correction"
-    if weight.get("enabled"):
-        level = LEVELS.get(str(weight.get("weight_type", "token")))
-        upper = weight.get("upper_bound", 1.2)
-        if level is None or upper is None:
-            draft.leave_out(
-                key, "a weight is of a token, segment or sequence, and bounded", algorithm=True
-            )
-        else:
-            draft.set(f"{target}.level", level, key)
-            draft.set(f"{target}.upper", upper, key)
+    key, forced = "train_infer_correction", "force_disable_old_logprobs_recompute"
+    draft.set(f"{ALGORITHM}.old_logprobs", "trainer", "enable_old_logprobs_recompute")
+    draft.ignore("enable_old_logprobs_recompute")
+    if draft.take(forced):
+        updates = draft.result.values.get(f"{TRAINER}.mini_batch_num", 1)
+        reason = "ROLL then takes each mini-batch's first pass as old, not that before the update"
+        draft.leave_out(forced, reason, algorithm=updates > 1)
+    kind, upper = str(weight.get("weight_type", "token")), weight.get("upper_bound", 1.2)
+    if not weight.get("enabled"):
+        draft.set(f"{target}.level", "none", key)
+    elif kind not in WEIGHTS or upper is None:
+        reason = f"a weight is one of {', '.join(WEIGHTS)}, and bounded"
+        draft.leave_out(key, reason, algorithm=True)
+    else:
+        level, combine = WEIGHTS[kind]
+        draft.set(f"{target}.level", level, key)
+        draft.set(f"{target}.upper", upper, key)
+        if level != "token":
+            draft.set(f"{target}.combine", combine, key)
     if any(rule.get("enabled") for rule in section.get("filters") or []):
         reason = "filters: tokens leave the loss by their weight alone (mode: reject)"
         draft.leave_out(key, reason, algorithm=True)

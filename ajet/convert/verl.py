@@ -21,6 +21,7 @@ ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
 ROLLOUT = "actor_rollout_ref.rollout"
 TURNS = f"{ROLLOUT}.multi_turn"
+CORRECTION = "algorithm.rollout_correction"
 REWARD_FUNCTIONS = ("custom_reward_function", "reward.custom_reward_function")
 OVERLONG = (
     "reward_model.overlong_buffer",
@@ -145,11 +146,13 @@ ESTIMATORS = {
 } | {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}  # fmt: skip
 LOSSES = {"vanilla": "ppo", "gspo": "gspo", "cispo": "cispo", "gpg": "gpg", "sapo": "sapo"}
 KL_TYPES = {
-    "low_var_kl": "low_var_kl", "k3": "low_var_kl", "kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2",
+    "low_var_kl": "low_var_kl", "k3": "low_var_kl", "mse": "k2", "k2": "k2", "mse+": "k2",
+    "k2+": "k2", "low_var_kl+": "low_var_kl+", "k3+": "low_var_kl+", "kl+": "k1", "k1+": "k1",
 }  # fmt: skip
 AGGREGATIONS = (
     "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
 )  # fmt: skip
+SAPO_AGGREGATION = "seq-mean-token-mean"
 ENGINES = {"vllm": "vllm", "sglang": "sglang"}
 RESUMES = {"auto": "auto", "disable": "disable"}
 CHARACTERS_OF_A_TOKEN = 4
@@ -252,7 +255,7 @@ ABSENT: dict[str, Absent] = {
     "algorithm.use_pf_ppo": Absent("samples are not reweighted", algorithm=True),
     "algorithm.pf_ppo.*": Absent("samples are not reweighted"),
     "algorithm.filter_groups.max_inflight_gen_batches": Absent("rounds come one after another"),
-    "algorithm.rollout_correction.*": Absent("no such correction", algorithm=True),
+    f"{CORRECTION}.*": Absent("no such correction", algorithm=True),
     "algorithm._target_": GPUS,
     "data.train_max_samples": Absent("all rows are read", off=(-1, None), algorithm=True),
     "data.reward_fn_key": Absent("ajet.task_judge judges every row"),
@@ -307,7 +310,8 @@ ABSENT: dict[str, Absent] = {
     "sandbox_fusion.*": Absent("programs run in ajet's own sandbox"),
     "distillation.enabled": Absent("no teacher", algorithm=True),
     "distillation.*": Absent("no teacher"),
-    "async_training.use_rollout_log_probs": Absent("algorithm.rollout_correction decides it"),
+    "async_training.use_rollout_log_probs": Absent("rollout_correction.bypass_mode decides it"),
+    f"{ACTOR}.use_rollout_log_probs": Absent("rollout_correction.bypass_mode decides it"),
     "async_training.*": Absent("trinity.* says when weights travel", algorithm=True),
     "rollout.n": Absent("actor_rollout_ref.rollout.n counts the episodes of a task"),
     "rollout.total_epochs": Absent("trainer_common.total_epochs counts passes over the tasks"),
@@ -350,12 +354,12 @@ def take(draft: Draft) -> None:
     for key, target in AS_FLOAT.items():
         draft.copy(key, target, float)
     _choices(draft)
+    _loss(draft)
     take_files(draft, "data.train_files", "data.val_files")
     _batches(draft)
     _limits(draft)
     _agent(draft)
     _critic(draft)
-    _corrections(draft)
     _overlong(draft)
     _lora(draft)
     _asynchrony(draft)
@@ -368,16 +372,7 @@ def _choices(draft: Draft) -> None:
     draft.choose(
         "algorithm.adv_estimator", f"{ALGORITHM}.adv_estimator", ESTIMATORS, "not built here"
     )
-    loss = f"{ACTOR}.policy_loss.loss_mode"
-    draft.choose(loss, f"{ALGORITHM}.policy_loss", LOSSES, "this loss is not built")
-    if draft.take(loss) in (None, "vanilla"):
-        draft.copy(f"{ACTOR}.clip_ratio_c", f"{ALGORITHM}.dual_clip", float)
-    draft.ignore(f"{ACTOR}.clip_ratio_c")
-    modes = {name: name for name in AGGREGATIONS}
-    target = f"{ALGORITHM}.loss_agg_mode"
-    draft.choose(f"{ACTOR}.loss_agg_mode", target, modes, "no such aggregation")
-    kl_type = f"{ACTOR}.kl_loss_type"
-    draft.choose(kl_type, f"{TRAINER}.kl_loss_type", KL_TYPES, "this estimate is not built")
+    _kl_loss(draft)
     draft.choose(f"{ROLLOUT}.name", "ajet.rollout.name", ENGINES, "no such engine")
     mode, path = draft.take("trainer.resume_mode"), draft.take("trainer.resume_from_path")
     if mode == "resume_path" and path:
@@ -488,25 +483,116 @@ def _critic(draft: Draft) -> None:
     draft.set(f"{TRAINER}.critic.mini_batch_num", parts, "critic.ppo_mini_batch_size")
 
 
-def _corrections(draft: Draft) -> None:
+def _loss(draft: Draft) -> None:
+    """Converts the policy's loss, its old log-probabilities and its importance weights.
+
+    bypass_mode          old is the sampler's; loss_type names the loss, whatever loss_mode says
+    otherwise            old is the trainer's; rollout_is weighs a token or a sequence, or nothing
+    """
+    if _takes_samplers_logprobs(draft):
+        draft.set(f"{ALGORITHM}.old_logprobs", "sampler", f"{CORRECTION}.bypass_mode")
+        _bypass_loss(draft)
+        _aggregation(draft, None)
+        return
+    draft.set(f"{ALGORITHM}.old_logprobs", "trainer", f"{CORRECTION}.bypass_mode")
+    draft.ignore(f"{CORRECTION}.loss_type")  # of the bypass mode alone
+    loss = f"{ACTOR}.policy_loss.loss_mode"
+    draft.choose(loss, f"{ALGORITHM}.policy_loss", LOSSES, "this loss is not built")
+    _dual_clip(draft, has_one=draft.take(loss) in (None, "vanilla"))
+    _aggregation(draft, draft.take(loss))
+    _weights(draft)
+
+
+def _kl_loss(draft: Draft) -> None:
+    """Converts the estimator of the KL. verl's k1 has the gradient of log pi, whose mean is 0; ours
+    has that of k2, as verl's k1+."""
+    key, target = f"{ACTOR}.kl_loss_type", f"{TRAINER}.kl_loss_type"
+    if draft.take(key) in ("kl", "k1"):
+        draft.set(target, "k1", key)
+        reason = "verl's k1 moves nothing on average; written as k1 with the gradient of k2 (k1+)"
+        draft.leave_out(key, reason, algorithm=bool(draft.take(f"{ACTOR}.use_kl_loss")))
+    else:
+        draft.choose(key, target, KL_TYPES, "this estimate is not built")
+
+
+def _aggregation(draft: Draft, loss: str | None) -> None:
+    """Converts how token losses are averaged. verl's sapo has one way, whichever is written, and
+    its KL and entropy have the written one."""
+    key, target = f"{ACTOR}.loss_agg_mode", f"{ALGORITHM}.loss_agg_mode"
+    if loss != "sapo":
+        modes = {name: name for name in AGGREGATIONS}
+        draft.choose(key, target, modes, "no such aggregation")
+        return
+    draft.set(target, SAPO_AGGREGATION, f"{ACTOR}.policy_loss.loss_mode")
+    if draft.take(key) != SAPO_AGGREGATION:
+        reason = f"verl's sapo takes {SAPO_AGGREGATION}, and this for KL and entropy alone"
+        others = draft.take(f"{ACTOR}.use_kl_loss") or draft.number(f"{ACTOR}.entropy_coeff")
+        draft.leave_out(key, reason, algorithm=bool(others))
+
+
+def _takes_samplers_logprobs(draft: Draft) -> bool:
+    """Returns whether verl is in its bypass mode, which is the default of its asynchronous trainer
+    alone."""
+    written = draft.take(f"{CORRECTION}.bypass_mode")
+    return draft.has_key("async_training") if written is None else bool(written)
+
+
+def _bypass_loss(draft: Draft) -> None:
+    """Converts the loss of the bypass mode: PPO's without weights, or REINFORCE with a weight
+    pi / sampler that has no gradient and is cut at its threshold.
+
+    That of a token, cut from above, is cispo without a lower bound.
+    """
+    kind, target = draft.take(f"{CORRECTION}.loss_type"), f"{ALGORITHM}.policy_loss"
+    level, bound = f"{CORRECTION}.rollout_is", f"{CORRECTION}.rollout_is_threshold"
+    threshold = str(2.0 if draft.take(bound) is None else draft.take(bound))
+    draft.set(f"{ALGORITHM}.rollout_correction.level", "none", f"{CORRECTION}.bypass_mode")
+    _dual_clip(draft, has_one=kind != "reinforce")
+    mode = f"{ACTOR}.policy_loss.loss_mode"
+    if draft.take(mode) not in (None, "vanilla", "bypass_mode"):
+        draft.leave_out(mode, "verl does not read it: in bypass_mode loss_type names the loss")
+    if kind in (None, "ppo_clip"):
+        draft.set(target, "ppo", f"{CORRECTION}.loss_type")
+        if draft.take(level) is not None:
+            draft.leave_out(level, "verl weighs nothing in bypass_mode with ppo_clip: a metric")
+    elif kind == "reinforce" and draft.take(level) is None:
+        draft.set(target, "gpg", f"{CORRECTION}.loss_type")
+    elif kind == "reinforce" and draft.take(level) == "token" and _is_above_one(threshold):
+        draft.set(target, "cispo", f"{CORRECTION}.loss_type", level)
+        draft.set(f"{ALGORITHM}.clip_low", 1.0, level)
+        draft.set(f"{ALGORITHM}.clip_high", float(threshold) - 1, bound)
+    else:
+        reason = "in bypass_mode: ppo_clip, or reinforce with a token's weight cut above 1"
+        draft.leave_out(f"{CORRECTION}.loss_type", reason, algorithm=True)
+
+
+def _is_above_one(threshold: str) -> bool:
+    return "_" not in threshold and float(threshold) > 1
+
+
+def _dual_clip(draft: Draft, *, has_one: bool) -> None:
+    if has_one:
+        draft.copy(f"{ACTOR}.clip_ratio_c", f"{ALGORITHM}.dual_clip", float)
+    draft.ignore(f"{ACTOR}.clip_ratio_c")
+
+
+def _weights(draft: Draft) -> None:
     """Converts the importance weights. A single number is an upper bound; with `lower_upper`,
     tokens outside the range are left out of the loss."""
-    section, target = "algorithm.rollout_correction", f"{ALGORITHM}.rollout_correction"
-    level, bound = draft.take(f"{section}.rollout_is"), f"{section}.rollout_is_threshold"
-    if level not in (None, "token", "sequence"):
-        draft.leave_out(f"{section}.rollout_is", "token or sequence", algorithm=True)
-    elif level is not None:
-        draft.set(f"{target}.level", level, f"{section}.rollout_is")
+    target = f"{ALGORITHM}.rollout_correction"
+    level, bound = draft.take(f"{CORRECTION}.rollout_is"), f"{CORRECTION}.rollout_is_threshold"
+    draft.ignore(bound)
+    if level is None:
+        draft.set(f"{target}.level", "none", f"{CORRECTION}.rollout_is")
+    elif level not in ("token", "sequence"):
+        draft.leave_out(f"{CORRECTION}.rollout_is", "token or sequence", algorithm=True)
+    else:
+        draft.set(f"{target}.level", level, f"{CORRECTION}.rollout_is")
         lower, _, upper = str(draft.take(bound) or 2.0).rpartition("_")
         draft.set(f"{target}.upper", float(upper), bound)
         if lower:
             draft.set(f"{target}.mode", "reject", bound)
             draft.set(f"{target}.lower", float(lower), bound)
-    draft.ignore(bound, f"{section}.loss_type", f"{section}.bypass_mode")
-    if draft.take(f"{section}.bypass_mode"):
-        kind = draft.take(f"{section}.loss_type")
-        if kind not in (None, "ppo_clip"):
-            draft.leave_out(f"{section}.loss_type", "the ratio is clipped", algorithm=True)
 
 
 def _asynchrony(draft: Draft) -> None:

@@ -110,8 +110,32 @@ def test_bounds_that_do_not_fit_the_loss_are_told_with_the_papers_numbers():
     assert "0.2 and 0.28 (DAPO" in line
     [line] = of_loss(policy_loss="cispo")
     assert "bounds the ratio from above alone" in line
+    assert of_loss(policy_loss="cispo", clip_low=1.0) == []
     for loss in ("ppo", "gpg", "topr", "sapo"):
         assert of_loss(policy_loss=loss) == []
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "problem"),
+    [
+        ({"policy_loss": "ppo", "clip_low": 0.9}, "hardly a token is clipped"),
+        ({"policy_loss": "ppo", "clip_high": 4.0}, "hardly a token is clipped"),
+        ({"policy_loss": "ppo", "dual_clip": 1.2}, "not above 1 + clip_high"),
+        ({"policy_loss": "cispo", "clip_low": 1.0, "clip_high": 4e-4}, "weighs more"),
+        ({"policy_loss": "gpg", "clip_low": 0.2}, "with clip_low=0.2: it clips nothing"),
+        ({"policy_loss": "topr", "dual_clip": 3.0}, "with dual_clip=3: it clips nothing"),
+        ({"policy_loss": "sapo", "clip_high": 0.28}, "with clip_high=0.28: it clips nothing"),
+        ({"policy_loss": "sapo", "sapo_tau_neg": 0.5}, "1 and 1.05 (arXiv 2511.20347)"),
+    ],
+)
+def test_every_loss_has_bounds_that_do_not_fit_it(algorithm, problem):
+    [line] = of_loss(**algorithm)
+    assert line.startswith("warning: ") and problem in line
+
+
+def test_bounds_that_fit_are_not_told():
+    assert of_loss(policy_loss="ppo", clip_low=0.2, clip_high=0.5, dual_clip=3.0) == []
+    assert of_loss(policy_loss="sapo", sapo_tau_pos=1.0, sapo_tau_neg=1.05) == []
 
 
 def test_what_the_machine_has_too_little_of_is_told_with_a_remedy():

@@ -263,6 +263,7 @@ SETTINGS: dict[str, Row] = {
     f"{A}.lam": Row(0.5, {f"{OPTIONS}.lam": 0.5}, GAE),
     f"{A}.step_reward_gamma": Row(0.5, {f"{OPTIONS}.step_reward_gamma": 0.5}),
     f"{A}.episode_reward_weight": Row(0.5, {f"{OPTIONS}.episode_reward_weight": 0.5}),
+    f"{A}.step_baseline": Row("none", {f"{OPTIONS}.step_baseline": "none"}),
     f"{A}.step_reward_weight": Row(0.5, {f"{OPTIONS}.step_reward_weight": 0.5}),
     f"{A}.reward_normalization.grouping": Row("tag", {f"{SHAPING}.grouping": "tag"}),
     f"{A}.reward_normalization.method": Row("mean_std", {f"{SHAPING}.normalize_std": True}),
@@ -287,10 +288,14 @@ SETTINGS: dict[str, Row] = {
     f"{A}.sapo_tau_neg": Row(0.5, {"update.sapo_tau_neg": 0.5}),
     f"{A}.loss_agg_mode": Row("seq-mean-token-sum", {"update.loss_agg_mode": "seq-mean-token-sum"}),
     f"{A}.entropy_coef": Row(0.5, {"update.entropy_coef": 0.5}),
+    f"{A}.old_logprobs": Row("trainer", {"update.old_logprobs": "trainer"}),
     f"{A}.rollout_correction.level": Row("turn", {"update.correction.level": "turn"}),
     f"{A}.rollout_correction.mode": Row("reject", {"update.correction.mode": "reject"}),
     f"{A}.rollout_correction.upper": Row(3.0, {"update.correction.upper": 3.0}),
     f"{A}.rollout_correction.lower": Row(0.5, {"update.correction.lower": 0.5}),
+    f"{A}.rollout_correction.combine": Row(
+        "geometric_mean", {"update.correction.combine": "geometric_mean"}
+    ),
     f"{T}.use_kl_loss": Row(False, {"update.kl_loss_coef": 0.0}),
     f"{T}.kl_loss_coef": Row(0.5, {"update.kl_loss_coef": 0.5}),
     f"{T}.kl_loss_type": Row("k2", {"update.kl_loss_type": "k2"}),

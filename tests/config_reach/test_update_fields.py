@@ -45,6 +45,7 @@ FIELDS = {
     "entropy_coef": ({}, {f"{A}.entropy_coef": 0.5}, "weights"),
     "loss_agg_mode": ({}, {f"{A}.loss_agg_mode": "seq-mean-token-mean"}, "weights"),
     "loss_scale_factor": (NORM, {"ajet.data.max_response_length": 30}, "moments"),
+    "old_logprobs": ({}, {f"{A}.old_logprobs": "trainer"}, "weights"),
     "correction": ({}, {f"{A}.rollout_correction.level": "token"}, "weights"),
     "ppo_epochs": ({}, {f"{T}.ppo_epochs": 2}, "weights"),
     "mini_batch_num": ({}, {f"{T}.mini_batch_num": 2}, "weights"),
@@ -86,7 +87,7 @@ def is_same(one, other):
 
 def test_every_field_has_its_keys():
     assert {each.name for each in fields(UpdateSettings)} == FIELDS.keys() | NO_KEY
-    assert len(FIELDS) + len(NO_KEY) == 28
+    assert len(FIELDS) + len(NO_KEY) == 29
     keys = [key for _, changed, _ in FIELDS.values() for key in changed]
     assert [key for key in keys if key not in SETTINGS] == []
 

@@ -264,6 +264,10 @@ ALGORITHM = [
     ("roll", LAKE, "adv_estimator=agentic_reinforce"),
     ("roll", LAKE, "actor_infer.generating_args.stop_strings=[x]"),
     ("roll", LAKE, "reward_normalization.method=asym_clip"),
+    ("roll", LAKE, "adv_estimator=gigpo"),
+    ("roll", LAKE, "loss_agg_mode=seq-mean-token-sum-norm"),
+    ("roll", LAKE, "force_disable_old_logprobs_recompute=true"),
+    ("roll", LAKE, "train_infer_correction={is_weight: {enabled: true, upper_bound: null}}"),
     ("roll", LAKE, "custom_envs.Lake.zzz=5"),
     ("roll", LAKE, "custom_envs.Lake.env_config.zzz=5"),
     ("roll", LAKE, "custom_envs.Boxes.env_config.dim_x=6"),
@@ -271,12 +275,16 @@ ALGORITHM = [
     ("verl", PPO, "algorithm.adv_estimator=grpo_passk"),
     ("verl", PPO, "actor_rollout_ref.actor.loss_agg_mode=token-sum"),
     ("verl", PPO, "actor_rollout_ref.actor.kl_loss_type=full"),
+    ("roll", LAKE, "actor_train.pg_variant=topr"),
+    ("roll", LAKE, "actor_train.worker_cls=mine.ActorWorker"),
+    ("roll", LAKE, "actor_train.cispo_use_unified_mask=true"),
     ("verl", PPO, "algorithm.rollout_correction.rollout_rs=token_k1"),
     ("verl", PPO, "reward_model.enable=True"),
     ("verl", PPO, "distillation.enabled=True"),
     ("verl", PPO, "data.train_files=[a.parquet,b.parquet]"),
     ("chatlearn", GRAPH, "runtime_args.use_partial_rollout=True"),
     ("chatlearn", GRAPH, "models.policy.repetition_penalty=1.2"),
+    ("chatlearn", GRPO, "models.policy_trainer.final_clip_ratio=2"),
     ("agentjet", MATH, "ajet.trainer_common.optim.lr_scheduler_type=cosine"),  # no number of steps
     ("verl", PPO, "actor_rollout_ref.actor.optim.lr_scheduler_type=wsd"),
     ("agentjet", MATH, "actor_rollout_ref.actor.clip_ratio=0.1"),
@@ -414,6 +422,70 @@ def test_an_empty_source_says_what_is_missing(tmp_path):
     assert any("ajet.task_reader" in text for text in result.to_do)
 
 
+# ---- verl ----
+
+
+def algorithm_of(folder, *overrides):
+    result = convert("verl", PPO, overrides)
+    return loaded(result, folder).ajet.trainer_common.algorithm, left_out(result)
+
+
+IS = "algorithm.rollout_correction"
+BYPASS, ASYNC = f"{IS}.bypass_mode=true", "async_training.partial_rollout=true"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "old", "level", "loss"),
+    [
+        ([], "trainer", "none", "ppo"),
+        ([f"{IS}.bypass_mode=false"], "trainer", "none", "ppo"),
+        ([f"{IS}.rollout_is=sequence"], "trainer", "sequence", "ppo"),
+        ([BYPASS], "sampler", "none", "ppo"),
+        ([BYPASS, f"{IS}.rollout_is=token"], "sampler", "none", "ppo"),
+        ([BYPASS, "actor_rollout_ref.actor.policy_loss.loss_mode=gpg"], "sampler", "none", "ppo"),
+        ([BYPASS, f"{IS}.loss_type=reinforce"], "sampler", "none", "gpg"),
+        ([ASYNC], "sampler", "none", "ppo"),
+        ([ASYNC, f"{IS}.bypass_mode=false"], "trainer", "none", "ppo"),
+    ],
+)  # fmt: skip
+def test_verls_old_policy_and_weights_stay_what_they_are(overrides, old, level, loss, tmp_path):
+    algorithm, omitted = algorithm_of(tmp_path, *overrides)
+    assert (algorithm.old_logprobs, algorithm.rollout_correction.level) == (old, level)
+    assert algorithm.policy_loss == loss
+    assert not [key for key, kind in omitted.items() if key.startswith(IS) and kind != "machine"]
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [[f"{IS}.rollout_is=sequence"],
+     [f"{IS}.rollout_is=token", f"{IS}.rollout_is_threshold=0.5_2.0"],
+     [f"{IS}.rollout_is=token", f"{IS}.rollout_is_threshold=0.9"]],
+)  # fmt: skip
+def test_a_loss_of_verls_bypass_mode_that_cannot_be_kept_is_said(weights, tmp_path):
+    _, omitted = algorithm_of(tmp_path, BYPASS, f"{IS}.loss_type=reinforce", *weights)
+    assert omitted[f"{IS}.loss_type"] == "algorithm"
+
+
+@pytest.mark.parametrize(("with_kl", "category"), [("true", "algorithm"), ("false", "machine")])
+def test_what_verls_kl_loss_and_sapo_do_otherwise_is_said_where_it_counts(
+    with_kl, category, tmp_path
+):
+    actor = "actor_rollout_ref.actor"
+    use_kl = f"{actor}.use_kl_loss={with_kl}"
+    _, omitted = algorithm_of(tmp_path, use_kl, f"{actor}.kl_loss_type=k1")
+    assert omitted[f"{actor}.kl_loss_type"] == category
+    sapo = [f"{actor}.policy_loss.loss_mode=sapo", f"{actor}.loss_agg_mode=token-mean"]
+    algorithm, omitted = algorithm_of(tmp_path, use_kl, *sapo)
+    assert algorithm.loss_agg_mode == "seq-mean-token-mean"
+    assert omitted[f"{actor}.loss_agg_mode"] == category
+
+
+@pytest.mark.parametrize(("system", "source"), [("chatlearn", GRPO), ("agentjet", MATH)])
+def test_the_others_old_policy_is_the_trainers_too(system, source, tmp_path):
+    algorithm = loaded(convert(system, source), tmp_path).ajet.trainer_common.algorithm
+    assert algorithm.old_logprobs == "trainer"
+
+
 # ---- ROLL ----
 
 
@@ -424,6 +496,8 @@ NORMALIZATIONS = [
     ("grpo", "batch", "mean_std", {"adv_estimator": "reinforce", "reward_normalization.grouping": "batch", "reward_normalization.method": "mean_std"}),  # noqa: E501
     ("reinforce", "tags", "mean", {"adv_estimator": "reinforce", "reward_normalization.grouping": "tag"}),  # noqa: E501
     ("gigpo", "traj_group_id", "mean", {"adv_estimator": "gigpo", "normalize_std": False, "step_reward_gamma": 0.95}),  # noqa: E501
+    ("step_reinforce", "traj_group_id", "identity", {"adv_estimator": "step_reinforce", "step_baseline": "none", "step_reward_gamma": 0.95}),  # noqa: E501
+    ("step_reinforce", "batch", "mean", {"adv_estimator": "step_reinforce", "step_baseline": "others", "reward_normalization.grouping": "none"}),  # noqa: E501
     ("gae", "batch", "identity", {"adv_estimator": "gae", "lam": 0.95, "reward_normalization.grouping": "none"}),  # noqa: E501
 ]  # fmt: skip
 
@@ -436,6 +510,13 @@ def test_rolls_estimators_are_what_they_compute(name, grouping, method, wanted, 
     config = loaded(convert("roll", LAKE, overrides), tmp_path)
     tree = flatten(config.ajet.trainer_common.algorithm.model_dump())
     assert {key: tree[key] for key in wanted} == wanted
+
+
+@pytest.mark.parametrize(("method", "is_said"), [("identity", False), ("mean", True)])
+def test_a_normalization_of_rolls_steps_is_said(method, is_said):
+    overrides = ["adv_estimator=step_reinforce", f"reward_normalization.method={method}"]
+    found = left_out(convert("roll", LAKE, overrides))
+    assert found.get("reward_normalization") == ("algorithm" if is_said else None)
 
 
 def test_rolls_newer_names_of_the_normalization_are_read(tmp_path):
@@ -542,6 +623,7 @@ def test_rolls_correction_keeps_its_level_and_bound(tmp_path):
         convert("roll", LAKE, overrides), tmp_path
     ).ajet.trainer_common.algorithm.rollout_correction
     assert (correction.level, correction.mode, correction.upper) == ("turn", "truncate", 1.5)
+    assert correction.combine == "geometric_mean"
 
 
 @pytest.mark.parametrize(

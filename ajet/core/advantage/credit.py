@@ -27,6 +27,7 @@ TokenArrays = tuple[NDArray[np.float32], ...]
 """Token arrays: one for each turn, with one number for each trained token."""
 Advantages = dict[str, TokenArrays]
 """The keys are episode ids."""
+StepBaseline = Literal["others", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class AdvantageOptions:
     gamma: float = 1.0  # per token: gae, reinforce, reinforce_plus_plus, remax
     lam: float = 1.0  # gae
     step_reward_gamma: float = 1.0  # per turn: gigpo, step_reinforce
+    step_baseline: StepBaseline = "others"  # step_reinforce
     episode_reward_weight: float = 1.0  # gigpo
     step_reward_weight: float = 1.0  # gigpo
 

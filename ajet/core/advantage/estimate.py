@@ -82,6 +82,7 @@ class EstimatorSettings:
                 gamma=algorithm.gamma,
                 lam=algorithm.lam,
                 step_reward_gamma=algorithm.step_reward_gamma,
+                step_baseline=algorithm.step_baseline,
                 episode_reward_weight=algorithm.episode_reward_weight,
                 step_reward_weight=algorithm.step_reward_weight,
             ),

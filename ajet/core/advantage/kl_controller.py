@@ -1,10 +1,12 @@
 """The coefficient of the KL in the reward: fixed, or adapted towards a target.
 
     error  = clip(kl / target - 1, -0.2, 0.2)
-    coef  *= 1 + error * episodes / horizon
+    coef  *= 1 + error * min(episodes, horizon) / horizon
 
 Ziegler et al. 2019 (arXiv 1909.08593). After `horizon` episodes whose KL is far from
-the target, the coefficient has moved by a fifth. A checkpoint contains it.
+the target, the coefficient has moved by a fifth. A step of more episodes moves it by no more: with
+five times the horizon the paper's formula gives a coefficient of 0, and with more a negative one,
+which would reward the distance to the reference. A checkpoint contains the coefficient.
 
 Not covered: the coefficient of the KL in the loss.
 """
@@ -55,7 +57,7 @@ class AdaptiveKLController:
     def update(self, kl: float, num_episodes: int) -> None:
         """Adapts the coefficient to `kl`, the mean KL of a step with `num_episodes` episodes."""
         error = min(max(kl / self.target - 1, -MAX_ERROR), MAX_ERROR)
-        self.coef *= 1 + error * num_episodes / self.horizon
+        self.coef *= 1 + error * min(num_episodes, self.horizon) / self.horizon
 
     def state_dict(self) -> dict[str, float]:
         return {"coef": self.coef}

@@ -15,6 +15,9 @@ unbiased (Williams 1992, Kool et al. 2019). A mean over the episodes that got as
 itself included, would shrink the gradient of late turns, where few are left, and give a lone
 survivor none.
 
+With `step_baseline: none` the advantage is the return-to-go itself, as in ROLL without
+normalisation: as unbiased, of higher variance.
+
 Turns are counted for each agent. Where all members got as far with equal returns, and for
 a lone episode, advantages are exactly 0. `step_reward_gamma` discounts once for each turn.
 
@@ -35,6 +38,8 @@ def step_reinforce(groups: Sequence[GroupCredit], options: AdvantageOptions) -> 
     return of 0.
     """
     table = step_table(groups, options.step_reward_gamma)
+    if options.step_baseline == "none":
+        return table.spread(table.returns_N)
     same_turn = _compare_same_turns(table)
     sizes_N = np.array([len(groups[step.group]) for step in table.steps_N], np.int64)
     baselines_N = (same_turn.sums_N - table.returns_N) / np.maximum(sizes_N - 1, 1)

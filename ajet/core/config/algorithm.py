@@ -51,8 +51,8 @@ class RolloutCorrection(Section):
 
     level: Literal["none", "token", "turn", "sequence"] | None = Field(
         default=None,
-        description="What one weight is for; none takes the sampler's log-probabilities as old; "
-        "null is none, or token where tokens may be stale (trinity.max_staleness).",
+        description="What one weight is for; null is none, or token where tokens may be stale "
+        "(trinity.max_staleness) and old_logprobs is not sampler.",
     )
     mode: Literal["truncate", "reject"] = Field(
         default="truncate",
@@ -60,6 +60,10 @@ class RolloutCorrection(Section):
     )
     upper: float = Field(default=2.0, gt=0, description="Largest weight.")
     lower: float = Field(default=0.0, ge=0, description="Smallest weight; for reject.")
+    combine: Literal["product", "geometric_mean"] = Field(
+        default="product",
+        description="How the ratios of a turn's or an episode's tokens become one weight.",
+    )
 
 
 class DynamicSampling(Section):
@@ -102,6 +106,11 @@ class AlgorithmConfig(Section):
     step_reward_gamma: float = Field(
         default=1.0, ge=0, le=1, description="Discount per turn, of gigpo and step_reinforce."
     )
+    step_baseline: Literal["others", "none"] = Field(
+        default="others",
+        description="What step_reinforce subtracts: the others' mean return at the same turn, or "
+        "nothing.",
+    )
     episode_reward_weight: float = Field(
         default=1.0, ge=0, description="Weight of gigpo's episode advantage."
     )
@@ -126,10 +135,13 @@ class AlgorithmConfig(Section):
         default="ppo", description="The loss of a token."
     )
     clip_low: float = Field(
-        default=0.2, gt=0, lt=1, description="The ratio is clipped below 1 - clip_low."
+        default=0.2,
+        gt=0,
+        le=1,
+        description="The ratio is clipped below 1 - clip_low; 1 has no lower bound.",
     )
     clip_high: float = Field(
-        default=0.28, gt=0, description="The ratio is clipped above 1 + clip_high."
+        default=0.28, ge=0, description="The ratio is clipped above 1 + clip_high."
     )
     dual_clip: float | None = Field(
         default=None, gt=1, description="Bound of the loss for negative advantages; null has none."
@@ -144,6 +156,12 @@ class AlgorithmConfig(Section):
         default=False, description="Subtract the KL to the starting model from the reward."
     )
     kl_ctrl: KLControl = Field(default=KLControl(), description="That KL's coefficient.")
+    old_logprobs: Literal["sampler", "trainer"] | None = Field(
+        default=None,
+        description="The old policy of a ratio, and that of the KL in the reward: the "
+        "log-probabilities that the sampler recorded, or the trainer's own before the update; null "
+        "is sampler, and for the ratio trainer where rollout_correction has weights.",
+    )
     rollout_correction: RolloutCorrection = Field(
         default=RolloutCorrection(), description="Importance weights between sampler and trainer."
     )

@@ -15,6 +15,7 @@ READ_BY = {
     "gamma": ("gae", "reinforce", "reinforce_plus_plus", "remax"),
     "lam": ("gae",),
     "step_reward_gamma": ("gigpo", "step_reinforce"),
+    "step_baseline": ("step_reinforce",),
     "episode_reward_weight": ("gigpo",),
     "step_reward_weight": ("gigpo",),
 }
@@ -69,15 +70,22 @@ def _unread_by_choice(algorithm: AlgorithmConfig) -> dict[str, str]:
 def _unread_in_sections(algorithm: AlgorithmConfig, backbone: str) -> dict[str, str]:
     """Returns the keys of sections that are switched off."""
     kl, correction = algorithm.kl_ctrl, algorithm.rollout_correction
-    is_off = correction.level == "none" or (correction.level is None and backbone != "trinity")
+    weighs_stale_tokens = backbone == "trinity" and algorithm.old_logprobs != "sampler"
+    is_off = correction.level == "none" or (correction.level is None and not weighs_stale_tokens)
+    no_weights = "rollout_correction.level is none"
     off = {
         "kl_ctrl": (not algorithm.use_kl_in_reward, "use_kl_in_reward is false"),
         "kl_ctrl.target_kl": (kl.type == "fixed", "kl_ctrl.type is fixed"),
         "kl_ctrl.horizon": (kl.type == "fixed", "kl_ctrl.type is fixed"),
-        "rollout_correction": (is_off, "rollout_correction.level is none"),
+        "rollout_correction.mode": (is_off, no_weights),
+        "rollout_correction.upper": (is_off, no_weights),
         "rollout_correction.lower": (
-            correction.mode == "truncate",
-            "rollout_correction.mode is truncate",
+            is_off or correction.mode == "truncate",
+            no_weights if is_off else "rollout_correction.mode is truncate",
+        ),
+        "rollout_correction.combine": (
+            is_off or correction.level in (None, "token"),
+            no_weights if is_off else "rollout_correction.level is token",
         ),
         "dynamic_sampling": (
             not algorithm.dynamic_sampling.enable,
@@ -96,7 +104,13 @@ def contradictions(ajet: AjetSection) -> list[tuple[str, str]]:
     """Returns keys that cannot be honoured beside others, each with the reason."""
     algorithm, rollout = ajet.trainer_common.algorithm, ajet.rollout
     kl, buffer_len = algorithm.kl_ctrl, algorithm.overlong.buffer_len
+    correction = algorithm.rollout_correction
     checks = {
+        "old_logprobs": (
+            algorithm.old_logprobs == "sampler" and correction.level not in (None, "none"),
+            f"the weights of rollout_correction.level={correction.level} need the trainer's: set "
+            "trainer, or level none",
+        ),
         "dynamic_sampling.enable": (
             algorithm.dynamic_sampling.enable and rollout.num_repeat == 1,
             "no group has two rewards that differ where ajet.rollout.num_repeat is 1",
@@ -130,8 +144,11 @@ def algorithm_notices(ajet: AjetSection) -> list[str]:
     trainer, steps = ajet.trainer_common, ajet.trainer_common.total_training_steps
     estimator, warmup = trainer.algorithm.adv_estimator, trainer.critic.warmup_steps
     grouping = trainer.algorithm.reward_normalization.grouping
+    compares = estimator in GROUP_ESTIMATORS and not (
+        estimator == "step_reinforce" and trainer.algorithm.step_baseline == "none"
+    )
     notices = []
-    if estimator in GROUP_ESTIMATORS and ajet.rollout.num_repeat == 1:
+    if compares and ajet.rollout.num_repeat == 1:
         notices.append(
             f"nothing is learnt from rewards: {ALGORITHM}.adv_estimator={estimator} compares the "
             "members of a group, and ajet.rollout.num_repeat is 1"

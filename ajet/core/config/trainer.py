@@ -152,8 +152,9 @@ class TrainerConfig(Section):
         default=True, description="Add the KL to the starting model to the loss."
     )
     kl_loss_coef: float = Field(default=0.002, ge=0, description="Weight of that KL.")
-    kl_loss_type: Literal["low_var_kl", "k1", "k2"] = Field(
-        default="low_var_kl", description="Estimator of that KL; low_var_kl is k3."
+    kl_loss_type: Literal["low_var_kl", "low_var_kl+", "k1", "k2"] = Field(
+        default="low_var_kl",
+        description="Estimator of that KL; low_var_kl is k3, + has the gradient of k2.",
     )
     batch_layout: Literal["auto", "padded", "packed", "tree"] = Field(
         default="auto", description="How samples are laid out; every layout has the same gradient."

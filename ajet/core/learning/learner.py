@@ -175,13 +175,19 @@ class Learner:
         samples: Sequence[TrainingSample],
         credits: list[GroupCredit],
     ) -> tuple[list[GroupCredit], dict[str, float]]:
-        """Subtracts each token's KL with the present coefficient, which is adapted afterwards."""
+        """Subtracts each token's KL with the present coefficient, which is adapted afterwards.
+
+        The KL is that of the log-probabilities which `old_logprobs` names.
+        """
         if not self.settings.kl_in_reward:
             return credits, {}
-        sampled = by_turn(samples, [sample.logprobs for sample in samples], groups)
+        is_trainers = self.policy.settings.old_logprobs == "trainer"
+        recorded = [sample.logprobs for sample in samples]
+        logprobs = self.policy.score(samples) if is_trainers else recorded
+        own = by_turn(samples, logprobs, groups)
         reference = by_turn(samples, self.policy.reference_scores(samples), groups)
         coef = self.kl.coef
-        found = penalise_kl(credits, sampled, reference, coef)
+        found = penalise_kl(credits, own, reference, coef)
         num_episodes = sum(map(len, credits))
         if num_episodes:
             self.kl.update(found.kl, num_episodes)

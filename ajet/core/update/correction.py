@@ -7,15 +7,17 @@ behind.
     level token    exp of each                                    1.11 1.22 | .67
     level turn     exp of the turn's sum                          1.35 1.35 | .67
     sequence       exp of the episode's sum, over all timelines    .90  .90 | .90
+    geometric_mean   exp of the mean instead of the sum: turn     1.16 1.16 | .67
 
     truncate       weights above `upper` become `upper`
     reject         weights outside [lower, upper] become 0: those tokens have no policy gradient
 
 A weight multiplies the policy loss of its tokens, neither KL nor entropy, and no denominator: a
-rejected token still counts in the mean. The sequence's weight is the product, unbiased and of high
-variance, as in verl's `rollout_is: sequence`.
+rejected token still counts in the mean. The product of a unit's ratios is unbiased and of high
+variance, as in verl's `rollout_is: sequence`; their geometric mean (`combine`) stays near 1 for
+long units and is biased, as in ROLL's weights of segments.
 
-Not covered: the geometric mean of an episode's ratios (verl has it as a filter, `seq_mean_k1`);
+Not covered: verl's filter `seq_mean_k1`, which rejects by the geometric mean and does not weigh;
 weights normalised over the batch.
 """
 
@@ -27,7 +29,7 @@ from numpy.typing import NDArray
 
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.losses.token_loss import MAX_LOG_RATIO
-from ajet.core.update.settings import CorrectionSettings
+from ajet.core.update.settings import CorrectionSettings, RatioCombination
 
 Floats = NDArray[np.float64]
 Units = list[NDArray[np.int64]]
@@ -44,7 +46,7 @@ def apply_correction(
     the bounds; truncated_tokens and rejected_tokens count the tokens that the bounds changed.
     """
     units = _units(samples, settings.level)
-    ratios_N = _ratios_of_units(samples, units)
+    ratios_N = _ratios_of_units(samples, units, settings.combine)
     weights_N = _apply_bounds(ratios_N, settings)
     weighted = [
         replace(sample, weights=np.where(unit_T >= 0, weights_N[unit_T], 1.0).astype(np.float32))
@@ -85,14 +87,25 @@ def _unit_keys(sample: TrainingSample, sample_index: int, level: str) -> list[ob
     return names
 
 
-def _ratios_of_units(samples: Sequence[TrainingSample], units: Units) -> Floats:
+def _ratios_of_units(
+    samples: Sequence[TrainingSample], units: Units, combine: RatioCombination
+) -> Floats:
     num_units = 1 + max((int(unit_T.max(initial=-1)) for unit_T in units), default=-1)
     sums_N = np.zeros(num_units)
     for sample, unit_T in zip(samples, units, strict=True):
         assert sample.old_logprobs is not None
         log_ratio_T = sample.old_logprobs.astype(np.float64) - sample.logprobs
         np.add.at(sums_N, unit_T[sample.loss_mask], log_ratio_T[sample.loss_mask])
+    if combine == "geometric_mean":
+        sums_N /= _tokens_of_units(units, num_units)
     return np.exp(sums_N.clip(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+
+
+def _tokens_of_units(units: Units, num_units: int) -> NDArray[np.int64]:
+    return sum(
+        (np.bincount(unit_T[unit_T >= 0], minlength=num_units) for unit_T in units),
+        np.zeros(num_units, np.int64),
+    )
 
 
 def _apply_bounds(ratios_N: Floats, settings: CorrectionSettings) -> Floats:
@@ -107,7 +120,7 @@ def _metrics(
 ) -> dict[str, float]:
     if not len(ratios_N):
         return {}
-    tokens_N = sum(np.bincount(unit_T[unit_T >= 0], minlength=len(ratios_N)) for unit_T in units)
+    tokens_N = _tokens_of_units(units, len(ratios_N))
     cut = float(np.sum(tokens_N * (weights_N != ratios_N)))
     return {
         "correction_ess": effective_sample_size(weights_N),

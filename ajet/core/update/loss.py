@@ -111,18 +111,24 @@ def score_tokens(
 
 
 def kl_penalty(logprobs_M: Tensor, reference_M: Tensor, kind: str) -> Tensor:
-    """Estimates KL(policy
+    """Estimates the KL from the policy to the reference from the sampled tokens (Schulman 2020,
+    "Approximating KL divergence"), with d = log pi - log reference:
 
+        k1             d
+        k2             d^2 / 2
+        low_var_kl     k3: exp(-d) - 1 + d, with d cut to +-20 and the estimate to 10
 
-    reference) from the sampled tokens (Schulman's k1, k2, k3).
-
-    The gradient of k2 is that of the KL on average; k1's own would be zero on average, so k1 has
-    k2's. k3 (``low_var_kl``) is clamped at 10: a token with less than 7.5 % of the reference's
-    probability counts as 10 and has no gradient.
+    k1 and `low_var_kl+` have the gradient of k2, d times that of log pi, which is the KL's on
+    average; k1's own would be 0 on average. That of `low_var_kl` is (1 - exp(-d)) times that of
+    log pi, and 0 where the estimate is cut: at d < -2.61, where the policy has less than 7.3 % of
+    the reference's probability, and at d > 11.
     """
     difference_M = logprobs_M - reference_M
-    if kind in ("k1", "k2"):
-        k2_M = 0.5 * difference_M.square()
-        return k2_M if kind == "k2" else difference_M.detach() + (k2_M - k2_M.detach())
+    k2_M = 0.5 * difference_M.square()
+    if kind == "k2":
+        return k2_M
+    if kind == "k1":
+        return difference_M.detach() + (k2_M - k2_M.detach())
     log_ratio_M = (reference_M - logprobs_M).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return (log_ratio_M.exp() - log_ratio_M - 1).clamp(-MAX_KL, MAX_KL)
+    k3_M = (log_ratio_M.exp() - log_ratio_M - 1).clamp(-MAX_KL, MAX_KL)
+    return k3_M.detach() + (k2_M - k2_M.detach()) if kind == "low_var_kl+" else k3_M

@@ -5,8 +5,9 @@
               one optimizer step each  <── gradients add up <── loss <── log-probs of trained tokens
 
 Old log-probabilities are those that the sampler recorded, in every mini-batch and pass, unless a
-sample has the trainer's own. With a correction (correction.py) the trainer's own are computed
-first, and importance weights correct the difference from the sampler's. Samples whose every
+sample has the trainer's own. With `old_logprobs: trainer` or a correction (correction.py) the
+trainer's own are computed first; a correction's importance weights make up for the difference from
+the sampler's, and without one it is left as it is. Samples whose every
 advantage is 0 have no gradient if there is neither KL nor entropy term: they are not computed
 (`skipped_samples`), but count in the denominators.
 
@@ -93,7 +94,7 @@ class Policy:
         `on_progress` gets the fraction done.
         """
         started = time.perf_counter()
-        samples, correction = self._apply_correction(samples)
+        samples, correction = self._with_old_logprobs(samples)
         metrics = UpdateMetrics(samples, self.settings.ppo_epochs)
         parts = split_by_group(samples, self.settings.mini_batch_num) * self.settings.ppo_epochs
         for i, indices in enumerate(parts):
@@ -175,18 +176,20 @@ class Policy:
     def _trainable(self) -> dict[str, nn.Parameter]:
         return trainable(self.model)
 
-    def _apply_correction(
+    def _with_old_logprobs(
         self, samples: Sequence[TrainingSample]
     ) -> tuple[Sequence[TrainingSample], dict[str, float]]:
-        """Adds the trainer's old log-probabilities and importance weights, if a correction is
-        configured.
+        """Adds the trainer's old log-probabilities and the importance weights, where the settings
+        ask for them.
         """
-        if self.settings.correction.level == "none":
+        if not self.settings.recomputes_old_logprobs:
             return samples, {}
         if any(sample.old_logprobs is None for sample in samples):
             scores = self.score(samples)
             pairs = zip(samples, scores, strict=True)
             samples = [replace(sample, old_logprobs=score) for sample, score in pairs]
+        if self.settings.correction.level == "none":
+            return samples, {}
         return apply_correction(samples, self.settings.correction)
 
     def _train_mini_batch(

@@ -10,7 +10,7 @@ from typing import Literal, Self
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
 
-KLType = Literal["low_var_kl", "k1", "k2"]
+KLType = Literal["low_var_kl", "low_var_kl+", "k1", "k2"]
 LossAggMode = Literal[
     "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
 ]
@@ -19,11 +19,13 @@ LRSchedule = Literal["constant", "linear", "cosine"]
 PolicyLossName = Literal["ppo", "gspo", "cispo", "gpg", "topr", "sapo"]
 CorrectionLevel = Literal["none", "token", "turn", "sequence"]
 CorrectionMode = Literal["truncate", "reject"]
+RatioCombination = Literal["product", "geometric_mean"]
+OldLogprobs = Literal["sampler", "trainer"]
 
 ParamDtype = Literal["float64", "float32", "bfloat16"]
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "kl_loss_type": ("low_var_kl", "k1", "k2"),
+    "kl_loss_type": ("low_var_kl", "low_var_kl+", "k1", "k2"),
     "loss_agg_mode": (
         "token-mean",
         "seq-mean-token-sum",
@@ -36,6 +38,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "level": ("none", "token", "turn", "sequence"),
     "param_dtype": ("float64", "float32", "bfloat16"),
     "mode": ("truncate", "reject"),
+    "combine": ("product", "geometric_mean"),
 }
 
 
@@ -100,6 +103,7 @@ class CorrectionSettings:
     mode: CorrectionMode = "truncate"
     upper: float = 2.0
     lower: float = 0.0  # lower bound, used by reject only
+    combine: RatioCombination = "product"  # of the ratios of a turn's or an episode's tokens
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
@@ -107,14 +111,18 @@ class CorrectionSettings:
 
         Where it gives no level and tokens may be stale, each token is weighted by the trainer's
         probability of it over the sampler's. A clip is then around the policy before the update, as
-        it is without staleness, and not around that of some updates ago.
+        it is without staleness, and not around that of some updates ago. Where the config names the
+        sampler's log-probabilities as the old ones, their ratio contains that weight.
         """
-        correction = config.ajet.trainer_common.algorithm.rollout_correction
+        algorithm = config.ajet.trainer_common.algorithm
+        correction = algorithm.rollout_correction
+        weighs_stale_tokens = config.max_staleness and algorithm.old_logprobs != "sampler"
         return cls(
-            level=correction.level or ("token" if config.max_staleness else "none"),
+            level=correction.level or ("token" if weighs_stale_tokens else "none"),
             mode=correction.mode,
             upper=correction.upper,
             lower=correction.lower,
+            combine=correction.combine,
         )
 
     def __post_init__(self) -> None:
@@ -169,6 +177,7 @@ class UpdateSettings(OptimizerSettings):
     entropy_coef: float = 0.0  # an entropy bonus: the loss falls as entropy rises
     loss_agg_mode: LossAggMode = "token-mean"
     loss_scale_factor: float | None = None  # for seq-mean-token-sum-norm; None: the longest episode
+    old_logprobs: OldLogprobs | None = None  # None: the trainer's if there is a correction
     correction: CorrectionSettings = field(default_factory=CorrectionSettings)
 
     # Batches.
@@ -205,6 +214,7 @@ class UpdateSettings(OptimizerSettings):
             entropy_coef=algorithm.entropy_coef,
             loss_agg_mode=algorithm.loss_agg_mode,
             loss_scale_factor=float(config.ajet.data.max_response_length),
+            old_logprobs=algorithm.old_logprobs,
             correction=CorrectionSettings.from_config(config),
             ppo_epochs=trainer.ppo_epochs,
             mini_batch_num=trainer.mini_batch_num,
@@ -213,10 +223,20 @@ class UpdateSettings(OptimizerSettings):
             lora=LoraSettings.from_config(config),
         )
 
+    @property
+    def recomputes_old_logprobs(self) -> bool:
+        """Tells whether the trainer computes the old log-probabilities before the update."""
+        return self.old_logprobs == "trainer" or self.correction.level != "none"
+
     def __post_init__(self) -> None:
         OptimizerSettings.__post_init__(self)
         _check_at_least_one(self, "ppo_epochs", "mini_batch_num", "max_tokens_per_micro_batch")
         _check_not_negative(self, "clip_low", "clip_high", "kl_loss_coef")
+        if self.old_logprobs == "sampler" and self.correction.level != "none":
+            raise ConfigError(
+                f"old_logprobs=sampler: a correction of level {self.correction.level} needs the "
+                "trainer's"
+            )
         for name in ("temperature", "sapo_tau_pos", "sapo_tau_neg"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)}: training needs one above 0")

@@ -63,6 +63,16 @@ def test_the_adaptive_coefficient_moves_towards_the_target():
     assert control.coef == pytest.approx(1.05 * 1.2 * 0.8)
 
 
+@pytest.mark.parametrize("kl", [0.0, 9.0])
+def test_a_step_of_many_horizons_moves_the_coefficient_by_a_fifth_and_never_below_zero(kl):
+    control = AdaptiveKLController(coef=0.2, target=0.1, horizon=100)
+    control.update(kl=kl, num_episodes=600)
+    assert control.coef == pytest.approx(0.2 * (1.2 if kl else 0.8))
+    for _ in range(100):
+        control.update(kl=0.0, num_episodes=600)
+        assert control.coef > 0
+
+
 def test_a_resumed_run_goes_on_with_the_coefficient_it_had():
     before = AdaptiveKLController(1.0, 0.1, 100)
     before.update(kl=9.0, num_episodes=100)

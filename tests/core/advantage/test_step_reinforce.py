@@ -25,6 +25,12 @@ def test_the_discount_is_by_turn():
     assert per_turn(step_reinforce([(one, two)], options)) == {"1": [2.0, 2.0], "2": [-2.0]}
 
 
+def test_without_a_baseline_the_advantage_is_the_discounted_return_of_the_step():
+    one, two = credited("1", [1, 2, 4]), credited("2", [0])
+    options = AdvantageOptions(step_reward_gamma=0.5, step_baseline="none")
+    assert per_turn(step_reinforce([(one,), (two,)], options)) == {"1": [3, 4, 4], "2": [0]}
+
+
 def test_equal_returns_give_exact_zeros():
     group = tuple(credited(name, [0.1, 0.1, 0.1]) for name in "abcdefg")
     found = step_reinforce([group], AdvantageOptions())

@@ -39,6 +39,12 @@ ESTIMATOR, LOSS = "ALG.adv_estimator is grpo", "ALG.policy_loss is ppo"
             "rollout_correction.level is none",
             "ALG.rollout_correction.level=turn",
         ),
+        ("ALG.step_baseline=none", ESTIMATOR, "ALG.adv_estimator=step_reinforce"),
+        (
+            "ALG.rollout_correction.combine=geometric_mean",
+            "rollout_correction.level is none",
+            "ALG.rollout_correction.level=turn",
+        ),
         (
             "ALG.dynamic_sampling.max_rounds=2",
             "dynamic_sampling.enable is false",
@@ -76,6 +82,10 @@ def test_a_setting_that_another_one_leaves_without_effect_is_noticed(
     assert load(override, *mended).notices == []
 
 
+def test_that_there_are_no_weights_is_no_setting_without_effect(load):
+    assert load("ALG.rollout_correction.level=none").notices == []
+
+
 def test_a_coefficient_that_is_not_added_is_noticed(load):
     notices = load("ajet.trainer_common.use_kl_loss=false", "ajet.trainer_common.kl_loss_coef=0.5")
     assert notices.notices == [
@@ -92,6 +102,7 @@ def test_a_coefficient_that_is_not_added_is_noticed(load):
             ["ALG.use_kl_in_reward=true", "ALG.kl_ctrl.type=adaptive", "ALG.kl_ctrl.kl_coef=0.0"],
             "ALG.kl_ctrl.kl_coef",
         ),
+        (["ALG.old_logprobs=sampler", "ALG.rollout_correction.level=turn"], "ALG.old_logprobs"),
         (["ALG.overlong.buffer_len=20000"], "ALG.overlong.buffer_len"),
         (["ajet.trainer_common.optim.lr_schedule=cosine"], "optim.lr_schedule"),
     ],
@@ -116,6 +127,11 @@ def test_the_others_learn_from_lone_episodes(load, estimator):
     assert notices == []
     episodes = [credited("a", [3.0], baseline=0.0), credited("b", [1.0], baseline=0.0)]
     assert any_signal(estimator, [(each,) for each in episodes])
+
+
+def test_a_step_that_is_compared_with_nothing_learns_alone(load):
+    plain = ["ALG.adv_estimator=step_reinforce", "ALG.step_baseline=none"]
+    assert load("ajet.rollout.num_repeat=1", *plain).notices == []
 
 
 def any_signal(estimator, groups):

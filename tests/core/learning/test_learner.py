@@ -118,6 +118,14 @@ def test_the_kl_is_taken_off_the_rewards_and_steers_its_coefficient():
     assert one.kl.coef == pytest.approx(0.5 * (1 + 0.2 * 2 / 10))  # two episodes, cut to 0.2
 
 
+@pytest.mark.parametrize(("old", "is_zero"), [("trainer", True), ("sampler", False), (None, False)])
+def test_the_kl_in_the_reward_is_that_of_the_old_policy_that_is_named(old, is_zero):
+    one = learner("reinforce", AdaptiveKLController(0.5, 0.1, 10), kl_in_reward=True,
+                  old_logprobs=old)  # fmt: skip
+    scored = one.score([group_of(member(0, 1.0), member(1, 0.0))])
+    assert (scored.metrics["kl_in_reward/kl"] == pytest.approx(0, abs=1e-6)) == is_zero
+
+
 def test_the_critic_learns_returns_of_its_own_values_and_the_policy_waits_while_it_warms_up():
     one = learner("gae", warmup=1)
     before = weights(one)

@@ -46,6 +46,22 @@ def test_a_weight_is_of_a_token_a_turn_or_an_episode(level, expected):
     assert metrics["truncated_tokens"] == metrics["rejected_tokens"] == 0
 
 
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        ("token", [2, 2, 1 / 4, 1 / 2]),
+        ("turn", [2, 2, 1 / 4, 1 / 2]),
+        ("sequence", [2 ** (1 / 3), 2 ** (1 / 3), 1 / 4, 2 ** (1 / 3)]),  # of three tokens
+    ],
+)
+def test_the_geometric_mean_is_that_of_the_units_tokens(level, expected):
+    settings = CorrectionSettings(level=level, upper=100.0, combine="geometric_mean")
+    weighted, metrics = apply_correction(SAMPLES, settings)
+    found = np.concatenate([s.weights[s.loss_mask] for s in weighted])
+    assert found.tolist() == pytest.approx(expected)
+    assert metrics["correction_ratio_max"] == pytest.approx(max(expected))
+
+
 def test_two_turns_of_one_timeline_have_weights_of_their_own():
     one = episode("a", "011011", [2, 2, 3, 1], (1, 3), (4, 6))
     weighted, metrics = apply_correction([one], CorrectionSettings(level="turn", upper=100.0))

@@ -43,16 +43,42 @@ def test_no_trained_token_means_no_weight(mode):
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [("k1", 0.5), ("k2", 0.125), ("low_var_kl", math.exp(-0.5) + 0.5 - 1)],
+    [
+        ("k1", 0.5),
+        ("k2", 0.125),
+        ("low_var_kl", math.exp(-0.5) + 0.5 - 1),
+        ("low_var_kl+", math.exp(-0.5) + 0.5 - 1),
+    ],
 )
 def test_kl_estimates(kind, expected):
     found = kl_penalty(torch.tensor([-1.0]), torch.tensor([-1.5]), kind)
     assert found.item() == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["k1", "k2", "low_var_kl"])
+@pytest.mark.parametrize("kind", ["k1", "k2", "low_var_kl", "low_var_kl+"])
 def test_kl_of_equal_policies_is_zero(kind):
     assert kl_penalty(torch.tensor([-1.0]), torch.tensor([-1.0]), kind).item() == 0
+
+
+D = [-5.0, -2.7, -2.5, -0.5, 0.0, 0.5, 3.0, 10.9, 11.5]  # log pi - log reference
+CUT = [True, True, False, False, False, False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("k1", D),
+        ("k2", D),
+        ("low_var_kl+", D),
+        ("low_var_kl", [0.0 if cut else 1 - math.exp(-d) for d, cut in zip(D, CUT, strict=True)]),
+    ],
+)
+def test_the_gradient_of_each_kl_estimate_is_the_documented_one(kind, expected):
+    logprobs = (torch.tensor(D, dtype=torch.float64) - 20).requires_grad_()
+    found = kl_penalty(logprobs, torch.full_like(logprobs, -20.0), kind)
+    assert torch.autograd.grad(found.sum(), logprobs)[0].tolist() == pytest.approx(expected)
+    if kind.startswith("low_var_kl"):
+        assert (found == 10).tolist() == CUT
 
 
 def test_logprobs_and_entropy_are_of_the_tempered_distribution():

@@ -115,11 +115,17 @@ def test_the_value_loss_is_verls(verl_core_algos, cliprange):
     assert share > 0
 
 
-@pytest.mark.parametrize("kind", ["k1", "k2", "low_var_kl"])
-def test_kl_estimates_are_verls(verl_core_algos, kind):
+@pytest.mark.parametrize(
+    ("kind", "theirs"),
+    [("k1", "k1+"), ("k2", "k2"), ("low_var_kl", "low_var_kl"), ("low_var_kl+", "low_var_kl+")],
+)
+def test_kl_estimates_and_their_gradients_are_verls(verl_core_algos, kind, theirs):
     batch = random_batch(2)
-    found = kl_penalty(batch.logprobs_BT, batch.old_BT, kind)
-    close(found, verl_core_algos.kl_penalty_forward(batch.logprobs_BT, batch.old_BT, kind))
+    logprobs_BT = (4 * batch.logprobs_BT).requires_grad_()  # some beyond the cut of k3
+    found = kl_penalty(logprobs_BT, batch.old_BT, kind)
+    expected = verl_core_algos.kl_penalty(logprobs_BT, batch.old_BT, theirs)
+    close(found, expected)
+    close(*(torch.autograd.grad(each.sum(), logprobs_BT)[0] for each in (found, expected)))
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])

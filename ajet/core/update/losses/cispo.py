@@ -2,7 +2,8 @@
 
     -sg( clip(r, 1 - clip_low, 1 + clip_high) ) A log pi        sg: stop gradient
 
-The paper bounds the ratio only from above; `clip_low` near 1 gives that.
+The paper bounds the ratio only from above, as `clip_low` 1 does; a smaller one is a floor: a token
+that has become unlikely keeps the weight 1 - clip_low.
 """
 
 from ajet.core.update.losses.token_loss import LossInputs, TokenLoss
