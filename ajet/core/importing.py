@@ -130,13 +130,24 @@ def require_method(kind: type, name: str, base: type, arguments: Sequence[str], 
     wanted = f"{name}(self, {', '.join(arguments)})"
     if kind is base:
         raise ConfigError(f"{where}: names {base.__name__} itself: name your class derived from it")
-    if getattr(kind, name, None) is getattr(base, name):
+    if getattr(kind, name, None) in (None, getattr(base, name)):
         raise ConfigError(f"{where}: {line_of(kind)}: {kind.__name__} does not define {wanted}")
     is_bound = isinstance(inspect.getattr_static(kind, name), staticmethod | classmethod)
     if not _accepts(getattr(kind, name), len(arguments) + (not is_bound)):
         raise ConfigError(
             f"{where}: {line_of(kind)}: {kind.__name__}.{name} cannot be called with "
             f"({', '.join(arguments)}): write {wanted}"
+        )
+
+
+def require_methods(kind: type, names: Sequence[str], base: type, where: str) -> None:
+    """Raises ConfigError unless `kind` has all the methods of `base`, from which it need not
+    derive."""
+    missing = [name for name in names if not callable(getattr(kind, name, None))]
+    if missing:
+        raise ConfigError(
+            f"{where}: {line_of(kind)}: {kind.__name__} has no {' and no '.join(missing)}: derive "
+            f"it from ajet.{base.__name__}, or write {', '.join(names)}"
         )
 
 

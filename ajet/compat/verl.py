@@ -1,0 +1,53 @@
+"""verl's names, for tools, simulated users and agent loops that were written for it.
+
+    from verl.tools.base_tool import BaseTool                  from ajet.compat.verl import BaseTool
+    from verl.tools.schemas import OpenAIFunctionToolSchema    … import OpenAIFunctionToolSchema
+    from verl.utils.profiler import simple_timer               … import simple_timer
+
+Where verl itself is installed the import lines may stay: ajet looks at the methods of a class and
+not at its base. Not covered: verl's trainer, workers and reward functions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from ajet.agents.interaction import BaseInteraction
+from ajet.agents.tools.schema import OpenAIFunctionToolSchema
+from ajet.agents.tools.tool import BaseTool, ToolResponse
+
+__all__ = [
+    "BaseInteraction",
+    "BaseTool",
+    "OpenAIFunctionParametersSchema",
+    "OpenAIFunctionPropertySchema",
+    "OpenAIFunctionSchema",
+    "OpenAIFunctionToolSchema",
+    "ToolResponse",
+    "rollout_trace_op",
+    "simple_timer",
+]
+
+F = TypeVar("F", bound=Callable[..., object])
+
+OpenAIFunctionSchema = OpenAIFunctionToolSchema
+OpenAIFunctionParametersSchema = OpenAIFunctionToolSchema
+OpenAIFunctionPropertySchema = OpenAIFunctionToolSchema
+
+
+def rollout_trace_op(function: F) -> F:
+    """Returns the function itself: every call of a tool is in the run folder already."""
+    return function
+
+
+@contextmanager
+def simple_timer(name: str, timing_raw: dict[str, float]) -> Iterator[None]:
+    """Adds the seconds that the block takes to `timing_raw[name]`."""
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        timing_raw[name] = timing_raw.get(name, 0.0) + time.perf_counter() - started
