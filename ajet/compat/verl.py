@@ -13,29 +13,53 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet.agents.interaction import BaseInteraction
 from ajet.agents.tools.schema import OpenAIFunctionToolSchema
 from ajet.agents.tools.tool import BaseTool, ToolResponse
+from ajet.core.workflow.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+from ajet.core.workflow.loop_server import ServerManager, TokenOutput
+from ajet.core.workflow.registry import register
+
+if TYPE_CHECKING:
+    from ajet.agents.react_loop import ChatModel, ReactAgentLoop, convert_to_agent_output
 
 __all__ = [
+    "AgentLoopBase",
+    "AgentLoopMetrics",
+    "AgentLoopOutput",
+    "AsyncLLMServerManager",
     "BaseInteraction",
     "BaseTool",
+    "ChatModel",
+    "LLMServerClient",
     "OpenAIFunctionParametersSchema",
     "OpenAIFunctionPropertySchema",
     "OpenAIFunctionSchema",
     "OpenAIFunctionToolSchema",
+    "ReactAgentLoop",
+    "TokenOutput",
     "ToolResponse",
+    "convert_to_agent_output",
+    "register",
     "rollout_trace_op",
     "simple_timer",
 ]
 
 F = TypeVar("F", bound=Callable[..., object])
 
+LLMServerClient = AsyncLLMServerManager = ServerManager
 OpenAIFunctionSchema = OpenAIFunctionToolSchema
 OpenAIFunctionParametersSchema = OpenAIFunctionToolSchema
 OpenAIFunctionPropertySchema = OpenAIFunctionToolSchema
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("ChatModel", "ReactAgentLoop", "convert_to_agent_output"):
+        raise AttributeError(f"module 'ajet.compat.verl' has no attribute {name!r}")
+    return getattr(import_module("ajet.agents.react_loop"), name)  # imports LangGraph
 
 
 def rollout_trace_op(function: F) -> F:

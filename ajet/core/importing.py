@@ -57,6 +57,9 @@ EXTRAS = {
 }
 """Maps a module to the extra of ajet that installs it (pyproject.toml)."""
 
+COMPAT = {"verl": "ajet.compat.verl", "recipe": "ajet.compat.verl"}
+"""Maps a package of another system to ajet's module with the names that its users import."""
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -86,6 +89,14 @@ def load_function(spec: str, *, base_dirs: Sequence[Path], where: str) -> Callab
         kind = "class" if inspect.isclass(found) else type(found).__name__
         raise ConfigError(f"{where}: {spec!r}: {name!r} is a {kind}, no function")
     return found
+
+
+def as_import_spec(spec: str) -> str:
+    """Returns verl's `package.module.Class` as `package.module->Class`."""
+    if "->" in spec or "." not in spec:
+        return spec
+    module, _, name = spec.rpartition(".")
+    return f"{module}->{name}"
 
 
 def load_module(source: str, *, base_dirs: Sequence[Path], where: str) -> ModuleType:
@@ -314,8 +325,7 @@ def _describe(error: BaseException, subject: str | None = None) -> str:
         line = f":{error.lineno}" if error.lineno else ""
         return f"{error.filename or subject}{line}: syntax error: {error.msg}"
     if isinstance(error, ModuleNotFoundError) and error.name:
-        extra = EXTRAS.get(error.name.partition(".")[0])
-        advice = f": pip install 'ajet[{extra}]'" if extra else ""
+        advice = _advice_for(error.name.partition(".")[0])
         what = f"it imports {error.name!r}, which is not installed{advice}"
         return _with_location(_frames(error), subject, what)
     frames = _frames(error)
@@ -327,6 +337,13 @@ def _describe(error: BaseException, subject: str | None = None) -> str:
     else:
         what = f"{type(error).__name__}: {_one_line(error)}".removesuffix(": ")
     return _with_location(own or frames, subject, what)
+
+
+def _advice_for(package: str) -> str:
+    """Returns how a package that is missing is had, with a colon before it, or nothing."""
+    if package in COMPAT:
+        return f": import its names from {COMPAT[package]}"
+    return f": pip install 'ajet[{EXTRAS[package]}]'" if package in EXTRAS else ""
 
 
 def _with_location(frames: Sequence[traceback.FrameSummary], subject: str | None, what: str) -> str:

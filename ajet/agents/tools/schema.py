@@ -41,8 +41,10 @@ def plain_schema(schema: Any) -> Any:
     """
     if isinstance(schema, Mapping):
         return _plain(schema, False)
-    if callable(dump := getattr(schema, "model_dump", None)):
-        return {"type": "function"} | dump(exclude_unset=True, exclude_none=True)
+    dump: Any = getattr(schema, "model_dump", None)
+    if callable(dump):
+        given: dict[str, Any] = dump(exclude_unset=True, exclude_none=True)
+        return {"type": "function", **given}
     return schema
 
 

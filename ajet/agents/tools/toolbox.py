@@ -30,7 +30,7 @@ from pydantic import Field
 from ajet.agents.tools.call import ToolResult, gather_or_cancel, run_tool_call
 from ajet.agents.tools.class_tool import ClassTool
 from ajet.agents.tools.function import FunctionTool
-from ajet.agents.tools.listing import Entry, as_import_spec, find_file, read_listing
+from ajet.agents.tools.listing import Entry, find_file, read_listing
 from ajet.agents.tools.mcp_session import McpAddress
 from ajet.agents.tools.mcp_tools import McpTools, Scope
 from ajet.agents.tools.source import OpenTool, ToolEpisode, ToolSource
@@ -40,6 +40,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.config.section import Section
 from ajet.core.errors import ConfigError
 from ajet.core.importing import (
+    as_import_spec,
     load_function,
     load_object,
     require_method,

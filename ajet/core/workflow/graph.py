@@ -36,6 +36,7 @@ from ajet.core.errors import ConfigError
 from ajet.core.importing import line_of, require_package
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.workflow.agent_cfg import base_dirs_of, limits_of, read_agent_cfg
+from ajet.core.workflow.signatures import accepted_arguments, required_names
 from ajet.core.workflow.workflow import Workflow
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class GraphWorkflow(Workflow):
         model_tuner.tighten_limits(**limits_of(cfg))
         graph = self._make_graph(cfg, model_tuner)
         arguments = _row_arguments(workflow_task) | {"sampling_params": _sampling(model_tuner)}
-        return to_workflow_output(await graph.run(**_accepted_arguments(graph.run, arguments)))
+        return to_workflow_output(await graph.run(**accepted_arguments(graph.run, arguments)))
 
     def _make_graph(self, cfg: DictConfig, model_tuner: ModelTuner) -> Any:
         llm = model_tuner.as_langchain_model(agent_name=self.agent_name)
@@ -138,7 +139,7 @@ class GraphWorkflow(Workflow):
         given: dict[str, Any] = dict(zip(CONSTRUCTOR_ARGUMENTS, values, strict=True))
         kind = self.graph_class
         if kind.__init__ not in (object.__init__, BaseAgentGraph.__init__):
-            return kind(**_accepted_arguments(kind, given))
+            return kind(**accepted_arguments(kind, given))
         graph = kind(**given) if issubclass(kind, BaseAgentGraph) else kind()
         for name, value in (given | {"chatmodel": llm}).items():
             if not hasattr(graph, name):
@@ -173,11 +174,11 @@ def check_graph(kind: type, where: str) -> None:
         raise ConfigError(f"{location} does not define async run(self, messages, **kwargs)")
     if not inspect.iscoroutinefunction(run):
         raise ConfigError(f"{location}.run is not async: write async def run(self, messages, …)")
-    for parameter in list(inspect.signature(kind).parameters.values()):
-        if _is_required(parameter) and parameter.name not in CONSTRUCTOR_ARGUMENTS:
+    for name in required_names(kind):
+        if name not in CONSTRUCTOR_ARGUMENTS:
             raise ConfigError(
                 f"{location} is made with {', '.join(CONSTRUCTOR_ARGUMENTS)}: "
-                f"give {parameter.name} of its __init__ a default"
+                f"give {name} of its __init__ a default"
             )
 
 
@@ -229,19 +230,6 @@ def _sampling(model_tuner: ModelTuner) -> dict[str, float | int]:
     """Returns the run's sampling parameters under ChatLearn's names."""
     sampling = model_tuner.sampling_params
     return sampling | {"max_new_tokens": sampling.pop("max_tokens")}
-
-
-def _accepted_arguments(function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Returns those of the arguments that the function takes."""
-    parameters = inspect.signature(function).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return arguments
-    return {name: value for name, value in arguments.items() if name in parameters}
-
-
-def _is_required(parameter: inspect.Parameter) -> bool:
-    is_variable = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-    return parameter.default is parameter.empty and not is_variable
 
 
 def _build_graph(graph: Any) -> None:
