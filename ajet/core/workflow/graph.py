@@ -18,8 +18,9 @@
         messages     the row's conversation
         kwargs       the row's other fields, and `ground_truth` of its `reward_model`
 
-A graph is made for each episode, as `Graph(agent_name, cfg, llm, tokenizer)` with only those
-arguments that its constructor takes. A class without a constructor gets them as attributes, and
+A graph is made for each episode, as `Graph(agent_name, cfg, llm, tokenizer, processor, model_type)`
+with only those arguments that its constructor takes. `processor` is None, which is ChatLearn's for
+a model of text, and `model_type` is "llm". A class without a constructor gets them as attributes, and
 `build_graph` is called for it. `to_workflow_output` lists what `run` may return.
 
 Not covered: images, ChatLearn's engine behind `llm` (`async_generate`): `llm` is the chat model.
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from ajet.core.workflow.adapters.langchain import LangChainModel
     from ajet.core.workflow.tuner import ModelTuner
 
-CONSTRUCTOR_ARGUMENTS = ("agent_name", "cfg", "llm", "tokenizer")
+CONSTRUCTOR_ARGUMENTS = ("agent_name", "cfg", "llm", "tokenizer", "processor", "model_type")
 
 
 def CustomChatModel(
@@ -83,12 +84,21 @@ class BaseAgentGraph:
     """The base of agent graphs. A class with the same methods works without deriving from it."""
 
     def __init__(
-        self, agent_name: str, cfg: DictConfig, llm: LangChainModel, tokenizer: Any, **_others: Any
+        self,
+        agent_name: str,
+        cfg: DictConfig,
+        llm: LangChainModel,
+        tokenizer: Any,
+        processor: Any = None,
+        model_type: str = "llm",
+        **_others: Any,
     ) -> None:
         self.agent_name = agent_name
         self.cfg = cfg
         self.llm = llm
         self.tokenizer = tokenizer
+        self.processor = processor
+        self.model_type = model_type
         self.chatmodel = llm
 
     def build_graph(self) -> Any:
@@ -135,7 +145,7 @@ class GraphWorkflow(Workflow):
 
     def _make_graph(self, cfg: DictConfig, model_tuner: ModelTuner) -> Any:
         llm = model_tuner.as_langchain_model(agent_name=self.agent_name)
-        values = (self.agent_name, cfg, llm, model_tuner.tokenizer)
+        values = (self.agent_name, cfg, llm, model_tuner.tokenizer, None, "llm")
         given: dict[str, Any] = dict(zip(CONSTRUCTOR_ARGUMENTS, values, strict=True))
         kind = self.graph_class
         if kind.__init__ not in (object.__init__, BaseAgentGraph.__init__):
