@@ -57,7 +57,12 @@ EXTRAS = {
 }
 """Maps a module to the extra of ajet that installs it (pyproject.toml)."""
 
-COMPAT = {"verl": "ajet.compat.verl", "recipe": "ajet.compat.verl"}
+COMPAT = {
+    "gem": "ajet.compat.roll",
+    "recipe": "ajet.compat.verl",
+    "roll": "ajet.compat.roll",
+    "verl": "ajet.compat.verl",
+}
 """Maps a package of another system to ajet's module with the names that its users import."""
 
 T = TypeVar("T")

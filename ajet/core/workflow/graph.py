@@ -19,8 +19,8 @@
         kwargs       the row's other fields, and `ground_truth` of its `reward_model`
 
 A graph is made for each episode, as `Graph(agent_name, cfg, llm, tokenizer, processor, model_type)`
-with only those arguments that its constructor takes. `processor` is None, which is ChatLearn's for
-a model of text, and `model_type` is "llm". A class without a constructor gets them as attributes, and
+with only those arguments that its constructor takes; `processor` is None and `model_type` is "llm",
+as ChatLearn's are for a model of text. A class without a constructor gets them as attributes, and
 `build_graph` is called for it. `to_workflow_output` lists what `run` may return.
 
 Not covered: images, ChatLearn's engine behind `llm` (`async_generate`): `llm` is the chat model.
