@@ -51,7 +51,9 @@ def ChatModel(
         "max_tokens": max_tokens,
         "heeds_tool_choice": False,
     }
-    return client.model_tuner.as_langchain_model().model_copy(update=changes)
+    agent_model = client.model_tuner.as_langchain_model()
+    assert isinstance(agent_model, LangChainModel)
+    return agent_model.model_copy(update=changes)
 
 
 class ReactAgentLoop(AgentLoopBase):

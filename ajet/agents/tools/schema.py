@@ -42,7 +42,7 @@ def plain_schema(schema: Any) -> Any:
     if isinstance(schema, Mapping):
         return _plain(schema, False)
     dump: Any = getattr(schema, "model_dump", None)
-    if callable(dump):
+    if dump is not None:
         given: dict[str, Any] = dump(exclude_unset=True, exclude_none=True)
         return {"type": "function", **given}
     return schema
