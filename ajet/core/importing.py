@@ -58,6 +58,7 @@ EXTRAS = {
 """Maps a module to the extra of ajet that installs it (pyproject.toml)."""
 
 COMPAT = {
+    "chatlearn": "ajet",
     "gem": "ajet.compat.roll",
     "recipe": "ajet.compat.verl",
     "roll": "ajet.compat.roll",
