@@ -122,10 +122,10 @@ class EnvironmentEpisode:
         """Resets the environment and stores its first observation."""
         options = {"split": split_of(workflow_task)}
         with in_call(f"environment {self.settings.tag}, reset"):
-            observation_and_key = await self.environment.reset(
-                workflow_task.seed % LARGEST_SEED, options
-            )
-        self.observation, self._state_key = observation_and_key
+            shown = await self.environment.reset(workflow_task.seed % LARGEST_SEED, options)
+        self.observation, self._state_key = shown.observation, shown.state_key
+        if shown.instruction is not None:
+            self._placeholders = self.settings.placeholders(shown.instruction)
 
     def system(self) -> Messages:
         """Returns the system message in a list, or an empty list if its text is blank."""

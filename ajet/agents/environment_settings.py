@@ -21,6 +21,7 @@ from ajet.agents.environment_text import (
 )
 from ajet.core.config import AjetConfig
 from ajet.core.config.environment import CustomEnv, EnvManager
+from ajet.core.environment.foreign import reads_replies
 from ajet.core.environment.live import EnvironmentContext, close_quietly, open_environment
 from ajet.core.environment.registry import GAMES, EnvironmentMaker, environment_maker
 from ajet.core.error_text import one_line
@@ -140,14 +141,20 @@ def _build_settings(config: AjetConfig, tag: str, split: str, template: str) -> 
             "tasks of task_reader.type: environment"
         )
     custom, where = section.custom_envs[tag], f"{SECTION}.custom_envs.{tag}"
+    maker = environment_maker(
+        custom.env_type, custom.env_config, config.base_dirs, f"{where}.env_type"
+    )
+    if custom.action_pattern is not None and reads_replies(maker.kind):
+        raise ConfigError(
+            f"{where}.action_pattern: {maker.kind.__name__} finds the action in a reply itself, by "
+            "its own action_pattern (env_config): write action_pattern: null here"
+        )
     system, own_template = custom.agent_system_template, custom.agent_template
     return EnvironmentSettings(
         tag=tag,
         custom=custom,
         manager=section.train_env_manager if split == "train" else section.val_env_manager,
-        maker=environment_maker(
-            custom.env_type, custom.env_config, config.base_dirs, f"{where}.env_type"
-        ),
+        maker=maker,
         reader=ActionReader(custom.action_pattern, f"{where}.action_pattern"),
         system_template=checked_template(
             system, EPISODE_PLACEHOLDERS, f"{where}.agent_system_template"

@@ -7,12 +7,20 @@
 
 The names are verl's. One object serves the whole run, so the state of an episode must be stored by
 `instance_id`. A simulated user that uses a model calls it with its own client: those calls are no
-part of the episode, and are not trained.
+part of the episode, and are not trained. A class with these four methods works without deriving
+from this one; the last two may take nothing, as in verl's own base class.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+METHODS = (
+    "start_interaction",
+    "generate_response",
+    "calculate_score",
+    "finalize_interaction",
+)
 
 
 class BaseInteraction:

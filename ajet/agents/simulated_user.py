@@ -2,7 +2,7 @@
 
     interaction:
       - name: examiner                                  # a row's interaction_kwargs.name chooses
-        class_name: examiner.py->Examiner               # a BaseInteraction (interaction.py)
+        class_name: examiner.py->Examiner               # as a BaseInteraction (interaction.py)
         config: {strict: true}
 
 Not covered: the agent that it talks to (tool_agent.py).
@@ -10,7 +10,8 @@ Not covered: the agent that it talks to (tool_agent.py).
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import inspect
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -18,14 +19,20 @@ from typing import Any
 
 from pydantic import Field
 
-from ajet.agents.interaction import BaseInteraction
+from ajet.agents.interaction import METHODS, BaseInteraction
 from ajet.agents.tools.call import invoke, run_cleanup, run_with_timeout
-from ajet.agents.tools.listing import as_import_spec, find_file, read_listing
+from ajet.agents.tools.listing import find_file, read_listing
 from ajet.agents.tools.toolbox import extra_info
 from ajet.core.config import AjetConfig
 from ajet.core.config.section import Section
 from ajet.core.errors import ConfigError
-from ajet.core.importing import load_object, require_method, run_user_code
+from ajet.core.importing import (
+    as_import_spec,
+    load_object,
+    require_method,
+    require_methods,
+    run_user_code,
+)
 from ajet.core.task.workflow_task import WorkflowTask
 
 KEY = "ajet.rollout.multi_turn.interaction_config_path"
@@ -45,7 +52,7 @@ class SimulatedUser:
 
     def __init__(
         self,
-        interaction: BaseInteraction,
+        interaction: Any,
         instance_id: str,
         kwargs: dict[str, Any],
         timeout_s: float,
@@ -81,15 +88,23 @@ class SimulatedUser:
     async def end(self) -> None:
         """Calls `finalize_interaction`; a failure is noted in `end_failed` and does not fail the
         episode."""
-        work = invoke(self._interaction.finalize_interaction, self._instance_id)
+        finalize = self._interaction.finalize_interaction
+        work = invoke(finalize, *self._instance_argument(finalize))
         who = f"{type(self._interaction).__name__}.finalize_interaction()"
         self.end_failed = not await run_cleanup(self._timeout_s, work, who)
 
     async def _call_method(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        work = invoke(getattr(self._interaction, method), self._instance_id, *args, **kwargs)
+        function = getattr(self._interaction, method)
+        work = invoke(function, *self._instance_argument(function), *args, **kwargs)
         return await run_with_timeout(
             self._timeout_s, work, f"{type(self._interaction).__name__}.{method}()"
         )
+
+    def _instance_argument(self, method: Callable[..., Any]) -> tuple[str, ...]:
+        """Returns the first argument of a method, which verl's base class leaves out of some."""
+        kinds = {each.kind for each in inspect.signature(method).parameters.values()}
+        keyword_only = {inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD}
+        return () if kinds <= keyword_only else (self._instance_id,)
 
 
 @asynccontextmanager
@@ -112,7 +127,7 @@ async def open_user(
         await user.end()
 
 
-def load_interactions(config: AjetConfig) -> dict[str, BaseInteraction]:
+def load_interactions(config: AjetConfig) -> dict[str, Any]:
     """Returns the simulated users of the config's file by name. The same file gives the same
     objects."""
     path = config.ajet.rollout.multi_turn.interaction_config_path
@@ -123,15 +138,14 @@ def load_interactions(config: AjetConfig) -> dict[str, BaseInteraction]:
 
 
 @lru_cache(maxsize=16)
-def _load_cached(
-    file: Path, _changed_ns: int, base_dirs: tuple[Path, ...]
-) -> dict[str, BaseInteraction]:
-    interactions_by_name: dict[str, BaseInteraction] = {}
+def _load_cached(file: Path, _changed_ns: int, base_dirs: tuple[Path, ...]) -> dict[str, Any]:
+    interactions_by_name: dict[str, Any] = {}
     for entry in read_listing(file, "interaction"):
         form = entry.validated_as(InteractionEntry)
         where, spec = f"{entry.where}.class_name", as_import_spec(form.class_name)
-        kind = load_object(spec, base_dirs=base_dirs, kind=BaseInteraction, where=where)
+        kind: type[Any] = load_object(spec, base_dirs=base_dirs, kind=object, where=where)
         where = f"{where}: {form.class_name!r}"
+        require_methods(kind, METHODS, BaseInteraction, where)
         arguments = ("instance_id", "messages")
         require_method(kind, "generate_response", BaseInteraction, arguments, where)
         name = form.name or kind.__name__
@@ -143,7 +157,7 @@ def _load_cached(
     return interactions_by_name
 
 
-def _chosen(interactions: dict[str, BaseInteraction], name: Any, task_id: str) -> BaseInteraction:
+def _chosen(interactions: dict[str, Any], name: Any, task_id: str) -> Any:
     if name is None and len(interactions) == 1:
         return next(iter(interactions.values()))
     if name not in interactions:

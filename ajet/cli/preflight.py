@@ -26,6 +26,7 @@ from ajet.core.judge import judge_class, judge_spec
 from ajet.core.judge.judge import BaseJudge, GroupJudge
 from ajet.core.record.trackers import PACKAGES, not_installed
 from ajet.core.task.task import Task
+from ajet.core.workflow.agent_loop import LoopWorkflow, check_agent_loop
 from ajet.core.workflow.graph import GraphWorkflow, check_graph, read_agent_cfg
 from ajet.core.workflow.registry import WorkflowFactory
 from ajet.core.workflow.workflow import Workflow
@@ -124,6 +125,9 @@ def _check_workflow(workflow: type[Workflow], config: AjetConfig, where: str) ->
     """Raises ConfigError unless an episode can make the workflow and run it."""
     if issubclass(workflow, GraphWorkflow):
         check_graph(workflow.graph_class, where)
+        return
+    if issubclass(workflow, LoopWorkflow):
+        check_agent_loop(workflow, where)
         return
     require_method(workflow, "execute", Workflow, ("workflow_task", "model_tuner"), where)
     require_no_arguments(workflow, where)

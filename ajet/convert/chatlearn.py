@@ -5,7 +5,8 @@
     models.policy_trainer.*                  trainer_common
     models.policy.*                          rollout
 
-An episode of ChatLearn is a step of ajet. Its rows name their agent and graph, which ajet runs.
+An episode of ChatLearn is a step of ajet. Its rows name their agent and graph, which ajet runs once
+`ajet.rollout.agent_modules` names the file that registers it.
 Not covered: Megatron's own settings.
 """
 
@@ -73,6 +74,11 @@ AS_FLOAT = {
     f"{POLICY}.eval_temperature": "ajet.rollout.val_kwargs.temperature",
     f"{POLICY}.eval_top_p": "ajet.rollout.val_kwargs.top_p",
 }
+AGENT_MODULES = (
+    f"{RUN}.agent_modules",
+    f"{POLICY}.agent_modules",
+    "models.agent.agent_modules",
+)
 ENGINES = {"vllm": "vllm", "sglang": "sglang"}
 
 GPUS = Absent("the backbone shares out processes and GPUs")
@@ -153,6 +159,7 @@ def take(draft: Draft) -> None:
     _batches(draft)
     _loss(draft)
     _lengths(draft)
+    _agents(draft)
     _run(draft)
 
 
@@ -212,6 +219,20 @@ def _lengths(draft: Draft) -> None:
         draft.set("ajet.rollout.max_model_len", prompt + response, key)
     elif whole:
         draft.set("ajet.rollout.max_model_len", whole, f"{POLICY}.seq_length")
+
+
+def _agents(draft: Draft) -> None:
+    """Converts the modules that register graphs. ChatLearn itself has them imported by its own
+    package, so a config may name none."""
+    found = [key for key in AGENT_MODULES if draft.take(key)]
+    for key in found:
+        names = draft.take(key)
+        modules = names if isinstance(names, list) else [names]
+        draft.set("ajet.rollout.agent_modules", modules, key)
+    if not found and draft.read.values.get(RUN, {}).get("task_type") == "agent":
+        draft.to_do(
+            "name the files that @register the graphs of the rows: ajet.rollout.agent_modules"
+        )
 
 
 def _run(draft: Draft) -> None:

@@ -194,6 +194,8 @@ class Draft:
     def _classify(
         self, key: str, value: Any, absent: Mapping[str, Absent], *, unresolved: bool = False
     ) -> None:
+        if value is None:  # the system's own default, so nothing is lost
+            return
         rule = next((rule for pattern, rule in absent.items() if fnmatchcase(key, pattern)), None)
         if rule is not None:
             # Keys of included files need no mention unless they change the algorithm: the user did

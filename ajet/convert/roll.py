@@ -48,9 +48,6 @@ DEFAULTS: dict[str, Any] = {
     f"{TRAINING}.per_device_train_batch_size": 8,
     f"{TRAINING}.gradient_accumulation_steps": 1,
     "critic.training_args.learning_rate": 5e-5,
-    f"{GENERATING}.temperature": 0.95,
-    f"{GENERATING}.top_p": 0.7,
-    f"{GENERATING}.top_k": 50,
     "train_env_manager.num_env_groups": 128,
     "train_env_manager.group_size": 1,
     "val_env_manager.num_env_groups": 128,
@@ -78,14 +75,14 @@ SAME = {
     "whiten_advantages": f"{ALGORITHM}.whiten_advantages",
     "entropy_loss_coef": f"{ALGORITHM}.entropy_coef",
     "render_save_dir": "ajet.environment.render_save_dir",
-    f"{GENERATING}.temperature": "ajet.rollout.temperature",
-    f"{GENERATING}.top_p": "ajet.rollout.top_p",
-    f"{GENERATING}.top_k": "ajet.rollout.top_k",
-    f"{GENERATING}.max_new_tokens": "ajet.rollout.max_response_length_in_one_turn",
     "actor_infer.strategy_args.strategy_config.gpu_memory_utilization": (
         "verl.rollout.gpu_memory_utilization"
     ),
 }
+
+SAMPLING: dict[str, float] = {"temperature": 0.95, "top_p": 0.7, "top_k": 50}
+"""ROLL's defaults of its `generating_args`."""
+MANAGERS_SAMPLING = ("train_env_manager.generating_args", "val_env_manager.generating_args")
 
 CRITIC = {
     "reward_pretrain": f"{TRAINER}.critic.path",
@@ -218,7 +215,7 @@ ABSENT: dict[str, Absent] = {
     **keys_of("actor_train", WORKER, GPUS),
     **keys_of("actor_infer", WORKER, GPUS),
     **keys_of("*_env_manager", WORKER, GPUS),
-    "*_env_manager.generating_args*": Absent("ROLL takes actor_infer.generating_args for it"),
+    "*_env_manager.generating_args*": Absent("actor_infer.generating_args takes its place in ROLL"),
     "*_env_manager.llm_proxy*": Absent("the model that is trained plays"),
     "*_env_manager.max_traj_per_env": GPUS,
     "*_env_manager.system_envs*": GPUS,
@@ -237,7 +234,7 @@ def take(draft: Draft) -> None:
     _estimator(draft)
     _loss(draft)
     _correction(draft)
-    _validation_sampling(draft)
+    _sampling(draft)
     _lora(draft)
     draft.set("ajet.task_reader.type", "environment", "custom_envs")
     take_environments(draft)
@@ -582,10 +579,31 @@ def _correction(draft: Draft) -> None:
         draft.leave_out(key, reason, algorithm=True)
 
 
-def _validation_sampling(draft: Draft) -> None:
-    """Makes validation sample as training does, which is ROLL's rule."""
-    for name in ("temperature", "top_p", "top_k"):
-        draft.set(f"ajet.rollout.val_kwargs.{name}", None, f"{GENERATING}.{name}")
+def _sampling(draft: Draft) -> None:
+    """Converts the sampling: `actor_infer.generating_args` are those of training and validation in
+    ROLL. Only without them do the environment managers have their own."""
+    training, validation = MANAGERS_SAMPLING
+    section = GENERATING if draft.has_key(GENERATING) else training
+    for name, default in SAMPLING.items():
+        draft.set(f"ajet.rollout.{name}", *_sampled(draft, section, name, default))
+        target = f"ajet.rollout.val_kwargs.{name}"
+        if section == training and draft.has_key(validation):
+            draft.set(target, *_sampled(draft, validation, name, default))
+        else:
+            draft.set(target, None, f"{section}.{name}")
+    key = f"{section}.max_new_tokens"
+    draft.copy(key, "ajet.rollout.max_response_length_in_one_turn")
+    other = draft.number(f"{validation}.max_new_tokens") if section == training else 0
+    if other and other != draft.take(key):
+        reason = "replies of validation have the limit of training"
+        draft.leave_out(f"{validation}.max_new_tokens", reason)
+
+
+def _sampled(draft: Draft, section: str, name: str, default: float) -> tuple[Any, str]:
+    """Returns a sampling setting of the section, or ROLL's default, and the key that it is from."""
+    key = f"{section}.{name}"
+    value = draft.take(key)
+    return (default if value is None else value), key
 
 
 def _lora(draft: Draft) -> None:

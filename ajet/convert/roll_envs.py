@@ -7,7 +7,11 @@
     a conversation                          {env_instruction} in its system message: ROLL's own
                                             managers put it before the first observation
 
-Not covered: the `env_config` of an environment that ajet does not have.
+    env_type: rg:NAME                       reasoning_gym:NAME, whose answer is in \\boxed{}
+    an environment class of the user's      reads whole replies: action_pattern null; it keeps its
+                                            env_config, and its own format_penalty
+
+Not covered: whether there is an environment of a name that ajet does not have.
 """
 
 import re
@@ -29,6 +33,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 """The environments that ajet has too, with those of ROLL's arguments whose defaults differ."""
 PLACEHOLDERS = {"{current_observation}": "{observation}", "{current_step}": "{turn_idx}"}
 INSTRUCTION = "{env_instruction}"
+REASONING_GYM = "rg:"
+BOXED = r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}"
+"""Where gem's environments on reasoning-gym look for the answer."""
 IN_ENV_CONFIG = ("action_pattern", "max_steps", "format_penalty", "env_instruction")
 DISPLAY = (
     "render_mode", "grid_lookup", "grid_vocab", "map_lookup", "action_lookup", "special_token_list"
@@ -61,16 +68,20 @@ def take_environments(draft: Draft) -> None:
 def _environment(draft: Draft, tag: str, written: Mapping[str, Any]) -> None:
     key, target = f"custom_envs.{tag}", f"{ENVIRONMENT}.custom_envs.{tag}"
     config = {str(name): value for name, value in (written.get("env_config") or {}).items()}
-    if written.get("env_type") is not None:
-        draft.set(f"{target}.env_type", written["env_type"], f"{key}.env_type")
+    env_type = str(written.get("env_type"))
+    if env_type != "None":
+        family = env_type.removeprefix(REASONING_GYM)
+        kind = f"reasoning_gym:{family}" if _is_rg(env_type) else env_type
+        draft.set(f"{target}.env_type", kind, f"{key}.env_type")
     agent = _agent(draft, key, target, written)
     _limits(draft, key, target, written, config)
     _texts(draft, key, target, written, config, agent)
     if config.get("format_penalty"):
-        origin = f"{key}.env_config.format_penalty"
-        draft.set(f"{target}.format_penalty", float(config["format_penalty"]), origin)
-    _arguments(draft, key, target, str(written.get("env_type")), config)
-    for name in [name for name in written if name not in (*TAKEN, *PLAIN)]:
+        origin, penalty = f"{key}.env_config.format_penalty", float(config["format_penalty"])
+        draft.set(f"{target}.format_penalty", 0.0 if _is_users(env_type) else penalty, origin)
+    _arguments(draft, key, target, env_type, config)
+    unknown = [name for name in written if name not in (*TAKEN, *PLAIN)]
+    for name in [name for name in unknown if written[name] is not None]:
         draft.leave_out(f"{key}.{name}", "no such setting of an environment", algorithm=True)
 
 
@@ -89,7 +100,7 @@ def _limits(
         if own > draft.result.values.get(calls, 30):
             draft.set(calls, own, key_of_steps)
     tokens, reply = written.get("max_tokens_per_step"), "actor_infer.generating_args.max_new_tokens"
-    ceiling = draft.number(reply)
+    ceiling = draft.number(reply) or draft.number(f"{TRAIN}.generating_args.max_new_tokens")
     if tokens and ceiling and tokens > ceiling:
         draft.set(f"{target}.max_tokens_per_step", ceiling, f"{key}.max_tokens_per_step", reply)
     elif tokens:
@@ -97,9 +108,11 @@ def _limits(
 
 
 def _arguments(draft: Draft, key: str, target: str, env_type: str, config: dict[str, Any]) -> None:
-    """Converts the arguments that the environment itself is made with."""
+    """Converts the arguments that the environment itself is made with. A class of the user's gets
+    all of them."""
     rest = {name: value for name, value in config.items() if name not in IN_ENV_CONFIG}
     if env_type in DEFAULTS:
+        rest = {name: value for name, value in rest.items() if value is not None}
         known = _arguments_of(env_type)
         for name in [name for name in rest if name not in known]:
             drawn = name in DISPLAY
@@ -111,7 +124,12 @@ def _arguments(draft: Draft, key: str, target: str, env_type: str, config: dict[
             draft.leave_out(f"{key}.env_config.{name}", reason, algorithm=not drawn)
             del rest[name]
         rest = DEFAULTS[env_type] | rest
-    elif env_type != "None":
+    elif _is_rg(env_type):
+        for name in [name for name in ("seed", "size") if name in rest]:
+            draft.leave_out(f"{key}.env_config.{name}", "the episode's seed draws the question")
+            del rest[name]
+    elif _is_users(env_type):
+        rest = dict(config)
         draft.to_do(
             f"{key}: there may be no environment {env_type!r} here; write yours as "
             f"file.py->Class at {target}.env_type"
@@ -174,17 +192,33 @@ def _texts(
     if system != INSTRUCTION:
         draft.set(f"{target}.agent_system_template", system, *keys)
     pattern = config.get("action_pattern")
-    if pattern is not None:
-        origin = f"{key}.env_config.action_pattern"
+    origin, env_type = f"{key}.env_config.action_pattern", str(written.get("env_type"))
+    if _is_users(env_type):
+        draft.set(f"{target}.action_pattern", None, f"{key}.env_type", origin)
+    elif pattern is not None:
         draft.set(f"{target}.action_pattern", one_group(str(pattern)), origin)
+    elif _is_rg(env_type):
+        draft.set(f"{target}.action_pattern", BOXED, f"{key}.env_type")
+
+
+def _is_rg(env_type: str) -> bool:
+    return env_type.startswith(REASONING_GYM)
+
+
+def _is_users(env_type: str) -> bool:
+    """Returns whether an environment is a class of the user's, which ajet does not have."""
+    return env_type not in (*DEFAULTS, "None") and not _is_rg(env_type)
 
 
 def _instruction(written: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     """Returns the environment's own instruction, or the config's text. ROLL's two games append a
-    description of symbols and actions to it; ajet's have that in their instruction."""
-    text = config.get("env_instruction")
-    if not text:
+    description of symbols and actions to it; ajet's have that in their instruction. A class of the
+    user's gets the text itself, and gem's questions have no instruction."""
+    text, env_type = config.get("env_instruction"), str(written.get("env_type"))
+    if _is_users(env_type):
         return INSTRUCTION
+    if not text:
+        return "" if _is_rg(env_type) else INSTRUCTION
     escaped_text = str(text).replace("{", "{{").replace("}", "}}")
     return (
         escaped_text

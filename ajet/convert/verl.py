@@ -95,6 +95,7 @@ SAME = {
     f"{ROLLOUT}.val_kwargs.temperature": "ajet.rollout.val_kwargs.temperature",
     f"{ROLLOUT}.val_kwargs.top_k": "ajet.rollout.val_kwargs.top_k",
     f"{ROLLOUT}.val_kwargs.n": f"{TRAINER}.val_pass_n",
+    f"{ROLLOUT}.agent.agent_loop_config_path": "ajet.rollout.agent.agent_loop_config_path",
     "algorithm.norm_adv_by_std_in_grpo": f"{ALGORITHM}.normalize_std",
     "algorithm.use_kl_in_reward": f"{ALGORITHM}.use_kl_in_reward",
     "algorithm.kl_ctrl.type": f"{ALGORITHM}.kl_ctrl.type",
@@ -225,9 +226,6 @@ ABSENT: dict[str, Absent] = {
     f"{ROLLOUT}.trace.*": Absent("every episode is in the run folder"),
     f"{ROLLOUT}.skip_*": Absent("`ajet replay` runs a recorded episode again"),
     f"{ROLLOUT}.mode": Absent("every episode runs on its own, async", off=("async", None)),
-    f"{ROLLOUT}.agent.agent_loop_config_path": Absent(
-        "agents are named by rollout.user_workflow, rollout.agent_modules, or a row's agent_name"
-    ),
     **keys_of(ROLLOUT, "agent.num_workers agent.custom_async_server.*", GPUS),
     f"{ROLLOUT}.agent.agent_loop_manager_class": Absent("episodes run in this process"),
     f"{TURNS}.enable": Absent("an agent makes as many calls as it makes", off=(True, *NOTHING)),

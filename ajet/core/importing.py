@@ -57,6 +57,15 @@ EXTRAS = {
 }
 """Maps a module to the extra of ajet that installs it (pyproject.toml)."""
 
+COMPAT = {
+    "chatlearn": "ajet",
+    "gem": "ajet.compat.roll",
+    "recipe": "ajet.compat.verl",
+    "roll": "ajet.compat.roll",
+    "verl": "ajet.compat.verl",
+}
+"""Maps a package of another system to ajet's module with the names that its users import."""
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -86,6 +95,14 @@ def load_function(spec: str, *, base_dirs: Sequence[Path], where: str) -> Callab
         kind = "class" if inspect.isclass(found) else type(found).__name__
         raise ConfigError(f"{where}: {spec!r}: {name!r} is a {kind}, no function")
     return found
+
+
+def as_import_spec(spec: str) -> str:
+    """Returns verl's `package.module.Class` as `package.module->Class`."""
+    if "->" in spec or "." not in spec:
+        return spec
+    module, _, name = spec.rpartition(".")
+    return f"{module}->{name}"
 
 
 def load_module(source: str, *, base_dirs: Sequence[Path], where: str) -> ModuleType:
@@ -130,13 +147,24 @@ def require_method(kind: type, name: str, base: type, arguments: Sequence[str], 
     wanted = f"{name}(self, {', '.join(arguments)})"
     if kind is base:
         raise ConfigError(f"{where}: names {base.__name__} itself: name your class derived from it")
-    if getattr(kind, name, None) is getattr(base, name):
+    if getattr(kind, name, None) in (None, getattr(base, name)):
         raise ConfigError(f"{where}: {line_of(kind)}: {kind.__name__} does not define {wanted}")
     is_bound = isinstance(inspect.getattr_static(kind, name), staticmethod | classmethod)
     if not _accepts(getattr(kind, name), len(arguments) + (not is_bound)):
         raise ConfigError(
             f"{where}: {line_of(kind)}: {kind.__name__}.{name} cannot be called with "
             f"({', '.join(arguments)}): write {wanted}"
+        )
+
+
+def require_methods(kind: type, names: Sequence[str], base: type, where: str) -> None:
+    """Raises ConfigError unless `kind` has all the methods of `base`, from which it need not
+    derive."""
+    missing = [name for name in names if not callable(getattr(kind, name, None))]
+    if missing:
+        raise ConfigError(
+            f"{where}: {line_of(kind)}: {kind.__name__} has no {' and no '.join(missing)}: derive "
+            f"it from ajet.{base.__name__}, or write {', '.join(names)}"
         )
 
 
@@ -303,8 +331,7 @@ def _describe(error: BaseException, subject: str | None = None) -> str:
         line = f":{error.lineno}" if error.lineno else ""
         return f"{error.filename or subject}{line}: syntax error: {error.msg}"
     if isinstance(error, ModuleNotFoundError) and error.name:
-        extra = EXTRAS.get(error.name.partition(".")[0])
-        advice = f": pip install 'ajet[{extra}]'" if extra else ""
+        advice = _advice_for(error.name.partition(".")[0])
         what = f"it imports {error.name!r}, which is not installed{advice}"
         return _with_location(_frames(error), subject, what)
     frames = _frames(error)
@@ -316,6 +343,13 @@ def _describe(error: BaseException, subject: str | None = None) -> str:
     else:
         what = f"{type(error).__name__}: {_one_line(error)}".removesuffix(": ")
     return _with_location(own or frames, subject, what)
+
+
+def _advice_for(package: str) -> str:
+    """Returns how a package that is missing is had, with a colon before it, or nothing."""
+    if package in COMPAT:
+        return f": import its names from {COMPAT[package]}"
+    return f": pip install 'ajet[{EXTRAS[package]}]'" if package in EXTRAS else ""
 
 
 def _with_location(frames: Sequence[traceback.FrameSummary], subject: str | None, what: str) -> str:

@@ -758,6 +758,10 @@ ELSEWHERE: dict[str, dict[str, list[str]]] = {
         f"{TOOLS}::{ALL_CUT}": [f"{TURNS}.max_consecutive_invalid_calls"],
         "tests/agents/test_agent_names.py::"
         "test_a_module_of_the_config_registers_agents_that_rows_name": [f"{R}.agent_modules"],
+        "tests/core/workflow/test_agent_loop.py::"
+        "test_the_file_of_agent_loop_config_path_names_loops_and_their_settings": [
+            f"{R}.agent.agent_loop_config_path"
+        ],
         "tests/core/record/test_step_warnings.py::"
         "test_each_wrong_call_is_logged_where_the_config_asks_for_detail": [
             "ajet.context_tracker.log_tool_format_error_detail"

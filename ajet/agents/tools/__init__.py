@@ -3,6 +3,7 @@
     toolbox.py         the file -> Toolbox; an episode opens it and gets schemas, answers, rewards
     function.py        a Python function         its schema from signature and docstring
     tool.py, class_tool.py   a class with state  create, execute, calc_reward, release
+    schema.py                its schema, a dict with attributes
     mcp_tools.py       an MCP server             over stdio or HTTP (mcp_session.py: one connection)
     call.py, truncate.py     one call and its deadline; an answer within a limit of tokens
 

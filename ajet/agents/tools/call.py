@@ -19,7 +19,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, TypeVar
 
@@ -149,11 +149,18 @@ def as_text(value: Any) -> str:
         return value.decode("utf-8", "replace")
     if isinstance(value, dict) and value.keys() == {"text"}:
         return as_text(value["text"])
-    if isinstance(value, ToolResponse):
-        return as_text(value.text)
+    if all(hasattr(value, each.name) for each in fields(ToolResponse)):  # verl's own, say
+        return _text_alone(value)
     if isinstance(blocks := getattr(value, "content", None), list):  # AgentScope's ToolResponse
         return "".join(as_text(block.get("text")) for block in blocks)
     return json.dumps(value, ensure_ascii=False, default=_text_of_object)
+
+
+def _text_alone(response: Any) -> str:
+    """Returns the text of a `ToolResponse`, ajet's or verl's."""
+    if response.image or response.video:
+        raise ToolFault("Error: the tool answered with an image or a video: answers are text")
+    return as_text(response.text)
 
 
 def _text_of_object(value: Any) -> str:

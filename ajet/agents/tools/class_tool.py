@@ -1,4 +1,4 @@
-"""Runs a user's `BaseTool`: one object for a run, one instance of its state for each episode.
+"""Runs a user's tool class: one object for a run, one instance of its state for each episode.
 
     episode begins   create(instance_id, **create_kwargs)
     a call           execute(instance_id, parameters, **execute_kwargs)
@@ -18,24 +18,25 @@ from functools import partial
 from typing import Any
 
 from ajet.agents.tools.call import as_tool_result, invoke, run_cleanup, run_with_timeout
+from ajet.agents.tools.schema import OpenAIFunctionToolSchema, plain_schema
 from ajet.agents.tools.source import OpenTool, ToolEpisode
-from ajet.agents.tools.tool import BaseTool
 from ajet.core.errors import ConfigError
 from ajet.core.importing import run_user_code
 
 
 class ClassTool:
-    """A tool source with one tool: an instance of a `BaseTool`."""
+    """A tool source with one tool: an instance of a class with the methods of `BaseTool`."""
 
     def __init__(
         self,
-        kind: type[BaseTool],
+        kind: type[Any],
         config: dict[str, Any],
         tool_schema: dict[str, Any] | None,
         where: str,
     ) -> None:
-        self._tool = run_user_code(partial(kind, config, tool_schema), where)
-        self._schema: dict[str, Any] = self._tool.tool_schema
+        given = None if tool_schema is None else OpenAIFunctionToolSchema(tool_schema)
+        self._tool = run_user_code(partial(kind, config, given), where)
+        self._schema: dict[str, Any] = run_user_code(partial(_schema_of, self._tool, given), where)
         function = self._schema.get("function") if isinstance(self._schema, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(function, dict) or not isinstance(name, str) or not name:
@@ -71,6 +72,14 @@ class ClassTool:
             who = f"{type(self._tool).__name__}.release()"
             if not await run_cleanup(episode.timeout_s, method("release"), who):
                 episode.failed_ends.append(who)
+
+
+def _schema_of(tool: Any, given: OpenAIFunctionToolSchema | None) -> Any:
+    """Returns the schema that the tool holds, else the one that it makes, else the file's."""
+    held = getattr(tool, "tool_schema", None)
+    if held is None and callable(make := getattr(tool, "get_openai_tool_schema", None)):
+        held = make()
+    return plain_schema(given if held is None else held)
 
 
 def _accepted(

@@ -74,14 +74,6 @@ def read_listing(file: Path, section: str) -> list[Entry]:
     ]
 
 
-def as_import_spec(spec: str) -> str:
-    """Returns verl's `package.module.Class` as `package.module->Class`."""
-    if "->" in spec or "." not in spec:
-        return spec
-    module, _, name = spec.rpartition(".")
-    return f"{module}->{name}"
-
-
 def _mistake(error: ValidationError, form: type[Section]) -> str:
     first = error.errors(include_url=False)[0]
     key = ".".join(map(str, first["loc"]))

@@ -15,35 +15,49 @@ by `instance_id`. Methods may be plain `def`: they then run in threads, several 
 row's `extra_info.tools_kwargs.<tool>.create_kwargs` reach `create`, `execute_kwargs` reach
 `execute`, and so on.
 
+A class with `create`, `execute`, `calc_reward` and `release` works without deriving from this one.
 Not covered: images and other answers that are not text.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
+
+from ajet.agents.tools.schema import OpenAIFunctionToolSchema, plain_schema
+
+METHODS = ("create", "execute", "calc_reward", "release")
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResponse:
-    """The answer of a tool."""
+    """The answer of a tool. `image` and `video` are verl's; an answer that has one is refused."""
 
-    text: str = ""
+    text: str | None = ""
+    image: list[Any] | None = None
+    video: list[Any] | None = None
 
 
 class BaseTool:
     """The base class of tools with state. Subclasses write `execute`. `config` and `tool_schema`
-    come from the tools' file; the schema has OpenAI's form."""
+    come from the tools' file; the schema has OpenAI's form, its keys are attributes too."""
 
-    def __init__(self, config: dict[str, Any], tool_schema: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, config: dict[str, Any], tool_schema: Mapping[str, Any] | None = None
+    ) -> None:
         self.config = config
-        self.tool_schema = tool_schema or self.get_openai_tool_schema()
+        schema: Any = tool_schema or self.get_openai_tool_schema()
+        self.tool_schema: Any = (
+            OpenAIFunctionToolSchema(schema) if isinstance(schema, Mapping) else schema
+        )
 
-    @property
+    @cached_property
     def name(self) -> str:
-        return self.tool_schema["function"]["name"]
+        return plain_schema(self.tool_schema)["function"]["name"]
 
-    def get_openai_tool_schema(self) -> dict[str, Any]:
+    def get_openai_tool_schema(self) -> Any:
         """Returns the schema if the file gives none."""
         raise NotImplementedError(
             f"{type(self).__name__} has no schema: give tool_schema in the tools' file, or define "

@@ -2,7 +2,7 @@
 
     tools:
       - function: weather.py->weather               # name: …, if the model shall see another one
-      - class_name: search.py->Search               # a BaseTool
+      - class_name: search.py->Search               # a BaseTool, or a class with its methods
         config: {index: wiki}
         tool_schema: {type: function, function: {name: search, parameters: {…}}}
       - mcp: {command: python, args: [server.py]}   # mcp_tools.py
@@ -30,16 +30,22 @@ from pydantic import Field
 from ajet.agents.tools.call import ToolResult, gather_or_cancel, run_tool_call
 from ajet.agents.tools.class_tool import ClassTool
 from ajet.agents.tools.function import FunctionTool
-from ajet.agents.tools.listing import Entry, as_import_spec, find_file, read_listing
+from ajet.agents.tools.listing import Entry, find_file, read_listing
 from ajet.agents.tools.mcp_session import McpAddress
 from ajet.agents.tools.mcp_tools import McpTools, Scope
 from ajet.agents.tools.source import OpenTool, ToolEpisode, ToolSource
-from ajet.agents.tools.tool import BaseTool
+from ajet.agents.tools.tool import METHODS, BaseTool
 from ajet.core.activity import in_call
 from ajet.core.config import AjetConfig
 from ajet.core.config.section import Section
 from ajet.core.errors import ConfigError
-from ajet.core.importing import load_function, load_object, require_method
+from ajet.core.importing import (
+    as_import_spec,
+    load_function,
+    load_object,
+    require_method,
+    require_methods,
+)
 from ajet.core.inference.tool_schema import check_parameters, first_violation
 from ajet.core.task.workflow_task import WorkflowTask
 
@@ -221,8 +227,9 @@ def _source(entry: Entry, file: Path, base_dirs: tuple[Path, ...]) -> ToolSource
 
 def _class_source(form: ClassEntry, where: str, base_dirs: tuple[Path, ...]) -> ClassTool:
     where, spec = f"{where}.class_name", as_import_spec(form.class_name)
-    kind = load_object(spec, base_dirs=base_dirs, kind=BaseTool, where=where)
+    kind = load_object(spec, base_dirs=base_dirs, kind=object, where=where)
     where = f"{where}: {form.class_name!r}"
+    require_methods(kind, METHODS, BaseTool, where)
     require_method(kind, "execute", BaseTool, ("instance_id", "parameters"), where)
     return ClassTool(kind, form.config, form.tool_schema, where)
 

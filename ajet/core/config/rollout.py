@@ -122,7 +122,12 @@ class ValidationSampling(Section):
 
 
 class AgentConfig(Section):
-    """Configures where workflows run on a cluster."""
+    """Configures where workflows run on a cluster, and names agent loops of verl's form."""
+
+    agent_loop_config_path: str | None = Field(
+        default=None,
+        description="YAML that lists verl's agent loops: - name: …, _target_: module.Class.",
+    )
 
     num_workers: Annotated[int | None, NoEffect("workflows run in this process", on=IN_PROCESS)] = (
         Field(

@@ -9,6 +9,7 @@ group get the same one. An environment may put into `info`:
     metrics            {"success": True, "action_is_valid": False, "pushes": 2}: numbers and bools
     metrics_agg_mode   {"pushes": "sum"}: how the steps' numbers become the episode's: mean (the
                        default), sum, last (the default of success), min or max
+    env_instruction    of `reset` alone: the rules of this instance, in place of `instruction`
     state_key          the state in which the NEXT action is taken: equal keys are equal states of
                        one task, for step-wise credit (GiGPO)
 

@@ -4,7 +4,8 @@
     FrozenLake-v1, gymnasium:ID     anything registered with Gymnasium whose observations are text,
                                     or can be written as text
     textarena:ID, reasoning_gym:ID  a game or a task family of that package
-    file.py->Class, package->Class  a subclass of `Environment`
+    file.py->Class, package->Class  a subclass of `Environment`, or a class with reset(seed) and
+                                    step(action), such as one on gem.Env (foreign.py)
     env_service                     an environment behind the env-service protocol
 
 Not covered: who calls it, and where (live.py).
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.core.environment.environment import Environment
+from ajet.core.environment.foreign import adapted
 from ajet.core.errors import ConfigError
 from ajet.core.importing import load_object
 
@@ -82,7 +84,8 @@ def _kind_of(
     env_type: str, base_dirs: Sequence[Path], where: str
 ) -> tuple[type[Environment], tuple[str, ...]]:
     def load(spec: str) -> type[Environment]:
-        return load_object(spec, base_dirs=base_dirs, kind=Environment, where=where)
+        kind = load_object(spec, base_dirs=base_dirs, kind=object, where=where)
+        return adapted(kind, f"{where}: {spec!r}")
 
     prefix, colon, name = env_type.partition(":")
     if "->" in env_type:

@@ -21,10 +21,12 @@ EMPTY: Mapping[str, Any] = {}
 
 
 class ResetResult(NamedTuple):
-    """Holds what `reset` returned."""
+    """Holds what `reset` returned. `instruction` is the `env_instruction` of its info, where it
+    has one."""
 
     observation: str
     state_key: str | None
+    instruction: str | None = None
 
 
 class StepResult(NamedTuple):
@@ -46,7 +48,11 @@ def checked_reset(returned: Any, call_name: str) -> ResetResult:
         _raise_fault(call_name, f"returned {_kind(returned)}, not (observation, info)")
     observation, info = returned
     _check_observation(observation, call_name)
-    return ResetResult(observation, _state_key(_info(info, call_name), call_name))
+    info = _info(info, call_name)
+    instruction = info.get("env_instruction")
+    if not isinstance(instruction, str | None):
+        _raise_fault(call_name, f"info['env_instruction'] is {_kind(instruction)}, not text")
+    return ResetResult(observation, _state_key(info, call_name), instruction)
 
 
 def checked_step(returned: Any, call_name: str) -> StepResult:

@@ -61,20 +61,23 @@ def _named_sources(config: AjetConfig) -> Iterator[str]:
     for listing in (
         rollout.multi_turn.tool_config_path,
         rollout.multi_turn.interaction_config_path,
+        rollout.agent.agent_loop_config_path,
     ):
         for name in _listed_classes(listing, config.base_dirs):
             yield name.partition(ARROW)[0] if ARROW in name else name.rpartition(".")[0]
 
 
 def _listed_classes(listing: str | None, base_dirs: Sequence[Path]) -> Iterator[str]:
-    """Yields each class_name of a file that lists tools; nothing of one that cannot be read."""
+    """Yields each class that a file lists: tools by class_name, agent loops by _target_; nothing
+    of a file that cannot be read."""
     files = [folder / Path(listing).expanduser() for folder in base_dirs] if listing else []
     for file in [file for file in files if file.is_file()][:1]:
         try:
             content = yaml.safe_load(file.read_bytes())
         except (OSError, yaml.YAMLError):
             return
-        yield from _values_of("class_name", content)
+        for key in ("class_name", "_target_"):
+            yield from _values_of(key, content)
 
 
 def _values_of(key: str, value: Any) -> Iterator[str]:

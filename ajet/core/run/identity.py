@@ -42,6 +42,7 @@ INPUTS = (
     "chat_template",
     "tool_config_path",
     "interaction_config_path",
+    "agent_loop_config_path",
 )
 INPUT_SUFFIXES = (
     ".csv", ".j2", ".jinja", ".json", ".jsonl", ".md", ".parquet", ".toml", ".txt", ".yaml", ".yml"

@@ -18,8 +18,9 @@
         messages     the row's conversation
         kwargs       the row's other fields, and `ground_truth` of its `reward_model`
 
-A graph is made for each episode, as `Graph(agent_name, cfg, llm, tokenizer)` with only those
-arguments that its constructor takes. A class without a constructor gets them as attributes, and
+A graph is made for each episode, as `Graph(agent_name, cfg, llm, tokenizer, processor, model_type)`
+with only those arguments that its constructor takes; `processor` is None and `model_type` is "llm",
+as ChatLearn's are for a model of text. A class without a constructor gets them as attributes, and
 `build_graph` is called for it. `to_workflow_output` lists what `run` may return.
 
 Not covered: images, ChatLearn's engine behind `llm` (`async_generate`): `llm` is the chat model.
@@ -36,6 +37,7 @@ from ajet.core.errors import ConfigError
 from ajet.core.importing import line_of, require_package
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.workflow.agent_cfg import base_dirs_of, limits_of, read_agent_cfg
+from ajet.core.workflow.signatures import accepted_arguments, required_names
 from ajet.core.workflow.workflow import Workflow
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from ajet.core.workflow.adapters.langchain import LangChainModel
     from ajet.core.workflow.tuner import ModelTuner
 
-CONSTRUCTOR_ARGUMENTS = ("agent_name", "cfg", "llm", "tokenizer")
+CONSTRUCTOR_ARGUMENTS = ("agent_name", "cfg", "llm", "tokenizer", "processor", "model_type")
 
 
 def CustomChatModel(
@@ -82,12 +84,21 @@ class BaseAgentGraph:
     """The base of agent graphs. A class with the same methods works without deriving from it."""
 
     def __init__(
-        self, agent_name: str, cfg: DictConfig, llm: LangChainModel, tokenizer: Any, **_others: Any
+        self,
+        agent_name: str,
+        cfg: DictConfig,
+        llm: LangChainModel,
+        tokenizer: Any,
+        processor: Any = None,
+        model_type: str = "llm",
+        **_others: Any,
     ) -> None:
         self.agent_name = agent_name
         self.cfg = cfg
         self.llm = llm
         self.tokenizer = tokenizer
+        self.processor = processor
+        self.model_type = model_type
         self.chatmodel = llm
 
     def build_graph(self) -> Any:
@@ -130,15 +141,15 @@ class GraphWorkflow(Workflow):
         model_tuner.tighten_limits(**limits_of(cfg))
         graph = self._make_graph(cfg, model_tuner)
         arguments = _row_arguments(workflow_task) | {"sampling_params": _sampling(model_tuner)}
-        return to_workflow_output(await graph.run(**_accepted_arguments(graph.run, arguments)))
+        return to_workflow_output(await graph.run(**accepted_arguments(graph.run, arguments)))
 
     def _make_graph(self, cfg: DictConfig, model_tuner: ModelTuner) -> Any:
         llm = model_tuner.as_langchain_model(agent_name=self.agent_name)
-        values = (self.agent_name, cfg, llm, model_tuner.tokenizer)
+        values = (self.agent_name, cfg, llm, model_tuner.tokenizer, None, "llm")
         given: dict[str, Any] = dict(zip(CONSTRUCTOR_ARGUMENTS, values, strict=True))
         kind = self.graph_class
         if kind.__init__ not in (object.__init__, BaseAgentGraph.__init__):
-            return kind(**_accepted_arguments(kind, given))
+            return kind(**accepted_arguments(kind, given))
         graph = kind(**given) if issubclass(kind, BaseAgentGraph) else kind()
         for name, value in (given | {"chatmodel": llm}).items():
             if not hasattr(graph, name):
@@ -173,11 +184,11 @@ def check_graph(kind: type, where: str) -> None:
         raise ConfigError(f"{location} does not define async run(self, messages, **kwargs)")
     if not inspect.iscoroutinefunction(run):
         raise ConfigError(f"{location}.run is not async: write async def run(self, messages, …)")
-    for parameter in list(inspect.signature(kind).parameters.values()):
-        if _is_required(parameter) and parameter.name not in CONSTRUCTOR_ARGUMENTS:
+    for name in required_names(kind):
+        if name not in CONSTRUCTOR_ARGUMENTS:
             raise ConfigError(
                 f"{location} is made with {', '.join(CONSTRUCTOR_ARGUMENTS)}: "
-                f"give {parameter.name} of its __init__ a default"
+                f"give {name} of its __init__ a default"
             )
 
 
@@ -229,19 +240,6 @@ def _sampling(model_tuner: ModelTuner) -> dict[str, float | int]:
     """Returns the run's sampling parameters under ChatLearn's names."""
     sampling = model_tuner.sampling_params
     return sampling | {"max_new_tokens": sampling.pop("max_tokens")}
-
-
-def _accepted_arguments(function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Returns those of the arguments that the function takes."""
-    parameters = inspect.signature(function).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return arguments
-    return {name: value for name, value in arguments.items() if name in parameters}
-
-
-def _is_required(parameter: inspect.Parameter) -> bool:
-    is_variable = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-    return parameter.default is parameter.empty and not is_variable
 
 
 def _build_graph(graph: Any) -> None:

@@ -2,18 +2,20 @@
 
     @register("math_agent")
     class MathAgent(Workflow): ...      # or a class with build_graph() and run(): see graph.py
-
+                                        # or with run(sampling_params, …): see agent_loop.py
 
     agent_name: math_agent     the registered class
     agent_name: tool_agent     one of ajet's own agents (agents/), imported when it is first used
     no agent_name              the config's `ajet.rollout.user_workflow`, else `single_turn_agent`
 
-The user's modules are those of `ajet.rollout.agent_modules`. Not covered: the agents themselves.
+The user's modules are those of `ajet.rollout.agent_modules`; `agent_loop_config_path` names classes
+of verl's form (loop_listing.py). Not covered: the agents themselves.
 """
 
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from types import ModuleType
@@ -21,7 +23,9 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from ajet.core.errors import ConfigError
 from ajet.core.importing import line_of, load_module, load_object
+from ajet.core.workflow.agent_loop import as_loop_workflow, is_agent_loop
 from ajet.core.workflow.graph import as_workflow, is_graph
+from ajet.core.workflow.loop_listing import ListedLoop, listed_loops
 from ajet.core.workflow.workflow import Workflow
 
 if TYPE_CHECKING:
@@ -48,33 +52,28 @@ def register(agent_name: str) -> Callable[[type[T]], type[T]]:
         raise ConfigError(f"agent_name {agent_name!r} is one of ajet's own agents: choose another")
 
     def decorate(kind: type[T]) -> type[T]:
-        workflow = workflow_for(kind, f"@register({agent_name!r})", agent_name)
-        existing = _WORKFLOWS.get(agent_name)
-        if existing is not None and _qualified_name(existing) != _qualified_name(workflow):
-            raise ConfigError(
-                f"agent_name {agent_name!r} is registered twice: "
-                f"by {_qualified_name(existing)} and by {_qualified_name(workflow)}"
-            )
-        _WORKFLOWS[agent_name] = workflow
+        _add(agent_name, workflow_for(kind, f"@register({agent_name!r})", agent_name))
         return kind
 
     return decorate
 
 
 def workflow_for(kind: type, where: str, agent_name: str | None = None) -> type[Workflow]:
-    """Returns the class itself if it is a workflow, else the workflow that runs it as a graph (the
-    registered one, unless `agent_name` names another)."""
+    """Returns the class itself if it is a workflow, else the workflow that runs it as a loop or a
+    graph (the registered one, unless `agent_name` names another)."""
     if issubclass(kind, Workflow):
         return kind
-    if not is_graph(kind):
+    is_loop = is_agent_loop(kind)
+    if not is_loop and not is_graph(kind):
         raise ConfigError(
             f"{where}: {line_of(kind)}: {kind.__name__} is not a Workflow; "
             "derive it from ajet.Workflow"
         )
     for existing in _WORKFLOWS.values():
-        if getattr(existing, "graph_class", None) is kind and agent_name is None:
+        wraps = getattr(existing, "loop_class" if is_loop else "graph_class", None)
+        if wraps is kind and agent_name is None:
             return existing
-    return as_workflow(kind, agent_name or kind.__name__)
+    return (as_loop_workflow if is_loop else as_workflow)(kind, agent_name or kind.__name__)
 
 
 def registered_workflow(agent_name: str) -> type[Workflow] | None:
@@ -86,10 +85,15 @@ def registered_workflow(agent_name: str) -> type[Workflow] | None:
 
 
 def import_agent_modules(config: AjetConfig) -> list[ModuleType]:
-    """Imports the modules that register the user's agents, and returns them."""
+    """Imports the modules that register the user's agents, and those of the listed agent loops;
+    returns them."""
     where = "ajet.rollout.agent_modules"
     specs = config.ajet.rollout.agent_modules
-    return [load_module(spec, base_dirs=config.base_dirs, where=where) for spec in specs]
+    modules = [load_module(spec, base_dirs=config.base_dirs, where=where) for spec in specs]
+    for listed in listed_loops(config):
+        _register_listed(listed)
+        modules.append(sys.modules[listed.kind.__module__])
+    return modules
 
 
 class WorkflowFactory:
@@ -142,6 +146,30 @@ def unknown_agent_hint(name: str) -> str:
     close = difflib.get_close_matches(name, existing, n=1, cutoff=0.75)
     hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(existing)}"
     return f"{hint} (a file that registers more is named in ajet.rollout.agent_modules)"
+
+
+def _register_listed(listed: ListedLoop) -> None:
+    if listed.name in BUILT_IN_AGENTS:
+        raise ConfigError(f"{listed.where}: {listed.name!r} is one of ajet's own agents")
+    if not is_agent_loop(listed.kind):
+        raise ConfigError(
+            f"{listed.where}: {line_of(listed.kind)}: {listed.kind.__name__} is no agent loop: "
+            "derive it from ajet.compat.verl.AgentLoopBase"
+        )
+    existing = _WORKFLOWS.get(listed.name)
+    known = (getattr(existing, "loop_class", None), getattr(existing, "settings", None))
+    if known != (listed.kind, listed.settings):
+        _add(listed.name, as_loop_workflow(listed.kind, listed.name, listed.settings))
+
+
+def _add(agent_name: str, workflow: type[Workflow]) -> None:
+    existing = _WORKFLOWS.get(agent_name)
+    if existing is not None and _qualified_name(existing) != _qualified_name(workflow):
+        raise ConfigError(
+            f"agent_name {agent_name!r} is registered twice: "
+            f"by {_qualified_name(existing)} and by {_qualified_name(workflow)}"
+        )
+    _WORKFLOWS[agent_name] = workflow
 
 
 def _qualified_name(workflow: type[Workflow]) -> str:

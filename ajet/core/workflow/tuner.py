@@ -198,6 +198,11 @@ class ModelTuner:
         names = ("temperature", "top_p", "top_k", "max_tokens")
         return {name: getattr(sampling, name) for name in names}
 
+    @property
+    def completions(self) -> list[Completion]:
+        """What the engine was given and what it sampled, in each call of the episode so far."""
+        return [turn.completion for turn in self._recorder.turns]
+
     def tighten_limits(
         self, max_steps: int | None = None, max_model_len: int | None = None
     ) -> None:

@@ -151,6 +151,28 @@ async def test_a_graph_as_chatlearns_users_write_it_runs_and_is_recorded(setting
     assert "sampling_not_taken" not in first.notes  # the run's own settings, passed on, ask nothing
 
 
+class WithProcessor(MathEval):
+    """As ChatLearn's present users write theirs: a processor for all four arguments' sake."""
+
+    def __init__(self, agent_name, cfg, llm, tokenizer, processor, **kwargs):
+        BaseAgentGraph.__init__(self, agent_name, cfg, llm, tokenizer, processor, **kwargs)
+        assert (self.processor, self.model_type) == (None, "llm")
+        self.build_graph()
+        self.chatmodel = CustomChatModel(
+            model=self.agent_name,
+            llm=self.llm,
+            tokenizer=self.tokenizer,
+            processor=self.processor,
+            model_type=self.model_type,
+        )
+
+
+async def test_a_graph_whose_constructor_takes_a_processor_runs(settings):
+    check_graph(WithProcessor, "here")
+    t = await run(WithProcessor, "It is 5.", row=settings)
+    assert t.output.metadata == {"final_answer": "It is 5."}
+
+
 async def test_of_several_calls_in_a_reply_chatlearns_model_makes_one(settings):
     t = await run(MathEval, f"{CALL}\n{CALL}", "It is 5.", row=settings)
     assert [message["role"] for message in t.turns[1].messages] == ["user", "assistant", "tool"]
@@ -341,7 +363,11 @@ class NeedsMore(BaseAgentGraph):
     [
         (NoRun, "NoRun does not define async run(self, messages, **kwargs)"),
         (NotAsync, "NotAsync.run is not async: write async def run"),
-        (NeedsMore, "NeedsMore is made with agent_name, cfg, llm, tokenizer: give secret"),
+        (
+            NeedsMore,
+            "NeedsMore is made with agent_name, cfg, llm, tokenizer, processor, model_type: give "
+            "secret",
+        ),
     ],
 )
 def test_a_mistake_in_a_graph_class_is_one_line(kind, says):

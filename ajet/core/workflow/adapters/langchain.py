@@ -39,6 +39,7 @@ from pydantic import Field
 
 from ajet.core.trajectory.base_recorder import SamplingOverrides
 from ajet.core.workflow.bridge import run_blocking, run_on_loop
+from ajet.core.workflow.sampling_params import own_sampling
 
 if TYPE_CHECKING:
     from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -67,6 +68,7 @@ class LangChainModel(BaseChatModel):
     temperature: float | None = None
     max_tokens: int | None = None
     max_parallel_calls: int | None = None
+    heeds_tool_choice: bool = True
     cache: bool | None = Field(default=False, exclude=True)  # pyright: ignore
 
     @property
@@ -134,9 +136,12 @@ class LangChainModel(BaseChatModel):
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """Returns the model with these tools. `tool_choice` is auto, none, any (or required), or a
         tool, by name or as OpenAI's dict. With `parallel_tool_calls=False` only the first of
-        several calls in one reply is made."""
+        several calls in one reply is made. A model that does not heed `tool_choice` is free to
+        answer, as verl's `ChatModel` is."""
         _refuse_strict(strict)
         given = {"tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
+        if not self.heeds_tool_choice:
+            del given["tool_choice"]
         kwargs |= {name: value for name, value in given.items() if value is not None}
         return self.bind(tools=[openai_schema(tool) for tool in tools], **kwargs)
 
@@ -186,13 +191,10 @@ class LangChainModel(BaseChatModel):
     def _overrides(
         self, stop: list[str] | None, sampling_params: dict[str, Any] | None = None, **given: Any
     ) -> SamplingOverrides:
-        """Returns the call's changes to the run's sampling. ChatLearn's graphs pass them in
-        `sampling_params`, where a value equal to the run's changes nothing."""
-        passed = dict(sampling_params or {})
-        if "max_new_tokens" in passed:
-            passed["max_tokens"] = passed.pop("max_new_tokens")
-        run = self.recorder.sampling
-        passed = {name: value for name, value in passed.items() if value != getattr(run, name, ...)}
+        """Returns the call's changes to the run's sampling. ChatLearn's graphs and verl's loops
+        pass them in `sampling_params`, where a value equal to the run's changes nothing."""
+        passed = own_sampling(sampling_params, self.recorder.sampling)
+        stop = stop or passed.pop("stop", None)
         if "max_completion_tokens" in given:
             given["max_tokens"] = given.pop("max_completion_tokens")
         if unknown := given.keys() - SamplingOverrides.__dataclass_fields__.keys():

@@ -1,0 +1,77 @@
+"""verl's names, for tools, simulated users and agent loops that were written for it.
+
+    from verl.tools.base_tool import BaseTool                  from ajet.compat.verl import BaseTool
+    from verl.tools.schemas import OpenAIFunctionToolSchema    … import OpenAIFunctionToolSchema
+    from verl.utils.profiler import simple_timer               … import simple_timer
+
+Where verl itself is installed the import lines may stay: ajet looks at the methods of a class and
+not at its base. Not covered: verl's trainer, workers and reward functions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ajet.agents.interaction import BaseInteraction
+from ajet.agents.tools.schema import OpenAIFunctionToolSchema
+from ajet.agents.tools.tool import BaseTool, ToolResponse
+from ajet.core.workflow.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+from ajet.core.workflow.loop_server import ServerManager, TokenOutput
+from ajet.core.workflow.registry import register
+
+if TYPE_CHECKING:
+    from ajet.agents.react_loop import ChatModel, ReactAgentLoop, convert_to_agent_output
+
+__all__ = [
+    "AgentLoopBase",
+    "AgentLoopMetrics",
+    "AgentLoopOutput",
+    "AsyncLLMServerManager",
+    "BaseInteraction",
+    "BaseTool",
+    "ChatModel",
+    "LLMServerClient",
+    "OpenAIFunctionParametersSchema",
+    "OpenAIFunctionPropertySchema",
+    "OpenAIFunctionSchema",
+    "OpenAIFunctionToolSchema",
+    "ReactAgentLoop",
+    "TokenOutput",
+    "ToolResponse",
+    "convert_to_agent_output",
+    "register",
+    "rollout_trace_op",
+    "simple_timer",
+]
+
+F = TypeVar("F", bound=Callable[..., object])
+
+LLMServerClient = AsyncLLMServerManager = ServerManager
+OpenAIFunctionSchema = OpenAIFunctionToolSchema
+OpenAIFunctionParametersSchema = OpenAIFunctionToolSchema
+OpenAIFunctionPropertySchema = OpenAIFunctionToolSchema
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("ChatModel", "ReactAgentLoop", "convert_to_agent_output"):
+        raise AttributeError(f"module 'ajet.compat.verl' has no attribute {name!r}")
+    return getattr(import_module("ajet.agents.react_loop"), name)  # imports LangGraph
+
+
+def rollout_trace_op(function: F) -> F:
+    """Returns the function itself: every call of a tool is in the run folder already."""
+    return function
+
+
+@contextmanager
+def simple_timer(name: str, timing_raw: dict[str, float]) -> Iterator[None]:
+    """Adds the seconds that the block takes to `timing_raw[name]`."""
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        timing_raw[name] = timing_raw.get(name, 0.0) + time.perf_counter() - started

@@ -1,0 +1,108 @@
+"""Runs an environment class that does not derive from `Environment`: ROLL's, or Gymnasium's own.
+
+    class Maze(gem.Env):                     reset(seed), reset(seed, options): by their names
+        def reset(self, seed=None): …        -> (observation, info)
+        def step(self, action): …            -> (observation, reward, terminated, truncated, info)
+
+`instruction` is the class's own, or what its `get_instructions()` or `env_instruction` say;
+`info["env_instruction"]` of `reset` comes before it (returns.py). A class whose constructor takes
+`action_pattern` reads its action from the whole reply itself. Not covered: observations that are
+not text; a `reset` without a seed, which is refused, since a group plays one instance.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, ClassVar
+
+from ajet.core.environment.environment import Environment, Frame, Info
+from ajet.core.errors import ConfigError
+from ajet.core.importing import line_of
+
+
+class ForeignEnvironment(Environment):
+    """Calls an object of `environment_class`; `adapted` derives a subclass for each class."""
+
+    environment_class: ClassVar[type]
+
+    def __init__(self, **settings: Any) -> None:
+        self._environment: Any = self.environment_class(**settings)
+        self._observation = ""
+
+    @property
+    def instruction(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        named = getattr(self._environment, "instruction", None)
+        if named is None and hasattr(self._environment, "get_instructions"):
+            named = self._environment.get_instructions()
+        return str(named or getattr(self._environment, "env_instruction", None) or "")
+
+    def reset(
+        self, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[str, Info]:
+        given = {"seed": seed, "options": dict(options or {})}
+        names = _parameters(self._environment.reset)
+        takes_any = any(each.kind is each.VAR_KEYWORD for each in names.values())
+        return self._kept(
+            self._environment.reset(**{k: v for k, v in given.items() if k in names or takes_any})
+        )
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        return self._kept(self._environment.step(action))
+
+    def render(self) -> Frame:
+        if not hasattr(self._environment, "render"):
+            return self._observation
+        drawn = self._environment.render()
+        return self._observation if drawn is None else drawn
+
+    def close(self) -> None:
+        if hasattr(self._environment, "close"):
+            self._environment.close()
+
+    def sample_action(self, rng: random.Random) -> str:
+        sample = getattr(self._environment, "sample_random_action", None)
+        if sample is None:
+            return super().sample_action(rng)
+        return str(sample())
+
+    def _kept(self, returned: Any) -> Any:
+        """Returns what `reset` or `step` returned, and keeps its observation, where it has one."""
+        if isinstance(returned, tuple) and returned and isinstance(returned[0], str):
+            self._observation = returned[0]
+        return returned
+
+
+@cache
+def adapted(kind: type, where: str) -> type[Environment]:
+    """Returns the class itself if it is an `Environment`, else a subclass of `ForeignEnvironment`
+    under its name. Raises ConfigError for a class without `reset(seed)` and `step`."""
+    if issubclass(kind, Environment):
+        return kind
+    missing = [name for name in ("reset", "step") if not callable(getattr(kind, name, None))]
+    if missing:
+        raise ConfigError(
+            f"{where}: {line_of(kind)}: {kind.__name__} is no environment: it has no "
+            f"{' and no '.join(missing)}; write reset(seed) and step(action), or derive it from "
+            "ajet.core.environment.environment.Environment"
+        )
+    names = _parameters(kind.reset)  # pyright: ignore[reportAttributeAccessIssue]
+    if "seed" not in names and not any(p.kind is p.VAR_KEYWORD for p in names.values()):
+        raise ConfigError(
+            f"{where}: {line_of(kind)}: {kind.__name__}.reset takes no seed: write "
+            "reset(self, seed=None), because the episodes of a group play one instance"
+        )
+    copied = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    signature = {"__signature__": inspect.signature(kind), "environment_class": kind}
+    return type(kind.__name__, (ForeignEnvironment,), copied | signature)
+
+
+def reads_replies(kind: type[Environment]) -> bool:
+    """Returns whether the class finds the action in a reply by a pattern of its own."""
+    return issubclass(kind, ForeignEnvironment) and "action_pattern" in _parameters(kind)
+
+
+def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters

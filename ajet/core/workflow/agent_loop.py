@@ -1,0 +1,397 @@
+"""Runs agent loops in verl's form: classes with `async run(sampling_params, **kwargs)`.
+
+    @register("my_agent")
+    class MyAgentLoop(AgentLoopBase):
+        @classmethod
+        def init_class(cls, config, tokenizer, **kwargs):           # once in a process
+            cls.tools = […]
+
+        async def run(self, sampling_params, **kwargs):             # an episode; kwargs: its row
+            prompt_ids = await self.apply_chat_template(list(kwargs["raw_prompt"]))
+            output = await self.server_manager.generate(
+                request_id=uuid4().hex, prompt_ids=prompt_ids, sampling_params=sampling_params
+            )
+            return AgentLoopOutput(
+                prompt_ids=prompt_ids,
+                response_ids=output.token_ids,
+                response_mask=[1] * len(output.token_ids),
+                metrics={},
+            )
+
+A loop is made for each episode with verl's arguments, as far as its constructor takes them; classes
+that derive from verl's own base work too. What is trained are the recorded calls: a mask that marks
+a token which the model did not sample is an error, and sampled tokens that an output leaves out are
+trained all the same, counted (`sampled_tokens_left_out`), and said once.
+
+Not covered: images; verl's `tools` argument and its tool parsers; `ct_*` methods of its base class
+but for the first; the durations in `metrics`, since a run has its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakSet
+
+from loguru import logger
+
+from ajet.core.errors import ConfigError
+from ajet.core.importing import line_of
+from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.workflow.graph import conversation
+from ajet.core.workflow.signatures import accepted_arguments, required_names
+from ajet.core.workflow.workflow import Workflow
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from ajet.core.inference.endpoint import Completion
+    from ajet.core.workflow.loop_server import ServerManager
+    from ajet.core.workflow.tuner import ModelTuner
+
+ARGUMENTS = (
+    "trainer_config",
+    "server_manager",
+    "tokenizer",
+    "processor",
+    "dataset_cls",
+    "data_config",
+    "hf_model_type",
+)
+FORMER_ARGUMENTS = ("config", "dataset_config")
+"""Names of older versions of verl, given to a constructor that has them."""
+LEFT_OUT = "sampled_tokens_left_out"
+
+_initialized: WeakSet[type] = WeakSet()
+_warned: WeakSet[type] = WeakSet()
+
+
+@dataclass(slots=True)
+class AgentLoopMetrics:
+    """verl's durations of an episode. They are not kept."""
+
+    generate_sequences: float = 0.0
+    tool_calls: float = 0.0
+    compute_score: float = 0.0
+    num_preempted: int = -1
+
+
+@dataclass(slots=True, kw_only=True)
+class AgentLoopOutput:
+    """The result of a loop's `run`. With `reward_score=None` the judge gives the reward. It finds
+    `extra_fields` in the output's metadata, and the last reply as `final_answer` if they have none.
+    """
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    response_mask: list[int]
+    response_logprobs: list[float] | None = None
+    routed_experts: Any = None
+    multi_modal_data: dict[str, Any] | None = None
+    reward_score: float | None = None
+    num_turns: int = 0
+    metrics: AgentLoopMetrics | dict[str, Any] = field(default_factory=dict)
+    extra_fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigWrap:
+    """Holds a config, as verl hands it to a constructor."""
+
+    config: DictConfig
+
+
+class AgentLoopBase:
+    """The base of agent loops. A class with verl's `run` works without deriving from it."""
+
+    _class_initialized: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        trainer_config: ConfigWrap | DictConfig,
+        server_manager: ServerManager,
+        tokenizer: Any,
+        processor: Any = None,
+        dataset_cls: Any = None,
+        data_config: ConfigWrap | None = None,
+        **_others: Any,
+    ) -> None:
+        wrapped = isinstance(trainer_config, ConfigWrap)
+        self.config: Any = trainer_config.config if wrapped else trainer_config
+        self.rollout_config = self.config.actor_rollout_ref.rollout
+        self.server_manager = server_manager
+        self.tokenizer = tokenizer
+        self.processor = processor
+        self.dataset_cls = dataset_cls
+        self.data_config = self.config.data if data_config is None else data_config.config
+        self.apply_chat_template_kwargs = dict(self.data_config.apply_chat_template_kwargs)
+        self.loop = asyncio.get_running_loop()
+
+    @classmethod
+    def init_class(cls, config: DictConfig, tokenizer: Any, **_others: Any) -> None:
+        """Is called once in a process, before the first object is made."""
+        cls._class_initialized = True
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
+        """Runs the agent on one row."""
+        raise NotImplementedError(f"{type(self).__name__} does not define run()")
+
+    async def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        images: Any = None,
+        videos: Any = None,
+        remove_system_prompt: bool = False,
+    ) -> list[int]:
+        """Returns the ids of the messages with the generation prompt at their end. Messages that
+        follow others are rendered alone, without the system prompt that the template begins with.
+        """
+        if images or videos:
+            raise TypeError("apply_chat_template: images and videos are not covered")
+        ids = self._rendered(messages, tools=tools, add_generation_prompt=True)
+        return ids[len(self._system_prompt()) :] if remove_system_prompt else ids
+
+    async def ct_build_initial_tokens(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **_: Any
+    ) -> list[int]:
+        """Does the same, under the name of verl 0.9."""
+        return await self.apply_chat_template(messages, tools)
+
+    async def process_vision_info(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Returns an empty dict, since there are no images; raises TypeError where there are."""
+        blocks = [each for message in messages for each in _blocks(message.get("content"))]
+        if kinds := {str(each.get("type")) for each in blocks} - {"text"}:
+            raise TypeError(f"messages hold {', '.join(sorted(kinds))}: text alone is covered")
+        return {}
+
+    process_multi_modal_info = process_vision_info
+
+    def _system_prompt(self) -> list[int]:
+        """Returns what the template puts before the first message."""
+        turn = {"role": "user", "content": ""}
+        one, two = self._rendered([turn]), self._rendered([turn, turn])
+        return one[: max(0, 2 * len(one) - len(two))]
+
+    def _rendered(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
+        options |= self.apply_chat_template_kwargs
+        return self.tokenizer.apply_chat_template(messages, tokenize=True, **options)
+
+
+class LoopWorkflow(Workflow):
+    """Runs an episode of `loop_class`; `as_loop_workflow` derives a subclass for each loop.
+    `settings` are further arguments of its constructor."""
+
+    loop_class: ClassVar[type]
+    settings: ClassVar[Mapping[str, Any]] = {}
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        from ajet.core.config import AjetConfig
+        from ajet.core.workflow.loop_config import verl_config
+        from ajet.core.workflow.loop_server import ServerManager
+
+        config = verl_config(model_tuner.config or AjetConfig())
+        tokenizer = _with_plain_ids(model_tuner.tokenizer)
+        _init_once(self.loop_class, config, tokenizer)
+        given = {
+            "trainer_config": ConfigWrap(config),
+            "server_manager": ServerManager(model_tuner),
+            "tokenizer": tokenizer,
+            "processor": None,
+            "dataset_cls": None,
+            "data_config": ConfigWrap(config.data),
+            "hf_model_type": None,
+        }
+        loop = self._make_loop(given | {"config": config, "dataset_config": config.data})
+        arguments = row_arguments(workflow_task) | {"sampling_params": _sampling(model_tuner)}
+        result = await loop.run(**_accepted(loop.run, arguments, ("messages",)))
+        return to_workflow_output(result, model_tuner, self.loop_class)
+
+    def _make_loop(self, given: Mapping[str, Any]) -> Any:
+        kind = self.loop_class
+        return kind(**_accepted(kind, given, FORMER_ARGUMENTS), **self.settings)
+
+
+def as_loop_workflow(
+    kind: type, agent_name: str, settings: Mapping[str, Any] | None = None
+) -> type[LoopWorkflow]:
+    """Returns a workflow that runs a loop class, under the name and module of the class, which
+    errors and the run folder show."""
+    attributes = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    attributes |= {
+        "loop_class": kind,
+        "name": agent_name,
+        "settings": dict(settings or {}),
+        "trainable_targets": getattr(kind, "trainable_targets", None),
+    }
+    return type(kind.__name__, (LoopWorkflow,), attributes)
+
+
+def is_agent_loop(kind: type) -> bool:
+    """Returns whether the class is an agent loop: by its base's name, or by what it takes."""
+    if any(each.__name__ == "AgentLoopBase" for each in kind.__mro__):
+        return True
+    run = getattr(kind, "run", None)
+    if run is None or "server_manager" not in _parameters(kind.__init__):
+        return False
+    return "sampling_params" in _parameters(run)
+
+
+def check_agent_loop(workflow: type[LoopWorkflow], where: str) -> None:
+    """Raises a ConfigError unless an episode can make the loop and run it."""
+    kind = workflow.loop_class
+    location = f"{where}: {line_of(kind)}: {kind.__name__}"
+    run = getattr(kind, "run", None)
+    if run is None or run is AgentLoopBase.run or getattr(run, "__isabstractmethod__", False):
+        raise ConfigError(f"{location} does not define async run(self, sampling_params, **kwargs)")
+    if not inspect.iscoroutinefunction(run):
+        raise ConfigError(f"{location}.run is not async: write async def run(self, …)")
+    known = (*ARGUMENTS, *FORMER_ARGUMENTS, *workflow.settings)
+    for name in required_names(kind):
+        if name not in known:
+            raise ConfigError(
+                f"{location} is made with {', '.join(ARGUMENTS)}: give {name} of its __init__ a "
+                "default, or a value in the file of agent_loop_config_path"
+            )
+    for name in workflow.settings:
+        if name in ARGUMENTS or not accepted_arguments(kind, {name: None}):
+            raise ConfigError(f"{location} takes no {name}, which agent_loop_config_path gives it")
+
+
+def to_workflow_output(result: Any, model_tuner: ModelTuner, kind: type) -> WorkflowOutput:
+    """Converts an AgentLoopOutput, ajet's or verl's, whose tokens must be those of the recorded
+    calls."""
+    names = ("prompt_ids", "response_ids", "response_mask")
+    if not all(hasattr(result, name) for name in names):
+        raise TypeError(f"run() returned a {type(result).__name__}: return an AgentLoopOutput")
+    if getattr(result, "multi_modal_data", None):
+        raise TypeError("run() returned multi_modal_data: text alone is covered")
+    prompt_ids, response_ids, mask = (list(getattr(result, name)) for name in names)
+    if len(mask) != len(response_ids):
+        raise ValueError(
+            f"run() returned {len(response_ids)} response_ids and {len(mask)} values of "
+            "response_mask: give one for each"
+        )
+    left_out = _sampled_tokens_left_out(prompt_ids, response_ids, mask, model_tuner.completions)
+    if left_out and kind not in _warned:
+        _warned.add(kind)
+        logger.warning(
+            f"{kind.__name__}.run() left {left_out} sampled tokens out of its response or masked "
+            f"them; they are trained all the same (metric {LEFT_OUT})"
+        )
+    answer = model_tuner.decode(_last_reply(response_ids, mask))
+    extra_fields = dict(getattr(result, "extra_fields", None) or {})
+    num_turns = int(getattr(result, "num_turns", 0) or 0)
+    return WorkflowOutput(
+        reward=result.reward_score,
+        metadata={"final_answer": answer, "num_turns": num_turns} | extra_fields,
+        log_metrics={"num_turns": float(num_turns), LEFT_OUT: float(left_out)},
+    )
+
+
+def row_arguments(workflow_task: WorkflowTask) -> dict[str, Any]:
+    """Returns the row's fields as verl's data set gives them to `run`."""
+    row = {str(name): value for name, value in workflow_task.task.metadata.items()}
+    row.pop("agent_name", None)
+    extra = row.get("extra_info")
+    extra = extra if isinstance(extra, Mapping) else {}
+    messages = conversation(workflow_task)
+    return row | {
+        "raw_prompt": messages,
+        "messages": messages,
+        "index": extra.get("index", 0),
+        "tools_kwargs": dict(extra.get("tools_kwargs") or {}),
+        "interaction_kwargs": dict(extra.get("interaction_kwargs") or {}),
+    }
+
+
+def _sampled_tokens_left_out(
+    prompt_ids: list[int],
+    response_ids: list[int],
+    mask: Sequence[int],
+    completions: Sequence[Completion],
+) -> int:
+    """Returns how many of the sampled tokens are not among those that the output marks. Raises
+    ValueError if it marks one that was not sampled there."""
+    ids = prompt_ids + response_ids
+    is_sampled = [False] * len(ids)
+    for completion in completions:
+        start = len(completion.prompt_ids)
+        if ids[:start] != list(completion.prompt_ids):
+            continue
+        for at, token_id in enumerate(completion.token_ids, start):
+            if at == len(ids) or ids[at] != token_id:
+                break
+            is_sampled[at] = True
+    marked = [at for at, value in enumerate(mask, len(prompt_ids)) if value]
+    for at in marked:
+        if not is_sampled[at]:
+            raise ValueError(
+                f"run() returned response_mask 1 at position {at - len(prompt_ids)}, where the "
+                "model sampled no such token: mark only what server_manager.generate returned, "
+                "after the prompt_ids that it was given"
+            )
+    return sum(len(each.token_ids) for each in completions) - len(marked)
+
+
+def _last_reply(response_ids: list[int], mask: Sequence[int]) -> list[int]:
+    """Returns the ids of the last stretch that the model sampled."""
+    end = max((at for at, value in enumerate(mask, 1) if value), default=0)
+    start = max((at for at, value in enumerate(mask[:end], 1) if not value), default=0)
+    return response_ids[start:end]
+
+
+def _init_once(kind: type, config: DictConfig, tokenizer: Any) -> None:
+    """Calls `init_class` for the first object of a class. The flag that verl's users ask is the
+    class's own: one that is set on a base says nothing of this class."""
+    init_class = getattr(kind, "init_class", None)
+    if init_class is None or kind in _initialized:
+        return
+    if "_class_initialized" not in vars(kind):
+        kind._class_initialized = False  # pyright: ignore[reportAttributeAccessIssue]
+    given = {"config": config, "tokenizer": tokenizer, "processor": None}
+    init_class(**accepted_arguments(init_class, given))
+    _initialized.add(kind)
+
+
+def _with_plain_ids(tokenizer: Any) -> Any:
+    """Returns a copy of the tokenizer whose `apply_chat_template` returns a list of ids, as it does
+    in the versions of transformers that verl takes."""
+    if tokenizer is None:
+        return None
+
+    def apply_chat_template(self: Any, messages: Any, *args: Any, **options: Any) -> Any:
+        options.setdefault("return_dict", False)
+        return type(self).apply_chat_template(self, messages, *args, **options)
+
+    plain = copy.copy(tokenizer)
+    plain.apply_chat_template = MethodType(apply_chat_template, plain)
+    return plain
+
+
+def _sampling(model_tuner: ModelTuner) -> dict[str, Any]:
+    """Returns the run's sampling parameters as verl passes them."""
+    sampling: dict[str, Any] = dict(model_tuner.sampling_params)
+    del sampling["max_tokens"]  # a call's own limit in verl, and the run's in any case
+    return sampling | {"repetition_penalty": 1.0, "logprobs": True}
+
+
+def _accepted(function: Any, given: Mapping[str, Any], named_alone: Sequence[str]) -> Any:
+    """Returns the arguments that the function takes; those of `named_alone` only if it has a
+    parameter of that name."""
+    names = _parameters(function)
+    offered = {k: v for k, v in given.items() if k not in named_alone or k in names}
+    return accepted_arguments(function, offered)
+
+
+def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
+
+
+def _blocks(content: Any) -> list[Mapping[str, Any]]:
+    return [each for each in content if isinstance(each, Mapping)] if type(content) is list else []

@@ -1,0 +1,138 @@
+"""What a config of another system says of agents, environments and their sampling is kept."""
+
+import pytest
+
+from ajet.convert import convert
+from ajet.convert.roll_envs import BOXED
+from ajet.core.environment.registry import environment_maker
+from tests.convert.test_convert import GRAPH, LAKE, TOOLS, left_out, loaded, written
+
+ROLL = "sequence_length: 9\npretrain: m\n"
+
+
+def environment(tmp_path, text):
+    source = written(tmp_path, f"{ROLL}custom_envs: {{Mine: {text}}}")
+    result = convert("roll", source)
+    return loaded(result, tmp_path).ajet.environment.custom_envs["Mine"], result
+
+
+def test_verls_file_of_agent_loops_is_kept(tmp_path):
+    key = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
+    loop = "actor_rollout_ref.rollout.agent.default_agent_loop"
+    result = convert("verl", TOOLS, [f"{key}=recipe/agent.yaml", f"{loop}=math_expression"])
+    rollout = loaded(result, tmp_path).ajet.rollout
+    assert rollout.agent.agent_loop_config_path == "recipe/agent.yaml"
+    assert rollout.user_workflow == "math_expression"
+    assert key not in left_out(result)
+
+
+@pytest.mark.parametrize("section", ["runtime_args", "models.policy", "models.agent"])
+@pytest.mark.parametrize("value", ["[graphs.py,more.graphs]", "graphs.py"])
+def test_chatlearns_agent_modules_are_kept(tmp_path, section, value):
+    result = convert("chatlearn", GRAPH, [f"+{section}.agent_modules={value}"])
+    modules = loaded(result, tmp_path).ajet.rollout.agent_modules
+    assert modules == value.strip("[]").split(",")
+    assert not [text for text in result.to_do if "agent_modules" in text]
+
+
+def test_a_chatlearn_config_of_agents_says_where_their_files_are_named():
+    assert [text for text in convert("chatlearn", GRAPH).to_do if "agent_modules" in text]
+    plain = convert("chatlearn", GRAPH, ["runtime_args.task_type=chat"])
+    assert not [text for text in plain.to_do if "agent_modules" in text]
+
+
+def test_a_setting_of_rolls_that_is_null_is_no_change():
+    overrides = ["agent_runner_cls=null", "some_switch=null", "actor_train.model_args.zzz=null"]
+    overrides += ["custom_env.Lake.agent_runner_cls=null", "custom_env.Lake.env_config.zzz=null"]
+    overrides = [f"+{each}" for each in overrides]
+    assert left_out(convert("roll", LAKE, overrides)) == left_out(convert("roll", LAKE))
+    named = convert("roll", LAKE, ["+custom_env.Lake.agent_runner_cls=a.Runner"])
+    assert left_out(named)["custom_envs.Lake.agent_runner_cls"] == "algorithm"
+
+
+def test_rolls_names_of_reasoning_gym_become_ours(tmp_path):
+    config = "{env_type: 'rg:spell_backward', env_config: {max_word_len: 6, size: 500, seed: 4}}"
+    there, result = environment(tmp_path, config)
+    assert there.env_type == "reasoning_gym:spell_backward"
+    assert there.env_config == {"max_word_len": 6}
+    assert (there.action_pattern, there.agent_system_template) == (BOXED, "")
+    assert left_out(result)["custom_envs.Mine.env_config.seed"] == "machine"
+    assert not [text for text in result.to_do if "no environment" in text]
+
+
+@pytest.mark.parametrize(
+    ("reply", "action"),
+    [
+        (r"\boxed{4}", "4"),
+        (r"\boxed{1}, so \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        ("4", None),
+    ],
+)
+def test_the_answer_to_such_a_question_is_the_last_boxed_text(reply, action):
+    from ajet.agents.environment_text import ActionReader
+
+    assert ActionReader(BOXED, "here").find_action(reply) == action
+
+
+MINE = """
+class Mine:
+    def __init__(self, max_steps=1, format_penalty=0.0, action_pattern="x", env_instruction=None):
+        self.given = (max_steps, format_penalty, action_pattern, env_instruction)
+
+    def reset(self, seed=None):
+        return "x", {}
+
+    def step(self, action):
+        return "x", 0.0, True, False, {}
+"""
+
+
+def test_a_class_of_the_users_keeps_its_arguments_and_reads_the_whole_reply(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    config = "{max_steps: 5, format_penalty: -0.2, action_pattern: '<a>(.*)</a>'"
+    config = f"{{env_type: mine.py->Mine, env_config: {config}, env_instruction: Go.}}}}"
+    there, _ = environment(tmp_path, config)
+    assert there.action_pattern is None
+    assert there.format_penalty == 0.0  # the class adds its own
+    assert (there.max_steps, there.agent_system_template) == (5, "{env_instruction}")
+    maker = environment_maker(there.env_type, there.env_config, [tmp_path], "here")
+    assert maker()._environment.given == (5, -0.2, "<a>(.*)</a>", "Go.")
+
+
+MANAGERS = """
+train_env_manager:
+  generating_args: {max_new_tokens: 128, top_p: 0.99, top_k: 100, temperature: 0.99}
+val_env_manager:
+  generating_args: {max_new_tokens: 128, top_p: 0.99, top_k: 100, temperature: 0.2}
+"""
+
+
+def sampling(source, tmp_path, *overrides):
+    rollout = loaded(convert("roll", source, overrides), tmp_path).ajet.rollout
+    val = rollout.val_kwargs
+    trained = (rollout.temperature, rollout.top_p, rollout.top_k)
+    return trained, (val.temperature, val.top_p, val.top_k)
+
+
+def test_the_sampling_of_rolls_environment_managers_is_kept_where_the_engine_has_none(tmp_path):
+    source = written(tmp_path, ROLL + MANAGERS)
+    assert sampling(source, tmp_path) == ((0.99, 0.99, 100), (0.2, 0.99, 100))
+    result = convert("roll", source)
+    assert result.values["ajet.rollout.max_response_length_in_one_turn"] == 128
+    assert not [key for key in left_out(result) if "generating_args" in key]
+
+
+def test_the_engines_sampling_takes_the_place_of_the_managers_in_roll(tmp_path):
+    source = written(tmp_path, ROLL + MANAGERS)
+    engine = "+actor_infer.generating_args.temperature=0.5"
+    assert sampling(source, tmp_path, engine) == ((0.5, 0.7, 50), (None, None, None))
+    left = left_out(convert("roll", source, [engine]))
+    assert left["val_env_manager.generating_args.temperature"] == "machine"
+
+
+def test_a_manager_that_says_a_part_has_rolls_defaults_for_the_rest(tmp_path):
+    source = written(
+        tmp_path, f"{ROLL}train_env_manager: {{generating_args: {{temperature: 0.8}}}}"
+    )
+    assert sampling(source, tmp_path) == ((0.8, 0.7, 50), (None, None, None))
+    assert sampling(written(tmp_path, ROLL), tmp_path)[0] == (0.95, 0.7, 50)
