@@ -41,6 +41,11 @@ class BaseTaskReader:
     def __init__(self, config: AjetConfig) -> None:
         self.config = config
 
+    @classmethod
+    def constructor_argument(cls, config: AjetConfig) -> Any:
+        """Returns what a reader is made with."""
+        return config
+
     def get_training_tasks(self) -> list[Task]:
         """Returns every training task, in a fixed order."""
         raise NotImplementedError(f"{type(self).__name__} does not define get_training_tasks()")

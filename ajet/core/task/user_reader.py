@@ -25,7 +25,7 @@ class UserReader(BaseTaskReader):
         super().__init__(config)
         self.kind = kind
         self.prefix = f"ajet.task_reader.type: {config.ajet.task_reader.type!r}"
-        self.inner = construct(kind, config, self.prefix)
+        self.inner = construct(kind, kind.constructor_argument(config), self.prefix)
         if not hasattr(self.inner, "config"):
             self.inner.config = config
 
