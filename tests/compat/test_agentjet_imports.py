@@ -143,8 +143,9 @@ def test_a_judge_of_agentjets_form_rewards(tmp_path):
     ],
 )
 def test_a_judge_of_agentjet_may_be_named_by_its_path(tmp_path, spec, name):
-    reader = "ajet.task_reader.type=env_service"
-    assert type(judge_of(tmp_path, spec, reader)).__name__ == name
+    address = "ajet.task_judge.client.base_url=http://127.0.0.1:1/v1"
+    judge = judge_of(tmp_path, spec, "ajet.task_reader.type=env_service", address)
+    assert type(judge).__name__ == name
 
 
 def test_a_reader_is_made_with_the_section_of_the_readers(tmp_path):
@@ -162,5 +163,5 @@ def test_a_reader_is_made_with_the_section_of_the_readers(tmp_path):
     [task] = reader.get_training_tasks()
     assert (task.task_id, task.main_query, task.metadata["title"]) == ("0", "Why?", "Debt")
     [held_out] = reader.get_validation_tasks()
-    assert held_out.main_query == "finance.py->FinanceReader"
+    assert (held_out.task_id, held_out.main_query) == ("validation-0", "finance.py->FinanceReader")
     assert code_files(config) == [tmp_path / "finance.py"]

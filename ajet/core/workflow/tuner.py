@@ -209,18 +209,23 @@ class ModelTuner:
         self,
         agent_name: str | None = None,
         target_tag: str | None = None,
-        debug_model: AsyncOpenAI | OpenAI | None = None,
+        debug_model: AsyncOpenAI | OpenAI | str | None = None,
         *,
         sync: bool = False,
     ) -> Any:
-        """Returns an `openai.AsyncOpenAI`, or with `sync` an `openai.OpenAI` for `def execute`. If
-        `trainable_targets` leave this agent out, the client `debug_model` is returned instead."""
-        from ajet.core.workflow.adapters.openai import async_client, sync_client
+        """Returns an `openai.AsyncOpenAI`, or with `sync` an `openai.OpenAI` for `def execute`;
+        calls may leave out `model=`. If `trainable_targets` leave this agent out, the client
+        `debug_model` is returned instead; a name is a model at OPENAI_BASE_URL."""
+        from ajet.core.workflow.adapters import openai
 
         grant = self._grant(agent_name, target_tag)
+        if isinstance(debug_model, str) and not self._is_trained(grant):
+            other = openai.other_sync_client if sync else openai.other_async_client
+            return other(debug_model)
         if debug_model is not None and not self._is_trained(grant):
             return debug_model
-        return (sync_client if sync else async_client)(self._open_gateway(), grant)
+        make = openai.sync_client if sync else openai.async_client
+        return make(self._open_gateway(), grant)
 
     def as_oai_baseurl_apikey(
         self,

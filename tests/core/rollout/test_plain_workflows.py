@@ -53,7 +53,7 @@ class Plain(Workflow):
         assert threading.current_thread() is not threading.main_thread()
         status, body = blocking_answer(model_tuner)
         client = model_tuner.as_raw_openai_sdk_client(sync=True)
-        again = client.chat.completions.create(model="m", messages=HI)
+        again = client.chat.completions.create(HI)
         said = [body["choices"][0]["message"]["content"], again.choices[0].message.content]
         return WorkflowOutput(reward=1.0, metadata={"said": said, "status": status})
 
