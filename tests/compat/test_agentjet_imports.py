@@ -16,7 +16,7 @@ from ajet.core.task.reader import make_reader
 from ajet.core.task.workflow_task import WorkflowTask
 
 README = Path(ajet.__file__).parent / "compat" / "agentjet" / "README.md"
-JUDGE = '''
+JUDGE = """
 from ajet.task_judge.base_judge import BaseJudge
 from ajet.workflow import WorkflowOutput, WorkflowTask
 
@@ -35,7 +35,7 @@ class MyCustomJudge(BaseJudge):
         return len(set(text1.split()) & set(text2.split())) / max(
             len(text1.split()), len(text2.split()), 1
         )
-'''
+"""
 READER = """
 import json
 from typing import List

@@ -143,7 +143,7 @@ class AgentJetJob:
         """Replaces every setting by those of this YAML and ajet's defaults."""
         path = Path(yaml_path)
         defaults = AjetConfig().to_dict()
-        values = apply_renames(compose(path, []).values, defaults)
+        values, _ = apply_renames(compose(path, []).values, defaults)
         self._project_dir = path.parent.resolve()
         self.config = _as_tree(values)
         if self.config.ajet.experiment_name == "read_yaml_name":
