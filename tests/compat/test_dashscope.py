@@ -6,11 +6,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from agentscope.model import DashScopeChatModel
+from ajet.task_rollout.dashscope_llm_bridge import create_external_llm_fn
+from ajet.utils.robust_dashscope import RobustDashScopeChatModel
 
 from ajet.compat.agentjet.task_rollout.dashscope_keys import keys_to_try
 from ajet.core.errors import ChatError, ConfigError
-from ajet.task_rollout.dashscope_llm_bridge import create_external_llm_fn
-from ajet.utils.robust_dashscope import RobustDashScopeChatModel
 
 ASK = [{"role": "user", "content": "Is it right?"}]
 REPLY = {

@@ -75,13 +75,13 @@ class _AsyncClient(AsyncOpenAI):
     other_model: str | None = None
 
     @cached_property
-    def chat(self) -> AsyncChat:
+    def chat(self) -> AsyncChat:  # pyright: ignore[reportIncompatibleMethodOverride]
         return _AsyncChat(self)
 
 
 class _AsyncChat(AsyncChat):
     @cached_property
-    def completions(self) -> AsyncCompletions:
+    def completions(self) -> AsyncCompletions:  # pyright: ignore[reportIncompatibleMethodOverride]
         return _AsyncCompletions(self._client)
 
 
@@ -96,13 +96,13 @@ class _Client(OpenAI):
     other_model: str | None = None
 
     @cached_property
-    def chat(self) -> Chat:
+    def chat(self) -> Chat:  # pyright: ignore[reportIncompatibleMethodOverride]
         return _Chat(self)
 
 
 class _Chat(Chat):
     @cached_property
-    def completions(self) -> Completions:
+    def completions(self) -> Completions:  # pyright: ignore[reportIncompatibleMethodOverride]
         return _Completions(self._client)
 
 
