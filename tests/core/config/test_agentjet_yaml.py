@@ -132,7 +132,7 @@ def test_a_filter_that_asks_a_model_is_refused_with_a_reason_unless_it_is_off(lo
     ],
 )
 def test_what_would_change_the_experiment_is_refused_with_a_reason(load, override):
-    key, _, value = override.removeprefix("+").partition("=")
+    key = override.removeprefix("+").partition("=")[0]
     with pytest.raises(ConfigError, match=f"{key}=.* is refused: .*; leave it out"):
         load("ajet: {model: {path: m}}", override)
 
