@@ -135,7 +135,7 @@ class _Transport(httpx.AsyncBaseTransport, httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         answering = self._answer(request, request.read())
-        return _response(run_blocking(self._grant.recorder.loop, answering))
+        return _response(run_blocking(self._grant.recorder, answering))
 
     async def _answer(self, request: httpx.Request, body: bytes) -> GatewayResponse:
         if request.method == "GET" and (listing := models_response(request.url.path)) is not None:
