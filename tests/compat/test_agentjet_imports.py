@@ -76,7 +76,7 @@ def paths_of_the_readme() -> list[str]:
     paths = [
         head + name for head, _, names in written for name in names.removesuffix("}").split(",")
     ]
-    return [path for path in paths if path[5:] not in dir(ajet)]
+    return sorted({path for path in paths if path[5:] not in ajet.__all__})
 
 
 @pytest.mark.parametrize("path", paths_of_the_readme())
