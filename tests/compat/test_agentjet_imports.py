@@ -71,7 +71,8 @@ ajet:
 
 
 def paths_of_the_readme() -> list[str]:
-    found = re.findall(r"`(ajet\.[\w.{},]+)`", README.read_text(encoding="utf-8").split("In:")[0])
+    table = README.read_text(encoding="utf-8").partition("A longer")[0]
+    found = re.findall(r"`(ajet\.[\w.{},]+)`", table)
     written = [path.partition("{") for path in found if path != "ajet.__path__"]
     paths = [
         head + name for head, _, names in written for name in names.removesuffix("}").split(",")
