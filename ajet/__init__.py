@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ajet.agents.interaction import BaseInteraction
     from ajet.agents.react import ReactAgent
     from ajet.agents.tools.tool import BaseTool, ToolResponse
+    from ajet.compat.agentjet.copilot.job import AgentJetJob
     from ajet.core.breakpoint import bp
     from ajet.core.inference.chat_client import ChatClient
     from ajet.core.judge.judge import BaseJudge, GroupJudge
@@ -25,8 +26,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+# AgentJet's import paths, as `ajet.task_judge.base_judge`: see ajet/compat/agentjet/README.md.
+__path__.append(f"{__path__[0]}/compat/agentjet")
+
 __all__ = [
     "AgentGraphOutput",
+    "AgentJetJob",
     "AjetTuner",
     "BaseAgentGraph",
     "BaseInteraction",
@@ -49,6 +54,7 @@ __all__ = [
 
 _HOMES = {
     "AgentGraphOutput": "ajet.core.workflow.graph",
+    "AgentJetJob": "ajet.copilot.job",
     "AjetTuner": "ajet.core.workflow.tuner",
     "BaseAgentGraph": "ajet.core.workflow.graph",
     "BaseInteraction": "ajet.agents.interaction",

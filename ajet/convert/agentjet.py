@@ -12,8 +12,9 @@ from typing import Any
 
 from ajet.convert.draft import Absent, Draft, ajet_defaults
 from ajet.convert.schedule import take_schedule
+from ajet.core.config import agentjet_keys
 from ajet.core.config.nested import flatten
-from ajet.core.config.renames import REMOVED, RENAMED
+from ajet.core.config.renames import RENAMED
 
 TRAINER = "ajet.trainer_common"
 TYPED = ("ajet", "verl", "trinity")
@@ -27,47 +28,21 @@ DEFAULTS: dict[str, Any] = {
     "ajet.trainer_common.algorithm.dual_clip": 3.0,
 }
 
+SCHEDULE = f"{TRAINER}.optim.lr_scheduler_type"
 RENAMED_HERE = {
-    **RENAMED,
-    "ajet.lora.lora_rank": f"{TRAINER}.lora.rank",
-    "ajet.lora.lora_alpha": f"{TRAINER}.lora.alpha",
-    "ajet.lora.target_modules": f"{TRAINER}.lora.target_modules",
-    "ajet.rollout.gpu_memory_utilization": "verl.rollout.gpu_memory_utilization",
-    f"{TRAINER}.val_max_num_task_each_validation": "ajet.data.val_max_tasks",
+    **{key: name for key, name in RENAMED.items() if key != SCHEDULE},
     "ajet.rollout.val_kwargs.num_repeat": f"{TRAINER}.val_pass_n",
-    "ajet.enable_interchange_server": "ajet.enable_experimental_interchange_server",
-    "ajet.task_judge.rubrics_auto_grader.jsonl_dataset_file.training.file_path": (
-        "ajet.task_judge.rubrics_auto_grader.dataset_file.training.file_path"
-    ),
 }
-JUDGE, LEVEL = (
-    "ajet.task_judge.judge_protocol",
-    "ajet.context_tracker.timeline_merging_policy.timeline_compare_level",
-)
+WARMUP = f"{TRAINER}.optim.lr_warmup_steps"
+JUDGE = "ajet.task_judge.judge_protocol"
 CHOICES = {
+    **agentjet_keys.OTHER_NAMES,
     (JUDGE, "ajet.task_judge.env_service_as_judge->EnvServiceJudge"): "env_service",
-    (LEVEL, "text_and_image"): "text",
 }
-
-AS_IN_VERL = Absent("AdamW, with half a cycle of the cosine", algorithm=True)
 ABSENT: dict[str, Absent] = {
-    **{key: Absent(reason) for key, reason in REMOVED.items()},
-    f"{TRAINER}.optim.optimizer": Absent(AS_IN_VERL.reason, off=("AdamW",), algorithm=True),
-    f"{TRAINER}.optim.optimizer_impl": Absent(AS_IN_VERL.reason),
-    f"{TRAINER}.optim.lr_warmup_steps_ratio": Absent("warmup_steps counts steps", algorithm=True),
-    f"{TRAINER}.optim.num_cycles": Absent(AS_IN_VERL.reason),
-    f"{TRAINER}.optim.total_training_steps": Absent(AS_IN_VERL.reason, off=(-1, None)),
-    f"{TRAINER}.optim.zero_indexed_step": Absent(AS_IN_VERL.reason),
-    f"{TRAINER}.loss_extra_scale_ratio": Absent(
-        "the loss has its own scale", off=(1, None), algorithm=True
-    ),
-    f"{TRAINER}.val_only": Absent("`ajet eval` does it"),
-    f"{TRAINER}.val_max_num_task_clip_method": Absent("the first val_max_tasks tasks"),
-    f"{TRAINER}.*_print_to_markdown_file_path": Absent("every episode is in the run folder"),
-    "ajet.lora.*": Absent("the inference engine is the backbone's"),
-    "ajet.context_tracker.alien_llm_*": Absent("AgentJet itself no longer reads it"),
-    "ajet.*swarm_mode*": Absent("episodes run in this process"),
-    "ajet.interchange_server.already_started": Absent("episodes run in this process"),
+    key: Absent(absent.reason, off=absent.off, algorithm=absent.refused)
+    for key, absent in agentjet_keys.ABSENT.items()
+    if key != WARMUP
 }
 
 
@@ -92,8 +67,7 @@ def take(draft: Draft) -> None:
             draft.set(key, value, key)
     _old_logprobs(draft)
     _warmup(draft)
-    kind = f"{TRAINER}.optim.lr_scheduler_type"
-    take_schedule(draft, kind, f"{TRAINER}.total_training_steps")
+    take_schedule(draft, SCHEDULE, f"{TRAINER}.total_training_steps")
 
 
 def _old_logprobs(draft: Draft) -> None:
@@ -117,16 +91,25 @@ def _environments(draft: Draft) -> None:
 
 def _known(key: str) -> bool:
     """Returns whether the config tree has this key, or a mapping above it that takes any key."""
-    name = RENAMED_HERE.get(key, key)
+    name = _present_name(key)
     sections = ajet_defaults()
     parents = (name.rsplit(".", count)[0] for count in range(1, name.count(".") + 1))
     return name in sections or any(sections.get(parent) == {} for parent in parents)
 
 
+def _present_name(key: str) -> str:
+    """Returns the name under which the tree has the key: it, or a section above it, may have
+    moved."""
+    for old, new in RENAMED_HERE.items():
+        if key == old or key.startswith(f"{old}."):
+            return f"{new}{key[len(old) :]}"
+    return key
+
+
 def _take_key(draft: Draft, key: str) -> None:
     """Copies a key under its present name. A key that moved yields to one that is written under the
     present name."""
-    target, value = RENAMED_HERE.get(key, key), draft.take(key)
+    target, value = _present_name(key), draft.take(key)
     if target == key:
         draft.set(key, CHOICES.get((key, str(value)), value), key)
     elif value is not None and not draft.has_key(target):
@@ -136,9 +119,8 @@ def _take_key(draft: Draft, key: str) -> None:
 def _warmup(draft: Draft) -> None:
     """Converts the warm-up, which AgentJet counts in training steps (-1 for none), to optimizer
     steps."""
-    key = f"{TRAINER}.optim.lr_warmup_steps"
-    steps = draft.number(key)
+    steps = draft.number(WARMUP)
     if steps > 0:
         updates = draft.number(f"{TRAINER}.mini_batch_num") or 1
         epochs = draft.number(f"{TRAINER}.ppo_epochs") or 1
-        draft.set(f"{TRAINER}.optim.warmup_steps", steps * updates * epochs, key)
+        draft.set(f"{TRAINER}.optim.warmup_steps", steps * updates * epochs, WARMUP)

@@ -54,3 +54,8 @@ class RunFailed(AjetError):
 
 class EnvironmentFault(Exception):
     """Raised by a workflow or a tool: the environment failed, the agent did nothing wrong."""
+
+
+class BlockingCall(RuntimeError):
+    """Raised where code on the event loop waits without `await`, which would hold up all other
+    episodes. In a thread of its own it may."""

@@ -193,7 +193,7 @@ def test_both_ways_to_have_ray_are_wrong_usage(project):
             "which is not installed: pip install 'ajet[langgraph]'",
         ),
         ("train.jsonl", "", "the train split is empty"),
-        ("train.jsonl", '{"q": 1}\n', "row 1 has none of the fields question"),
+        ("train.jsonl", '{"query": "a"}\n{"q": 1}\n', "row 2 has none of the fields question"),
     ],
 )
 def test_a_mistake_in_a_users_file_is_one_line(project, file, text, message):

@@ -17,7 +17,7 @@ from ajet.core.config.explain import Origin, explain
 from ajet.core.config.redacted import redacted_keys, remember_secrets_of
 from ajet.core.config.renames import apply_renames
 from ajet.core.config.support import refusals_and_notices
-from ajet.core.config.tree import AjetConfig, AjetSection
+from ajet.core.config.tree import AjetConfig
 from ajet.core.config.unknown_sections import unknown_section_problem
 from ajet.core.errors import ConfigError
 
@@ -41,7 +41,7 @@ def load_config(
     overrides = [*overrides, *([f"ajet.backbone={backbone}"] if backbone else [])]
     origin = Origin(path, overrides)
     composed = compose(path, overrides)
-    values = apply_renames(composed.values, {"ajet": AjetSection().model_dump()})
+    values, unknown_here = apply_renames(composed.values, AjetConfig().to_dict())
     _refuse_unknown_sections(values, origin)
     try:
         config = AjetConfig.model_validate(_without_empty_sections(values))
@@ -55,7 +55,7 @@ def load_config(
     remember_secrets_of(config)
     _require(config, required, path)
     refused, unused = refusals_and_notices(config)
-    config._notices = [*hydra_notices(path), *unused]
+    config._notices = [*hydra_notices(path), *unknown_here, *unused]
     for key, reason in refused:
         raise ConfigError(f"{origin.of(key)}: {key} is refused: {reason}")
     return config

@@ -1,15 +1,18 @@
-"""Translates keys that have another spelling, and refuses AgentJet's keys that have no counterpart.
+"""Translates keys that have another spelling, and takes out AgentJet's that have no counterpart.
 
 A renamed key is taken under its other name; given under both with different values, it is an error.
+AgentJet's section `ajet.lora` is empty then, and taken out too.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
+from ajet.core.config.agentjet_keys import ABSENT, MOVED, OTHER_NAMES
 from ajet.core.config.async_keys import take_async_keys
 from ajet.core.errors import ConfigError
 
 RENAMED = {
+    **MOVED,
     "ajet.trainer_common.trinity_only__n_vllm_engine": "ajet.rollout.n_vllm_engine",
     "ajet.environment.train_env_manager.num_env_groups": "ajet.data.train_batch_size",
     "ajet.environment.train_env_manager.group_size": "ajet.rollout.num_repeat",
@@ -21,16 +24,15 @@ RENAMED = {
     "ajet.task_reader.feedback_tracing": "ajet.task_reader.tracing",
     "ajet.trainer_common.total_steps": "ajet.trainer_common.total_training_steps",
 }
-REMOVED = {
-    "ajet.execute_test": "the project's tests do not run inside a training run",
-    "ajet.execute_testing_lambda": "the project's tests do not run inside a training run",
-}
 
 
-def apply_renames(values: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `values` with every key under its present name. `defaults` shows which keys were not
-    set."""
+def apply_renames(
+    values: dict[str, Any], defaults: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Returns `values` with every key under its present name, and a notice for each key that was
+    taken out. `defaults` shows which keys were not set."""
     values = _deep_copy(values)
+    notices = _take_absent(values)
     for old, new in RENAMED.items():
         given = _pop(values, old)
         if given is None:
@@ -40,10 +42,27 @@ def apply_renames(values: dict[str, Any], defaults: Mapping[str, Any]) -> dict[s
             raise ConfigError(f"{old} and {new} are one key with two values: {given}, {present}")
         _set(values, new, given)
     take_async_keys(values)
-    for old, reason in REMOVED.items():
-        if _pop(values, old):
-            raise ConfigError(f"{old} is refused: {reason}; leave it out")
-    return values
+    for (key, theirs), ours in OTHER_NAMES.items():
+        if _get(values, key) == theirs:
+            _set(values, key, ours)
+    ajet = values.get("ajet")
+    if isinstance(ajet, dict) and ajet.get("lora") == {}:
+        del ajet["lora"]
+    return values, notices
+
+
+def _take_absent(values: dict[str, Any]) -> list[str]:
+    """Takes out the keys that have no counterpart, in place. Raises ConfigError for one that would
+    change the experiment, and returns a notice for each other that is not off."""
+    notices = []
+    for key, absent in ABSENT.items():
+        given = _pop(values, key)
+        if given is None or given in absent.off:
+            continue
+        if absent.refused:
+            raise ConfigError(f"{key}={given} is refused: {absent.reason}; leave it out")
+        notices.append(f"ignored: {key}={given} ({absent.reason})")
+    return notices
 
 
 def _deep_copy(value: Any) -> Any:

@@ -143,6 +143,13 @@ def read_filter(number: int, given: dict[str, Any]) -> tuple[str, Section] | Non
             f"{where} has a key {unknown_key!r}; a filter has type, params and enabled"
         )
     name, enabled, params = given.get("type"), given.get("enabled", True), given.get("params") or {}
+    if name == "llm_evaluate":
+        if enabled is False:
+            return None
+        raise ValueError(
+            f"{where}: llm_evaluate would ask a model, which no filter does: let a judge annotate "
+            "the traces, and filter by score or feedback"
+        )
     if name not in FILTERS:
         close = get_close_matches(str(name), FILTERS, 1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(FILTERS)}"

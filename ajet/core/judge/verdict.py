@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ajet.core.error_text import first_line, message_of, one_line
+from ajet.core.errors import BlockingCall
 from ajet.core.judge.judge import BaseJudge, GroupJudge
 from ajet.core.plain_value import plain_text, printable
 from ajet.core.task.workflow_task import LARGEST_REWARD, WorkflowOutput, WorkflowTask
@@ -131,7 +132,10 @@ async def _call(ask: Callable[[], Any]) -> Any:
     """Calls the judge and returns its answer. If it tries to end the process or the task, that
     becomes an error of its own."""
     try:
-        answer: Any = ask()
+        try:
+            answer: Any = ask()
+        except BlockingCall:  # a plain judge that asks the environment may do so in a thread
+            answer = await asyncio.to_thread(ask)
         return await answer if inspect.isawaitable(answer) else answer
     except SystemExit as error:
         message = f"it called sys.exit({error.code!r})"

@@ -18,8 +18,12 @@ The workflow runs as a task of its own, so neither swallowing a cancellation (Ag
 do) nor calling `sys.exit` reaches the rollout. A plain `def execute` runs in a thread, where it may
 block; a thread cannot be cancelled, so after its deadline it is abandoned.
 
-Not covered: an `async def execute` that blocks the event loop (``time.sleep``, ``requests.get``)
-blocks all episodes and cannot be interrupted; which episodes run, and when (group.py,
+An `async def execute` that waits for the model or its environment without `await` would block the
+event loop of all episodes. It is found out at that call: the attempt ends there and is made again,
+with the same seeds, in a thread of its own, as are all later ones of its class.
+
+Not covered: other code that blocks the event loop (``time.sleep``) blocks all episodes and cannot
+be interrupted; which episodes run, and when (group.py,
 admission.py).
 """
 
@@ -29,16 +33,17 @@ import asyncio
 import copy
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from loguru import logger
 
 from ajet.core.activity import Activity, CurrentCall, in_call
 from ajet.core.error_text import first_line, message_of, one_line
-from ajet.core.errors import AjetError, ConfigError, EnvironmentFault
+from ajet.core.errors import AjetError, BlockingCall, ConfigError, EnvironmentFault
 from ajet.core.inference.endpoint import ChatEndpoint, ModelEndpoint, SamplingParams
 from ajet.core.judge.judge import BaseJudge, GroupJudge
 from ajet.core.judge.verdict import JudgeFault, Verdict, checked_output, verdict
@@ -169,6 +174,7 @@ class EpisodeRunner:
         self.on_error = on_error or _ignore
         self._observe = observe
         self._running: dict[str, Attempt] = {}
+        self._blocking: set[type[Workflow]] = set()
         self._stops: Mapping[str, Stop] = {}
         self._judge_slots = asyncio.Semaphore(limits.max_env_worker)
 
@@ -193,6 +199,9 @@ class EpisodeRunner:
                 else:
                     self._add_running(attempt, resources)
                     trajectory = await attempt.run()
+                    if attempt.must_run_in_thread:
+                        await resources.aclose()
+                        continue
                 if trajectory.status not in RETRIED or len(failed) == retries:
                     break
                 failed.append(trajectory)
@@ -254,6 +263,7 @@ class EpisodeRunner:
             debug=self.debug,
             environment=environment,
             on_error=self.on_error,
+            blocking=self._blocking,
         )
 
     def _recorder(
@@ -377,7 +387,10 @@ class Attempt:
         debug: bool,
         environment: TaskEnvironment | None,
         on_error: OnError,
+        blocking: set[type[Workflow]],
     ) -> None:
+        """`blocking` holds the classes that have blocked the event loop: the attempt adds its
+        own."""
         self._workflow = workflow
         self._workflow_task = workflow_task
         self._recorder = recorder
@@ -388,6 +401,11 @@ class Attempt:
         self._on_error = on_error
         self._started_s = time.perf_counter()
         self._has_ended = False
+        self._blocking = blocking
+        self._in_thread = False
+        self._has_blocked = False
+        self.must_run_in_thread = False
+        recorder.on_blocking = self._note_blocking
         self._stop: Stop | None = None
         self._stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -429,6 +447,11 @@ class Attempt:
                 EpisodeStatus.TIMEOUT, f"not finished within {timeout_s:g} s ({where})"
             )
         error = _error_of(task)
+        if isinstance(error, BlockingCall):
+            self._note_blocking()
+        if self._has_blocked:
+            self.must_run_in_thread = True
+            return self._end(EpisodeStatus.AGENT_ERROR, "it blocked the event loop")
         return (
             self._trajectory_of_result(task.result())
             if error is None
@@ -456,14 +479,32 @@ class Attempt:
                     self._workflow_task = await self._environment.begin(self._workflow_task)
             execute, arguments = self._workflow.execute, (self._workflow_task, self._tuner)
             is_async = inspect.iscoroutinefunction(execute)
+            self._in_thread = not is_async or type(self._workflow) in self._blocking
+            if is_async and self._in_thread:
+                execute = partial(_run_with_own_loop, execute)
             result: Any = (
-                execute(*arguments)
-                if is_async
-                else await run_in_thread(execute, *arguments, is_workflow=True)
+                await run_in_thread(execute, *arguments, is_workflow=True)
+                if self._in_thread
+                else execute(*arguments)
             )
             return await result if inspect.isawaitable(result) else result
         except SystemExit as error:
             raise RuntimeError(f"the workflow called sys.exit({error.code!r})") from error
+
+    def _note_blocking(self) -> None:
+        """Notes that the workflow blocks the event loop, unless it is in a thread: then another
+        one does."""
+        if self._in_thread:
+            return
+        self._has_blocked = True
+        kind = type(self._workflow)
+        if kind not in self._blocking:
+            self._blocking.add(kind)
+            logger.warning(
+                "{}.execute is async and waits without await, which would hold up all other "
+                "episodes: each of its episodes runs in a thread of its own; `def execute` says so",
+                kind.__name__,
+            )
 
     def _trajectory_of_result(self, result: Any) -> Trajectory:
         try:
@@ -533,6 +574,11 @@ def _output_so_far(recorder: BaseRecorder) -> WorkflowOutput:
     the judge."""
     reply = recorder.turns[-1].reply["content"] if recorder.turns else ""
     return WorkflowOutput(metadata={"final_answer": reply, "truncated": True})
+
+
+def _run_with_own_loop(execute: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> Any:
+    """Runs an async `execute` in this thread, on an event loop of its own."""
+    return asyncio.run(execute(*arguments))
 
 
 def _error_of(task: asyncio.Task[Any]) -> BaseException | None:

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from loguru import logger
+
 from ajet.core.errors import DataError
 from ajet.core.plain_value import plain_text
 from ajet.core.task.task import Task
@@ -31,6 +33,7 @@ READERS = {
 }
 """Maps `ajet.task_reader.type` to a reader, which is imported when it is chosen."""
 MAX_ID_LENGTH = 500
+NO_QUESTION = "Empty"
 QUERY_FIELDS = ("question", "main_query", "query", "prompt", "problem")
 
 
@@ -40,6 +43,11 @@ class BaseTaskReader:
 
     def __init__(self, config: AjetConfig) -> None:
         self.config = config
+
+    @classmethod
+    def constructor_argument(cls, config: AjetConfig) -> Any:
+        """Returns what a reader is made with."""
+        return config
 
     def get_training_tasks(self) -> list[Task]:
         """Returns every training task, in a fixed order."""
@@ -69,12 +77,31 @@ def make_reader(config: AjetConfig) -> BaseTaskReader:
 def tasks_from_rows(
     rows: Iterable[Mapping[str, Any]], *, split: str, source: str, query_field: str | None = None
 ) -> list[Task]:
-    """Returns one task for each row. Raises DataError when there is none, or a row has no
-    question."""
+    """Returns one task for each row. Raises DataError when there is none, or a row has no question
+    though others do. Where none has, the rows are for a workflow that reads their other fields: the
+    question of each is `NO_QUESTION`, and a warning says so."""
+    rows = list(rows)
+    lacks_question = query_field is None and not any(map(_has_question, rows))
     tasks = [
-        task_from_row(row, index, split=split, source=source, query_field=query_field)
+        task_from_row(
+            row,
+            index,
+            split=split,
+            source=source,
+            query_field=query_field,
+            may_lack_question=lacks_question,
+        )
         for index, row in enumerate(rows)
     ]
+    if tasks and lacks_question:
+        logger.warning(
+            "{}: no row of the {} split has a field {}: main_query is {!r}; name the question's "
+            "field in ajet.task_reader.query_field",
+            source,
+            split,
+            ", ".join(QUERY_FIELDS),
+            NO_QUESTION,
+        )
     if not tasks:
         raise DataError(f"{source}: the {split} split is empty")
     if duplicates := first_duplicate_ids(tasks):
@@ -86,21 +113,32 @@ def tasks_from_rows(
     return tasks
 
 
+def _has_question(row: Any) -> bool:
+    return isinstance(row, Mapping) and any(row.get(name) is not None for name in QUERY_FIELDS)
+
+
 def task_from_row(
-    row: Mapping[str, Any], index: int, *, split: str, source: str, query_field: str | None = None
+    row: Mapping[str, Any],
+    index: int,
+    *,
+    split: str,
+    source: str,
+    query_field: str | None = None,
+    may_lack_question: bool = False,
 ) -> Task:
     """Returns the row as a task. `index` counts from 0; messages count rows from 1."""
     if not isinstance(row, Mapping):
         raise DataError(f"{source}: row {index + 1} is a {type(row).__name__}, not an object")
     wanted = (query_field,) if query_field else QUERY_FIELDS
     name = next((field for field in wanted if row.get(field) is not None), None)
-    if name is None:
+    if name is None and not may_lack_question:
         raise DataError(
             f"{source}: row {index + 1} has none of the fields {', '.join(wanted)}; it has "
             f"{', '.join(map(str, row)) or 'no field'}. Name the question's field in "
             "ajet.task_reader.query_field"
         )
-    query, messages = _query_and_messages(row[name], f"{source}: row {index + 1}: {name}")
+    where = f"{source}: row {index + 1}: {name}"
+    query, messages = _query_and_messages(row[name], where) if name else (NO_QUESTION, [])
     own_messages = row.get("init_messages")
     if own_messages and not are_messages(own_messages):
         raise DataError(f"{source}: row {index + 1}: init_messages is not a list of chat messages")
@@ -111,8 +149,15 @@ def task_from_row(
         main_query=query,
         init_messages=list(own_messages or messages),
         env_type=str(row.get("env_type") or "no_env"),
-        metadata=dict(row),
+        metadata=_metadata(row),
     )
+
+
+def _metadata(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the row, and beside its fields those of its `metadata`, where AgentJet's rows have
+    what the judge compares with."""
+    inner = row.get("metadata")
+    return {**inner, **row} if isinstance(inner, Mapping) else dict(row)
 
 
 def _query_and_messages(value: Any, where: str) -> tuple[str, list[dict[str, Any]]]:

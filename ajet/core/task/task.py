@@ -10,10 +10,11 @@ class Task:
 
     `main_query` is the question as text; `init_messages` are chat messages that come before the
     agent's own (may be empty); `metadata` is the whole row, so a judge finds ``answer`` there.
+    A reader of the user's own may leave `task_id` out: its tasks are numbered.
     """
 
-    task_id: str
-    main_query: str
+    task_id: str = ""
+    main_query: str = ""
     init_messages: list[dict[str, Any]] = field(default_factory=list)
     env_type: str = "no_env"
     metadata: dict[str, Any] = field(default_factory=dict)

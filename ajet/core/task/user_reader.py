@@ -7,6 +7,7 @@ Not covered: finding, importing and making the class (core/importing.py), and a 
 """
 
 import inspect
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,7 @@ class UserReader(BaseTaskReader):
         super().__init__(config)
         self.kind = kind
         self.prefix = f"ajet.task_reader.type: {config.ajet.task_reader.type!r}"
-        self.inner = construct(kind, config, self.prefix)
+        self.inner = construct(kind, kind.constructor_argument(config), self.prefix)
         if not hasattr(self.inner, "config"):
             self.inner.config = config
 
@@ -49,28 +50,33 @@ class UserReader(BaseTaskReader):
         if inspect.iscoroutinefunction(own):
             raise DataError(f"{self._where(method)} is async; write a plain def")
         given = run_user_code(getattr(self.inner, method), self.prefix)
-        return _checked(given, self._where(method))
+        split = method.removeprefix("get_").removesuffix("_tasks")
+        return _checked(given, split, self._where(method))
 
     def _where(self, method: str) -> str:
         location = line_of(getattr(self.kind, method))
         return f"{self.prefix}: {location}: {self.kind.__name__}.{method}()"
 
 
-def _checked(given: Any, where: str) -> list[Task]:
-    """Returns what the class returned. Raises DataError unless it is a list of complete tasks whose
-    ids differ."""
+def _checked(given: Any, split: str, where: str) -> list[Task]:
+    """Returns what the class returned, with an id for each task that has none. Raises DataError
+    unless it is a list of complete tasks whose ids differ."""
     if not isinstance(given, list | tuple):
         raise DataError(f"{where} gave a {type(given).__name__}; return a list of ajet.Task")
     for number, task in enumerate(given, 1):
         if problem := run_user_code(partial(_task_problem, task), where):
             raise DataError(f"{where}: number {number} of the list {problem}")
-    if duplicates := first_duplicate_ids(given):
+    tasks = [
+        task if task.task_id else replace(task, task_id=f"{split}-{index}")
+        for index, task in enumerate(given)
+    ]
+    if duplicates := first_duplicate_ids(tasks):
         first, second = duplicates
         raise DataError(
             f"{where}: numbers {first} and {second} of the list have one task_id "
-            f"{given[first - 1].task_id!r}; give each its own"
+            f"{tasks[first - 1].task_id!r}; give each its own"
         )
-    return list(given)
+    return tasks
 
 
 def _task_problem(task: Any) -> str | None:

@@ -1,7 +1,7 @@
 """Calls between an episode's event loop and other threads.
 
     the loop:  await run_in_thread(workflow.execute, …)      plain code, in a thread of its own
-    a thread:  run_blocking(loop, recorder.chat(…))          blocks until the loop has done it
+    a thread:  run_blocking(recorder, recorder.chat(…))      blocks until the loop has done it
     any loop:  await run_on_loop(loop, recorder.chat(…))     the same, for code on another loop
 
 All calls of the model are made on the loop that the episode's recorder was made on, so the
@@ -19,7 +19,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from ajet.core.activity import runs_in_this_thread
-from ajet.core.trajectory.base_recorder import running_loop
+from ajet.core.errors import BlockingCall
+from ajet.core.trajectory.base_recorder import BaseRecorder, running_loop
 from ajet.core.trajectory.limits import EpisodeClosed
 
 Result = TypeVar("Result")
@@ -50,13 +51,13 @@ async def run_in_thread(
     return await future
 
 
-def run_blocking(
-    loop: asyncio.AbstractEventLoop | None, call: Coroutine[Any, Any, Result]
-) -> Result:
-    """Runs `call` on `loop`, blocks this thread meanwhile, and returns its result."""
+def run_blocking(recorder: BaseRecorder, call: Coroutine[Any, Any, Result]) -> Result:
+    """Runs `call` on the recorder's loop, blocks this thread meanwhile, and returns its result."""
+    loop = recorder.loop
     if loop is None or not loop.is_running() or loop is running_loop():
         call.close()
-        raise RuntimeError(
+        recorder.note_blocking()
+        raise BlockingCall(
             "a blocking call of the model on its event loop's own thread would wait for itself: "
             "use the asynchronous form, or write `def execute`, which runs in a thread of its own"
         )

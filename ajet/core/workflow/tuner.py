@@ -63,6 +63,7 @@ class ModelTuner:
         self._grants: dict[tuple[str, str], Grant] = {}
         self._response_numbers = itertools.count()  # one count for all clients
         self._agentscope: ChatModelBase | None = None
+        self._models: dict[str, ChatModelBase] = {}
 
     async def __call__(
         self,
@@ -95,6 +96,27 @@ class ModelTuner:
         return AgentScopeModel(
             self._recorder, agent_name=agent_name, target_tag=target_tag, stream=stream
         )
+
+    def register_model(
+        self, role: str, default_model: ChatModelBase | None = None
+    ) -> ChatModelBase:
+        """Returns the AgentScope chat model of a role, and keeps it for `get_model`. If the
+        workflow's `trainable_targets` leave the role out, it is `default_model`."""
+        self._models[role] = self.as_agentscope_model(role, role, default_model)
+        return self._models[role]
+
+    def get_model(self, role: str) -> ChatModelBase:
+        """Returns the model that `register_model` gave for this role."""
+        if role not in self._models:
+            raise ValueError(
+                f"get_model: no role {role!r} is registered; there are "
+                f"{', '.join(self._models) or 'none'}: call register_model(role) first"
+            )
+        return self._models[role]
+
+    def get_context_tracker(self) -> ContextTracker:
+        """Returns what AgentJet's workflows ask whether they may go on."""
+        return ContextTracker(self._recorder)
 
     async def chat(
         self,
@@ -214,18 +236,23 @@ class ModelTuner:
         self,
         agent_name: str | None = None,
         target_tag: str | None = None,
-        debug_model: AsyncOpenAI | OpenAI | None = None,
+        debug_model: AsyncOpenAI | OpenAI | str | None = None,
         *,
         sync: bool = False,
     ) -> Any:
-        """Returns an `openai.AsyncOpenAI`, or with `sync` an `openai.OpenAI` for `def execute`. If
-        `trainable_targets` leave this agent out, the client `debug_model` is returned instead."""
-        from ajet.core.workflow.adapters.openai import async_client, sync_client
+        """Returns an `openai.AsyncOpenAI`, or with `sync` an `openai.OpenAI` for `def execute`;
+        calls may leave out `model=`. If `trainable_targets` leave this agent out, the client
+        `debug_model` is returned instead; a name is a model at OPENAI_BASE_URL."""
+        from ajet.core.workflow.adapters import openai
 
         grant = self._grant(agent_name, target_tag)
+        if isinstance(debug_model, str) and not self._is_trained(grant):
+            other = openai.other_sync_client if sync else openai.other_async_client
+            return other(debug_model)
         if debug_model is not None and not self._is_trained(grant):
             return debug_model
-        return (sync_client if sync else async_client)(self._open_gateway(), grant)
+        make = openai.sync_client if sync else openai.async_client
+        return make(self._open_gateway(), grant)
 
     def as_oai_baseurl_apikey(
         self,
@@ -275,3 +302,15 @@ class ModelTuner:
 
 
 AjetTuner = ModelTuner
+
+
+class ContextTracker:
+    """Tells how much of its limits an episode has used up."""
+
+    def __init__(self, recorder: BaseRecorder) -> None:
+        self._recorder = recorder
+
+    @property
+    def context_overflow(self) -> bool:
+        """Returns True once a limit of tokens or calls is reached: no further call is answered."""
+        return self._recorder.truncation is not None

@@ -1,12 +1,23 @@
-"""The base class of the user's agents: a workflow runs one task and returns its output."""
+"""The base class of the user's agents: a workflow runs one task and returns its output.
+
+    class Solver(Workflow):
+        name: str = "solver"
+        max_turns: int = Field(default=3)      # pydantic's: self.max_turns is 3
+
+A subclass may also derive from pydantic's BaseModel: then its fields are pydantic's affair.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+import copy
+import sys
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
     from ajet.core.config import AjetConfig
     from ajet.core.workflow.tuner import ModelTuner
 
@@ -24,6 +35,33 @@ class Workflow:
         """Runs the agent on `workflow_task.task`, with `model_tuner` as its model."""
         raise NotImplementedError(f"{type(self).__name__} does not define execute()")
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        pydantic = sys.modules.get("pydantic")  # a class that uses it has imported it
+        if pydantic is None or issubclass(cls, pydantic.BaseModel):
+            return
+        for name, value in list(vars(cls).items()):
+            if isinstance(value, pydantic.fields.FieldInfo):
+                setattr(cls, name, _FieldDefault(value, cls, name))
+
     @classmethod
     def check_config(cls, config: AjetConfig) -> None:
         """Raises a `ConfigError` for what would fail in every episode; called before a launch."""
+
+
+class _FieldDefault:
+    """Stands in a class for pydantic's `Field(…)`: each object has a default of its own."""
+
+    def __init__(self, field: FieldInfo, owner: type, name: str) -> None:
+        if field.is_required():
+            raise TypeError(
+                f"{owner.__name__}.{name}: Field() has no default, and a workflow is made without "
+                "arguments: write Field(default=…)"
+            )
+        self._field, self._name = field, name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        value = copy.deepcopy(self._field.get_default(call_default_factory=True))
+        if instance is not None:
+            vars(instance)[self._name] = value  # found first from now on
+        return value

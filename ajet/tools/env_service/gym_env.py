@@ -5,8 +5,9 @@
     score = await env.evaluate()
 
 A workflow whose `execute` is a plain `def` runs in a thread and makes the same calls without
-`await`. On the event loop they need it: a call that blocked there would block all other episodes,
-so using its result without `await` raises an error that says so.
+`await`, and so may one that is `async` in a thread of its own. On the run's event loop they need
+it: a call that blocked there would block all other episodes, so using its result without `await`
+is a `BlockingCall`, after which the episode runs again in a thread.
 
 `WorkflowTask` is data, so the live object is held in `open_environments`, by the episode's id,
 while the episode runs. Not covered: `reset` (every episode has an instance of its own).
@@ -16,9 +17,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Generator, Iterator, Mapping
+from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-from ajet.core.errors import EnvironmentFault
+from ajet.core.errors import BlockingCall, EnvironmentFault
 from ajet.core.task.workflow_task import open_environments
 from ajet.tools.env_service.client import EnvServiceClient, Observation
 
@@ -93,11 +95,51 @@ class GymEnv:
             return asyncio.run_coroutine_threadsafe(work, self._loop).result()
         if running is self._loop:
             return NeedsAwait(work, use)
-        return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        return MayBeAwaited(asyncio.run_coroutine_threadsafe(work, self._loop))
 
 
-class NeedsAwait(Generic[Result]):
-    """A call on the event loop that has not been awaited yet. `use` shows how it is written."""
+class Unfinished(Generic[Result]):
+    """A call that has not been awaited. What can be done with its result can be done with it."""
+
+    def result(self) -> Result:
+        """Returns the result, or raises `BlockingCall` where waiting for it would block others."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._plain())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._plain()[index]
+
+    def __bool__(self) -> bool:
+        return bool(self._plain())
+
+    def __float__(self) -> float:
+        return float(self._plain())
+
+    def __lt__(self, other: Any) -> bool:
+        return self._plain() < other
+
+    def __le__(self, other: Any) -> bool:
+        return self._plain() <= other
+
+    def __gt__(self, other: Any) -> bool:
+        return self._plain() > other
+
+    def __ge__(self, other: Any) -> bool:
+        return self._plain() >= other
+
+    def __mul__(self, other: Any) -> Any:
+        return self._plain() * other
+
+    __rmul__ = __mul__
+
+    def _plain(self) -> Any:
+        return self.result()
+
+
+class NeedsAwait(Unfinished[Result]):
+    """A call on the run's event loop. `use` shows how it is written."""
 
     def __init__(self, work: Coroutine[Any, Any, Result], use: str) -> None:
         self._work = work
@@ -106,19 +148,26 @@ class NeedsAwait(Generic[Result]):
     def __await__(self) -> Generator[Any, Any, Result]:
         return self._work.__await__()
 
-    def __iter__(self) -> Iterator[Any]:
-        raise self._misuse()
-
-    def __bool__(self) -> bool:
-        raise self._misuse()
-
-    def _misuse(self) -> RuntimeError:
+    def result(self) -> Result:
         self._work.close()
         call = self._use.rpartition("await ")[2].partition("(")[0]
-        return RuntimeError(
+        raise BlockingCall(
             f"{call}() is used without await, which would hold up all other episodes: write "
             f"`{self._use}`, or make execute a plain def"
         )
+
+
+class MayBeAwaited(Unfinished[Result]):
+    """A call from a thread with an event loop of its own, which may wait for it in both ways."""
+
+    def __init__(self, future: Future[Result]) -> None:
+        self._future = future
+
+    def __await__(self) -> Generator[Any, Any, Result]:
+        return asyncio.wrap_future(self._future).__await__()
+
+    def result(self) -> Result:
+        return self._future.result()
 
 
 def _as_message(action: str | Mapping[str, Any]) -> dict[str, Any]:

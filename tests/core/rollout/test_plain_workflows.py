@@ -7,6 +7,7 @@ import time
 import httpx
 import openai
 import pytest
+from loguru import logger
 
 from ajet import Task, Workflow, WorkflowOutput
 from ajet.core.rollout.request import RolloutRequest
@@ -36,12 +37,12 @@ async def episodes(workflow, gateway, num=1, **limits):
     return group.trajectories
 
 
-def blocking_answer(tuner):
+def blocking_answer(tuner, messages=HI):
     """The model's answer by a client that knows no event loop, over HTTP."""
     base_url, api_key = tuner.as_oai_baseurl_apikey()
     answer = httpx.post(
         f"{base_url}/chat/completions",
-        json={"model": "m", "messages": HI},
+        json={"model": "m", "messages": messages},
         headers={"authorization": f"Bearer {api_key}"},
         timeout=20,
     )
@@ -53,7 +54,7 @@ class Plain(Workflow):
         assert threading.current_thread() is not threading.main_thread()
         status, body = blocking_answer(model_tuner)
         client = model_tuner.as_raw_openai_sdk_client(sync=True)
-        again = client.chat.completions.create(model="m", messages=HI)
+        again = client.chat.completions.create(HI)
         said = [body["choices"][0]["message"]["content"], again.choices[0].message.content]
         return WorkflowOutput(reward=1.0, metadata={"said": said, "status": status})
 
@@ -69,28 +70,60 @@ async def test_plain_workflows_block_without_holding_each_other_up(gateway):
 class Blocking(Workflow):
     async def execute(self, workflow_task, model_tuner):
         status, body = blocking_answer(model_tuner)
-        return WorkflowOutput(reward=0.0, metadata={"status": status, **body["error"]})
+        said = body["choices"][0]["message"]["content"] if status == 200 else None
+        await model_tuner.chat(HI)
+        return WorkflowOutput(reward=1.0, metadata={"status": status, "said": said})
+
+
+@pytest.fixture
+def said():
+    lines = []
+    handle = logger.add(lines.append, format="{message}", level="WARNING")
+    yield lines
+    logger.remove(handle)
 
 
 @pytest.mark.parametrize("gateway", [{"stall_s": 0.2}], indirect=True)
-async def test_a_workflow_that_blocks_the_event_loop_is_told_so_instead_of_hanging(gateway):
-    [trajectory] = await episodes(Blocking, gateway)
-    told = trajectory.output.metadata
-    assert (told["status"], told["code"]) == (503, "event_loop_blocked")
-    assert "write `def execute`" in told["message"] and "\n" not in told["message"]
+async def test_an_async_workflow_that_blocks_the_event_loop_gets_a_thread(gateway, said):
+    trajectories = await episodes(Blocking, gateway, num=4)
+    for trajectory in trajectories:
+        assert trajectory.status is EpisodeStatus.OK, trajectory.error
+        name = trajectory.episode_id
+        assert trajectory.output.metadata == {"status": 200, "said": f"{name}/0000"}
+        assert len(trajectory.turns) == 2
+    [line] = [line for line in said if "in a thread of its own" in line]
+    assert "Blocking.execute is async and waits without await" in line
 
 
 class BlockingClient(Workflow):
     async def execute(self, workflow_task, model_tuner):
         client = model_tuner.as_raw_openai_sdk_client(sync=True)
-        return client.chat.completions.create(model="m", messages=HI)
+        reply = client.chat.completions.create(model="m", messages=HI)
+        return WorkflowOutput(reward=1.0, metadata={"said": reply.choices[0].message.content})
 
 
-async def test_a_blocking_client_on_the_event_loop_is_refused_in_one_line(gateway):
-    [trajectory] = await episodes(BlockingClient, gateway, max_failure_rate=1.0)
+async def test_a_blocking_client_in_an_async_workflow_gets_a_thread(gateway, said):
+    trajectories = await episodes(BlockingClient, gateway, num=3)
+    for trajectory in trajectories:
+        assert trajectory.status is EpisodeStatus.OK, trajectory.error
+        assert trajectory.output.metadata == {"said": f"{trajectory.episode_id}/0000"}
+    assert len([line for line in said if "in a thread of its own" in line]) == 1
+
+
+class BlockingOnce(BlockingClient):
+    num_attempts = 0
+
+    async def execute(self, workflow_task, model_tuner):
+        BlockingOnce.num_attempts += 1
+        await super().execute(workflow_task, model_tuner)
+        raise ValueError("bad")
+
+
+async def test_a_workflow_that_also_fails_in_its_thread_is_not_run_a_third_time(gateway):
+    [trajectory] = await episodes(BlockingOnce, gateway, max_failure_rate=1.0)
     assert trajectory.status is EpisodeStatus.AGENT_ERROR
-    assert "would wait for itself" in trajectory.error
-    assert "test_plain_workflows.py" in trajectory.error  # the line of the workflow
+    assert "ValueError: bad" in trajectory.error
+    assert BlockingOnce.num_attempts == 2
 
 
 class Raising(Workflow):
@@ -160,15 +193,14 @@ async def test_a_workflow_with_a_loop_of_its_own_calls_the_model_on_the_episodes
     assert threads == {threading.current_thread()}
 
 
-class BlockingOverHttp(Workflow):
-    async def execute(self, workflow_task, model_tuner):
-        _, body = blocking_answer(model_tuner)
+class WithoutMessages(Workflow):
+    def execute(self, workflow_task, model_tuner):
+        _, body = blocking_answer(model_tuner, messages=[])
         return WorkflowOutput(reward=1.0, metadata={"said": body["choices"]})
 
 
-@pytest.mark.parametrize("gateway", [{"stall_s": 0.2}], indirect=True)
 async def test_an_error_over_the_gateways_answer_says_what_the_gateway_answered(gateway):
-    [trajectory] = await episodes(BlockingOverHttp, gateway, max_failure_rate=1.0)
+    [trajectory] = await episodes(WithoutMessages, gateway, max_failure_rate=1.0)
     assert trajectory.status is EpisodeStatus.AGENT_ERROR
     assert trajectory.error.startswith("KeyError: 'choices'")
-    assert "; the gateway answered 503, a workflow of this run blocks" in trajectory.error
+    assert "; the gateway answered 400, messages must be a list of at least" in trajectory.error

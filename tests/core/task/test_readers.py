@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from loguru import logger
 
 from ajet.core.config import load_config
 from ajet.core.errors import AjetError
@@ -99,8 +100,35 @@ def test_bad_rows_are_told_by_their_number(tmp_path, text, message):
 
 
 def test_a_row_without_the_field_says_what_it_has(tmp_path):
-    message = error_of(jsonl(tmp_path, '{"q": 1, "a": 2}\n'))
+    message = error_of(jsonl(tmp_path, '{"q": 1, "a": 2}\n', "query_field=question"))
     assert "it has q, a. Name the question's field in ajet.task_reader.query_field" in message
+
+
+def test_rows_of_which_none_has_a_question_are_for_a_workflow_of_ones_own(tmp_path):
+    said = []
+    handle = logger.add(said.append, format="{message}")
+    tasks = jsonl(tmp_path, lines([{"title": "a"}, {"title": "b"}])).get_training_tasks()
+    logger.remove(handle)
+    assert [task.main_query for task in tasks] == ["Empty", "Empty"]
+    assert [task.metadata["title"] for task in tasks] == ["a", "b"]
+    [line] = said
+    assert "no row of the train split has a field question, main_query" in line
+    assert "name the question's field in ajet.task_reader.query_field" in line
+
+
+def test_what_a_row_has_in_its_metadata_is_in_the_tasks_own(tmp_path):
+    row = {"main_query": "q", "env_type": "e", "metadata": {"answer": "4", "main_query": "no"}}
+    [task] = jsonl(tmp_path, lines([row])).get_training_tasks()
+    assert (task.metadata["answer"], task.metadata["main_query"]) == ("4", "q")
+
+
+def test_each_made_up_task_has_a_number_of_its_own(tmp_path):
+    reader = reader_of(tmp_path, "type=random_dummy", "random_dummy.num_training=1200")
+    numbers = [task.metadata["random_number"] for task in reader.get_training_tasks()]
+    assert len(set(numbers)) == 1200
+    assert numbers != sorted(numbers)
+    again = reader_of(tmp_path, "type=random_dummy", "random_dummy.num_training=1200")
+    assert numbers == [task.metadata["random_number"] for task in again.get_training_tasks()]
 
 
 def test_a_missing_file_or_folder_is_named(tmp_path):

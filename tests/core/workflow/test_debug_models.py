@@ -40,3 +40,31 @@ async def test_without_another_model_the_agent_is_served_and_not_trained(tuner):
     await client.chat.completions.create(model="m", messages=HI)
     [turn] = tuner._recorder.turns
     assert (turn.agent_name, turn.trainable) == ("critic", False)
+
+
+async def test_another_model_may_be_named_as_at_openai(tuner, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", OTHER[1])
+    monkeypatch.setenv("OPENAI_BASE_URL", OTHER[0])
+    client = tuner.as_raw_openai_sdk_client("critic", debug_model="gpt-4o")
+    assert str(client.base_url).startswith(OTHER[0])
+    sent = []
+
+    async def post(path, *, body, **_):
+        sent.append((path, body["model"]))
+
+    for each in (client, client.with_options(timeout=5)):
+        monkeypatch.setattr(each.chat.completions, "_post", post)
+        await each.chat.completions.create(HI)
+        await each.chat.completions.create(messages=HI, model="ajet")
+    assert sent == [("/chat/completions", "gpt-4o")] * 4
+    mine = tuner.as_raw_openai_sdk_client("solver", debug_model="gpt-4o")
+    await mine.chat.completions.create(HI)
+    [turn] = tuner._recorder.turns
+    assert turn.agent_name == "solver"
+
+
+def test_another_model_may_be_named_in_a_thread_too(tuner, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", OTHER[1])
+    client = tuner.as_raw_openai_sdk_client("critic", debug_model="gpt-4o", sync=True)
+    assert isinstance(client, openai.OpenAI)
+    assert client.other_model == "gpt-4o"

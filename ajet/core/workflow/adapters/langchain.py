@@ -104,7 +104,7 @@ class LangChainModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        message = run_blocking(self.recorder.loop, self._reply(messages, stop, **kwargs))
+        message = run_blocking(self.recorder, self._reply(messages, stop, **kwargs))
         return ChatResult(generations=[ChatGeneration(message=message)])
 
     async def _astream(
@@ -123,7 +123,7 @@ class LangChainModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        yield _as_chunk(run_blocking(self.recorder.loop, self._reply(messages, stop, **kwargs)))
+        yield _as_chunk(run_blocking(self.recorder, self._reply(messages, stop, **kwargs)))
 
     def bind_tools(
         self,

@@ -2,6 +2,7 @@
 
     client = model_tuner.as_raw_openai_sdk_client()          # AsyncOpenAI, in `async def execute`
     client = model_tuner.as_raw_openai_sdk_client(sync=True) # OpenAI, in `def execute` (a thread)
+    reply = await client.chat.completions.create(messages)   # `model=` may be left out
 
 The client's HTTP transport passes each request to the gateway's code: requests are served and
 refused as over HTTP (gateway/dialects), but there is no limit on the size of a body, and the
@@ -11,12 +12,17 @@ imports it, when it is needed.
 
 from __future__ import annotations
 
+from functools import cached_property
+from typing import Any
+
 import httpx2 as httpx
 from openai import AsyncOpenAI, OpenAI
+from openai.resources.chat import AsyncChat, AsyncCompletions, Chat, Completions
 
 from ajet.core.workflow.bridge import run_blocking, run_on_loop
 from ajet.core.workflow.gateway.dialects import DIALECTS
 from ajet.core.workflow.gateway.gateway import (
+    MODEL,
     Gateway,
     GatewayResponse,
     dialect_at,
@@ -28,18 +34,92 @@ from ajet.core.workflow.gateway.request import RequestError
 
 BASE_URL = "http://ajet.invalid/v1"
 _NO_KEY = "in-process"
+POSITIONAL = ("messages", "tools", "tool_choice")
+"""The fields of a chat request that may be given by position, in AgentJet's order."""
 
 
 def async_client(gateway: Gateway, grant: Grant) -> AsyncOpenAI:
     """Returns a client for code on an event loop."""
     transport = httpx.AsyncClient(transport=_Transport(gateway, grant))
-    return AsyncOpenAI(base_url=BASE_URL, api_key=_NO_KEY, http_client=transport, max_retries=0)
+    return _AsyncClient(base_url=BASE_URL, api_key=_NO_KEY, http_client=transport, max_retries=0)
 
 
 def sync_client(gateway: Gateway, grant: Grant) -> OpenAI:
     """Returns a client for code in a thread; a call on the event loop's own thread is an error."""
     transport = httpx.Client(transport=_Transport(gateway, grant))
-    return OpenAI(base_url=BASE_URL, api_key=_NO_KEY, http_client=transport, max_retries=0)
+    return _Client(base_url=BASE_URL, api_key=_NO_KEY, http_client=transport, max_retries=0)
+
+
+def other_async_client(model: str) -> AsyncOpenAI:
+    """Returns a client of the server that the environment names, whose calls all go to `model`."""
+
+    class OtherClient(_AsyncClient):
+        other_model = model
+
+    return OtherClient()
+
+
+def other_sync_client(model: str) -> OpenAI:
+    """Returns `other_async_client`'s twin for code in a thread."""
+
+    class OtherClient(_Client):
+        other_model = model
+
+    return OtherClient()
+
+
+class _AsyncClient(AsyncOpenAI):
+    """Takes calls without `model=`, and messages by position. With `other_model` no call goes to
+    another one."""
+
+    other_model: str | None = None
+
+    @cached_property
+    def chat(self) -> AsyncChat:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _AsyncChat(self)
+
+
+class _AsyncChat(AsyncChat):
+    @cached_property
+    def completions(self) -> AsyncCompletions:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _AsyncCompletions(self._client)
+
+
+class _AsyncCompletions(AsyncCompletions):
+    async def create(self, *arguments: Any, **fields: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return await super().create(**_all_fields(self._client, arguments, fields))
+
+
+class _Client(OpenAI):
+    """Takes calls as `_AsyncClient` does."""
+
+    other_model: str | None = None
+
+    @cached_property
+    def chat(self) -> Chat:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _Chat(self)
+
+
+class _Chat(Chat):
+    @cached_property
+    def completions(self) -> Completions:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _Completions(self._client)
+
+
+class _Completions(Completions):
+    def create(self, *arguments: Any, **fields: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().create(**_all_fields(self._client, arguments, fields))
+
+
+def _all_fields(client: Any, arguments: tuple[Any, ...], fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a request whose first ones may be given by position."""
+    if len(arguments) > len(POSITIONAL):
+        raise TypeError(f"create() takes {', '.join(POSITIONAL)} by position, and no more")
+    given = dict(zip(POSITIONAL, arguments, strict=False))
+    if twice := [name for name in given if name in fields]:
+        raise TypeError(f"create() got {twice[0]} by position and by name")
+    model = client.other_model or fields.get("model") or MODEL
+    return {**given, **fields, "model": model}
 
 
 class _Transport(httpx.AsyncBaseTransport, httpx.BaseTransport):
@@ -55,7 +135,7 @@ class _Transport(httpx.AsyncBaseTransport, httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         answering = self._answer(request, request.read())
-        return _response(run_blocking(self._grant.recorder.loop, answering))
+        return _response(run_blocking(self._grant.recorder, answering))
 
     async def _answer(self, request: httpx.Request, body: bytes) -> GatewayResponse:
         if request.method == "GET" and (listing := models_response(request.url.path)) is not None:

@@ -165,18 +165,19 @@ class Gateway:
         task = asyncio.ensure_future(run_on_loop(loop, call))
         try:
             while not (await asyncio.wait({task}, timeout=self._stall_s / 2))[0]:
-                await self._check_loop_responds(loop)
+                await self._check_loop_responds(loop, grant)
             return task.result()
         finally:
             task.cancel()
 
-    async def _check_loop_responds(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def _check_loop_responds(self, loop: asyncio.AbstractEventLoop, grant: Grant) -> None:
         own_loop, alive = asyncio.get_running_loop(), asyncio.Event()
         if not loop.is_closed():
             loop.call_soon_threadsafe(lambda: own_loop.call_soon_threadsafe(alive.set))
         try:
             await asyncio.wait_for(alive.wait(), self._stall_s / 2)
         except TimeoutError:
+            grant.recorder.note_blocking()
             raise RequestError(
                 "a workflow of this run blocks the event loop that the model runs on: write `def "
                 "execute`, which runs in a thread of its own, or use an asynchronous client",

@@ -29,6 +29,32 @@ async def test_the_answer_says_what_was_sampled_and_counts_it_truly(ask):
     assert turn.completion.token_ids[:4] == tuple(b"fine")
 
 
+async def test_the_model_may_be_left_out_and_messages_stand_first(tuner_of):
+    tuner = tuner_of(CALL)
+    client = tuner.as_raw_openai_sdk_client()
+    named = await client.chat.completions.create(messages=HI)
+    by_position = await client.chat.completions.create(HI, [ADD], "auto")
+    with_options = await client.with_options(timeout=5).chat.completions.create(HI)
+    raw = await client.chat.completions.with_raw_response.create(messages=HI)
+    assert [each.model for each in (named, by_position, with_options, raw.parse())] == ["ajet"] * 4
+    assert by_position.choices[0].message.tool_calls[0].function.name == "add"
+    assert [turn.tools for turn in tuner._recorder.turns] == [None, [ADD], None, None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fields", "message"),
+    [
+        ((HI, None, None, 1.0), {}, "takes messages, tools, tool_choice by position"),
+        ((HI,), {"messages": HI}, "got messages by position and by name"),
+        ((), {}, "Missing required arguments"),
+    ],
+)
+async def test_a_call_without_a_clear_meaning_is_refused(tuner_of, arguments, fields, message):
+    client = tuner_of("ok").as_raw_openai_sdk_client()
+    with pytest.raises(TypeError, match=message):
+        await client.chat.completions.create(*arguments, **fields)
+
+
 async def test_a_call_and_its_result_go_on_with_the_recorded_ids(tuner_of):
     tuner = tuner_of(
         lambda prompt, request_id: "done" if "0001" in request_id else f"Let me. {CALL}"

@@ -1,0 +1,1 @@
+"""Is `ajet.copilot` of AgentJet: runs that a script starts."""

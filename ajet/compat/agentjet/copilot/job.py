@@ -1,0 +1,239 @@
+"""Is `ajet.copilot.job` of AgentJet: a run that a script configures and starts.
+
+    job = AgentJetJob(n_gpu=8, algorithm="grpo", model="Qwen/Qwen2.5-7B-Instruct")
+    job.set_workflow(MathToolWorkflow)
+    job.set_data(type="hf", dataset_path="openai/gsm8k")
+    job.dump_job_as_yaml("math.yaml")      # what `ajet --conf math.yaml` runs
+    job.tune()                             # or: runs it, and returns when it is over
+
+`job.config.ajet.…` holds every setting, to read and to change. Not covered: the swarm.
+"""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from ajet.core.config import AjetConfig
+from ajet.core.config.compose import compose, read_yaml
+from ajet.core.config.renames import apply_renames
+from ajet.core.errors import ConfigError, RunFailed
+from ajet.core.importing import ARROW
+from ajet.core.process_guard import guarded
+
+__all__ = ["AgentJetJob"]
+
+TRAINER = "ajet.trainer_common"
+ARGUMENTS = {
+    "project_name": "ajet.project_name",
+    "experiment_name": "ajet.experiment_name",
+    "experiment_dir": "ajet.experiment_dir",
+    "backbone": "ajet.backbone",
+    "model": "ajet.model.path",
+    "algorithm": f"{TRAINER}.algorithm.adv_estimator",
+    "logging": f"{TRAINER}.logger",
+    "n_gpu": f"{TRAINER}.n_gpus_per_node",
+    "nnodes": f"{TRAINER}.nnodes",
+    "n_gpu_for_infer": "ajet.rollout.n_vllm_engine",
+    "num_repeat": "ajet.rollout.num_repeat",
+    "grpo_n": "ajet.rollout.num_repeat",
+    "batch_size": "ajet.data.train_batch_size",
+    "max_env_worker": "ajet.rollout.max_env_worker",
+    "max_prompt_length": "ajet.data.max_prompt_length",
+    "max_response_length": "ajet.data.max_response_length",
+    "max_response_length_in_one_turn": "ajet.rollout.max_response_length_in_one_turn",
+    "max_model_len": "ajet.rollout.max_model_len",
+    "tensor_model_parallel_size": "ajet.rollout.tensor_model_parallel_size",
+    "max_num_seqs": "ajet.rollout.max_num_seqs",
+    "gpu_memory_utilization": "verl.rollout.gpu_memory_utilization",
+    "compute_madness_checklist": "ajet.rollout.compute_madness_checklist",
+    "mini_batch_num": f"{TRAINER}.mini_batch_num",
+    "ppo_epochs": f"{TRAINER}.ppo_epochs",
+    "ulysses_sequence_parallel_size": f"{TRAINER}.ulysses_sequence_parallel_size",
+    "lr": f"{TRAINER}.optim.lr",
+    "lora_rank": f"{TRAINER}.lora.rank",
+    "lora_alpha": f"{TRAINER}.lora.alpha",
+    "lora_target_modules": f"{TRAINER}.lora.target_modules",
+    "use_kl_loss": f"{TRAINER}.use_kl_loss",
+    "use_kl_in_reward": f"{TRAINER}.algorithm.use_kl_in_reward",
+    "total_training_steps": f"{TRAINER}.total_training_steps",
+    "timeline_compare_level": (
+        "ajet.context_tracker.timeline_merging_policy.timeline_compare_level"
+    ),
+}
+NO_SWARM = "episodes run in the run itself; there is no swarm"
+IN_RUN_FOLDER = "every episode and metric is in the run folder (`ajet view`)"
+REFUSED = {
+    "swarm_mode": NO_SWARM,
+    "tinkerscript_mode": NO_SWARM,
+    "swarm_mode_sample_collection_method": NO_SWARM,
+    "val_print_to_markdown_file_path": IN_RUN_FOLDER,
+    "train_print_to_markdown_file_path": IN_RUN_FOLDER,
+    "lora_load_format": "adapters are merged before the engines get them",
+    "layered_summon": "adapters are merged before the engines get them",
+    "kl_penalty_type": "the KL in the reward has one estimator",
+    "ppo_max_token_len_per_gpu": f"set {TRAINER}.max_tokens_per_micro_batch in job.config",
+    "ensure_new_experiment": "give an experiment_name of its own",
+}
+HUGGING_FACE = ("hf", "huggingface", "huggingface_dat_repo")
+STOP_GRACE_S = 3600.0
+"""The seconds that a run has, once it is asked to stop, for the rest of its step."""
+
+
+class AgentJetJob:
+    """Configures one run, on top of the YAML `base_yaml_config` if one is given.
+
+    As in AgentJet, the run is on backbone verl where neither the arguments nor the YAML say
+    otherwise, and its name is a time where nobody names it.
+    """
+
+    def __init__(self, base_yaml_config: str | Path | None = None, **arguments: Any) -> None:
+        for name, value in arguments.items():
+            _check_argument(name, value)
+        self._project_dir: Path | None = None
+        self.config: Any = _as_tree({})
+        if base_yaml_config is not None:
+            self.load_job_from_yaml(base_yaml_config)
+        else:
+            self._set("ajet.backbone", "verl")
+            self._set("ajet.experiment_name", datetime.now().strftime("ajet_job_%Y%m%d_%H%M%S"))
+        for name, value in arguments.items():
+            if name in ARGUMENTS and value is not None:
+                self._set(ARGUMENTS[name], value)
+
+    def set_workflow(self, workflow: str | type, ensure_reward_in_workflow: bool = False) -> Self:
+        """Sets the agent: a class, or its name as in a YAML. `ensure_reward_in_workflow` asks for
+        no check: an episode without a reward and without a judge fails with a line that says so."""
+        spec = workflow if isinstance(workflow, str) else _spec_of(workflow)
+        self._set("ajet.rollout.user_workflow", spec)
+        return self
+
+    def set_data(
+        self,
+        type: str,
+        dataset_path: str | None = None,
+        training_split: str = "train",
+        validation_split: str | None = "test",
+    ) -> Self:
+        """Sets the tasks: `hf` with a Hub repository, a folder or a file, or `random_dummy`."""
+        if type in HUGGING_FACE:
+            self._set("ajet.task_reader.type", "huggingface_dat_repo")
+            section = "ajet.task_reader.huggingface_dat_repo"
+            self._set(f"{section}.dataset_path", dataset_path)
+            self._set(f"{section}.training_split", training_split)
+            self._set(f"{section}.validation_split", validation_split)
+        elif type in ("dummy", "random_dummy"):
+            self._set("ajet.task_reader.type", "random_dummy")
+        else:
+            raise ConfigError(
+                f"set_data: type {type!r} is none of hf and random_dummy: set "
+                "job.config.ajet.task_reader, or give a base_yaml_config"
+            )
+        return self
+
+    def load_job_from_yaml(self, yaml_path: str | Path) -> Self:
+        """Replaces every setting by those of this YAML and ajet's defaults."""
+        path = Path(yaml_path)
+        defaults = AjetConfig().to_dict()
+        values, _ = apply_renames(compose(path, []).values, defaults)
+        self._project_dir = path.parent.resolve()
+        self.config = _as_tree(values)
+        if self.config.ajet.experiment_name == "read_yaml_name":
+            self._set("ajet.experiment_name", path.stem)
+        if "backbone" not in (read_yaml(path).get("ajet") or {}):
+            self._set("ajet.backbone", "verl")
+        return self
+
+    def dump_job_as_yaml(self, yaml_path: str | Path) -> str:
+        """Writes the settings that are not ajet's defaults, and returns the path."""
+        from omegaconf import OmegaConf
+
+        values: Any = OmegaConf.to_container(self.config)
+        path = Path(yaml_path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        changed = _changed(values, AjetConfig().to_dict())
+        path.write_text(yaml.safe_dump(changed, sort_keys=False, allow_unicode=True), "utf-8")
+        return str(path)
+
+    def tune(self) -> Self:
+        """Trains, in a process of its own, and returns when the run is over. Ctrl-C stops it after
+        its step. The YAML of the run stays as launcher_record/<experiment_name>.yaml."""
+        _require_own_process()
+        name, backbone = self.config.ajet.experiment_name, self.config.ajet.backbone
+        conf = self.dump_job_as_yaml(Path("launcher_record") / f"{name}.yaml")
+        command = [sys.executable, "-m", "ajet.cli.launcher", "train", "--conf", conf]
+        command += ["--with-ray"] if backbone != "debug" else []
+        command += ["--project-dir", str(self._project_dir)] if self._project_dir else []
+        process = subprocess.Popen(guarded(command, grace_s=STOP_GRACE_S))
+        try:
+            exit_code = process.wait()
+        except KeyboardInterrupt:
+            process.terminate()
+            exit_code = process.wait()
+        if exit_code:
+            raise RunFailed(f"the run {name} ended with exit code {exit_code}; it says why above")
+        return self
+
+    def _set(self, key: str, value: Any) -> None:
+        from omegaconf import OmegaConf
+
+        OmegaConf.update(self.config, key, value, force_add=True)
+
+
+def _check_argument(name: str, value: Any) -> None:
+    if name in REFUSED and value:
+        raise ConfigError(f"AgentJetJob: {name} is refused: {REFUSED[name]}")
+    if name not in ARGUMENTS and name not in REFUSED:
+        close = get_close_matches(name, ARGUMENTS, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(ARGUMENTS)}"
+        raise TypeError(f"AgentJetJob takes no argument {name!r}; {hint}")
+
+
+def _as_tree(values: Mapping[str, Any]) -> Any:
+    """Returns every setting, with ajet's defaults, as a tree whose keys are attributes."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.merge(AjetConfig().to_dict(), values)
+
+
+def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values that are not the defaults."""
+    changed: dict[str, Any] = {}
+    for key, value in values.items():
+        default = defaults.get(key)
+        if isinstance(value, Mapping) and isinstance(default, Mapping):
+            value, default = _changed(value, default), {}
+        if key not in defaults or value != default:
+            changed[key] = value
+    return changed
+
+
+def _spec_of(workflow: type) -> str:
+    """Returns a class as a YAML names it: by its module in a package, else by its file."""
+    if not inspect.isclass(workflow) or "<locals>" in workflow.__qualname__:
+        raise ConfigError(
+            f"set_workflow: {workflow!r} is no class of a module: give one that a file defines, "
+            "or its name as file.py->Class"
+        )
+    module = workflow.__module__
+    source = module if "." in module else str(Path(inspect.getfile(workflow)).resolve())
+    return f"{source}{ARROW}{workflow.__name__}"
+
+
+def _require_own_process() -> None:
+    """Raises ConfigError where a run imports the script for its workflow: the script would start
+    the next run, and so on."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if spec is not None and spec.name == "ajet.cli.launcher":
+        raise ConfigError(
+            "job.tune() is called while a run loads this file: "
+            'put it under if __name__ == "__main__"'
+        )

@@ -1,0 +1,1 @@
+"""Is `ajet.schema` of AgentJet: tasks and outputs."""

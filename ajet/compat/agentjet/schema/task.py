@@ -1,0 +1,6 @@
+"""Is `ajet.schema.task` of AgentJet."""
+
+from ajet.core.task.task import Task
+from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+
+__all__ = ["Task", "WorkflowOutput", "WorkflowTask"]

@@ -1,0 +1,1 @@
+"""Is `ajet.task_judge` of AgentJet: judges."""

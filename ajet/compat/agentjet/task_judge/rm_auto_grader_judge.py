@@ -1,0 +1,5 @@
+"""Is `ajet.task_judge.rm_auto_grader_judge` of AgentJet."""
+
+from ajet.judges.rubrics_judge import RubricsJudge as AutoGraderJudge
+
+__all__ = ["AutoGraderJudge"]

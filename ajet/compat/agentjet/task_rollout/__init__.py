@@ -1,0 +1,1 @@
+"""Is `ajet.task_rollout` of AgentJet: models behind an API."""

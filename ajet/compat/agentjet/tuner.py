@@ -1,0 +1,5 @@
+"""Is `ajet.tuner` of AgentJet."""
+
+from ajet.core.workflow.tuner import AjetTuner
+
+__all__ = ["AjetTuner"]

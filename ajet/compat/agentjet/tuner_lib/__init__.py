@@ -1,0 +1,1 @@
+"""Is `ajet.tuner_lib` of AgentJet: names for annotations."""

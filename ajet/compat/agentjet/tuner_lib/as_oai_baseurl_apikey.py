@@ -1,0 +1,5 @@
+"""Is `ajet.tuner_lib.as_oai_baseurl_apikey` of AgentJet."""
+
+from ajet.core.workflow.gateway.gateway import Address as OpenaiBaseUrlAndApiKey
+
+__all__ = ["OpenaiBaseUrlAndApiKey"]

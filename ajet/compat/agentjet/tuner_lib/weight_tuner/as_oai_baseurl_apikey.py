@@ -1,0 +1,5 @@
+"""Is `ajet.tuner_lib.weight_tuner.as_oai_baseurl_apikey` of AgentJet."""
+
+from ajet.core.workflow.gateway.gateway import Address as OpenaiBaseUrlAndApiKey
+
+__all__ = ["OpenaiBaseUrlAndApiKey"]

@@ -1,0 +1,1 @@
+"""Is `ajet.utils` of AgentJet: what its tutorials import from there."""

@@ -1,0 +1,7 @@
+"""Is `ajet.workflow` of AgentJet."""
+
+from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.workflow.tuner import AjetTuner
+from ajet.core.workflow.workflow import Workflow
+
+__all__ = ["AjetTuner", "Workflow", "WorkflowOutput", "WorkflowTask"]

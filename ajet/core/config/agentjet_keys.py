@@ -1,0 +1,93 @@
+"""Knows the keys of AgentJet's YAML that the tree does not have, by another name or at all.
+
+    lora.lora_rank: 8                 trainer_common.lora.rank
+    rollout.mode: async               what always holds: taken, and nothing is said
+    optim.zero_indexed_step: false    taken, with a notice
+    optim.optimizer: SGD              refused: it would change the experiment
+
+Not covered: keys that are in the tree without an effect (`NotBuilt` and `NoEffect` of section.py).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+TRAINER, OPTIM = "ajet.trainer_common", "ajet.trainer_common.optim"
+READER, RUBRICS = "ajet.task_reader", "ajet.task_judge.rubrics_auto_grader"
+
+MOVED = {
+    "ajet.lora.lora_rank": f"{TRAINER}.lora.rank",
+    "ajet.lora.lora_alpha": f"{TRAINER}.lora.alpha",
+    "ajet.lora.target_modules": f"{TRAINER}.lora.target_modules",
+    "ajet.rollout.gpu_memory_utilization": "verl.rollout.gpu_memory_utilization",
+    "ajet.rollout.agentscope_workflow": "ajet.rollout.user_workflow",
+    "ajet.rollout.agentscope_learn_protocol": "ajet.rollout.user_workflow",
+    "ajet.rollout.agentscope_disable_toolcalls": "ajet.rollout.force_disable_toolcalls",
+    f"{READER}.dataset_file": f"{READER}.jsonl_dataset_file",
+    f"{RUBRICS}.jsonl_dataset_file": f"{RUBRICS}.dataset_file",
+    f"{RUBRICS}.generate_number": f"{RUBRICS}.query_specific_generate_number",
+    f"{RUBRICS}.num_reference_samples": f"{RUBRICS}.num_examples",
+    f"{TRAINER}.val_max_num_task_each_validation": "ajet.data.val_max_tasks",
+    f"{OPTIM}.lr_scheduler_type": f"{OPTIM}.lr_schedule",
+    "ajet.enable_interchange_server": "ajet.enable_experimental_interchange_server",
+}
+OTHER_NAMES = {
+    (f"{READER}.type", "dataset_file"): "jsonl_dataset_file",
+    (
+        "ajet.context_tracker.timeline_merging_policy.timeline_compare_level",
+        "text_and_image",
+    ): "text",
+}
+"""Maps a key and AgentJet's name for one of its values to the tree's name."""
+
+
+@dataclass(frozen=True)
+class Absent:
+    """Describes a key without a counterpart. A value of `off` is what holds here; another one is
+    taken with a notice, or `refused` if it would change the experiment."""
+
+    reason: str
+    off: tuple[Any, ...] = ()
+    refused: bool = False
+
+
+ADAMW = "the optimizer is torch's AdamW"
+NO_SWARM = "episodes run in the run's own processes; there is no swarm"
+NO_MODEL = "no filter of recorded conversations asks a model"
+SHOWN = "every episode and metric is in the run folder (`ajet view`)"
+MERGED = "adapters are merged before the engines get them"
+ABSENT = {
+    "ajet.rollout.mode": Absent("a call of the model never waits for a batch", ("async",), True),
+    "ajet.rollout.use_agentscope_protocol": Absent("all workflows are run alike"),
+    f"{RUBRICS}.sampling_mode": Absent("examples are drawn by the seed"),
+    f"{RUBRICS}.max_epochs": Absent("criteria are made once and not revised"),
+    f"{RUBRICS}.max_retries": Absent("task_judge.client.max_retries is for every judge"),
+    f"{RUBRICS}.aggregation_mode": Absent("enable_categorization merges criteria", ("keep_all",)),
+    f"{READER}.feedback_tracing.alien_llm_model": Absent(NO_MODEL),
+    f"{READER}.feedback_tracing.alien_llm_response_length": Absent(NO_MODEL),
+    "ajet.context_tracker.alien_llm_model": Absent("AgentJet itself no longer reads it"),
+    "ajet.context_tracker.alien_llm_response_length": Absent("AgentJet itself no longer reads it"),
+    f"{TRAINER}.val_only": Absent("`ajet eval` does it", (False,), True),
+    f"{TRAINER}.val_max_num_task_clip_method": Absent("data.val_max_tasks says which are taken"),
+    f"{TRAINER}.val_print_to_markdown_file_path": Absent(SHOWN),
+    f"{TRAINER}.train_print_to_markdown_file_path": Absent(SHOWN),
+    f"{TRAINER}.loss_extra_scale_ratio": Absent("the loss has its own scale", (1,), True),
+    f"{OPTIM}.optimizer": Absent(ADAMW, ("AdamW",), True),
+    f"{OPTIM}.optimizer_impl": Absent(ADAMW, ("torch.optim",)),
+    f"{OPTIM}.lr_warmup_steps": Absent(
+        "it counts training steps: set optim.warmup_steps, which counts optimizer steps",
+        (-1, 0),
+        True,
+    ),
+    f"{OPTIM}.lr_warmup_steps_ratio": Absent("set optim.warmup_steps, a number", (0,), True),
+    f"{OPTIM}.num_cycles": Absent("cosine is half a cycle", (0.5,), True),
+    f"{OPTIM}.total_training_steps": Absent("set trainer_common's", (-1,), True),
+    f"{OPTIM}.zero_indexed_step": Absent("the first step has the rate of step 1", (True,)),
+    "ajet.lora.load_format": Absent(MERGED, ("auto",)),
+    "ajet.lora.layered_summon": Absent(MERGED, (False,)),
+    "ajet.enable_swarm_mode": Absent(NO_SWARM, (False,), True),
+    "ajet.swarm_mode_sample_collection_method": Absent(NO_SWARM),
+    "ajet.swarm_mode_sample_collection_max_cached_episodes": Absent(NO_SWARM),
+    "ajet.interchange_server.already_started": Absent(NO_SWARM, (False,)),
+    "ajet.execute_test": Absent("a run does not run the project's tests", (False,), True),
+    "ajet.execute_testing_lambda": Absent("a run does not run the project's tests", ("",), True),
+}
