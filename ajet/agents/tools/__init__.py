@@ -3,7 +3,8 @@
     toolbox.py         the file -> Toolbox; an episode opens it and gets schemas, answers, rewards
     function.py        a Python function         its schema from signature and docstring
     tool.py, class_tool.py   a class with state  create, execute, calc_reward, release
-    mcp_tools.py       an MCP server             over stdio or HTTP (mcp_session.py: one connection)
+    mcp_tools.py       an MCP server             over stdio or HTTP (mcp_session.py: one connection;
+                                                 mcp_stdio.py: one server's process)
     call.py, truncate.py     one call and its deadline; an answer within a limit of tokens
 
 Ignores which model calls them, and when (agents/tool_agent.py).
