@@ -1,6 +1,8 @@
 """A run folder whose files are damaged: every command says one line, or works."""
 
 import contextlib
+import hashlib
+import json
 import random
 import shutil
 import sys
@@ -59,6 +61,18 @@ DAMAGES = {
     "garbage": garbage,
     "not utf-8": lambda content: content[:10] + b"\xff\xfe" + content[10:],
 }
+
+
+def forge_manifest(path):
+    """Writes a manifest that fits the files as they are now."""
+    manifest = json.loads((path / "manifest.json").read_bytes())
+    for name, entry in manifest["files"].items():
+        content = (path / name).read_bytes()
+        entry |= {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    del manifest["digest"]
+    text = json.dumps(manifest, sort_keys=True)
+    manifest["digest"] = hashlib.sha256(text.encode()).hexdigest()
+    (path / "manifest.json").write_text(json.dumps(manifest))
 
 
 def files_of(run):
@@ -125,3 +139,25 @@ def test_every_damaged_file_is_one_line_or_no_matter_to_a_resumed_run(good, tmp_
     for copy, what in damaged_copies(good, tmp_path, resumes=True):
         print(what)
         one_line_or_well(command(copy, *copy.arguments, THREE))
+
+
+def test_weights_that_lie_under_a_forged_manifest_are_one_line_of_every_command(good, tmp_path):
+    copy = ToyRun(tmp_path / "copy")
+    shutil.rmtree(copy.folder)
+    shutil.copytree(good.folder, copy.folder)
+    for path in (copy.path / "checkpoints").iterdir():
+        weights = path / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-10])
+        forge_manifest(path)
+    evaluated = ("eval", "--conf", "toy.yaml", "--split", "training", "--num-tasks", "1")
+    for arguments in (
+        [*copy.arguments, THREE],
+        [*evaluated, "--checkpoint", str(copy.path)],
+        ["export", str(copy.path), "--out", str(tmp_path / "out")],
+    ):
+        result = command(copy, *arguments)
+        one_line_or_well(result)
+        assert result.exit_code == 1
+        assert f"error: checkpoint {copy.path}/checkpoints/step_000002 cannot be" in result.stderr
+        assert "; move it away to go on from an earlier one" in result.stderr
+    assert not (tmp_path / "out").exists()

@@ -7,9 +7,11 @@
 
 The `mcp` package requires that a connection is closed by the task that opened it, and an episode's
 task may be cancelled at any time. So each connection has a task of its own in a background loop. A
-server over stdio runs under a process guard (core/process_guard.py): its standard input is closed,
-then it is terminated, then killed, together with its children, also when this process is killed.
-Open connections are closed when the process ends.
+server over stdio (mcp_stdio.py) runs under a process guard (core/process_guard.py): it and its
+children end also when this process is killed. Open connections are closed when the process ends.
+
+A server may send anything: its messages have a limited size (MAX_LINE_BYTES over stdio,
+MAX_ANSWER_BYTES over HTTP), and what the mcp package logs of them is dropped.
 
 Not covered: sampling, elicitation and notifications, which servers may request of a client; telling
 a server that a call was cancelled.
@@ -28,9 +30,11 @@ from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
+from ajet.agents.tools.mcp_stdio import McpLineTooLong, stdio_streams
+from ajet.core.error_text import first_line, one_line
 from ajet.core.errors import EnvironmentFault
 from ajet.core.process_guard import guarded
 
@@ -41,10 +45,12 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S = 30.0
 SERVER_GRACE_S = 1.0
-"""The seconds after SIGTERM; the mcp package would kill server and guard after 2 s."""
+"""The seconds from SIGTERM to SIGKILL, both of which the guard sends."""
 CLOSE_TIMEOUT_S = 8.0
-"""The mcp package gives a server 2 s to end by itself and 2 s after SIGTERM; this is longer than
-both."""
+"""The seconds after which a connection that does not close is left; longer than END_WAITS_S."""
+MAX_TOOLS_CHARACTERS = 16_000_000
+"""The size of all that a server says of its tools, on however many pages."""
+LAST_WORDS_BYTES = 10_000
 Result = TypeVar("Result")
 
 
@@ -104,7 +110,7 @@ class McpSession:
         await _in_background(self._close())
 
     async def _start(self) -> None:
-        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr_file:
+        with tempfile.TemporaryFile() as stderr_file:
             self._connection_task = asyncio.create_task(self._hold_open(stderr_file))
             ready = asyncio.create_task(self._ready.wait())
             both = {self._connection_task, ready}
@@ -129,7 +135,7 @@ class McpSession:
             detail = detail.replace(self.address.url, str(self.address))
         raise EnvironmentFault(f"MCP server {str(self.address)!r} does not start: {detail}")
 
-    async def _hold_open(self, stderr_file: TextIO) -> None:
+    async def _hold_open(self, stderr_file: IO[bytes]) -> None:
         """Opens the connection and keeps it open until it shall close; all of it happens in one
         task."""
         from mcp import ClientSession
@@ -148,10 +154,20 @@ class McpSession:
     async def _call(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
         from anyio import BrokenResourceError, ClosedResourceError
         from mcp import McpError
-        from mcp.types import CONNECTION_CLOSED
+        from mcp.types import (
+            CONNECTION_CLOSED,
+            CallToolRequest,
+            CallToolRequestParams,
+            CallToolResult,
+            ClientRequest,
+        )
 
         assert self._session is not None and self._connection_task is not None
-        call = asyncio.create_task(self._session.call_tool(name, arguments))
+        params = CallToolRequestParams(name=name, arguments=arguments)
+        request = ClientRequest(CallToolRequest(params=params))
+        # Not `call_tool`: it holds the answer against a schema of the server's, whose patterns may
+        # take for ever and hold up every other connection.
+        call = asyncio.create_task(self._session.send_request(request, CallToolResult))
         try:
             # A call whose server died is never answered, so the end of the connection counts too.
             await asyncio.wait({call, self._connection_task}, return_when=asyncio.FIRST_COMPLETED)
@@ -167,7 +183,9 @@ class McpSession:
         finally:
             call.cancel()
         self._is_gone = True
-        raise McpConnectionLost(f"MCP server {str(self.address)!r} is gone")
+        fault = _fault_of(self._connection_task)
+        why = f": {fault}" if isinstance(fault, McpLineTooLong) else ""
+        raise McpConnectionLost(f"MCP server {str(self.address)!r} is gone{why}")
 
     async def _close(self) -> None:
         if self._connection_task is None:
@@ -196,21 +214,16 @@ async def open_session(address: McpAddress) -> McpSession:
 
 @asynccontextmanager
 async def _streams(
-    address: McpAddress, stderr_file: TextIO
+    address: McpAddress, stderr_file: IO[bytes]
 ) -> AsyncGenerator[tuple[Any, Any], None]:
     """Yields the read stream and the write stream of a connection."""
     if address.command is not None:
-        from mcp.client.stdio import StdioServerParameters, stdio_client
+        from mcp.client.stdio import get_default_environment
 
         program = sys.executable if address.command == "python" else address.command
         command = guarded([program, *address.args], grace_s=SERVER_GRACE_S)
-        server = StdioServerParameters(
-            command=command[0],
-            args=command[1:],
-            env=_python_path() | address.env,
-            cwd=address.cwd,
-        )
-        async with stdio_client(server, errlog=stderr_file) as streams:
+        env = get_default_environment() | _python_path() | address.env
+        async with stdio_streams(command, env, address.cwd, stderr_file) as streams:
             yield streams
     elif address.transport == "sse":
         from mcp.client.sse import sse_client
@@ -250,24 +263,37 @@ def _python_path() -> dict[str, str]:
 
 async def _all_tools(session: ClientSession) -> list[Tool]:
     """Returns the server's tools, which it lists page by page."""
-    page = await session.list_tools()
-    tools = list(page.tools)
-    while page.nextCursor:
-        page = await session.list_tools(page.nextCursor)
+    tools: list[Tool] = []
+    num_characters, cursor = 0, None
+    while True:
+        page = await session.list_tools(cursor)
         tools += page.tools
-    return tools
+        num_characters += len(page.model_dump_json())
+        if num_characters > MAX_TOOLS_CHARACTERS:
+            raise ValueError(f"its tools take more than {MAX_TOOLS_CHARACTERS} characters")
+        if not (cursor := page.nextCursor):
+            return tools
+
+
+def _fault_of(connection_task: asyncio.Task[None]) -> BaseException | None:
+    """Returns the error that ended the connection, if one did."""
+    if not connection_task.done() or connection_task.cancelled():
+        return None
+    error = connection_task.exception()
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _reason(connection_task: asyncio.Task[None]) -> str:
-    error = None if connection_task.cancelled() else connection_task.exception()
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}" if error else "it ended"
+    error = _fault_of(connection_task)
+    return one_line(error) if error else "it ended"
 
 
-def _last_line(stderr_file: TextIO) -> str:
-    stderr_file.seek(0)
-    return next((line.strip() for line in reversed(stderr_file.readlines()) if line.strip()), "")
+def _last_line(stderr_file: IO[bytes]) -> str:
+    stderr_file.seek(max(0, stderr_file.seek(0, os.SEEK_END) - LAST_WORDS_BYTES))
+    lines = stderr_file.read().decode("utf-8", "replace").splitlines()
+    return next((first_line(line) for line in reversed(lines) if line.strip()), "")
 
 
 # --- the background loop ------------------------------------------------------------------------
@@ -291,9 +317,19 @@ def _background() -> asyncio.AbstractEventLoop:
             _loop, _process_id = asyncio.new_event_loop(), os.getpid()
             threading.Thread(target=_loop.run_forever, name="ajet-mcp", daemon=True).start()
             atexit.register(close_all)
-            # Errors are reported by this module. Without a handler, logging would print them too.
-            logging.getLogger("mcp").addHandler(logging.NullHandler())
+            _silence_mcp()
     return _loop
+
+
+def _silence_mcp() -> None:
+    """Drops what the mcp package logs, which quotes the servers; this module reports its errors."""
+    import mcp
+
+    folder = str(Path(mcp.__file__).parent)
+    logging.getLogger("mcp").propagate = False
+    logging.getLogger("mcp").addHandler(logging.NullHandler())
+    # mcp/shared/session.py logs by the root logger.
+    logging.getLogger().addFilter(lambda record: not record.pathname.startswith(folder))
 
 
 def close_all() -> None:

@@ -40,7 +40,7 @@ from ajet.core.buffer.staleness import StalenessBound, version_range
 from ajet.core.buffer.tables import groups as table
 from ajet.core.buffer.tables import notes as note_table
 from ajet.core.buffer.tables import open_engine, redacted, uses
-from ajet.core.errors import CheckpointError, ConfigError
+from ajet.core.errors import CheckpointError, ConfigError, DataError
 from ajet.core.trajectory.trajectory import Group
 
 if TYPE_CHECKING:
@@ -381,14 +381,16 @@ class GroupBuffer:
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
+        """Yields a connection; damaged rows, and errors of the database, are a CheckpointError."""
         try:
             with self._lock, self._engine.begin() as connection:
                 yield connection
-        except SQLAlchemyError as error:
-            cause = getattr(error, "orig", None) or error
+        except (SQLAlchemyError, DataError, UnicodeDecodeError, TypeError) as error:
+            cause = getattr(error, "orig", None) or error  # its text may hold a secret
+            reason = str(error) if isinstance(error, DataError) else type(cause).__name__
             raise CheckpointError(
-                f"the buffer {self._url} failed: {type(cause).__name__}; the run goes on from "
-                "its last checkpoint when that is mended"
+                f"the buffer {self._url} failed: {reason}; the run goes on from its last "
+                "checkpoint when that is mended"
             ) from error
 
     def _ready_indices(self, *, counts: bool) -> Select[Any]:

@@ -37,6 +37,9 @@ from ajet.core.trajectory.turn import Turn
 MAGIC = b"ajet-groups-1\n"
 _LENGTH = struct.Struct("<Q")
 _FAST = 1
+DAMAGE = (zlib.error, struct.error, ValueError, LookupError, TypeError, AttributeError)
+DAMAGE += (RecursionError, OverflowError)
+"""What reading damaged bytes raises."""
 Json = dict[str, Any]
 
 
@@ -49,14 +52,12 @@ def encode(groups: Sequence[Group]) -> bytes:
 
 def decode(content: bytes) -> list[Group]:
     """Returns the groups that `encode` was given; DataError if the bytes are not such."""
-    if not content.startswith(MAGIC):
-        raise DataError(
-            "the buffer holds groups of another version of ajet: begin with an empty one"
-        )
+    if not isinstance(content, bytes) or not content.startswith(MAGIC):
+        raise DataError("its groups are of another version of ajet: begin with an empty one")
     try:
         return _decoded(content)
-    except (zlib.error, struct.error, ValueError, KeyError, TypeError, IndexError) as error:
-        raise DataError(f"a group in the buffer is damaged: {error}") from error
+    except DAMAGE as error:
+        raise DataError(f"one of its groups is damaged: {error}") from error
 
 
 def _decoded(content: bytes) -> list[Group]:

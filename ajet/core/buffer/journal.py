@@ -27,7 +27,8 @@ from typing import Any, Self
 from ajet.core.buffer.codec import decode, encode
 from ajet.core.buffer.staleness import version_range
 from ajet.core.config import AjetConfig
-from ajet.core.errors import CheckpointError
+from ajet.core.error_text import first_line
+from ajet.core.errors import CheckpointError, DataError
 from ajet.core.rollout.request import episode_id_of
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 
@@ -85,10 +86,9 @@ class Journal:
                 lost = (name, newest_of.get(name, -1))
                 self._db.execute("DELETE FROM finished WHERE sitting = ? AND newest > ?", lost)
             rows = self._db.execute("SELECT group_id, body FROM finished").fetchall()
-        for group_id, body in rows:
-            (single,) = decode(body)
-            (episode,) = single.trajectories
-            self._finished.setdefault(group_id, {})[_planned_id(episode)] = episode
+            for group_id, body in rows:
+                (episode,) = (t for group in decode(body) for t in group.trajectories)
+                self._finished.setdefault(group_id, {})[_planned_id(episode)] = episode
         return len(rows)
 
     def put(self, trajectory: Trajectory) -> None:
@@ -124,13 +124,14 @@ class Journal:
 
     @contextmanager
     def _database_errors(self) -> Iterator[None]:
-        """Turns an error of the file, or of its disk, into a CheckpointError of one line."""
+        """Turns an error of the file, of what it holds, or of its disk into a CheckpointError of
+        one line."""
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, DataError, ValueError) as error:
             raise CheckpointError(
-                f"{self._path} cannot be used: {error}; mend that, or move it away, and episodes "
-                "of unfinished groups are played again"
+                f"{self._path} cannot be used: {first_line(str(error))}; mend that, or move it "
+                "away, and episodes of unfinished groups are played again"
             ) from error
 
     def _require_fingerprint(self, fingerprint: str) -> None:

@@ -15,6 +15,7 @@ out by a selection: it is not one of the groups of a batch, and is taken with on
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import (
@@ -36,7 +37,8 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, IntegrityError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
-from ajet.core.errors import ConfigError
+from ajet.core.error_text import first_line
+from ajet.core.errors import CheckpointError, ConfigError
 
 metadata = MetaData()
 groups = Table(
@@ -74,8 +76,8 @@ notes = Table(
 
 
 def open_engine(url: str) -> Engine:
-    """Opens the database at `url` and creates missing tables. Raises ConfigError, without the
-    password in its message, if that fails."""
+    """Opens the database at `url` and creates missing tables. If that fails it raises a
+    CheckpointError for a file that is there, else a ConfigError without the password."""
     where = "trinity.buffer.url"
     try:
         parsed = make_url(url)
@@ -89,7 +91,13 @@ def open_engine(url: str) -> Engine:
             f"{where}: the driver of {redacted(url)} is not installed ({error.name}); for "
             "PostgreSQL pip install 'psycopg[binary]' and write postgresql+psycopg://…"
         ) from error
-    except SQLAlchemyError as error:
+    except (SQLAlchemyError, UnicodeDecodeError) as error:
+        if parsed.get_backend_name() == "sqlite" and Path(parsed.database or "").exists():
+            reason = first_line(str(getattr(error, "orig", None) or error))
+            raise CheckpointError(
+                f"{parsed.database} cannot be used: {reason}; mend that, or move it away, and "
+                "groups that were finished and not trained are lost"
+            ) from error
         raise ConfigError(
             f"{where}: {redacted(url)} cannot be opened ({type(error).__name__}); is it running, "
             "and are its name and password right?"

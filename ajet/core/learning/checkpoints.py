@@ -9,10 +9,10 @@ Not covered: when one is due (run/training_run.py), how it is written (update/ch
 from pathlib import Path
 from typing import Any
 
-from ajet.core.learning.learner import Learner
+from ajet.core.learning.learner import Learner, LearnerState
 from ajet.core.model.load import LoadedModel
 from ajet.core.model.save import model_files
-from ajet.core.update.checkpoint import read_checkpoint, save_checkpoint
+from ajet.core.update.checkpoint import checked_state, read_checkpoint, save_checkpoint
 from ajet.core.update.ranks import ONE_RANK, Ranks
 
 
@@ -46,4 +46,5 @@ class LearnerCheckpoints:
         """Restores the learner from the checkpoint at `path`."""
         like = self._learner.template() if self._ranks.size > 1 else None
         found = read_checkpoint(path, like=like, ranks=self._ranks)
-        self._learner.load_state_dict(found.tensors, found.state)
+        state = checked_state(LearnerState, found.state, found.path)
+        self._learner.load_state_dict(found.tensors, state)

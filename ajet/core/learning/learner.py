@@ -17,11 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, NotRequired, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import NonNegativeInt
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from ajet.core.advantage import EstimatorSettings, estimate
 from ajet.core.advantage.credit import Advantages, GroupCredit, credit_of
@@ -37,6 +39,21 @@ from ajet.core.update.policy import Policy, PolicyState
 
 Values = list[NDArray[np.float32]]
 """The critic's values, one array for each sample."""
+
+
+class Counters(TypedDict):
+    """Holds how many steps an optimizer has made, and how many it has skipped."""
+
+    num_steps: NonNegativeInt
+    num_skipped: NonNegativeInt
+
+
+class LearnerState(TypedDict):
+    """Holds what the state.json of a checkpoint says of the models."""
+
+    policy: Counters
+    critic: NotRequired[Counters]
+    kl: NotRequired[dict[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +172,7 @@ class Learner:
         critic = {} if self.critic is None else self.critic.template()
         return self.policy.template() | critic
 
-    def load_state_dict(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, tensors: Mapping[str, Tensor], state: LearnerState) -> None:
         """Restores all models from a checkpoint's tensors and state."""
         self.policy.load_state_dict(tensors, state["policy"])
         if kl_state := state.get("kl"):

@@ -3,14 +3,26 @@
 Not covered: weights, optimizer and random state (the policy has them).
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
+from pydantic import ConfigDict
+from typing_extensions import TypedDict
+
 from ajet.core.record.timeline_counts import TimelineCounts
 
 SuccessByTask = dict[str, float]
+
+
+class ExplorerState(TypedDict):
+    """Holds backbone trinity's position in the plan: the next group, the data's cursor before it,
+    the groups that run with their tasks, and the number of those left out."""
+
+    next: int
+    cursor: dict[str, Any]
+    in_flight: list[tuple[int, int]]
+    aside: int
 
 
 @dataclass
@@ -24,6 +36,8 @@ class RunState:
     every token is of its own step). `explorer` is the state of backbone trinity's explorer.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     step: int = 0
     num_episodes: int = 0
     seconds: float = 0.0
@@ -33,15 +47,13 @@ class RunState:
     held_out: dict[str, SuccessByTask] = field(default_factory=dict)
     timelines: TimelineCounts = field(default_factory=TimelineCounts)
     staleness: dict[str, int] = field(default_factory=dict)
-    explorer: dict[str, Any] | None = None
+    explorer: ExplorerState | None = None
+
+    def __post_init__(self) -> None:
+        datetime.fromisoformat(self.begun)  # ValueError, where a checkpoint has another text
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "RunState":
-        timelines = TimelineCounts(**content.get("timelines", {}))
-        return cls(**{**content, "timelines": timelines})
 
     def success(self, moment: str) -> float | None:
         """Returns the mean success over the held-out tasks; None where there was no validation."""

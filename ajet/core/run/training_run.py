@@ -41,6 +41,7 @@ from ajet.core.run.resume_point import ResumePoint
 from ajet.core.run.run_state import RunState
 from ajet.core.run.run_tasks import RunTasks
 from ajet.core.terminal import Console
+from ajet.core.update.checkpoint import checked_state, unusable
 
 Save = Callable[[int, dict[str, Any]], Awaitable[None]]
 """Writes a checkpoint with the step and the run's own state, which it is called with."""
@@ -69,7 +70,10 @@ class TrainingRun:
         self.state = RunState(cursor=tasks.cursor.state_dict())
         self._is_saved = resume_point is not None
         if resume_point is not None:
-            self.state = RunState.from_json(resume_point.state["run"])
+            content, path = resume_point.state.get("run"), resume_point.path
+            self.state = checked_state(RunState, content, path)
+            if self.state.step != resume_point.step:
+                raise unusable(path, f"its state.json is of step {self.state.step}")
             tasks.cursor.load_state_dict(self.state.cursor)
         self._attempt = correct_first_step(folder, self.state.step)
         self.recorder = RunRecorder(

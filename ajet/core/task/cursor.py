@@ -66,9 +66,13 @@ class DataCursor:
         """Continues where `state` was saved. Raises CheckpointError unless the data set and the
         seed are the same."""
         for name in ("num_tasks", "seed", "shuffle"):
-            if state[name] != getattr(self, name):
+            if state.get(name) != getattr(self, name):
                 raise CheckpointError(
-                    f"the checkpoint's data had {name}={state[name]}, this run has "
+                    f"the checkpoint's data had {name}={state.get(name)}, this run has "
                     f"{getattr(self, name)}: use the same data and seed, or pass --no-resume"
                 )
-        self._taken = int(state["taken"])
+        if not isinstance(taken := state.get("taken"), int) or taken < 0:
+            raise CheckpointError(
+                f"the checkpoint's position in the data is {taken!r}: pass --no-resume"
+            )
+        self._taken = taken

@@ -15,7 +15,8 @@ Any number of ranks can read either kind.
 A save writes into `.writing_step_…`, flushes every file, the manifest last, renames the folder and
 flushes the parent. Killed at any moment, it leaves either the whole folder or a `.writing_` one,
 which the next save removes. A load takes the newest folder whose manifest verifies and names those
-that it skipped. It uses no pickle.
+that it skipped. It uses no pickle. Files that fit their checksums and still hold no checkpoint
+(forged, or of another version) are a `CheckpointError` that names the folder.
 
 All ranks call these functions together, on one folder of a shared file system; a failure on one
 rank raises the same `CheckpointError` on all.
@@ -26,12 +27,14 @@ Not covered: which checkpoint is whole (manifest.py), remote storage.
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from loguru import logger
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -56,6 +59,7 @@ from ajet.core.update.shards import full_tensor
 WEIGHT_PREFIX = "model."
 WEIGHTS_FILE, TENSORS_FILE, STATE_FILE = "model.safetensors", "tensors.safetensors", "state.json"
 WRITING, DISCARDED = ".writing_", ".discarded_"
+State = TypeVar("State")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +175,7 @@ def read_checkpoint(
     """
     fault = _from_rank_0(ranks, lambda: find_fault(path))
     if fault is not None:
-        raise CheckpointError(f"checkpoint {path} cannot be used: {fault}")
+        raise unusable(path, fault)
     return _read(path, (), like)
 
 
@@ -182,18 +186,37 @@ def read_state(path: Path, *, is_checked: bool = False) -> dict[str, Any]:
     """
     fault = None if is_checked else find_fault(path)
     if fault is not None:
-        raise CheckpointError(f"checkpoint {path} cannot be used: {fault}")
-    return json.loads((path / STATE_FILE).read_bytes())
+        raise unusable(path, fault)
+    with _reading(path):
+        return _state(path)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Reads only the weights of the checkpoint at `path`, which must be whole."""
     fault = find_fault(path)
     if fault is not None:
-        raise CheckpointError(f"checkpoint {path} cannot be used: {fault}")
-    if has_shards(path):
-        return read_shards(path, wanted=lambda name: name.startswith(WEIGHT_PREFIX))
-    return {f"{WEIGHT_PREFIX}{n}": t for n, t in load_file(path / WEIGHTS_FILE).items()}
+        raise unusable(path, fault)
+    with _reading(path):
+        if has_shards(path):
+            return read_shards(path, wanted=lambda name: name.startswith(WEIGHT_PREFIX))
+        return {f"{WEIGHT_PREFIX}{n}": t for n, t in load_file(path / WEIGHTS_FILE).items()}
+
+
+def checked_state(kind: type[State], content: Any, path: Path) -> State:
+    """Returns a part of the state.json of the checkpoint at `path` as a value of this type."""
+    try:
+        return TypeAdapter(kind).validate_python(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "its content"
+        raise unusable(path, f"{STATE_FILE}: {where}: {first['msg']}") from error
+
+
+def unusable(path: Path, reason: str) -> CheckpointError:
+    """Returns the error of a checkpoint that cannot be used."""
+    return CheckpointError(
+        f"checkpoint {path} cannot be used: {reason}; move it away to go on from an earlier one"
+    )
 
 
 def _newest(folder: Path) -> tuple[Path | None, tuple[str, ...]]:
@@ -217,13 +240,30 @@ def _from_rank_0(ranks: Ranks, find: Callable[[], Any]) -> Any:
 
 
 def _read(path: Path, warnings: tuple[str, ...], like: Mapping[str, Tensor] | None) -> Checkpoint:
-    if has_shards(path):
-        tensors = read_shards(path, like)
-    else:
-        tensors = load_file(path / TENSORS_FILE)
-        tensors |= {f"{WEIGHT_PREFIX}{n}": t for n, t in load_file(path / WEIGHTS_FILE).items()}
-    state = json.loads((path / STATE_FILE).read_bytes())
+    with _reading(path):
+        if has_shards(path):
+            tensors = read_shards(path, like)
+        else:
+            tensors = load_file(path / TENSORS_FILE)
+            tensors |= {f"{WEIGHT_PREFIX}{n}": t for n, t in load_file(path / WEIGHTS_FILE).items()}
+        state = _state(path)
     return Checkpoint(path, step_of(path), tensors, state, warnings)
+
+
+def _state(path: Path) -> dict[str, Any]:
+    state = json.loads((path / STATE_FILE).read_bytes())
+    if not isinstance(state, dict):
+        raise ValueError(f"{STATE_FILE} holds no object")
+    return state
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Names the checkpoint whose files fit their checksums and cannot be read."""
+    try:
+        yield
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+        raise unusable(path, reason_of(error)) from error
 
 
 def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:

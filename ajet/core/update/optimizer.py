@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ajet.core.model.precision import to_wide_dtype, wide_dtype
 from ajet.core.update.settings import OptimizerSettings
 from ajet.core.update.shards import copy_tensor, full_tensor
+from ajet.core.update.weights import check_fits
 
 STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
 
@@ -127,15 +128,18 @@ class ModelOptimizer:
     @torch.no_grad()
     def load(self, tensors: dict[str, Tensor], num_steps: int, num_skipped: int) -> None:
         """Restores the state; `tensors` has a master for each weight, also where that is the
-        weight itself.
+        weight itself. Raises `CheckpointError` if a tensor is missing or another one.
         """
         for name, master in self._masters.items():
+            check_fits(f"{name}.master", tensors[f"{name}.master"], master)
             copy_tensor(master, tensors[f"{name}.master"])
             self._adamw.state.pop(master, None)
-            if f"{name}.exp_avg" in tensors:
+            if num_steps:  # the first step makes the state of every weight
                 # "step" stays on the CPU, where AdamW keeps it; the rest is on the weight's device.
                 state = _empty_state(master)
                 for key in STATE_KEYS:
+                    saved = tensors.get(f"{name}.{key}")
+                    check_fits(f"{name}.{key}", saved, state[key])
                     copy_tensor(state[key], tensors[f"{name}.{key}"])
                 self._adamw.state[master] = state
         self.num_steps, self.num_skipped = num_steps, num_skipped

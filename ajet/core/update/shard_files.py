@@ -12,6 +12,7 @@ Not covered: the folder around them and its manifest (checkpoint.py).
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -66,7 +67,11 @@ def read_shards(
     from torch.distributed.checkpoint.state_dict_loader import load
 
     reader = HuggingFaceStorageReader(str(folder / SHARDS))
-    found: dict[str, Any] = dict(reader.read_metadata().state_dict_metadata)
+    try:
+        found: dict[str, Any] = dict(reader.read_metadata().state_dict_metadata)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"a shard does not say where its parts belong ({error})") from error
+    _check_whole(found)
     names = [n for n in found if wanted(n)]
     if like is not None:
         models = {_model_of(name) for name in like}
@@ -83,6 +88,14 @@ def read_shards(
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load(rows, storage_reader=reader, no_dist=alone)
     return {n: t.reshape(()) if n.endswith(".step") else t for n, t in tensors.items()}
+
+
+def _check_whole(found: Mapping[str, Any]) -> None:
+    """Raises ValueError for a tensor whose parts do not make it up: the rest would be arbitrary."""
+    for name, tensor in found.items():
+        saved = sum(math.prod(chunk.sizes) for chunk in tensor.chunks)
+        if saved != math.prod(tensor.size):
+            raise ValueError(f"the shards hold {saved} values of {name} {tuple(tensor.size)}")
 
 
 def _as_row(tensor: Tensor) -> Tensor:

@@ -51,6 +51,22 @@ def train_every_embedding(model: nn.Module) -> None:
             module.padding_idx = None
 
 
+def check_fits(name: str, saved: Tensor | None, target: Tensor) -> None:
+    """Raises `CheckpointError` unless a checkpoint's tensor can be copied into `target`."""
+    if saved is None:
+        found = "missing"
+    elif saved.shape != target.shape:
+        found = f"of shape {tuple(saved.shape)}"
+    elif not saved.is_floating_point():
+        found = f"of type {saved.dtype}"
+    else:
+        return
+    raise CheckpointError(
+        f"checkpoint does not fit the model: {name} {tuple(target.shape)} is {found}; "
+        "use the model and lora settings of the run that wrote it"
+    )
+
+
 @torch.no_grad()
 def load_weights(
     weights: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor], prefix: str = WEIGHT_PREFIX
@@ -61,13 +77,7 @@ def load_weights(
     was trained would be left out.
     """
     for name, weight in weights.items():
-        saved = tensors.get(f"{prefix}{name}")
-        if saved is None or saved.shape != weight.shape:
-            found = "missing" if saved is None else f"of shape {tuple(saved.shape)}"
-            raise CheckpointError(
-                f"checkpoint does not fit the model: {name} {tuple(weight.shape)} is {found}; "
-                "use the model and lora settings of the run that wrote it"
-            )
+        check_fits(name, tensors.get(f"{prefix}{name}"), weight)
     for name in tensors:
         if name.startswith(prefix) and name.removeprefix(prefix) not in weights:
             raise CheckpointError(

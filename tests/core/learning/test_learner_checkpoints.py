@@ -5,10 +5,11 @@ import torch
 
 from ajet.core.advantage import EstimatorSettings
 from ajet.core.advantage.kl_controller import AdaptiveKLController
+from ajet.core.errors import CheckpointError
 from ajet.core.learning.checkpoints import LearnerCheckpoints
 from ajet.core.learning.learner import Learner, LearnerSettings
 from ajet.core.model.load import LoadedModel
-from ajet.core.update.checkpoint import read_state
+from ajet.core.update.checkpoint import read_state, save_checkpoint
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import LoraSettings, UpdateSettings
 from tests.core.update.update_fixtures import tiny_model
@@ -38,6 +39,29 @@ def test_weights_and_states_come_back_with_the_runs_own(tmp_path):
     there.load(path)
     assert other.kl.coef == 0.75
     assert all(torch.equal(weights(other)[n], w) for n, w in weights(learner).items())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"policy": 5},
+        {"policy": {}},
+        {"policy": {"num_steps": -1, "num_skipped": 0}},
+        {"policy": {"num_steps": "x", "num_skipped": 0}},
+        {"kl": {"coef": "x"}},
+        {"kl": 5},
+    ],
+)
+def test_a_state_of_another_shape_is_one_line_and_nothing_is_loaded(tmp_path, changes):
+    learner, _ = checkpoints()
+    tensors, state = learner.state_dict()
+    path = save_checkpoint(tmp_path, 1, tensors, state | changes)
+    other, there = checkpoints(seed=1)
+    before = weights(other)
+    with pytest.raises(CheckpointError, match=f"{path} cannot be used: state.json: ") as caught:
+        there.load(path)
+    assert "\n" not in str(caught.value)
+    assert all(torch.equal(weights(other)[n], w) for n, w in before.items())
 
 
 def test_a_checkpoint_loads_as_a_model_by_itself(tmp_path):

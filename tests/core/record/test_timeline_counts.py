@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -17,7 +18,12 @@ from ajet.core.run.run_state import RunState
 from ajet.core.trajectory.samples import to_samples
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.trajectory.turn import Turn
+from ajet.core.update.checkpoint import checked_state
 from tests.core.record.record_fixtures import episode, group_of
+
+
+def state_of(content):
+    return checked_state(RunState, content, Path("c"))
 
 
 def turn(prompt, sampled, agent="default", trainable=True, **notes):
@@ -127,7 +133,7 @@ def test_counts_add_up_over_steps_and_through_a_checkpoint():
     )
     state = RunState(timelines=one)
     state.timelines += two
-    both = RunState.from_json(json.loads(json.dumps(state.as_json()))).timelines
+    both = state_of(json.loads(json.dumps(state.as_json()))).timelines
     assert (both.episodes, both.calls, both.timelines) == (2, 5, 4)
     assert both.splits == {SAMPLED_AGAIN: 2}
     assert both.malformed == {"nonsense": 1}
@@ -138,7 +144,7 @@ def test_counts_add_up_over_steps_and_through_a_checkpoint():
 def test_a_checkpoint_from_before_the_counts_begins_at_none():
     content = RunState(step=3).as_json()
     del content["timelines"]
-    assert RunState.from_json(content) == RunState.from_json({**content, "timelines": {}})
+    assert state_of(content) == state_of({**content, "timelines": {}})
 
 
 def test_the_report_says_it_all_in_one_block():

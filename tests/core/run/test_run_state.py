@@ -1,9 +1,18 @@
 """What a checkpoint keeps of a run comes back as it was."""
 
 import json
+from pathlib import Path
 
+import pytest
+
+from ajet.core.errors import CheckpointError
 from ajet.core.record.timeline_counts import TimelineCounts
 from ajet.core.run.run_state import RunState
+from ajet.core.update.checkpoint import checked_state
+
+
+def state_of(content):
+    return checked_state(RunState, content, Path("c"))
 
 
 def test_a_run_state_comes_back_from_json_as_it_was():
@@ -17,15 +26,36 @@ def test_a_run_state_comes_back_from_json_as_it_was():
         held_out={"before": {"a": 1.0, "b": 0.0}},
         timelines=TimelineCounts(),
         staleness={"0": 7},
-        explorer={"planned": 2},
+        explorer={"next": 5, "cursor": {"taken": 9}, "in_flight": [(3, 1), (4, 0)], "aside": 0},
     )
-    assert RunState.from_json(json.loads(json.dumps(state.as_json()))) == state
+    assert state_of(json.loads(json.dumps(state.as_json()))) == state
 
 
 def test_a_state_without_timelines_has_none_counted():
     content = RunState().as_json()
     del content["timelines"]
-    assert RunState.from_json(content).timelines == TimelineCounts()
+    assert state_of(content).timelines == TimelineCounts()
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"step": "x"}, "step: Input should be a valid integer"),
+        ({"num_episodes": None}, "num_episodes: "),
+        ({"seconds": "x"}, "seconds: "),
+        ({"cursor": 5}, "cursor: "),
+        ({"begun": "never"}, "its content: Value error, Invalid isoformat string"),
+        ({"held_out": {"before": 5}}, "held_out.before: "),
+        ({"timelines": {"calls": "x"}}, "timelines.calls: "),
+        ({"explorer": {"next": 1}}, "explorer.cursor: Field required"),
+        ({"other": 5}, "other: "),
+    ],
+)
+def test_a_state_of_another_shape_is_one_line_that_names_the_checkpoint(changes, where):
+    with pytest.raises(CheckpointError) as caught:
+        state_of(RunState().as_json() | changes)
+    assert str(caught.value).startswith(f"checkpoint c cannot be used: state.json: {where}")
+    assert "\n" not in str(caught.value)
 
 
 def test_success_is_the_mean_over_the_held_out_tasks():

@@ -4,16 +4,22 @@ import multiprocessing
 import os
 import pickle
 import random
+import re
 import resource
 import subprocess
 import time
 
 import pytest
 import torch
-from safetensors import SafetensorError
 
 from ajet.core.errors import CheckpointError
-from ajet.core.update.checkpoint import load_checkpoint, save_checkpoint
+from ajet.core.update.checkpoint import (
+    load_checkpoint,
+    read_checkpoint,
+    read_state,
+    read_weights,
+    save_checkpoint,
+)
 from ajet.core.update.manifest import find_fault
 
 # A forked child starts in milliseconds; it writes small tensors, so torch's threads are not needed.
@@ -144,9 +150,80 @@ def test_a_pickle_in_a_checkpoint_is_never_run(tmp_path, name):
     assert load_checkpoint(folder).step == 1
     forge_manifest(newest)
     assert find_fault(newest) is None
-    with pytest.raises((SafetensorError, ValueError)):
+    with pytest.raises(CheckpointError, match="step_000002 cannot be used: "):
         load_checkpoint(folder)
     assert not made.exists()
+
+
+def with_header(change):
+    """A change of a safetensors file whose header alone is another."""
+
+    def changed(content):
+        length = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + length])
+        change(header[min(name for name in header if name != "__metadata__")])
+        text = json.dumps(header).encode()
+        return len(text).to_bytes(8, "little") + text + content[8 + length :]
+
+    return changed
+
+
+DEEP = b"[" * 20_000 + b"]" * 20_000
+LIES = {
+    "empty": lambda content: b"",
+    "half": lambda content: content[: len(content) // 2],
+    "ten bytes short": lambda content: content[:-10],
+    "garbage": lambda content: b"\xff" * 1000,
+    "deep": lambda content: DEEP,
+    "a huge header": lambda content: (2**62).to_bytes(8, "little") + content[8:],
+    "another shape": with_header(lambda tensor: tensor.update(shape=[10**12])),
+    "no type": with_header(lambda tensor: tensor.update(dtype="F7")),
+    "other bytes": with_header(lambda tensor: tensor.update(data_offsets=[0, 10**15])),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("name", ["model.safetensors", "tensors.safetensors"])
+def test_tensors_that_lie_under_a_forged_manifest_are_one_line(tmp_path, name, lie):
+    path = save(tmp_path, 1)
+    (path / name).write_bytes(LIES[lie]((path / name).read_bytes()))
+    forge_manifest(path)
+    assert find_fault(path) is None
+    said = rf"checkpoint {path} cannot be used: [^\n]+; move it away to go on from an earlier one"
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(tmp_path)
+    assert re.fullmatch(said, str(caught.value))
+    if name == "model.safetensors":
+        with pytest.raises(CheckpointError) as caught:
+            read_weights(path)
+        assert re.fullmatch(said, str(caught.value))
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"5", b"\xff\xfe", DEEP, b'{"a": '])
+def test_a_state_that_is_no_object_is_one_line(tmp_path, content):
+    path = save(tmp_path, 1)
+    (path / "state.json").write_bytes(content)
+    forge_manifest(path)
+    for read in (read_state, read_checkpoint):
+        with pytest.raises(CheckpointError, match=f"{path} cannot be used: ") as caught:
+            read(path)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"[]", b"5", b"{}", DEEP, b'{"files": 5}'])
+def test_a_manifest_of_another_shape_is_passed_over(tmp_path, content):
+    save(tmp_path, 1)
+    (save(tmp_path, 2) / "manifest.json").write_bytes(content)
+    assert load_checkpoint(tmp_path).step == 1
+
+
+def test_files_of_a_manifest_that_is_no_object_are_a_fault(tmp_path):
+    path = save(tmp_path, 1)
+    manifest = json.loads((path / "manifest.json").read_bytes()) | {"files": [1]}
+    del manifest["digest"]
+    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    (path / "manifest.json").write_text(json.dumps(manifest | {"digest": digest}))
+    assert "manifest.json is unreadable" in find_fault(path)
 
 
 def test_every_bit_of_the_manifest_matters(tmp_path):

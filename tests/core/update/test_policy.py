@@ -289,6 +289,25 @@ def test_a_loaded_policy_goes_on_bit_for_bit():
     assert digest(resumed) == digest(policy)
 
 
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda tensor: None, "missing"),
+        (lambda tensor: tensor[None], "of shape"),
+        (lambda tensor: tensor.int(), r"of type torch\.int32"),
+    ],
+)
+@pytest.mark.parametrize("name", ["model.model.norm.weight", "optimizer.model.norm.weight.exp_avg"])
+def test_a_tensor_that_is_not_as_it_was_saved_is_refused_in_one_line(name, change, found):
+    policy = Policy(tiny_model(), UpdateSettings())
+    policy.update(forked_groups(0))
+    tensors, state = policy.state_dict()
+    changed = change(tensors.pop(name))
+    tensors |= {} if changed is None else {name: changed}
+    with pytest.raises(CheckpointError, match=rf"norm\.weight.* is {found}"):
+        Policy(tiny_model(), UpdateSettings()).load_state_dict(tensors, state)
+
+
 def test_a_state_of_another_model_is_refused_in_one_line():
     tensors, state = Policy(tiny_model(), UpdateSettings()).state_dict()
     other = Policy(tiny_model(hidden_size=16, num_attention_heads=2), UpdateSettings())

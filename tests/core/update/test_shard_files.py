@@ -1,5 +1,7 @@
 """What is read of a checkpoint of several ranks: all that is this model's, nothing of another."""
 
+import json
+
 import pytest
 import torch
 
@@ -56,3 +58,33 @@ def test_a_tensor_of_another_shape_is_one_line(folder):
     with pytest.raises(CheckpointError, match=r"model\.a \(4,\) is of shape \(3,\)") as said:
         read_shards(folder, like(*TENSORS) | {"model.a": torch.zeros(4)})
     assert "\n" not in str(said.value)
+
+
+def rewritten(folder, change):
+    """Writes the one shard of `folder` again with another header."""
+    (shard,) = (folder / "shards").iterdir()
+    content = shard.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    change(header)
+    text = json.dumps(header).encode()
+    shard.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+
+
+def moved(header):
+    info = json.loads(header["__metadata__"]["DCP_SHARDING_INFO"])
+    info["model.a"]["saved_offsets"] = [10**12]
+    header["__metadata__"]["DCP_SHARDING_INFO"] = json.dumps(info)
+
+
+def test_parts_that_do_not_make_up_their_tensor_are_refused_before_it_is_made(folder):
+    rewritten(folder, moved)
+    with pytest.raises(ValueError, match=r"the shards hold 3 values of model\.a \(10+3,\)"):
+        read_shards(folder)
+
+
+@pytest.mark.parametrize("places", ["{}", "[]", "5", "x", '{"model.a": 5}'])
+def test_a_shard_that_does_not_say_where_its_parts_belong_is_refused(folder, places):
+    rewritten(folder, lambda header: header["__metadata__"].update(DCP_SHARDING_INFO=places))
+    with pytest.raises(ValueError, match=r"where its parts belong|Expecting value"):
+        read_shards(folder)
