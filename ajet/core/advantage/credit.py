@@ -82,9 +82,9 @@ class AdvantageOptions:
     gamma: float = 1.0  # per token: gae, reinforce, reinforce_plus_plus, remax
     lam: float = 1.0  # gae
     step_reward_gamma: float = 1.0  # per turn: gigpo, step_reinforce
-    step_baseline: StepBaseline = "others"  # step_reinforce
     episode_reward_weight: float = 1.0  # gigpo
     step_reward_weight: float = 1.0  # gigpo
+    step_baseline: StepBaseline = "others"  # step_reinforce
 
 
 RewardGrouping = Literal["none", "group", "tag", "batch"]
