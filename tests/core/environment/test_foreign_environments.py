@@ -47,7 +47,7 @@ class ChoiceEnv(Env):
         with all_seed(seed):
             self.wanted = random.choice([0, 1])
         self.step_count = 0
-        return self.render(), {"env_instruction": self.get_instructions()}
+        return self.render(), {"env_instruction": f"{self.get_instructions()}."}
 
     def step(self, action: str):
         self.step_count += 1
@@ -132,7 +132,8 @@ async def test_a_class_on_gems_base_plays_from_its_seed_and_tells_its_own_rules(
         async with open_environment(made, isolation) as environment:
             shown = await environment.reset(5, {"split": "train"})
             assert shown.observation == "Step 0."
-            assert shown.instruction == "Pick. There are Rock, Paper"
+            assert shown.instruction == "Pick. There are Rock, Paper."
+            assert environment.instruction == "Pick. There are Rock, Paper"  # before the reset
             step = await environment.step("I choose <answer>rock</answer><|im_end|>")
             played.append((step.reward, step.metrics["action_is_valid"], step.terminated))
     assert played[0] == played[1]
@@ -190,7 +191,7 @@ async def test_an_agent_tells_the_rules_that_reset_gave_and_hands_on_the_whole_r
     task = Task("t", "play", metadata={"tag": "Choice"})
     [group] = await runner.rollout(RolloutRequest([task], step=0, mode="train", num_repeat=1))
     t = group.trajectories[0]
-    assert t.turns[0].messages[0]["content"] == "Choose. There are Rock, Paper"
+    assert t.turns[0].messages[0]["content"] == "Choose. There are Rock, Paper."
     assert t.output.log_metrics["Choice/invalid_actions"] == 0
     assert t.output.metadata["trace"][0]["action"] == "So: <answer>Paper</answer>"
 

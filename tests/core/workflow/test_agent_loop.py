@@ -44,10 +44,11 @@ TWO_TRIES = """
 class TwoTries(AgentLoopBase):
     '''Asks, tells the model to look again, and asks once more.'''
 
-    made = 0
+    made = calls = 0
 
     @classmethod
     def init_class(cls, config, tokenizer, processor=None, **kwargs):
+        cls.calls += 1
         if cls._class_initialized:
             return
         cls._class_initialized = True
@@ -187,7 +188,7 @@ async def test_a_loop_of_verl_needs_another_import_line_alone(config):
 
 async def test_init_class_is_called_once_for_each_class_however_many_episodes_there_are(config):
     derived = TWO_TRIES + (
-        "\n\n@register('other')\nclass Other(TwoTries):\n    made = 10\n"
+        "\n\n@register('other')\nclass Other(TwoTries):\n    made = calls = 10\n"
         "\n    def __init__(self, trainer_config, **kwargs):"
         "\n        super().__init__(trainer_config, **kwargs)\n"
     )
@@ -196,6 +197,7 @@ async def test_init_class_is_called_once_for_each_class_however_many_episodes_th
     await run(made, "one", "two", row=ROW | {"agent_name": "other"}, num=2)
     module = module_of(made)
     assert (module.TwoTries.made, module.Other.made) == (1, 11)
+    assert (module.TwoTries.calls, module.Other.calls) == (1, 11)
 
 
 OLD = """
