@@ -451,7 +451,7 @@ def test_filters_apply_in_their_order_and_count_what_they_drop(tmp_path):
     ("given", "message"),
     [
         ({"type": "scores"}, "filter 1: no filter 'scores'; did you mean 'score'?"),
-        ({"type": "llm_evaluate"}, "filter 1: no filter 'llm_evaluate'; there are score"),
+        ({"type": "grammar"}, "filter 1: no filter 'grammar'; there are score"),
         ({"name": "score"}, "filter 1 has a key 'name'; a filter has type, params and enabled"),
         ({"type": "score", "params": {"minimum": 1}}, "no parameter 'minimum'; there are name"),
         ({"type": "regex"}, "filter 1 (regex): pattern is missing"),
