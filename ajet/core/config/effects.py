@@ -41,6 +41,7 @@ CHANGES_NOTHING = (
     "ajet.debug",
     "ajet.interchange_server",
     "ajet.trainer_common.val_before_train",
+    "ajet.trainer_common.val_pass_n",
     "ajet.trainer_common.test_freq",
     "ajet.trainer_common.save_freq",
     "ajet.trainer_common.resume",
