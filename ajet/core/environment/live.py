@@ -27,7 +27,13 @@ from loguru import logger
 from ajet.core.environment.environment import Environment, Frame
 from ajet.core.environment.isolated import ProcessEnvironment
 from ajet.core.environment.registry import EnvironmentMaker
-from ajet.core.environment.returns import ResetResult, StepResult, checked_reset, checked_step
+from ajet.core.environment.returns import (
+    ResetResult,
+    StepResult,
+    checked_instruction,
+    checked_reset,
+    checked_step,
+)
 from ajet.core.error_text import one_line
 from ajet.core.errors import EnvironmentFault
 
@@ -118,22 +124,23 @@ class InlineEnvironment:
 
     @property
     def instruction(self) -> str:
-        return str(
-            call_environment(lambda: self._environment.instruction, f"{self._name}.instruction")
+        return call_environment(
+            lambda: checked_instruction(self._environment, self._name), self._name
         )
 
     async def reset(self, seed: int, options: Mapping[str, Any]) -> ResetResult:
         call_name = f"{self._name}.reset()"
-        return checked_reset(
-            call_environment(lambda: self._environment.reset(seed, options), call_name), call_name
+        return call_environment(
+            lambda: checked_reset(self._environment.reset(seed, options), call_name), call_name
         )
 
     async def step(self, action: str) -> StepResult:
         try:
-            returned = self._step(action)
+            return checked_step(self._step(action), self._step_name)
+        except EnvironmentFault:
+            raise
         except (Exception, SystemExit) as error:  # the environment may raise anything
             raise _fault(self._step_name, error) from error
-        return checked_step(returned, self._step_name)
 
     async def render(self) -> Frame:
         return call_environment(self._environment.render, f"{self._name}.render()")
@@ -189,7 +196,7 @@ class ThreadEnvironment:
 
     def _construct(self) -> str:
         self._environment = self._maker()
-        return str(self._environment.instruction)
+        return checked_instruction(self._environment, self._name)
 
     async def _ask(self, call_name: str, job: Callable[[], Result]) -> Result:
         future = self._post(call_name, job)
@@ -223,8 +230,8 @@ class ThreadEnvironment:
 
 
 def call_environment(call: Callable[[], Result], call_name: str) -> Result:
-    """Returns what the environment returns. Whatever it raises becomes an EnvironmentFault that
-    names the call."""
+    """Returns what the environment returns. Whatever it raises, or a value that it has returned,
+    becomes an EnvironmentFault that names the call."""
     try:
         return call()
     except EnvironmentFault:

@@ -14,6 +14,7 @@ import numbers
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
+from ajet.core.environment.environment import Environment
 from ajet.core.errors import EnvironmentFault
 
 AGGREGATIONS = ("mean", "sum", "last", "min", "max")
@@ -40,6 +41,14 @@ class StepResult(NamedTuple):
     metrics: Mapping[str, float]
     metrics_agg_mode: Mapping[str, str]
     state_key: str | None
+
+
+def checked_instruction(environment: Environment, name: str) -> str:
+    """Returns the environment's instruction, which must be text."""
+    instruction = environment.instruction
+    if not isinstance(instruction, str):
+        _raise_fault(f"{name}.instruction", f"is {_kind(instruction)}, not text")
+    return str.__str__(instruction)
 
 
 def checked_reset(returned: Any, call_name: str) -> ResetResult:
