@@ -1,6 +1,6 @@
 """Ten thousand steps of a tiny run, one episode in a hundred with a fault: does anything grow?
 
-    python benchmarks/soak.py                    # about an hour and a half on one core
+    python benchmarks/soak.py                    # 40 minutes to an hour and a half
     python benchmarks/soak.py --steps 300 --out short.json
 
 The run is the command itself on the debug backbone: two tasks of four episodes a step, a program in

@@ -36,7 +36,6 @@ from urllib.parse import urlsplit
 from ajet.agents.tools.mcp_stdio import McpLineTooLong, stdio_streams
 from ajet.core.error_text import first_line, one_line
 from ajet.core.errors import EnvironmentFault
-from ajet.core.process_guard import guarded
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
     from mcp.types import CallToolResult, Tool
 
 START_TIMEOUT_S = 30.0
-SERVER_GRACE_S = 1.0
-"""The seconds from SIGTERM to SIGKILL, both of which the guard sends."""
 CLOSE_TIMEOUT_S = 8.0
 """The seconds after which a connection that does not close is left; longer than END_WAITS_S."""
 MAX_TOOLS_CHARACTERS = 16_000_000
@@ -221,7 +218,7 @@ async def _streams(
         from mcp.client.stdio import get_default_environment
 
         program = sys.executable if address.command == "python" else address.command
-        command = guarded([program, *address.args], grace_s=SERVER_GRACE_S)
+        command = [program, *address.args]
         env = get_default_environment() | _python_path() | address.env
         async with stdio_streams(command, env, address.cwd, stderr_file) as streams:
             yield streams

@@ -21,8 +21,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from ajet.core.process_guard import guarded
+
 END_WAITS_S = (2.0, 5.0)
 """The seconds for which a server may end by itself, and after SIGTERM."""
+SERVER_GRACE_S = 1.0
+"""The seconds from SIGTERM to SIGKILL, both of which the guard sends."""
 MAX_LINE_BYTES = 16 << 20
 
 
@@ -34,12 +38,13 @@ class McpLineTooLong(Exception):
 async def stdio_streams(
     command: Sequence[str], env: Mapping[str, str], cwd: Path | None, stderr_file: IO[bytes]
 ) -> AsyncGenerator[tuple[Any, Any], None]:
-    """Starts the command, and yields the streams that an mcp `ClientSession` reads and writes."""
+    """Starts the command under a process guard, and yields the streams that an mcp `ClientSession`
+    reads and writes."""
     import anyio
     from mcp.shared.message import SessionMessage
 
     process = await asyncio.create_subprocess_exec(
-        *command,
+        *guarded(command, grace_s=SERVER_GRACE_S),
         stdin=PIPE,
         stdout=PIPE,
         stderr=stderr_file,
