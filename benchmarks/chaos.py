@@ -61,7 +61,9 @@ from benchmarks.chaos_agents import FAULTY, LAKE, SERVED, TOOL_SERVER  # noqa: E
 from tests.cli.chat_server import ChatServer, message  # noqa: E402
 from tests.e2e.kills import MAX_DELAY_S, moments, phase_of  # noqa: E402
 from tests.e2e.toy_run import (  # noqa: E402
+    ALGORITHM,
     STEPS,
+    UNEVEN_PPO,
     WORKFLOW,
     ToyRun,
     ended,
@@ -74,7 +76,7 @@ from tests.processes import below, command, in_group, until_gone  # noqa: E402
 RESULT = ROOT / "benchmarks" / "results" / "chaos.json"
 WITHIN_S, GONE_WITHIN_S = 1200, 180
 DELAY_S = MAX_DELAY_S | {"record": 0.02, "full disk": 0.1}
-"""After the moment that the name says was seen from outside."""
+"""The longest wait in seconds before the harm, once its moment was seen from outside."""
 HARMS_A_ROUND = 5
 TITLES = {
     "worker": "ray::RolloutWorker",
@@ -88,7 +90,6 @@ ON_RAY = (
     "ajet.rollout.agent.num_workers=2",
     "ajet.rollout.n_vllm_engine=2",
 )
-ALGORITHM = "ajet.trainer_common.algorithm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,20 +115,7 @@ ARMS = {
         ),
         agent=FAULTY,
     ),
-    "ppo": Arm(
-        overrides=(
-            "ajet.rollout.user_workflow=workflow.py->Uneven",
-            "ajet.rollout.group_size_redundancy=2",
-            "ajet.trainer_common.use_kl_loss=false",
-            "ajet.trainer_common.critic.lr=0.001",
-            "ajet.trainer_common.critic.warmup_steps=1",
-            f"{ALGORITHM}.adv_estimator=gae",
-            f"{ALGORITHM}.use_kl_in_reward=true",
-            f"{ALGORITHM}.kl_ctrl.type=adaptive",
-            f"{ALGORITHM}.kl_ctrl.horizon=100",
-            f"{ALGORITHM}.dynamic_sampling.enable=true",
-        )
-    ),
+    "ppo": Arm(overrides=UNEVEN_PPO),
     "lora": Arm(overrides=("ajet.trainer_common.lora.rank=4",)),
     "services": Arm(
         overrides=(

@@ -11,8 +11,8 @@ from ajet import BaseJudge, ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 
 FAULT_SHARE = float(os.environ.get("SOAK_FAULTS", "0.01"))
 LEAKS = os.environ.get("SOAK_LEAKS", "").split()
-"""What each episode leaves behind in a run that must be found out, of: a descriptor, a thread,
-memory."""
+"""The names of what each episode leaves behind, in a run whose leaks must be found: `descriptor`,
+`thread`, `memory`."""
 FAULTS = (
     "raises",
     "hangs",

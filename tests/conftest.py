@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from loguru import logger
 
+from tests.e2e.toy_run import ToyRun
+
 LONG = ("tests/e2e/", "tests/core/update/test_ranks.py", "tests/backbones/", "tests/cluster/")
 """Files whose tests start many processes. They come first, so that where several processes share
 the tests (`make test`) none of them is left with a long file at the end."""
@@ -37,6 +39,14 @@ def warnings():
     sink = logger.add(lambda line: lines.append(line.record["message"]), level="WARNING")
     yield lines
     logger.remove(sink)
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """A toy run in the working folder; `sys.path` is put back after the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return ToyRun(tmp_path)
 
 
 REFERENCES = Path(__file__).parents[1] / ".venv" / "references"

@@ -35,7 +35,7 @@ PLACEHOLDERS = {"{current_observation}": "{observation}", "{current_step}": "{tu
 INSTRUCTION = "{env_instruction}"
 REASONING_GYM = "rg:"
 BOXED = r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}"
-"""Where gem's environments on reasoning-gym look for the answer."""
+"""The pattern by which gem's environments on reasoning-gym find the answer."""
 IN_ENV_CONFIG = ("action_pattern", "max_steps", "format_penalty", "env_instruction")
 DISPLAY = (
     "render_mode", "grid_lookup", "grid_vocab", "map_lookup", "action_lookup", "special_token_list"

@@ -1,23 +1,19 @@
 """`ajet check` says what a start does with the run folder that is there, and the start does it."""
 
-import io
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from ajet import assembly
-from ajet.backbones.debug.backbone import DebugBackbone
 from ajet.cli.launcher import app
-from ajet.core.config import load_config
 from ajet.core.errors import CheckpointError, RunChanged, RunComplete, RunFailed
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.run.attempt_record import read_attempts
 from ajet.core.run.start import open_run
-from tests.e2e.toy_run import ToyRun
+from tests.in_process_run import config, train
 
 T = "ajet.trainer_common"
 ONE, TWO = f"{T}.total_training_steps=1", f"{T}.total_training_steps=2"
@@ -25,21 +21,6 @@ FAILS = "ajet.rollout.user_workflow=workflow.py->AllFail"
 STOPPED = (FAILS, TWO)
 SEED, ACCEPT = "ajet.seed=7", f"{T}.accept_changes=true"
 CHECKPOINT = "launcher_record/toy/checkpoints/step_000001"
-
-
-@pytest.fixture
-def toy(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    return ToyRun(tmp_path)
-
-
-def config(*overrides):
-    return load_config("toy.yaml", overrides, backbone="debug")
-
-
-def train(*overrides):
-    DebugBackbone(config(*overrides), Console(file=io.StringIO())).fit()
 
 
 def train_until_step_2_fails():

@@ -45,7 +45,7 @@ def sit_until_killed(run: ToyRun, kill: str, step: int, rng: random.Random) -> s
 
 
 def moments(run: ToyRun, step: int) -> dict[str, Callable[[], bool]]:
-    """What is seen from outside when that part of the step has come."""
+    """Returns, by the names above, whether that part of the step has come, as seen from outside."""
     return {
         "rollout": lambda: run.episodes("begin", step) >= EPISODES,
         "update": lambda: run.episodes("end", step) >= EPISODES,

@@ -1,8 +1,6 @@
 """A run folder whose files are damaged: every command says one line, or works."""
 
 import contextlib
-import hashlib
-import json
 import random
 import shutil
 import sys
@@ -17,6 +15,7 @@ from ajet.core.record.run_folder import RunFolder
 from ajet.logview.page_data import episode_data, list_data, run_data, to_json
 from ajet.logview.token_text import TokenText, tokenizer_of
 from tests.e2e.toy_run import ToyRun
+from tests.forged_manifest import forge_manifest
 
 TWO = "ajet.trainer_common.total_training_steps=2"
 THREE = "ajet.trainer_common.total_training_steps=3"
@@ -61,18 +60,6 @@ DAMAGES = {
     "garbage": garbage,
     "not utf-8": lambda content: content[:10] + b"\xff\xfe" + content[10:],
 }
-
-
-def forge_manifest(path):
-    """Writes a manifest that fits the files as they are now."""
-    manifest = json.loads((path / "manifest.json").read_bytes())
-    for name, entry in manifest["files"].items():
-        content = (path / name).read_bytes()
-        entry |= {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    del manifest["digest"]
-    text = json.dumps(manifest, sort_keys=True)
-    manifest["digest"] = hashlib.sha256(text.encode()).hexdigest()
-    (path / "manifest.json").write_text(json.dumps(manifest))
 
 
 def files_of(run):

@@ -10,21 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.e2e.kills import kill_and_resume
-from tests.e2e.toy_run import STEPS, ToyRun, episodes, metrics
-
-ALGORITHM = "ajet.trainer_common.algorithm"
-OVERRIDES = [
-    "ajet.rollout.user_workflow=workflow.py->Uneven",
-    "ajet.rollout.group_size_redundancy=2",
-    "ajet.trainer_common.use_kl_loss=false",
-    "ajet.trainer_common.critic.lr=0.001",
-    "ajet.trainer_common.critic.warmup_steps=1",
-    f"{ALGORITHM}.adv_estimator=gae",
-    f"{ALGORITHM}.use_kl_in_reward=true",
-    f"{ALGORITHM}.kl_ctrl.type=adaptive",
-    f"{ALGORITHM}.kl_ctrl.horizon=100",
-    f"{ALGORITHM}.dynamic_sampling.enable=true",
-]
+from tests.e2e.toy_run import STEPS, UNEVEN_PPO, ToyRun, episodes, metrics
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +19,12 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("resume_algorithms")
 
     def whole() -> ToyRun:
-        run = ToyRun(folder / "whole", *OVERRIDES)
+        run = ToyRun(folder / "whole", *UNEVEN_PPO)
         assert run.finish() == 0, run.stderr()
         return run
 
     def killed() -> ToyRun:
-        run = ToyRun(folder / "killed", *OVERRIDES)
+        run = ToyRun(folder / "killed", *UNEVEN_PPO)
         assert kill_and_resume(run, ("rollout", "update", "random"), random.Random(0))
         return run
 

@@ -209,6 +209,20 @@ class Slow(Sandboxed):
         await default_pool().run("import time; time.sleep(2)", timeout=60)
         return "done"
 '''
+ALGORITHM = "ajet.trainer_common.algorithm"
+UNEVEN_PPO = (
+    "ajet.rollout.user_workflow=workflow.py->Uneven",
+    "ajet.rollout.group_size_redundancy=2",
+    "ajet.trainer_common.use_kl_loss=false",
+    "ajet.trainer_common.critic.lr=0.001",
+    "ajet.trainer_common.critic.warmup_steps=1",
+    f"{ALGORITHM}.adv_estimator=gae",
+    f"{ALGORITHM}.use_kl_in_reward=true",
+    f"{ALGORITHM}.kl_ctrl.type=adaptive",
+    f"{ALGORITHM}.kl_ctrl.horizon=100",
+    f"{ALGORITHM}.dynamic_sampling.enable=true",
+)
+"""A critic, an adaptive KL in the reward, dynamic sampling, and groups that stop early."""
 CONFIG = """
 ajet:
   experiment_name: toy

@@ -1,4 +1,4 @@
-"""Is `python -m ajet.launcher` of AgentJet: the command line."""
+"""Provides AgentJet's `python -m ajet.launcher`: the command line."""
 
 from ajet.cli.launcher import main
 

@@ -1,4 +1,4 @@
-"""Is `ajet.tuner` of AgentJet."""
+"""Provides AgentJet's `ajet.tuner`."""
 
 from ajet.core.workflow.tuner import AjetTuner
 

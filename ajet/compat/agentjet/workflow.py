@@ -1,4 +1,4 @@
-"""Is `ajet.workflow` of AgentJet."""
+"""Provides AgentJet's `ajet.workflow`."""
 
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.workflow.tuner import AjetTuner

@@ -39,7 +39,7 @@ _LENGTH = struct.Struct("<Q")
 _FAST = 1
 DAMAGE = (zlib.error, struct.error, ValueError, LookupError, TypeError, AttributeError)
 DAMAGE += (RecursionError, OverflowError)
-"""What reading damaged bytes raises."""
+"""The errors that reading damaged bytes raises."""
 Json = dict[str, Any]
 
 

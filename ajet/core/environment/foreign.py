@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 from ajet.core.environment.environment import Environment, Frame, Info
 from ajet.core.errors import ConfigError
 from ajet.core.importing import line_of
+from ajet.core.signatures import accepted_arguments
 
 
 class ForeignEnvironment(Environment):
@@ -43,11 +44,8 @@ class ForeignEnvironment(Environment):
         self, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[str, Info]:
         given = {"seed": seed, "options": dict(options or {})}
-        names = _parameters(self._environment.reset)
-        takes_any = any(each.kind is each.VAR_KEYWORD for each in names.values())
-        return self._kept(
-            self._environment.reset(**{k: v for k, v in given.items() if k in names or takes_any})
-        )
+        reset = self._environment.reset
+        return self._kept(reset(**accepted_arguments(reset, given)))
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         return self._kept(self._environment.step(action))
@@ -88,8 +86,7 @@ def adapted(kind: type, where: str) -> type[Environment]:
             f"{' and no '.join(missing)}; write reset(seed) and step(action), or derive it from "
             "ajet.core.environment.environment.Environment"
         )
-    names = _parameters(kind.reset)  # pyright: ignore[reportAttributeAccessIssue]
-    if "seed" not in names and not any(p.kind is p.VAR_KEYWORD for p in names.values()):
+    if not accepted_arguments(kind.reset, {"seed": None}):  # pyright: ignore[reportAttributeAccessIssue]
         raise ConfigError(
             f"{where}: {line_of(kind)}: {kind.__name__}.reset takes no seed: write "
             "reset(self, seed=None), because the episodes of a group play one instance"
@@ -101,8 +98,7 @@ def adapted(kind: type, where: str) -> type[Environment]:
 
 def reads_replies(kind: type[Environment]) -> bool:
     """Returns whether the class finds the action in a reply by a pattern of its own."""
-    return issubclass(kind, ForeignEnvironment) and "action_pattern" in _parameters(kind)
-
-
-def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(function).parameters
+    return (
+        issubclass(kind, ForeignEnvironment)
+        and "action_pattern" in inspect.signature(kind).parameters
+    )

@@ -42,9 +42,9 @@ from loguru import logger
 
 from ajet.core.errors import ConfigError
 from ajet.core.importing import line_of
+from ajet.core.signatures import accepted_arguments, required_names
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.workflow.graph import conversation
-from ajet.core.workflow.signatures import accepted_arguments, required_names
 from ajet.core.workflow.workflow import Workflow
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class AgentLoopBase:
 
     @classmethod
     def init_class(cls, config: DictConfig, tokenizer: Any, **_others: Any) -> None:
-        """Is called once in a process, before the first object is made."""
+        """Prepares the class; ajet calls it once in a process, before the first object is made."""
         cls._class_initialized = True
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:

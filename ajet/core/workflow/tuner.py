@@ -222,7 +222,7 @@ class ModelTuner:
 
     @property
     def completions(self) -> list[Completion]:
-        """What the engine was given and what it sampled, in each call of the episode so far."""
+        """Returns what the engine was given and sampled, in each call of the episode so far."""
         return [turn.completion for turn in self._recorder.turns]
 
     def tighten_limits(

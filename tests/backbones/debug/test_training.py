@@ -3,7 +3,6 @@
 import io
 import json
 import sqlite3
-import sys
 
 import numpy as np
 import pytest
@@ -13,11 +12,11 @@ from rich.console import Console
 from ajet import assembly
 from ajet.backbones.debug.backbone import DebugBackbone
 from ajet.backbones.debug.training import DebugTraining
-from ajet.core.config import load_config
 from ajet.core.errors import RunComplete
 from ajet.core.interrupt import Interrupt
 from ajet.core.run.start import open_run
-from tests.e2e.toy_run import ToyRun
+from tests.in_process_run import config
+from tests.in_process_run import train as train_whole
 
 VALIDATED = [
     "ajet.task_reader.jsonl_dataset_file.validation.file_path=tasks.jsonl",
@@ -38,44 +37,34 @@ class StopsAfter(DebugTraining):
         await super()._train_step(step)
 
 
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    return ToyRun(tmp_path)
-
-
-def config(*overrides):
-    return load_config("toy.yaml", overrides, backbone="debug")
-
-
 def train(*overrides, stop_after=None, interrupt=None):
-    console = Console(file=io.StringIO())
     if stop_after is None:
-        return DebugBackbone(config(*overrides), console).fit()
+        return train_whole(*overrides)
     settings = config(*overrides)
     with open_run(settings, assembly.read_tasks(settings)) as folder:
-        training = StopsAfter(settings, folder, interrupt or Interrupt(), console)
+        training = StopsAfter(
+            settings, folder, interrupt or Interrupt(), Console(file=io.StringIO())
+        )
         training.last_step = stop_after
         return training.fit()
 
 
-def logged(project, name):
-    lines = map(json.loads, (project.path / "logs/metrics.jsonl").read_text().splitlines())
+def logged(toy, name):
+    lines = map(json.loads, (toy.path / "logs/metrics.jsonl").read_text().splitlines())
     return [line["step"] for line in lines if name in line]
 
 
-def test_a_validation_that_an_interrupt_kept_back_comes_when_the_run_goes_on(project):
+def test_a_validation_that_an_interrupt_kept_back_comes_when_the_run_goes_on(toy):
     two = "ajet.trainer_common.total_training_steps=2"
     stopped = train(*VALIDATED, two, stop_after=2)
     assert (stopped.steps, stopped.success_after) == (2, None)
-    assert logged(project, "held_out/success") == [0]
+    assert logged(toy, "held_out/success") == [0]
     whole = train(*VALIDATED, two)
     assert whole.success_after is not None
-    assert logged(project, "held_out/success") == [0, 2]
+    assert logged(toy, "held_out/success") == [0, 2]
     with pytest.raises(RunComplete, match="already complete: 2 of 2 steps"):
         train(*VALIDATED, two)
-    assert logged(project, "held_out/success") == [0, 2]  # and not once more
+    assert logged(toy, "held_out/success") == [0, 2]  # and not once more
 
 
 @pytest.mark.parametrize(
@@ -84,7 +73,7 @@ def test_a_validation_that_an_interrupt_kept_back_comes_when_the_run_goes_on(pro
     ids=["steps are left", "a validation is left", "nothing is left"],
 )
 def test_a_run_was_stopped_early_where_a_signal_left_something_undone(
-    project, step, overrides, stopped_early
+    toy, step, overrides, stopped_early
 ):
     interrupt = Interrupt()
     two = "ajet.trainer_common.total_training_steps=2"
@@ -92,35 +81,35 @@ def test_a_run_was_stopped_early_where_a_signal_left_something_undone(
     assert interrupt.stopped_early is stopped_early
 
 
-def test_going_on_from_an_older_checkpoint_sets_the_later_ones_aside(project):
+def test_going_on_from_an_older_checkpoint_sets_the_later_ones_aside(toy):
     train("ajet.trainer_common.total_training_steps=2")
-    first = project.path / "checkpoints/step_000001"
+    first = toy.path / "checkpoints/step_000001"
     train(f"ajet.trainer_common.resume={first}", "ajet.trainer_common.total_training_steps=1")
-    names = sorted(path.name for path in (project.path / "checkpoints").iterdir())
+    names = sorted(path.name for path in (toy.path / "checkpoints").iterdir())
     assert names == ["earlier-1-step_000002", "step_000001"]
 
 
-def test_a_run_that_starts_anew_loses_nothing_of_the_earlier_one(project):
+def test_a_run_that_starts_anew_loses_nothing_of_the_earlier_one(toy):
     one = "ajet.trainer_common.total_training_steps=1"
     train(one)
     train(one, "ajet.trainer_common.resume=disable")
-    aside = project.path.with_name("toy.1")
-    assert {p.name for p in aside.iterdir()} >= {p.name for p in project.path.iterdir()}
-    for folder in (project.path, aside):
+    aside = toy.path.with_name("toy.1")
+    assert {p.name for p in aside.iterdir()} >= {p.name for p in toy.path.iterdir()}
+    for folder in (toy.path, aside):
         with sqlite3.connect(folder / "episodes.sqlite") as connection:
             assert connection.execute("SELECT count(*) FROM episodes").fetchone() == (16,)
 
 
-def test_a_start_without_a_checkpoint_forgets_the_validation_of_one_that_was_killed(project):
+def test_a_start_without_a_checkpoint_forgets_the_validation_of_one_that_was_killed(toy):
     one = "ajet.trainer_common.total_training_steps=1"
     train(*VALIDATED, one)
-    for path in (project.path / "checkpoints").iterdir():
-        path.rename(project.folder / path.name)  # as if it had been killed before the first one
+    for path in (toy.path / "checkpoints").iterdir():
+        path.rename(toy.folder / path.name)  # as if it had been killed before the first one
     train(*VALIDATED, one)
-    assert logged(project, "held_out/success") == [0, 1]
+    assert logged(toy, "held_out/success") == [0, 1]
 
 
-def test_a_chat_template_writes_the_day_on_which_the_run_began(project):
+def test_a_chat_template_writes_the_day_on_which_the_run_began(toy):
     settings = config("ajet.trainer_common.total_training_steps=1")
     with open_run(settings, assembly.read_tasks(settings)) as folder:
         first = DebugTraining(settings, folder, Interrupt(), Console(file=io.StringIO()))
@@ -135,7 +124,7 @@ def weights_of(folder):
     return safetensors.numpy.load_file(folder / "checkpoints/step_000002/model.safetensors")
 
 
-def test_a_run_is_validated_before_and_after_and_trains_the_same_weights_without(project):
+def test_a_run_is_validated_before_and_after_and_trains_the_same_weights_without(toy):
     two = "ajet.trainer_common.total_training_steps=2"
     held_out = "ajet.task_reader.jsonl_dataset_file.validation.file_path=tasks.jsonl"
     given = (two, held_out, "ajet.trainer_common.test_freq=1", "ajet.trainer_common.val_pass_n=1")
@@ -143,18 +132,18 @@ def test_a_run_is_validated_before_and_after_and_trains_the_same_weights_without
     assert validated.success_before is not None and validated.success_after is not None
     plain = train(two, "ajet.experiment_dir=without")
     assert plain.success_before is None
-    with_it, without = (weights_of(project.folder / name) for name in ("with", "without"))
+    with_it, without = (weights_of(toy.folder / name) for name in ("with", "without"))
     assert with_it.keys() == without.keys()
     assert all(np.array_equal(with_it[name], without[name]) for name in without)
 
 
-def test_what_a_run_is_measured_on_is_said_on_the_screen_and_in_the_record(project):
+def test_what_a_run_is_measured_on_is_said_on_the_screen_and_in_the_record(toy):
     output = io.StringIO()
     given = ["ajet.trainer_common.total_training_steps=1", "ajet.data.val_max_tasks=1"]
     held_out = "ajet.task_reader.jsonl_dataset_file.validation.file_path=tasks.jsonl"
     settings = config(*given, held_out, "ajet.trainer_common.test_freq=1")
     summary = DebugBackbone(settings, Console(file=output, width=200)).fit()
-    available = len((project.folder / "tasks.jsonl").read_text().splitlines())
+    available = len((toy.folder / "tasks.jsonl").read_text().splitlines())
     assert f"validation: 1 of {available} held-out tasks, the same ones" in output.getvalue()
     assert (summary.num_held_out, summary.num_held_out_available) == (1, available)
     written = json.loads((settings.run_folder / "summary.json").read_text())

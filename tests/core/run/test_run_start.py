@@ -1,14 +1,9 @@
 """What starting a used run folder does: every difference is said, none changes an experiment."""
 
-import io
 import json
-import sys
 
 import pytest
-from rich.console import Console
 
-from ajet.backbones.debug.backbone import DebugBackbone
-from ajet.core.config import load_config
 from ajet.core.config.effects import CHANGES_LENGTH, CHANGES_NOTHING, Effect, effect_of
 from ajet.core.config.nested import flatten
 from ajet.core.config.tree import AjetConfig
@@ -17,25 +12,10 @@ from ajet.core.record.episode_reader import EpisodeReader
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.run.attempt_record import read_attempts
 from ajet.core.run.code_files import code_files
-from tests.e2e.toy_run import ToyRun
+from tests.in_process_run import config, train
 
 T = "ajet.trainer_common"
 ONE, TWO = f"{T}.total_training_steps=1", f"{T}.total_training_steps=2"
-
-
-@pytest.fixture
-def toy(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    return ToyRun(tmp_path)
-
-
-def config(*overrides):
-    return load_config("toy.yaml", overrides, backbone="debug")
-
-
-def train(*overrides):
-    return DebugBackbone(config(*overrides), Console(file=io.StringIO())).fit()
 
 
 def train_until_step_2_fails(*overrides):

@@ -21,6 +21,7 @@ from ajet.core.update.checkpoint import (
     save_checkpoint,
 )
 from ajet.core.update.manifest import find_fault
+from tests.forged_manifest import forge_manifest
 
 # A forked child starts in milliseconds; it writes small tensors, so torch's threads are not needed.
 FORK = multiprocessing.get_context("fork")
@@ -117,18 +118,6 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path, damage, name):
     found = load_checkpoint(tmp_path)
     assert found.step == 1
     assert len(found.warnings) == 1 and "step_000002" in found.warnings[0]
-
-
-def forge_manifest(path):
-    """Writes a manifest that fits the files as they are now."""
-    manifest = json.loads((path / "manifest.json").read_bytes())
-    for name, entry in manifest["files"].items():
-        content = (path / name).read_bytes()
-        entry |= {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    del manifest["digest"]
-    text = json.dumps(manifest, sort_keys=True)
-    manifest["digest"] = hashlib.sha256(text.encode()).hexdigest()
-    (path / "manifest.json").write_text(json.dumps(manifest))
 
 
 class MakesFolder:

@@ -1,1 +1,1 @@
-"""Is `ajet.copilot` of AgentJet: runs that a script starts."""
+"""Provides AgentJet's `ajet.copilot`: runs that a script starts."""

@@ -1,4 +1,4 @@
-"""Is `ajet.copilot.job` of AgentJet: a run that a script configures and starts.
+"""Provides AgentJet's `ajet.copilot.job`: a run that a script configures and starts.
 
     job = AgentJetJob(n_gpu=8, algorithm="grpo", model="Qwen/Qwen2.5-7B-Instruct")
     job.set_workflow(MathToolWorkflow)

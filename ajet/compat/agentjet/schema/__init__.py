@@ -1,1 +1,1 @@
-"""Is `ajet.schema` of AgentJet: tasks and outputs."""
+"""Provides AgentJet's `ajet.schema`: tasks and outputs."""

@@ -1,4 +1,4 @@
-"""Is `ajet.schema.task` of AgentJet."""
+"""Provides AgentJet's `ajet.schema.task`."""
 
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask

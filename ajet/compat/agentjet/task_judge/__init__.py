@@ -1,1 +1,1 @@
-"""Is `ajet.task_judge` of AgentJet: judges."""
+"""Provides AgentJet's `ajet.task_judge`: judges."""

@@ -1,4 +1,4 @@
-"""Is `ajet.task_judge.base_judge` of AgentJet."""
+"""Provides AgentJet's `ajet.task_judge.base_judge`."""
 
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask

@@ -1,4 +1,4 @@
-"""Is `ajet.task_judge.env_service_as_judge` of AgentJet."""
+"""Provides AgentJet's `ajet.task_judge.env_service_as_judge`."""
 
 from ajet.tools.env_service.judge import EnvServiceJudge
 

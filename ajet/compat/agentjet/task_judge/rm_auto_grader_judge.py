@@ -1,4 +1,4 @@
-"""Is `ajet.task_judge.rm_auto_grader_judge` of AgentJet."""
+"""Provides AgentJet's `ajet.task_judge.rm_auto_grader_judge`."""
 
 from ajet.judges.rubrics_judge import RubricsJudge as AutoGraderJudge
 

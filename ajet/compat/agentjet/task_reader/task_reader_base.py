@@ -1,4 +1,4 @@
-"""Is `ajet.task_reader.task_reader_base` of AgentJet."""
+"""Provides AgentJet's `ajet.task_reader.task_reader_base`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Is `ajet.task_rollout` of AgentJet: models behind an API."""
+"""Provides AgentJet's `ajet.task_rollout`: models behind an API."""

@@ -1,4 +1,4 @@
-"""Is `ajet.task_rollout.dashscope_llm_bridge` of AgentJet: a model of DashScope for a judge.
+"""Provides AgentJet's `ajet.task_rollout.dashscope_llm_bridge`: a model of DashScope for a judge.
 
     ask = create_external_llm_fn(alien_llm_model="qwen-max", alien_llm_response_length=512)
     text = ask([{"role": "user", "content": "Is it right?"}])["content"]

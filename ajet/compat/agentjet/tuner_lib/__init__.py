@@ -1,1 +1,1 @@
-"""Is `ajet.tuner_lib` of AgentJet: names for annotations."""
+"""Provides AgentJet's `ajet.tuner_lib`: names for annotations."""

@@ -1,4 +1,4 @@
-"""Is `ajet.tuner_lib.as_oai_baseurl_apikey` of AgentJet."""
+"""Provides AgentJet's `ajet.tuner_lib.as_oai_baseurl_apikey`."""
 
 from ajet.core.workflow.gateway.gateway import Address as OpenaiBaseUrlAndApiKey
 

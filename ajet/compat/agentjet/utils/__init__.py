@@ -1,1 +1,1 @@
-"""Is `ajet.utils` of AgentJet: what its tutorials import from there."""
+"""Provides AgentJet's `ajet.utils`: what its tutorials import from there."""

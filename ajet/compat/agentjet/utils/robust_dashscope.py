@@ -1,4 +1,5 @@
-"""Is `ajet.utils.robust_dashscope` of AgentJet: AgentScope's DashScope model with several keys."""
+"""Provides AgentJet's `ajet.utils.robust_dashscope`: DashScope's model with several
+keys."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from ajet.core.errors import ChatError
 __all__ = ["RobustDashScopeChatModel"]
 
 FAILURES = (RuntimeError, OSError, ClientError)
-"""What a call raises that DashScope refuses (RuntimeError), or that does not reach it."""
+"""The errors of a call that DashScope refuses (RuntimeError) or that does not reach it."""
 
 
 class RobustDashScopeChatModel(DashScopeChatModel):

@@ -1,4 +1,4 @@
-"""Is `ajet.utils.vsdb` of AgentJet."""
+"""Provides AgentJet's `ajet.utils.vsdb`."""
 
 from ajet.core.breakpoint import bp
 

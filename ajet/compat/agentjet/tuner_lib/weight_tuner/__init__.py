@@ -1,1 +1,1 @@
-"""Is `ajet.tuner_lib.weight_tuner` of AgentJet: names for annotations."""
+"""Provides AgentJet's `ajet.tuner_lib.weight_tuner`: names for annotations."""

@@ -1,4 +1,4 @@
-"""What a user's function takes, of the arguments that there are."""
+"""Tells which of the given arguments a user's function takes, and which it needs."""
 
 from __future__ import annotations
 

@@ -1,0 +1,16 @@
+"""The toy run of the folder that a test is in (fixture `toy`), trained in its own process."""
+
+import io
+
+from rich.console import Console
+
+from ajet.backbones.debug.backbone import DebugBackbone
+from ajet.core.config import load_config
+
+
+def config(*overrides):
+    return load_config("toy.yaml", overrides, backbone="debug")
+
+
+def train(*overrides):
+    return DebugBackbone(config(*overrides), Console(file=io.StringIO())).fit()
