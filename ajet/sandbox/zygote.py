@@ -139,10 +139,7 @@ class Zygote:
             # After the reaping: a worker sends its last message before it ends.
             self._read_status_messages()
             self.num_failures += len(ended & self.ready)
-            self.ready -= ended
-            self.running -= ended
-            if self.groups is not None and ended:
-                self.groups.remove(*(self.group_of.pop(pid) for pid in ended & set(self.group_of)))
+            self.forget(ended)
             wait_ms = self._refill(quiet=not events)
 
     def end(self) -> None:
@@ -159,6 +156,14 @@ class Zygote:
             self.groups.remove(*self.group_of.values())
         if self.scratch:
             _remove(self.scratch)
+
+    def forget(self, ended: set[int]) -> None:
+        """Removes all that is kept of workers that have ended, their groups included."""
+        self.ready -= ended
+        self.running -= ended
+        groups = [self.group_of.pop(pid) for pid in ended & set(self.group_of)]
+        if self.groups is not None and groups:
+            self.groups.remove(*groups)
 
     def enter_group(self) -> None:
         """Moves this process, a program's, into its group."""
@@ -216,7 +221,8 @@ class Zygote:
         os.close(name_read)
         os.write(name_write, str(pid).encode())  # in its own namespace a worker's pid is 1
         os.close(name_write)
-        self.group_of[pid] = self.group_of_next
+        if self.groups is not None:
+            self.group_of[pid] = self.group_of_next
         self.ready.add(pid)
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -340,3 +341,23 @@ async def test_a_timeout_as_a_model_may_write_it_runs_or_is_answered(timeout, ra
     text = response.content[0]["text"]
     assert ("<stdout>3\n</stdout>" in text) is ran
     assert ("is no positive number of seconds" in text) is not ran
+
+
+@pytest.mark.parametrize("has_groups", [False, True])
+def test_nothing_is_kept_of_a_worker_that_has_ended(monkeypatch, has_groups):
+    kept = zygote.Zygote.__new__(zygote.Zygote)
+    kept.namespaces, kept.ready, kept.running, kept.group_of = False, set(), set(), {}
+    kept.confinement = SimpleNamespace(has_own_user=True)
+    removed = []
+    made = iter(["g0", "g1", "g2"])
+    groups = SimpleNamespace(make=lambda: next(made), remove=lambda *names: removed.extend(names))
+    kept.groups, kept.group_of_next = (groups if has_groups else None), ""
+    pids = iter([101, 102, 103])
+    no_calls = {"O_CLOEXEC": 0, "close": id, "write": lambda *_: 3, "pipe2": lambda flags: (8, 9)}
+    monkeypatch.setattr(zygote, "os", SimpleNamespace(fork=lambda: next(pids), **no_calls))
+    for _ in range(3):
+        kept._fork_worker()
+    kept.forget({101, 103})
+    assert kept.ready == {102}
+    assert kept.group_of == ({102: "g1"} if has_groups else {})
+    assert sorted(removed) == (["g0", "g2"] if has_groups else [])
