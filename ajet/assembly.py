@@ -191,11 +191,13 @@ def make_learner(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = 
     must be called before a checkpoint is loaded: the reference is the policy as it is now."""
     from ajet.core.advantage.kl_controller import make_kl_controller
     from ajet.core.learning.learner import Learner, LearnerSettings
+    from ajet.core.update.losses.own import own_loss
     from ajet.core.update.policy import Policy
     from ajet.core.update.ranks import ONE_RANK
     from ajet.core.update.settings import UpdateSettings
 
-    policy = Policy(loaded.model, UpdateSettings.from_config(config), ranks or ONE_RANK)
+    settings = UpdateSettings.from_config(config)
+    policy = Policy(loaded.model, settings, ranks or ONE_RANK, own_loss(config))
     needs_critic = config.ajet.trainer_common.algorithm.adv_estimator == "gae"
     critic = make_critic(config, loaded, ranks) if needs_critic else None
     return Learner(policy, critic, make_kl_controller(config), LearnerSettings.from_config(config))

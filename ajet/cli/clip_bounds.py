@@ -20,7 +20,8 @@ PPO_WIDE = 0.5, 1.0
 
 def bounds_that_do_not_fit(algorithm: AlgorithmConfig) -> Iterator[str]:
     """Yields a text for each problem, which goes on after the name of the loss."""
-    return CHECKS[algorithm.policy_loss](algorithm)
+    check = CHECKS.get(algorithm.policy_loss)  # none of a loss of the user's own
+    return iter(()) if check is None else check(algorithm)
 
 
 def _bounds(algorithm: AlgorithmConfig) -> str:
@@ -78,6 +79,25 @@ def _sapo_gate(algorithm: AlgorithmConfig) -> Iterator[str]:
         )
 
 
+def _gmpo_bounds(algorithm: AlgorithmConfig) -> Iterator[str]:
+    if max(algorithm.clip_low, algorithm.clip_high) < NARROW:
+        yield (
+            f"{_bounds(algorithm)}: they bound the logarithm of each token's ratio, which leaves "
+            "them at once; its paper has 0.4 and 0.4 (arXiv 2507.20673)"
+        )
+
+
+def _dppo_bounds(algorithm: AlgorithmConfig) -> Iterator[str]:
+    """Finds bounds of a divergence that hardly a token reaches. A difference of probabilities is at
+    most 1; the divergence of two choices grows with its square."""
+    widest = 0.5 if algorithm.policy_loss == "dppo_tv" else 0.2
+    if max(algorithm.clip_low, algorithm.clip_high) > widest:
+        yield (
+            f"{_bounds(algorithm)}: they bound a divergence of probabilities and not a ratio "
+            f"(arXiv 2602.04879): above {widest:g} hardly a token is left out"
+        )
+
+
 def _no_bounds(algorithm: AlgorithmConfig) -> Iterator[str]:
     """Finds bounds that are written for a loss that clips nothing."""
     written = [
@@ -96,4 +116,10 @@ CHECKS: dict[str, Callable[[AlgorithmConfig], Iterator[str]]] = {
     "sapo": _sapo_gate,
     "gpg": _no_bounds,
     "topr": _no_bounds,
+    "gmpo": _gmpo_bounds,
+    "vespo": _no_bounds,
+    "dppo_tv": _dppo_bounds,
+    "dppo_kl": _dppo_bounds,
+    "clip_cov": _ppo_bounds,
+    "kl_cov": _no_bounds,
 }

@@ -21,7 +21,7 @@ from ajet.cluster.model_shape import find_config, sizes
 from ajet.cluster.session import require_ray
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError, ModelError
-from ajet.core.importing import require_method, require_no_arguments
+from ajet.core.importing import ARROW, load_attribute, require_method, require_no_arguments
 from ajet.core.judge import judge_class, judge_spec
 from ajet.core.judge.judge import BaseJudge, GroupJudge
 from ajet.core.record.trackers import PACKAGES, not_installed
@@ -86,6 +86,7 @@ def check_classes(config: AjetConfig) -> None:
     judge = judge_class(spec, config.base_dirs)
     if judge is not None:
         _check_judge(judge, f"{JUDGE_KEY}: {spec!r}")
+    _check_own_algorithms(config)
 
 
 def _check_folder_names(config: AjetConfig) -> None:
@@ -99,6 +100,21 @@ def _check_folder_names(config: AjetConfig) -> None:
                 f"{str(folder)!a}: the locale's encoding {sys.getfilesystemencoding()} has no "
                 "letters for this folder's name; set LC_ALL=C.UTF-8, or use another folder"
             ) from error
+
+
+def _check_own_algorithms(config: AjetConfig) -> None:
+    """Raises ConfigError unless the user's own loss, estimator, reward shaping and order of tasks
+    load."""
+    algorithm, where = config.ajet.trainer_common.algorithm, "ajet.trainer_common.algorithm"
+    specs = {
+        f"{where}.policy_loss": algorithm.policy_loss,
+        f"{where}.adv_estimator": algorithm.adv_estimator,
+        f"{where}.reward_shaping": algorithm.reward_shaping,
+        "ajet.data.sampler": config.ajet.data.sampler,
+    }
+    for key, spec in specs.items():
+        if spec is not None and ARROW in spec:
+            load_attribute(spec, base_dirs=config.base_dirs, where=key)
 
 
 def _check_judge(judge: type[BaseJudge], where: str) -> None:

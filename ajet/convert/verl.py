@@ -8,11 +8,13 @@
 Defaults are those of verl 0.9. Not covered: Megatron's and the profilers' own settings.
 """
 
-from typing import Any
+import math
+from typing import Any, get_args
 
 from ajet.convert.data_files import take_files
 from ajet.convert.draft import NOTHING, Absent, Draft, keys_of
 from ajet.convert.schedule import take_schedule
+from ajet.core.config.algorithm import Measure
 from ajet.core.config.async_keys import staleness_of_threshold
 
 TRAINER = "ajet.trainer_common"
@@ -41,6 +43,11 @@ DEFAULTS: dict[str, Any] = {
     f"{ACTOR}.clip_ratio_low": 0.2,
     f"{ACTOR}.clip_ratio_high": 0.2,
     f"{ACTOR}.clip_ratio_c": 3.0,
+    f"{ACTOR}.policy_loss.clip_cov_ratio": 0.0002,
+    f"{ACTOR}.policy_loss.clip_cov_lb": 1.0,
+    f"{ACTOR}.policy_loss.clip_cov_ub": 5.0,
+    f"{ACTOR}.policy_loss.kl_cov_ratio": 0.0002,
+    f"{ACTOR}.policy_loss.ppo_kl_coef": 0.1,
     f"{ACTOR}.use_kl_loss": False,
     f"{ACTOR}.kl_loss_coef": 0.001,
     f"{ACTOR}.grad_clip": 1.0,
@@ -142,10 +149,21 @@ ESTIMATORS = {
     name: name
     for name in (
         "gae", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax",
-        "opo", "gigpo",
+        "opo", "gigpo", "gdpo",
     )
-} | {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}  # fmt: skip
-LOSSES = {"vanilla": "ppo", "gspo": "gspo", "cispo": "cispo", "gpg": "gpg", "sapo": "sapo"}
+} | {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo", "grpo_passk": "pass_at_k"}  # fmt: skip
+LOSSES = {
+    "vanilla": "ppo", "gspo": "gspo", "cispo": "cispo", "gpg": "gpg", "sapo": "sapo",
+    "geo_mean": "gmpo", "dppo_tv": "dppo_tv", "dppo_kl": "dppo_kl", "clip_cov": "clip_cov",
+    "kl_cov": "kl_cov",
+}  # fmt: skip
+COVARIANCE = {
+    "clip_cov": {
+        "clip_cov_ratio": "cov_share", "clip_cov_lb": "clip_cov_low", "clip_cov_ub": "clip_cov_high"
+    },
+    "kl_cov": {"kl_cov_ratio": "cov_share", "ppo_kl_coef": "kl_cov_coef"},
+}  # fmt: skip
+"""Maps a loss to its own settings."""
 KL_TYPES = {
     "low_var_kl": "low_var_kl", "k3": "low_var_kl", "mse": "k2", "k2": "k2", "mse+": "k2",
     "k2+": "k2", "low_var_kl+": "low_var_kl+", "k3+": "low_var_kl+", "kl+": "k1", "k1+": "k1",
@@ -370,6 +388,7 @@ def _choices(draft: Draft) -> None:
     draft.choose(
         "algorithm.adv_estimator", f"{ALGORITHM}.adv_estimator", ESTIMATORS, "not built here"
     )
+    _rewards_of_gdpo(draft)
     _kl_loss(draft)
     draft.choose(f"{ROLLOUT}.name", "ajet.rollout.name", ENGINES, "no such engine")
     mode, path = draft.take("trainer.resume_mode"), draft.take("trainer.resume_from_path")
@@ -496,9 +515,25 @@ def _loss(draft: Draft) -> None:
     draft.ignore(f"{CORRECTION}.loss_type")  # of the bypass mode alone
     loss = f"{ACTOR}.policy_loss.loss_mode"
     draft.choose(loss, f"{ALGORITHM}.policy_loss", LOSSES, "this loss is not built")
-    _dual_clip(draft, has_one=draft.take(loss) in (None, "vanilla"))
+    _bounds_of(draft, draft.take(loss) or "vanilla")
     _aggregation(draft, draft.take(loss))
     _weights(draft)
+    _rejection(draft)
+
+
+def _bounds_of(draft: Draft, loss: str) -> None:
+    """Converts the settings that one loss alone reads. clip_ratio_c is the dual clip of vanilla and
+    the largest ratio of dppo."""
+    if loss.startswith("dppo"):
+        draft.copy(f"{ACTOR}.clip_ratio_c", f"{ALGORITHM}.dppo_max_ratio", float)
+    _dual_clip(draft, has_one=loss == "vanilla")
+    for key, target in COVARIANCE.get(loss, {}).items():
+        draft.copy(f"{ACTOR}.policy_loss.{key}", f"{ALGORITHM}.{target}", float)
+    if loss in COVARIANCE:
+        reason = "verl chooses tokens of a micro-batch, and ajet of a mini-batch"
+        draft.leave_out(f"{ACTOR}.policy_loss.loss_mode", reason, algorithm=True)
+    covariance_keys = [key for keys in COVARIANCE.values() for key in keys]
+    draft.ignore(*(f"{ACTOR}.policy_loss.{key}" for key in covariance_keys))
 
 
 def _kl_loss(draft: Draft) -> None:
@@ -514,16 +549,16 @@ def _kl_loss(draft: Draft) -> None:
 
 
 def _aggregation(draft: Draft, loss: str | None) -> None:
-    """Converts how token losses are averaged. verl's sapo has one way, whichever is written, and
-    its KL and entropy have the written one."""
+    """Converts how token losses are averaged. verl's sapo and geo_mean have one way, whichever is
+    written, and their KL and entropy have the written one."""
     key, target = f"{ACTOR}.loss_agg_mode", f"{ALGORITHM}.loss_agg_mode"
-    if loss != "sapo":
+    if loss not in ("sapo", "geo_mean"):
         modes = {name: name for name in AGGREGATIONS}
         draft.choose(key, target, modes, "no such aggregation")
         return
     draft.set(target, SAPO_AGGREGATION, f"{ACTOR}.policy_loss.loss_mode")
     if draft.take(key) != SAPO_AGGREGATION:
-        reason = f"verl's sapo takes {SAPO_AGGREGATION}, and this for KL and entropy alone"
+        reason = f"verl's {loss} takes {SAPO_AGGREGATION}, and this for KL and entropy alone"
         others = draft.take(f"{ACTOR}.use_kl_loss") or draft.number(f"{ACTOR}.entropy_coeff")
         draft.leave_out(key, reason, algorithm=bool(others))
 
@@ -546,6 +581,10 @@ def _bypass_loss(draft: Draft) -> None:
     threshold = str(2.0 if draft.take(bound) is None else draft.take(bound))
     draft.set(f"{ALGORITHM}.rollout_correction.level", "none", f"{CORRECTION}.bypass_mode")
     _dual_clip(draft, has_one=kind != "reinforce")
+    _rejection(draft)
+    if draft.take(f"{CORRECTION}.rollout_rs"):
+        reason = "in bypass_mode verl measures by the policy of each mini-batch; ajet before them"
+        draft.leave_out(f"{CORRECTION}.rollout_rs", reason, algorithm=True)
     mode = f"{ACTOR}.policy_loss.loss_mode"
     if draft.take(mode) not in (None, "vanilla", "bypass_mode"):
         draft.leave_out(mode, "verl does not read it: in bypass_mode loss_type names the loss")
@@ -591,6 +630,58 @@ def _weights(draft: Draft) -> None:
         if lower:
             draft.set(f"{target}.mode", "reject", bound)
             draft.set(f"{target}.lower", float(lower), bound)
+        draft.copy(f"{CORRECTION}.rollout_is_batch_normalize", f"{target}.normalize")
+    draft.ignore(f"{CORRECTION}.rollout_is_batch_normalize")
+
+
+def _rejection(draft: Draft) -> None:
+    """Converts rollout_rs: measures between commas, with one threshold for all or one for each.
+
+    That of k1 is a range of ratios, sampler / trainer, whose logarithms are our bounds; a single
+    number u stands for 1/u and u. verl takes a rejected token out of every mean.
+    """
+    key, bound = f"{CORRECTION}.rollout_rs", f"{CORRECTION}.rollout_rs_threshold"
+    names = [name.strip() for name in str(draft.take(key) or "").split(",") if name.strip()]
+    if not names:
+        draft.ignore(key, bound)
+        return
+    texts = [text.strip() for text in str(draft.take(bound)).split(",")]
+    texts = texts * len(names) if len(texts) == 1 else texts
+    if unknown := [name for name in names if name not in get_args(Measure)]:
+        draft.leave_out(key, f"no measure {unknown[0]}", algorithm=True)
+        return
+    if len(texts) != len(names):
+        draft.leave_out(bound, f"verl wants one, or {len(names)}", algorithm=True)
+        return
+    target = f"{ALGORITHM}.rollout_correction"
+    bounds = {name: _rejection_bound(name, text) for name, text in zip(names, texts, strict=True)}
+    draft.set(f"{target}.reject", bounds, key, bound)
+    draft.set(f"{target}.count_rejected", False, key)
+
+
+def _rejection_bound(measure: str, text: str) -> float | list[float]:
+    if not measure.endswith("k1"):
+        return float(text)
+    lower, _, upper = text.rpartition("_")
+    return [math.log(float(lower)), math.log(float(upper))] if lower else math.log(float(upper))
+
+
+def _rewards_of_gdpo(draft: Draft) -> None:
+    """Converts the rewards that gdpo compares: names of what the reward function returns."""
+    keys, weights = "algorithm.gdpo_reward_keys", "algorithm.gdpo_reward_weights"
+    names = list(draft.take(keys) or [])
+    given = list(draft.take(weights) or [1.0] * len(names))
+    if draft.take("algorithm.adv_estimator") != "gdpo":
+        draft.ignore(keys, weights)
+    elif not names or len(given) != len(names):
+        draft.leave_out(keys, "gdpo needs names, and a weight for each", algorithm=True)
+    else:
+        pairs = zip(map(str, names), map(float, given), strict=True)
+        draft.set(f"{ALGORITHM}.reward_weights", dict(pairs), keys, weights)
+        draft.to_do(
+            "gdpo's rewards are WorkflowOutput.log_metrics of these names: "
+            f"{', '.join(map(str, names))}; a judge can set them"
+        )
 
 
 def _asynchrony(draft: Draft) -> None:

@@ -125,6 +125,12 @@ def test_bounds_that_do_not_fit_the_loss_are_told_with_the_papers_numbers():
         ({"policy_loss": "gpg", "clip_low": 0.2}, "with clip_low=0.2: it clips nothing"),
         ({"policy_loss": "topr", "dual_clip": 3.0}, "with dual_clip=3: it clips nothing"),
         ({"policy_loss": "sapo", "clip_high": 0.28}, "with clip_high=0.28: it clips nothing"),
+        ({"policy_loss": "gmpo", "clip_low": 3e-4, "clip_high": 4e-4}, "0.4 and 0.4"),
+        ({"policy_loss": "vespo", "clip_low": 0.2}, "with clip_low=0.2: it clips nothing"),
+        ({"policy_loss": "dppo_tv", "clip_high": 0.6}, "hardly a token is left out"),
+        ({"policy_loss": "dppo_kl"}, "above 0.2 hardly a token is left out"),
+        ({"policy_loss": "clip_cov", "clip_low": 0.9}, "hardly a token is clipped"),
+        ({"policy_loss": "kl_cov", "clip_high": 0.2}, "with clip_high=0.2: it clips nothing"),
         ({"policy_loss": "sapo", "sapo_tau_neg": 0.5}, "1 and 1.05 (arXiv 2511.20347)"),
     ],
 )
@@ -134,6 +140,7 @@ def test_every_loss_has_bounds_that_do_not_fit_it(algorithm, problem):
 
 
 def test_bounds_that_fit_are_not_told():
+    assert of_loss(policy_loss="own.py->loss", clip_low=0.9, clip_high=4e-4) == []
     assert of_loss(policy_loss="ppo", clip_low=0.2, clip_high=0.5, dual_clip=3.0) == []
     assert of_loss(policy_loss="sapo", sapo_tau_pos=1.0, sapo_tau_neg=1.05) == []
 

@@ -731,6 +731,14 @@ UNLIKE = f"{GENERATION}.deduplication_filter"
 ALL_CUT = "test_replies_without_a_valid_call_end_the_episode_and_one_with_a_valid_call_starts_anew"
 
 ELSEWHERE: dict[str, dict[str, list[str]]] = {
+    "algorithms of the user's own": {
+        "tests/core/advantage/test_own_estimator.py"
+        "::test_shaped_rewards_are_what_the_estimator_reads": [
+            "ajet.trainer_common.algorithm.reward_shaping"
+        ],
+        "tests/core/task/test_own_sampler.py"
+        "::test_tasks_are_taken_in_the_functions_order_of_each_epoch": ["ajet.data.sampler"],
+    },
     "an agent's episode, with the agent's own helpers": {
         f"{TOOLS}::test_a_call_is_run_and_only_sampled_tokens_are_trained": [
             f"{TURNS}.system_prompt"

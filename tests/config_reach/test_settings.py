@@ -134,7 +134,7 @@ def batch(**changes):
 SETTINGS: dict[str, Row] = {
     "ajet.experiment_name": Row("e", {"name": "e", "folder": "launcher_record/e"}),
     "ajet.experiment_dir": Row("d", {"folder": "d"}),
-    "ajet.seed": Row(5, {"server.seed": 5, "update.lora.seed": 5}, LORA),
+    "ajet.seed": Row(5, {"server.seed": 5, "update.lora.seed": 5, "update.seed": 5}, LORA),
     "ajet.model.dtype": Row(
         "float64",
         {"sharding.param_dtype": "float64", "server.dtype": "float64", "engine": "in_process"},
@@ -259,6 +259,8 @@ SETTINGS: dict[str, Row] = {
         | {f"{name}.greedy.{key}": value for name in GROUPS for key, value in GREEDY.items()},
     ),
     f"{A}.normalize_std": Row(False, {f"{OPTIONS}.normalize_std": False}),
+    f"{A}.reward_weights": Row({"r": 0.5}, {f"{OPTIONS}.reward_weights.r": 0.5}),
+    f"{A}.pass_k": Row(3, {f"{OPTIONS}.pass_k": 3}),
     f"{A}.gamma": Row(0.5, {f"{OPTIONS}.gamma": 0.5}),
     f"{A}.lam": Row(0.5, {f"{OPTIONS}.lam": 0.5}, GAE),
     f"{A}.step_reward_gamma": Row(0.5, {f"{OPTIONS}.step_reward_gamma": 0.5}),
@@ -286,6 +288,21 @@ SETTINGS: dict[str, Row] = {
     f"{A}.dual_clip": Row(3.0, {"update.dual_clip": 3.0}),
     f"{A}.sapo_tau_pos": Row(0.5, {"update.sapo_tau_pos": 0.5}),
     f"{A}.sapo_tau_neg": Row(0.5, {"update.sapo_tau_neg": 0.5}),
+    **{
+        f"{A}.{key}": Row(0.7, {f"update.{key}": 0.7})
+        for key in (
+            "vespo_k_pos",
+            "vespo_k_neg",
+            "vespo_lambda_pos",
+            "vespo_lambda_neg",
+            "dppo_max_ratio",
+            "cov_share",
+            "clip_cov_low",
+            "clip_cov_high",
+            "kl_cov_coef",
+            "off_policy_mask",
+        )
+    },
     f"{A}.loss_agg_mode": Row("seq-mean-token-sum", {"update.loss_agg_mode": "seq-mean-token-sum"}),
     f"{A}.entropy_coef": Row(0.5, {"update.entropy_coef": 0.5}),
     f"{A}.old_logprobs": Row("trainer", {"update.old_logprobs": "trainer"}),
@@ -295,6 +312,13 @@ SETTINGS: dict[str, Row] = {
     f"{A}.rollout_correction.lower": Row(0.5, {"update.correction.lower": 0.5}),
     f"{A}.rollout_correction.combine": Row(
         "geometric_mean", {"update.correction.combine": "geometric_mean"}
+    ),
+    f"{A}.rollout_correction.normalize": Row(True, {"update.correction.normalize": True}),
+    f"{A}.rollout_correction.reject": Row(
+        {"token_k1": 0.5}, {"update.correction.reject.token_k1": (-0.5, 0.5)}
+    ),
+    f"{A}.rollout_correction.count_rejected": Row(
+        False, {"update.correction.count_rejected": False}
     ),
     f"{T}.use_kl_loss": Row(False, {"update.kl_loss_coef": 0.0}),
     f"{T}.kl_loss_coef": Row(0.5, {"update.kl_loss_coef": 0.5}),

@@ -20,6 +20,10 @@ SAMPLES = forked_groups(num_groups=2, group_size=2)
 PLAIN = {f"{T}.use_kl_loss": False, f"{T}.optim.lr": 0.01, f"{R}.temperature": 1.0}
 WITH_KL = {f"{T}.use_kl_loss": True, f"{T}.kl_loss_coef": 0.5}
 SAPO = {f"{A}.policy_loss": "sapo"}
+VESPO = {f"{A}.policy_loss": "vespo"}
+DPPO = {f"{A}.policy_loss": "dppo_tv", f"{A}.clip_low": 1.0, f"{A}.clip_high": 1.0}
+CLIP_COV = {f"{A}.policy_loss": "clip_cov", f"{A}.cov_share": 0.1, f"{A}.clip_cov_low": 0.01}
+KL_COV = {f"{A}.policy_loss": "kl_cov", f"{A}.cov_share": 0.1}
 LINEAR = {f"{T}.optim.lr_schedule": "linear", f"{T}.total_training_steps": 2}
 NORM = {f"{A}.loss_agg_mode": "seq-mean-token-sum-norm", f"{T}.optim.grad_clip": 1e6}
 
@@ -38,6 +42,17 @@ FIELDS = {
     "dual_clip": ({}, {f"{A}.dual_clip": 1.1}, "weights"),
     "sapo_tau_pos": (SAPO, {f"{A}.sapo_tau_pos": 3.0}, "weights"),
     "sapo_tau_neg": (SAPO, {f"{A}.sapo_tau_neg": 3.0}, "weights"),
+    "vespo_k_pos": (VESPO, {f"{A}.vespo_k_pos": 0.5}, "weights"),
+    "vespo_k_neg": (VESPO, {f"{A}.vespo_k_neg": 0.5}, "weights"),
+    "vespo_lambda_pos": (VESPO, {f"{A}.vespo_lambda_pos": 0.5}, "weights"),
+    "vespo_lambda_neg": (VESPO, {f"{A}.vespo_lambda_neg": 0.5}, "weights"),
+    "dppo_max_ratio": (DPPO, {f"{A}.dppo_max_ratio": 0.01}, "weights"),
+    "cov_share": (KL_COV, {f"{A}.cov_share": 0.5}, "weights"),
+    "clip_cov_low": (CLIP_COV, {f"{A}.clip_cov_low": 4.0}, "weights"),
+    "clip_cov_high": (CLIP_COV, {f"{A}.clip_cov_high": 0.02}, "weights"),
+    "kl_cov_coef": (KL_COV, {f"{A}.kl_cov_coef": 9.0}, "weights"),
+    "off_policy_mask": ({}, {f"{A}.off_policy_mask": 0.001}, "weights"),
+    "seed": (CLIP_COV, {"ajet.seed": 7}, "weights"),
     "temperature": ({}, {f"{R}.temperature": 0.5}, "weights"),
     "kl_loss_coef": (WITH_KL, {f"{T}.kl_loss_coef": 5.0}, "weights"),
     "keep_reference": ({}, {f"{A}.use_kl_in_reward": True}, "has a reference"),
@@ -87,7 +102,7 @@ def is_same(one, other):
 
 def test_every_field_has_its_keys():
     assert {each.name for each in fields(UpdateSettings)} == FIELDS.keys() | NO_KEY
-    assert len(FIELDS) + len(NO_KEY) == 29
+    assert len(FIELDS) + len(NO_KEY) == 40
     keys = [key for _, changed, _ in FIELDS.values() for key in changed]
     assert [key for key in keys if key not in SETTINGS] == []
 

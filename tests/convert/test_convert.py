@@ -1,5 +1,6 @@
 """Another system's config becomes one of ours that loads, and every key of it is answered for."""
 
+import math
 import sys
 from pathlib import Path
 
@@ -272,13 +273,15 @@ ALGORITHM = [
     ("roll", LAKE, "custom_envs.Lake.env_config.zzz=5"),
     ("roll", LAKE, "custom_envs.Boxes.env_config.dim_x=6"),
     ("roll", LAKE, "custom_envs.Lake.env_manager_cls=a.StepConcatEnvManager"),
-    ("verl", PPO, "algorithm.adv_estimator=grpo_passk"),
+    ("verl", PPO, "algorithm.adv_estimator=optimal_token_baseline"),
+    ("verl", PPO, "algorithm.adv_estimator=gdpo"),
+    ("verl", PPO, "actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov"),
     ("verl", PPO, "actor_rollout_ref.actor.loss_agg_mode=token-sum"),
     ("verl", PPO, "actor_rollout_ref.actor.kl_loss_type=full"),
     ("roll", LAKE, "actor_train.pg_variant=topr"),
     ("roll", LAKE, "actor_train.worker_cls=mine.ActorWorker"),
     ("roll", LAKE, "actor_train.cispo_use_unified_mask=true"),
-    ("verl", PPO, "algorithm.rollout_correction.rollout_rs=token_k1"),
+    ("verl", PPO, "algorithm.rollout_correction.rollout_rs=token_k4"),
     ("verl", PPO, "reward_model.enable=True"),
     ("verl", PPO, "distillation.enabled=True"),
     ("verl", PPO, "data.train_files=[a.parquet,b.parquet]"),
@@ -437,15 +440,15 @@ BYPASS, ASYNC = f"{IS}.bypass_mode=true", "async_training.partial_rollout=true"
 @pytest.mark.parametrize(
     ("overrides", "old", "level", "loss"),
     [
-        ([], "trainer", "none", "ppo"),
-        ([f"{IS}.bypass_mode=false"], "trainer", "none", "ppo"),
-        ([f"{IS}.rollout_is=sequence"], "trainer", "sequence", "ppo"),
+        ([], "trainer", "none", "clip_cov"),
+        ([f"{IS}.bypass_mode=false"], "trainer", "none", "clip_cov"),
+        ([f"{IS}.rollout_is=sequence"], "trainer", "sequence", "clip_cov"),
         ([BYPASS], "sampler", "none", "ppo"),
         ([BYPASS, f"{IS}.rollout_is=token"], "sampler", "none", "ppo"),
         ([BYPASS, "actor_rollout_ref.actor.policy_loss.loss_mode=gpg"], "sampler", "none", "ppo"),
         ([BYPASS, f"{IS}.loss_type=reinforce"], "sampler", "none", "gpg"),
         ([ASYNC], "sampler", "none", "ppo"),
-        ([ASYNC, f"{IS}.bypass_mode=false"], "trainer", "none", "ppo"),
+        ([ASYNC, f"{IS}.bypass_mode=false"], "trainer", "none", "clip_cov"),
     ],
 )  # fmt: skip
 def test_verls_old_policy_and_weights_stay_what_they_are(overrides, old, level, loss, tmp_path):
@@ -780,3 +783,34 @@ def test_no_key_of_verls_own_config_is_unknown():
         "actor_rollout_ref.rollout.name": "???"  # to be set, in verl too
     }
     assert not result.of("algorithm")
+
+
+def test_what_verl_rejects_and_compares_is_converted(tmp_path):
+    rejection = [
+        f"{IS}.rollout_rs='token_k3,seq_mean_k1'",
+        f"{IS}.rollout_rs_threshold='0.1,0.5_2'",
+    ]
+    algorithm, omitted = algorithm_of(tmp_path, *rejection)
+    correction = algorithm.rollout_correction
+    assert correction.reject == {
+        "token_k3": 0.1,
+        "seq_mean_k1": pytest.approx([-math.log(2), math.log(2)]),
+    }
+    assert not correction.count_rejected
+    rewards = ["algorithm.gdpo_reward_keys=[correct,form]", "algorithm.gdpo_reward_weights=[1,0.5]"]
+    result = convert("verl", TOOLS, ["algorithm.adv_estimator=gdpo", *rewards])
+    algorithm = loaded(result, tmp_path).ajet.trainer_common.algorithm
+    assert algorithm.adv_estimator == "gdpo"
+    assert algorithm.reward_weights == {"correct": 1.0, "form": 0.5}
+    algorithm, omitted = algorithm_of(tmp_path, "algorithm.adv_estimator=grpo_passk")
+    assert algorithm.adv_estimator == "pass_at_k" and "algorithm.adv_estimator" not in omitted
+    _, omitted = algorithm_of(tmp_path, BYPASS, *rejection)
+    assert omitted[f"{IS}.rollout_rs"] == "algorithm"
+
+
+def test_the_tokens_that_a_loss_of_verls_chooses_are_those_of_another_batch(tmp_path):
+    algorithm, omitted = algorithm_of(tmp_path)
+    assert (algorithm.policy_loss, algorithm.clip_cov_high) == ("clip_cov", 5.0)
+    assert omitted["actor_rollout_ref.actor.policy_loss.loss_mode"] == "algorithm"
+    kl_cov = "actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov"
+    assert algorithm_of(tmp_path, kl_cov)[0].kl_cov_coef == 0.1  # verl's default

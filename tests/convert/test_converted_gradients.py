@@ -5,6 +5,7 @@ where the policy is no longer the old one: ratios leave their bounds, and the KL
 is not 0.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -95,6 +96,41 @@ def icepop(b: Batch) -> Tensor:
     return torch.where((w >= 0.8) & (w <= 1.25), w, 0.0) * verl_ppo(b, b.trainer)
 
 
+def kept(b: Batch, keep: Tensor) -> Batch:
+    """Without the tokens that are not kept: they leave every mean."""
+    return replace(b, mask=b.mask * keep)
+
+
+def wide_ppo(b: Batch) -> Tensor:
+    return ppo(b, b.trainer, 0.9, 9.0, dual=3.0)
+
+
+def rejected_by_k1(b: Batch) -> Tensor:
+    mean = b.row_mean(b.sampler - b.trainer)  # of k1, log sampler - log trainer
+    return token_mean(kept(b, (mean >= math.log(0.93)) & (mean <= math.log(1.09))), wide_ppo(b))
+
+
+def rejected_by_two(b: Batch) -> Tensor:
+    d = b.trainer - b.sampler
+    worst = torch.where(b.mask > 0, d.exp() - 1 - d, 0.0).amax(1, keepdim=True)
+    keep = (0.5 * d.square() <= 0.03) & (worst <= 0.2)
+    return token_mean(kept(b, keep), weight(b).clamp(max=2.0) * wide_ppo(b))
+
+
+def gmpo(b: Batch) -> Tensor:
+    sign = b.advantages.sign()
+    d = b.logprobs - b.trainer
+    clipped = sign * torch.minimum(sign * d, sign * d.clamp(-0.1, 0.1))
+    ratio = ((clipped * b.mask).sum(1) / b.mask.sum(1)).exp()
+    return -((b.advantages * b.mask).sum(1) / b.mask.sum(1) * ratio).mean()
+
+
+def dppo_tv(b: Batch) -> Tensor:
+    moved = (b.logprobs.exp() - b.trainer.exp()).detach()
+    keep = torch.where(b.advantages > 0, moved <= 0.1, moved >= -0.1)
+    return -b.advantages * b.ratio(b.trainer).detach().clamp(max=1.1) * b.logprobs * keep
+
+
 def weighted_gradient(b: Batch, old: Tensor, low: float, high: float) -> Tensor:
     return -b.ratio(old).detach().clamp(low, high) * b.advantages * b.logprobs
 
@@ -140,6 +176,7 @@ def seq_mean_token_sum_norm(b: Batch, loss: Tensor) -> Tensor:
 
 
 CORRECTION, ACTOR = "algorithm.rollout_correction", "actor_rollout_ref.actor"
+WIDE = [f"{ACTOR}.clip_ratio_low=0.9", f"{ACTOR}.clip_ratio_high=9"]
 BYPASS = f"{CORRECTION}.bypass_mode=true"
 REINFORCE = [BYPASS, f"{CORRECTION}.loss_type=reinforce"]
 KL = [f"{ACTOR}.use_kl_loss=true", f"{ACTOR}.kl_loss_coef=0.5"]
@@ -166,6 +203,33 @@ VERL_CASES: dict[str, tuple[list[str], Formula]] = {
     "weights within bounds": (
         [f"{CORRECTION}.rollout_is=token", f"{CORRECTION}.rollout_is_threshold=0.8_1.25"],
         lambda b: token_mean(b, icepop(b)),
+    ),
+    "normalised weights": (
+        [f"{CORRECTION}.rollout_is=token", f"{CORRECTION}.rollout_is_batch_normalize=true"],
+        lambda b: token_mean(
+            b, weight(b).clamp(max=2.0) / token_mean(b, weight(b).clamp(max=2.0))
+            * verl_ppo(b, b.trainer)
+        ),
+    ),
+    "episodes rejected": (
+        [*WIDE, f"{CORRECTION}.rollout_rs=seq_mean_k1",
+         f"{CORRECTION}.rollout_rs_threshold=0.93_1.09"],
+        rejected_by_k1,
+    ),
+    "tokens and episodes rejected, the rest weighted": (
+        [*WIDE, f"{CORRECTION}.rollout_is=token", f"{CORRECTION}.rollout_rs='token_k2,seq_max_k3'",
+         f"{CORRECTION}.rollout_rs_threshold='0.03,0.2'"],
+        rejected_by_two,
+    ),
+    "geo_mean": (
+        [f"{ACTOR}.policy_loss.loss_mode=geo_mean", f"{ACTOR}.clip_ratio_low=0.1",
+         f"{ACTOR}.clip_ratio_high=0.1"],
+        gmpo,
+    ),
+    "dppo_tv": (
+        [f"{ACTOR}.policy_loss.loss_mode=dppo_tv", f"{ACTOR}.clip_ratio_low=0.1",
+         f"{ACTOR}.clip_ratio_high=0.1", f"{ACTOR}.clip_ratio_c=1.1"],
+        lambda b: token_mean(b, dppo_tv(b)),
     ),
     "clips": (
         [f"{ACTOR}.clip_ratio_low=0.1", f"{ACTOR}.clip_ratio_high=0.3",

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet.core.advantage.credit import Advantages, EpisodeCredit, GroupCredit
+from ajet.core.advantage.credit import Advantages, EpisodeCredit, GroupCredit, StdScale
 
 EPSILON = 1e-6
 """Added to a standard deviation before dividing by it."""
@@ -66,11 +66,15 @@ class Comparison:
         stds_N = np.sqrt(self.sum_of(centred_N**2) / np.maximum(self.counts_N - 1, 1))
         return np.where(self.are_equal_N, 1.0, 1 / (stds_N + EPSILON))
 
-    def centred(self, *, normalize_std: bool = False) -> NDArray[np.float64]:
+    def centred(self, *, normalize_std: StdScale = False) -> NDArray[np.float64]:
         """Subtracts the mean of its set from each value; `normalize_std` also divides by the
-        deviation.
+        deviation of the set, or of all values.
         """
         centred_N = np.where(self.are_equal_N, 0.0, self.values_N - self.means_N)
+        if normalize_std == "batch":
+            return (
+                centred_N / (self.values_N.std(ddof=1) + EPSILON) if centred_N.any() else centred_N
+            )
         return centred_N * self.scales_N if normalize_std else centred_N
 
 

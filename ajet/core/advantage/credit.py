@@ -14,8 +14,8 @@ are set where the reward contains a KL or the estimator needs a critic.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -28,6 +28,8 @@ TokenArrays = tuple[NDArray[np.float32], ...]
 Advantages = dict[str, TokenArrays]
 """The keys are episode ids."""
 StepBaseline = Literal["others", "none"]
+StdScale = bool | Literal["batch"]
+"""Whether differences are divided by a standard deviation: that of their set, or of the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class EpisodeCredit:
     baseline: float | None = None  # ReMax: reward of the greedy episode of its group
     penalties: TokenArrays | None = None  # KL penalty of each token
     values: TokenArrays | None = None  # the critic's value of the state before each token
+    log_metrics: Mapping[str, float] = field(default_factory=dict)  # of the workflow and the judge
 
     def __post_init__(self) -> None:
         lengths = {
@@ -78,13 +81,15 @@ GroupCredit = tuple[EpisodeCredit, ...]
 class AdvantageOptions:
     """Holds the options of all estimators; each estimator reads its own."""
 
-    normalize_std: bool = True  # grpo, gigpo: divide by the group's standard deviation
+    normalize_std: StdScale = True  # grpo, gigpo: divide by the group's standard deviation
     gamma: float = 1.0  # per token: gae, reinforce, reinforce_plus_plus, remax
     lam: float = 1.0  # gae
     step_reward_gamma: float = 1.0  # per turn: gigpo, step_reinforce
     episode_reward_weight: float = 1.0  # gigpo
     step_reward_weight: float = 1.0  # gigpo
     step_baseline: StepBaseline = "others"  # step_reinforce
+    reward_weights: Mapping[str, float] = field(default_factory=dict)  # gdpo
+    pass_k: int | None = None  # pass_at_k; None: the group's size
 
 
 RewardGrouping = Literal["none", "group", "tag", "batch"]
@@ -112,6 +117,7 @@ def _episode(trajectory: Trajectory, baseline: float | None) -> EpisodeCredit:
         tag=str(trajectory.workflow_task.task.metadata.get("tag", "")),
         response_length=_response_length(trajectory),
         baseline=baseline,
+        log_metrics=trajectory.output.log_metrics if trajectory.output else {},
     )
 
 

@@ -19,10 +19,13 @@ import numpy as np
 from ajet.core.advantage import gae as critic_based
 from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
 from ajet.core.advantage.gae import gae
+from ajet.core.advantage.gdpo import gdpo
 from ajet.core.advantage.gigpo import gigpo
 from ajet.core.advantage.grpo import grpo
 from ajet.core.advantage.metrics import advantage_metrics
 from ajet.core.advantage.opo import opo
+from ajet.core.advantage.own import OwnEstimator, OwnShaping
+from ajet.core.advantage.pass_at_k import pass_at_k
 from ajet.core.advantage.reinforce import reinforce
 from ajet.core.advantage.reinforce_plus_plus import reinforce_plus_plus
 from ajet.core.advantage.reinforce_plus_plus_baseline import reinforce_plus_plus_baseline
@@ -54,10 +57,12 @@ ESTIMATORS: dict[str, Estimator] = {
     "gae": gae,
     "gigpo": gigpo,
     "step_reinforce": step_reinforce,
+    "gdpo": gdpo,
+    "pass_at_k": pass_at_k,
 }
 """The keys are the names for ``trainer_common.algorithm.adv_estimator``."""
 
-WHITENED = frozenset({"gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline"})
+WHITENED = frozenset({"gae", "gdpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"})
 """Estimators whose definition includes whitening; `whiten_advantages` overrides it if not null."""
 
 
@@ -69,6 +74,7 @@ class EstimatorSettings:
     options: AdvantageOptions = field(default_factory=AdvantageOptions)
     shaping: RewardShaping = field(default_factory=RewardShaping)
     whiten: bool | None = None  # None: as the estimator is defined
+    own: OwnEstimator | None = None  # the user's, which `name` names
     clip: float | None = None
 
     @classmethod
@@ -85,6 +91,8 @@ class EstimatorSettings:
                 step_baseline=algorithm.step_baseline,
                 episode_reward_weight=algorithm.episode_reward_weight,
                 step_reward_weight=algorithm.step_reward_weight,
+                reward_weights=algorithm.reward_weights,
+                pass_k=algorithm.pass_k,
             ),
             shaping=RewardShaping(
                 overlong_buffer=algorithm.overlong.buffer_len,
@@ -93,8 +101,10 @@ class EstimatorSettings:
                 grouping=algorithm.reward_normalization.grouping,
                 normalize_std=algorithm.reward_normalization.method == "mean_std",
                 clip=algorithm.reward_clip,
+                own=OwnShaping.of(config),
             ),
             whiten=algorithm.whiten_advantages,
+            own=OwnEstimator.of(config),
             clip=algorithm.advantage_clip,
         )
 
@@ -119,7 +129,8 @@ def estimate(credits: Sequence[GroupCredit], settings: EstimatorSettings) -> Adv
     batch.
     """
     shaped = shape_rewards(credits, settings.shaping)
-    raw = ESTIMATORS[settings.name](shaped.groups, settings.options)
+    estimator = settings.own or ESTIMATORS[settings.name]
+    raw = estimator(shaped.groups, settings.options)
     returns = critic_based.returns(shaped.groups, raw) if settings.name == "gae" else None
     whitened = whiten(raw) if settings.whitens else raw
     advantages, metrics = _clip_advantages(whitened, settings.clip)

@@ -1,4 +1,4 @@
-"""Reward shaping before the estimator: over-long penalty, normalisation, clipping.
+"""Reward shaping before the estimator: the user's own, over-long penalty, normalisation, clipping.
 
     reward R                        1.0        turn rewards   .2   .8
     - over-long penalty            -0.5        0.5            .2   .3
@@ -19,7 +19,7 @@ groups, which the rollout does before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -40,6 +40,7 @@ class RewardShaping:
     grouping: RewardGrouping = "none"
     normalize_std: bool = False
     clip: float | None = None
+    own: Callable[[Sequence[GroupCredit]], list[float]] | None = None  # the user's, before all else
 
     def __post_init__(self) -> None:
         if self.overlong_buffer > self.max_response_length:
@@ -62,6 +63,8 @@ def shape_rewards(groups: Sequence[GroupCredit], shaping: RewardShaping) -> Shap
     or clipped.
     """
     shaped, metrics = list(groups), {}
+    if shaping.own is not None:
+        shaped = _with_rewards(shaped, np.array(shaping.own(shaped), np.float64))
     if shaping.overlong_buffer:
         shaped = _penalise_overlong(shaped, shaping, metrics)
     if shaping.grouping != "none":

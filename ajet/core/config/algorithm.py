@@ -1,12 +1,27 @@
 """Defines `ajet.trainer_common.algorithm`: from rewards to advantages to a loss."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from ajet.core.config.import_path import ImportPath
 from ajet.core.config.section import Section
 
-Estimator = Literal[
+PolicyLossName = Literal[
+    "ppo",
+    "gspo",
+    "cispo",
+    "gpg",
+    "topr",
+    "sapo",
+    "gmpo",
+    "vespo",
+    "dppo_tv",
+    "dppo_kl",
+    "clip_cov",
+    "kl_cov",
+]
+EstimatorName = Literal[
     "grpo",
     "rloo",
     "reinforce",
@@ -18,7 +33,24 @@ Estimator = Literal[
     "gigpo",
     "step_reinforce",
     "starpo",
+    "gdpo",
+    "pass_at_k",
 ]
+
+
+Measure = Literal[
+    "token_k1", "token_k2", "token_k3",
+    "turn_sum_k1", "turn_sum_k2", "turn_sum_k3",
+    "turn_mean_k1", "turn_mean_k2", "turn_mean_k3",
+    "turn_max_k2", "turn_max_k3",
+    "seq_sum_k1", "seq_sum_k2", "seq_sum_k3",
+    "seq_mean_k1", "seq_mean_k2", "seq_mean_k3",
+    "seq_max_k2", "seq_max_k3",
+]  # fmt: skip
+"""Measures of the distance between sampler and trainer (core/update/rejection.py)."""
+
+
+Bounds = Annotated[list[float], Field(min_length=2, max_length=2)]
 
 
 class RewardNormalization(Section):
@@ -65,6 +97,39 @@ class RolloutCorrection(Section):
         description="How the ratios of a turn's or an episode's tokens become one weight.",
     )
 
+    normalize: bool = Field(
+        default=False, description="Divide the weights by their mean over the batch."
+    )
+    reject: dict[Measure, float | Bounds] = Field(
+        default={},
+        description="Distances between sampler and trainer, each with its bounds in nats, beyond "
+        "which tokens are rejected, as seq_mean_k1: 0.01 or token_k1: [-0.5, 0.5].",
+    )
+    count_rejected: bool = Field(
+        default=True,
+        description="Tokens that reject rejects count in the loss's means; false takes them out of "
+        "the loss altogether, with their KL.",
+    )
+
+    @property
+    def reject_bounds(self) -> dict[str, tuple[float, float]]:
+        """Returns the lower and the upper bound of each measure; k2 and k3 are never negative."""
+        bounds: dict[str, tuple[float, float]] = {}
+        for measure, given in self.reject.items():
+            low, high = given if isinstance(given, list) else (-given, given)
+            bounds[measure] = low, high
+        return bounds
+
+    @model_validator(mode="after")
+    def _bounds_can_be_met(self) -> Self:
+        for measure, given in self.reject.items():
+            low, high = self.reject_bounds[measure]
+            if not low < high or high <= 0:
+                raise ValueError(f"reject.{measure}: give a number above 0, or [low, high]")
+            if isinstance(given, list) and not measure.endswith("k1"):
+                raise ValueError(f"reject.{measure}: it is never negative; give its upper bound")
+        return self
+
 
 class DynamicSampling(Section):
     """Configures dynamic sampling (DAPO): groups in which all rewards are equal are left out, and
@@ -93,13 +158,26 @@ class Overlong(Section):
 class AlgorithmConfig(Section):
     """Configures the way from rewards to a loss."""
 
-    adv_estimator: Estimator = Field(
+    adv_estimator: EstimatorName | ImportPath = Field(
         default="grpo",
         description="How rewards become advantages: grpo, rloo, opo compare with the group; gigpo, "
-        "step_reinforce credit steps; gae has a critic; remax a greedy episode.",
+        "step_reinforce credit steps; gae has a critic; remax a greedy episode; file.py->function "
+        "is your own.",
     )
-    normalize_std: bool = Field(
-        default=True, description="Divide advantages by the group's standard deviation."
+    normalize_std: bool | Literal["batch"] = Field(
+        default=True,
+        description="Divide advantages by the group's standard deviation; batch by that of all "
+        "rewards of the batch.",
+    )
+    reward_weights: dict[str, float] = Field(
+        default={},
+        description="gdpo: the rewards that it normalises apart, by their names in log_metrics, "
+        "each with its weight.",
+    )
+    pass_k: int | None = Field(
+        default=None,
+        ge=2,
+        description="pass_at_k: episodes of which the best one counts; null is num_repeat.",
     )
     gamma: float = Field(default=1.0, ge=0, le=1, description="Discount per token.")
     lam: float = Field(default=1.0, ge=0, le=1, description="GAE's lambda, per token.")
@@ -117,6 +195,11 @@ class AlgorithmConfig(Section):
     step_reward_weight: float = Field(
         default=1.0, ge=0, description="Weight of gigpo's step advantage."
     )
+    reward_shaping: ImportPath | None = Field(
+        default=None,
+        description="file.py->function of your own, from a batch's episodes to their rewards, "
+        "before all that follows.",
+    )
     reward_normalization: RewardNormalization = Field(
         default=RewardNormalization(), description="Rewards before the estimator."
     )
@@ -131,8 +214,9 @@ class AlgorithmConfig(Section):
         description="Mean 0 and deviation 1 over the batch's tokens; null: where the estimator is "
         "defined so (gae, reinforce_plus_plus and its baseline form).",
     )
-    policy_loss: Literal["ppo", "gspo", "cispo", "gpg", "topr", "sapo"] = Field(
-        default="ppo", description="The loss of a token."
+    policy_loss: PolicyLossName | ImportPath = Field(
+        default="ppo",
+        description="The loss of a token: a name of docs/algorithms.md, or file.py->loss.",
     )
     clip_low: float = Field(
         default=0.2,
@@ -148,6 +232,32 @@ class AlgorithmConfig(Section):
     )
     sapo_tau_pos: float = Field(default=1.0, gt=0, description="sapo: slope where A > 0.")
     sapo_tau_neg: float = Field(default=1.05, gt=0, description="sapo: slope where A < 0.")
+    vespo_k_pos: float = Field(default=2.0, ge=0, description="vespo: exponent where A >= 0.")
+    vespo_k_neg: float = Field(default=3.0, ge=0, description="vespo: exponent where A < 0.")
+    vespo_lambda_pos: float = Field(default=3.0, gt=0, description="vespo: decay where A >= 0.")
+    vespo_lambda_neg: float = Field(default=2.0, gt=0, description="vespo: decay where A < 0.")
+    dppo_max_ratio: float = Field(
+        default=20.0, gt=0, description="dppo_tv, dppo_kl: largest ratio that weighs a token."
+    )
+    cov_share: float = Field(
+        default=0.0002,
+        gt=0,
+        le=1,
+        description="clip_cov, kl_cov: share of a mini-batch's tokens that they choose.",
+    )
+    clip_cov_low: float = Field(
+        default=1.0, description="clip_cov: it chooses among tokens with a larger covariance."
+    )
+    clip_cov_high: float = Field(default=5.0, description="clip_cov: and with a smaller one.")
+    kl_cov_coef: float = Field(
+        default=1.0, ge=0, description="kl_cov: weight of |log ratio| of the chosen tokens."
+    )
+    off_policy_mask: float | None = Field(
+        default=None,
+        gt=0,
+        description="Episodes with A < 0 from which the policy is further away than this (nats a "
+        "token, of the sampler's log-probabilities over its own) have no policy loss; null: none.",
+    )
     loss_agg_mode: Literal[
         "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
     ] = Field(default="token-mean", description="How token losses are averaged; seq is an episode.")

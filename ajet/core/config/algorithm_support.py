@@ -7,25 +7,38 @@ Not covered: keys that a backbone does not build (section.py's marks).
 """
 
 from ajet.core.config.algorithm import AlgorithmConfig
+from ajet.core.config.import_path import ARROW
 from ajet.core.config.tree import AjetSection
 
 ALGORITHM, OPTIM = "ajet.trainer_common.algorithm", "ajet.trainer_common.optim"
 READ_BY = {
-    "normalize_std": ("grpo", "starpo", "gigpo"),
+    "normalize_std": ("grpo", "starpo", "gigpo", "gdpo", "pass_at_k"),
     "gamma": ("gae", "reinforce", "reinforce_plus_plus", "remax"),
     "lam": ("gae",),
     "step_reward_gamma": ("gigpo", "step_reinforce"),
     "step_baseline": ("step_reinforce",),
     "episode_reward_weight": ("gigpo",),
     "step_reward_weight": ("gigpo",),
+    "reward_weights": ("gdpo",),
+    "pass_k": ("pass_at_k",),
 }
-"""Maps a key to the estimators that read it."""
+"""Maps a key to the estimators that read it; an estimator of the user's own may read all."""
+BOUNDED = ("ppo", "gspo", "cispo", "gmpo", "dppo_tv", "dppo_kl", "clip_cov")
 READ_BY_LOSS = {
-    "clip_low": ("ppo", "gspo", "cispo"),
-    "clip_high": ("ppo", "gspo", "cispo"),
+    "clip_low": BOUNDED,
+    "clip_high": BOUNDED,
     "dual_clip": ("ppo",),
     "sapo_tau_pos": ("sapo",),
     "sapo_tau_neg": ("sapo",),
+    "vespo_k_pos": ("vespo",),
+    "vespo_k_neg": ("vespo",),
+    "vespo_lambda_pos": ("vespo",),
+    "vespo_lambda_neg": ("vespo",),
+    "dppo_max_ratio": ("dppo_tv", "dppo_kl"),
+    "cov_share": ("clip_cov", "kl_cov"),
+    "clip_cov_low": ("clip_cov",),
+    "clip_cov_high": ("clip_cov",),
+    "kl_cov_coef": ("kl_cov",),
 }
 GROUP_ESTIMATORS = (
     "grpo",
@@ -35,6 +48,8 @@ GROUP_ESTIMATORS = (
     "gigpo",
     "step_reinforce",
     "reinforce_plus_plus_baseline",
+    "gdpo",
+    "pass_at_k",
 )
 """These estimators compare the members of a group: alone, an episode has no advantage."""
 
@@ -46,6 +61,8 @@ def unread_algorithm_keys(ajet: AjetSection) -> dict[str, str]:
     unread = _unread_by_choice(algorithm) | _unread_in_sections(algorithm, ajet.backbone)
     if algorithm.adv_estimator != "gae":
         unread["ajet.trainer_common.critic"] = _setting(algorithm, "adv_estimator")
+    if ajet.data.sampler is not None:
+        unread["ajet.data.shuffle"] = "ajet.data.sampler orders the tasks"
     if not trainer.use_kl_loss:
         for key in ("kl_loss_coef", "kl_loss_type"):
             unread[f"ajet.trainer_common.{key}"] = "ajet.trainer_common.use_kl_loss is false"
@@ -63,14 +80,18 @@ def _unread_by_choice(algorithm: AlgorithmConfig) -> dict[str, str]:
         f"{ALGORITHM}.{key}": _setting(algorithm, chooser)
         for chooser, table in tables.items()
         for key, readers in table.items()
-        if getattr(algorithm, chooser) not in readers
+        if getattr(algorithm, chooser) not in readers and ARROW not in getattr(algorithm, chooser)
     }
 
 
 def _unread_in_sections(algorithm: AlgorithmConfig, backbone: str) -> dict[str, str]:
     """Returns the keys of sections that are switched off."""
     kl, correction = algorithm.kl_ctrl, algorithm.rollout_correction
-    weighs_stale_tokens = backbone == "trinity" and algorithm.old_logprobs != "sampler"
+    weighs_stale_tokens = (
+        backbone == "trinity"
+        and algorithm.old_logprobs != "sampler"
+        and algorithm.policy_loss != "vespo"
+    )
     is_off = correction.level == "none" or (correction.level is None and not weighs_stale_tokens)
     no_weights = "rollout_correction.level is none"
     off = {
@@ -86,6 +107,11 @@ def _unread_in_sections(algorithm: AlgorithmConfig, backbone: str) -> dict[str, 
         "rollout_correction.combine": (
             is_off or correction.level in (None, "token"),
             no_weights if is_off else "rollout_correction.level is token",
+        ),
+        "rollout_correction.normalize": (is_off, no_weights),
+        "rollout_correction.count_rejected": (
+            not correction.reject,
+            "rollout_correction.reject is empty",
         ),
         "dynamic_sampling": (
             not algorithm.dynamic_sampling.enable,
@@ -110,6 +136,28 @@ def contradictions(ajet: AjetSection) -> list[tuple[str, str]]:
             algorithm.old_logprobs == "sampler" and correction.level not in (None, "none"),
             f"the weights of rollout_correction.level={correction.level} need the trainer's: set "
             "trainer, or level none",
+        ),
+        "policy_loss": (
+            algorithm.policy_loss == "vespo" and correction.level not in (None, "none"),
+            "vespo weighs by the policy over the sampler, which contains rollout_correction's "
+            "weights: set rollout_correction.level none",
+        ),
+        "reward_weights": (
+            algorithm.adv_estimator == "gdpo" and not algorithm.reward_weights,
+            "adv_estimator gdpo compares these rewards: name them, as {correct: 1, format: 0.5}",
+        ),
+        "adv_estimator": (
+            algorithm.adv_estimator == "gdpo" and bool(_reward_changes(algorithm)),
+            f"gdpo compares reward_weights alone, which {_reward_changes(algorithm)} does not "
+            "change: leave that out",
+        ),
+        "pass_k": (
+            (algorithm.pass_k or 0) > rollout.num_repeat,
+            f"a group has ajet.rollout.num_repeat={rollout.num_repeat} episodes",
+        ),
+        "clip_cov_low": (
+            algorithm.clip_cov_low >= algorithm.clip_cov_high,
+            "it must be less than clip_cov_high",
         ),
         "dynamic_sampling.enable": (
             algorithm.dynamic_sampling.enable and rollout.num_repeat == 1,
@@ -169,6 +217,18 @@ def algorithm_notices(ajet: AjetSection) -> list[str]:
             f"{steps} steps"
         )
     return notices
+
+
+def _reward_changes(algorithm: AlgorithmConfig) -> str:
+    """Returns the settings that change the episode's reward, which gdpo does not read."""
+    changes = {
+        "reward_shaping": algorithm.reward_shaping is not None,
+        "overlong.buffer_len": algorithm.overlong.buffer_len > 0,
+        "reward_normalization.grouping": algorithm.reward_normalization.grouping != "none",
+        "reward_clip": algorithm.reward_clip is not None,
+        "use_kl_in_reward": algorithm.use_kl_in_reward,
+    }
+    return ", ".join(name for name, is_set in changes.items() if is_set)
 
 
 def _setting(algorithm: AlgorithmConfig, key: str) -> str:

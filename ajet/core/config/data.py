@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ajet.core.config.import_path import ImportPath
 from ajet.core.config.section import Section
 
 
@@ -12,6 +13,11 @@ class DataConfig(Section):
 
     train_batch_size: int = Field(
         default=32, ge=1, description="Tasks of one step; each is run num_repeat times."
+    )
+    sampler: ImportPath | None = Field(
+        default=None,
+        description="file.py->function of your own that orders the tasks of an epoch; null is "
+        "shuffle.",
     )
     shuffle: bool = Field(
         default=True,

@@ -101,6 +101,17 @@ async def group_verdicts(
     return _or_judge_fault(partial(_checked_verdicts, answer, copies, name))
 
 
+def require_rewards(judged: Verdict, names: Sequence[str], source: str) -> None:
+    """Raises a `JudgeFault` unless the verdict has all rewards that gdpo compares. `source` is who
+    gave it, the workflow or the judge."""
+    missing = [name for name in names if name not in judged.output.log_metrics]
+    if missing:
+        raise JudgeFault(
+            f"the {source} gave no log_metrics[{missing[0]!r}], which "
+            "ajet.trainer_common.algorithm.reward_weights names"
+        )
+
+
 def _name(judge: BaseJudge) -> str:
     return f"judge {type(judge).__name__!r}"
 

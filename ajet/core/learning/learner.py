@@ -79,13 +79,14 @@ class LearnerSettings:
 class ScoredGroups:
     """Holds the groups of a step with their rewards and what the models computed for them.
 
-    `values` are the critic's.
+    `values` are the critic's, `logprobs` the policy's own where `old_logprobs` is trainer.
     """
 
     groups: Sequence[Group]
     credits: list[GroupCredit]
     values: Values | None
     metrics: dict[str, float]
+    logprobs: Values | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +121,21 @@ class Learner:
         if self.critic is None and not self.settings.kl_in_reward:
             return ScoredGroups(groups, credits, None, {})
         samples = to_samples(groups, _zeros(credits))
-        credits, metrics = self._subtract_kl(groups, samples, credits)
+        credits, logprobs, metrics = self._subtract_kl(groups, samples, credits)
         if self.critic is None:
-            return ScoredGroups(groups, credits, None, metrics)
+            return ScoredGroups(groups, credits, None, metrics, logprobs)
         values = self.critic.values(samples)
         per_turn = by_turn(samples, values, groups)
         with_values = [tuple(replace(e, values=per_turn[e.episode_id]) for e in g) for g in credits]
-        return ScoredGroups(groups, with_values, values, metrics)
+        return ScoredGroups(groups, with_values, values, metrics, logprobs)
 
     def make_batch(self, scored: ScoredGroups) -> TrainBatch:
         """Computes the advantages and makes the samples that the update reads."""
         result = estimate(scored.credits, self.settings.estimator)
         samples = to_samples(scored.groups, result.advantages)
+        if scored.logprobs is not None:
+            pairs = zip(samples, scored.logprobs, strict=True)
+            samples = [replace(sample, old_logprobs=old) for sample, old in pairs]
         returns = None
         if result.returns is not None:
             returns = [each.advantages for each in to_samples(scored.groups, result.returns)]
@@ -191,24 +195,26 @@ class Learner:
         groups: Sequence[Group],
         samples: Sequence[TrainingSample],
         credits: list[GroupCredit],
-    ) -> tuple[list[GroupCredit], dict[str, float]]:
+    ) -> tuple[list[GroupCredit], Values | None, dict[str, float]]:
         """Subtracts each token's KL with the present coefficient, which is adapted afterwards.
 
-        The KL is that of the log-probabilities which `old_logprobs` names.
+        The KL is that of the log-probabilities which `old_logprobs` names. Where these are the
+        trainer's, they are returned too: the update needs them as well.
         """
         if not self.settings.kl_in_reward:
-            return credits, {}
+            return credits, None, {}
         is_trainers = self.policy.settings.old_logprobs == "trainer"
+        scores = self.policy.score(samples) if is_trainers else None
         recorded = [sample.logprobs for sample in samples]
-        logprobs = self.policy.score(samples) if is_trainers else recorded
-        own = by_turn(samples, logprobs, groups)
+        own = by_turn(samples, recorded if scores is None else scores, groups)
         reference = by_turn(samples, self.policy.reference_scores(samples), groups)
         coef = self.kl.coef
         found = penalise_kl(credits, own, reference, coef)
         num_episodes = sum(map(len, credits))
         if num_episodes:
             self.kl.update(found.kl, num_episodes)
-        return found.groups, {"kl_in_reward/kl": found.kl, "kl_in_reward/coef": coef}
+        metrics = {"kl_in_reward/kl": found.kl, "kl_in_reward/coef": coef}
+        return found.groups, scores, metrics
 
 
 def _zeros(credits: Sequence[GroupCredit]) -> Advantages:

@@ -46,7 +46,7 @@ from ajet.core.error_text import first_line, message_of, one_line
 from ajet.core.errors import AjetError, BlockingCall, ConfigError, EnvironmentFault
 from ajet.core.inference.endpoint import ChatEndpoint, ModelEndpoint, SamplingParams
 from ajet.core.judge.judge import BaseJudge, GroupJudge
-from ajet.core.judge.verdict import JudgeFault, Verdict, checked_output, verdict
+from ajet.core.judge.verdict import JudgeFault, Verdict, checked_output, require_rewards, verdict
 from ajet.core.redaction import redact
 from ajet.core.rollout.admission import Slot
 from ajet.core.rollout.failure import RETRIED, status_of
@@ -311,7 +311,7 @@ class EpisodeRunner:
             trajectory,
             self._verdict(trajectory.workflow_task, output),
             self,
-            success_threshold=self.limits.success_threshold,
+            self.limits,
         )
 
     async def _verdict(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> Verdict:
@@ -339,17 +339,17 @@ async def with_verdict(
     trajectory: Trajectory,
     pending_verdict: Awaitable[Verdict],
     errors: JudgeErrors,
-    *,
-    success_threshold: float,
+    limits: RolloutLimits,
 ) -> Trajectory:
     """Returns the trajectory with the verdict that `pending_verdict` gives, or with the status of
     the judge's failure. A success that nobody has stated is a reward of at least
-    `success_threshold`."""
+    `limits.success_threshold`."""
     assert trajectory.output is not None
     source = "judge" if trajectory.output.reward is None else "workflow"
     started_s = time.perf_counter()
     try:
         judged = await pending_verdict
+        require_rewards(judged, limits.reward_names, source)
     except JudgeFault as fault:
         if errors.debug:
             raise fault.__cause__ or fault from None
@@ -361,7 +361,7 @@ async def with_verdict(
         return replace(trajectory, status=EpisodeStatus.ABORTED, error=STOPPED)
     is_success = judged.is_success
     if is_success is None:
-        is_success = judged.reward >= success_threshold
+        is_success = judged.reward >= limits.success_threshold
     return replace(
         trajectory,
         output=judged.output,

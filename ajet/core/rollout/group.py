@@ -364,8 +364,7 @@ class GroupJudging:
     ) -> None:
         self._judge = judge
         self._errors = errors
-        self._timeout_s = limits.episode_timeout_s
-        self._success_threshold = limits.success_threshold
+        self._limits = limits
         self._slots = asyncio.Semaphore(limits.max_env_worker)
         self._groups: defaultdict[str, _JudgedGroup] = defaultdict(lambda: _JudgedGroup(group_size))
 
@@ -375,7 +374,7 @@ class GroupJudging:
             trajectory,
             self._verdict(trajectory),
             self._errors,
-            success_threshold=self._success_threshold,
+            self._limits,
         )
 
     def leave_out(self, plan: WorkflowTask) -> None:
@@ -400,7 +399,9 @@ class GroupJudging:
         order = sorted(group.members)
         tasks, outputs = zip(*(group.members[index] for index in order), strict=True)
         async with self._slots:
-            verdicts = await group_verdicts(self._judge, tasks, outputs, self._timeout_s)
+            verdicts = await group_verdicts(
+                self._judge, tasks, outputs, self._limits.episode_timeout_s
+            )
         return dict(zip(order, verdicts, strict=True))
 
 

@@ -22,7 +22,8 @@ class RolloutLimits(EpisodeLimits):
     failed episode; `max_retries` belongs to ``retry``. The run fails when more than
     `max_failure_rate` of a rollout's episodes failed. `check_drift` says in which members of a
     group the prompts are compared with a fresh render. An episode succeeds from the reward
-    `success_threshold` on where neither its workflow nor its judge says whether it does.
+    `success_threshold` on where neither its workflow nor its judge says whether it does. Its
+    `log_metrics` need the `reward_names` (gdpo).
     """
 
     max_env_worker: int = 64
@@ -34,11 +35,13 @@ class RolloutLimits(EpisodeLimits):
     max_failure_rate: float = 0.5
     check_drift: DriftCheck = "none"
     success_threshold: float = 0.5
+    reward_names: tuple[str, ...] = ()
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
         """Returns the limits that the config sets."""
         data, rollout = config.ajet.data, config.ajet.rollout
+        algorithm = config.ajet.trainer_common.algorithm
         return cls(
             max_prompt_length=data.max_prompt_length,
             max_response_length=data.max_response_length,
@@ -54,6 +57,9 @@ class RolloutLimits(EpisodeLimits):
             max_failure_rate=rollout.max_failure_rate,
             check_drift=config.ajet.context_tracker.check_drift,
             success_threshold=config.ajet.task_judge.success_threshold,
+            reward_names=tuple(algorithm.reward_weights)
+            if algorithm.adv_estimator == "gdpo"
+            else (),
             malformed=MalformedPolicy(
                 checks=tuple(rollout.compute_madness_checklist),
                 ends_episode=rollout.agent_madness_termination,

@@ -14,6 +14,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.run.validation_sample import validation_sample
 from ajet.core.task.cursor import DataCursor
+from ajet.core.task.own_sampler import OwnSampler
 from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
 
@@ -44,6 +45,7 @@ class RunTasks:
             config.ajet.data.train_batch_size,
             seed=config.ajet.seed,
             shuffle=config.ajet.data.shuffle,
+            own_order=OwnSampler.of(config, training),
         )
         total_steps = BatchPlan(config, len(training), len(held_out)).total_steps
         return cls(training, held_out, cursor, total_steps, len(available))

@@ -4,10 +4,12 @@
 
 A batch at the end of an epoch is filled from the next one, so every batch is whole, every task is
 taken once an epoch, and a batch larger than the data set takes tasks of several epochs (a task may
-then be in a batch twice, as two groups). The order is a function of the seed and the epoch alone.
+then be in a batch twice, as two groups). The order is a function of the seed and the epoch alone,
+also where it is the user's own (own_sampler.py).
 """
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 from ajet.core.errors import CheckpointError, DataError
@@ -17,7 +19,15 @@ from ajet.core.seeding import derive
 class DataCursor:
     """Yields batches of task indices without end."""
 
-    def __init__(self, num_tasks: int, batch_size: int, *, seed: int, shuffle: bool = True) -> None:
+    def __init__(
+        self,
+        num_tasks: int,
+        batch_size: int,
+        *,
+        seed: int,
+        shuffle: bool = True,
+        own_order: Callable[[int], list[int]] | None = None,
+    ) -> None:
         if num_tasks < 1:
             raise DataError("there is no training task")
         assert batch_size >= 1
@@ -25,6 +35,8 @@ class DataCursor:
         self.batch_size = batch_size
         self.seed = seed
         self.shuffle = shuffle
+        self._own_order = own_order
+        self._own_of_epoch: tuple[int, list[int]] = (-1, [])
         self._taken = 0
 
     @property
@@ -48,6 +60,10 @@ class DataCursor:
         return batch
 
     def _order(self, epoch: int) -> list[int]:
+        if self._own_order is not None:
+            if self._own_of_epoch[0] != epoch:
+                self._own_of_epoch = epoch, self._own_order(epoch)
+            return self._own_of_epoch[1]
         order = list(range(self.num_tasks))
         if self.shuffle:
             random.Random(derive(self.seed, "epoch", epoch)).shuffle(order)

@@ -70,3 +70,9 @@ class TrainingSample:
     @property
     def num_trained(self) -> int:
         return int(self.loss_mask.sum())
+
+    @property
+    def old_or_sampled(self) -> NDArray[np.float32]:
+        """Returns the old log-probabilities: the trainer's where they are known, or the
+        sampler's."""
+        return self.logprobs if self.old_logprobs is None else self.old_logprobs

@@ -11,14 +11,14 @@ behind.
 
     truncate       weights above `upper` become `upper`
     reject         weights outside [lower, upper] become 0: those tokens have no policy gradient
+    normalize      then all are divided by their mean over the units of the batch
 
 A weight multiplies the policy loss of its tokens, neither KL nor entropy, and no denominator: a
-rejected token still counts in the mean. The product of a unit's ratios is unbiased and of high
+token of weight 0 still counts in the mean. The product of a unit's ratios is unbiased and of high
 variance, as in verl's `rollout_is: sequence`; their geometric mean (`combine`) stays near 1 for
 long units and is biased, as in ROLL's weights of segments.
 
-Not covered: verl's filter `seq_mean_k1`, which rejects by the geometric mean and does not weigh;
-weights normalised over the batch.
+Beside the weights, tokens can be rejected by measures of a distance (rejection.py).
 """
 
 from collections.abc import Sequence
@@ -29,10 +29,11 @@ from numpy.typing import NDArray
 
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.losses.token_loss import MAX_LOG_RATIO
+from ajet.core.update.rejection import Masks, num_rejected, tokens_kept, without_rejected
 from ajet.core.update.settings import CorrectionSettings, RatioCombination
+from ajet.core.update.units import Units, log_ratios, tokens_of_units, units_of
 
 Floats = NDArray[np.float64]
-Units = list[NDArray[np.int64]]
 
 
 def apply_correction(
@@ -43,18 +44,24 @@ def apply_correction(
 
     correction_ess is the effective sample size of the weights as applied, as a fraction of the
     units (tokens, turns or episodes); correction_ratio_max is the largest ratio of a unit, before
-    the bounds; truncated_tokens and rejected_tokens count the tokens that the bounds changed.
+    the bounds. truncated_tokens and rejected_tokens count the tokens whose weight was cut and that
+    have no policy loss, rejected_share is the latter's share of the trained ones, and
+    rejected_share_MEASURE that which one measure rejects.
     """
-    units = _units(samples, settings.level)
-    ratios_N = _ratios_of_units(samples, units, settings.combine)
-    weights_N = _apply_bounds(ratios_N, settings)
-    weighted = [
-        replace(sample, weights=np.where(unit_T >= 0, weights_N[unit_T], 1.0).astype(np.float32))
-        if sample.num_trained
-        else sample
-        for sample, unit_T in zip(samples, units, strict=True)
-    ]
-    return weighted, _metrics(units, ratios_N, weights_N, settings)
+    num_trained = sum(sample.num_trained for sample in samples)
+    if not num_trained:
+        return list(samples), {}
+    weighted, metrics = list(samples), {}
+    within = [np.ones(len(sample), np.bool_) for sample in samples]
+    if settings.level != "none":
+        weighted, within, metrics = _with_weights(samples, settings)
+    kept, shares = tokens_kept(samples, settings.reject)
+    both = [within_T & kept_T for within_T, kept_T in zip(within, kept, strict=True)]
+    rejected = num_rejected(samples, both)
+    metrics |= {"rejected_tokens": float(rejected), "rejected_share": rejected / num_trained}
+    if settings.reject:
+        weighted = without_rejected(weighted, kept, settings)
+    return weighted, metrics | shares
 
 
 def effective_sample_size(weights: Floats) -> float:
@@ -63,49 +70,38 @@ def effective_sample_size(weights: Floats) -> float:
     return float(weights.sum()) ** 2 / (len(weights) * squares) if squares else 0.0
 
 
-def _units(samples: Sequence[TrainingSample], level: str) -> Units:
-    """Returns for each sample the number of every trained token's unit, and -1 elsewhere."""
-    numbers: dict[object, int] = {}
-    units: Units = []
-    for sample_index, sample in enumerate(samples):
-        names = _unit_keys(sample, sample_index, level)
-        unit_T = np.full(len(sample), -1, np.int64)
-        for position in np.flatnonzero(sample.loss_mask):
-            unit_T[position] = numbers.setdefault(names[position], len(numbers))
-        units.append(unit_T)
-    return units
-
-
-def _unit_keys(sample: TrainingSample, sample_index: int, level: str) -> list[object]:
-    """Returns for each token a key that identifies its unit."""
-    if level == "sequence":
-        return [sample.episode_id] * len(sample)
-    names: list[object] = [(sample_index, position) for position in range(len(sample))]
-    if level == "turn":
-        for span in sample.spans:  # a turn is trained on one timeline
-            names[span.start : span.stop] = [(sample_index, span)] * (span.stop - span.start)
-    return names
+def _with_weights(
+    samples: Sequence[TrainingSample], settings: CorrectionSettings
+) -> tuple[list[TrainingSample], Masks, dict[str, float]]:
+    """Returns the samples with weights, the tokens [T] that the bounds do not reject, and the
+    metrics of the weights."""
+    units = units_of(samples, settings.level)
+    ratios_N = _ratios_of_units(samples, units, settings.combine)
+    bounded_N = _apply_bounds(ratios_N, settings)
+    mean = float(bounded_N.mean()) if settings.normalize else 1.0
+    weights_N = (bounded_N / mean if mean else bounded_N).astype(np.float32)
+    pairs = list(zip(samples, units, strict=True))
+    weighted = [replace(s, weights=np.where(u_T >= 0, weights_N[u_T], 1)) for s, u_T in pairs]
+    is_within_N = (bounded_N == ratios_N) | (settings.mode == "truncate")
+    cut = float(tokens_of_units(units)[bounded_N != ratios_N].sum())
+    metrics = {
+        "correction_ess": effective_sample_size(bounded_N),
+        "correction_ratio_max": float(ratios_N.max()),
+        "truncated_tokens": cut if settings.mode == "truncate" else 0.0,
+    }
+    return weighted, [np.where(u_T >= 0, is_within_N[u_T], True) for _, u_T in pairs], metrics
 
 
 def _ratios_of_units(
     samples: Sequence[TrainingSample], units: Units, combine: RatioCombination
 ) -> Floats:
-    num_units = 1 + max((int(unit_T.max(initial=-1)) for unit_T in units), default=-1)
-    sums_N = np.zeros(num_units)
+    tokens_N = tokens_of_units(units)
+    sums_N = np.zeros(len(tokens_N))
     for sample, unit_T in zip(samples, units, strict=True):
-        assert sample.old_logprobs is not None
-        log_ratio_T = sample.old_logprobs.astype(np.float64) - sample.logprobs
-        np.add.at(sums_N, unit_T[sample.loss_mask], log_ratio_T[sample.loss_mask])
+        np.add.at(sums_N, unit_T[sample.loss_mask], log_ratios(sample))
     if combine == "geometric_mean":
-        sums_N /= _tokens_of_units(units, num_units)
+        sums_N /= tokens_N
     return np.exp(sums_N.clip(-MAX_LOG_RATIO, MAX_LOG_RATIO))
-
-
-def _tokens_of_units(units: Units, num_units: int) -> NDArray[np.int64]:
-    return sum(
-        (np.bincount(unit_T[unit_T >= 0], minlength=num_units) for unit_T in units),
-        np.zeros(num_units, np.int64),
-    )
 
 
 def _apply_bounds(ratios_N: Floats, settings: CorrectionSettings) -> Floats:
@@ -113,18 +109,3 @@ def _apply_bounds(ratios_N: Floats, settings: CorrectionSettings) -> Floats:
         return ratios_N.clip(max=settings.upper)
     is_within_N = (ratios_N >= settings.lower) & (ratios_N <= settings.upper)
     return np.where(is_within_N, ratios_N, 0.0)
-
-
-def _metrics(
-    units: Units, ratios_N: Floats, weights_N: Floats, settings: CorrectionSettings
-) -> dict[str, float]:
-    if not len(ratios_N):
-        return {}
-    tokens_N = _tokens_of_units(units, len(ratios_N))
-    cut = float(np.sum(tokens_N * (weights_N != ratios_N)))
-    return {
-        "correction_ess": effective_sample_size(weights_N),
-        "correction_ratio_max": float(ratios_N.max()),
-        "truncated_tokens": cut if settings.mode == "truncate" else 0.0,
-        "rejected_tokens": cut if settings.mode == "reject" else 0.0,
-    }

@@ -11,8 +11,9 @@ the sampler's, and without one it is left as it is. Samples whose every
 advantage is 0 have no gradient if there is neither KL nor entropy term: they are not computed
 (`skipped_samples`), but count in the denominators.
 
-A loss over whole episodes reads their ratios from a pass without gradient before the first
-micro-batch of a mini-batch; if there is only one micro-batch, from that one.
+A loss that reads more than one token gets its numbers (mini_batch_tokens.py) from a pass without
+gradient before the first micro-batch of a mini-batch; if there is only one micro-batch, from that
+one. So does `off_policy_mask` (off_policy.py).
 
 The weights are the model's own, so an engine with the same model has each step at once. The
 same samples in the same order give bit-identical weights.
@@ -24,7 +25,7 @@ Not covered: training several policies at once.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -37,15 +38,16 @@ from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.checkpoint import WEIGHT_PREFIX
 from ajet.core.update.correction import apply_correction
 from ajet.core.update.engine_weights import engine_weights
-from ajet.core.update.episode_ratios import EpisodeRatios
 from ajet.core.update.layouts import make_layout
 from ajet.core.update.layouts.layout import Row, concat_to_device, rows_of, scatter_to_samples
 from ajet.core.update.lora import with_lora
 from ajet.core.update.loss import episode_weights, kl_penalty, score_tokens
-from ajet.core.update.losses import EPISODE_LEVEL_LOSSES, LOSSES
-from ajet.core.update.losses.token_loss import LossInputs, TokenLoss
+from ajet.core.update.losses import LOSSES
+from ajet.core.update.losses.token_loss import LossInputs, PolicyLoss, TokenLoss
 from ajet.core.update.micro_batch_balancing import BalancedMicroBatches, balance_micro_batches
+from ajet.core.update.mini_batch_tokens import MiniBatchTokens, NumbersOfSamples
 from ajet.core.update.mini_batches import split_by_group
+from ajet.core.update.off_policy import OFF_POLICY, off_policy_tokens
 from ajet.core.update.optimizer import ModelOptimizer
 from ajet.core.update.ranks import ONE_RANK, Ranks
 from ajet.core.update.reference import Reference
@@ -68,11 +70,19 @@ class Policy:
     """Trains a policy on `model`, a transformers causal model.
 
     With `settings.lora` the model is wrapped, and with several ranks it is sharded, both in place.
+    `loss` is given where `settings.policy_loss` names one of the user's own.
     """
 
-    def __init__(self, model: nn.Module, settings: UpdateSettings, ranks: Ranks = ONE_RANK) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: UpdateSettings,
+        ranks: Ranks = ONE_RANK,
+        loss: PolicyLoss | None = None,
+    ) -> None:
         train_every_embedding(model)
         self.settings, self.ranks = settings, ranks
+        self.loss = loss or LOSSES[settings.policy_loss]
         self.model = with_lora(model, settings.lora) if settings.lora else model
         self.model.eval()  # no dropout: the ratio compares with what the sampler computed
         self.device = ranks.device(self.model)
@@ -188,9 +198,12 @@ class Policy:
             scores = self.score(samples)
             pairs = zip(samples, scores, strict=True)
             samples = [replace(sample, old_logprobs=score) for sample, score in pairs]
-        if self.settings.correction.level == "none":
+        if not self.settings.correction.is_on:
             return samples, {}
-        return apply_correction(samples, self.settings.correction)
+        samples, metrics = apply_correction(samples, self.settings.correction)
+        if not self.settings.old_is_trainers:  # they were needed for the rejection alone
+            samples = [replace(sample, old_logprobs=None) for sample in samples]
+        return samples, metrics
 
     def _train_mini_batch(
         self, mini_batch: Sequence[TrainingSample], metrics: UpdateMetrics
@@ -203,12 +216,12 @@ class Policy:
         ):  # a step would still change the weights by momentum and weight decay
             metrics.empty_mini_batches += 1
             return
-        rows = [Row.of(s, weights[s.episode_id]) for s in with_gradient]
+        rows = [Row.of(s, weights[s.episode_id], i) for i, s in enumerate(with_gradient)]
         balanced = self._balance(rows)
         metrics.count(balanced.micro_batches, self.layout)
-        ratios = self._episode_ratios(rows, balanced)
+        numbers = self._numbers_before(with_gradient, balanced)
         for k, micro_batch in enumerate(balanced.local):
-            self._backward(micro_batch, ratios, metrics)
+            self._backward(micro_batch, with_gradient, numbers, metrics)
             yield (k + 1) / (len(balanced.local) + 1)
         if self._has_loss(with_gradient):
             metrics.steps.append(self.optimizer.step())
@@ -229,37 +242,53 @@ class Policy:
     def _samples_with_gradient(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
         """Returns the samples that must be computed.
 
-        With a KL or entropy term these are all trained samples, otherwise those with a nonzero
-        advantage; for losses over episodes they include every timeline of these episodes.
+        With a KL or entropy term, or a loss over the mini-batch, these are all trained samples,
+        otherwise those with a nonzero advantage; for losses over episodes they include every
+        timeline of these episodes.
         """
-        settings = self.settings
+        settings, loss = self.settings, self.loss
         trained = [sample for sample in samples if sample.num_trained]
-        if settings.kl_loss_coef or settings.entropy_coef:
+        if settings.kl_loss_coef or settings.entropy_coef or loss.reads == "mini_batch":
             return trained
         live = [sample for sample in trained if sample.advantages[sample.loss_mask].any()]
-        if settings.policy_loss not in EPISODE_LEVEL_LOSSES:
+        if not self._reads_mini_batch:
             return live
         episodes = {sample.episode_id for sample in live}
         return [sample for sample in trained if sample.episode_id in episodes]
 
-    def _episode_ratios(
-        self, rows: Sequence[Row], balanced: BalancedMicroBatches
-    ) -> EpisodeRatios | None:
-        """Returns the ratios for losses that need them.
+    @property
+    def _reads_mini_batch(self) -> bool:
+        """Tells whether a token's loss depends on other tokens of the mini-batch."""
+        return self.loss.of_mini_batch is not None or self.settings.off_policy_mask is not None
 
-        With several micro-batches or ranks they come from a pass of their own; a single micro-batch
-        adds its own in `_backward`.
+    def _numbers_before(
+        self, samples: Sequence[TrainingSample], balanced: BalancedMicroBatches
+    ) -> NumbersOfSamples | None:
+        """Returns the numbers that the loss needs of the mini-batch, from a pass of their own.
+
+        A single micro-batch on one rank makes them in `_backward`.
         """
-        if self.settings.policy_loss not in EPISODE_LEVEL_LOSSES:
+        if not self._reads_mini_batch:
             return None
-        ratios = EpisodeRatios(rows)
-        if len(balanced.micro_batches) > 1 or self.ranks.size > 1:
-            for micro_batch in balanced.local:
-                ratios.add(
-                    micro_batch, self._logprobs(micro_batch) - self._old_logprobs(micro_batch)
-                )
-            ratios.all_reduce(self.ranks)
-        return ratios
+        if len(balanced.micro_batches) == 1 and self.ranks.size == 1:
+            return None
+        return self._numbers(samples, ((rows, self._logprobs(rows)) for rows in balanced.local))
+
+    def _numbers(
+        self, samples: Sequence[TrainingSample], results: Iterable[tuple[Sequence[Row], Tensor]]
+    ) -> NumbersOfSamples:
+        """Returns the numbers from the log-probabilities of all rows of the mini-batch."""
+        is_wide = any(p.dtype == torch.float64 for p in self.model.parameters())
+        dtype = np.float64 if is_wide else np.float32
+        logprobs = scatter_to_samples(samples, results, self.ranks, dtype)
+        steps = self.optimizer.num_steps + self.optimizer.num_skipped
+        tokens = MiniBatchTokens.of(samples, logprobs, (self.settings.seed, steps))
+        numbers: dict[str, NDArray[np.float64]] = {}
+        if self.loss.of_mini_batch is not None:
+            numbers |= self.loss.of_mini_batch(tokens, self.settings)
+        if self.settings.off_policy_mask is not None:
+            numbers[OFF_POLICY] = off_policy_tokens(tokens, self.settings.off_policy_mask)
+        return NumbersOfSamples.of(samples, numbers)
 
     @torch.no_grad()
     def _logprobs(self, rows: Sequence[Row]) -> Tensor:
@@ -269,14 +298,22 @@ class Policy:
         ).logprobs_M
 
     def _backward(
-        self, rows: Sequence[Row], ratios: EpisodeRatios | None, metrics: UpdateMetrics
+        self,
+        rows: Sequence[Row],
+        samples: Sequence[TrainingSample],
+        numbers: NumbersOfSamples | None,
+        metrics: UpdateMetrics,
     ) -> None:
-        """Adds the gradient of one micro-batch to the weights' gradients."""
+        """Adds the gradient of one micro-batch to the weights' gradients; `samples` are those of
+        the mini-batch.
+        """
         settings = self.settings
         targets_M, old_M = self._targets(rows), self._old_logprobs(rows)
         output = self.layout.forward(rows)
         scores = score_tokens(output, targets_M, settings.temperature, settings.entropy_coef != 0)
-        pg = self._policy_loss(rows, scores.logprobs_M, old_M, ratios)
+        if numbers is None and self._reads_mini_batch:
+            numbers = self._numbers(samples, [(rows, scores.logprobs_M.detach())])
+        pg = self._policy_loss(rows, scores.logprobs_M, old_M, numbers)
         pg_M = pg.loss_M * self._importance_weights(rows)
         loss_M, kl_M = pg_M, torch.zeros_like(old_M)
         if settings.entropy_coef:
@@ -307,17 +344,21 @@ class Policy:
         rows: Sequence[Row],
         logprobs_M: Tensor,
         old_M: Tensor,
-        ratios: EpisodeRatios | None,
+        numbers: NumbersOfSamples | None,
     ) -> TokenLoss:
         advantages_M = concat_to_device(
             (row.trained(row.sample.advantages) for row in rows), self.device
         )
-        tokens = LossInputs(logprobs_M, old_M, advantages_M)
-        if ratios is not None:
-            if not ratios.is_filled:
-                ratios.add(rows, logprobs_M - old_M)
-            tokens = LossInputs(logprobs_M, old_M, advantages_M, *ratios.of(rows, old_M))
-        return LOSSES[self.settings.policy_loss](tokens, self.settings)
+        of_tokens = {} if numbers is None else numbers.of_rows(rows, logprobs_M)
+        off_policy_M = of_tokens.pop(OFF_POLICY, None)
+        found = self.loss.of_tokens(
+            LossInputs(logprobs_M, old_M, advantages_M, of_tokens), self.settings
+        )
+        if off_policy_M is None:
+            return found
+        is_off_M = off_policy_M != 0
+        loss_M = torch.where(is_off_M, 0.0, found.loss_M)
+        return replace(found, loss_M=loss_M, cuts={**found.cuts, OFF_POLICY: is_off_M})
 
     def _targets(self, rows: Sequence[Row]) -> Tensor:
         return concat_to_device((row.targets for row in rows), self.device)
@@ -326,8 +367,7 @@ class Policy:
         """Returns the trainer's log-probabilities before the update, or the sampler's where
         they are unknown.
         """
-        pairs = ((row, row.sample.old_logprobs) for row in rows)
-        arrays = (row.trained(row.sample.logprobs if old is None else old) for row, old in pairs)
+        arrays = (row.trained(row.sample.old_or_sampled) for row in rows)
         return concat_to_device(arrays, self.device)
 
     def _row_weights(self, rows: Sequence[Row]) -> Tensor:

@@ -4,10 +4,13 @@ The names follow verl and TRL. Not covered: how many tokens an engine may sample
 checkpoints are written, which the rollout and the backbone decide.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from ajet.core.config import AjetConfig
+from ajet.core.config.algorithm import PolicyLossName
+from ajet.core.config.import_path import ARROW
 from ajet.core.errors import ConfigError
 
 KLType = Literal["low_var_kl", "low_var_kl+", "k1", "k2"]
@@ -16,7 +19,6 @@ LossAggMode = Literal[
 ]
 BatchLayout = Literal["auto", "padded", "packed", "tree"]
 LRSchedule = Literal["constant", "linear", "cosine"]
-PolicyLossName = Literal["ppo", "gspo", "cispo", "gpg", "topr", "sapo"]
 CorrectionLevel = Literal["none", "token", "turn", "sequence"]
 CorrectionMode = Literal["truncate", "reject"]
 RatioCombination = Literal["product", "geometric_mean"]
@@ -34,7 +36,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
     ),
     "batch_layout": ("auto", "padded", "packed", "tree"),
     "lr_schedule": ("constant", "linear", "cosine"),
-    "policy_loss": ("ppo", "gspo", "cispo", "gpg", "topr", "sapo"),
     "level": ("none", "token", "turn", "sequence"),
     "param_dtype": ("float64", "float32", "bfloat16"),
     "mode": ("truncate", "reject"),
@@ -104,6 +105,9 @@ class CorrectionSettings:
     upper: float = 2.0
     lower: float = 0.0  # lower bound, used by reject only
     combine: RatioCombination = "product"  # of the ratios of a turn's or an episode's tokens
+    normalize: bool = False  # divide the weights by their mean
+    reject: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # measure to its bounds
+    count_rejected: bool = True  # in the loss's means
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
@@ -116,14 +120,25 @@ class CorrectionSettings:
         """
         algorithm = config.ajet.trainer_common.algorithm
         correction = algorithm.rollout_correction
-        weighs_stale_tokens = config.max_staleness and algorithm.old_logprobs != "sampler"
+        weighs_stale_tokens = (
+            config.max_staleness
+            and algorithm.old_logprobs != "sampler"
+            and algorithm.policy_loss != "vespo"  # its own weight contains it
+        )
         return cls(
             level=correction.level or ("token" if weighs_stale_tokens else "none"),
             mode=correction.mode,
             upper=correction.upper,
             lower=correction.lower,
             combine=correction.combine,
+            normalize=correction.normalize,
+            reject=correction.reject_bounds,
+            count_rejected=correction.count_rejected,
         )
+
+    @property
+    def is_on(self) -> bool:
+        return self.level != "none" or bool(self.reject)
 
     def __post_init__(self) -> None:
         _check_choices(self)
@@ -164,12 +179,22 @@ class UpdateSettings(OptimizerSettings):
     """
 
     # Objective.
-    policy_loss: PolicyLossName = "ppo"
+    policy_loss: str = "ppo"  # a name of losses/, or that of a loss of the user's own
     clip_low: float = 0.2  # ratio is clipped to [1 - clip_low, 1 + clip_high]
     clip_high: float = 0.2
     dual_clip: float | None = None  # for negative advantages: loss at most -A * dual_clip
     sapo_tau_pos: float = 1.0  # slope of sapo's gate where the advantage is above 0
     sapo_tau_neg: float = 1.05
+    vespo_k_pos: float = 2.0  # exponent of vespo's weight where the advantage is not negative
+    vespo_k_neg: float = 3.0
+    vespo_lambda_pos: float = 3.0  # its exponential decay
+    vespo_lambda_neg: float = 2.0
+    dppo_max_ratio: float = 20.0  # the ratio that weighs a token in dppo_tv and dppo_kl
+    cov_share: float = 0.0002  # of a mini-batch's tokens that clip_cov or kl_cov choose
+    clip_cov_low: float = 1.0  # clip_cov chooses among covariances between the two
+    clip_cov_high: float = 5.0
+    kl_cov_coef: float = 1.0
+    off_policy_mask: float | None = None  # nats; negative episodes further away are masked
     temperature: float = 1.0  # the sampler's; the policy's logits are divided by it
     kl_loss_coef: float = 0.0  # 0 means no reference model, unless keep_reference
     keep_reference: bool = False  # for `Policy.reference_scores`
@@ -186,6 +211,7 @@ class UpdateSettings(OptimizerSettings):
     max_tokens_per_micro_batch: int = 4096  # tokens computed at once (distinct ones, as a tree)
     batch_layout: BatchLayout = "auto"  # tree where the model family has a flat forward
     lora: LoraSettings | None = None
+    seed: int = 0  # of the tokens that clip_cov draws
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
@@ -207,6 +233,16 @@ class UpdateSettings(OptimizerSettings):
             dual_clip=algorithm.dual_clip,
             sapo_tau_pos=algorithm.sapo_tau_pos,
             sapo_tau_neg=algorithm.sapo_tau_neg,
+            vespo_k_pos=algorithm.vespo_k_pos,
+            vespo_k_neg=algorithm.vespo_k_neg,
+            vespo_lambda_pos=algorithm.vespo_lambda_pos,
+            vespo_lambda_neg=algorithm.vespo_lambda_neg,
+            dppo_max_ratio=algorithm.dppo_max_ratio,
+            cov_share=algorithm.cov_share,
+            clip_cov_low=algorithm.clip_cov_low,
+            clip_cov_high=algorithm.clip_cov_high,
+            kl_cov_coef=algorithm.kl_cov_coef,
+            off_policy_mask=algorithm.off_policy_mask,
             temperature=config.ajet.rollout.temperature,
             kl_loss_coef=trainer.kl_loss_coef if trainer.use_kl_loss else 0.0,
             keep_reference=algorithm.use_kl_in_reward,
@@ -221,12 +257,19 @@ class UpdateSettings(OptimizerSettings):
             max_tokens_per_micro_batch=tokens_per_pass(config),
             batch_layout=trainer.batch_layout,
             lora=LoraSettings.from_config(config),
+            seed=config.ajet.seed,
         )
 
     @property
     def recomputes_old_logprobs(self) -> bool:
-        """Tells whether the trainer computes the old log-probabilities before the update."""
-        return self.old_logprobs == "trainer" or self.correction.level != "none"
+        """Tells whether the trainer computes its log-probabilities before the update."""
+        return self.old_logprobs == "trainer" or self.correction.is_on
+
+    @property
+    def old_is_trainers(self) -> bool:
+        """Tells whether a ratio's old policy is the trainer's before the update."""
+        has_weights = self.correction.level != "none"
+        return self.old_logprobs == "trainer" or (self.old_logprobs is None and has_weights)
 
     def __post_init__(self) -> None:
         OptimizerSettings.__post_init__(self)
@@ -237,7 +280,10 @@ class UpdateSettings(OptimizerSettings):
                 f"old_logprobs=sampler: a correction of level {self.correction.level} needs the "
                 "trainer's"
             )
-        for name in ("temperature", "sapo_tau_pos", "sapo_tau_neg"):
+        if ARROW not in self.policy_loss and self.policy_loss not in get_args(PolicyLossName):
+            names = ", ".join(get_args(PolicyLossName))
+            raise ConfigError(f"policy_loss={self.policy_loss!r}: choose one of {names}")
+        for name in ("temperature", "sapo_tau_pos", "sapo_tau_neg", "dppo_max_ratio"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)}: training needs one above 0")
         if self.dual_clip is not None and not self.dual_clip > 1:

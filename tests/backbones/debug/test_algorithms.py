@@ -106,3 +106,79 @@ def test_gigpo_without_state_keys_is_warned_of_and_with_them_has_anchors(train, 
     assert NO_STATE_KEY not in warnings
     # In a group the second calls of all four meet, the first ones are alone: (4 + 4 * 1) / 5.
     assert (line["gigpo/anchor_group_size"], line["gigpo/singleton_steps"]) == (1.6, 0.5)
+
+
+OWN = """
+def loss(tokens, settings):
+    return -tokens.advantages_M * tokens.ratio_M
+
+def centred(groups, options):
+    return [e.reward - sum(o.reward for o in g) / len(g) for g in groups for e in g]
+
+def shaped(groups):
+    return [e.reward + 3 for g in groups for e in g]
+
+def last_first(tasks, epoch, seed):
+    return [len(tasks) - 1] * len(tasks)
+"""
+OWN_KEYS = (
+    "ALG.policy_loss=own.py->loss",
+    "ALG.adv_estimator=own.py->centred",
+    "ALG.reward_shaping=own.py->shaped",
+    "ajet.data.sampler=own.py->last_first",
+)
+
+
+def test_a_run_with_algorithms_of_the_users_own_trains_and_knows_their_code(train):
+    train.toy.folder.joinpath("own.py").write_text(OWN)
+    [line] = train("Plain", 1, *OWN_KEYS, NO_KL)
+    assert line["update/grad_norm"] > 0 and is_finite([line])
+    assert line["advantage/mean"] == pytest.approx(0, abs=0.5)  # a shift of 3 is taken off
+    queries = rows(train.toy, "SELECT DISTINCT task_id FROM episodes WHERE mode = 'train'")
+    assert len(queries) == 1  # the sampler takes one task alone
+    attempt = json.loads((train.toy.path / "attempts/0001/attempt.json").read_text())
+    assert "own.py" in attempt["identity"]["code"]
+
+
+TWO_REWARDS = """
+from ajet import WorkflowOutput
+from workflow import Plain
+
+class TwoRewards(Plain):
+    async def execute(self, workflow_task, model_tuner):
+        output = await super().execute(workflow_task, model_tuner)
+        output.log_metrics = {"digits": output.reward, "success": float(output.is_success)}
+        return output
+"""
+
+
+def test_gdpo_compares_each_of_a_workflows_rewards(train):
+    train.toy.folder.joinpath("two.py").write_text(TWO_REWARDS)
+    workflow = "ajet.rollout.user_workflow=two.py->TwoRewards"
+    rewards = "ALG.reward_weights={digits: 1, success: 0.5}"
+    [line] = train("Plain", 1, workflow, "ALG.adv_estimator=gdpo", rewards, NO_KL)
+    assert line["update/grad_norm"] > 0 and is_finite([line])
+    assert line["advantage/mean"] == pytest.approx(0, abs=1e-5)  # whitened
+
+
+def test_a_reward_that_nobody_gave_is_that_episodes_judge_error(train):
+    rewards = "ALG.reward_weights={digits: 1}"
+    failing = ("ajet.rollout.max_failure_rate=1.0", "ALG.adv_estimator=gdpo", rewards, NO_KL)
+    [line] = train("Plain", 1, *failing)
+    assert line["episodes/judge_error"] == 16
+    [(error,)] = rows(train.toy, "SELECT DISTINCT error FROM episodes WHERE mode = 'train'")
+    assert error == (
+        "the workflow gave no log_metrics['digits'], which "
+        "ajet.trainer_common.algorithm.reward_weights names"
+    )
+
+
+@pytest.mark.parametrize("count", ["true", "false"])
+def test_rejected_tokens_are_measured(train, count):
+    far = "ALG.rollout_correction.reject={token_k2: 0.0000001, seq_max_k3: 0.5}"
+    [line] = train(
+        "Plain", 1, far, f"ALG.rollout_correction.count_rejected={count}", "ajet.rollout.top_p=0.9"
+    )
+    share = line["update/rejected_share"]
+    assert 0 < share <= 1 and line["update/rejected_share_token_k2"] <= share
+    assert ("update/correction_ess" in line, is_finite([line])) == (False, True)

@@ -33,7 +33,7 @@ def test_one_token_is_whitened_to_zero_not_nan():
 
 @pytest.mark.parametrize("name", list(ESTIMATORS))
 def test_null_whitens_where_the_estimator_is_defined_so(name):
-    defined_so = {"gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline"}
+    defined_so = {"gae", "gdpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"}
     assert EstimatorSettings(name).whitens == (name in defined_so)
     assert EstimatorSettings(name, whiten=True).whitens
     assert not EstimatorSettings(name, whiten=False).whitens

@@ -22,6 +22,7 @@ def load(tmp_path):
     return loaded
 
 
+REWARDS = "ALG.reward_weights={a: 1}"
 ESTIMATOR, LOSS = "ALG.adv_estimator is grpo", "ALG.policy_loss is ppo"
 
 
@@ -33,6 +34,23 @@ ESTIMATOR, LOSS = "ALG.adv_estimator is grpo", "ALG.policy_loss is ppo"
         ("ALG.step_reward_gamma=0.9", ESTIMATOR, "ALG.adv_estimator=gigpo"),
         ("ajet.trainer_common.critic.lr=0.5", ESTIMATOR, "ALG.adv_estimator=gae"),
         ("ALG.sapo_tau_pos=2.0", LOSS, "ALG.policy_loss=sapo"),
+        ("ALG.vespo_k_neg=2.0", LOSS, "ALG.policy_loss=vespo"),
+        ("ALG.dppo_max_ratio=2.0", LOSS, "ALG.policy_loss=dppo_tv"),
+        ("ALG.cov_share=0.1", LOSS, "ALG.policy_loss=kl_cov"),
+        ("ALG.clip_cov_low=2.0", LOSS, "ALG.policy_loss=clip_cov"),
+        ("ALG.sapo_tau_neg=2.0", LOSS, "ALG.policy_loss=own.py->loss"),
+        ("ALG.pass_k=4", ESTIMATOR, "ALG.adv_estimator=pass_at_k"),
+        ("ALG.lam=0.5", ESTIMATOR, "ALG.adv_estimator=own.py->estimator"),
+        (
+            "ALG.rollout_correction.normalize=True",
+            "rollout_correction.level is none",
+            "ALG.rollout_correction.level=turn",
+        ),
+        (
+            "ALG.rollout_correction.count_rejected=False",
+            "rollout_correction.reject is empty",
+            "ALG.rollout_correction.reject={token_k3: 0.5}",
+        ),
         ("ALG.kl_ctrl.kl_coef=0.5", "use_kl_in_reward is false", "ALG.use_kl_in_reward=true"),
         (
             "ALG.rollout_correction.upper=3.0",
@@ -82,6 +100,12 @@ def test_a_setting_that_another_one_leaves_without_effect_is_noticed(
     assert load(override, *mended).notices == []
 
 
+def test_rewards_that_nobody_compares_are_noticed(load):
+    (notice,) = load(REWARDS).notices
+    assert notice.startswith(f"ignored: {ALGORITHM}.reward_weights=")
+    assert load(REWARDS, "ALG.adv_estimator=gdpo").notices == []
+
+
 def test_that_there_are_no_weights_is_no_setting_without_effect(load):
     assert load("ALG.rollout_correction.level=none").notices == []
 
@@ -104,6 +128,11 @@ def test_a_coefficient_that_is_not_added_is_noticed(load):
         ),
         (["ALG.old_logprobs=sampler", "ALG.rollout_correction.level=turn"], "ALG.old_logprobs"),
         (["ALG.overlong.buffer_len=20000"], "ALG.overlong.buffer_len"),
+        (["ALG.policy_loss=vespo", "ALG.rollout_correction.level=turn"], "ALG.policy_loss"),
+        (["ALG.adv_estimator=gdpo"], "ALG.reward_weights"),
+        (["ALG.adv_estimator=gdpo", REWARDS, "ALG.reward_clip=1.0"], "ALG.adv_estimator"),
+        (["ALG.adv_estimator=pass_at_k", "ALG.pass_k=9"], "ALG.pass_k"),
+        (["ALG.policy_loss=clip_cov", "ALG.clip_cov_low=6.0"], "ALG.clip_cov_low"),
         (["ajet.trainer_common.optim.lr_schedule=cosine"], "optim.lr_schedule"),
     ],
 )
@@ -115,8 +144,9 @@ def test_settings_that_contradict_one_another_are_refused_in_one_line(load, over
 
 @pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
 def test_estimators_of_groups_give_a_lone_episode_nothing_and_that_is_noticed(load, estimator):
-    notices = load("ajet.rollout.num_repeat=1", f"ALG.adv_estimator={estimator}").notices
-    assert "nothing is learnt" in notices[0]
+    rewards = [REWARDS] if estimator == "gdpo" else []
+    loaded = load("ajet.rollout.num_repeat=1", f"ALG.adv_estimator={estimator}", *rewards)
+    assert "nothing is learnt" in loaded.notices[0]
     groups = [(credited("a", [3.0, 1.0], group="g"),), (credited("b", [1.0], group="h"),)]
     assert not any_signal(estimator, groups)
 

@@ -166,3 +166,17 @@ def test_a_checkpoint_without_a_critic_is_one_line():
     tensors, state = learner().state_dict()
     with pytest.raises(CheckpointError, match="no critic, which adv_estimator gae needs"):
         learner("gae").load_state_dict(tensors, state)
+
+
+def test_the_trainers_log_probabilities_are_computed_once_for_kl_and_ratio(monkeypatch):
+    one = learner(kl_in_reward=True, old_logprobs="trainer")
+    calls, score = [], one.policy.score
+    monkeypatch.setattr(one.policy, "score", lambda samples: calls.append(1) or score(samples))
+    groups = [group_of(member(0, 1.0), member(1, 0.0))]
+    batch, _ = learn(one, groups)
+    assert len(calls) == 1
+    other = learner(kl_in_reward=True, old_logprobs="trainer")
+    found = other.make_batch(other.score(groups))
+    expected = other.policy.score(found.samples)
+    for sample, scored in zip(batch.samples, expected, strict=True):
+        np.testing.assert_array_equal(sample.old_logprobs, scored)

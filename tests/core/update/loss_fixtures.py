@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from update_fixtures import sample
 
-from ajet.core.update.episode_ratios import EpisodeRatios
 from ajet.core.update.layouts.layout import rows_of
 from ajet.core.update.loss import episode_weights
-from ajet.core.update.losses import EPISODE_LEVEL_LOSSES, LOSSES
+from ajet.core.update.losses import LOSSES
 from ajet.core.update.losses.token_loss import LossInputs
+from ajet.core.update.mini_batch_tokens import MiniBatchTokens
 
 
 @dataclass
@@ -28,6 +28,16 @@ class Batch:
         masks = ["0" + "".join(str(int(m)) for m in row) for row in self.mask_BT]
         return [sample(range(len(m)), m, episode=f"e{i}") for i, m in enumerate(masks)]
 
+    def mini_batch(self):
+        """All trained tokens; the old log-probabilities are the sampler's."""
+        is_trained_BT = self.mask_BT.bool()
+        logprobs_M, old_M, advantages_M = (
+            each[is_trained_BT].numpy()
+            for each in (self.logprobs_BT, self.old_BT, self.advantages_BT)
+        )
+        episodes_M = np.nonzero(is_trained_BT.numpy())[0]
+        return MiniBatchTokens(logprobs_M, old_M, old_M, advantages_M, episodes_M)
+
     def loss(self, settings):
         """Our loss, its gradient on `logprobs_BT`, and what the token loss says."""
         logprobs_BT = self.logprobs_BT.clone().requires_grad_()
@@ -35,13 +45,12 @@ class Batch:
         logprobs_M, old_M = logprobs_BT[is_trained_BT], self.old_BT[is_trained_BT]
         samples = self.samples()
         rows = rows_of(samples)
-        episodes = ()
-        if settings.policy_loss in EPISODE_LEVEL_LOSSES:
-            ratios = EpisodeRatios(rows)
-            ratios.add(rows, logprobs_M - old_M)
-            episodes = ratios.of(rows, old_M)
-        tokens = LossInputs(logprobs_M, old_M, self.advantages_BT[is_trained_BT], *episodes)
-        found = LOSSES[settings.policy_loss](tokens, settings)
+        policy_loss, numbers = LOSSES[settings.policy_loss], {}
+        if policy_loss.of_mini_batch is not None:
+            found = policy_loss.of_mini_batch(self.mini_batch(), settings)
+            numbers = {name: torch.from_numpy(values_M) for name, values_M in found.items()}
+        tokens = LossInputs(logprobs_M, old_M, self.advantages_BT[is_trained_BT], numbers)
+        found = policy_loss.of_tokens(tokens, settings)
         weights = episode_weights(samples, settings)
         weights_M = torch.cat(
             [torch.full((len(r.positions),), weights[r.episode_id]) for r in rows]

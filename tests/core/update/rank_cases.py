@@ -83,13 +83,28 @@ CASES = {
     "packed": Case(
         dict(
             batch_layout="packed",
-            correction=CorrectionSettings(level="sequence", upper=1.5),
+            correction=CorrectionSettings(
+                level="sequence",
+                upper=1.5,
+                normalize=True,
+                reject={"token_k2": (-4.0, 4.0)},
+                count_rejected=False,
+            ),
+            policy_loss="gmpo",
             loss_agg_mode="seq-mean-token-mean",
         ),
         model=dict(tie_word_embeddings=False),
     ),
     "padded": Case(
-        dict(batch_layout="padded", kl_loss_coef=0.1, kl_loss_type="k1"),
+        dict(
+            batch_layout="padded",
+            kl_loss_coef=0.1,
+            kl_loss_type="k1",
+            policy_loss="clip_cov",
+            cov_share=0.2,
+            clip_cov_low=0.001,
+            off_policy_mask=0.01,
+        ),
         dict(activation_checkpointing=True, reshard_after_forward=False),
     ),
     "gspo": Case(

@@ -1,10 +1,12 @@
 from collections import defaultdict
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from loss_fixtures import random_batch
 
+from ajet.core.update.off_policy import off_policy_tokens
 from ajet.core.update.settings import UpdateSettings
 
 LONGEST = 9  # of `random_batch`
@@ -15,17 +17,21 @@ def trl_loss():
     """The loss of trl's GRPO trainer on given log-probabilities, and its gradient."""
     from trl.trainer.grpo_trainer import GRPOTrainer
 
-    def compute(batch, loss_type, level, low, high):
+    def compute(batch, loss_type, level, low, high, off_policy_mask=None):
         logprobs_BT = batch.logprobs_BT.clone().requires_grad_()
         ids_BT = torch.zeros_like(batch.mask_BT, dtype=torch.int64)
         itself = SimpleNamespace(
             _get_per_token_logps_and_entropies=lambda *_, **__: (logprobs_BT, logprobs_BT, None),
-            aux_loss_enabled=False, top_entropy_quantile=1.0, off_policy_mask_threshold=None,
+            aux_loss_enabled=False, top_entropy_quantile=1.0,
+            off_policy_mask_threshold=off_policy_mask,
+            get_off_policy_mask=GRPOTrainer.get_off_policy_mask,
+            get_gamma_weights=GRPOTrainer.get_gamma_weights,
             importance_sampling_level=level, beta=0.0, loss_type=loss_type, epsilon_low=low,
             epsilon_high=high, use_vllm=False, max_completion_length=LONGEST,
             args=SimpleNamespace(
                 delta=None, sapo_temperature_pos=1.0, sapo_temperature_neg=1.05,
-                steps_per_generation=1,
+                steps_per_generation=1, vespo_k_pos=2.0, vespo_lambda_pos=3.0, vespo_k_neg=3.0,
+                vespo_lambda_neg=2.0,
             ),
             model=SimpleNamespace(training=True), current_gradient_accumulation_steps=1,
             accelerator=SimpleNamespace(
@@ -51,6 +57,9 @@ CASES = [
     ("ppo", "seq-mean-token-sum-norm", (0.2, 0.28), "dr_grpo", "token", (0.2, 0.28)),
     ("gspo", "seq-mean-token-mean", (0.1, 0.1), "grpo", "sequence", (0.1, 0.1)),
     ("sapo", "seq-mean-token-mean", (0.2, 0.2), "sapo", "token", (0.2, 0.2)),
+    # LUSPO is GSPO whose losses are summed over an episode
+    ("gspo", "seq-mean-token-sum", (0.1, 0.1), "luspo", "sequence", (0.1, 0.1)),
+    ("vespo", "token-mean", (0.2, 0.2), "vespo", "token", (0.2, 0.2)),
     # trl's bound of cispo is the ratio itself, from above alone
     ("cispo", "token-mean", (1.0, 0.28), "cispo", "token", (0.0, 1.28)),
 ]
@@ -69,3 +78,19 @@ def test_losses_and_gradients_are_trls(trl_loss, name, mode, clip, theirs, level
     torch.testing.assert_close(loss, expected_loss, rtol=0, atol=1e-6)
     torch.testing.assert_close(gradient, expected_gradient, rtol=0, atol=1e-6)
     assert gradient.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("seed", [0, 7, 11])
+def test_masked_episodes_are_trls(trl_loss, seed):
+    batch = random_batch(seed, per_row_advantages=True)
+    settings = UpdateSettings(policy_loss="ppo", loss_agg_mode="seq-mean-token-mean")
+    masked_M = torch.from_numpy(off_policy_tokens(batch.mini_batch(), 0.05)).bool()
+    advantages = batch.advantages_BT.clone()
+    advantages[batch.mask_BT.bool()] *= ~masked_M  # a masked token has no policy loss
+    left = replace(batch, advantages_BT=advantages)
+    loss, gradient, _ = left.loss(settings)
+    expected_loss, expected = trl_loss(batch, "grpo", "token", 0.2, 0.2, off_policy_mask=0.05)
+    torch.testing.assert_close(loss, expected_loss, rtol=0, atol=1e-6)
+    torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-6)
+    episodes = {*batch.mini_batch().episodes_M[masked_M.numpy()].tolist()}
+    assert 0 < len(episodes) < len(batch.mask_BT)

@@ -9,6 +9,7 @@ from loss_fixtures import random_batch
 
 from ajet.core.update.losses import LOSSES
 from ajet.core.update.losses.token_loss import LossInputs
+from ajet.core.update.mini_batch_tokens import MiniBatchTokens
 from ajet.core.update.settings import UpdateSettings
 
 
@@ -31,14 +32,14 @@ def test_topr_is_the_papers_gradient(seed):
     assert found.cuts["high"].double().mean().item() == pytest.approx(share)
 
 
-def loss_of(name, logprobs, advantages, mean=None, total=None, **settings):
-    """With an old log-probability of 0, so that a ratio is exp(logprob)."""
+def loss_of(name, logprobs, advantages, numbers=None, **settings):
+    """With an old log-probability of 0, so that a ratio is exp(logprob). `numbers` are those of the
+    mini-batch, one for all tokens."""
     tensors = [torch.tensor(numbers) for numbers in (logprobs, advantages)]
-    episode = [None if number is None else torch.full((len(logprobs),), number)
-               for number in (mean, total)]  # fmt: skip
+    of_tokens = {key: torch.full((len(logprobs),), n) for key, n in (numbers or {}).items()}
     logprobs_M = tensors[0].requires_grad_()
-    tokens = LossInputs(logprobs_M, torch.zeros(len(logprobs)), tensors[1], *episode)
-    found = LOSSES[name](tokens, UpdateSettings(policy_loss=name, **settings))
+    tokens = LossInputs(logprobs_M, torch.zeros(len(logprobs)), tensors[1], of_tokens)
+    found = LOSSES[name].of_tokens(tokens, UpdateSettings(policy_loss=name, **settings))
     gradient = torch.autograd.grad(found.loss_M.sum(), logprobs_M)[0]
     return found, gradient.tolist()
 
@@ -46,11 +47,13 @@ def loss_of(name, logprobs, advantages, mean=None, total=None, **settings):
 def test_the_ratio_of_gspo_is_the_geometric_mean_of_the_episodes_tokens():
     # ratios 2 and 1/8: sqrt(1/4) = 1/2; a token above its own clip still has a gradient
     found, gradient = loss_of(
-        "gspo", [math.log(2), math.log(1 / 8)], [1.0, 1.0], mean=math.log(1 / 2)
+        "gspo", [math.log(2), math.log(1 / 8)], [1.0, 1.0], {"log_ratio": math.log(1 / 2)}
     )
     assert found.ratio_M.tolist() == pytest.approx([0.5, 0.5])
     assert gradient == pytest.approx([-0.5, -0.5])
-    cut, no_gradient = loss_of("gspo", [math.log(2)], [1.0], mean=math.log(2), clip_high=0.5)
+    cut, no_gradient = loss_of(
+        "gspo", [math.log(2)], [1.0], {"log_ratio": math.log(2)}, clip_high=0.5
+    )
     assert cut.loss_M.tolist() == pytest.approx([-1.5]) and no_gradient == [0.0]
     assert {name: where.tolist() for name, where in cut.cuts.items()} == {
         "low": [False],
@@ -66,9 +69,9 @@ def test_cispo_bounds_the_weight_and_keeps_every_gradient():
 
 
 def test_topr_does_not_push_down_what_is_unlearnt():
-    _, gradient = loss_of("topr", [-3.0], [-1.0], total=-30.0)
+    _, gradient = loss_of("topr", [-3.0], [-1.0], {"log_product": -30.0})
     assert gradient[0] == pytest.approx(0.0, abs=1e-12)
-    _, gradient = loss_of("topr", [-3.0], [1.0], total=-30.0)
+    _, gradient = loss_of("topr", [-3.0], [1.0], {"log_product": -30.0})
     assert gradient == pytest.approx([-1.0])
 
 
@@ -89,6 +92,14 @@ def test_gpg_has_no_ratio():
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_huge_log_ratio_and_a_zero_advantage_stay_finite(name):
     for size in (-500.0, 500.0):
-        found, gradient = loss_of(name, [size] * 3, [-1.0, 0.0, 1.0], mean=size, total=size)
+        tokens = MiniBatchTokens(
+            np.full(3, size), np.zeros(3), np.zeros(3), np.array([-1.0, 0.0, 1.0]), np.zeros(3, int)
+        )
+        settings, numbers = UpdateSettings(policy_loss=name), {}
+        if LOSSES[name].of_mini_batch is not None:
+            numbers = LOSSES[name].of_mini_batch(tokens, settings)
+        found, gradient = loss_of(
+            name, [size] * 3, [-1.0, 0.0, 1.0], {k: v[0] for k, v in numbers.items()}
+        )
         assert torch.isfinite(found.loss_M).all() and torch.isfinite(found.ratio_M).all()
         assert np.isfinite(gradient).all()

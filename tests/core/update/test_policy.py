@@ -17,9 +17,10 @@ ALL_TERMS = dict(kl_loss_coef=0.1, kl_loss_type="k1", entropy_coef=0.01, tempera
 MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
-def gradient(samples, model=None, **settings):
+def gradient(samples, model=None, *, loss=None, **settings):
     """Of one update, read from AdamW's first moment, which is 0.1 * gradient after one step."""
-    policy = Policy(model or tiny_model(), UpdateSettings(lr=0.0, grad_clip=0.0, **settings))
+    settings = UpdateSettings(lr=0.0, grad_clip=0.0, **settings)
+    policy = Policy(model or tiny_model(), settings, loss=loss)
     metrics = policy.update(samples)
     tensors = policy.optimizer.tensors()
     return {n: 10 * t for n, t in tensors.items() if n.endswith(".exp_avg")}, metrics

@@ -8,7 +8,7 @@ import torch
 from test_policy import MODES, gradient
 from update_fixtures import forked_groups, sample, tiny_model
 
-from ajet.core.update.losses import EPISODE_LEVEL_LOSSES, LOSSES
+from ajet.core.update.losses import LOSSES
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import CorrectionSettings, UpdateSettings
 
@@ -78,14 +78,14 @@ def test_splitting_an_episode_leaves_the_gradient_of_every_loss_unchanged(name, 
         assert_same_gradient(found, expected)
 
 
-@pytest.mark.parametrize("name", sorted(EPISODE_LEVEL_LOSSES))
+@pytest.mark.parametrize("name", [n for n, loss in LOSSES.items() if loss.reads == "episode"])
 def test_a_timeline_without_advantage_counts_in_its_episodes_ratio(name):
     """Were it left out, the episode's ratio would be that of the other timeline alone."""
     first, second = near(
         [sample([1, 2, 3, 4], "0011", advantage=-1.0), sample([1, 2, 5, 6], "0011", advantage=0.0)],
         size=0.8,
     )
-    second = replace(second, old_logprobs=second.old_logprobs + np.where(second.loss_mask, 2, 0))
+    second = replace(second, old_logprobs=second.old_logprobs + np.where(second.loss_mask, 0.5, 0))
     second = replace(second, old_logprobs=second.old_logprobs.astype("f4"))
     silent = dict(policy_loss=name, **WIDE)
     found, metrics = gradient([first, second], **silent)
@@ -93,7 +93,8 @@ def test_a_timeline_without_advantage_counts_in_its_episodes_ratio(name):
     assert_same_gradient(found, computed)
     assert metrics["skipped_samples"] == 0
     alone, _ = gradient([first], **silent)
-    assert any((found[n] - alone[n] / 2).abs().max() > 1e-4 for n in found)
+    largest = max(grad.abs().max() for grad in alone.values())
+    assert any((found[n] - alone[n] / 2).abs().max() > 0.01 * largest for n in found)
 
 
 def test_samples_old_log_probabilities_go_before_the_samplers():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from torch import Tensor, nn
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.ranks import Ranks
 from ajet.core.update.sequence import SequenceGroup
+
+Number = TypeVar("Number", bound=np.generic)
+_TORCH_DTYPES = {np.float32: torch.float32, np.float64: torch.float64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class Row:
     def episode_id(self) -> str:
         return self.sample.episode_id
 
-    def trained(self, array_T: NDArray[np.float32]) -> NDArray[np.float32]:
+    def trained(self, array_T: NDArray[Number]) -> NDArray[Number]:
         """Returns the entries of an array over the sample's tokens that belong to trained
         tokens.
         """
@@ -80,18 +83,19 @@ def scatter_to_samples(
     samples: Sequence[TrainingSample],
     results: Iterable[tuple[Sequence[Row], Tensor]],
     ranks: Ranks,
-) -> list[NDArray[np.float32]]:
+    dtype: type[np.floating] = np.float32,
+) -> list[NDArray[Any]]:
     """Arranges numbers of trained tokens ``[M]``, by micro-batch, as one array for each sample, 0
     elsewhere.
 
     Each rank gives the results of its own micro-batches; every rank gets the arrays of all samples.
     """
     starts = np.cumsum([len(sample) for sample in samples])[:-1]
-    all_N = np.zeros(sum(len(sample) for sample in samples), np.float32)
+    all_N = np.zeros(sum(len(sample) for sample in samples), dtype)
     arrays = np.split(all_N, starts)  # views of it
     for rows, values_M in results:
         cuts = np.cumsum([len(row.positions) for row in rows])[:-1]
-        parts = np.split(values_M.float().cpu().numpy(), cuts)
+        parts = np.split(values_M.to(_TORCH_DTYPES[dtype]).cpu().numpy(), cuts)
         for row, part in zip(rows, parts, strict=True):
             arrays[row.sample_index][row.positions + 1] = part
     return np.split(ranks.all_reduce_sum(all_N), starts) if samples else []

@@ -5,18 +5,27 @@
 
 This is its form for token advantages (GSPO-token): each token has s as its value and the gradient
 of its own log-probability, so equal advantages give the paper's gradient. The paper aggregates with
-`seq-mean-token-mean` and uses bounds of 3e-4 and 4e-4, because a mean ratio is near 1.
+`seq-mean-token-mean` and uses bounds of 3e-4 and 4e-4, because a mean ratio is near 1. With
+`seq-mean-token-sum` it is LUSPO (arXiv 2602.05261), which multiplies an episode's loss with its
+number of tokens.
 """
 
 from ajet.core.update.losses.ppo import clipped_surrogate_loss
-from ajet.core.update.losses.token_loss import MAX_LOG_RATIO, LossInputs, TokenLoss
+from ajet.core.update.losses.token_loss import MAX_LOG_RATIO, LossInputs, PolicyLoss, TokenLoss
+from ajet.core.update.mini_batch_tokens import MiniBatchTokens, TokenNumbers
 from ajet.core.update.settings import UpdateSettings
 
 
+def episode_log_ratio(tokens: MiniBatchTokens, settings: UpdateSettings) -> TokenNumbers:
+    return {"log_ratio": tokens.episode_means(tokens.log_ratio_M)}
+
+
 def gspo(tokens: LossInputs, settings: UpdateSettings) -> TokenLoss:
-    assert tokens.episode_mean_M is not None
     gradient_M = tokens.logprobs_M - tokens.logprobs_M.detach()  # 0 in value
-    log_ratio_M = tokens.episode_mean_M + gradient_M
+    log_ratio_M = tokens.mini_batch["log_ratio"] + gradient_M
     ratio_M = log_ratio_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     loss_M, cuts = clipped_surrogate_loss(ratio_M, tokens.advantages_M, settings)
     return TokenLoss(loss_M, ratio_M, cuts)
+
+
+GSPO = PolicyLoss(gspo, episode_log_ratio, reads="episode")

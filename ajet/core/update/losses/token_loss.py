@@ -1,13 +1,25 @@
-"""The inputs and outputs of a policy loss; every tensor has one entry for each trained token.
+"""The interface of a policy loss; every tensor has one entry for each trained token.
+
+A loss is a function of a micro-batch's tokens. One that reads more than a token by itself also has
+a function of the whole mini-batch, which makes numbers for each token before the gradient:
+
+    gspo    of_mini_batch  {"log_ratio": mean of log(pi / old) over the token's episode}
+            of_tokens      reads tokens.mini_batch["log_ratio"]
 
 In an importance ratio pi / old, `old` is the policy that sampled: the trainer's own
 log-probabilities before the update, or the sampler's.
 """
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import Tensor
+
+from ajet.core.update.mini_batch_tokens import MiniBatchTokens, TokenNumbers
+from ajet.core.update.settings import UpdateSettings
 
 MAX_LOG_RATIO = 20.0  # exp() stays finite in float32; the clips act far below this
 
@@ -16,15 +28,13 @@ MAX_LOG_RATIO = 20.0  # exp() stays finite in float32; the clips act far below t
 class LossInputs:
     """Holds what a loss reads; only `logprobs_M` carries a gradient.
 
-    `episode_mean_M` and `episode_sum_M` are the mean and the sum of log(pi / old) over all trained
-    tokens of the token's episode; they are given to the losses of `EPISODE_LEVEL_LOSSES`.
+    `mini_batch` has the numbers that the loss's own `of_mini_batch` made of the token.
     """
 
     logprobs_M: Tensor
     old_M: Tensor
     advantages_M: Tensor
-    episode_mean_M: Tensor | None = None
-    episode_sum_M: Tensor | None = None
+    mini_batch: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def ratio_M(self) -> Tensor:
@@ -43,3 +53,16 @@ class TokenLoss:
     loss_M: Tensor
     ratio_M: Tensor
     cuts: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLoss:
+    """Holds the two functions of a loss, and what the second one reads.
+
+    `reads` is "token" where there is no second one. With "episode" all timelines of an episode are
+    computed where one of them has an advantage, with "mini_batch" all samples.
+    """
+
+    of_tokens: Callable[[LossInputs, UpdateSettings], TokenLoss]
+    of_mini_batch: Callable[[MiniBatchTokens, UpdateSettings], TokenNumbers] | None = None
+    reads: Literal["token", "episode", "mini_batch"] = "token"

@@ -10,15 +10,23 @@ advantages have full weight, however unlikely. The paper sums over an episode: `
 
 import torch
 
-from ajet.core.update.losses.token_loss import MAX_LOG_RATIO, LossInputs, TokenLoss
+from ajet.core.update.losses.token_loss import MAX_LOG_RATIO, LossInputs, PolicyLoss, TokenLoss
+from ajet.core.update.mini_batch_tokens import MiniBatchTokens, TokenNumbers
 from ajet.core.update.settings import UpdateSettings
 
 
+def episode_log_product(tokens: MiniBatchTokens, settings: UpdateSettings) -> TokenNumbers:
+    return {"log_product": tokens.episode_sums(tokens.log_ratio_M)}
+
+
 def topr(tokens: LossInputs, settings: UpdateSettings) -> TokenLoss:
-    assert tokens.episode_sum_M is not None
+    log_product_M = tokens.mini_batch["log_product"]
     negative_M = tokens.advantages_M < 0
-    taper_M = tokens.episode_sum_M.clamp(max=0.0).exp()
+    taper_M = log_product_M.clamp(max=0.0).exp()
     weight_M = torch.where(negative_M, taper_M, torch.ones_like(taper_M))
     loss_M = -weight_M * tokens.advantages_M * tokens.logprobs_M
-    ratio_M = tokens.episode_sum_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    ratio_M = log_product_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     return TokenLoss(loss_M, ratio_M, {"high": negative_M & (ratio_M > 1)})
+
+
+TOPR = PolicyLoss(topr, episode_log_product, reads="episode")

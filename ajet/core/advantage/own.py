@@ -1,0 +1,116 @@
+"""The user's own estimator and reward shaping, named in the YAML as file.py->function.
+
+    adv_estimator: my_estimator.py->centred
+
+    def centred(groups, options):
+        return [e.reward - sum(o.reward for o in g) / len(g) for g in groups for e in g]
+
+    estimator(groups, options)   one number for each episode, in the order of the groups, or arrays
+                                 by episode id: one for each turn, with a number for each trained
+                                 token
+    shaping(groups)              one reward for each episode, in the order of the groups
+
+`groups` are tuples of `EpisodeCredit`, `options` is `AdvantageOptions`. Advantages have no unit but
+the reward's; the loss of a token is multiplied with them. Both are functions of the batch alone:
+what they keep from one step to the next is in no checkpoint. A result that does not fit, and
+whatever they raise, ends the run with one line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ajet.core.advantage.comparison import episodes_of, spread_evenly
+from ajet.core.advantage.credit import AdvantageOptions, Advantages, EpisodeCredit, GroupCredit
+from ajet.core.config import AjetConfig
+from ajet.core.errors import ConfigError
+from ajet.core.importing import ARROW, load_function, run_user_code
+
+ALGORITHM = "ajet.trainer_common.algorithm"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnEstimator:
+    """Calls the user's estimator and checks what it returns."""
+
+    where: str
+    function: Callable[..., Any]
+
+    @classmethod
+    def of(cls, config: AjetConfig) -> OwnEstimator | None:
+        """Loads the estimator that the config names; None where it names one of ajet's."""
+        spec = config.ajet.trainer_common.algorithm.adv_estimator
+        if ARROW not in spec:
+            return None
+        where = f"{ALGORITHM}.adv_estimator"
+        return cls(where, load_function(spec, base_dirs=config.base_dirs, where=where))
+
+    def __call__(self, groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advantages:
+        result = run_user_code(partial(self.function, groups, options), self.where)
+        if not isinstance(result, dict):
+            return spread_evenly(groups, numbers_of(result, groups, self.where))
+        return {e.episode_id: self._turns(e, result) for e in episodes_of(groups)}
+
+    def _turns(self, episode: EpisodeCredit, result: dict[Any, Any]) -> tuple[Any, ...]:
+        name, wanted = episode.episode_id, episode.lengths_T.tolist()
+        if name not in result:
+            raise ConfigError(f"{self.where}: it returned nothing for episode {name}")
+        try:
+            turns = tuple(np.array(turn, np.float32) for turn in result[name])
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{self.where}: episode {name}: give one array of numbers for each turn ({error})"
+            ) from error
+        if [turn.shape for turn in turns] != [(length,) for length in wanted]:
+            raise ConfigError(
+                f"{self.where}: episode {name}: its turns have {wanted} trained tokens, the arrays "
+                f"{[turn.shape for turn in turns]}"
+            )
+        if not all(np.isfinite(turn).all() for turn in turns):
+            raise ConfigError(f"{self.where}: episode {name}: a number is not finite")
+        return turns
+
+
+@dataclass(frozen=True, slots=True)
+class OwnShaping:
+    """Calls the user's reward shaping and checks what it returns."""
+
+    where: str
+    function: Callable[..., Any]
+
+    @classmethod
+    def of(cls, config: AjetConfig) -> OwnShaping | None:
+        """Loads the shaping that the config names, if any."""
+        spec = config.ajet.trainer_common.algorithm.reward_shaping
+        if spec is None:
+            return None
+        where = f"{ALGORITHM}.reward_shaping"
+        return cls(where, load_function(spec, base_dirs=config.base_dirs, where=where))
+
+    def __call__(self, groups: Sequence[GroupCredit]) -> list[float]:
+        result = run_user_code(partial(self.function, groups), self.where)
+        return numbers_of(result, groups, self.where)
+
+
+def numbers_of(result: Any, groups: Sequence[GroupCredit], where: str) -> list[float]:
+    """Returns one finite number for each episode; a ConfigError says what does not fit."""
+    num_episodes = sum(map(len, groups))
+    try:
+        numbers = [float(number) for number in result]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{where}: give a list of {num_episodes} numbers, one for each episode ({error})"
+        ) from error
+    if len(numbers) != num_episodes:
+        raise ConfigError(
+            f"{where}: it returned {len(numbers)} numbers for {num_episodes} episodes"
+        )
+    if not all(map(math.isfinite, numbers)):
+        raise ConfigError(f"{where}: a number that it returned is not finite")
+    return numbers

@@ -1,0 +1,47 @@
+"""GMPO (arXiv 2507.20673): the geometric mean of an episode's token ratios, each of which is
+clipped.
+
+    d = log(pi / old) of a token, clipped to -clip_low .. clip_high where it has gone further than
+        that in the direction of A: above where A > 0, below where A < 0
+    s = exp( mean over the episode's tokens of d )
+    -s A
+
+This is its form for token advantages, as GSPO-token is: each token has s as its value and the
+gradient of its own d, which is 0 where it is clipped; equal advantages give the paper's gradient.
+The paper aggregates with `seq-mean-token-mean` and has bounds of 0.4 and 0.4.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ajet.core.update.losses.token_loss import MAX_LOG_RATIO, LossInputs, PolicyLoss, TokenLoss
+from ajet.core.update.mini_batch_tokens import MiniBatchTokens, TokenNumbers
+from ajet.core.update.settings import UpdateSettings
+
+
+def clipped_log_ratio(tokens: MiniBatchTokens, settings: UpdateSettings) -> TokenNumbers:
+    ratio_M, advantages_M = tokens.log_ratio_M, tokens.advantages_M
+    above_M = np.where(advantages_M > 0, settings.clip_high, np.inf)
+    below_M = np.where(advantages_M < 0, -settings.clip_low, -np.inf)
+    return {"log_ratio": tokens.episode_means(np.clip(ratio_M, below_M, above_M))}
+
+
+def gmpo(tokens: LossInputs, settings: UpdateSettings) -> TokenLoss:
+    cuts = _cuts(tokens, settings)
+    free_M = ~(cuts["low"] | cuts["high"])
+    gradient_M = torch.where(free_M, tokens.logprobs_M - tokens.logprobs_M.detach(), 0.0)
+    log_ratio_M = tokens.mini_batch["log_ratio"] + gradient_M
+    ratio_M = log_ratio_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    return TokenLoss(-ratio_M * tokens.advantages_M, ratio_M, cuts)
+
+
+def _cuts(tokens: LossInputs, settings: UpdateSettings) -> dict[str, Tensor]:
+    log_ratio_M = tokens.logprobs_M.detach() - tokens.old_M
+    return {
+        "low": (tokens.advantages_M < 0) & (log_ratio_M < -settings.clip_low),
+        "high": (tokens.advantages_M > 0) & (log_ratio_M > settings.clip_high),
+    }
+
+
+GMPO = PolicyLoss(gmpo, clipped_log_ratio, reads="episode")

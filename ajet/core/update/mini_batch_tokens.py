@@ -1,0 +1,113 @@
+"""The trained tokens of a whole mini-batch, for losses that read more of it than one token.
+
+    samples           e0: .1 .2    e1: -.3    e0: .3        e0 has two timelines
+    log_ratio_M       .1 .2 -.3 .3
+    episode_sums      .6 .6 -.3 .6
+    episode_means     .2 .2 -.3 .2
+
+A loss computes numbers of each token from them before the gradient of the mini-batch
+(`PolicyLoss.of_mini_batch`). Sums are in float64 and in the order of the samples, so they do not
+depend on micro-batches, layouts and ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ajet.core.trajectory.sample import TrainingSample
+from ajet.core.update.layouts.layout import Row, concat_to_device
+
+Floats = NDArray[np.float64]
+TokenNumbers = Mapping[str, Floats]
+"""Maps names to numbers of each trained token ``[M]`` of a mini-batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class MiniBatchTokens:
+    """Holds the trained tokens of all samples, in their order: log-probabilities under the present
+    policy, the old one and the sampler, advantages, and the number of each token's episode.
+
+    `seed` is for a loss that draws tokens. It is another one in each optimizer step, and the same
+    after a resume.
+    """
+
+    logprobs_M: NDArray[np.floating]
+    old_M: NDArray[np.floating]
+    sampler_M: NDArray[np.floating]
+    advantages_M: NDArray[np.floating]
+    episodes_M: NDArray[np.int64]
+    seed: tuple[int, ...] = (0,)
+
+    @classmethod
+    def of(
+        cls,
+        samples: Sequence[TrainingSample],
+        logprobs: Sequence[NDArray[np.floating]],
+        seed: tuple[int, ...],
+    ) -> MiniBatchTokens:
+        """Collects the tokens of `samples`; `logprobs` has an array over all tokens of each."""
+        numbers = {name: i for i, name in enumerate(dict.fromkeys(s.episode_id for s in samples))}
+
+        def trained(arrays: Sequence[NDArray[np.floating]]) -> NDArray[np.floating]:
+            pairs = zip(samples, arrays, strict=True)
+            return np.concatenate([array_T[sample.loss_mask] for sample, array_T in pairs])
+
+        return cls(
+            logprobs_M=trained(logprobs),
+            old_M=trained([sample.old_or_sampled for sample in samples]),
+            sampler_M=trained([sample.logprobs for sample in samples]),
+            advantages_M=trained([sample.advantages for sample in samples]),
+            episodes_M=np.repeat(
+                np.array([numbers[sample.episode_id] for sample in samples], np.int64),
+                np.array([sample.num_trained for sample in samples], np.int64),
+            ),
+            seed=seed,
+        )
+
+    @property
+    def log_ratio_M(self) -> Floats:
+        """Returns log(pi / old) of each token."""
+        return (self.logprobs_M - self.old_M).astype(np.float64)
+
+    def episode_sums(self, values_M: Floats) -> Floats:
+        """Returns for each token the sum of `values_M` over its episode."""
+        sums_E = np.bincount(self.episodes_M, weights=values_M).astype(np.float64)
+        return sums_E[self.episodes_M]
+
+    def episode_means(self, values_M: Floats) -> Floats:
+        """Returns for each token the mean of `values_M` over its episode."""
+        return self.episode_sums(values_M) / np.bincount(self.episodes_M)[self.episodes_M]
+
+
+@dataclass(frozen=True, slots=True)
+class NumbersOfSamples:
+    """Holds a loss's numbers as arrays over all tokens of each sample, 0 where none is trained."""
+
+    by_name: Mapping[str, Sequence[Floats]]
+
+    @classmethod
+    def of(cls, samples: Sequence[TrainingSample], numbers: TokenNumbers) -> NumbersOfSamples:
+        cuts = np.cumsum([sample.num_trained for sample in samples])[:-1]
+
+        def spread(values_M: Floats) -> list[Floats]:
+            arrays = [np.zeros(len(sample)) for sample in samples]
+            parts = np.split(values_M, cuts)
+            for sample, array_T, part in zip(samples, arrays, parts, strict=True):
+                array_T[sample.loss_mask] = part
+            return arrays
+
+        return cls({name: spread(values_M) for name, values_M in numbers.items()})
+
+    def of_rows(self, rows: Sequence[Row], like_M: Tensor) -> dict[str, Tensor]:
+        """Returns the numbers of the trained tokens of `rows`, with the type of `like_M`."""
+        return {
+            name: concat_to_device(
+                (row.trained(arrays[row.sample_index]) for row in rows), like_M.device
+            ).to(like_M.dtype)
+            for name, arrays in self.by_name.items()
+        }
