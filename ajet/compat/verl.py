@@ -19,7 +19,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ajet.agents.interaction import BaseInteraction
 from ajet.agents.tools.schema import OpenAIFunctionToolSchema
 from ajet.agents.tools.tool import BaseTool, ToolResponse
-from ajet.core.workflow.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+from ajet.core.workflow.agent_loop import (
+    AgentLoopBase,
+    AgentLoopMetrics,
+    AgentLoopOutput,
+    ToolListWrap,
+)
 from ajet.core.workflow.loop_server import ServerManager, TokenOutput
 from ajet.core.workflow.registry import register
 
@@ -41,6 +46,7 @@ __all__ = [
     "OpenAIFunctionToolSchema",
     "ReactAgentLoop",
     "TokenOutput",
+    "ToolListWrap",
     "ToolResponse",
     "convert_to_agent_output",
     "register",

@@ -161,6 +161,28 @@ async def test_a_tool_with_verls_methods_and_schema_models_derives_from_nothing_
     assert "strict" not in shown  # a default of the model's class, which nobody wrote
 
 
+ASKS = [
+    ("parameters: dict[str, Any], **kwargs", "parameters: dict[str, Any], agent_data=None, **kwargs"),
+    ('state["last"] = ', 'kwargs.get("agent_data"); state["last"] = '),
+    ('state["last"] = ', 'kwargs["agent_data"].messages; state["last"] = '),
+]
+
+
+@pytest.mark.parametrize(("written", "asks"), ASKS)
+def test_a_tool_that_asks_for_agent_data_is_one_line_before_a_launch(tmp_path, written, asks):
+    config = with_tool(tmp_path, "guess.GuessTool", tool_schema=SCHEMA)
+    check_classes(config)
+    assert TOOL.count(written) == 1
+    (tmp_path / "asking.py").write_text(TOOL.replace(written, asks))
+    tools = {"tools": [{"class_name": "asking.GuessTool", "tool_schema": SCHEMA}]}
+    (tmp_path / "tools.yaml").write_text(json.dumps(tools))
+    with pytest.raises(ConfigError) as error:
+        check_classes(config)
+    assert "GuessTool.execute asks for agent_data, the state of verl's own loop" in str(error.value)
+    assert "keep the episode's state by instance_id" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
 async def test_a_tool_that_answers_with_an_image_is_told_so_and_counted(tmp_path):
     config = with_tool(tmp_path, "guess.GuessTool", config={"draws": True}, tool_schema=SCHEMA)
     t = await run(config, call("guess", number=7), "It is 7.", row=ROW)

@@ -1,0 +1,5 @@
+"""Stands for AgentJet's `ajet.tuner_lib.experimental.swarm_client`, which is refused."""
+
+from ajet.compat.agentjet.swarm import refuse
+
+refuse("SwarmClient")
