@@ -1,6 +1,7 @@
 """verl's tools and interactions, in files as verl's users have them."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from ajet.cli.preflight import check_classes
 from ajet.core.errors import ConfigError
 from tests.agents.agent_runs import call, config_in, run, texts
 
+USERS = Path(__file__).parents[1] / "data" / "users" / "verl"
 TOOL = """
 from typing import Any, Optional
 from uuid import uuid4
@@ -147,6 +149,18 @@ async def test_a_tool_of_verl_needs_another_import_line_alone(tmp_path):
     assert t.turns[0].tools == [SCHEMA]
 
 
+async def test_a_tool_on_verls_own_base_class_runs_unchanged(tmp_path, verl_core_algos):
+    files = {"python_tool.py": (USERS / "python_tool.py").read_text()}
+    files["tools.yaml"] = (USERS / "config" / "tool_config.yaml").read_text()
+    config = config_in(tmp_path, files, None, tool_config_path="tools.yaml")
+    check_classes(config)
+    row = {"execute_python_code": {"create_kwargs": {"ground_truth": "7"}}}
+    row = {"extra_info": {"tools_kwargs": row}}
+    t = await run(config, call("execute_python_code", code="print(3+4)"), "It is 7.", row=row)
+    assert texts(t) == ["<returncode>0</returncode><stdout>7\n</stdout><stderr></stderr>"]
+    assert t.reward == 1.0
+
+
 @pytest.mark.parametrize("entry", [{}, {"tool_schema": SCHEMA}])
 async def test_a_tool_with_verls_methods_and_schema_models_derives_from_nothing_of_ours(
     tmp_path, entry
@@ -162,7 +176,10 @@ async def test_a_tool_with_verls_methods_and_schema_models_derives_from_nothing_
 
 
 ASKS = [
-    ("parameters: dict[str, Any], **kwargs", "parameters: dict[str, Any], agent_data=None, **kwargs"),
+    (
+        "parameters: dict[str, Any], **kwargs",
+        "parameters: dict[str, Any], agent_data=None, **kwargs",
+    ),
     ('state["last"] = ', 'kwargs.get("agent_data"); state["last"] = '),
     ('state["last"] = ', 'kwargs["agent_data"].messages; state["last"] = '),
 ]

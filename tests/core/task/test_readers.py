@@ -67,7 +67,9 @@ def test_a_chat_prompt_is_the_last_question_and_what_precedes_it():
     assert (task.main_query, task.init_messages) == ("q", [system])
 
 
-@pytest.mark.parametrize("prompt", ["<image> What?", [{"role": "user", "content": "<image> What?"}]])
+@pytest.mark.parametrize(
+    "prompt", ["<image> What?", [{"role": "user", "content": "<image> What?"}]]
+)
 def test_a_question_about_an_image_is_refused_and_a_field_of_images_alone_is_not(prompt):
     with pytest.raises(AjetError) as error:
         task_from_row({"prompt": prompt, "images": ["a.png"]}, 2, split="train", source="d.parquet")
