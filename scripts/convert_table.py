@@ -181,7 +181,7 @@ def with_table(document: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Writes the table of docs/convert.md.")
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 where stale")
     check = parser.parse_args().check
     found = [line for rows in read_rows().values() for line in problems(rows)]

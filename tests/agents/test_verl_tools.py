@@ -10,7 +10,7 @@ from ajet.cli.preflight import check_classes
 from ajet.core.errors import ConfigError
 from tests.agents.agent_runs import call, config_in, run, texts
 
-USERS = Path(__file__).parents[1] / "data" / "users" / "verl"
+USERS_FILES = Path(__file__).parents[1] / "data" / "users" / "verl"
 TOOL = """
 from typing import Any, Optional
 from uuid import uuid4
@@ -150,8 +150,8 @@ async def test_a_tool_of_verl_needs_another_import_line_alone(tmp_path):
 
 
 async def test_a_tool_on_verls_own_base_class_runs_unchanged(tmp_path, verl_core_algos):
-    files = {"python_tool.py": (USERS / "python_tool.py").read_text()}
-    files["tools.yaml"] = (USERS / "config" / "tool_config.yaml").read_text()
+    files = {"python_tool.py": (USERS_FILES / "python_tool.py").read_text()}
+    files["tools.yaml"] = (USERS_FILES / "config" / "tool_config.yaml").read_text()
     config = config_in(tmp_path, files, None, tool_config_path="tools.yaml")
     check_classes(config)
     row = {"execute_python_code": {"create_kwargs": {"ground_truth": "7"}}}

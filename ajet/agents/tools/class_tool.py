@@ -75,8 +75,8 @@ class ClassTool:
 
 
 def refuse_agent_data(kind: type, where: str) -> None:
-    """Raises ConfigError for a class whose `execute` asks for verl's `agent_data`, as a parameter or
-    by that name among its keyword arguments."""
+    """Raises ConfigError for a class whose `execute` asks for verl's `agent_data`, as a parameter
+    or by that name among its keyword arguments."""
     function = inspect.unwrap(kind.execute)  # pyright: ignore[reportAttributeAccessIssue]
     code = getattr(function, "__code__", None)
     if code is not None and "agent_data" in (*code.co_varnames, *code.co_consts):

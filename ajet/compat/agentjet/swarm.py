@@ -1,4 +1,4 @@
-"""Refuses AgentJet's swarm: clients that start episodes of a server's model from outside the run."""
+"""Refuses AgentJet's swarm: clients that start episodes from outside the run."""
 
 from typing import NoReturn
 

@@ -134,7 +134,8 @@ def _with_present_names(yaml_content: dict[str, Any], path: Path) -> dict[str, A
         raise ConfigError(f"{path}: {FORMER_SECTION}: is the former name of ajet:, which is there")
     present = {"ajet" if key == FORMER_SECTION else key: yaml_content[key] for key in yaml_content}
     if isinstance(listed := present.get("defaults"), list):
-        present["defaults"] = ["ajet_default" if each in FORMER_DEFAULTS else each for each in listed]
+        former = FORMER_DEFAULTS
+        present["defaults"] = ["ajet_default" if each in former else each for each in listed]
     return present
 
 

@@ -5,8 +5,8 @@
     self.config.my_section.size                                  a section of the user's own
 
 A key that is not here raises, as in verl, and names itself. As in verl the episodes of a process
-share one object, which is read-only here. Not covered: settings of verl's trainer and engines, which
-no agent needs.
+share one object, which is read-only here. Not covered: settings of verl's trainer and engines,
+which no agent needs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stands for AgentJet's `ajet.tuner_lib.experimental.swarm_client`, which is refused."""
+"""Stands for an import path of AgentJet's swarm, which is refused."""
 
 from ajet.compat.agentjet.swarm import refuse
 
