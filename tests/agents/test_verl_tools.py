@@ -227,6 +227,52 @@ def test_a_schema_is_a_dict_with_attributes_and_keeps_every_key():
         _ = schema.functon
 
 
+FUNCTIONS = '''
+from ajet.compat.verl import function_tool
+
+
+@function_tool
+def double(number: int) -> str:
+    """Doubles a number.
+
+    Args:
+        number: The number.
+    """
+    return str(2 * number)
+
+
+@function_tool()
+async def half(number: int) -> str:
+    """Halves a number.
+
+    Args:
+        number: The number.
+    """
+    return str(number // 2)
+'''
+
+
+async def test_functions_of_verl_are_tools_once_the_tools_file_names_them(tmp_path):
+    entries = [{"function": f"fns.py->{name}"} for name in ("double", "half")]
+    files = {"fns.py": FUNCTIONS, "tools.yaml": json.dumps({"tools": entries})}
+    config = config_in(tmp_path, files, tool_config_path="tools.yaml")
+    calls = [call("double", number=4), call("half", number=4)]
+    t = await run(config, *calls, "8 and 2.")
+    assert texts(t) == ["8", "2"]
+    assert t.turns[0].tools[0]["function"]["description"] == "Doubles a number."
+
+
+@pytest.mark.parametrize("given", ['"twice"', "schema={}"])
+def test_a_name_or_a_schema_of_such_a_function_is_one_line_before_a_launch(tmp_path, given):
+    text = FUNCTIONS.replace("@function_tool()", f"@function_tool({given})")
+    tools = {"tools": [{"function": "fns.py->half"}]}
+    files = {"fns.py": text, "tools.yaml": json.dumps(tools)}
+    with pytest.raises(ConfigError) as error:
+        check_classes(config_in(tmp_path, files, tool_config_path="tools.yaml"))
+    assert "function_tool takes no name and no schema here" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
 USERS = """
 from typing import Any, Optional
 from uuid import uuid4
