@@ -144,6 +144,7 @@ def _check_workflow(workflow: type[Workflow], config: AjetConfig, where: str) ->
         return
     if issubclass(workflow, LoopWorkflow):
         check_agent_loop(workflow, where)
+        workflow.check_config(config)
         return
     require_method(workflow, "execute", Workflow, ("workflow_task", "model_tuner"), where)
     require_no_arguments(workflow, where)

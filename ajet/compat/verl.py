@@ -19,7 +19,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ajet.agents.interaction import BaseInteraction
 from ajet.agents.tools.schema import OpenAIFunctionToolSchema
 from ajet.agents.tools.tool import BaseTool, ToolResponse
-from ajet.core.workflow.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+from ajet.core.workflow.agent_loop import (
+    AgentLoopBase,
+    AgentLoopMetrics,
+    AgentLoopOutput,
+    ToolListWrap,
+)
 from ajet.core.workflow.loop_server import ServerManager, TokenOutput
 from ajet.core.workflow.registry import register
 
@@ -41,8 +46,10 @@ __all__ = [
     "OpenAIFunctionToolSchema",
     "ReactAgentLoop",
     "TokenOutput",
+    "ToolListWrap",
     "ToolResponse",
     "convert_to_agent_output",
+    "function_tool",
     "register",
     "rollout_trace_op",
     "simple_timer",
@@ -60,6 +67,18 @@ def __getattr__(name: str) -> Any:
     if name not in ("ChatModel", "ReactAgentLoop", "convert_to_agent_output"):
         raise AttributeError(f"module 'ajet.compat.verl' has no attribute {name!r}")
     return getattr(import_module("ajet.agents.react_loop"), name)  # imports LangGraph
+
+
+def function_tool(name: Any = None, *, schema: Any = None) -> Any:
+    """Returns the function itself, as `@function_tool` and as `@function_tool()`: the tools' file
+    names it (`- function: tools.py->search`), and its schema is made of signature and docstring.
+    Raises TypeError for a name or a schema, which that file would not see."""
+    if schema is not None or not (name is None or callable(name)):
+        raise TypeError(
+            "function_tool takes no name and no schema here: name the tool in the tools' file, as "
+            "- function: file.py->function with name: …; signature and docstring are its schema"
+        )
+    return name if callable(name) else lambda function: function
 
 
 def rollout_trace_op(function: F) -> F:

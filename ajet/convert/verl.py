@@ -248,7 +248,9 @@ ABSENT: dict[str, Absent] = {
     f"{ROLLOUT}.agent.agent_loop_manager_class": Absent("episodes run in this process"),
     f"{TURNS}.enable": Absent("an agent makes as many calls as it makes", off=(True, *NOTHING)),
     f"{TURNS}.function_tool_path": Absent(
-        "tools are listed in the YAML of multi_turn.tool_config_path", algorithm=True
+        "name each of its functions in the YAML of multi_turn.tool_config_path, as "
+        "- function: file.py->name",
+        algorithm=True,
     ),
     f"{TURNS}.use_inference_chat_template": Absent("tokens are never rendered again"),
     f"{TURNS}.tokenization_sanity_check_mode": Absent("tokens are never rendered again"),

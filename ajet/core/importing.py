@@ -58,6 +58,8 @@ EXTRAS = {
 """Maps a module to the extra of ajet that installs it (pyproject.toml)."""
 
 COMPAT = {
+    "agentscope_tuner": "ajet",
+    "astuner": "ajet",
     "chatlearn": "ajet",
     "gem": "ajet.compat.roll",
     "recipe": "ajet.compat.verl",

@@ -1,6 +1,7 @@
 """verl's tools and interactions, in files as verl's users have them."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from ajet.cli.preflight import check_classes
 from ajet.core.errors import ConfigError
 from tests.agents.agent_runs import call, config_in, run, texts
 
+USERS_FILES = Path(__file__).parents[1] / "data" / "users" / "verl"
 TOOL = """
 from typing import Any, Optional
 from uuid import uuid4
@@ -147,6 +149,18 @@ async def test_a_tool_of_verl_needs_another_import_line_alone(tmp_path):
     assert t.turns[0].tools == [SCHEMA]
 
 
+async def test_a_tool_on_verls_own_base_class_runs_unchanged(tmp_path, verl_core_algos):
+    files = {"python_tool.py": (USERS_FILES / "python_tool.py").read_text()}
+    files["tools.yaml"] = (USERS_FILES / "config" / "tool_config.yaml").read_text()
+    config = config_in(tmp_path, files, None, tool_config_path="tools.yaml")
+    check_classes(config)
+    row = {"execute_python_code": {"create_kwargs": {"ground_truth": "7"}}}
+    row = {"extra_info": {"tools_kwargs": row}}
+    t = await run(config, call("execute_python_code", code="print(3+4)"), "It is 7.", row=row)
+    assert texts(t) == ["<returncode>0</returncode><stdout>7\n</stdout><stderr></stderr>"]
+    assert t.reward == 1.0
+
+
 @pytest.mark.parametrize("entry", [{}, {"tool_schema": SCHEMA}])
 async def test_a_tool_with_verls_methods_and_schema_models_derives_from_nothing_of_ours(
     tmp_path, entry
@@ -159,6 +173,31 @@ async def test_a_tool_with_verls_methods_and_schema_models_derives_from_nothing_
     shown = t.turns[0].tools[0]["function"]
     assert shown["parameters"]["properties"] == {"number": {"type": "integer"}}
     assert "strict" not in shown  # a default of the model's class, which nobody wrote
+
+
+ASKS = [
+    (
+        "parameters: dict[str, Any], **kwargs",
+        "parameters: dict[str, Any], agent_data=None, **kwargs",
+    ),
+    ('state["last"] = ', 'kwargs.get("agent_data"); state["last"] = '),
+    ('state["last"] = ', 'kwargs["agent_data"].messages; state["last"] = '),
+]
+
+
+@pytest.mark.parametrize(("written", "asks"), ASKS)
+def test_a_tool_that_asks_for_agent_data_is_one_line_before_a_launch(tmp_path, written, asks):
+    config = with_tool(tmp_path, "guess.GuessTool", tool_schema=SCHEMA)
+    check_classes(config)
+    assert TOOL.count(written) == 1
+    (tmp_path / "asking.py").write_text(TOOL.replace(written, asks))
+    tools = {"tools": [{"class_name": "asking.GuessTool", "tool_schema": SCHEMA}]}
+    (tmp_path / "tools.yaml").write_text(json.dumps(tools))
+    with pytest.raises(ConfigError) as error:
+        check_classes(config)
+    assert "GuessTool.execute asks for agent_data, the state of verl's own loop" in str(error.value)
+    assert "keep the episode's state by instance_id" in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 async def test_a_tool_that_answers_with_an_image_is_told_so_and_counted(tmp_path):
@@ -186,6 +225,52 @@ def test_a_schema_is_a_dict_with_attributes_and_keeps_every_key():
     assert type(plain_schema(schema)["function"]) is dict
     with pytest.raises(AttributeError, match="the tool's schema has no 'functon'; it has type, fu"):
         _ = schema.functon
+
+
+FUNCTIONS = '''
+from ajet.compat.verl import function_tool
+
+
+@function_tool
+def double(number: int) -> str:
+    """Doubles a number.
+
+    Args:
+        number: The number.
+    """
+    return str(2 * number)
+
+
+@function_tool()
+async def half(number: int) -> str:
+    """Halves a number.
+
+    Args:
+        number: The number.
+    """
+    return str(number // 2)
+'''
+
+
+async def test_functions_of_verl_are_tools_once_the_tools_file_names_them(tmp_path):
+    entries = [{"function": f"fns.py->{name}"} for name in ("double", "half")]
+    files = {"fns.py": FUNCTIONS, "tools.yaml": json.dumps({"tools": entries})}
+    config = config_in(tmp_path, files, tool_config_path="tools.yaml")
+    calls = [call("double", number=4), call("half", number=4)]
+    t = await run(config, *calls, "8 and 2.")
+    assert texts(t) == ["8", "2"]
+    assert t.turns[0].tools[0]["function"]["description"] == "Doubles a number."
+
+
+@pytest.mark.parametrize("given", ['"twice"', "schema={}"])
+def test_a_name_or_a_schema_of_such_a_function_is_one_line_before_a_launch(tmp_path, given):
+    text = FUNCTIONS.replace("@function_tool()", f"@function_tool({given})")
+    tools = {"tools": [{"function": "fns.py->half"}]}
+    files = {"fns.py": text, "tools.yaml": json.dumps(tools)}
+    with pytest.raises(ConfigError) as error:
+        check_classes(config_in(tmp_path, files, tool_config_path="tools.yaml"))
+    assert "function_tool takes no name and no schema here" in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 USERS = """

@@ -171,6 +171,13 @@ def test_a_debug_tag_is_named_and_not_empty(project):
     assert error_line(result) == '--debug: name a tag, as in bp("TAG"); several as "A|B"'
 
 
+@pytest.mark.parametrize("option", ["--kill=python", "--autokill", "--with-appworld"])
+def test_options_of_agentjet_that_end_processes_or_start_services_are_wrong_usage(project, option):
+    result = run("--conf", "math_agent/math_agent.yaml", option)
+    assert result.exit_code == 2
+    assert f"No such option: {option.partition('=')[0]}" in result.stderr
+
+
 def test_both_ways_to_have_ray_are_wrong_usage(project):
     both = ("--with-ray", "--with-ray-cluster")
     result = run("--conf", "math_agent/math_agent.yaml", "--backbone", "debug", *both)

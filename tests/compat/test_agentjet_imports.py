@@ -10,6 +10,7 @@ import pytest
 
 import ajet
 from ajet.core.config import load_config
+from ajet.core.errors import ConfigError
 from ajet.core.judge import make_judge
 from ajet.core.run.code_files import code_files
 from ajet.core.task.reader import make_reader
@@ -98,6 +99,29 @@ def test_the_classes_are_those_of_ajet():
     for module, own in names.items():
         for name in own:
             assert getattr(import_module(module), name) is getattr(ajet, name), (module, name)
+
+
+SWARM = [
+    "from ajet.task_reader import RouterTaskReader",
+    "from ajet.tuner_lib.experimental.swarm_client import SwarmClient",
+    "from ajet.tuner_lib.experimental.as_swarm_client import SwarmClient",
+    "from ajet.tuner_lib.weight_tuner.experimental.as_swarm_client import SwarmClient",
+]
+
+
+@pytest.mark.parametrize("line", SWARM)
+def test_an_import_of_the_swarm_says_what_to_write_in_its_place(line):
+    with pytest.raises(ImportError) as error:
+        exec(line)
+    name = line.rpartition(" ")[2]
+    assert str(error.value).startswith(f"{name}: episodes run in the run's own processes")
+    assert str(error.value).endswith("as Workflow.execute, and start it with ajet --conf")
+
+
+def test_a_file_that_imports_agentjets_former_name_says_where_the_names_are(tmp_path):
+    (tmp_path / "my_judge.py").write_text(JUDGE.replace("from ajet.", "from astuner."))
+    with pytest.raises(ConfigError, match=r"'astuner', .*: import its names from ajet$"):
+        judge_of(tmp_path, "my_judge.py->MyCustomJudge")
 
 
 def test_no_module_of_ajet_is_hidden():

@@ -6,7 +6,7 @@
 
 `instance_id` is the episode's id, or the id that `create` returns. A `release` that fails, or takes
 longer than a call may, is counted and does not fail the episode. Not covered: a `create` that
-fails; it must release itself what it had acquired.
+fails; it must release itself what it had acquired; verl's `agent_data`, which is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ajet.agents.tools.call import as_tool_result, invoke, run_cleanup, run_with
 from ajet.agents.tools.schema import OpenAIFunctionToolSchema, plain_schema
 from ajet.agents.tools.source import OpenTool, ToolEpisode
 from ajet.core.errors import ConfigError
-from ajet.core.importing import run_user_code
+from ajet.core.importing import line_of, run_user_code
 
 
 class ClassTool:
@@ -72,6 +72,18 @@ class ClassTool:
             who = f"{type(self._tool).__name__}.release()"
             if not await run_cleanup(episode.timeout_s, method("release"), who):
                 episode.failed_ends.append(who)
+
+
+def refuse_agent_data(kind: type, where: str) -> None:
+    """Raises ConfigError for a class whose `execute` asks for verl's `agent_data`, as a parameter
+    or by that name among its keyword arguments."""
+    function = inspect.unwrap(kind.execute)  # pyright: ignore[reportAttributeAccessIssue]
+    code = getattr(function, "__code__", None)
+    if code is not None and "agent_data" in (*code.co_varnames, *code.co_consts):
+        raise ConfigError(
+            f"{where}: {line_of(kind)}: {kind.__name__}.execute asks for agent_data, the state of "
+            "verl's own loop, which there is not here: keep the episode's state by instance_id"
+        )
 
 
 def _schema_of(tool: Any, given: OpenAIFunctionToolSchema | None) -> Any:

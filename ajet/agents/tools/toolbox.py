@@ -28,7 +28,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from ajet.agents.tools.call import ToolResult, gather_or_cancel, run_tool_call
-from ajet.agents.tools.class_tool import ClassTool
+from ajet.agents.tools.class_tool import ClassTool, refuse_agent_data
 from ajet.agents.tools.function import FunctionTool
 from ajet.agents.tools.listing import Entry, find_file, read_listing
 from ajet.agents.tools.mcp_session import McpAddress
@@ -231,6 +231,7 @@ def _class_source(form: ClassEntry, where: str, base_dirs: tuple[Path, ...]) -> 
     where = f"{where}: {form.class_name!r}"
     require_methods(kind, METHODS, BaseTool, where)
     require_method(kind, "execute", BaseTool, ("instance_id", "parameters"), where)
+    refuse_agent_data(kind, where)
     return ClassTool(kind, form.config, form.tool_schema, where)
 
 

@@ -1,6 +1,7 @@
 """Knows the keys of AgentJet's YAML that the tree does not have, by another name or at all.
 
     lora.lora_rank: 8                 trainer_common.lora.rank
+    astuner: {…}                      ajet: {…}
     rollout.mode: async               what always holds: taken, and nothing is said
     optim.zero_indexed_step: false    taken, with a notice
     optim.optimizer: SGD              refused: it would change the experiment
@@ -30,7 +31,13 @@ MOVED = {
     f"{OPTIM}.lr_scheduler_type": f"{OPTIM}.lr_schedule",
     "ajet.enable_interchange_server": "ajet.enable_experimental_interchange_server",
 }
+FORMER_SECTION = "astuner"
+"""The name that AgentJet's section `ajet:` had before."""
+FORMER_DEFAULTS = ("astune_default", "astuner_default")
+ENV_JUDGE = "task_judge.env_service_as_judge->EnvServiceJudge"
 OTHER_NAMES = {
+    ("ajet.task_judge.judge_protocol", f"astuner.{ENV_JUDGE}"): "env_service",
+    ("ajet.task_judge.judge_protocol", f"agentscope_tuner.{ENV_JUDGE}"): "env_service",
     (f"{READER}.type", "dataset_file"): "jsonl_dataset_file",
     (
         "ajet.context_tracker.timeline_merging_policy.timeline_compare_level",

@@ -4,6 +4,7 @@
     its `defaults:`  ─┼─ Hydra ── plain dict
     key=value …      ─┘
 
+AgentJet's former section `astuner:` is read as `ajet:`.
 The `hydra:`/`defaults:` boilerplate may be there or not: the project's defaults are always found
 in the package, and folders of `hydra.searchpath` that exist are searched too. The order is that of
 `defaults:`, or the project's defaults first where there is none; a YAML whose `defaults:` do not
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from ajet import default_config
+from ajet.core.config.agentjet_keys import FORMER_DEFAULTS, FORMER_SECTION
 from ajet.core.config.environment_reference import environment_references
 from ajet.core.config.explain import Origin, mapping_and_list_problem
 from ajet.core.config.overrides import hydra_override, override_key, unknown_override
@@ -120,7 +122,21 @@ def read_yaml(path: Path) -> dict[str, Any]:
             f"{path}: not valid YAML: an anchor (&name) refers to itself, or it nests too deeply"
         ) from error
     assert isinstance(yaml_content, dict)
-    return {str(key): value for key, value in yaml_content.items()}
+    return _with_present_names({str(key): value for key, value in yaml_content.items()}, path)
+
+
+def _with_present_names(yaml_content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Returns the mapping with AgentJet's former section `astuner:`, and the former name of its
+    defaults, under their present names."""
+    if FORMER_SECTION not in yaml_content:
+        return yaml_content
+    if "ajet" in yaml_content:
+        raise ConfigError(f"{path}: {FORMER_SECTION}: is the former name of ajet:, which is there")
+    present = {"ajet" if key == FORMER_SECTION else key: yaml_content[key] for key in yaml_content}
+    if isinstance(listed := present.get("defaults"), list):
+        former = FORMER_DEFAULTS
+        present["defaults"] = ["ajet_default" if each in former else each for each in listed]
+    return present
 
 
 def check_size(root: yaml.Node, path: Path) -> None:

@@ -34,6 +34,8 @@ READERS = {
 """Maps `ajet.task_reader.type` to a reader, which is imported when it is chosen."""
 MAX_ID_LENGTH = 500
 NO_QUESTION = "Empty"
+IMAGE_MARKS = {"images": "<image>", "videos": "<video>"}
+"""Maps a field of a row to the text that stands for one of its entries in the question."""
 QUERY_FIELDS = ("question", "main_query", "query", "prompt", "problem")
 
 
@@ -139,6 +141,7 @@ def task_from_row(
         )
     where = f"{source}: row {index + 1}: {name}"
     query, messages = _query_and_messages(row[name], where) if name else (NO_QUESTION, [])
+    _refuse_images(row, query, f"{source}: row {index + 1}")
     own_messages = row.get("init_messages")
     if own_messages and not are_messages(own_messages):
         raise DataError(f"{source}: row {index + 1}: init_messages is not a list of chat messages")
@@ -151,6 +154,14 @@ def task_from_row(
         env_type=str(row.get("env_type") or "no_env"),
         metadata=_metadata(row),
     )
+
+
+def _refuse_images(row: Mapping[str, Any], query: str, where: str) -> None:
+    """Raises DataError for a question with a place for an image or a video that the row has, in the
+    form of verl's and ChatLearn's data sets."""
+    for field, mark in IMAGE_MARKS.items():
+        if mark in query and row.get(field) is not None:
+            raise DataError(f"{where}: {mark} stands for one of its {field}: questions are text")
 
 
 def _metadata(row: Mapping[str, Any]) -> dict[str, Any]:

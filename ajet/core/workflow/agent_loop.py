@@ -23,8 +23,11 @@ that derive from verl's own base work too. What is trained are the recorded call
 a token which the model did not sample is an error, and sampled tokens that an output leaves out are
 trained all the same, counted (`sampled_tokens_left_out`), and said once.
 
-Not covered: images; verl's `tools` argument and its tool parsers; `ct_*` methods of its base class
-but for the first; the durations in `metrics`, since a run has its own.
+A constructor's `tools` is verl's empty `ToolListWrap`: the tools of `tool_config_path` are those of
+`tool_agent`, and a run whose config names such a file refuses a loop that takes `tools`.
+
+Not covered: images; verl's tool parsers; `ct_*` methods of its base class but for the first; the
+durations in `metrics`, since a run has its own.
 """
 
 from __future__ import annotations
@@ -50,6 +53,7 @@ from ajet.core.workflow.workflow import Workflow
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from ajet.core.config import AjetConfig
     from ajet.core.inference.endpoint import Completion
     from ajet.core.workflow.loop_server import ServerManager
     from ajet.core.workflow.tuner import ModelTuner
@@ -62,6 +66,7 @@ ARGUMENTS = (
     "dataset_cls",
     "data_config",
     "hf_model_type",
+    "tools",
 )
 FORMER_ARGUMENTS = ("config", "dataset_config")
 """Names of older versions of verl, given to a constructor that has them."""
@@ -104,6 +109,13 @@ class ConfigWrap:
     """Holds a config, as verl hands it to a constructor."""
 
     config: DictConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ToolListWrap:
+    """Holds tools, as verl hands them to a constructor. It is empty: see `check_config`."""
+
+    tools: list[Any] = field(default_factory=list)
 
 
 class AgentLoopBase:
@@ -206,11 +218,23 @@ class LoopWorkflow(Workflow):
             "dataset_cls": None,
             "data_config": ConfigWrap(config.data),
             "hf_model_type": None,
+            "tools": ToolListWrap(),
         }
         loop = self._make_loop(given | {"config": config, "dataset_config": config.data})
         arguments = row_arguments(workflow_task) | {"sampling_params": _sampling(model_tuner)}
         result = await loop.run(**_accepted(loop.run, arguments, ("messages",)))
         return to_workflow_output(result, model_tuner, self.loop_class)
+
+    @classmethod
+    def check_config(cls, config: AjetConfig) -> None:
+        """Raises a ConfigError where the loop takes verl's `tools`, and the config has some."""
+        kind, path = cls.loop_class, config.ajet.rollout.multi_turn.tool_config_path
+        if path is not None and any("tools" in _parameters(each.__init__) for each in kind.__mro__):
+            raise ConfigError(
+                f"{line_of(kind)}: {kind.__name__} takes verl's tools, which ajet gives to "
+                f"tool_agent alone (ajet.rollout.multi_turn.tool_config_path is {path}): name "
+                "tool_agent in the rows, or make the tools in init_class and take none"
+            )
 
     def _make_loop(self, given: Mapping[str, Any]) -> Any:
         kind = self.loop_class

@@ -4,8 +4,9 @@
     self.config.actor_rollout_ref.rollout.multi_turn.format      ajet.rollout.tool_parser
     self.config.my_section.size                                  a section of the user's own
 
-A key that is not here raises, as in verl, and names itself. Not covered: settings of verl's trainer
-and engines, which no agent needs.
+A key that is not here raises, as in verl, and names itself. As in verl the episodes of a process
+share one object, which is read-only here. Not covered: settings of verl's trainer and engines,
+which no agent needs.
 """
 
 from __future__ import annotations
@@ -21,9 +22,19 @@ CHARACTERS_OF_A_TOKEN = 4
 """verl's limit of a tool's answer counts characters, ajet's counts tokens."""
 TYPED = ("ajet", "verl", "trinity")
 
+_made: dict[str, tuple[AjetConfig, DictConfig]] = {}
+"""Holds, under the key "last", the config that was asked for last and what was made of it."""
+
 
 def verl_config(config: AjetConfig) -> DictConfig:
-    """Returns the settings that agents use."""
+    """Returns the settings that agents use, read-only. They are made once for a config: every
+    episode of a run asks for them."""
+    if "last" not in _made or _made["last"][0] is not config:
+        _made["last"] = (config, _make(config))
+    return _made["last"][1]
+
+
+def _make(config: AjetConfig) -> DictConfig:
     from omegaconf import OmegaConf
 
     own = {name: each for name, each in config.to_dict().items() if name not in TYPED}
@@ -48,6 +59,7 @@ def verl_config(config: AjetConfig) -> DictConfig:
     }
     made = OmegaConf.create(tree)
     OmegaConf.set_struct(made, True)
+    OmegaConf.set_readonly(made, True)
     return made
 
 

@@ -141,3 +141,35 @@ def test_a_key_under_both_names_with_two_values_is_an_error(load):
     both = "ajet: {model: {path: m}, lora: {lora_rank: 4}, trainer_common: {lora: {rank: 8}}}"
     with pytest.raises(ConfigError, match="are one key with two values: 4, 8"):
         load(both)
+
+
+FORMER = """
+astuner:
+  model: {path: m}
+  rollout: {agentscope_workflow: flow.py->Flow}
+  task_judge: {judge_protocol: "%s.task_judge.env_service_as_judge->EnvServiceJudge"}
+hydra: {searchpath: ["file://astuner/default_config"]}
+defaults: [verl_default, trinity_default, %s, _self_]
+"""
+
+
+@pytest.mark.parametrize("package", ["astuner", "agentscope_tuner"])
+@pytest.mark.parametrize("defaults", ["astuner_default", "astune_default"])
+def test_the_former_name_of_the_section_is_read_as_the_present_one(load, package, defaults):
+    config = load(FORMER % (package, defaults), "ajet.seed=3")
+    assert (config.ajet.model.path, config.ajet.seed) == ("m", 3)
+    assert config.ajet.rollout.user_workflow == "flow.py->Flow"
+    assert config.ajet.task_judge.judge_protocol == "env_service"
+    assert not config.user_sections()
+    assert not config.notices
+
+
+def test_a_section_under_its_former_and_its_present_name_is_one_line(load):
+    with pytest.raises(ConfigError, match="astuner: is the former name of ajet:, which is there"):
+        load("ajet: {model: {path: m}}\nastuner: {seed: 1}")
+
+
+def test_a_mistake_in_a_section_of_the_former_name_is_one_line(load):
+    with pytest.raises(ConfigError, match=r"ajet\.rollout\.temprature") as error:
+        load("astuner: {model: {path: m}, rollout: {temprature: 1}}")
+    assert "\n" not in str(error.value)

@@ -67,6 +67,20 @@ def test_a_chat_prompt_is_the_last_question_and_what_precedes_it():
     assert (task.main_query, task.init_messages) == ("q", [system])
 
 
+@pytest.mark.parametrize(
+    "prompt", ["<image> What?", [{"role": "user", "content": "<image> What?"}]]
+)
+def test_a_question_about_an_image_is_refused_and_a_field_of_images_alone_is_not(prompt):
+    with pytest.raises(AjetError) as error:
+        task_from_row({"prompt": prompt, "images": ["a.png"]}, 2, split="train", source="d.parquet")
+    assert str(error.value) == (
+        "d.parquet: row 3: <image> stands for one of its images: questions are text"
+    )
+    row = {"prompt": "What?", "images": ["a.png"]}
+    task = task_from_row(row, 2, split="train", source="d.parquet")
+    assert task.metadata["images"] == ["a.png"]
+
+
 def test_the_config_can_name_the_questions_field(tmp_path):
     rows = [{"question": "not this", "text": "this"}]
     reader = jsonl(tmp_path, lines(rows), "query_field=text")

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from loguru import logger
+from omegaconf.errors import ReadonlyConfigError
 
 from ajet import BaseJudge, Task
 from ajet.assembly import user_files
@@ -198,6 +199,60 @@ async def test_init_class_is_called_once_for_each_class_however_many_episodes_th
     module = module_of(made)
     assert (module.TwoTries.made, module.Other.made) == (1, 11)
     assert (module.TwoTries.calls, module.Other.calls) == (1, 11)
+
+
+KEEPS = """
+@register("keeps")
+class Keeps(AgentLoopBase):
+    def __init__(self, *args, tools=None, **kwargs):
+        super().__init__(*args, **kwargs)
+        SEEN.setdefault("configs", []).append(self.config)
+        SEEN["tools"] = tools.tools
+
+    async def run(self, sampling_params, **kwargs):
+        prompt_ids = await self.apply_chat_template(list(kwargs["raw_prompt"]))
+        output = await self.server_manager.generate(
+            request_id="x", prompt_ids=prompt_ids, sampling_params=sampling_params
+        )
+        return AgentLoopOutput(
+            prompt_ids=prompt_ids, response_ids=output, response_mask=[1] * len(output), metrics={}
+        )
+
+
+@register("derived")
+class Derived(Keeps):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+"""
+
+
+async def test_the_episodes_of_a_run_share_one_config_that_none_can_change(config):
+    made = config(KEEPS)
+    await run(made, "five", row=ROW | {"agent_name": "keeps"}, num=3)
+    first, second, third = module_of(made).SEEN["configs"]
+    assert first is second is third
+    with pytest.raises(ReadonlyConfigError):
+        first.actor_rollout_ref.rollout.n = 9
+    other = config(KEEPS, temperature=0.25)
+    await run(other, "five", row=ROW | {"agent_name": "keeps"})
+    assert module_of(other).SEEN["configs"][-1].actor_rollout_ref.rollout.temperature == 0.25
+
+
+@pytest.mark.parametrize("name", ["keeps", "derived"])
+async def test_a_loop_that_takes_verls_tools_gets_none_and_is_refused_where_there_are_some(
+    config, name
+):
+    row = ROW | {"agent_name": name}
+    made = config(KEEPS)
+    check_agents(made, [Task("t", "q", metadata=row)])
+    await run(made, "five", row=ROW | {"agent_name": "keeps"})
+    assert module_of(made).SEEN["tools"] == []
+    with_tools = config(KEEPS, multi_turn={"tool_config_path": "tools.yaml"})
+    with pytest.raises(ConfigError) as error:
+        check_agents(with_tools, [Task("t", "q", metadata=row)])
+    assert "takes verl's tools, which ajet gives to tool_agent alone" in str(error.value)
+    assert "name tool_agent in the rows, or make the tools in init_class" in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 OLD = """

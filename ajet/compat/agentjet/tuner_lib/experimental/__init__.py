@@ -1,0 +1,1 @@
+"""AgentJet's import path of the swarm, which is refused."""

@@ -1,0 +1,5 @@
+"""Stands for an import path of AgentJet's swarm, which is refused."""
+
+from ajet.compat.agentjet.swarm import refuse
+
+refuse("SwarmClient")
