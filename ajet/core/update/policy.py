@@ -232,7 +232,7 @@ class Policy:
 
     def _has_loss(self, samples: Sequence[TrainingSample]) -> bool:
         """Tells whether the weights of a correction left any token with a loss."""
-        if self.settings.kl_loss_coef or self.settings.entropy_coef:
+        if self._has_loss_without_advantage:
             return True
         return any(
             (s.advantages if s.weights is None else s.advantages * s.weights)[s.loss_mask].any()
@@ -242,19 +242,24 @@ class Policy:
     def _samples_with_gradient(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
         """Returns the samples that must be computed.
 
-        With a KL or entropy term, or a loss over the mini-batch, these are all trained samples,
-        otherwise those with a nonzero advantage; for losses over episodes they include every
-        timeline of these episodes.
+        Where tokens without an advantage have a loss, and for a loss over the mini-batch, these are
+        all trained samples, otherwise those with a nonzero advantage; for losses over episodes they
+        include every timeline of these episodes.
         """
-        settings, loss = self.settings, self.loss
         trained = [sample for sample in samples if sample.num_trained]
-        if settings.kl_loss_coef or settings.entropy_coef or loss.reads == "mini_batch":
+        if self._has_loss_without_advantage or self.loss.reads == "mini_batch":
             return trained
         live = [sample for sample in trained if sample.advantages[sample.loss_mask].any()]
         if not self._reads_mini_batch:
             return live
         episodes = {sample.episode_id for sample in live}
         return [sample for sample in trained if sample.episode_id in episodes]
+
+    @property
+    def _has_loss_without_advantage(self) -> bool:
+        """Tells whether a token whose advantage is 0 may have a gradient."""
+        settings = self.settings
+        return bool(settings.kl_loss_coef or settings.entropy_coef or not self.loss.needs_advantage)
 
     @property
     def _reads_mini_batch(self) -> bool:

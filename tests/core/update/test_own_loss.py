@@ -4,7 +4,7 @@ mistake."""
 import pytest
 from test_policy import gradient
 from test_policy_losses import assert_same_gradient, near
-from update_fixtures import forked_groups, tiny_model
+from update_fixtures import forked_groups, sample, tiny_model
 
 from ajet import assembly
 from ajet.core.config import load_config
@@ -32,6 +32,9 @@ class Gspo:
         s = (tokens.mini_batch["mean"] + own).exp()
         cut = s.clamp(1 - settings.clip_low, 1 + self.high)
         return torch.maximum(-tokens.advantages_M * s, -tokens.advantages_M * cut)
+
+def likely(tokens, settings):
+    return -tokens.logprobs_M
 
 class WithMetrics:
     def of_tokens(self, tokens, settings):
@@ -99,6 +102,14 @@ def test_a_loss_of_the_users_own_has_the_gradient_of_the_same_loss_of_ours(
     assert ("clip_fraction_odd" in metrics) == (name == "WithMetrics")
 
 
+def test_a_loss_of_the_users_own_is_computed_where_the_advantage_is_0(config_of):
+    silent = [sample([1, 2, 3, 4], "0011", advantage=0.0)]
+    found, metrics = gradient(silent, loss=own_loss(config_of("likely")))
+    assert (metrics["optimizer_steps"], metrics["skipped_samples"]) == (1, 0)
+    assert max(grad.abs().max() for grad in found.values()) > 1e-3
+    assert gradient(silent, policy_loss="gpg")[1]["optimizer_steps"] == 0
+
+
 def test_the_policy_that_a_config_names_has_the_loss(config_of):
     loaded = LoadedModel(tiny_model(), None, "tiny")  # pyright: ignore[reportArgumentType]
     learner = assembly.make_learner(config_of("ratio"), loaded)
@@ -113,7 +124,7 @@ def test_the_policy_that_a_config_names_has_the_loss(config_of):
         ("rato", "losses.py has no function 'rato'; did you mean 'ratio'?"),
         ("number", "name a function or a class"),
         ("Empty", "the class has no of_tokens(self, tokens, settings)"),
-        ("raises", "losses.py:32: AttributeError: 'LossInputs' object has no attribute"),
+        ("raises", "losses.py:35: AttributeError: 'LossInputs' object has no attribute"),
         ("short", "return a tensor of ("),
         ("nothing", "it returned NoneType"),
         ("constant", "its loss has no gradient"),

@@ -13,7 +13,8 @@ cuts for the metrics. loss.py weighs and adds the tokens up.
 A class is made as Class(config). Its `of_tokens(tokens, settings)` is that function; where it has
 an `of_mini_batch(tokens, settings)` too, this gets all trained tokens of the mini-batch
 (`MiniBatchTokens`) before the gradient and returns arrays by name with a number for each, which
-`of_tokens` finds in `tokens.mini_batch`. A result that does not fit, and whatever they raise, ends
+`of_tokens` finds in `tokens.mini_batch`. Every trained token is computed, also where its advantage
+is 0. A result that does not fit, and whatever they raise, ends
 the run with one line.
 """
 
@@ -46,17 +47,16 @@ def own_loss(config: AjetConfig) -> PolicyLoss | None:
         return None
     found = load_attribute(spec, base_dirs=config.base_dirs, where=WHERE)
     if inspect.isfunction(found):
-        return PolicyLoss(OwnTokens(found))
+        return PolicyLoss(OwnTokens(found), needs_advantage=False)
     if not inspect.isclass(found):
         raise ConfigError(f"{WHERE}: {spec!r}: name a function or a class")
     made: Any = construct(found, config, WHERE)
     if not callable(getattr(made, "of_tokens", None)):
         raise ConfigError(f"{WHERE}: {spec!r}: the class has no of_tokens(self, tokens, settings)")
     if not callable(getattr(made, "of_mini_batch", None)):
-        return PolicyLoss(OwnTokens(made.of_tokens))
-    return PolicyLoss(
-        OwnTokens(made.of_tokens), OwnMiniBatch(made.of_mini_batch), reads="mini_batch"
-    )
+        return PolicyLoss(OwnTokens(made.of_tokens), needs_advantage=False)
+    numbers = OwnMiniBatch(made.of_mini_batch)
+    return PolicyLoss(OwnTokens(made.of_tokens), numbers, "mini_batch", needs_advantage=False)
 
 
 @dataclass(frozen=True, slots=True)

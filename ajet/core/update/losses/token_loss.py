@@ -61,8 +61,12 @@ class PolicyLoss:
 
     `reads` is "token" where there is no second one. With "episode" all timelines of an episode are
     computed where one of them has an advantage, with "mini_batch" all samples.
+
+    `needs_advantage` says that a token whose advantage is 0 has no gradient by itself; where that
+    is not known, all samples are computed, and each mini-batch makes an optimizer step.
     """
 
     of_tokens: Callable[[LossInputs, UpdateSettings], TokenLoss]
     of_mini_batch: Callable[[MiniBatchTokens, UpdateSettings], TokenNumbers] | None = None
     reads: Literal["token", "episode", "mini_batch"] = "token"
+    needs_advantage: bool = True
