@@ -23,8 +23,8 @@ LONG = (
     "tests/core/rollout/test_hostile_values.py",
     "tests/tutorial/",
 )
-"""Files whose tests start many processes or runs. They come first, so that where several processes share
-the tests (`make test`) none of them is left with a long file at the end."""
+"""Files whose tests start many processes or runs. They come first, so that where several processes
+share the tests (`make test`) none of them is left with a long file at the end."""
 
 
 def pytest_collection_modifyitems(items):

@@ -5,9 +5,9 @@
 Importing torch and transformers takes most of a tiny run's time. The first call starts a server
 with one thread, which imports them once; each run is a fork of it, in a session of its own, with
 the arguments, environment, folder and files that were asked for. What the server has imported is
-left out of garbage collection, which would take a second at the end of each run. What is read while Python or a
-library starts (PYTHONUTF8, the locale, OMP_NUM_THREADS) is that of the server, and so is the
-command line that the system shows: a test of those starts a fresh interpreter.
+left out of garbage collection, which would take a second at the end of each run. What is read while
+Python or a library starts (PYTHONUTF8, the locale, OMP_NUM_THREADS) is that of the server, and so
+is the command line that the system shows: a test of those starts a fresh interpreter.
 """
 
 import contextlib
