@@ -166,7 +166,7 @@ def sampled_run(folder: Path, steps: int, **variables: str) -> list[Sample]:
     samples = []
     run_folder, seen = folder / "launcher_record" / "soak", psutil.Process(process.pid)
     while process.poll() is None:
-        time.sleep(min(2.0, max(0.1, steps / 1000)))
+        time.sleep(min(2.0, max(0.05, steps / 1000)))
         sample = sample_of(seen, run_folder)
         if sample is not None and (not samples or sample.step > samples[-1].step):
             samples.append(sample)

@@ -13,9 +13,18 @@ from loguru import logger
 
 from tests.e2e.toy_run import ToyRun
 
-LONG = ("tests/e2e/", "tests/core/update/test_ranks.py", "tests/backbones/", "tests/cluster/")
-"""Files whose tests start many processes. They come first, so that where several processes share
-the tests (`make test`) none of them is left with a long file at the end."""
+LONG = (
+    "tests/e2e/",
+    "tests/core/update/test_ranks.py",
+    "tests/backbones/",
+    "tests/cluster/",
+    "tests/cli/",
+    "tests/core/run/",
+    "tests/core/rollout/test_hostile_values.py",
+    "tests/tutorial/",
+)
+"""Files whose tests start many processes or runs. They come first, so that where several processes
+share the tests (`make test`) none of them is left with a long file at the end."""
 
 
 def pytest_collection_modifyitems(items):

@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
+from ajet.core.rollout.gc_thresholds import infrequent_gc
+
 if TYPE_CHECKING:
     from ajet.backbones.debug.backbone import DebugBackbone
     from ajet.cluster.session import SessionSettings
@@ -49,7 +51,8 @@ def make_backbone(
     from ajet.cluster.session import SessionSettings
 
     module, _, class_name = BACKBONES[name].partition("->")
-    backbone = getattr(import_module(module), class_name)
+    with infrequent_gc():  # most objects that torch and transformers make stay
+        backbone = getattr(import_module(module), class_name)
     return backbone(config, session=session or SessionSettings(), interrupt=interrupt)
 
 
@@ -57,6 +60,7 @@ def make_debug_backbone(
     config: "AjetConfig", interrupt: "Interrupt | None" = None
 ) -> "DebugBackbone":
     """Makes the backbone that also debugs and evaluates, in this process."""
-    from ajet.backbones.debug.backbone import DebugBackbone
+    with infrequent_gc():  # see make_backbone
+        from ajet.backbones.debug.backbone import DebugBackbone
 
     return DebugBackbone(config, interrupt=interrupt)

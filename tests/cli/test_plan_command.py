@@ -70,7 +70,7 @@ def test_a_plan_on_cpus_has_processes_and_no_gpu_memory(conf):
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_the_last_line_and_one(conf, monkeypatch, args, message):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert message in error_line(run("plan", conf, *args))
 
 

@@ -124,7 +124,8 @@ async def test_an_answer_of_200_mb_is_not_read_whole(client):
         assert sum(sent) < 100 << 20  # 64 MiB, and what is in the buffers between
 
 
-async def test_an_mcp_server_over_http_that_floods_is_given_up():
+async def test_an_mcp_server_over_http_that_floods_is_given_up(monkeypatch):
+    monkeypatch.setattr(mcp_session, "START_TIMEOUT_S", 2.0)
     async with serve(flood) as (url, sent):
         with pytest.raises(EnvironmentFault, match="does not start"):
             await mcp_session.open_session(McpAddress(url=f"{url}/mcp"))

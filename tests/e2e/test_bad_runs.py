@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 from ajet.cli.launcher import app
 from ajet.core.model.load import EMBEDDED_DIR
 from ajet.core.record.run_folder import RunFolder
-from tests.e2e.toy_run import ToyRun, ended
+from tests.e2e.toy_run import ToyRun, ended, environment
+from tests.warm_start import warm_start
 
 THREE = "ajet.trainer_common.total_training_steps=3"
 FOUR = "ajet.trainer_common.total_training_steps=4"
@@ -294,8 +295,9 @@ def fill(file: Path) -> None:
 def finish_elsewhere(run: ToyRun, folder: Path) -> int:
     """Its words go where there is room."""
     with (folder / "stderr").open("w") as stderr, (folder / "stdout").open("w") as stdout:
-        line = [sys.executable, "-m", "ajet.cli.launcher", *run.arguments, FOUR]
-        return subprocess.run(line, cwd=run.folder, stderr=stderr, stdout=stdout).returncode
+        line = ["-m", "ajet.cli.launcher", *run.arguments, FOUR]
+        files = {"stdout": stdout.fileno(), "stderr": stderr.fileno()}
+        return warm_start(line, cwd=run.folder, env=environment(), **files).wait(120)
 
 
 def elsewhere(folder: Path) -> list[str]:

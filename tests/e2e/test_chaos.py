@@ -7,11 +7,16 @@ Not covered: the other kinds of runs and those on Ray, which the benchmark itsel
 import random
 import shutil
 import sqlite3
+from dataclasses import replace
 
 import pytest
 
 from benchmarks import chaos
 from tests.e2e.toy_run import STEPS
+
+MATH_TOOLS = chaos.ARMS["math_tools"]
+ARM = replace(MATH_TOOLS, overrides=(*MATH_TOOLS.overrides, "ajet.rollout.episode_timeout_s=8"))
+"""Each run waits so long for the episode that hangs."""
 
 
 @pytest.fixture(scope="module")
@@ -21,14 +26,14 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found(folder):
-    return list(chaos.rounds(folder, chaos.ARMS["math_tools"], 2, random.Random("short")))
+    return list(chaos.rounds(folder, ARM, 2, random.Random("short")))
 
 
 @pytest.fixture
 def runs(found, folder, tmp_path):
     """The run that was left alone, and a copy of it."""
-    whole = chaos.ChaosRun(folder / "whole", chaos.ARMS["math_tools"], None)
-    copy = chaos.ChaosRun(tmp_path / "copy", chaos.ARMS["math_tools"], None)
+    whole = chaos.ChaosRun(folder / "whole", ARM, None)
+    copy = chaos.ChaosRun(tmp_path / "copy", ARM, None)
     shutil.copytree(whole.path, copy.path)
     assert not chaos.differences(copy, whole, is_exact=True)
     return whole, copy

@@ -19,6 +19,8 @@ from tests.forged_manifest import forge_manifest
 
 TWO = "ajet.trainer_common.total_training_steps=2"
 THREE = "ajet.trainer_common.total_training_steps=3"
+SMALL = ("ajet.data.train_batch_size=2", "ajet.rollout.num_repeat=2")
+"""The same files as in a larger run."""
 
 
 def command(run, *arguments):
@@ -31,7 +33,7 @@ def command(run, *arguments):
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
     """Two steps, all well; not to be changed."""
-    run = ToyRun(tmp_path_factory.mktemp("good"))
+    run = ToyRun(tmp_path_factory.mktemp("good"), *SMALL)
     result = command(run, *run.arguments, TWO)
     assert result.exit_code == 0, result.output
     return run
@@ -95,7 +97,7 @@ def look(folder):
 
 def damaged_copies(good, folder, resumes):
     """Yields a copy of the run with one file damaged, for each file and damage."""
-    copy = ToyRun(folder / "copy")
+    copy = ToyRun(folder / "copy", *SMALL)
     shutil.rmtree(copy.folder)
     for name in files_of(good):
         for damage, of in DAMAGES.items():
@@ -129,7 +131,7 @@ def test_every_damaged_file_is_one_line_or_no_matter_to_a_resumed_run(good, tmp_
 
 
 def test_weights_that_lie_under_a_forged_manifest_are_one_line_of_every_command(good, tmp_path):
-    copy = ToyRun(tmp_path / "copy")
+    copy = ToyRun(tmp_path / "copy", *SMALL)
     shutil.rmtree(copy.folder)
     shutil.copytree(good.folder, copy.folder)
     for path in (copy.path / "checkpoints").iterdir():

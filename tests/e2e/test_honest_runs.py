@@ -36,7 +36,7 @@ def test_a_run_without_signal_says_why_once_and_at_its_end_over_a_resume_too(tmp
     found = summary(toy)["signal"]
     assert (found["steps"], found["steps_without"], found["groups_with"]) == (3, 3, 0)
     names = [each["name"] for each in summary(toy)["warnings"]]
-    assert names == ["no_signal", "truncation"]  # its replies have 24 tokens at most
+    assert names == ["no_signal", "truncation"]  # its replies have 12 tokens at most
     assert "nothing was learnt: none of the 3 steps had a group with signal" in toy.stdout()
     assert [each.name for each in read_warnings(toy.path / "logs/warnings.jsonl")] == names
 

@@ -20,7 +20,7 @@ def kinds(pid: int) -> set[str]:
 def interrupted_once(run: ToyRun, number: int) -> dict:
     """A signal in the middle of step 2; then what came of it."""
     run.hold(2)
-    with ended(run.start(fresh=True)) as process:
+    with ended(run.start()) as process:
         assert wait_until(lambda: run.episodes("begin", 2) == EPISODES, process), run.stderr()
         os.kill(process.pid, number)
         time.sleep(0.1)

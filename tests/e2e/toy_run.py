@@ -235,7 +235,7 @@ ajet:
     user_workflow: workflow.py->Plain
     num_repeat: 4
     temperature: 1.0
-    max_response_length_in_one_turn: 24
+    max_response_length_in_one_turn: 12
     max_model_len: 512
   task_judge: {judge_protocol: null}
   trainer_common:

@@ -167,7 +167,7 @@ async def test_a_health_check_under_way_is_waited_for_and_none_begins(bench, act
     while not bench.stand_in.num_probes:
         await asyncio.sleep(0.005)
     acting = asyncio.create_task(bench.replica.sleep() if act == "sleep" else bench.load(1))
-    for _ in range(30):
+    while not acting.done():
         await asyncio.sleep(0.02)
         await bench.replica.health()
     await asyncio.gather(probe, acting)

@@ -1,0 +1,29 @@
+"""Which backbone a config names, and how it is imported."""
+
+import gc
+import sys
+from types import SimpleNamespace
+
+from ajet.backbones import BACKBONES, make_backbone
+from ajet.core.rollout.gc_thresholds import THRESHOLDS
+
+MODULE = """
+import gc
+
+thresholds = gc.get_threshold()
+
+
+class Backbone:
+    def __init__(self, config, session, interrupt): ...
+"""
+
+
+def test_a_backbone_is_imported_with_rare_collections_and_no_longer(tmp_path, monkeypatch):
+    (tmp_path / "noting_backbone.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(BACKBONES, "verl", "noting_backbone->Backbone")
+    before = gc.get_threshold()
+    made = make_backbone(SimpleNamespace(ajet=SimpleNamespace(backbone="verl")))
+    assert type(made).__name__ == "Backbone"
+    assert sys.modules.pop("noting_backbone").thresholds == THRESHOLDS != before
+    assert gc.get_threshold() == before
