@@ -14,8 +14,7 @@ from ajet.core.errors import AjetError
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.run.identity import RunIdentity
 from ajet.core.run.run_tasks import RunTasks
-from ajet.core.trajectory.trajectory import EpisodeStatus
-from tests.core.rollout.test_hostile_values import check_everything_after
+from tests.core.rollout.test_hostile_values import ALLOWED, check_everything_after
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 from tests.hostile_values import MAKERS, LyingList, cyclic_list, doubled, nested
 
@@ -103,8 +102,7 @@ async def test_a_reader_may_hand_over_anything_anywhere(begin, place, tmp_path):
         groups = await runner.rollout(request)
         for name, group in zip(taken, groups, strict=True):
             (member,) = group.trajectories
-            expected = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED, EpisodeStatus.AGENT_ERROR)
-            assert member.status in expected, name
+            assert member.status in ALLOWED, name
         check_everything_after(groups, tmp_path)
     assert len(taken) < len(MAKERS) and (taken or place in NEVER_TAKEN)
 
