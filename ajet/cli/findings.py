@@ -111,7 +111,7 @@ def _model_findings(config: AjetConfig) -> Iterator[Finding]:
     elif path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith(".gguf"):
         yield Finding("error", f"{where}: no such file or folder ({local.absolute()})")
     else:
-        yield _hub_finding(path, where)
+        yield _hub_finding(path, where, config.ajet.model.chat_template is not None)
 
 
 def _embedded_findings(path: str, config: AjetConfig) -> Iterator[Finding]:
@@ -157,7 +157,8 @@ def _has_template(folder: Path) -> bool:
     return isinstance(content, dict) and bool(content.get("chat_template"))
 
 
-def _hub_finding(path: str, where: str) -> Finding:
+def _hub_finding(path: str, where: str, has_own_template: bool) -> Finding:
+    """Looks into the Hub's cache on this machine alone."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -165,12 +166,27 @@ def _hub_finding(path: str, where: str) -> Finding:
         cached = try_to_load_from_cache(path, "config.json")
     except HFValidationError as error:
         return Finding("error", f"{where}: no folder, and no name on the Hub: {error}")
-    if isinstance(cached, str):
-        return Finding("ok", f"{where}: a name on the Hub, in the cache of this machine")
+    if not isinstance(cached, str):
+        return Finding(
+            "warning",
+            f"{where}: no folder here; taken for a name on the Hub, not in this machine's cache: "
+            "it will be downloaded; the Hub was not asked for its tokenizer and template",
+        )
+    snapshot, missing = Path(cached).parent, []
+    if not any((snapshot / name).is_file() for name in TOKENIZERS):
+        missing.append("tokenizer")
+    if not has_own_template and not _has_template(snapshot):
+        missing.append("chat template")
+    if missing:
+        return Finding(
+            "warning",
+            f"{where}: a name on the Hub, in the cache of this machine without its "
+            f"{' and '.join(missing)}: a start needs the network, or ajet.model.chat_template",
+        )
     return Finding(
-        "warning",
-        f"{where}: no folder here; taken for a name on the Hub, not in this machine's cache: it "
-        "will be downloaded",
+        "ok",
+        f"{where}: a name on the Hub, in the cache of this machine with tokenizer and "
+        "chat template",
     )
 
 

@@ -24,6 +24,7 @@ from ajet.core.errors import ConfigError, ModelError
 from ajet.core.importing import ARROW, load_attribute, require_method, require_no_arguments
 from ajet.core.judge import judge_class, judge_spec
 from ajet.core.judge.judge import BaseJudge, GroupJudge
+from ajet.core.record.run_folder import is_file
 from ajet.core.record.trackers import PACKAGES, not_installed
 from ajet.core.task.task import Task
 from ajet.core.workflow.agent_loop import LoopWorkflow, check_agent_loop
@@ -160,7 +161,7 @@ def _check_files(config: AjetConfig) -> None:
         )
     resume = config.ajet.trainer_common.resume
     # Where the last start is recorded, another model is a change (core/run/start.py).
-    is_recorded = (config.run_folder / "config.yaml").exists()
+    is_recorded = is_file(config.run_folder / "config.yaml")
     if resume == "auto" and (config.ajet.trainer_common.accept_changes or not is_recorded):
         for newest in sorted((config.run_folder / "checkpoints").glob("step_*"))[-1:]:
             _check_model(config, newest)

@@ -80,6 +80,14 @@ class EpisodeRaised:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanRefused:
+    """The episode cannot begin, because its plan cannot be read in this process."""
+
+    episode_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     """Says for how many seconds a worker's event loop has been blocked, by which line of the user's
     code, and what each of its episodes does."""
@@ -89,7 +97,7 @@ class Heartbeat:
     calls: Mapping[str, CurrentCall] = field(default_factory=dict)
 
 
-Event = WorkflowEnded | EpisodeEnded | EpisodeRaised
+Event = WorkflowEnded | EpisodeEnded | EpisodeRaised | PlanRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +125,11 @@ class RolloutWorker:
         self._import_env.enter()
         raise_descriptor_limit()
         from ajet.core.judge import judge_class, judge_spec
+        from ajet.core.task.reader import user_reader_class
         from ajet.core.workflow.registry import WorkflowFactory
 
         WorkflowFactory.from_config(config)
+        user_reader_class(config)  # tasks may hold objects of classes beside it
         judge_class(judge_spec(config.ajet.task_judge), config.base_dirs)
 
     def start(
@@ -130,10 +140,19 @@ class RolloutWorker:
         return os.getpid()
 
     def begin(
-        self, plan: WorkflowTask, sampling: SamplingParams | None, stops: Mapping[str, Stop]
+        self,
+        episode_id: str,
+        packed_plan: bytes,
+        sampling: SamplingParams | None,
+        stops: Mapping[str, Stop],
     ) -> None:
-        """Starts an episode; `take_events` returns what happens to it. `stops` are those of its
-        attempts that are decided already."""
+        """Starts an episode; `take_events` returns what happens to it. `packed_plan` is its
+        pickled WorkflowTask; `stops` are those of its attempts that are decided already."""
+        try:
+            plan = cloudpickle.loads(packed_plan)
+        except Exception as error:  # noqa: BLE001  # a task may hold any object
+            self._episodes.refuse(episode_id, one_line(error))
+            return
         run = self._episodes.run(plan, sampling, stops)
         asyncio.run_coroutine_threadsafe(run, self._episodes.loop)
 
@@ -185,6 +204,10 @@ class EpisodeLoop:
         self._last_tick_s = time.monotonic()
         self._thread = threading.Thread(target=self._run_loop, name="ajet-episodes", daemon=True)
         self._thread.start()
+
+    def refuse(self, episode_id: str, reason: str) -> None:
+        """Adds to the events that the episode cannot begin; is called from another thread."""
+        self._events.put(PlanRefused(episode_id, reason))
 
     async def run(
         self, plan: WorkflowTask, sampling: SamplingParams | None, stops: Mapping[str, Stop]

@@ -34,12 +34,14 @@ from ajet.cluster.rollout_worker import (
     EpisodeRaised,
     Event,
     Heartbeat,
+    PlanRefused,
     RolloutWorker,
     TokenizerSpec,
     WorkflowEnded,
 )
 from ajet.core.activity import Activity, CurrentCall
 from ajet.core.config import AjetConfig
+from ajet.core.error_text import one_line
 from ajet.core.inference.endpoint import ModelEndpoint, SamplingParams
 from ajet.core.judge import judge_class, judge_spec, make_judge
 from ajet.core.judge.judge import GroupJudge
@@ -49,6 +51,7 @@ from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.stops import Stop
 from ajet.core.task.workflow_task import WorkflowTask
+from ajet.core.trajectory.plain_trajectory import plain_trajectory
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 
 HEARTBEAT_S = 1.0
@@ -63,6 +66,10 @@ ActorOptions = dict[str, Any]
 
 class WorkerLost(Exception):
     """The process that ran an episode has ended; the message says why."""
+
+
+class PlanUnreadable(Exception):
+    """An episode's plan cannot be read in a worker; the message says why."""
 
 
 @dataclass(eq=False)
@@ -172,13 +179,17 @@ class RolloutWorkers:
         judge_in_group: JudgeInGroup | None = None,
     ) -> Trajectory:
         """Runs an episode (see `EpisodeExecutor`); begins it again if its worker is lost."""
+        try:
+            packed = cloudpickle.dumps(plan)
+        except Exception as error:  # noqa: BLE001  # a task may hold any object
+            return _not_sent(plan, slot, one_line(error))
         losses = 0
         while True:
             worker = await self._free_worker(isolated=losses >= ISOLATE_AFTER)
             running = worker.running[plan.episode_id] = RunningEpisode(slot, asyncio.Future())
             try:
                 await self.started(worker)
-                worker.actor.begin.remote(plan, sampling, self._stops_of(plan))
+                worker.actor.begin.remote(plan.episode_id, packed, sampling, self._stops_of(plan))
                 trajectory = await asyncio.shield(running.trajectory)
                 break
             except (WorkerLost, ProcessLost) as lost:
@@ -187,6 +198,9 @@ class RolloutWorkers:
                     trajectory = _lost_trajectory(plan, losses, str(lost))
                     slot.workflow_ended(trajectory.status)
                     break
+            except PlanUnreadable as refused:
+                trajectory = _not_sent(plan, slot, str(refused))
+                break
             except asyncio.CancelledError:
                 trajectory = await self._cancelled(worker, plan, running)
                 break
@@ -327,6 +341,8 @@ class RolloutWorkers:
             return
         if isinstance(event, WorkflowEnded):
             running.slot.workflow_ended(event.status)
+        elif isinstance(event, PlanRefused):
+            running.trajectory.set_exception(PlanUnreadable(event.reason))
         elif isinstance(event, EpisodeRaised):
             running.trajectory.set_exception(event.error)
         else:
@@ -389,3 +405,11 @@ def _lost_trajectory(plan: WorkflowTask, losses: int, fault: str) -> Trajectory:
     """Returns the trajectory of an episode whose worker was lost too often."""
     error = f"its rollout worker was lost {losses} times, at last because {fault}"
     return Trajectory(plan, (), EpisodeStatus.ENV_ERROR, error=error)
+
+
+def _not_sent(plan: WorkflowTask, slot: Slot, reason: str) -> Trajectory:
+    """Returns the trajectory of an episode whose task no worker can be given."""
+    error = f"its task cannot be sent to a rollout worker: {reason}"
+    failed = plain_trajectory(Trajectory(plan, (), EpisodeStatus.ENV_ERROR, error=error))
+    slot.workflow_ended(failed.status)
+    return failed

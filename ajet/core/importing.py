@@ -27,7 +27,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from ajet.core.error_text import message_of
 from ajet.core.errors import AjetError, ConfigError
+from ajet.core.plain_value import printable, type_name
 
 ARROW = "->"
 INSTALLED = tuple(
@@ -67,6 +69,9 @@ COMPAT = {
     "verl": "ajet.compat.verl",
 }
 """Maps a package of another system to ajet's module with the names that its users import."""
+
+MAX_SHOWN = 2000
+"""The number of characters that are shown of a message of the user's code."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -350,7 +355,7 @@ def _describe(error: BaseException, subject: str | None = None) -> str:
     elif isinstance(error, AjetError):
         what = _one_line(error)
     else:
-        what = f"{type(error).__name__}: {_one_line(error)}".removesuffix(": ")
+        what = f"{type_name(type(error))}: {_one_line(error)}".removesuffix(": ")
     return _with_location(own or frames, subject, what)
 
 
@@ -394,7 +399,8 @@ def line_of(code: Any) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    text = printable(" ".join(message_of(error).split()))
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
 
 
 def _find_class(module: ModuleType, name: str, kind: type[T], prefix: str) -> type[T]:

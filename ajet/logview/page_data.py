@@ -19,7 +19,7 @@ from ajet.core.record.episode_reader import (
     EpisodeRecord,
     TurnRecord,
 )
-from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_folder import RunFolder, is_file
 from ajet.core.record.summary import RunSummary
 from ajet.core.record.warning_log import warning_rows
 from ajet.core.run.attempt_record import read_attempts
@@ -35,7 +35,7 @@ def run_data(folder: RunFolder) -> dict[str, Any]:
     data: dict[str, Any] = {
         "name": folder.path.name,
         "folder": str(folder.path),
-        "has_tokenizer": (folder.tokenizer / "tokenizer.json").is_file(),
+        "has_tokenizer": is_file(folder.tokenizer / "tokenizer.json"),
         "summary": None,
         "attempts": [attempt.describe() for attempt in read_attempts(folder)],
         "warnings": [
@@ -47,9 +47,9 @@ def run_data(folder: RunFolder) -> dict[str, Any]:
         "statuses": [],
         "modes": [],
     }
-    if folder.summary_json.is_file():
+    if is_file(folder.summary_json):
         data["summary"] = RunSummary.read(folder.summary_json).as_json()
-    if folder.episodes_db.is_file():
+    if is_file(folder.episodes_db):
         with EpisodeReader(folder.episodes_db) as reader:
             data["count"] = reader.count()
             data["statuses"], data["modes"] = reader.values("status"), reader.values("mode")
@@ -59,7 +59,7 @@ def run_data(folder: RunFolder) -> dict[str, Any]:
 def list_data(folder: RunFolder, query: Query) -> dict[str, Any]:
     """Returns one page of the list, newest first; `next` is the id after which the following page
     begins, or None."""
-    if not folder.episodes_db.is_file():  # the run is still starting
+    if not is_file(folder.episodes_db):  # the run is still starting
         return {"episodes": [], "next": None, "count": 0}
     which = filter_of(query)
     limit = min(max(_number(query, "limit", int) or 50, 1), MAX_PAGE)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ajet.core.error_text import one_line
 from ajet.core.errors import ModelError
-from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_folder import RunFolder, is_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -66,7 +66,7 @@ def readable(raw: bytes) -> str:
 def tokenizer_of(folder: RunFolder) -> Tokenizer | None:
     """Returns the tokenizer that the run stored in its folder, or None."""
     file = folder.tokenizer / "tokenizer.json"
-    if not file.is_file():
+    if not is_file(file):
         return None
     from tokenizers import Tokenizer
 

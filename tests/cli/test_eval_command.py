@@ -134,7 +134,7 @@ def test_a_checkpoint_that_does_not_fit_or_is_not_there_is_one_line(project):
     command = ("eval", "--conf", "run.yaml", "--checkpoint")
     wrong = run(*command, str(checkpoint), "ajet.trainer_common.lora.rank=4")
     assert wrong.exit_code == 1
-    assert "checkpoint does not fit the model" in wrong.stderr
+    assert f"error: checkpoint {checkpoint} does not fit the model: " in wrong.stderr
     with (checkpoint / "model.safetensors").open("r+b") as file:
         file.seek(-1, 2)
         file.write(bytes([255]))

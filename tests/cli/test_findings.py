@@ -160,3 +160,24 @@ def test_what_the_machine_has_too_little_of_is_told_with_a_remedy():
     assert disk.startswith("error: ") and "max_checkpoints_to_keep" in disk
     [memory] = [line for line in found if "memory: " in line]
     assert memory.startswith("ok: ") or Path("/dev/nvidiactl").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({}, "without its tokenizer and chat template: a start needs the network"),
+        ({"tokenizer.json": "{}"}, "without its chat template: a start needs the network"),
+        ({"tokenizer.json": "{}", "chat_template.jinja": "x"}, "with tokenizer and chat template"),
+    ],
+)
+def test_what_the_hubs_cache_has_of_a_model_is_told(files, told, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    snapshot = tmp_path / "models--some--model" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("abc")
+    for name, content in ({"config.json": "{}"} | files).items():
+        (snapshot / name).write_text(content)
+    config = AjetConfig.model_validate({"ajet": {"model": {"path": "some/model"}}})
+    (finding,) = [each for each in run_findings(config, []) if "on the Hub" in each.text]
+    assert finding.text.endswith(told) or f"{told}," in finding.text

@@ -16,6 +16,7 @@ from ajet.core.errors import ConfigError, RunFailed
 from ajet.core.inference.engines.random import RandomEngine
 from ajet.core.judge import make_judge
 from ajet.core.rollout.request import RolloutRequest
+from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
 from tests.e2e.toy_run import ToyRun
 
@@ -162,7 +163,24 @@ def spec():
     return TokenizerSpec(tokenizer, (), datetime(2026, 1, 1))
 
 
-async def run(config, spec, *, num_workers=2, blocked_after_s=None, told=None, **options):
+class Unsendable:
+    """Can be copied, and not be sent to another process: pickling it raises, or reading it."""
+
+    def __init__(self, when):
+        self.when = when
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce__(self):
+        if self.when == "sent":
+            raise RuntimeError("no pickle")
+        return int, ("nothing",)
+
+
+async def run(
+    config, spec, *, num_workers=2, blocked_after_s=None, told=None, tasks=TASKS, **options
+):
     from ajet.cluster.rollout_workers import RolloutWorkers
 
     make_endpoint = partial(RandomEngine, len(spec.tokenizer))
@@ -171,7 +189,7 @@ async def run(config, spec, *, num_workers=2, blocked_after_s=None, told=None, *
     try:
         await workers.check()
         runner = await workers.start(make_endpoint, spec)
-        return await runner.rollout(RolloutRequest(TASKS, **options), on_episode=told)
+        return await runner.rollout(RolloutRequest(tasks, **options), on_episode=told)
     finally:
         workers.close()
 
@@ -252,6 +270,39 @@ async def test_an_episode_that_no_worker_survives_fails_alone(ray_session, proje
     assert failed.error == (
         "its rollout worker was lost 3 times, at last because its process ended"
     )
+
+
+@pytest.mark.parametrize(
+    ("when", "reason"),
+    [
+        ("sent", "RuntimeError: no pickle (test_rollout_workers.py:"),
+        ("read", "ValueError: invalid literal for int() with base 10: 'nothing'"),
+    ],
+)
+async def test_a_task_that_cannot_be_sent_fails_alone(ray_session, project, spec, when, reason):
+    tasks = [TASKS[0], Task("t1", "What is 1 + 1?", metadata={"mine": Unsendable(when)})]
+    groups = await run(config_of("Told", "ajet.rollout.max_failure_rate=1.0"), spec, tasks=tasks)
+    assert [[str(t.status) for t in g.trajectories] for g in groups] == [
+        ["ok"] * 3,
+        ["env_error"] * 3,
+    ]
+    for member in groups[1].trajectories:
+        assert (member.error or "").startswith(
+            f"its task cannot be sent to a rollout worker: {reason}"
+        )
+
+
+async def test_a_task_of_a_reader_may_hold_objects_of_its_files_classes(ray_session, project, spec):
+    (project.folder / "rd.py").write_text(
+        "from ajet import BaseTaskReader, Task\n"
+        "class Hint:\n    pass\n"
+        "class R(BaseTaskReader):\n"
+        "    def get_training_tasks(self): return [Task('t0', 'q', metadata={'hint': Hint()})]\n"
+        "    def get_validation_tasks(self): return []\n"
+    )
+    config = config_of("Told", "ajet.task_reader.type=rd.py->R")
+    groups = await run(config, spec, tasks=make_reader(config).get_training_tasks())
+    assert [str(t.status) for t in groups[0].trajectories] == ["ok"] * 3
 
 
 async def test_a_blocked_worker_is_replaced_and_the_line_is_named(

@@ -173,3 +173,40 @@ def test_with_version_1_the_group_lies_below_this_processs_own(tmp_path) -> None
     written = {path.name: path.read_text() for path in program.iterdir()}
     assert written == {"memory.limit_in_bytes": memory, "memory.memsw.limit_in_bytes": memory}
     os.close(folder.fd)
+
+
+def emptied(program: Path) -> None:
+    """Removes a group's files, which vanish with the group in the kernel's own tree."""
+    for file in program.iterdir():
+        file.unlink()
+
+
+def test_a_group_goes_with_its_own_program_and_others_stay(tmp_path) -> None:
+    folder = open_programs_folder(
+        fake(tmp_path, "0::/app/me\n", V2_MOUNT, **files_in("app/me", **ON))
+    )
+    assert isinstance(folder, ProgramsFolder)
+    groups = ProgramGroups(folder.fd, 2, LIMITS)
+    ended, busy, waiting = (folder.path / groups.make() for _ in range(3))
+    emptied(ended)
+    emptied(waiting)  # no program has entered it yet
+    groups.remove(ended.name, busy.name)
+    assert (ended.exists(), busy.exists(), waiting.exists()) == (False, True, True)
+    emptied(busy)  # its last process has ended
+    groups.remove()
+    assert not busy.exists() and waiting.exists()
+    os.close(folder.fd)
+
+
+def test_a_folder_of_groups_is_closed_once(tmp_path) -> None:
+    folder = open_programs_folder(
+        fake(tmp_path, "0::/app/me\n", V2_MOUNT, **files_in("app/me", **ON))
+    )
+    assert isinstance(folder, ProgramsFolder)
+    number = folder.fd
+    folder.close()
+    other = os.open(tmp_path, os.O_RDONLY)
+    assert other == number  # the kernel gives the number of the closed one to the next
+    folder.close()
+    os.fstat(other)
+    os.close(other)

@@ -5,7 +5,8 @@
         def step(self, action): …            -> (observation, reward, terminated, truncated, info)
 
 `instruction` is the class's own, or what its `get_instructions()` or `env_instruction` say;
-`info["env_instruction"]` of `reset` comes before it (returns.py). A class whose constructor takes
+`info["env_instruction"]` of `reset` comes before it (returns.py). The text of `info["suffix"]`, of
+`reset` and `step`, is shown below the observation. A class whose constructor takes
 `action_pattern` reads its action from the whole reply itself. Not covered: observations that are
 not text; a `reset` without a seed, which is refused, since a group plays one instance.
 """
@@ -19,8 +20,9 @@ from functools import cache
 from typing import Any, ClassVar
 
 from ajet.core.environment.environment import Environment, Frame, Info
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, EnvironmentFault
 from ajet.core.importing import line_of
+from ajet.core.plain_value import type_name
 from ajet.core.signatures import accepted_arguments
 
 
@@ -67,10 +69,20 @@ class ForeignEnvironment(Environment):
         return str(sample())
 
     def _kept(self, returned: Any) -> Any:
-        """Returns what `reset` or `step` returned, and keeps its observation, where it has one."""
-        if isinstance(returned, tuple) and returned and isinstance(returned[0], str):
-            self._observation = returned[0]
-        return returned
+        """Returns what `reset` or `step` returned, with `info["suffix"]` below its observation, and
+        keeps the observation, where it has one."""
+        if not (isinstance(returned, tuple) and returned and isinstance(returned[0], str)):
+            return returned
+        observation, *others = returned
+        if others and isinstance(others[-1], dict) and others[-1].get("suffix") is not None:
+            suffix = others[-1]["suffix"]
+            if not isinstance(suffix, str):
+                raise EnvironmentFault(
+                    f"{type(self).__name__}: info['suffix'] is a {type_name(type(suffix))}, no text"
+                )
+            observation = f"{observation}\n{suffix}" if suffix else observation
+        self._observation = observation
+        return observation, *others
 
 
 @cache

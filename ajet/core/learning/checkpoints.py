@@ -13,6 +13,7 @@ from ajet.core.learning.learner import Learner, LearnerState
 from ajet.core.model.load import LoadedModel
 from ajet.core.model.save import model_files
 from ajet.core.update.checkpoint import checked_state, read_checkpoint, save_checkpoint
+from ajet.core.update.mismatch import of_checkpoint
 from ajet.core.update.ranks import ONE_RANK, Ranks
 
 
@@ -45,6 +46,7 @@ class LearnerCheckpoints:
     def load(self, path: Path) -> None:
         """Restores the learner from the checkpoint at `path`."""
         like = self._learner.template() if self._ranks.size > 1 else None
-        found = read_checkpoint(path, like=like, ranks=self._ranks)
-        state = checked_state(LearnerState, found.state, found.path)
-        self._learner.load_state_dict(found.tensors, state)
+        with of_checkpoint(path):
+            found = read_checkpoint(path, like=like, ranks=self._ranks)
+            state = checked_state(LearnerState, found.state, found.path)
+            self._learner.load_state_dict(found.tensors, state)

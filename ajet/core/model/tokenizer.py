@@ -11,7 +11,11 @@ if TYPE_CHECKING:
 
 def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     """Loads the tokenizer that `save_pretrained` left in `folder`, with its chat template."""
-    if not (folder / "tokenizer_config.json").is_file():
+    try:
+        is_there = (folder / "tokenizer_config.json").is_file()
+    except PermissionError as error:
+        raise ModelError(f"{folder} cannot be read: {error.strerror}") from error
+    if not is_there:
         raise ModelError(f"{folder}: no tokenizer there; it is kept when a run begins")
     from transformers import AutoTokenizer
 

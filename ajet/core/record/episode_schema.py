@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.core.errors import CheckpointError
+from ajet.core.record.run_folder import is_file
 
 VERSION = 3
 
@@ -163,7 +164,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
     """Opens a read-only connection, which sees each step as soon as it is written."""
-    if not path.is_file():
+    if not is_file(path):
         raise CheckpointError(f"{path}: no such file; is this the folder of a run?")
     try:
         connection, known = _read_only(path, "mode=ro")

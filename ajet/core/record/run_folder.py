@@ -217,6 +217,15 @@ class RunFolder:
         return [source for (source, _), ok in zip_longest(pairs, copied) if not ok]
 
 
+def is_file(path: Path) -> bool:
+    """Returns whether a file of a run folder is there. Raises CheckpointError where a folder above
+    it may not be searched."""
+    try:
+        return path.is_file()
+    except PermissionError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+
+
 def shown_path(path: Path) -> str:
     """Returns the path relative to the current folder if it lies below it, else the absolute
     path."""

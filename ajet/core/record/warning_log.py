@@ -88,6 +88,8 @@ def warning_rows(path: Path) -> list[RunWarning | None]:
         return [_warning(line) for line in path.read_bytes().splitlines()]
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _warning(line: bytes) -> RunWarning | None:

@@ -13,7 +13,7 @@ import json
 import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,6 +23,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.config.effects import Effect, effect_of, keys_without_effect
 from ajet.core.config.nested import flatten
 from ajet.core.config.redacted import config_without_secrets, redacted_config
+from ajet.core.plain_value import MAX_INTEGER_BITS, type_name
 from ajet.core.redaction import REDACTED
 from ajet.core.run.code_files import below_base_dirs, code_files
 from ajet.core.run.run_tasks import RunTasks
@@ -198,9 +199,34 @@ def _hash_of(value: Any) -> str:
 def _rows(tasks: Sequence[Task]) -> dict[str, Any]:
     digest = sha256()
     for task in tasks:
-        text = json.dumps(asdict(task), sort_keys=True, default=lambda value: type(value).__name__)
-        digest.update(text.encode("utf-8", "surrogatepass"))
+        values = {each.name: _json_data(getattr(task, each.name)) for each in fields(task)}
+        digest.update(json.dumps(values, sort_keys=True).encode())
     return {"number": len(tasks), "sha256": digest.hexdigest()}
+
+
+def _json_data(value: Any) -> Any:
+    """Returns the value as data that JSON can hold, for its hash: objects are named by their type,
+    large integers are written in base 16. Containers are read by the methods of their base class,
+    since a row of a user's own reader may hold any object."""
+    kind = type(value)
+    if kind in (str, bool, float, type(None)):
+        return value
+    if issubclass(kind, dict):
+        return {_json_key(key): _json_data(item) for key, item in dict.items(value)}
+    if issubclass(kind, list | tuple):
+        base: Any = list if issubclass(kind, list) else tuple
+        return [_json_data(item) for item in base.__iter__(value)]
+    if issubclass(kind, str):
+        return str.__str__(value)
+    if issubclass(kind, int):
+        number = int.__int__(value)
+        return number if number.bit_length() <= MAX_INTEGER_BITS else hex(number)
+    return float.__float__(value) if issubclass(kind, float) else type_name(kind)
+
+
+def _json_key(key: Any) -> str:
+    data = _json_data(key)
+    return data if isinstance(data, str) else json.dumps(data)
 
 
 def _versions() -> Iterator[tuple[str, str]]:

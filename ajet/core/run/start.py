@@ -214,6 +214,12 @@ def _name_aside(folder: RunFolder) -> Path:
 def _set_aside(folder: RunFolder) -> RunFolder:
     """Renames the folder, and returns a new one in its place. The replies of a judging model are
     copied there: they are found by the request, so they hold for any run."""
+    for lock in folder.locks():
+        if lock.name != LOCK and is_held(lock):
+            raise CheckpointError(
+                f"{folder.path} cannot be kept as another run: a process of backbone trinity still "
+                f"writes there ({lock.name}); end it first, or choose another experiment_name"
+            )
     aside = _name_aside(folder)
     try:
         folder.path.rename(aside)

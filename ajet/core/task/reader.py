@@ -63,17 +63,27 @@ class BaseTaskReader:
 
 def make_reader(config: AjetConfig) -> BaseTaskReader:
     """Makes the reader that `ajet.task_reader.type` names."""
-    from ajet.core.importing import load_object
-
     name = config.ajet.task_reader.type
     if name in READERS:
         module, _, kind = READERS[name].partition("->")
         return getattr(import_module(module), kind)(config)
     from ajet.core.task.user_reader import UserReader
 
-    where = "ajet.task_reader.type"
-    found = load_object(name, base_dirs=config.base_dirs, kind=BaseTaskReader, where=where)
+    found = user_reader_class(config)
+    assert found is not None
     return UserReader(found, config)
+
+
+def user_reader_class(config: AjetConfig) -> type[BaseTaskReader] | None:
+    """Returns the user's own class that `ajet.task_reader.type` names, or None for a reader of
+    ajet."""
+    from ajet.core.importing import load_object
+
+    name = config.ajet.task_reader.type
+    if name in READERS:
+        return None
+    where = "ajet.task_reader.type"
+    return load_object(name, base_dirs=config.base_dirs, kind=BaseTaskReader, where=where)
 
 
 def tasks_from_rows(

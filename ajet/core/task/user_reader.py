@@ -2,11 +2,15 @@
 
     what the class raises        ->  ConfigError  rd.py:4: RuntimeError: db down
     what it gives and is no list ->  DataError    rd.py:12: D.get_training_tasks() gave a NoneType
+    a task that no episode can have   ->  DataError    … number 3 of the list cannot be copied: …
 
-Not covered: finding, importing and making the class (core/importing.py), and a task's own metadata.
+A task's messages and metadata may hold any object that can be copied, since each episode gets a
+copy. Not covered: finding, importing and making the class (core/importing.py).
 """
 
+import copy
 import inspect
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,9 +18,14 @@ from typing import Any
 from ajet.core.config import AjetConfig
 from ajet.core.errors import DataError
 from ajet.core.importing import construct, line_of, run_user_code
-from ajet.core.plain_value import plain_text
+from ajet.core.plain_value import plain_text, type_name
 from ajet.core.task.reader import MAX_ID_LENGTH, BaseTaskReader, are_messages, first_duplicate_ids
 from ajet.core.task.task import Task
+
+MAX_DEPTH = 100
+MAX_VALUES = 10_000_000
+"""The most values in one task's messages and metadata. The record shows 100,000 of them."""
+CONTAINERS = (dict, list, tuple, set, frozenset)
 
 
 class UserReader(BaseTaskReader):
@@ -62,14 +71,14 @@ def _checked(given: Any, split: str, where: str) -> list[Task]:
     """Returns what the class returned, with an id for each task that has none. Raises DataError
     unless it is a list of complete tasks whose ids differ."""
     if not isinstance(given, list | tuple):
-        raise DataError(f"{where} gave a {type(given).__name__}; return a list of ajet.Task")
-    for number, task in enumerate(given, 1):
-        if problem := run_user_code(partial(_task_problem, task), where):
-            raise DataError(f"{where}: number {number} of the list {problem}")
-    tasks = [
-        task if task.task_id else replace(task, task_id=f"{split}-{index}")
-        for index, task in enumerate(given)
-    ]
+        raise DataError(f"{where} gave a {type_name(type(given))}; return a list of ajet.Task")
+    tasks = []
+    for index, task in enumerate(_items(given)):
+        place = f"{where}: number {index + 1} of the list"
+        if problem := run_user_code(partial(_task_problem, task), place):
+            raise DataError(f"{place} {problem}")
+        run_user_code(partial(copy.deepcopy, task), f"{place} cannot be copied for an episode")
+        tasks.append(_with_plain_texts(task, f"{split}-{index}"))
     if duplicates := first_duplicate_ids(tasks):
         first, second = duplicates
         raise DataError(
@@ -79,10 +88,25 @@ def _checked(given: Any, split: str, where: str) -> list[Task]:
     return tasks
 
 
+def _items(given: list[Any] | tuple[Any, ...]) -> Iterator[Any]:
+    """Returns the entries as the base class has them; a subclass may tell of others."""
+    return list.__iter__(given) if isinstance(given, list) else tuple.__iter__(given)
+
+
+def _with_plain_texts(task: Task, otherwise: str) -> Task:
+    """Returns the task with texts of no subclass of `str`, and this id where it has none."""
+    return replace(
+        task,
+        task_id=str.__str__(task.task_id) or otherwise,
+        main_query=str.__str__(task.main_query),
+        env_type=str.__str__(task.env_type),
+    )
+
+
 def _task_problem(task: Any) -> str | None:
     """Says what keeps the object from being a task of a run; None where nothing does."""
     if not isinstance(task, Task):
-        return f"is a {type(task).__name__}, not an ajet.Task"
+        return f"is a {type_name(type(task))}, not an ajet.Task"
     for name in ("task_id", "main_query", "env_type"):
         if not isinstance(getattr(task, name), str):
             return f"has a {name} that is not text"
@@ -92,7 +116,42 @@ def _task_problem(task: Any) -> str | None:
         return "has init_messages that are not a list of chat messages"
     if not isinstance(task.metadata, dict):
         return "has metadata that is not a dict"
+    if problem := _content_problem([task.init_messages, task.metadata]):
+        return f"has init_messages or metadata that {problem}"
     for name in ("agent_name", "agent_cfg_path"):
         if not isinstance(task.metadata.get(name), str | None):
             return f"has a {name} in its metadata that is not text"
     return None
+
+
+def _content_problem(content: Any) -> str | None:
+    """Says what keeps messages and metadata from being copied and recorded; None where nothing
+    does."""
+    try:
+        num_values, _ = _size(content, 0, {})
+    except ValueError as problem:
+        return str(problem)
+    return f"hold more than {MAX_VALUES} values" if num_values > MAX_VALUES else None
+
+
+def _size(value: Any, depth: int, sizes: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    """Returns the number of values in a value, itself included, and how deep they are nested; a
+    value in two places counts twice. `sizes` are those of containers that were counted already, by
+    their ids. Raises ValueError for what lies more than `MAX_DEPTH` deep."""
+    kind = type(value)
+    base: Any = next((each for each in CONTAINERS if issubclass(kind, each)), None)
+    if base is None:
+        return 1, 0
+    if base is list and kind.__iter__ is not list.__iter__:
+        raise ValueError(
+            f"hold a {type_name(kind)}, a list with an __iter__ of its own; give a plain list"
+        )
+    if id(value) not in sizes and depth <= MAX_DEPTH:
+        items = [*base.__iter__(value), *(dict.values(value) if base is dict else ())]
+        inner = [_size(each, depth + 1, sizes) for each in items]
+        height = 1 + max((each[1] for each in inner), default=0)
+        sizes[id(value)] = 1 + sum(each[0] for each in inner), height
+    num_values, height = sizes.get(id(value), (0, MAX_DEPTH + 1))
+    if depth + height > MAX_DEPTH:
+        raise ValueError(f"are nested more than {MAX_DEPTH} deep, or hold themselves")
+    return num_values, height

@@ -403,7 +403,7 @@ def _stop_texts(stop: Any) -> tuple[str, ...] | None:
         raise ValueError(f"stop has an entry that is no text of at most {MAX_STOP_LENGTH} letters")
     if len(texts) > MAX_STOPS:
         raise ValueError(f"stop has more than {MAX_STOPS} texts")
-    return tuple(without_surrogates(text) for text in texts if text) or None
+    return tuple(without_surrogates(str.__str__(text)) for text in texts if text) or None
 
 
 def _as_set(targets: Sequence[str] | str | None) -> frozenset[str] | None:

@@ -22,6 +22,7 @@ from ajet.core.model.load import LoadedModel
 from ajet.core.update.checkpoint import read_weights
 from ajet.core.update.lora import with_lora
 from ajet.core.update.manifest import reason_of
+from ajet.core.update.mismatch import of_checkpoint
 from ajet.core.update.settings import LoraSettings
 from ajet.core.update.weights import load_weights, trainable
 
@@ -45,7 +46,8 @@ def export_model(
     if out.exists():
         raise CheckpointError(f"{out}: is there already; name a folder that is not")
     model: Any = with_lora(loaded.model, lora) if lora else loaded.model
-    load_weights(trainable(model), read_weights(checkpoint))
+    with of_checkpoint(checkpoint):
+        load_weights(trainable(model), read_weights(checkpoint))
     if lora and not adapter:
         model = model.merge_and_unload()
     writing = out.with_name(f"{WRITING}{out.name}")

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ajet.core.errors import CheckpointError
+from ajet.core.update.mismatch import WeightMismatch
 from ajet.core.update.shards import is_sharded
 
 SHARDS = "shards"
@@ -110,16 +110,10 @@ def _model_of(name: str) -> str:
 def _check_names(names: Sequence[str], like: Mapping[str, Tensor]) -> None:
     for name in names:
         if name not in like:
-            raise CheckpointError(
-                f"checkpoint does not fit the model: {name} is not one of its tensors; use the "
-                "model and lora settings of its run"
-            )
+            raise WeightMismatch(f"{name} is not one of its tensors")
 
 
 def _check_shapes(rows: Mapping[str, Tensor], found: Mapping[str, Any]) -> None:
     for name, row in rows.items():
         if row.shape != found[name].size:
-            raise CheckpointError(
-                f"checkpoint does not fit the model: {name} {tuple(row.shape)} is of shape "
-                f"{tuple(found[name].size)}; use the model and lora settings of its run"
-            )
+            raise WeightMismatch(f"{name} {tuple(row.shape)} is of shape {tuple(found[name].size)}")

@@ -16,6 +16,7 @@ from ajet.core.errors import CheckpointError
 from ajet.core.update.checkpoint import WEIGHT_PREFIX, read_weights
 from ajet.core.update.lora import with_lora
 from ajet.core.update.manifest import newest_checkpoint
+from ajet.core.update.mismatch import WeightMismatch, of_checkpoint
 from ajet.core.update.settings import LoraSettings
 from ajet.core.update.shards import copy_tensor
 
@@ -36,7 +37,8 @@ def find_checkpoint(path: Path) -> Path:
 def overlay_checkpoint(model: nn.Module, path: Path, lora: LoraSettings | None) -> None:
     """Copies the weights at `path` into `model`, in place; adapters go into its own modules."""
     trained = with_lora(model, lora) if lora else model
-    load_weights(trainable(trained), read_weights(path))
+    with of_checkpoint(path):
+        load_weights(trainable(trained), read_weights(path))
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -61,10 +63,7 @@ def check_fits(name: str, saved: Tensor | None, target: Tensor) -> None:
         found = f"of type {saved.dtype}"
     else:
         return
-    raise CheckpointError(
-        f"checkpoint does not fit the model: {name} {tuple(target.shape)} is {found}; "
-        "use the model and lora settings of the run that wrote it"
-    )
+    raise WeightMismatch(f"{name} {tuple(target.shape)} is {found}")
 
 
 @torch.no_grad()
@@ -80,9 +79,6 @@ def load_weights(
         check_fits(name, tensors.get(f"{prefix}{name}"), weight)
     for name in tensors:
         if name.startswith(prefix) and name.removeprefix(prefix) not in weights:
-            raise CheckpointError(
-                f"checkpoint does not fit the model: {name.removeprefix(prefix)} is not one of its "
-                "weights; use the model and lora settings of the run that wrote it"
-            )
+            raise WeightMismatch(f"{name.removeprefix(prefix)} is not one of its weights")
     for name, weight in weights.items():
         copy_tensor(weight, tensors[f"{prefix}{name}"])

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.core.errors import ConfigError
+from ajet.core.plain_value import plain_text
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+MAX_PATH_SHOWN = 200
 LIMITS = {"max_ai_message_turn": "max_steps", "max_total_token_length": "max_model_len"}
 
 
@@ -27,8 +29,13 @@ def read_agent_cfg(path: Any, base_dirs: Sequence[Path]) -> DictConfig:
     """Returns the config that a row names, which is read once; without a path an empty config."""
     if not path:
         return _read(None)
-    candidates = [(folder / Path(str(path)).expanduser()).resolve() for folder in base_dirs]
-    found = next((candidate for candidate in candidates if candidate.is_file()), None)
+    try:
+        candidates = [(folder / Path(str(path)).expanduser()).resolve() for folder in base_dirs]
+        found = next((candidate for candidate in candidates if candidate.is_file()), None)
+    except (OSError, ValueError, RuntimeError) as error:  # no file has such a name
+        raise ConfigError(
+            f"agent_cfg_path {plain_text(path, MAX_PATH_SHOWN)!r} of a task: no file's name"
+        ) from error
     if found is None:
         tried = ", ".join(map(str, dict.fromkeys(candidates)))
         raise ConfigError(

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from ajet.core.errors import ConfigError
 from ajet.core.importing import line_of, load_module, load_object
+from ajet.core.plain_value import plain_text
 from ajet.core.workflow.agent_loop import as_loop_workflow, is_agent_loop
 from ajet.core.workflow.graph import as_workflow, is_graph
 from ajet.core.workflow.loop_listing import ListedLoop, listed_loops
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
     from ajet.core.task.task import Task
 
+MAX_NAME_SHOWN = 200
 DEFAULT_AGENT = "single_turn_agent"
 BUILT_IN_AGENTS = {
     DEFAULT_AGENT: "ajet.agents.single_turn->SingleTurnAgent",
@@ -129,7 +131,8 @@ class WorkflowFactory:
         found = registered_workflow(str(name))
         if found is None:
             raise ConfigError(
-                f"task {task.task_id}: no workflow is registered as agent_name {name!r}; "
+                f"task {task.task_id}: no workflow is registered as agent_name "
+                f"{plain_text(name, MAX_NAME_SHOWN)!r}; "
                 f"{unknown_agent_hint(str(name))}"
             )
         return found

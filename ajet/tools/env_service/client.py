@@ -29,6 +29,8 @@ from typing import Any, Self
 
 from ajet.core.activity import in_call
 from ajet.core.errors import ConfigError, EnvironmentFault
+from ajet.core.plain_value import plain_text, printable
+from ajet.core.task.reader import MAX_ID_LENGTH
 
 TIMEOUT_S = 300.0
 BACKOFF_S = 0.5
@@ -49,6 +51,19 @@ class Observation:
     def text(self) -> str:
         """The contents of the messages, one below the other."""
         return "\n".join(str(message.get("content") or "") for message in self.state)
+
+    def instance_id(self, given: str) -> str:
+        """Returns the id that the service gave the instance, or the `given` one if it gave none.
+        Raises EnvironmentFault for one that cannot be sent back."""
+        named = self.info.get("instance_id")
+        if not isinstance(named, str | int) or not named:
+            return given
+        if plain_text(named, MAX_ID_LENGTH) != str(named):
+            raise EnvironmentFault(
+                f"create: data.info.instance_id has more than {MAX_ID_LENGTH} characters, or a "
+                f"lone surrogate: {_line(str(named))}"
+            )
+        return str(named)
 
 
 class EnvServiceClient:
@@ -81,7 +96,14 @@ class EnvServiceClient:
         ids = reply["data"] if "data" in reply else reply.get("task_ids")
         if not isinstance(ids, list) or not all(isinstance(name, str | int) for name in ids):
             raise EnvironmentFault(f"{self._url('get_env_profile')}: no list of task ids in data")
-        return [str(name) for name in ids]
+        names = [str(name) for name in ids]
+        odd = next((name for name in names if plain_text(name, MAX_ID_LENGTH) != name), None)
+        if odd is not None:
+            raise EnvironmentFault(
+                f"{self._url('get_env_profile')}: data has an id of more than {MAX_ID_LENGTH} "
+                f"characters, or with a lone surrogate: {_line(odd)}"
+            )
+        return names
 
     async def create(
         self, task_id: str, instance_id: str, params: Mapping[str, Any] | None = None
@@ -199,6 +221,11 @@ def _error_line(error: Exception) -> str:
 
     if isinstance(error, httpx.HTTPStatusError):
         answer = error.response
+        if answer.has_redirect_location:
+            return (
+                f"HTTP {answer.status_code}: it points to {_line(answer.headers['location'])}, "
+                "which is not followed; name the service's own address"
+            )
         try:
             detail = _detail(answer.json())
         except (ValueError, RecursionError):
@@ -219,7 +246,7 @@ def _detail(reply: Any) -> str:
 
 
 def _line(text: str) -> str:
-    return " ".join(text.split())[:SHOWN_CHARACTERS]
+    return printable(" ".join(text.split())[:SHOWN_CHARACTERS])
 
 
 def _messages(state: Any, where: str) -> list[dict[str, Any]]:

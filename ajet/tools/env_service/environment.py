@@ -73,7 +73,7 @@ class ServedEnvironment(Environment):
         # Set before the call: the service may have received a /create that fails here.
         self._instance_id = named
         observation = self._wait(self._client.create(task_id, named, params))
-        self._instance_id = str(observation.info.get("instance_id") or named)
+        self._instance_id = observation.instance_id(named)
         self.observation = observation.text
         return self.observation, _kept_info(observation)
 

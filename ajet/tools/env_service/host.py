@@ -101,8 +101,7 @@ class EpisodeInstance:
         first = await self._client.create(
             workflow_task.task_id, self._instance_id, self._params(workflow_task)
         )
-        named = first.info.get("instance_id")
-        self._instance_id = named if isinstance(named, str) and named else self._instance_id
+        self._instance_id = first.instance_id(self._instance_id)
         self._env = GymEnv(self._client, workflow_task.episode_id, self._instance_id, first)
         return _with_question(workflow_task, first)
 

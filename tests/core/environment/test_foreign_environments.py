@@ -238,3 +238,31 @@ def test_seeding_restores_the_global_generators():
     assert random.getstate() == before
     with all_seed(5):
         assert random.random() == drawn
+
+
+SUFFIX = """
+class Suffixed:
+    def __init__(self, last="Go on."):
+        self.last = last
+
+    def reset(self, seed=None):
+        return "a door", {"suffix": "Open it?"}
+
+    def step(self, action):
+        return "a room", 0.0, True, False, {"suffix": self.last}
+"""
+
+
+async def test_the_suffix_of_an_info_is_below_the_observation(tmp_path):
+    (tmp_path / "suffixed.py").write_text(SUFFIX)
+    spec = f"{tmp_path}/suffixed.py->Suffixed"
+    for last, shown in [("Go on.", "a room\nGo on."), ("", "a room"), (None, "a room")]:
+        maker = environment_maker(spec, {"last": last}, [tmp_path], "test")
+        async with open_environment(maker, "inline") as environment:
+            assert (await environment.reset(1, {})).observation == "a door\nOpen it?"
+            assert (await environment.step("open")).observation == shown
+    maker = environment_maker(spec, {"last": 3}, [tmp_path], "test")
+    async with open_environment(maker, "inline") as environment:
+        await environment.reset(1, {})
+        with pytest.raises(EnvironmentFault, match=r"Suffixed: info\['suffix'\] is a int, no text"):
+            await environment.step("open")

@@ -4,10 +4,11 @@ import json
 
 import pytest
 
+from ajet.backbones.disaggregated.backbone import EXPLORER_LOCK
 from ajet.core.config.effects import CHANGES_LENGTH, CHANGES_NOTHING, Effect, effect_of
 from ajet.core.config.nested import flatten
 from ajet.core.config.tree import AjetConfig
-from ajet.core.errors import RunChanged, RunComplete, RunFailed
+from ajet.core.errors import CheckpointError, RunChanged, RunComplete, RunFailed
 from ajet.core.record.episode_reader import EpisodeReader
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.run.attempt_record import read_attempts
@@ -246,3 +247,16 @@ def test_a_key_that_is_not_in_the_table_changes_the_experiment():
     assert effect_of("ajet.trainer_common.total_epochs") is Effect.LENGTH
     assert effect_of("ajet.debug.debug_first_n_tasks") is Effect.NOTHING
     assert effect_of("ajet.debugger") is Effect.EXPERIMENT
+
+
+def test_a_run_whose_explorer_still_works_is_not_kept_under_another_name(toy):
+    train(ONE)
+    with (
+        RunFolder.open(toy.path, EXPLORER_LOCK),
+        pytest.raises(CheckpointError, match="a process of backbone trinity still writes there"),
+    ):
+        train(ONE, f"{T}.resume=disable")
+    assert not toy.path.with_name("toy.1").exists()
+    assert [attempt.end for attempt in attempts(toy.path)] == ["complete"]
+    train(ONE, f"{T}.resume=disable")
+    assert toy.path.with_name("toy.1").exists()

@@ -1,0 +1,31 @@
+"""Says that a checkpoint's tensors are not those of the model, and of which checkpoint.
+
+with of_checkpoint(path):                       checkpoint …/step_000002 does not fit the model:
+    load_weights(weights, read_weights(path))   head.weight (3, 2) is of shape (4, 2); use …
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ajet.core.errors import CheckpointError
+
+WHAT_TO_DO = "use the model and lora settings of the run that wrote it"
+
+
+class WeightMismatch(CheckpointError):
+    """Raised with the name of a tensor and what is wrong with it."""
+
+    def __str__(self) -> str:
+        return f"checkpoint does not fit the model: {self.args[0]}; {WHAT_TO_DO}"
+
+
+@contextmanager
+def of_checkpoint(path: Path) -> Iterator[None]:
+    """Turns a `WeightMismatch` into a CheckpointError that names the checkpoint."""
+    try:
+        yield
+    except WeightMismatch as mismatch:
+        raise CheckpointError(
+            f"checkpoint {path} does not fit the model: {mismatch.args[0]}; {WHAT_TO_DO}"
+        ) from mismatch
