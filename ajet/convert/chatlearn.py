@@ -181,12 +181,15 @@ def _loss(draft: Draft) -> None:
     draft.set(f"{ALGORITHM}.rollout_correction.level", "none", "models.policy_trainer")
     betas = [f"{TRAIN}.optimizer.adam_beta{number}" for number in (1, 2)]
     draft.set(f"{TRAINER}.optim.betas", [float(draft.number(key)) for key in betas], *betas)
+    clip = f"{TRAIN}.final_clip_ratio"
     sequence = f"{TRAIN}.use_group_sequence_policy"
     if draft.take(sequence):
         draft.set(f"{ALGORITHM}.policy_loss", "gspo", sequence)
-        draft.ignore(f"{TRAIN}.final_clip_ratio")
+        if draft.has_key(clip):
+            reason = "ChatLearn cuts a token's loss to this number; gspo has no such bound here"
+            draft.leave_out(clip, reason, algorithm=True)
+        draft.ignore(clip)
     else:
-        clip = f"{TRAIN}.final_clip_ratio"
         draft.copy(clip, f"{ALGORITHM}.dual_clip", float)
         reason = (
             "ChatLearn cuts a token's loss to this number; written as dual_clip, which cuts it to "

@@ -34,6 +34,19 @@ pretrain: m
 sequence_length: 12
 actor_infer: {generating_args: {temperature: 1.0, top_p: 1.0, top_k: -1}}
 """
+CHATLEARN = """
+runtime_args: {num_episode: 3, sample_per_episode: 4, train_global_batch_size: 4}
+models:
+  policy_trainer: {load: m, optimizer: {lr: 0.01}}
+  policy: {num_inference_per_prompt: 1, max_prompt_tokens_length: 8, max_response_tokens_length: 12}
+"""
+AGENTJET = """
+ajet:
+  model: {path: m}
+  data: {train_batch_size: 4}
+  rollout: {user_workflow: workflow.py->W, temperature: 1.0, num_repeat: 1}
+  trainer_common: {optim: {lr: 0.01}, kl_loss_coef: 0.5}
+"""
 MASKS = ["0011011", "00111101", "0010", "00010111"]
 SEGMENTS = [[(2, 4), (5, 7)], [(2, 6), (7, 8)], [(2, 3)], [(3, 4), (5, 8)]]
 ADVANTAGES = [1.2, -0.7, -1.6, 0.5]
@@ -131,6 +144,14 @@ def dppo_tv(b: Batch) -> Tensor:
     return -b.advantages * b.ratio(b.trainer).detach().clamp(max=1.1) * b.logprobs * keep
 
 
+def dppo_kl(b: Batch) -> Tensor:
+    old, new = b.trainer.exp(), b.logprobs.detach().exp()
+    others = (1 - old) * ((1 - old + 1e-8) / (1 - new + 1e-8)).log()
+    near = old * (b.trainer - b.logprobs.detach()) + others <= 0.02
+    keep = near | torch.where(b.advantages > 0, new <= old, new >= old)
+    return -b.advantages * b.ratio(b.trainer).detach().clamp(max=3.0) * b.logprobs * keep
+
+
 def weighted_gradient(b: Batch, old: Tensor, low: float, high: float) -> Tensor:
     return -b.ratio(old).detach().clamp(low, high) * b.advantages * b.logprobs
 
@@ -177,6 +198,7 @@ def seq_mean_token_sum_norm(b: Batch, loss: Tensor) -> Tensor:
 
 CORRECTION, ACTOR = "algorithm.rollout_correction", "actor_rollout_ref.actor"
 WIDE = [f"{ACTOR}.clip_ratio_low=0.9", f"{ACTOR}.clip_ratio_high=9"]
+POLICY_TRAINER = "models.policy_trainer"
 BYPASS = f"{CORRECTION}.bypass_mode=true"
 REINFORCE = [BYPASS, f"{CORRECTION}.loss_type=reinforce"]
 KL = [f"{ACTOR}.use_kl_loss=true", f"{ACTOR}.kl_loss_coef=0.5"]
@@ -230,6 +252,11 @@ VERL_CASES: dict[str, tuple[list[str], Formula]] = {
         [f"{ACTOR}.policy_loss.loss_mode=dppo_tv", f"{ACTOR}.clip_ratio_low=0.1",
          f"{ACTOR}.clip_ratio_high=0.1", f"{ACTOR}.clip_ratio_c=1.1"],
         lambda b: token_mean(b, dppo_tv(b)),
+    ),
+    "dppo_kl": (
+        [f"{ACTOR}.policy_loss.loss_mode=dppo_kl", f"{ACTOR}.clip_ratio_low=0.02",
+         f"{ACTOR}.clip_ratio_high=0.02"],
+        lambda b: token_mean(b, dppo_kl(b)),
     ),
     "clips": (
         [f"{ACTOR}.clip_ratio_low=0.1", f"{ACTOR}.clip_ratio_high=0.3",
@@ -351,9 +378,38 @@ ROLL_CASES: dict[str, tuple[list[str], Formula]] = {
         lambda b: seq_mean_token_mean(b, weighted_gradient(b, b.trainer, 0.0, 1.0)),
     ),
 }
+CHATLEARN_CASES: dict[str, tuple[list[str], Formula]] = {
+    "default": ([], lambda b: token_mean(b, verl_ppo(b, b.trainer))),
+    "clips": (
+        [f"{POLICY_TRAINER}.neg_clip_ratio=0.1", f"{POLICY_TRAINER}.pos_clip_ratio=0.3"],
+        lambda b: token_mean(b, ppo(b, b.trainer, 0.1, 0.3)),
+    ),
+    "group sequence policy": (
+        [f"{POLICY_TRAINER}.use_group_sequence_policy=true",
+         f"{POLICY_TRAINER}.neg_clip_ratio=0.9", f"{POLICY_TRAINER}.pos_clip_ratio=2.5"],
+        lambda b: token_mean(b, gspo(b)),
+    ),
+    "KL and entropy": (
+        [f"{POLICY_TRAINER}.kl_coef=0.5", f"{POLICY_TRAINER}.entropy_coef=0.3"],
+        lambda b: token_mean(b, verl_ppo(b, b.trainer) + 0.5 * k3(b) - 0.3 * b.entropy),
+    ),
+}  # fmt: skip
+AGENTJET_CASES: dict[str, tuple[list[str], Formula]] = {
+    "default": ([], lambda b: token_mean(b, verl_ppo(b, b.trainer) + 0.5 * k3(b))),
+    "without KL": (
+        ["ajet.trainer_common.use_kl_loss=false"],
+        lambda b: token_mean(b, verl_ppo(b, b.trainer)),
+    ),
+}
+SOURCES = (
+    ("verl", VERL, VERL_CASES),
+    ("roll", ROLL, ROLL_CASES),
+    ("chatlearn", CHATLEARN, CHATLEARN_CASES),
+    ("agentjet", AGENTJET, AGENTJET_CASES),
+)
 CASES = [
     pytest.param(system, text, *case, id=f"{system}: {name}")
-    for system, text, cases in (("verl", VERL, VERL_CASES), ("roll", ROLL, ROLL_CASES))
+    for system, text, cases in SOURCES
     for name, case in cases.items()
 ]
 
