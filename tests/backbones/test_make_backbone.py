@@ -22,8 +22,12 @@ def test_a_backbone_is_imported_with_rare_collections_and_no_longer(tmp_path, mo
     (tmp_path / "noting_backbone.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(BACKBONES, "verl", "noting_backbone->Backbone")
-    before = gc.get_threshold()
-    made = make_backbone(SimpleNamespace(ajet=SimpleNamespace(backbone="verl")))
+    before = gc.get_threshold()  # of whatever ran in this process before
+    gc.set_threshold(700, 10, 10)
+    try:
+        made = make_backbone(SimpleNamespace(ajet=SimpleNamespace(backbone="verl")))
+        assert gc.get_threshold() == (700, 10, 10)
+    finally:
+        gc.set_threshold(*before)
     assert type(made).__name__ == "Backbone"
-    assert sys.modules.pop("noting_backbone").thresholds == THRESHOLDS != before
-    assert gc.get_threshold() == before
+    assert sys.modules.pop("noting_backbone").thresholds == THRESHOLDS

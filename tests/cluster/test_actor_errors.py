@@ -60,7 +60,8 @@ class Worker:
     def _start(self, *_):
         return self._said("start", 1)
 
-    def _begin(self, plan, sampling, stops):
+    def _begin(self, episode_id, packed_plan, sampling, stops):
+        plan = cloudpickle.loads(packed_plan)
         trajectory = Trajectory(plan, (), EpisodeStatus.OK, reward=1.0)
         self.events.put_nowait(WorkflowEnded(plan.episode_id, EpisodeStatus.OK))
         self.events.put_nowait(EpisodeEnded(plan.episode_id, cloudpickle.dumps(trajectory)))

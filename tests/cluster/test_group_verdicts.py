@@ -5,6 +5,7 @@ No Ray runs here: `Actor` stands for a worker's process and ends each episode at
 
 import asyncio
 
+import cloudpickle
 import pytest
 
 from ajet import GroupJudge, Task, WorkflowOutput
@@ -23,8 +24,9 @@ class Actor:
     def __init__(self, worker):
         self.worker, self.begin = worker, self
 
-    def remote(self, plan, sampling, stops):
-        running = self.worker.running[plan.episode_id]
+    def remote(self, episode_id, packed_plan, sampling, stops):
+        running = self.worker.running[episode_id]
+        plan = cloudpickle.loads(packed_plan)
         ended = Trajectory(plan, (), EpisodeStatus.OK, output=WorkflowOutput())
         running.slot.workflow_ended(ended.status)
         running.trajectory.set_result(ended)
@@ -60,7 +62,7 @@ async def test_who_waits_for_the_judge_of_its_group_is_named_until_it_has_judged
     runner = GroupRunner(workers, Admission(4), limits=limits, run_seed=0, judge=judge)
     request = RolloutRequest([Task("t0", "q")], step=3, mode="train", num_repeat=2)
     running = asyncio.create_task(runner.rollout(request))
-    await judge.asked.wait()
+    await asyncio.wait_for(judge.asked.wait(), 60)
     calls = workers.calls()
     assert sorted(calls) == ["000003-train-0000-00", "000003-train-0000-01"]
     assert {(call.name, call.is_model) for call in calls.values()} == {
