@@ -90,24 +90,28 @@ def load_object(spec: str, *, base_dirs: Sequence[Path], kind: type[T], where: s
 
 def load_function(spec: str, *, base_dirs: Sequence[Path], where: str) -> Callable[..., Any]:
     """Returns the function that `spec` names: file.py->name or package.module->name."""
-    _, name = _split_spec(spec, "function", where)
-    found = load_attribute(spec, base_dirs=base_dirs, where=where)
+    found = load_attribute(spec, base_dirs=base_dirs, where=where, what="function")
     if not callable(found) or inspect.isclass(found):
         kind = "class" if inspect.isclass(found) else type(found).__name__
+        name = _split_spec(spec, "function", where)[1]
         raise ConfigError(f"{where}: {spec!r}: {name!r} is a {kind}, no function")
     return found
 
 
-def load_attribute(spec: str, *, base_dirs: Sequence[Path], where: str) -> Any:
-    """Returns the function or class that `spec` names: file.py->name or package.module->name."""
-    source, name = _split_spec(spec, "function", where)
+def load_attribute(
+    spec: str, *, base_dirs: Sequence[Path], where: str, what: str = "function or class"
+) -> Any:
+    """Returns what `spec` names: file.py->name or package.module->name. `what` it should be is for
+    the message where there is none."""
+    source, name = _split_spec(spec, what, where)
     module = _load(source, base_dirs, f"{where}: {spec!r}")
     found = getattr(module, name, None)
     if found is None:
-        own = [key for key, value in vars(module).items() if inspect.isroutine(value)]
+        is_named = inspect.isroutine if what == "function" else callable
+        own = [key for key, value in vars(module).items() if is_named(value)]
         close = get_close_matches(name, own, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ConfigError(f"{where}: {spec!r}: {source} has no function {name!r}{hint}")
+        raise ConfigError(f"{where}: {spec!r}: {source} has no {what} {name!r}{hint}")
     return found
 
 

@@ -121,7 +121,8 @@ def test_the_policy_that_a_config_names_has_the_loss(config_of):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("rato", "losses.py has no function 'rato'; did you mean 'ratio'?"),
+        ("rato", "losses.py has no function or class 'rato'; did you mean 'ratio'?"),
+        ("Gsop", "losses.py has no function or class 'Gsop'; did you mean 'Gspo'?"),
         ("number", "name a function or a class"),
         ("Empty", "the class has no of_tokens(self, tokens, settings)"),
         ("raises", "losses.py:35: AttributeError: 'LossInputs' object has no attribute"),
