@@ -8,7 +8,16 @@ What it names is imported where it is used (core/importing.py).
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator
 
 ARROW = "->"
-ImportPath = Annotated[str, Field(pattern=r"^[^>]+->\s*\w+\s*$")]
+
+
+def _checked(value: str) -> str:
+    source, arrow, name = value.partition(ARROW)
+    if not (source.strip() and arrow and name.strip().isidentifier()):
+        raise ValueError(f"file.py->name or package.module->name is expected, got {value[:60]!r}")
+    return value
+
+
+ImportPath = Annotated[str, AfterValidator(_checked)]
