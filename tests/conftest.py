@@ -8,10 +8,15 @@ import sys
 import tempfile
 from pathlib import Path
 
+import hypothesis
 import pytest
 from loguru import logger
 
 from tests.e2e.toy_run import ToyRun
+
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile("ajet", hypothesis.settings(), deadline=None)
+hypothesis.settings.load_profile("ajet")
 
 LONG = (
     "tests/e2e/",

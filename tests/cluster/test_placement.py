@@ -206,7 +206,7 @@ NEEDS = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(needs=NEEDS, gpus=CLUSTERS)
 def test_whatever_is_placed_keeps_the_rules(needs, gpus):
     try:

@@ -122,7 +122,7 @@ def keys_are_words(value):
     return not isinstance(value, list | tuple) or all(map(keys_are_words, value))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.sampled_from(sorted(FAMILY_CALL)), ASKED)
 def test_calls_that_a_template_writes_are_read_back(family, asked):
     """Several in one reply, where the family has them; special tokens in them stay text."""
@@ -729,7 +729,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.dictionaries(WORD, VALUES, max_size=3))
 def test_arguments_that_gemmas_template_writes_are_read_back(arguments):
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": arguments}}

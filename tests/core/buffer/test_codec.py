@@ -12,7 +12,7 @@ from ajet.core.trajectory.trajectory import Group
 from tests.core.buffer.group_makers import group, groups, turn
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(st.lists(groups, max_size=2))
 def test_what_was_encoded_comes_back_as_it_was(made):
     assert decode(encode(made)) == made

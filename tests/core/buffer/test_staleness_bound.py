@@ -118,7 +118,7 @@ def clock(seed, tail):
     return lambda: rng.random() if rng.random() > tail else 1 + 50 * rng.random()
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     bounds(),
     st.integers(1, 6),
@@ -142,7 +142,7 @@ def test_no_token_is_ever_older_than_the_bound(
         assert version - version_range(item.group)[0] > bound.max_staleness
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(bounds(waits=True), st.integers(1, 6), st.integers(0, 10**6), st.sampled_from([0.1, 0.5]))
 def test_a_trainer_that_waits_loses_no_group(bound, steps, seed, tail):
     draws = clock(seed, tail)
@@ -151,7 +151,7 @@ def test_a_trainer_that_waits_loses_no_group(bound, steps, seed, tail):
     assert len(run.trained) == len(run.begun_at) == steps * bound.groups_per_step
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.integers(1, 4), st.integers(1, 6), st.integers(0, 10**6))
 def test_staleness_zero_is_the_synchronous_order(size, steps, seed):
     run = SimulatedRun(StalenessBound(0, size), steps, clock(seed, 0.3), lambda: 1.0).run()

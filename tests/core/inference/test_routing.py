@@ -84,7 +84,7 @@ class Book(RuleBasedStateMachine):
 
 
 TestBook = Book.TestCase
-TestBook.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBook.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_an_episode_stays_and_moves_when_its_replica_is_too_busy():
@@ -125,7 +125,7 @@ def test_episodes_that_never_leave_are_forgotten_at_last():
 
 
 @given(st.integers(1, 30), st.integers(1, 300))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_new_episodes_are_spread_evenly(num_replicas, num_episodes):
     routing = Routing([f"r{n}" for n in range(num_replicas)])
     for number in range(num_episodes):

@@ -456,7 +456,7 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(st.sampled_from(["qwen2_5", "llama3", "qwen3"]), WORDS, STEPS)
 def test_a_model_that_writes_what_the_template_writes_never_drifts(family, question, steps):
     """Then the session's ids are those of a fresh render, to the last token and separator."""
@@ -478,7 +478,7 @@ ROUNDS = st.lists(st.tuples(WORDS, st.lists(ARGUMENTS, max_size=2), WORDS), min_
 
 
 @pytest.mark.parametrize("family", FAMILY_EOS)
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(WORDS, ROUNDS)
 def test_every_familys_conversation_goes_on_from_its_recorded_ids_or_says_why_not(
     family, question, rounds

@@ -44,7 +44,7 @@ def test_a_stop_string_within_a_token_keeps_the_token():
 
 
 @given(st.text("abc", min_size=1, max_size=40), st.lists(st.text("abc", min_size=1, max_size=3)))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_one_token_fewer_never_holds_a_stop_string(text, stops):
     found = cut_at_stop(completion(text), stops, letters)
     assert (found is not None) == any(stop in text for stop in stops)

@@ -127,7 +127,7 @@ class Agent:
         messages[index] = {**messages[index], "content": text}
 
 
-@settings(deadline=None, max_examples=250)
+@settings(max_examples=250)
 @given(st.sampled_from(sorted(TEMPLATES)), st.lists(ACTIONS, max_size=14))
 def test_sampled_ids_are_trained_once_each_after_the_prompt_that_was_seen(family, actions):
     agent = Agent(family)

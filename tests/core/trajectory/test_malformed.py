@@ -107,7 +107,7 @@ def test_a_reply_that_was_cut_while_it_went_round_is_nonsense(cycle):
     assert not malformed(CheckedReply("x = " + tail[:290], "length"), ["nonsense"])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.text(st.characters(codec="utf-8", categories=["L", "M", "N", "P", "S", "Z"]), max_size=99)
 )
@@ -251,7 +251,7 @@ def test_checks_do_not_change_one_another():
     assert list(malformed(CheckedReply("café"), list(CHECKS))) == ["format_type_1", "non_ascii"]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.text(max_size=200) | st.text(alphabet="<tool_call>{}\"'`\n", max_size=400))
 def test_no_text_makes_a_check_fail_itself(text):
     for finish in ("stop", "length"):

@@ -102,7 +102,7 @@ def test_policy_versions_are_those_of_the_trained_turns():
 IDS = st.lists(st.integers(0, 2), max_size=5)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(IDS, IDS, st.booleans()), max_size=10))
 def test_each_sampled_token_is_trained_once_in_its_own_context(specs):
     """Three ids and short lists, so that turns collide, contain and repeat each other."""

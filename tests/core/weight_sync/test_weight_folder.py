@@ -251,7 +251,7 @@ def test_shared_memory_is_used_where_there_is_some(tmp_path):
     st.integers(0, 10**6),
     st.integers(0, 31),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_flipped_bit_changes_the_checksum(values, place, bit):
     tensor = torch.tensor(values, dtype=torch.float32)
     before = tensor_checksum(tensor)

@@ -93,7 +93,7 @@ def test_clear_forgets_everything():
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=30), st.integers(8, 40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_slot_holds_one_token_of_one_prefix(sequences, num_slots):
     """A slot belongs to one prefix: sequences agree on a slot only if they agree up to it."""
     cache = PrefixCache(num_slots)
