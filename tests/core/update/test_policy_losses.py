@@ -51,6 +51,29 @@ def test_layouts_and_micro_batches_give_the_same_gradient_of_every_loss(name):
     assert whole["grad_norm"] > 1e-2
 
 
+@pytest.mark.parametrize("name", ["ppo", "gspo", "kl_cov"])
+def test_layouts_and_micro_batches_mask_the_same_episodes(name):
+    """The policy's distance is measured from the sampler, and the ratio from the trainer."""
+    scores = Policy(tiny_model(), UpdateSettings()).score(forked_groups())
+    rng = np.random.default_rng(0)
+    samples = [
+        replace(each, logprobs=np.where(each.loss_mask, s + rng.normal(0, 0.3), 0).astype("f4"))
+        for each, s in zip(near(forked_groups()), scores, strict=True)
+    ]
+    mask = dict(policy_loss=name, off_policy_mask=0.1, **WIDE)
+    expected, whole = gradient(samples, batch_layout="padded", **mask)
+    assert 0 < whole["clip_fraction_off_policy"] < 0.5
+    plain, _ = gradient(samples, batch_layout="padded", policy_loss=name, **WIDE)
+    assert any((plain[n] - expected[n]).abs().max() > 1e-3 for n in plain)
+    for layout in ("padded", "packed", "tree"):
+        found, metrics = gradient(
+            samples, batch_layout=layout, max_tokens_per_micro_batch=60, **mask
+        )
+        assert_same_gradient(found, expected)
+        share = metrics["clip_fraction_off_policy"]
+        assert share == pytest.approx(whole["clip_fraction_off_policy"])
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", LOSSES)
 def test_splitting_an_episode_leaves_the_gradient_of_every_loss_unchanged(name, mode):
