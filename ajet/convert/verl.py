@@ -583,8 +583,7 @@ def _bypass_loss(draft: Draft) -> None:
     threshold = str(2.0 if draft.take(bound) is None else draft.take(bound))
     draft.set(f"{ALGORITHM}.rollout_correction.level", "none", f"{CORRECTION}.bypass_mode")
     _dual_clip(draft, has_one=kind != "reinforce")
-    _rejection(draft)
-    if draft.take(f"{CORRECTION}.rollout_rs"):
+    if _rejection(draft):
         reason = "in bypass_mode verl measures by the policy of each mini-batch; ajet before them"
         draft.leave_out(f"{CORRECTION}.rollout_rs", reason, algorithm=True)
     mode = f"{ACTOR}.policy_loss.loss_mode"
@@ -636,8 +635,9 @@ def _weights(draft: Draft) -> None:
     draft.ignore(f"{CORRECTION}.rollout_is_batch_normalize")
 
 
-def _rejection(draft: Draft) -> None:
+def _rejection(draft: Draft) -> bool:
     """Converts rollout_rs: measures between commas, with one threshold for all or one for each.
+    Returns whether there was something to convert that could be.
 
     That of k1 is a range of ratios, sampler / trainer, whose logarithms are our bounds; a single
     number u stands for 1/u and u. verl takes a rejected token out of every mean.
@@ -646,19 +646,20 @@ def _rejection(draft: Draft) -> None:
     names = [name.strip() for name in str(draft.take(key) or "").split(",") if name.strip()]
     if not names:
         draft.ignore(key, bound)
-        return
+        return False
     texts = [text.strip() for text in str(draft.take(bound)).split(",")]
     texts = texts * len(names) if len(texts) == 1 else texts
     if unknown := [name for name in names if name not in get_args(Measure)]:
         draft.leave_out(key, f"no measure {unknown[0]}", algorithm=True)
-        return
+        return False
     if len(texts) != len(names):
         draft.leave_out(bound, f"verl wants one, or {len(names)}", algorithm=True)
-        return
+        return False
     target = f"{ALGORITHM}.rollout_correction"
     bounds = {name: _rejection_bound(name, text) for name, text in zip(names, texts, strict=True)}
     draft.set(f"{target}.reject", bounds, key, bound)
     draft.set(f"{target}.count_rejected", False, key)
+    return True
 
 
 def _rejection_bound(measure: str, text: str) -> float | list[float]:

@@ -71,11 +71,19 @@ class Comparison:
         deviation of the set, or of all values.
         """
         centred_N = np.where(self.are_equal_N, 0.0, self.values_N - self.means_N)
+        return self.scaled(centred_N, normalize_std)
+
+    def scaled(
+        self, differences_N: NDArray[np.float64], normalize_std: StdScale
+    ) -> NDArray[np.float64]:
+        """Divides differences between the values by the deviation that `normalize_std` names;
+        where all are 0 they stay 0."""
         if normalize_std == "batch":
+            is_zero = not differences_N.any()  # as of a single value, which has no deviation
             return (
-                centred_N / (self.values_N.std(ddof=1) + EPSILON) if centred_N.any() else centred_N
+                differences_N if is_zero else differences_N / (self.values_N.std(ddof=1) + EPSILON)
             )
-        return centred_N * self.scales_N if normalize_std else centred_N
+        return differences_N * self.scales_N if normalize_std else differences_N
 
 
 def compare_scores(groups: Sequence[GroupCredit]) -> Comparison:

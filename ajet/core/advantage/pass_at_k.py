@@ -21,7 +21,7 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet.core.advantage.comparison import EPSILON, compare_scores, spread_evenly
+from ajet.core.advantage.comparison import compare_scores, spread_evenly
 from ajet.core.advantage.credit import AdvantageOptions, Advantages, GroupCredit
 
 
@@ -32,11 +32,7 @@ def pass_at_k(groups: Sequence[GroupCredit], options: AdvantageOptions) -> Advan
     for number in range(len(groups)):
         members = np.flatnonzero(compared.sets_N == number)
         advantages_N[members] = gains(compared.values_N[members], options.pass_k)
-    if options.normalize_std == "batch" and advantages_N.any():
-        advantages_N /= compared.values_N.std(ddof=1) + EPSILON
-    elif options.normalize_std:
-        advantages_N *= compared.scales_N
-    return spread_evenly(groups, advantages_N)
+    return spread_evenly(groups, compared.scaled(advantages_N, options.normalize_std))
 
 
 def gains(rewards_G: NDArray[np.float64], k: int | None) -> NDArray[np.float64]:

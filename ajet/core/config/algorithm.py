@@ -280,6 +280,12 @@ class AlgorithmConfig(Section):
     )
     overlong: Overlong = Field(default=Overlong(), description="Episodes that get too long.")
 
+    @property
+    def weighs_stale_tokens(self) -> bool:
+        """Tells whether tokens that may be stale get weights where `rollout_correction` has no
+        level: not where the ratio, or vespo's own weight, contains them."""
+        return self.old_logprobs != "sampler" and self.policy_loss != "vespo"
+
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> Self:
         correction = self.rollout_correction

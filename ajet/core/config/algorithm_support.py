@@ -87,11 +87,7 @@ def _unread_by_choice(algorithm: AlgorithmConfig) -> dict[str, str]:
 def _unread_in_sections(algorithm: AlgorithmConfig, backbone: str) -> dict[str, str]:
     """Returns the keys of sections that are switched off."""
     kl, correction = algorithm.kl_ctrl, algorithm.rollout_correction
-    weighs_stale_tokens = (
-        backbone == "trinity"
-        and algorithm.old_logprobs != "sampler"
-        and algorithm.policy_loss != "vespo"
-    )
+    weighs_stale_tokens = backbone == "trinity" and algorithm.weighs_stale_tokens
     is_off = correction.level == "none" or (correction.level is None and not weighs_stale_tokens)
     no_weights = "rollout_correction.level is none"
     off = {

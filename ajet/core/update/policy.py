@@ -91,6 +91,8 @@ class Policy:
         self.reference = Reference(self.model, self.layout, settings, ranks) if keeps else None
         ranks.shard(self.model)
         self.optimizer = ModelOptimizer(self.model, settings)
+        is_wide = any(p.dtype == torch.float64 for p in self.model.parameters())
+        self._logprob_dtype = np.float64 if is_wide else np.float32
 
     def update(
         self,
@@ -283,9 +285,7 @@ class Policy:
         self, samples: Sequence[TrainingSample], results: Iterable[tuple[Sequence[Row], Tensor]]
     ) -> NumbersOfSamples:
         """Returns the numbers from the log-probabilities of all rows of the mini-batch."""
-        is_wide = any(p.dtype == torch.float64 for p in self.model.parameters())
-        dtype = np.float64 if is_wide else np.float32
-        logprobs = scatter_to_samples(samples, results, self.ranks, dtype)
+        logprobs = scatter_to_samples(samples, results, self.ranks, self._logprob_dtype)
         steps = self.optimizer.num_steps + self.optimizer.num_skipped
         tokens = MiniBatchTokens.of(samples, logprobs, (self.settings.seed, steps))
         numbers: dict[str, NDArray[np.float64]] = {}

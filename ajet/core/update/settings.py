@@ -120,11 +120,7 @@ class CorrectionSettings:
         """
         algorithm = config.ajet.trainer_common.algorithm
         correction = algorithm.rollout_correction
-        weighs_stale_tokens = (
-            config.max_staleness
-            and algorithm.old_logprobs != "sampler"
-            and algorithm.policy_loss != "vespo"  # its own weight contains it
-        )
+        weighs_stale_tokens = config.max_staleness and algorithm.weighs_stale_tokens
         return cls(
             level=correction.level or ("token" if weighs_stale_tokens else "none"),
             mode=correction.mode,

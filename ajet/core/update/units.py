@@ -1,4 +1,4 @@
-"""What one weight or one measure of a correction is for: a token, a turn or an episode.
+"""Numbers the units that a correction weighs or measures: tokens, turns or episodes.
 
     samples           episode a: turns of 2 and 1 tokens     a's second timeline: 1 token
     level token       0 1 | 2                                3

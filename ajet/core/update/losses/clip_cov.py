@@ -10,8 +10,9 @@ The draw is the run's: it follows from its seed and the optimizer step.
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from ajet.core.update.losses.ppo import clipped_surrogate_loss
+from ajet.core.update.losses.ppo import clipped_surrogate_loss, clipped_tokens
 from ajet.core.update.losses.token_loss import LossInputs, PolicyLoss, TokenLoss
 from ajet.core.update.mini_batch_tokens import Floats, MiniBatchTokens, TokenNumbers
 from ajet.core.update.settings import UpdateSettings
@@ -24,22 +25,23 @@ def covariances(tokens: MiniBatchTokens) -> Floats:
     return (advantages_M - advantages_M.mean()) * (logprobs_M - logprobs_M.mean())
 
 
-def num_chosen(tokens: MiniBatchTokens, settings: UpdateSettings) -> int:
-    return max(1, int(settings.cov_share * len(tokens.logprobs_M)))
+def choose(ordered: NDArray[np.int64], num_tokens: int, settings: UpdateSettings) -> TokenNumbers:
+    """Returns 1 for the first of the tokens whose positions are `ordered`, as many as `cov_share`
+    of all tokens, and 0 for the others."""
+    chosen_M = np.zeros(num_tokens)
+    chosen_M[ordered[: max(1, int(settings.cov_share * num_tokens))]] = 1.0
+    return {"chosen": chosen_M}
 
 
-def chosen_tokens(tokens: MiniBatchTokens, settings: UpdateSettings) -> TokenNumbers:
-    covariances_M, advantages_M = covariances(tokens), tokens.advantages_M
-    ratio_M = np.exp(tokens.log_ratio_M)
-    is_clipped_M = (advantages_M > 0) & (ratio_M > 1 + settings.clip_high)
-    is_clipped_M |= (advantages_M < 0) & (ratio_M < 1 - settings.clip_low)
+def drawn_tokens(tokens: MiniBatchTokens, settings: UpdateSettings) -> TokenNumbers:
+    covariances_M = covariances(tokens)
+    ratio_M, advantages_M = torch.from_numpy(np.exp(tokens.log_ratio_M)), tokens.advantages_M
+    cuts = clipped_tokens(ratio_M, torch.from_numpy(advantages_M), settings)
     is_within_M = covariances_M > settings.clip_cov_low
     is_within_M &= covariances_M < settings.clip_cov_high
-    candidates = np.flatnonzero(is_within_M & ~is_clipped_M)
+    candidates = np.flatnonzero(is_within_M & ~(cuts["low"] | cuts["high"]).numpy())
     drawn = np.random.default_rng(tokens.seed).permutation(candidates)
-    chosen_M = np.zeros(len(covariances_M))
-    chosen_M[drawn[: num_chosen(tokens, settings)]] = 1.0
-    return {"chosen": chosen_M}
+    return choose(drawn, len(covariances_M), settings)
 
 
 def clip_cov(tokens: LossInputs, settings: UpdateSettings) -> TokenLoss:
@@ -49,4 +51,4 @@ def clip_cov(tokens: LossInputs, settings: UpdateSettings) -> TokenLoss:
     return TokenLoss(torch.where(chosen_M, 0.0, loss_M), ratio_M, cuts | {"cov": chosen_M})
 
 
-CLIP_COV = PolicyLoss(clip_cov, chosen_tokens, reads="mini_batch")
+CLIP_COV = PolicyLoss(clip_cov, drawn_tokens, reads="mini_batch")

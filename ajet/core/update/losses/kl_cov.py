@@ -9,7 +9,7 @@ log-probability and advantage go together most, because these lower the entropy 
 import numpy as np
 import torch
 
-from ajet.core.update.losses.clip_cov import covariances, num_chosen
+from ajet.core.update.losses.clip_cov import choose, covariances
 from ajet.core.update.losses.token_loss import LossInputs, PolicyLoss, TokenLoss
 from ajet.core.update.mini_batch_tokens import MiniBatchTokens, TokenNumbers
 from ajet.core.update.settings import UpdateSettings
@@ -17,9 +17,7 @@ from ajet.core.update.settings import UpdateSettings
 
 def largest_tokens(tokens: MiniBatchTokens, settings: UpdateSettings) -> TokenNumbers:
     largest_first = np.argsort(-covariances(tokens), kind="stable")
-    chosen_M = np.zeros(len(largest_first))
-    chosen_M[largest_first[: num_chosen(tokens, settings)]] = 1.0
-    return {"chosen": chosen_M}
+    return choose(largest_first, len(largest_first), settings)
 
 
 def kl_cov(tokens: LossInputs, settings: UpdateSettings) -> TokenLoss:

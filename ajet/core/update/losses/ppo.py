@@ -30,8 +30,15 @@ def clipped_surrogate_loss(
     """Returns the larger of the plain and the clipped loss, and where the clip acted."""
     low, high = 1 - settings.clip_low, 1 + settings.clip_high
     loss_M = torch.maximum(-advantages_M * ratio_M, -advantages_M * ratio_M.clamp(low, high))
-    cuts = {
+    return loss_M, clipped_tokens(ratio_M, advantages_M, settings)
+
+
+def clipped_tokens(
+    ratio_M: Tensor, advantages_M: Tensor, settings: UpdateSettings
+) -> dict[str, Tensor]:
+    """Returns the tokens whose gradient the clip removes, by the bound that acts."""
+    low, high = 1 - settings.clip_low, 1 + settings.clip_high
+    return {
         "low": (advantages_M < 0) & (ratio_M < low),
         "high": (advantages_M > 0) & (ratio_M > high),
     }
-    return loss_M, cuts
