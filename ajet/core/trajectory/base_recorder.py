@@ -183,6 +183,11 @@ class BaseRecorder:
         raise NotImplementedError
 
     @property
+    def shows_tools(self) -> bool:
+        """Returns whether the model sees tools: whether its chat template writes them."""
+        return "tools" in self.template.text
+
+    @property
     def turns(self) -> tuple[Turn, ...]:
         """Returns the finished turns in the order in which their calls began."""
         return tuple(self._turns[index] for index in sorted(self._turns))

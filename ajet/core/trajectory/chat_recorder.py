@@ -87,6 +87,10 @@ class ChatRecorder(BaseRecorder):
     def template(self) -> ChatTemplate:
         raise ConfigError("model_tuner: a chat endpoint shows no token ids; only text can be used")
 
+    @property
+    def shows_tools(self) -> bool:
+        return True
+
     def _sampling_of(self, index: int, overrides: SamplingOverrides) -> SamplingParams:
         limit = self._limits.max_response_length_in_one_turn
         changed = overrides.given | {

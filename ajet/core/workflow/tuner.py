@@ -209,6 +209,12 @@ class ModelTuner:
         return LangChainModel(recorder=self._recorder, agent_name=agent_name, target_tag=target_tag)
 
     @property
+    def shows_tools(self) -> bool:
+        """Whether the model sees tools that `chat` is given: whether its chat template writes them.
+        A model behind an API does."""
+        return self._recorder.shows_tools
+
+    @property
     def tokenizer(self) -> Any:
         """The model's tokenizer; None for a model behind an API."""
         return self._recorder.tokenizer

@@ -1,0 +1,215 @@
+"""BFCL v4, the Berkeley Function Calling Leaderboard: one question, the right call of a function.
+
+    bfcl_simple             simple_python: one function is offered, one call of it is right
+    bfcl_multiple           two to four functions are offered, one call is right
+    bfcl_parallel           one function, several calls, in any order
+    bfcl_parallel_multiple  several functions, several calls
+    bfcl_irrelevance        none of the functions fits: no call is right
+
+In a YAML for training, `ajet.suites.bfcl->FunctionCallingAgent` and `ajet.suites.bfcl->BfclJudge`
+take rows of the form of `read_rows`: a question, `function`, `ground_truth`, `category`.
+
+Not covered: Java and JavaScript, the live and the agentic categories, several turns.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.core.errors import DataError
+from ajet.core.judge.judge import BaseJudge
+from ajet.core.task.task import Task
+from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.workflow.workflow import Workflow
+from ajet.suites.bfcl_checker import MODULE, call_problem, constants, data_folder
+from ajet.suites.bfcl_text import decode_calls, system_prompt
+from ajet.suites.package_data import field, read_json_lines
+from ajet.suites.suite import Suite, SuiteSection, prompting
+
+if TYPE_CHECKING:
+    from ajet.core.config import AjetConfig
+    from ajet.core.workflow.tuner import ModelTuner
+
+PYTHON_HINT = " Note that the provided function is in Python 3 syntax."
+"""What the leaderboard adds to the description of each function."""
+FLOAT_HINT = " This is a float type value."
+NO_CALL = ("irrelevance",)
+
+
+def read_rows(category: str, folder: Path | None = None) -> list[dict[str, Any]]:
+    """Returns the rows of a category, each with its `ground_truth` (not of irrelevance), its
+    `category`, and `question` as chat messages."""
+    questions = _file(folder or data_folder(), category)
+    answers = (
+        {} if category in NO_CALL else _answers(questions.parent / "possible_answer", category)
+    )
+    rows: list[dict[str, Any]] = []
+    for row in read_json_lines(questions):
+        name = field(row, "id", str, questions)
+        turns = field(row, "question", list, questions)
+        functions = copy.deepcopy(field(row, "function", list, questions))
+        if len(turns) != 1 or not turns[0]:
+            raise DataError(f"{questions}: row {name}: question has {len(turns)} turns, not one")
+        if category not in NO_CALL and name not in answers:
+            raise DataError(f"{questions}: row {name}: possible_answer has no such id")
+        for function in functions:
+            function["description"] = function["description"] + PYTHON_HINT
+        row = {
+            "task_id": name,
+            "category": category,
+            "question": turns[0],
+            "function": functions,
+            "ground_truth": answers.get(name, []),
+        }
+        rows.append(row)
+    return rows
+
+
+def _answers(folder: Path, category: str) -> dict[str, Any]:
+    file = _file(folder, category)
+    return {row["id"]: field(row, "ground_truth", list, file) for row in read_json_lines(file)}
+
+
+def _file(folder: Path, category: str) -> Path:
+    """Returns the category's file of the newest version in the folder."""
+    name = re.compile(rf"BFCL_v(\d+)_{category}\.json")  # multiple is not live_multiple
+    versions = {
+        int(found[1]): file
+        for file in folder.glob("*.json")
+        if (found := name.fullmatch(file.name))
+    }
+    if not versions:
+        raise DataError(f"{folder}: there is no BFCL_v…_{category}.json, as {MODULE}'s data has")
+    return versions[max(versions)]
+
+
+def read_tasks(category: str, folder: Path | None) -> list[Task]:
+    """Returns the tasks of a category."""
+    tasks: list[Task] = []
+    for row in read_rows(category, folder):
+        *before, last = row["question"]
+        tasks.append(Task(row["task_id"], last["content"], before, metadata=row))
+    return tasks
+
+
+def as_tools(functions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the functions as tools in OpenAI's form, as the leaderboard gives them to APIs: types
+    of JSON schema, and underscores for dots, which names of tools may not have."""
+    types: dict[str, str] = constants("type_mappings").GORILLA_TO_OPENAPI
+    tools: list[dict[str, Any]] = []
+    for function in functions:
+        parameters = _schema(function["parameters"], types)
+        tool = {
+            "name": re.sub(r"\.", "_", function["name"]),
+            "description": function["description"],
+            "parameters": parameters,
+        }
+        tools.append({"type": "function", "function": tool})
+    return tools
+
+
+def _schema(schema: dict[str, Any], types: dict[str, str]) -> dict[str, Any]:
+    """Returns a schema with the types of JSON schema; a type that is unknown is a string."""
+    given = schema.get("type", "string")
+    converted = {**schema, "type": types.get(given, "string")}
+    if given == "float":
+        converted["format"] = "float"
+        if "description" in schema:
+            converted["description"] = schema["description"] + FLOAT_HINT
+    if isinstance(schema.get("properties"), dict):
+        converted["properties"] = {
+            name: _schema(inner, types) for name, inner in schema["properties"].items()
+        }
+    if isinstance(schema.get("items"), dict):
+        converted["items"] = _schema(schema["items"], types)
+    return converted
+
+
+class FunctionCallingAgent(Workflow):
+    """Asks the model once. `metadata["function_calls"]` is a list of ``{name: arguments}``, or None
+    where a text answer is no list of calls; `metadata["prompting"]` says how it was asked."""
+
+    name = "bfcl_agent"
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        row = workflow_task.task.metadata
+        asked = prompting(model_tuner)
+        messages = [dict(message) for message in row["question"]]
+        if asked == "tools":
+            reply = await model_tuner.chat(messages, as_tools(row["function"]))
+            calls = tool_calls(reply)
+        else:
+            reply = await model_tuner.chat(_with_system_prompt(messages, row["function"]))
+            calls = decode_calls(reply["content"])
+        answer = {"final_answer": reply["content"], "function_calls": calls, "prompting": asked}
+        return WorkflowOutput(metadata=answer)
+
+    @classmethod
+    def check_config(cls, config: AjetConfig) -> None:
+        SuiteSection.from_config(config)
+        data_folder()
+
+
+def tool_calls(reply: dict[str, Any]) -> list[dict[str, dict[str, Any]]]:
+    """Returns the calls of an assistant message, as ``{name: arguments}`` each."""
+    functions = [call["function"] for call in reply.get("tool_calls") or ()]
+    return [{each["name"]: json.loads(each["arguments"])} for each in functions]
+
+
+def _with_system_prompt(
+    messages: list[dict[str, Any]], functions: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    prompt = system_prompt(functions)
+    if messages[0]["role"] == "system":
+        own = {"role": "system", "content": f"{prompt}\n\n{messages[0]['content']}"}
+        return [own, *messages[1:]]
+    return [{"role": "system", "content": prompt}, *messages]
+
+
+class BfclJudge(BaseJudge):
+    """Gives 1 where the leaderboard's checker accepts the calls, else 0; of irrelevance, where
+    there is no call. `metadata["problem"]` is the checker's name for what is wrong."""
+
+    def compute_reward(
+        self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
+    ) -> tuple[float, bool]:
+        row, answer = workflow_task.task.metadata, workflow_output.metadata
+        problem = _problem(row, answer["function_calls"], answer["prompting"])
+        answer["problem"] = problem
+        return float(problem is None), problem is None
+
+
+def _problem(row: dict[str, Any], calls: Any, asked: Any) -> str | None:
+    if row["category"] in NO_CALL:
+        return "irrelevance_error:decoder_success" if calls else None
+    if calls is None:
+        return "ast_decoder:decoder_failed"
+    return call_problem(row["category"], row["function"], calls, row["ground_truth"], asked)
+
+
+def _suite(name: str, category: str, about: str) -> Suite:
+    return Suite(
+        name=name,
+        about=about,
+        read_tasks=partial(read_tasks, category),
+        workflow="ajet.suites.bfcl->FunctionCallingAgent",
+        judge="ajet.suites.bfcl->BfclJudge",
+        prompting="functions as tools of the chat template where it writes them, names with "
+        "underscores for dots; else BFCL's default system prompt and [f(a=1)] in the reply",
+        package="bfcl-eval",
+        max_response_length=512,
+    )
+
+
+SUITES = (
+    _suite("bfcl_simple", "simple_python", "one call of the one function offered"),
+    _suite("bfcl_multiple", "multiple", "one call of one of several functions"),
+    _suite("bfcl_parallel", "parallel", "several calls of one function"),
+    _suite("bfcl_parallel_multiple", "parallel_multiple", "several calls of several functions"),
+    _suite("bfcl_irrelevance", "irrelevance", "no call: no function fits"),
+)

@@ -1,0 +1,67 @@
+"""Reads the files of a benchmark, from its installed package or from a folder of the user's.
+
+    data_file("bfcl_eval", "data/BFCL_v4_simple_python.json", None, install="…")
+
+Not covered: downloading anything.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ajet.core.errors import ConfigError, DataError
+
+
+def package_folder(module: str, *, install: str, wanted_by: str) -> Path:
+    """Returns the folder of an installed package, without importing it."""
+    spec = find_spec(module)
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError(f"{wanted_by} needs {module}: {install}")
+    return Path(spec.submodule_search_locations[0])
+
+
+def read_json_lines(file: Path) -> list[dict[str, Any]]:
+    """Returns the rows of a file with one JSON object a line, gzipped if its name ends in .gz."""
+    content = _content(file)
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(content.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{file}:{number}: not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise DataError(f"{file}:{number}: a {type(row).__name__}, not an object")
+        rows.append(row)
+    return rows
+
+
+def read_json(file: Path) -> Any:
+    """Returns the value of a JSON file."""
+    try:
+        return json.loads(_content(file))
+    except ValueError as error:
+        raise DataError(f"{file}: not JSON: {error}") from error
+
+
+def field(row: dict[str, Any], name: str, kind: type | tuple[type, ...], where: object) -> Any:
+    """Returns a field of a row. Raises DataError where it is missing or of another type."""
+    if not isinstance(row.get(name), kind):
+        given = f"is of type {type(row[name]).__name__}" if name in row else "is missing"
+        raise DataError(f"{where}: row {row.get('id', row.get('task_id', '?'))}: {name} {given}")
+    return row[name]
+
+
+def _content(file: Path) -> str:
+    try:
+        if file.suffix == ".gz":
+            with gzip.open(file, "rt", encoding="utf-8") as opened:
+                return opened.read()
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, EOFError) as error:
+        raise DataError(f"{file}: cannot be read: {error}") from error

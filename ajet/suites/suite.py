@@ -1,0 +1,94 @@
+"""Defines what a suite is, and the section `suite:` of a config that evaluates one.
+
+    suite:
+      name: bfcl_simple       which suite: SuiteReader reads its tasks
+      data: null              a folder with its files, in the place of the installed package
+      prompting: auto         tools, text, or what the model's chat template allows
+
+Not covered: the table of all suites (registry.py), and evaluating a model on one
+(backbones/evaluating_suites.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
+
+from pydantic import Field, ValidationError
+
+from ajet.core.config.section import Section
+from ajet.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ajet.core.config import AjetConfig
+    from ajet.core.task.task import Task
+    from ajet.core.workflow.tuner import ModelTuner
+
+Prompting = Literal["tools", "text"]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One benchmark. `read_tasks` takes a folder of its files, or None for those of `package`.
+
+    `workflow` and `judge` are named as a config names them. `prompting` says in a sentence how the
+    model is asked, and is written beside the figures.
+    """
+
+    name: str
+    about: str
+    read_tasks: Callable[[Path | None], list[Task]]
+    workflow: str
+    judge: str
+    prompting: str
+    package: str | None = None
+    max_prompt_length: int = 4096
+    max_response_length: int = 1024
+
+    @property
+    def source(self) -> str:
+        """Returns the installed package that has the data or the scoring, with its version."""
+        if self.package is None:
+            return "files"
+        try:
+            return f"{self.package} {version(self.package)}"
+        except PackageNotFoundError:
+            return f"{self.package}, not installed"
+
+
+class SuiteSection(Section):
+    """Configures `suite:`, a section beside `ajet:`."""
+
+    name: str = Field(default="", description="The suite whose tasks SuiteReader reads.")
+    data: str | None = Field(
+        default=None, description="A folder with the suite's files; null is the package's own."
+    )
+    prompting: Literal["auto", "tools", "text"] = Field(
+        default="auto",
+        description="Whether functions are offered as tools of the chat template or in the "
+        "benchmark's own prompt; auto offers tools where the template writes them.",
+    )
+
+    @classmethod
+    def from_config(cls, config: AjetConfig) -> Self:
+        """Returns the section of the config, with defaults where it has none."""
+        given = config.user_sections().get("suite") or {}
+        try:
+            return cls.model_validate(dict(given))
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(["suite", *map(str, first["loc"])])
+            known = ", ".join(cls.model_fields)
+            raise ConfigError(f"{key}: {first['msg']}; suite has {known}") from error
+
+
+def prompting(model_tuner: ModelTuner) -> Prompting:
+    """Returns how functions are offered to this model."""
+    config = cast(Any, model_tuner.config)
+    asked = SuiteSection.from_config(config).prompting
+    if asked == "auto":
+        return "tools" if model_tuner.shows_tools else "text"
+    return asked
