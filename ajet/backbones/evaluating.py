@@ -8,10 +8,10 @@ gets the figures that the run recorded. Not covered: several processes or device
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from loguru import logger
 
@@ -69,22 +69,43 @@ def evaluate_subject(
 ) -> EvaluationReport:
     """Runs `k` episodes of each of the first `num_tasks` tasks; None means as many as the run's own
     validation, and the same ones."""
-    frames_dir = config.ajet.environment.render_save_dir
-    if frames_dir is not None:  # a folder beside those of the run's own validations
-        config = with_render_dir(config, Path(frames_dir) / "eval")
-    reader = make_reader(config)
-    is_held_out = split == "validation"
-    tasks = reader.get_validation_tasks() if is_held_out else reader.get_training_tasks()
-    if not tasks:
-        raise _no_validation_task(config)
-    tasks = tasks[:num_tasks] if num_tasks else validation_sample(tasks, config)
-    k = k or config.validation_repeats
-    for agent in WorkflowFactory.from_config(config).classes_for(tasks):
-        agent.check_config(config)
-    judge = make_judge(config)  # its errors are raised before a model is loaded
+    plan = EvaluationPlan.of(config, split=split, num_tasks=num_tasks, k=k)
     served = load_subject(config, subject)
-    on_start(len(tasks) * k)
-    return run_bounded(_run(config, served, judge, tasks, k, split, on_episode))
+    on_start(plan.num_episodes)
+    [report] = run_bounded(measure([plan], served, on_episode))
+    return report
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """What is measured: `k` episodes of each task, and who judges them."""
+
+    config: AjetConfig
+    split: Split
+    tasks: list[Task]
+    k: int
+    judge: BaseJudge | None
+
+    @classmethod
+    def of(cls, config: AjetConfig, *, split: Split, num_tasks: int | None, k: int | None) -> Self:
+        """Reads the tasks and makes the judge, before a model is loaded: what is wrong with them is
+        said at once."""
+        frames_dir = config.ajet.environment.render_save_dir
+        if frames_dir is not None:  # a folder beside those of the run's own validations
+            config = with_render_dir(config, Path(frames_dir) / "eval")
+        reader = make_reader(config)
+        is_held_out = split == "validation"
+        tasks = reader.get_validation_tasks() if is_held_out else reader.get_training_tasks()
+        if not tasks:
+            raise _no_validation_task(config)
+        tasks = tasks[:num_tasks] if num_tasks else validation_sample(tasks, config)
+        for agent in WorkflowFactory.from_config(config).classes_for(tasks):
+            agent.check_config(config)
+        return cls(config, split, tasks, k or config.validation_repeats, make_judge(config))
+
+    @property
+    def num_episodes(self) -> int:
+        return len(self.tasks) * self.k
 
 
 def _no_validation_task(config: AjetConfig) -> DataError:
@@ -103,34 +124,38 @@ def _no_validation_task(config: AjetConfig) -> DataError:
     return DataError(f"there is no validation task; {mend} or pass --split training")
 
 
-async def _run(
-    config: AjetConfig,
-    served: LoadedSubject,
-    judge: BaseJudge | None,
-    tasks: list[Task],
-    k: int,
-    split: Split,
-    on_episode: Callable[[], None],
+async def measure(
+    plans: Sequence[EvaluationPlan], served: LoadedSubject, on_episode: Callable[[], None]
+) -> list[EvaluationReport]:
+    """Runs the plans one after another on one loaded model, which it closes."""
+    try:
+        return [await _measure(plan, served, on_episode) for plan in plans]
+    finally:
+        await served.engine.close()
+
+
+async def _measure(
+    plan: EvaluationPlan, served: LoadedSubject, on_episode: Callable[[], None]
 ) -> EvaluationReport:
+    config = plan.config
     gateway = assembly.make_gateway(config)
     runner = assembly.make_runner(
-        config, served.engine, served.template, judge=judge, mode="eval", gateway=gateway
+        config, served.engine, served.template, judge=plan.judge, mode="eval", gateway=gateway
     )
     started_s = time.monotonic()
     try:
         groups = await runner.rollout(
-            RolloutRequest(tasks, step=0, mode="eval", num_repeat=k),
+            RolloutRequest(plan.tasks, step=0, mode="eval", num_repeat=plan.k),
             on_episode=lambda _: on_episode(),
         )
     finally:
         gateway.close()
-        await served.engine.close()
     if not any(t.turns for group in groups for t in group.trajectories):
         logger.warning(UNUSED_MODEL)
     return EvaluationReport.of(
         groups,
         subject=served.name,
-        split=split,
+        split=plan.split,
         sampling=SamplingParams.from_config(config, "eval"),
         seed=config.ajet.seed,
         seconds=time.monotonic() - started_s,

@@ -1,16 +1,41 @@
-"""Implements `ajet eval`: measures success, mean@k and pass@k with intervals on one split."""
+"""Implements `ajet eval`: measures success, mean@k and pass@k with intervals on one split, or the
+success on benchmarks by name (eval_suites.py)."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ajet.cli.options import Conf, Overrides, ProjectDir, Verbose
+from ajet.cli.options import Overrides, ProjectDir, Verbose
+
+if TYPE_CHECKING:
+    from ajet.backbones.evaluating import Subject
 
 
 def evaluate(
-    conf: Conf,
     overrides: Overrides = None,
+    conf: Annotated[
+        Path | None,
+        typer.Option(help="The YAML that names workflow, tasks, judge and model; not for --suite."),
+    ] = None,
+    suite: Annotated[
+        list[str] | None,
+        typer.Option(help="A benchmark by name, in the place of --conf; may be given again."),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The benchmark's files. [its installed package]")
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="Compare with this model or checkpoint on the same tasks, or with the JSON of an "
+            "earlier --out. With --suite."
+        ),
+    ] = None,
     split: Annotated[
         Literal["validation", "training"], typer.Option(help="Whose tasks.")
     ] = "validation",
@@ -34,7 +59,10 @@ def evaluate(
     num_tasks: Annotated[
         int | None,
         typer.Option(
-            min=1, help="The first N tasks. [those of validation: ajet.data.val_max_tasks]"
+            "--num-tasks",
+            "--limit",
+            min=1,
+            help="The first N tasks. [those of validation: ajet.data.val_max_tasks]",
         ),
     ] = None,
     k: Annotated[
@@ -47,7 +75,7 @@ def evaluate(
     project_dir: ProjectDir = None,
     verbose: Verbose = False,
 ) -> None:
-    """Measure success on a split, with 95 % intervals.
+    """Measure success on a split, or on benchmarks by name, with 95 % intervals.
 
     Seeds and sampling are those of the run's own validation.
     """
@@ -59,37 +87,70 @@ def evaluate(
         raise typer.BadParameter(f"--out {out}: there is no folder {out.parent}")
     if out is not None and out.is_dir():
         raise typer.BadParameter(f"--out {out}: is a folder; name a file in it")
-    from rich.progress import Progress
-
-    from ajet.backbones import make_debug_backbone
+    if suite is None and (data is not None or against is not None):
+        raise typer.BadParameter("--data and --against go with --suite")
+    if suite is None and conf is None:
+        raise typer.BadParameter("give --conf, or a benchmark with --suite")
     from ajet.backbones.evaluating import Subject
-    from ajet.cli.notices import show_notices
-    from ajet.cli.preflight import check_classes
-    from ajet.core.config import load_config
+
+    subject = Subject(model, checkpoint, endpoint, endpoint_model)
+    begin_evaluation(verbose)
+    if suite is not None:
+        from ajet.backbones.evaluating_suites import SuiteOptions
+        from ajet.cli.eval_suites import run_suites
+
+        run_suites(
+            SuiteOptions(suite, data, num_tasks, k or 1, conf, overrides or (), project_dir),
+            subject,
+            against,
+            out,
+        )
+        return
+    assert conf is not None
+    run_split(conf, overrides or [], subject, split, num_tasks, k, out, project_dir)
+
+
+def begin_evaluation(verbose: bool) -> None:
+    """Sets up what every evaluation needs of this process."""
     from ajet.core.descriptors import raise_descriptor_limit
     from ajet.core.record.screen_log import begin_screen_log
-    from ajet.core.terminal import Console
 
     begin_screen_log(verbose)
     raise_descriptor_limit()
-    needs_model = endpoint is None and model is None
+
+
+def run_split(
+    conf: Path,
+    overrides: list[str],
+    subject: Subject,
+    split: Literal["validation", "training"],
+    num_tasks: int | None,
+    k: int | None,
+    out: Path | None,
+    project_dir: Path | None,
+) -> None:
+    """Measures the subject on a split of the config's own tasks, and shows the report."""
+    from ajet.backbones import make_debug_backbone
+    from ajet.cli.notices import show_notices
+    from ajet.cli.preflight import check_classes
+    from ajet.core.config import load_config
+    from ajet.core.terminal import Console
+
+    needs_model = subject.endpoint is None and subject.model is None
     required = ["ajet.model.path"] if needs_model else []
     config = load_config(
-        conf, overrides or [], backbone="debug", project_dir=project_dir, required=required
+        conf, overrides, backbone="debug", project_dir=project_dir, required=required
     )
     check_classes(config)
     show_notices(config.notices)
-    subject = Subject(model, checkpoint, endpoint, endpoint_model)
-    screen = Console(stderr=True)
-    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
-        bar = progress.add_task("episodes", total=None)
+    with episode_progress() as (on_start, on_episode):
         report = make_debug_backbone(config).evaluate(
             subject,
             split=split,
             num_tasks=num_tasks,
             k=k,
-            on_start=lambda total: progress.update(bar, total=total),
-            on_episode=lambda: progress.advance(bar),
+            on_start=on_start,
+            on_episode=on_episode,
         )
     if out == Path("-"):
         typer.echo(report.as_json(), nl=False)
@@ -98,3 +159,20 @@ def evaluate(
     if out is not None:
         report.write(out)
         typer.echo(f"written: {out}")
+
+
+@contextmanager
+def episode_progress() -> Iterator[tuple[Callable[[int], None], Callable[[], None]]]:
+    """Shows a bar on a terminal. Gives what is called with the number of episodes, and with each
+    that ends."""
+    from rich.progress import Progress
+
+    from ajet.core.terminal import Console
+
+    screen = Console(stderr=True)
+    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as progress:
+        bar = progress.add_task("episodes", total=None)
+        yield (
+            lambda total: progress.update(bar, total=total),
+            lambda: progress.advance(bar),
+        )

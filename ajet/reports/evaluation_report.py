@@ -5,7 +5,7 @@ Not covered: the figures themselves (core/record/evaluation.py).
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from ajet.core.trajectory.trajectory import Group
 @dataclass(frozen=True)
 class EvaluationReport:
     """The figures of one evaluation. `subject` names what was evaluated; `tasks` has each task's
-    episodes, for comparison in pairs."""
+    episodes, for comparison in pairs; `first_prompt` has what the first call of the model was sent,
+    messages and tools."""
 
     subject: str
     split: str
@@ -32,6 +33,7 @@ class EvaluationReport:
     seed: int
     seconds: float
     tasks: dict[str, dict[str, list[Any]]]
+    first_prompt: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, groups: Sequence[Group], **about: Any) -> "EvaluationReport":
@@ -43,14 +45,20 @@ class EvaluationReport:
             }
             for group in groups
         }
-        return cls(figures=evaluate(groups), tasks=tasks, **about)
+        turns = (turn for group in groups for t in group.trajectories for turn in t.turns)
+        first = next(turns, None)
+        prompt = {} if first is None else {"messages": first.messages, "tools": first.tools}
+        return cls(figures=evaluate(groups), tasks=tasks, first_prompt=prompt, **about)
 
     def write(self, file: Path) -> None:
         write_text_atomically(file, self.as_json())
 
     def as_json(self) -> str:
+        return json.dumps(self.as_plain(), indent=1, allow_nan=False) + "\n"
+
+    def as_plain(self) -> dict[str, Any]:
         drawn = asdict(self.sampling)
-        plain = {
+        return {
             "subject": self.subject,
             "split": self.split,
             **self.figures.as_json(),
@@ -59,7 +67,11 @@ class EvaluationReport:
             "seconds": round(self.seconds, 3),
             "tasks": self.tasks,
         }
-        return json.dumps(plain, indent=1, allow_nan=False) + "\n"
+
+    @property
+    def wins(self) -> dict[str, list[bool]]:
+        """Returns whether each episode of each task succeeded."""
+        return {name: task["success"] for name, task in self.tasks.items()}
 
     def shown(self) -> RenderableType:
         """Returns a table of the figures with their intervals, and of how the episodes ended."""

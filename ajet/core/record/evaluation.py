@@ -8,12 +8,14 @@ stay within 0 and 1, and have a width even where every episode succeeds.
     pass@k of a task with n episodes, c of them successful:  1 - C(n-c, k) / C(n, k)
     (Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1)
 
+Two models on the same tasks are compared task by task (`paired_difference`).
+
 Failed episodes (timeouts, errors) count as unsuccessful: a user would meet them too.
 """
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean, pvariance, stdev
 from typing import Any
@@ -96,6 +98,28 @@ def mean_over_tasks(values: Sequence[float]) -> IntervalEstimate:
     mean = fmean(values)
     half = Z_95 * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
     return IntervalEstimate(mean, mean - half, mean + half)
+
+
+def paired_difference(
+    wins: Mapping[str, Sequence[bool]], others: Mapping[str, Sequence[bool]]
+) -> IntervalEstimate:
+    """Returns by how much a model's mean success is above another's, over the tasks that both have
+    played, with a 95 % interval over tasks. Both map a task to its episodes' successes.
+
+    The interval is that of a mean of differences to which two tasks are added: half a task with a
+    difference of 1/sqrt(k), half one of -1/sqrt(k), and one of 0, for k episodes a task. So it has
+    a width where all tasks are alike. With k = 1 it is that of Agresti and Min (2005).
+    """
+    both = [task for task in wins if task in others]
+    if not both:
+        return IntervalEstimate(math.nan, -1.0, 1.0)
+    differences = [fmean(wins[task]) - fmean(others[task]) for task in both]
+    k = min(len(episodes[task]) for task in both for episodes in (wins, others))
+    num = len(differences) + 2
+    centre = sum(differences) / num
+    variance = (sum(each**2 for each in differences) + 1 / k) / num - centre**2
+    half = Z_95 * math.sqrt(variance / num)
+    return IntervalEstimate(fmean(differences), max(-1.0, centre - half), min(1.0, centre + half))
 
 
 def pass_at_k(num_episodes: int, num_successes: int, k: int) -> float:

@@ -1,10 +1,17 @@
 """Figures of an evaluation, against numbers worked out by hand."""
 
 import math
+import random
 
 import pytest
 
-from ajet.core.record.evaluation import evaluate, mean_over_tasks, pass_at_k, wilson
+from ajet.core.record.evaluation import (
+    evaluate,
+    mean_over_tasks,
+    paired_difference,
+    pass_at_k,
+    wilson,
+)
 from ajet.core.record.step_metrics import held_out_metrics
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowTask
@@ -33,6 +40,48 @@ def test_wilson_interval_of_eight_in_ten():
     assert estimate.value == 0.8
     assert estimate.low == pytest.approx(0.4902, abs=1e-4)
     assert estimate.high == pytest.approx(0.9433, abs=1e-4)
+
+
+def test_a_paired_difference_of_ten_tasks_worked_out_by_hand():
+    # 4 tasks that the first alone solves, 1 that the other alone solves, 5 alike. With two tasks
+    # added: mean 3/12, variance (5 + 1)/12 - 1/16 = 7/16, half width 1.96 * sqrt(7/16 / 12).
+    first = {str(n): [n < 4 or n >= 7] for n in range(10)}
+    other = {str(n): [n == 4 or n >= 7] for n in range(10)}
+    estimate = paired_difference(first, other)
+    assert estimate.value == pytest.approx(0.3)
+    assert (estimate.low, estimate.high) == pytest.approx((-0.12424, 0.62424), abs=1e-5)
+    back = paired_difference(other, first)
+    assert (back.low, back.high) == pytest.approx((-estimate.high, -estimate.low))
+
+
+def test_a_paired_difference_is_over_the_tasks_that_both_have_and_always_has_a_width():
+    alike = paired_difference({"a": [True], "b": [False], "c": [True]}, {"a": [True], "b": [False]})
+    assert alike.value == 0.0
+    # n* = 4, variance 1/4, half width 1.96 * sqrt(1/16); with four episodes a task half of it
+    assert (alike.low, alike.high) == pytest.approx((-0.48999, 0.48999), abs=1e-5)
+    more = paired_difference(
+        {"a": [True] * 4, "b": [False] * 4}, {"a": [True] * 4, "b": [False] * 5}
+    )
+    assert (more.low, more.high) == pytest.approx((-0.24500, 0.24500), abs=1e-5)
+    none = paired_difference({"a": [True]}, {"b": [True]})
+    assert math.isnan(none.value) and (none.low, none.high) == (-1.0, 1.0)
+
+
+@pytest.mark.parametrize(("num_tasks", "k"), [(20, 1), (100, 1), (30, 8)])
+def test_the_interval_of_a_paired_difference_holds_the_truth_in_95_percent(num_tasks, k):
+    draw = random.Random(f"{num_tasks} {k}")
+    hits = 0
+    for _ in range(1000):
+        first, other = {}, {}
+        for task in range(num_tasks):
+            share = draw.random()  # of the other; the first solves every second task more often
+            better = min(1.0, share + 0.2) if task % 2 else share
+            first[str(task)] = [draw.random() < better for _ in range(k)]
+            other[str(task)] = [draw.random() < share for _ in range(k)]
+        estimate = paired_difference(first, other)
+        truth = 0.5 * (0.2 - 0.02)  # the part above 1 is cut: E[max(0, U - 0.8)] = 0.02
+        hits += estimate.low <= truth <= estimate.high
+    assert 0.93 <= hits / 1000 <= 0.995
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_success():

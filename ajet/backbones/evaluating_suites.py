@@ -1,0 +1,129 @@
+"""Measures a model on benchmarks by name, and compares it with another on the same tasks.
+
+    --suite bfcl_simple --suite gsm8k   ->  a config for each  ->  one loaded model  ->  one table
+
+An evaluation of a suite is an evaluation of held-out tasks like any other (evaluating.py): the
+suite's reader, workflow and judge stand in the config. Not covered: what a suite is (ajet/suites).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ajet.backbones.evaluating import EvaluationPlan, Subject, load_subject, measure
+from ajet.core.bounded_loop import run_bounded
+from ajet.core.config import AjetConfig, load_config
+from ajet.reports.evaluation_report import EvaluationReport
+from ajet.reports.suite_report import OtherResult, SuiteReport, SuiteResult
+from ajet.suites.registry import CONFIG, find_suite, suite_overrides
+from ajet.suites.suite import Suite
+
+
+@dataclass(frozen=True)
+class SuiteOptions:
+    """What is measured: the suites, with `num_samples` episodes of each of the first `num_tasks`
+    tasks, of a folder of files in the place of packages. `conf` and `overrides` are the user's."""
+
+    suites: Sequence[str]
+    data: Path | None = None
+    num_tasks: int | None = None
+    num_samples: int = 1
+    conf: Path | None = None
+    overrides: Sequence[str] = ()
+    project_dir: Path | None = None
+
+    def configs(self, subject: Subject) -> list[tuple[Suite, AjetConfig]]:
+        """Returns the suites with the config by which this subject is measured on each."""
+        needs_model = subject.endpoint is None and subject.model is None
+        required = ["ajet.model.path"] if needs_model else []
+        path = self.conf or config_of_run(subject.checkpoint) or CONFIG
+        found: list[tuple[Suite, AjetConfig]] = []
+        for name in self.suites:
+            suite = find_suite(name)
+            settings = [*suite_overrides(suite, self.data, self.num_samples), *self.overrides]
+            config = load_config(
+                path,
+                settings,
+                backbone="debug",
+                project_dir=self.project_dir,
+                required=required,
+            )
+            found.append((suite, config))
+        return found
+
+
+def config_of_run(checkpoint: Path | None) -> Path | None:
+    """Returns the config of the run that a checkpoint or a run folder is of; None where it is of
+    none."""
+    if checkpoint is None:
+        return None
+    files = (folder / "config.yaml" for folder in (checkpoint, *checkpoint.resolve().parents[:2]))
+    return next((file for file in files if file.is_file()), None)
+
+
+def as_subject(name: str) -> Subject:
+    """Returns a model or a checkpoint, as `--against` names one of them."""
+    folder = Path(name)
+    is_checkpoint = (folder / "manifest.json").is_file() or (folder / "checkpoints").is_dir()
+    return Subject(checkpoint=folder) if is_checkpoint else Subject(model=name)
+
+
+def evaluate_suites(
+    options: SuiteOptions,
+    subject: Subject,
+    *,
+    against: str | None = None,
+    on_start: Callable[[int], None] = lambda num_episodes: None,
+    on_episode: Callable[[], None] = lambda: None,
+) -> SuiteReport:
+    """Measures `subject` on each suite. `against` is another model, a checkpoint, or the JSON file
+    of an earlier evaluation."""
+    earlier = against is not None and against.endswith(".json")
+    other = OtherResult.read(Path(against)) if against is not None and earlier else None
+    plans = _plans(options, subject)
+    num_models = 2 if against is not None and other is None else 1
+    on_start(num_models * sum(plan.num_episodes for _, plan in plans))
+    if against is not None and other is None:
+        compared = replace(options, conf=_config_of_other(options, subject, against))
+        others = _reports(_plans(compared, as_subject(against)), as_subject(against), on_episode)
+        other = OtherResult.of(others)
+    reports = _reports(plans, subject, on_episode)
+    results = [
+        SuiteResult(
+            suite.name,
+            {"about": suite.about, "data": suite.source, "prompting": suite.prompting},
+            reports[suite.name],
+            None if other is None else other.wins.get(suite.name, {}),
+        )
+        for suite, _ in plans
+    ]
+    return SuiteReport(results, None if other is None else other.subject)
+
+
+def _config_of_other(options: SuiteOptions, subject: Subject, against: str) -> Path | None:
+    """Returns the config of the model that `subject` is compared with: its run's, or the same one,
+    so that a run's base model is asked in the run's chat template."""
+    own = config_of_run(as_subject(against).checkpoint)
+    return options.conf or own or config_of_run(subject.checkpoint)
+
+
+def _plans(options: SuiteOptions, subject: Subject) -> list[tuple[Suite, EvaluationPlan]]:
+    return [
+        (
+            suite,
+            EvaluationPlan.of(config, split="validation", num_tasks=options.num_tasks, k=None),
+        )
+        for suite, config in options.configs(subject)
+    ]
+
+
+def _reports(
+    plans: Sequence[tuple[Suite, EvaluationPlan]], subject: Subject, on_episode: Callable[[], None]
+) -> dict[str, EvaluationReport]:
+    """Loads the model once, with the longest context that a suite asks for, and measures it."""
+    widest = max((plan.config for _, plan in plans), key=lambda c: c.ajet.rollout.max_model_len)
+    served = load_subject(widest, subject)
+    reports = run_bounded(measure([plan for _, plan in plans], served, on_episode))
+    return {suite.name: report for (suite, _), report in zip(plans, reports, strict=True)}

@@ -1,0 +1,35 @@
+"""Implements `ajet eval --suite NAME`: benchmarks by name, as one table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from ajet.cli.eval import episode_progress
+
+if TYPE_CHECKING:
+    from ajet.backbones.evaluating import Subject
+    from ajet.backbones.evaluating_suites import SuiteOptions
+
+
+def run_suites(
+    options: SuiteOptions, subject: Subject, against: str | None, out: Path | None
+) -> None:
+    """Measures the subject on each suite, and shows the table; `out` is a JSON file, beside which
+    the table is written in Markdown, or ``-``."""
+    from ajet.backbones.evaluating_suites import evaluate_suites
+    from ajet.core.terminal import Console
+
+    with episode_progress() as (on_start, on_episode):
+        report = evaluate_suites(
+            options, subject, against=against, on_start=on_start, on_episode=on_episode
+        )
+    if out == Path("-"):
+        typer.echo(report.as_json(), nl=False)
+        return
+    Console().print(report.shown())
+    if out is not None:
+        table = report.write(out)
+        typer.echo(f"written: {out} and {table}")

