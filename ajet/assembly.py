@@ -232,12 +232,13 @@ def make_runner(
     calls."""
     from ajet.tool_parsers import parser_for
 
+    gives = config.learns_from_rows(is_training=mode == "train")
     episodes = EpisodeRunner(
         endpoint=endpoint,
         template=template,
         parser=parser_for(template, config.ajet.rollout.tool_parser) if template else None,
-        workflow=WorkflowFactory.from_config(config),
-        judge=judge,
+        workflow=WorkflowFactory.of_rows() if gives else WorkflowFactory.from_config(config),
+        judge=None if gives else judge,
         limits=limits or RolloutLimits.from_config(config),
         sampling=SamplingParams.from_config(config, mode),
         run_seed=config.ajet.seed,

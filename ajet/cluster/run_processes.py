@@ -105,7 +105,7 @@ class RunProcesses:
         """Validates if it is due. What the engines cached of it is forgotten, as on backbone debug:
         a cached prefix rounds otherwise than a computed one, and a run samples the same with and
         without validation."""
-        if await run.validate_if_due(self.validator):
+        if await run.validate_if_due(self.validator, self.trainer.cross_entropy):
             await self.engines.empty_caches()
 
     async def save(

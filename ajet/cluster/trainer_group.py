@@ -29,7 +29,7 @@ from ajet.cluster.import_env import ImportEnv
 from ajet.cluster.weight_store import remove_weight_store
 from ajet.core.config import AjetConfig
 from ajet.core.trajectory.trajectory import Group, Trajectory
-from ajet.core.trajectory.turn import Turn
+from ajet.core.trajectory.turn import GIVEN, Turn
 from ajet.core.weight_sync.manifest import WeightsError
 
 if TYPE_CHECKING:
@@ -121,6 +121,11 @@ class TrainerRank:
         metrics = self._learner.update(step, batch, on_progress=self._set_progress)
         return (RankUpdate(batch.advantages, batch.samples), metrics) if self._rank == 0 else None
 
+    def cross_entropy(self, groups: Sequence[Group]) -> float:
+        """Returns the mean cross-entropy of the groups' given tokens; every rank computes its
+        part."""
+        return self._learner.cross_entropy(groups)
+
     @ray.method(concurrency_group=PROGRESS_GROUP)
     def progress(self, step: int) -> float:
         """Returns the fraction of this step's update that is done."""
@@ -211,6 +216,11 @@ class TrainerGroup:
         finally:
             watch.cancel()
 
+    async def cross_entropy(self, groups: Sequence[Group]) -> float:
+        """Returns the mean cross-entropy of the groups' given tokens."""
+        shared = ray.put([_trainable(group) for group in groups])
+        return (await self._all("cross_entropy", shared))[0]
+
     async def _watch(self, step: int) -> None:
         """Reports rank 0's progress until it is cancelled, or the rank is lost: `train` then raises
         `ProcessLost`."""
@@ -269,4 +279,5 @@ def _without_content(trajectory: Trajectory) -> Trajectory:
 
 
 def _without_text(turn: Turn) -> Turn:
-    return replace(turn, messages=[], tools=None, reply={}, notes={})
+    notes = {GIVEN: True} if turn.is_given else {}
+    return replace(turn, messages=[], tools=None, reply={}, notes=notes)

@@ -10,6 +10,7 @@ uninterrupted one, bit for bit.
 Not covered: several processes or devices.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from ajet import assembly
@@ -22,6 +23,7 @@ from ajet.core.judge import make_judge
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
 from ajet.core.terminal import Console
+from ajet.core.trajectory.trajectory import Group
 
 
 class DebugTraining:
@@ -81,8 +83,11 @@ class DebugTraining:
         """Validates if it is due. What the engine cached of it is dropped: a cached prefix rounds
         otherwise than a computed one, and a run trains the same weights with and without
         validation, also where it is resumed behind one."""
-        if await self.run.validate_if_due(self.validator):
+        if await self.run.validate_if_due(self.validator, self._cross_entropy):
             self.engine.publish(self.run.state.step)
+
+    async def _cross_entropy(self, groups: Sequence[Group]) -> float:
+        return self.learner.cross_entropy(groups)
 
     async def _train_step(self, step: int) -> None:
         """Trains one step: the algorithm."""

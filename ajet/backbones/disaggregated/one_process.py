@@ -74,7 +74,7 @@ class OneProcessTraining:
     async def _validate_if_due(self) -> None:
         """Validates if it is due, and drops what the engine cached of it, as backbone debug
         does."""
-        if await self.run.validate_if_due(self.validator):
+        if await self.run.validate_if_due(self.validator, self.client.cross_entropy):
             self.client.engine.publish(self.client.engine.policy_version)
 
     async def _save(self, step: int, run: dict[str, Any]) -> None:

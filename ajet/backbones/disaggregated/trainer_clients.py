@@ -57,6 +57,10 @@ class SharedTrainerClient:
     async def close(self) -> None:
         await self.engine.close()
 
+    async def cross_entropy(self, groups: Sequence[Group]) -> float:
+        """Returns the mean cross-entropy of the groups' given tokens."""
+        return self.learner.cross_entropy(groups)
+
     def _train(self, step: int, groups: Sequence[Group]) -> tuple[TrainBatch, dict[str, float]]:
         batch = self.learner.make_batch(self.learner.score(groups))
         return batch, self.learner.update(step, batch, on_progress=self.on_progress)

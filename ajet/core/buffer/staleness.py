@@ -121,7 +121,7 @@ def version_range(group: Group) -> tuple[int, int] | None:
         turn.completion.policy_version
         for trajectory in group.valid
         for turn in trajectory.turns
-        if turn.trainable and turn.completion.token_ids
+        if turn.trainable and turn.completion.token_ids and not turn.is_given
     ]
     return (min(found), max(found)) if found else None
 
@@ -133,7 +133,7 @@ def age_histogram(groups: Iterable[Group], version: int) -> Counter[int]:
     for group in groups:
         for trajectory in group.valid:
             for turn in trajectory.turns:
-                if turn.trainable and turn.completion.token_ids:
+                if turn.trainable and turn.completion.token_ids and not turn.is_given:
                     age = abs(version - turn.completion.policy_version)
                     counts[age] += len(turn.completion.token_ids)
     return counts

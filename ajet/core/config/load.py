@@ -14,8 +14,11 @@ from pydantic import ValidationError
 
 from ajet.core.config.compose import compose, hydra_notices
 from ajet.core.config.explain import Origin, explain
-from ajet.core.config.redacted import redacted_keys, remember_secrets_of
+from ajet.core.config.kinds import forced_values
+from ajet.core.config.nested import with_values
+from ajet.core.config.redacted import redacted_keys, redacted_value, remember_secrets_of
 from ajet.core.config.renames import apply_renames
+from ajet.core.config.section import leaves
 from ajet.core.config.support import refusals_and_notices
 from ajet.core.config.tree import AjetConfig
 from ajet.core.config.unknown_sections import unknown_section_problem
@@ -48,6 +51,7 @@ def load_config(
     except ValidationError as error:
         raise ConfigError(explain(error, AjetConfig, origin)) from error
     config = _with_exp_dir(config, path, exp_dir, origin)
+    config, forced = _with_forced_values(config)
     config._yaml_path = path.resolve()
     config._project_dir = Path(project_dir).resolve() if project_dir else None
     config._references = composed.references
@@ -55,10 +59,25 @@ def load_config(
     remember_secrets_of(config)
     _require(config, required, path)
     refused, unused = refusals_and_notices(config)
-    config._notices = [*hydra_notices(path), *unknown_here, *unused]
+    config._notices = [*hydra_notices(path), *unknown_here, *forced, *unused]
     for key, reason in refused:
         raise ConfigError(f"{origin.of(key)}: {key} is refused: {reason}")
     return config
+
+
+def _with_forced_values(config: AjetConfig) -> tuple[AjetConfig, list[str]]:
+    """Returns the config with the values that follow from its kind, and a notice for each key that
+    was set to another one."""
+    kind = config.ajet.kind
+    values = forced_values(kind)
+    if not values:
+        return config, []
+    notices = [
+        f"ignored: {leaf.path}={redacted_value(leaf.path, leaf.value)} (ajet.kind is {kind})"
+        for leaf in leaves(config.ajet, "ajet")
+        if leaf.path in values and not leaf.is_default and leaf.value != values[leaf.path]
+    ]
+    return AjetConfig.model_validate(with_values(config.model_dump(), values)), notices
 
 
 def _without_empty_sections(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,15 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def with_values(values: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the nested values with others at these dotted keys."""
+    found = dict(values)
+    for key, value in changed.items():
+        first, _, rest = key.partition(".")
+        found[first] = with_values(found[first], {rest: value}) if rest else value
+    return found
+
+
 def texts(value: Any) -> Iterator[str]:
     """Yields every text in the mappings and lists below `value`, keys aside."""
     if isinstance(value, str):

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator,
 from ajet.core.config.cluster import TrinityConfig, VerlConfig
 from ajet.core.config.data import DataConfig
 from ajet.core.config.environment import EnvironmentConfig
+from ajet.core.config.kinds import Kind, SupervisedConfig
 from ajet.core.config.model import ModelConfig
 from ajet.core.config.rollout import RolloutConfig
 from ajet.core.config.section import NoEffect, Section
@@ -51,6 +52,14 @@ class AjetSection(Section):
     )
     backbone: Backbone = Field(
         default="debug", description="Where the loop runs: debug, verl or trinity."
+    )
+    kind: Kind = Field(
+        default="reinforcement",
+        description="What the run learns from: reinforcement (rewards of sampled episodes) or "
+        "supervised (given replies).",
+    )
+    supervised: SupervisedConfig = Field(
+        default=SupervisedConfig(), description="Learning from rows of chat messages."
     )
     seed: int = Field(
         default=0, ge=0, description="The run's seed; every draw of the run follows from it."
@@ -213,6 +222,12 @@ class AjetConfig(BaseModel):
         sampled by the policy that it trains."""
         is_async = self.ajet.backbone == "trinity" and self.trinity.mode != "colocate"
         return self.trinity.staleness if is_async else 0
+
+    def learns_from_rows(self, *, is_training: bool) -> bool:
+        """Tells whether the rows of a split hold given replies: those to train on, or those that
+        are held out."""
+        supervised = self.ajet.kind == "supervised"
+        return supervised and (is_training or self.ajet.supervised.validation == "rows")
 
     @property
     def validation_repeats(self) -> int:

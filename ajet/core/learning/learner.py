@@ -30,7 +30,8 @@ from ajet.core.advantage.credit import Advantages, GroupCredit, credit_of
 from ajet.core.advantage.kl_controller import KLController
 from ajet.core.advantage.kl_in_reward import penalise_kl
 from ajet.core.config import AjetConfig
-from ajet.core.errors import CheckpointError
+from ajet.core.errors import CheckpointError, DataError
+from ajet.core.rollout.batch import without_truncated
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.trajectory.samples import by_turn, to_samples
 from ajet.core.trajectory.trajectory import Group
@@ -159,6 +160,17 @@ class Learner:
             found = self.policy.update(batch.samples, on_progress=on_progress)
             metrics |= {f"update/{name}": value for name, value in found.items()}
         return metrics
+
+    def cross_entropy(self, groups: Sequence[Group]) -> float:
+        """Returns the mean cross-entropy of the given tokens of complete episodes, in nats."""
+        complete = [without_truncated(group) for group in groups]
+        samples = to_samples(complete, _zeros([credit_of(group) for group in complete]))
+        samples = [sample for sample in samples if sample.carries("cross_entropy")]
+        pairs = zip(samples, self.policy.score(samples), strict=True)
+        logprobs = [score[sample.stream("cross_entropy") != 0] for sample, score in pairs]
+        if not logprobs:
+            raise DataError("no held-out row could be given: each failed, or is beyond a limit")
+        return -float(np.concatenate(logprobs).mean(dtype=np.float64))
 
     def state_dict(self) -> PolicyState:
         """Returns the tensors of all models, and each one's own state by name."""

@@ -234,6 +234,7 @@ class TrainingProgress:
     def _facts(self) -> list[str]:
         """Returns the parts of the plain line; what is unknown is left out."""
         shown = (
+            ("update/cross_entropy", "cross-entropy {:.3f}"),
             ("reward/mean", "reward {:.3f}"),
             ("reward/success", "success {:.3f}"),
             ("rollout/episodes_per_s", "{:.1f} ep/s"),

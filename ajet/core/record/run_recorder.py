@@ -156,6 +156,13 @@ class RunRecorder:
         self.progress.held_out(step, report.success.value)
         self._run_checks([reward_without_success])
 
+    def validation_of_rows(self, step: int, groups: Sequence[Group], cross_entropy: float) -> None:
+        """Records the held-out rows after `step` steps, and their cross-entropy."""
+        self.warn_of_failures(f"held-out rows after step {step}", groups)
+        self._store.write(step, groups)
+        self._metrics.log(step, {"held_out/cross_entropy": cross_entropy})
+        self.progress.note(f"held-out rows after step {step}: cross-entropy {cross_entropy:.4f}")
+
     @property
     def warnings(self) -> list[RunWarning]:
         """Returns what was warned of in this run, earlier attempts included."""

@@ -4,9 +4,9 @@
     rewards 1 1 1 1 | 0 0 0 0      none: "the rewards are equal within each of the 2 groups (1 of
                                    them all 0, 1 of them all 1)"
 
-A group has signal if a trained token of it has an advantage. A step in which no reward differs from
-another has none either, whatever the estimator makes of it: a critic's advantages are then its own
-errors.
+A group has signal if a trained token of it has an advantage, or was given, or has a teacher. A step
+of sampled episodes in which no reward differs from another has none either, whatever the estimator
+makes of it: a critic's advantages are then its own errors.
 
 Not covered: whether the signal is right (a judge that errs differs as well).
 """
@@ -33,12 +33,16 @@ MAX_KINDS = 3
 
 
 def num_with_signal(groups: Sequence[Group], samples: Iterable[TrainingSample]) -> int:
-    """Returns the number of groups with a trained token that has an advantage; 0 where no reward of
-    the step differs from another."""
-    if not _has_contrast(_members(groups)):
-        return 0
-    live = (s for s in samples if (abs(s.advantages[s.loss_mask]) > MIN_ADVANTAGE).any())
-    return len({sample.group_id for sample in live})
+    """Returns the number of groups with a trained token that has an advantage, which none has where
+    no reward of the step differs from another, or with one that learns from something else."""
+    has_contrast = _has_contrast(_members(groups))
+    return len({s.group_id for s in samples if _learns(s, has_contrast)})
+
+
+def _learns(sample: TrainingSample, has_contrast: bool) -> bool:
+    if sample.carries("cross_entropy") or sample.carries("kl_teacher"):
+        return True
+    return has_contrast and bool((abs(sample.advantages[sample.loss_mask]) > MIN_ADVANTAGE).any())
 
 
 def limit_that_cut(trajectory: Trajectory) -> str | None:

@@ -18,8 +18,8 @@
     episodes/cut                                 those that a limit cut, or whose last reply was
                                                  cut by its own; episodes/cut_… by the limit's key
     groups/total, groups/trained, …              tasks; with a valid member; whose rewards differ
-    groups/with_advantage                        with a trained token that has an advantage; 0
-                                                 where no reward differs from another (signal.py)
+    groups/with_advantage                        with something to learn from (signal.py): a trained
+                                                 token with an advantage, given, or with a teacher
     correlation/…                                of the reward within groups (correlation.py)
     selection/…                                  who is kept, and who is not (selection.py)
     rollout/…                                    speed, greedy episodes included
@@ -89,8 +89,9 @@ def held_out_metrics(report: Evaluation) -> dict[str, float]:
 
 def _reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Returns reward and success over judged episodes, and the means of the workflows' own
-    metrics."""
-    valid = [t for t in trajectories if t.is_valid or (t.left_out and t.reward is not None)]
+    metrics. Given replies have no reward."""
+    sampled = [t for t in trajectories if not t.is_given]
+    valid = [t for t in sampled if t.is_valid or (t.left_out and t.reward is not None)]
     rewards = [t.reward for t in valid if t.reward is not None]
     own: defaultdict[str, list[float]] = defaultdict(list)
     for trajectory in valid:

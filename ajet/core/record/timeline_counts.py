@@ -129,7 +129,8 @@ def _sum(a: Any, b: Any) -> Any:
 
 
 def _without_advantage(sample: TrainingSample) -> int:
-    return int((sample.loss_mask & (sample.advantages == 0)).sum())
+    has_policy_loss = sample.stream("policy_gradient") != 0
+    return int((has_policy_loss & (sample.advantages == 0)).sum())
 
 
 def _not_trained(trajectories: Sequence[Trajectory]) -> dict[str, int]:

@@ -29,10 +29,12 @@ from statistics import pvariance
 from typing import Self
 
 from ajet.core.config import AjetConfig
+from ajet.core.errors import DataError
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.rollout.request import RolloutRequest, RolloutRunner
 from ajet.core.task.cursor import DataCursor
 from ajet.core.task.task import Task
+from ajet.core.trajectory.limits import limit_of
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 
 OnRound = Callable[[str, int], None]
@@ -50,6 +52,7 @@ class BatchSettings:
     max_rounds: int = 0  # rounds of dynamic sampling; 0 turns it off
     oversampling: float = 1.0
     mask_truncated: bool = False
+    refuse_truncated: bool = False
     greedy: SamplingParams | None = None  # sampling of ReMax's baselines; None makes none
 
     @classmethod
@@ -65,6 +68,8 @@ class BatchSettings:
             max_rounds=sampling.max_rounds if sampling.enable else 0,
             oversampling=rollout.submit_oversample_multiplier if rollout.enable_oversample else 1.0,
             mask_truncated=algorithm.overlong.mask_truncated,
+            refuse_truncated=config.ajet.kind == "supervised"
+            and config.ajet.supervised.too_long == "refuse",
             greedy=SamplingParams.from_config(config, "baseline") if compares_greedy else None,
         )
 
@@ -168,6 +173,8 @@ class BatchRollout:
     def _apply_selections(self, groups: list[Group]) -> list[Group]:
         """Returns the groups after `mask_truncated` and dynamic sampling have left members or
         groups out."""
+        if self._settings.refuse_truncated:
+            _refuse_truncated(groups)
         if self._settings.mask_truncated:
             groups = [without_truncated(group) for group in groups]
         return [without_signal(group) for group in groups] if self._settings.max_rounds else groups
@@ -213,6 +220,15 @@ def without_truncated(group: Group) -> Group:
     reason = "a limit cut it (overlong.mask_truncated)"
     members = (t.leave_out("overlong", reason) if _is_cut(t) else t for t in group.trajectories)
     return replace(group, trajectories=tuple(members))
+
+
+def _refuse_truncated(groups: Sequence[Group]) -> None:
+    """Raises DataError for the first episode that a limit cut."""
+    for t in (t for group in groups for t in group.trajectories if _is_cut(t)):
+        raise DataError(
+            f"row {t.workflow_task.task_id}: {t.error} ({limit_of(t.error)}); raise it, take the "
+            "row out, or set ajet.supervised.too_long=leave_out"
+        )
 
 
 def _is_cut(t: Trajectory) -> bool:

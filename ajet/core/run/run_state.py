@@ -30,7 +30,8 @@ class RunState:
     """Holds the state after the last complete step.
 
     `cursor` is the position in the data. `held_out` holds the success on each held-out task
-    "before" training and "after" `validated_step` steps. `seconds` is the duration of training.
+    "before" training and "after" `validated_step` steps, and `cross_entropy` that of held-out rows
+    of a supervised run. `seconds` is the duration of training.
     `begun` is the date that a chat template may write into prompts (ISO 8601). `timelines` holds
     the counts of all steps. `staleness` counts trained tokens by their age in updates (empty where
     every token is of its own step). `explorer` is the state of backbone trinity's explorer.
@@ -45,6 +46,7 @@ class RunState:
     validated_step: int = -1
     begun: str = field(default_factory=lambda: datetime.now().isoformat())
     held_out: dict[str, SuccessByTask] = field(default_factory=dict)
+    cross_entropy: dict[str, float] = field(default_factory=dict)
     timelines: TimelineCounts = field(default_factory=TimelineCounts)
     staleness: dict[str, int] = field(default_factory=dict)
     explorer: ExplorerState | None = None

@@ -19,7 +19,7 @@ what a checkpoint holds beside `RunState` (the learner's part).
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from types import TracebackType
 from typing import Any
@@ -41,10 +41,15 @@ from ajet.core.run.resume_point import ResumePoint
 from ajet.core.run.run_state import RunState
 from ajet.core.run.run_tasks import RunTasks
 from ajet.core.terminal import Console
+from ajet.core.trajectory.trajectory import Group
 from ajet.core.update.checkpoint import checked_state, unusable
 
 Save = Callable[[int, dict[str, Any]], Awaitable[None]]
 """Writes a checkpoint with the step and the run's own state, which it is called with."""
+
+
+Score = Callable[[Sequence[Group]], Awaitable[float]]
+"""Returns the cross-entropy of given replies under the present policy."""
 
 
 class TrainingRun:
@@ -146,9 +151,10 @@ class TrainingRun:
         self._is_saved = False
         self._stop_at_sampler_gap(step, metrics)
 
-    async def validate_if_due(self, runner: RolloutRunner) -> bool:
+    async def validate_if_due(self, runner: RolloutRunner, score: Score | None = None) -> bool:
         """Measures success on the held-out tasks if validation is due, under the same seeds at
-        every step, and returns whether it was."""
+        every step, and returns whether it was. Where these are rows with given replies, `score`
+        measures the cross-entropy."""
         moment = self._validation_due()
         if moment is None:
             return False
@@ -156,14 +162,20 @@ class TrainingRun:
             self.interrupt.stopped_early = True
             return False
         self._attach(runner)
-        step, num_repeat = self.state.step, self.config.validation_repeats
+        is_given = self.config.learns_from_rows(is_training=False)
+        step, num_repeat = self.state.step, 1 if is_given else self.config.validation_repeats
         self.progress.phase("held-out", len(self.tasks.held_out) * num_repeat)
         groups = await runner.rollout(
             RolloutRequest(self.tasks.held_out, step=step, mode="eval", num_repeat=num_repeat),
             on_episode=lambda _: self.progress.advance(),
         )
-        self.recorder.validation(step, groups)
-        self.state.held_out[moment] = success_by_task(groups)
+        if is_given:
+            assert score is not None
+            self.state.cross_entropy[moment] = cross_entropy = await score(groups)
+            self.recorder.validation_of_rows(step, groups, cross_entropy)
+        else:
+            self.recorder.validation(step, groups)
+            self.state.held_out[moment] = success_by_task(groups)
         self.state.validated_step = step
         self._is_saved = False
         return True
@@ -208,7 +220,8 @@ class TrainingRun:
             return None
         if state.step == 0:
             return "before" if self._validates_before else None
-        is_end = state.step == self.tasks.total_steps and "before" in state.held_out
+        has_start = "before" in state.held_out or "before" in state.cross_entropy
+        is_end = state.step == self.tasks.total_steps and has_start
         return "after" if is_end or self._is_multiple(self._trainer.test_freq) else None
 
     def _note_validation(self) -> None:
@@ -249,6 +262,7 @@ class TrainingRun:
 
     def _summary(self) -> RunSummary:
         stale = {"staleness": self.state.staleness} if self.state.staleness else {}
+        given = {"cross_entropy": self.state.cross_entropy} if self.state.cross_entropy else {}
         return RunSummary(
             steps=self.state.step,
             episodes=self.state.num_episodes,
@@ -262,5 +276,5 @@ class TrainingRun:
             timelines=self.state.timelines.report(),
             signal=self.recorder.signal,
             warnings=[asdict(each) for each in self.recorder.warnings],
-            extra={"held_out": self.state.held_out, **stale},
+            extra={"held_out": self.state.held_out, **stale, **given},
         )

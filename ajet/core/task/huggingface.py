@@ -20,7 +20,7 @@ from loguru import logger
 from ajet.core.errors import ConfigError, DataError
 from ajet.core.task.hub import read_hub
 from ajet.core.task.jsonl import CSV, read_jsonl, read_text, resolve
-from ajet.core.task.reader import BaseTaskReader, tasks_from_rows
+from ajet.core.task.reader import BaseTaskReader
 from ajet.core.task.task import Task
 
 EMBEDDED = "embedded:"
@@ -36,7 +36,7 @@ class HuggingFaceReader(BaseTaskReader):
         split = self.config.ajet.task_reader.huggingface_dat_repo.training_split
         file = self._single_file()
         rows = self._read(split) if file is None else _read_files([file])
-        return self._tasks(rows, split)
+        return self._tasks(rows, split, is_training=True)
 
     def get_validation_tasks(self) -> list[Task]:
         section = self.config.ajet.task_reader.huggingface_dat_repo
@@ -45,7 +45,7 @@ class HuggingFaceReader(BaseTaskReader):
             return []
         file = self._single_file()
         if file is None:
-            return self._tasks(self._read(split), split)
+            return self._tasks(self._read(split), split, is_training=False)
         if split != type(section)().validation_split:  # the config asks for it
             raise ConfigError(
                 f"ajet.task_reader.huggingface_dat_repo.validation_split={split}: {file} is one "
@@ -72,9 +72,8 @@ class HuggingFaceReader(BaseTaskReader):
     def _read(self, split: str) -> list[dict[str, Any]]:
         return read_split(self._path(), split, self.config.base_dirs)
 
-    def _tasks(self, rows: list[dict[str, Any]], split: str) -> list[Task]:
-        field = self.config.ajet.task_reader.query_field
-        return tasks_from_rows(rows, split=split, source=self._path(), query_field=field)
+    def _tasks(self, rows: list[dict[str, Any]], split: str, *, is_training: bool) -> list[Task]:
+        return self.tasks_from_rows(rows, is_training=is_training, split=split, source=self._path())
 
 
 def read_split(path: str, split: str, base_dirs: list[Path]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.core.errors import ConfigError, DataError
-from ajet.core.task.reader import BaseTaskReader, tasks_from_rows
+from ajet.core.task.reader import BaseTaskReader
 from ajet.core.task.task import Task
 
 CSV = ".csv"
@@ -96,5 +96,6 @@ class JsonlReader(BaseTaskReader):
         key = "training" if split == "train" else split
         where = f"ajet.task_reader.jsonl_dataset_file.{key}.file_path"
         file = existing_file(path, self.config.base_dirs, where)
-        field = self.config.ajet.task_reader.query_field
-        return tasks_from_rows(read_jsonl(file), split=split, source=str(file), query_field=field)
+        return self.tasks_from_rows(
+            read_jsonl(file), is_training=split == "train", split=split, source=str(file)
+        )

@@ -51,6 +51,19 @@ class BaseTaskReader:
         """Returns what a reader is made with."""
         return config
 
+    def tasks_from_rows(
+        self, rows: Iterable[Mapping[str, Any]], *, is_training: bool, split: str, source: str
+    ) -> list[Task]:
+        """Returns a task for each row: a conversation where the run learns from given replies."""
+        ajet = self.config.ajet
+        if self.config.learns_from_rows(is_training=is_training):
+            from ajet.core.task.chat_rows import chat_tasks
+
+            train_on = ajet.supervised.train_on
+            return chat_tasks(rows, split=split, source=source, train_on=train_on)
+        field = ajet.task_reader.query_field
+        return tasks_from_rows(rows, split=split, source=source, query_field=field)
+
     def get_training_tasks(self) -> list[Task]:
         """Returns every training task, in a fixed order."""
         raise NotImplementedError(f"{type(self).__name__} does not define get_training_tasks()")

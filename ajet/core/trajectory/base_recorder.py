@@ -166,6 +166,20 @@ class BaseRecorder:
         """Makes one call with chat messages."""
         raise NotImplementedError
 
+    async def give(
+        self,
+        messages: Sequence[dict[str, Any]],
+        reply: dict[str, Any],
+        tools: Sequence[dict[str, Any]] | None = None,
+        *,
+        token_ids: Sequence[int] | None = None,
+        is_trained: bool = True,
+        agent_name: str = "default",
+        target_tag: str = "default",
+    ) -> Turn:
+        """Records a turn whose reply is given."""
+        raise NotImplementedError
+
     async def generate(
         self,
         prompt_ids: Sequence[int],

@@ -77,6 +77,12 @@ class ChatRecorder(BaseRecorder):
         )
         return self._record_turn(index, turn)
 
+    async def give(self, *_arguments: Any, **_options: Any) -> Turn:
+        raise ConfigError(
+            "model_tuner.give() writes token ids, which a chat endpoint does not show; it is for "
+            "training"
+        )
+
     async def generate(self, prompt_ids: Sequence[int], **_options: Any) -> Turn:
         raise ConfigError(
             "model_tuner.generate() takes token ids, which a chat endpoint does not show; "

@@ -65,13 +65,13 @@ class EpisodeLimits:
 _REFUSED = re.compile(
     r"the first prompt has \d+ tokens; max_prompt_length is|the episode used its \d+ calls"
     r"|turn \d+('s prompt has \d+ (tokens|characters); an episode may hold| filled the episode's"
-    r"|'s reply is malformed)"
+    r"|'s reply is malformed|'s given reply has)"
 )
 
 
 _LIMITS = {
     r"the first prompt has": "ajet.data.max_prompt_length",
-    r"turn \d+('s prompt has| filled the episode's)": "ajet.data.max_response_length",
+    r"turn \d+('s (prompt|given reply) has| filled the episode's)": "ajet.data.max_response_length",
     r"the episode used its|\d+ more calls pass": "ajet.rollout.multi_turn.max_steps",
     r"turn \d+'s reply is malformed": "ajet.rollout.compute_madness_checklist",
     r"request |the prompt fills the model's context": "ajet.rollout.max_model_len",

@@ -29,11 +29,12 @@ from ajet.core.trajectory.base_recorder import (
     SamplingOverrides,
     drop_none,
 )
+from ajet.core.trajectory.given_reply import given_reply_ids
 from ajet.core.trajectory.limits import EpisodeClosed, EpisodeLimits, EpisodeTruncated
 from ajet.core.trajectory.malformed import CheckedReply
 from ajet.core.trajectory.plain_trajectory import plain_messages
 from ajet.core.trajectory.reply_reader import ReplyReader
-from ajet.core.trajectory.turn import Turn
+from ajet.core.trajectory.turn import GIVEN, Turn
 
 if TYPE_CHECKING:
     from ajet.core.inference.chat_template import ChatTemplate
@@ -161,6 +162,55 @@ class EpisodeRecorder(BaseRecorder):
         return self._record_turn(
             index, turn, CheckedReply(decoded.text, finish, decoded.parsed, *shown)
         )
+
+    async def give(
+        self,
+        messages: Sequence[dict[str, Any]],
+        reply: dict[str, Any],
+        tools: Sequence[dict[str, Any]] | None = None,
+        *,
+        token_ids: Sequence[int] | None = None,
+        is_trained: bool = True,
+        agent_name: str = "default",
+        target_tag: str = "default",
+    ) -> Turn:
+        """Records a turn whose reply is given: an assistant message, written as the model itself
+        would write it. `token_ids` are the reply's ids where they are known.
+
+        The engine is not called. The prompt is that of a call with these messages, so the next turn
+        continues this one as if it had been sampled.
+        """
+        index = await self._start_call()
+        started_s = self._clock()
+        sent, [plain_reply] = plain_messages(messages), plain_messages([reply])
+        offered = plain_messages(tools) if tools else None
+        self._check_length(index, num_characters([sent, offered, plain_reply]))
+        prompt = self._session.prompt_for(sent, offered)
+        if token_ids is None:
+            ids = given_reply_ids(self._template, sent, offered, plain_reply)
+        else:
+            ids = tuple(_token_ids(token_ids))
+        room = self._max_completion_tokens(index, len(prompt.ids))
+        if len(ids) > room:
+            raise self._truncate(
+                f"turn {index}'s given reply has {len(ids)} tokens, of {room} left"
+            )
+        completion = Completion(tuple(prompt.ids), ids, (0.0,) * len(ids), "stop", 0)
+        self._tell_call(sent, offered)
+        self._session.record(sent, offered, plain_reply, completion)
+        turn = Turn(
+            completion=completion,
+            messages=sent,
+            tools=offered,
+            reply=plain_reply,
+            agent_name=agent_name,
+            target_tag=target_tag,
+            trainable=is_trained and self.is_trainable(agent_name, target_tag),
+            started_s=started_s,
+            ended_s=self._clock(),
+            notes={GIVEN: True} | drop_none(continues=prompt.continues, reason=prompt.reason),
+        )
+        return self._record_turn(index, turn)
 
     async def generate(
         self,

@@ -1,9 +1,17 @@
 """Training samples, which the update reads: token ids, and numbers for each of them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+Component = Literal["policy_gradient", "cross_entropy", "kl_reference", "kl_teacher"]
+"""A term of the loss that tokens carry (update/loss.py). A token with `cross_entropy` was given,
+not sampled: its `logprobs` mean nothing."""
+SAMPLED: tuple[Component, ...] = ("policy_gradient", "kl_reference")
+"""What each trained token of a sample without streams carries, with weight 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +42,9 @@ class TrainingSample:
     the lengths.
 
     `old_logprobs` are the trainer's own before the update (None: the sampler's are used), and
-    `weights` the importance weights between the two (None: all are 1); both have length T.
+    `weights` the importance weights between the two (None: all are 1). `streams` holds the weight
+    of each token in the components of the loss (None: 1 in `SAMPLED` for each trained token), and
+    `teacher_logprobs` are the teacher's. All have length T.
     """
 
     episode_id: str
@@ -48,13 +58,16 @@ class TrainingSample:
     max_policy_version: int
     old_logprobs: NDArray[np.float32] | None = None
     weights: NDArray[np.float32] | None = None
+    streams: Mapping[Component, NDArray[np.float32]] | None = None
+    teacher_logprobs: NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
         lengths = {
             name: len(getattr(self, name))
-            for name in (*_ARRAYS, "old_logprobs", "weights")
+            for name in (*_ARRAYS, "old_logprobs", "weights", "teacher_logprobs")
             if getattr(self, name) is not None
         }
+        lengths |= {name: len(weights_T) for name, weights_T in (self.streams or {}).items()}
         if len(set(lengths.values())) != 1:
             raise ValueError(f"sample of episode {self.episode_id}: unequal lengths {lengths}")
         if len(self.token_ids) and self.loss_mask[0]:
@@ -70,6 +83,36 @@ class TrainingSample:
     @property
     def num_trained(self) -> int:
         return int(self.loss_mask.sum())
+
+    def stream(self, component: Component) -> NDArray[np.float32]:
+        """Returns the weight of each token in a component of the loss; 0 where none is trained."""
+        if self.streams is None:
+            return (self.loss_mask * (component in SAMPLED)).astype(np.float32)
+        weights_T = self.streams.get(component)
+        if weights_T is None:
+            return np.zeros(len(self), np.float32)
+        return np.where(self.loss_mask, weights_T, np.float32(0))
+
+    def carries(self, component: Component) -> bool:
+        """Tells whether a token has a weight in a component of the loss."""
+        return bool(self.stream(component).any())
+
+    @property
+    def has_signal(self) -> bool:
+        """Tells whether it has something to learn from: an advantage, a given reply, a teacher."""
+        advantages = self.advantages[self.stream("policy_gradient") != 0]
+        return bool(advantages.any() or self.carries("cross_entropy") or self.carries("kl_teacher"))
+
+    @property
+    def sampled_mask(self) -> NDArray[np.bool_]:
+        """Returns which trained tokens were sampled; the others were given."""
+        if self.streams is None:
+            return self.loss_mask
+        return self.loss_mask & (self.stream("cross_entropy") == 0)
+
+    @property
+    def num_sampled(self) -> int:
+        return int(self.sampled_mask.sum())
 
     @property
     def old_or_sampled(self) -> NDArray[np.float32]:

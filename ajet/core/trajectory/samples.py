@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet.core.trajectory.sample import TrainingSample
+from ajet.core.trajectory.sample import SAMPLED, Component, TrainingSample
 from ajet.core.trajectory.trajectory import Group, Trajectory
 from ajet.core.trajectory.trie import Timeline, timelines
 
@@ -90,4 +90,18 @@ def _sample(
         spans=timeline.spans,
         min_policy_version=timeline.min_policy_version,
         max_policy_version=timeline.max_policy_version,
+        streams=_streams(trajectory, timeline),
     )
+
+
+def _streams(
+    trajectory: Trajectory, timeline: Timeline
+) -> dict[Component, NDArray[np.float32]] | None:
+    """Returns the streams of a timeline with a given turn: its tokens have a cross-entropy."""
+    given = np.zeros(len(timeline.token_ids), np.float32)
+    for span in timeline.spans:
+        given[span.start : span.stop] = trajectory.turns[span.turn_index].is_given
+    if not given.any():
+        return None
+    sampled = timeline.loss_mask - given
+    return {**dict.fromkeys(SAMPLED, sampled), "cross_entropy": given}

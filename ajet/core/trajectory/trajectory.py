@@ -95,6 +95,11 @@ class Trajectory:
         )
 
     @property
+    def is_given(self) -> bool:
+        """Tells whether all its replies were given, so that a reward says nothing of the model."""
+        return bool(self.turns) and all(turn.is_given for turn in self.turns)
+
+    @property
     def is_malformed(self) -> bool:
         """Tells whether one of its replies failed one of the run's checks."""
         return any("malformed" in turn.notes for turn in self.turns)

@@ -5,6 +5,9 @@ from typing import Any
 
 from ajet.core.inference.endpoint import Completion
 
+GIVEN = "given"
+"""The note of a turn whose reply was given."""
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
@@ -28,6 +31,11 @@ class Turn:
     started_s: float = 0.0
     ended_s: float = 0.0
     notes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_given(self) -> bool:
+        """Tells whether its reply was given to be learnt, not sampled (`EpisodeRecorder.give`)."""
+        return bool(self.notes.get(GIVEN))
 
     @property
     def num_prompt_tokens(self) -> int:

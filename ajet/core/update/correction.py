@@ -48,8 +48,8 @@ def apply_correction(
     have no policy loss, rejected_share is the latter's share of the trained ones, and
     rejected_share_MEASURE that which one measure rejects.
     """
-    num_trained = sum(sample.num_trained for sample in samples)
-    if not num_trained:
+    num_sampled = sum(sample.num_sampled for sample in samples)
+    if not num_sampled:
         return list(samples), {}
     weighted, metrics = list(samples), {}
     within = [np.ones(len(sample), np.bool_) for sample in samples]
@@ -58,7 +58,7 @@ def apply_correction(
     kept, shares = tokens_kept(samples, settings.reject)
     both = [within_T & kept_T for within_T, kept_T in zip(within, kept, strict=True)]
     rejected = num_rejected(samples, both)
-    metrics |= {"rejected_tokens": float(rejected), "rejected_share": rejected / num_trained}
+    metrics |= {"rejected_tokens": float(rejected), "rejected_share": rejected / num_sampled}
     if settings.reject:
         weighted = without_rejected(weighted, kept, settings)
     return weighted, metrics | shares
@@ -98,7 +98,7 @@ def _ratios_of_units(
     tokens_N = tokens_of_units(units)
     sums_N = np.zeros(len(tokens_N))
     for sample, unit_T in zip(samples, units, strict=True):
-        np.add.at(sums_N, unit_T[sample.loss_mask], log_ratios(sample))
+        np.add.at(sums_N, unit_T[sample.sampled_mask], log_ratios(sample))
     if combine == "geometric_mean":
         sums_N /= tokens_N
     return np.exp(sums_N.clip(-MAX_LOG_RATIO, MAX_LOG_RATIO))

@@ -1,13 +1,21 @@
 """The objective as a sum over tokens, and the weight of each token in it.
 
-    loss = sum_t weight_t * ( w_t * pg_t + kl_coef * kl_t - entropy_coef * entropy_t )
+    loss = sum over components c of  coef_c * sum_t weight_ct * value_ct
 
-`pg` is one of losses/; `w` is the importance weight between sampler and trainer (1 without one).
+    component        carried by       value of a token                          coef
+    policy_gradient  sampled tokens   w * (policy loss), less entropy_coef * H  1
+    kl_reference     sampled tokens   kl_penalty(pi, reference)                 kl_loss_coef
+    cross_entropy    given tokens     -log pi                                   1
+    kl_teacher       sampled tokens   w * kl_penalty(pi, teacher, "k1")         kl_teacher_coef
 
-The weights contain the denominators of the whole mini-batch, so the sum does not depend on the
-division into micro-batches, layouts or ranks. "seq" means an EPISODE: one that is split into
-several timelines counts once, with all its tokens. With E episodes and N trained tokens, n_e of
-them in episode e, the weights are
+The policy loss is one of losses/; `w` is the importance weight between sampler and trainer (1
+without one); H is the entropy. Which component a token carries, and how strongly, its sample says
+(`TrainingSample.stream`).
+
+A weight is the token's own in the component, divided by the component's denominator over the whole
+mini-batch, so the sum does not depend on the division into micro-batches, layouts or ranks. "seq"
+means an EPISODE: one that is split into several timelines counts once, with all its tokens. With E
+episodes and N tokens that carry the component, n_e of them in episode e, the denominators give
 
     token-mean                1 / N
     seq-mean-token-sum        1 / E
@@ -21,13 +29,15 @@ small step.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ajet.core.model.precision import to_wide_dtype
-from ajet.core.trajectory.sample import TrainingSample
+from ajet.core.trajectory.sample import Component, TrainingSample
 from ajet.core.update.layouts.layout import ForwardOutput
 from ajet.core.update.losses.token_loss import MAX_LOG_RATIO
 from ajet.core.update.settings import UpdateSettings
@@ -36,14 +46,44 @@ MAX_KL = 10.0
 MAX_LOGITS = 1 << 24  # 64 MiB in float32
 
 
-def episode_weights(
+EpisodeWeights = dict[Component, dict[str, float]]
+"""Maps a component, and an episode with tokens in it, to what such a token's own weight is
+multiplied with."""
+
+
+def component_weights(
     samples: Sequence[TrainingSample], settings: UpdateSettings
+) -> EpisodeWeights:
+    """Returns the weights of the components that a mini-batch carries and the settings use."""
+    found = {
+        component: episode_weights(samples, settings, component)
+        for component in get_args(Component)
+        if coefficient(component, settings)
+    }
+    return {component: weights for component, weights in found.items() if weights}
+
+
+def coefficient(component: Component, settings: UpdateSettings) -> float:
+    """Returns the factor of a component in the loss."""
+    match component:
+        case "kl_reference":
+            return settings.kl_loss_coef
+        case "kl_teacher":
+            return settings.kl_teacher_coef
+        case _:
+            return 1.0
+
+
+def episode_weights(
+    samples: Sequence[TrainingSample],
+    settings: UpdateSettings,
+    component: Component = "policy_gradient",
 ) -> dict[str, float]:
-    """Returns the weight of one trained token for each episode."""
+    """Returns, for each episode with a token in the component, the weight of one with weight 1."""
     tokens_E: Counter[str] = Counter()
     for sample in samples:
-        if sample.num_trained:
-            tokens_E[sample.episode_id] += sample.num_trained
+        if num_tokens := int(np.count_nonzero(sample.stream(component))):
+            tokens_E[sample.episode_id] += num_tokens
     num_episodes = len(tokens_E)
     if not num_episodes:
         return {}

@@ -90,7 +90,5 @@ def _split_evenly(split: Split, budget: int, dp_size: int) -> list[list[Row]]:
 
 
 def _idle_row(row: Row) -> Row:
-    """Returns a row of one token that nothing reads, with weight 0."""
-    return replace(
-        row, weight=0.0, input_ids=row.input_ids[:1], positions=NO_POSITIONS, targets=NO_POSITIONS
-    )
+    """Returns a row of one token that nothing reads."""
+    return replace(row, input_ids=row.input_ids[:1], positions=NO_POSITIONS, targets=NO_POSITIONS)

@@ -1,4 +1,4 @@
-"""The trained tokens of a whole mini-batch, for losses that read more of it than one token.
+"""The sampled tokens of a whole mini-batch, for losses that read more of it than one token.
 
     samples           e0: .1 .2    e1: -.3    e0: .3        e0 has two timelines
     log_ratio_M       .1 .2 -.3 .3
@@ -29,7 +29,7 @@ TokenNumbers = Mapping[str, Floats]
 
 @dataclass(frozen=True, slots=True)
 class MiniBatchTokens:
-    """Holds the trained tokens of all samples, in their order: log-probabilities under the present
+    """Holds the sampled tokens of all samples, in their order: log-probabilities under the present
     policy, the old one and the sampler, advantages, and the number of each token's episode.
 
     `seed` is for a loss that draws tokens. It is another one in each optimizer step, and the same
@@ -55,7 +55,7 @@ class MiniBatchTokens:
 
         def trained(arrays: Sequence[NDArray[np.floating]]) -> NDArray[np.floating]:
             pairs = zip(samples, arrays, strict=True)
-            return np.concatenate([array_T[sample.loss_mask] for sample, array_T in pairs])
+            return np.concatenate([array_T[sample.sampled_mask] for sample, array_T in pairs])
 
         return cls(
             logprobs_M=trained(logprobs),
@@ -64,7 +64,7 @@ class MiniBatchTokens:
             advantages_M=trained([sample.advantages for sample in samples]),
             episodes_M=np.repeat(
                 np.array([numbers[sample.episode_id] for sample in samples], np.int64),
-                np.array([sample.num_trained for sample in samples], np.int64),
+                np.array([sample.num_sampled for sample in samples], np.int64),
             ),
             seed=seed,
         )
@@ -86,19 +86,19 @@ class MiniBatchTokens:
 
 @dataclass(frozen=True, slots=True)
 class NumbersOfSamples:
-    """Holds a loss's numbers as arrays over all tokens of each sample, 0 where none is trained."""
+    """Holds a loss's numbers as arrays over all tokens of each sample, 0 where none is sampled."""
 
     by_name: Mapping[str, Sequence[Floats]]
 
     @classmethod
     def of(cls, samples: Sequence[TrainingSample], numbers: TokenNumbers) -> NumbersOfSamples:
-        cuts = np.cumsum([sample.num_trained for sample in samples])[:-1]
+        cuts = np.cumsum([sample.num_sampled for sample in samples])[:-1]
 
         def spread(values_M: Floats) -> list[Floats]:
             arrays = [np.zeros(len(sample)) for sample in samples]
             parts = np.split(values_M, cuts)
             for sample, array_T, part in zip(samples, arrays, parts, strict=True):
-                array_T[sample.loss_mask] = part
+                array_T[sample.sampled_mask] = part
             return arrays
 
         return cls({name: spread(values_M) for name, values_M in numbers.items()})

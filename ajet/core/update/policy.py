@@ -8,8 +8,8 @@ Old log-probabilities are those that the sampler recorded, in every mini-batch a
 sample has the trainer's own. With `old_logprobs: trainer` or a correction (correction.py) the
 trainer's own are computed first; a correction's importance weights make up for the difference from
 the sampler's, and without one it is left as it is. Samples whose every
-advantage is 0 have no gradient if there is neither KL nor entropy term: they are not computed
-(`skipped_samples`), but count in the denominators.
+advantage is 0 have no gradient if they carry no other component and there is no entropy term: they
+are not computed (`skipped_samples`), but count in the denominators.
 
 A loss that reads more than one token gets its numbers (mini_batch_tokens.py) from a pass without
 gradient before the first micro-batch of a mini-batch; if there is only one micro-batch, from that
@@ -34,14 +34,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ajet.core.trajectory.sample import TrainingSample
+from ajet.core.trajectory.sample import Component, TrainingSample
 from ajet.core.update.checkpoint import WEIGHT_PREFIX
 from ajet.core.update.correction import apply_correction
 from ajet.core.update.engine_weights import engine_weights
 from ajet.core.update.layouts import make_layout
 from ajet.core.update.layouts.layout import Row, concat_to_device, rows_of, scatter_to_samples
 from ajet.core.update.lora import with_lora
-from ajet.core.update.loss import episode_weights, kl_penalty, score_tokens
+from ajet.core.update.loss import (
+    EpisodeWeights,
+    coefficient,
+    component_weights,
+    kl_penalty,
+    score_tokens,
+)
 from ajet.core.update.losses import LOSSES
 from ajet.core.update.losses.token_loss import LossInputs, PolicyLoss, TokenLoss
 from ajet.core.update.micro_batch_balancing import BalancedMicroBatches, balance_micro_batches
@@ -57,6 +63,13 @@ from ajet.core.update.update_metrics import TokenValues, UpdateMetrics
 from ajet.core.update.weights import load_weights, train_every_embedding, trainable
 
 OPTIMIZER_PREFIX = "optimizer."
+METRICS: dict[Component, str] = {
+    "policy_gradient": "pg_loss",
+    "kl_reference": "kl",
+    "cross_entropy": "cross_entropy",
+    "kl_teacher": "kl_teacher",
+}
+"""The metric of each component: the mean of its value over the tokens that carry it."""
 
 
 class PolicyState(NamedTuple):
@@ -194,7 +207,7 @@ class Policy:
         """Adds the trainer's old log-probabilities and the importance weights, where the settings
         ask for them.
         """
-        if not self.settings.recomputes_old_logprobs:
+        if not self.settings.recomputes_old_logprobs or not any(s.num_sampled for s in samples):
             return samples, {}
         if any(sample.old_logprobs is None for sample in samples):
             scores = self.score(samples)
@@ -211,57 +224,53 @@ class Policy:
         self, mini_batch: Sequence[TrainingSample], metrics: UpdateMetrics
     ) -> Iterator[float]:
         """Makes one optimizer step; yields the fraction done."""
-        weights = episode_weights(mini_batch, self.settings)
+        weights = component_weights(mini_batch, self.settings)
         with_gradient = self._samples_with_gradient(mini_batch)
         if (
             not weights or not with_gradient
         ):  # a step would still change the weights by momentum and weight decay
             metrics.empty_mini_batches += 1
             return
-        rows = [Row.of(s, weights[s.episode_id], i) for i, s in enumerate(with_gradient)]
+        rows = [Row.of(sample, i) for i, sample in enumerate(with_gradient)]
         balanced = self._balance(rows)
         metrics.count(balanced.micro_batches, self.layout)
-        numbers = self._numbers_before(with_gradient, balanced)
+        reads = self._reads_mini_batch and "policy_gradient" in weights
+        numbers = self._numbers_before(with_gradient, balanced) if reads else None
         for k, micro_batch in enumerate(balanced.local):
-            self._backward(micro_batch, with_gradient, numbers, metrics)
+            self._backward(micro_batch, with_gradient, weights, numbers, metrics)
             yield (k + 1) / (len(balanced.local) + 1)
-        if self._has_loss(with_gradient):
+        if any(self._has_gradient(sample, sample.weights) for sample in with_gradient):
             metrics.steps.append(self.optimizer.step())
         else:  # computed nevertheless, because the sampler metrics are about rejected tokens too
             self.model.zero_grad(set_to_none=True)
             metrics.empty_mini_batches += 1
         yield 1.0
 
-    def _has_loss(self, samples: Sequence[TrainingSample]) -> bool:
-        """Tells whether the weights of a correction left any token with a loss."""
-        if self._has_loss_without_advantage:
-            return True
-        return any(
-            (s.advantages if s.weights is None else s.advantages * s.weights)[s.loss_mask].any()
-            for s in samples
-        )
-
     def _samples_with_gradient(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-        """Returns the samples that must be computed.
-
-        Where tokens without an advantage have a loss, and for a loss over the mini-batch, these are
-        all trained samples, otherwise those with a nonzero advantage; for losses over episodes they
-        include every timeline of these episodes.
+        """Returns the samples that must be computed: those with a gradient, or all trained ones for
+        a loss over the mini-batch; for losses over episodes with every timeline of these episodes.
         """
         trained = [sample for sample in samples if sample.num_trained]
-        if self._has_loss_without_advantage or self.loss.reads == "mini_batch":
+        if self.loss.reads == "mini_batch":
             return trained
-        live = [sample for sample in trained if sample.advantages[sample.loss_mask].any()]
+        live = [sample for sample in trained if self._has_gradient(sample)]
         if not self._reads_mini_batch:
             return live
         episodes = {sample.episode_id for sample in live}
         return [sample for sample in trained if sample.episode_id in episodes]
 
-    @property
-    def _has_loss_without_advantage(self) -> bool:
-        """Tells whether a token whose advantage is 0 may have a gradient."""
-        settings = self.settings
-        return bool(settings.kl_loss_coef or settings.entropy_coef or not self.loss.needs_advantage)
+    def _has_gradient(
+        self, sample: TrainingSample, weights: NDArray[np.float32] | None = None
+    ) -> bool:
+        """Tells whether a token of the sample has a loss, with the importance weights if given."""
+        others: tuple[Component, ...] = ("cross_entropy", "kl_reference", "kl_teacher")
+        if any(coefficient(name, self.settings) and sample.carries(name) for name in others):
+            return True
+        sampled = sample.stream("policy_gradient") != 0
+        if self.settings.entropy_coef or not self.loss.needs_advantage:
+            return bool(sampled.any())
+        advantages = sample.advantages if weights is None else sample.advantages * weights
+        return bool(advantages[sampled].any())
 
     @property
     def _reads_mini_batch(self) -> bool:
@@ -275,8 +284,6 @@ class Policy:
 
         A single micro-batch on one rank makes them in `_backward`.
         """
-        if not self._reads_mini_batch:
-            return None
         if len(balanced.micro_batches) == 1 and self.ranks.size == 1:
             return None
         return self._numbers(samples, ((rows, self._logprobs(rows)) for rows in balanced.local))
@@ -306,64 +313,101 @@ class Policy:
         self,
         rows: Sequence[Row],
         samples: Sequence[TrainingSample],
+        weights: EpisodeWeights,
         numbers: NumbersOfSamples | None,
         metrics: UpdateMetrics,
     ) -> None:
         """Adds the gradient of one micro-batch to the weights' gradients; `samples` are those of
-        the mini-batch.
+        the mini-batch, and `weights` those of its components.
         """
         settings = self.settings
-        targets_M, old_M = self._targets(rows), self._old_logprobs(rows)
+        targets_M = self._targets(rows)
         output = self.layout.forward(rows)
         scores = score_tokens(output, targets_M, settings.temperature, settings.entropy_coef != 0)
-        if numbers is None and self._reads_mini_batch:
+        if numbers is None and self._reads_mini_batch and "policy_gradient" in weights:
             numbers = self._numbers(samples, [(rows, scores.logprobs_M.detach())])
-        pg = self._policy_loss(rows, scores.logprobs_M, old_M, numbers)
-        pg_M = pg.loss_M * self._importance_weights(rows)
-        loss_M, kl_M = pg_M, torch.zeros_like(old_M)
-        if settings.entropy_coef:
-            loss_M = loss_M - settings.entropy_coef * scores.entropy_M
-        if settings.kl_loss_coef and self.reference is not None:
-            reference_M = self.reference.logprobs(rows, targets_M)
-            kl_M = kl_penalty(scores.logprobs_M, reference_M, settings.kl_loss_type)
-            loss_M = loss_M + settings.kl_loss_coef * kl_M
-        weights_M = self._row_weights(rows)
-        torch.sum(weights_M * loss_M).backward()
+        values = {"entropy": scores.entropy_M.detach()}
+        ratio_M, losses = scores.logprobs_M.new_zeros(0), []
+        for component, of_episodes in weights.items():
+            at = self._tokens_of(rows, [row.sample.stream(component) != 0 for row in rows])
+            if component == "policy_gradient":
+                pg = self._policy_loss(rows, scores.logprobs_M, at, numbers)
+                loss_M = value_M = pg.loss_M * _at(self._importance_weights(rows), at)
+                values |= {f"clip_fraction_{n}": cut.float() for n, cut in pg.cuts.items()}
+                ratio_M = pg.ratio_M.detach()
+                if settings.entropy_coef:
+                    loss_M = loss_M - settings.entropy_coef * _at(scores.entropy_M, at)
+            else:
+                value_M = _at(self._value(component, rows, scores.logprobs_M, targets_M), at)
+                loss_M = coefficient(component, settings) * value_M
+            values[METRICS[component]] = value_M.detach()
+            weights_M = self._token_weights(rows, component, of_episodes)
+            losses.append(torch.sum(_at(weights_M, at) * loss_M))
+        loss = sum(losses[1:], start=losses[0])
+        loss.backward()
+        sampled = self._tokens_of(rows, [row.sample.sampled_mask for row in rows])
         sampler_M = concat_to_device(
             (row.trained(row.sample.logprobs) for row in rows), self.device
         )
-        values = TokenValues(
-            weights_M,
-            loss_M.detach(),
-            pg_M.detach(),
-            kl_M.detach(),
-            scores.entropy_M.detach(),
-            pg.ratio_M.detach(),
-            scores.logprobs_M.detach() - sampler_M,
-            pg.cuts,
+        gap_M = _at(scores.logprobs_M.detach() - sampler_M, sampled)
+        metrics.add(TokenValues(loss.detach(), values, ratio_M, gap_M))
+
+    def _value(
+        self, component: Component, rows: Sequence[Row], logprobs_M: Tensor, targets_M: Tensor
+    ) -> Tensor:
+        """Returns the value of each trained token in a component other than the policy gradient."""
+        if component == "cross_entropy":
+            return -logprobs_M
+        if component == "kl_reference":
+            assert self.reference is not None
+            reference_M = self.reference.logprobs(rows, targets_M)
+            return kl_penalty(logprobs_M, reference_M, self.settings.kl_loss_type)
+        teacher = (
+            np.zeros(len(row.positions), np.float32)
+            if row.sample.teacher_logprobs is None
+            else row.trained(row.sample.teacher_logprobs)
+            for row in rows
         )
-        metrics.add(values)
+        value_M = kl_penalty(logprobs_M, concat_to_device(teacher, self.device), "k1")
+        return value_M * self._importance_weights(rows)
 
     def _policy_loss(
         self,
         rows: Sequence[Row],
         logprobs_M: Tensor,
-        old_M: Tensor,
+        at: Tensor | None,
         numbers: NumbersOfSamples | None,
     ) -> TokenLoss:
+        """Returns the policy loss of the trained tokens at these indices, or of all."""
         advantages_M = concat_to_device(
             (row.trained(row.sample.advantages) for row in rows), self.device
         )
         of_tokens = {} if numbers is None else numbers.of_rows(rows, logprobs_M)
+        of_tokens = {name: _at(number_M, at) for name, number_M in of_tokens.items()}
         off_policy_M = of_tokens.pop(OFF_POLICY, None)
         found = self.loss.of_tokens(
-            LossInputs(logprobs_M, old_M, advantages_M, of_tokens), self.settings
+            LossInputs(
+                _at(logprobs_M, at),
+                _at(self._old_logprobs(rows), at),
+                _at(advantages_M, at),
+                of_tokens,
+            ),
+            self.settings,
         )
         if off_policy_M is None:
             return found
         is_off_M = off_policy_M != 0
         loss_M = torch.where(is_off_M, 0.0, found.loss_M)
         return replace(found, loss_M=loss_M, cuts={**found.cuts, OFF_POLICY: is_off_M})
+
+    def _tokens_of(self, rows: Sequence[Row], masks: Sequence[NDArray[np.bool_]]) -> Tensor | None:
+        """Returns the indices of the rows' trained tokens for which a mask over their samples'
+        tokens is true; None if these are all."""
+        pairs = zip(rows, masks, strict=True)
+        chosen_M = np.concatenate([row.trained(mask_T) for row, mask_T in pairs])
+        if chosen_M.all():
+            return None
+        return torch.from_numpy(np.flatnonzero(chosen_M)).to(self.device)
 
     def _targets(self, rows: Sequence[Row]) -> Tensor:
         return concat_to_device((row.targets for row in rows), self.device)
@@ -375,8 +419,14 @@ class Policy:
         arrays = (row.trained(row.sample.old_or_sampled) for row in rows)
         return concat_to_device(arrays, self.device)
 
-    def _row_weights(self, rows: Sequence[Row]) -> Tensor:
-        arrays = (np.full(len(row.positions), row.weight, np.float32) for row in rows)
+    def _token_weights(
+        self, rows: Sequence[Row], component: Component, of_episodes: Mapping[str, float]
+    ) -> Tensor:
+        arrays = (
+            row.trained(row.sample.stream(component))
+            * np.float32(of_episodes.get(row.episode_id, 0.0))
+            for row in rows
+        )
         return concat_to_device(arrays, self.device)
 
     def _importance_weights(self, rows: Sequence[Row]) -> Tensor:
@@ -386,3 +436,8 @@ class Policy:
             for row, weights in pairs
         )
         return concat_to_device(arrays, self.device)
+
+
+def _at(values_M: Tensor, at: Tensor | None) -> Tensor:
+    """Returns the values at these indices, or all."""
+    return values_M if at is None else values_M[at]

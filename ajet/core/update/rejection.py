@@ -33,11 +33,11 @@ def tokens_kept(
     """Returns for each sample the tokens [T] that every measure lets pass, and the share of trained
     tokens that each of them rejects, as rejected_share_MEASURE."""
     kept = [np.ones(len(sample), np.bool_) for sample in samples]
-    num_trained = max(1, sum(sample.num_trained for sample in samples))
+    num_sampled = max(1, sum(sample.num_sampled for sample in samples))
     shares: dict[str, float] = {}
     for measure, (low, high) in reject.items():
         passed = [(low <= m_T) & (m_T <= high) for m_T in _measured(samples, measure)]
-        shares[f"rejected_share_{measure}"] = num_rejected(samples, passed) / num_trained
+        shares[f"rejected_share_{measure}"] = num_rejected(samples, passed) / num_sampled
         kept = [kept_T & passed_T for kept_T, passed_T in zip(kept, passed, strict=True)]
     return kept, shares
 
@@ -45,7 +45,7 @@ def tokens_kept(
 def num_rejected(samples: Sequence[TrainingSample], kept: Masks) -> int:
     """Returns the number of trained tokens that are not kept."""
     pairs = zip(samples, kept, strict=True)
-    return sum(int((sample.loss_mask & ~kept_T).sum()) for sample, kept_T in pairs)
+    return sum(int((sample.sampled_mask & ~kept_T).sum()) for sample, kept_T in pairs)
 
 
 def without_rejected(
@@ -68,7 +68,7 @@ def _measured(samples: Sequence[TrainingSample], measure: str) -> list[Floats]:
     combine, _, estimate = how.rpartition("_")
     units = units_of(samples, "sequence" if unit_name == "seq" else unit_name)
     numbers_M = np.concatenate(
-        [unit_T[sample.loss_mask] for sample, unit_T in zip(samples, units, strict=True)]
+        [unit_T[sample.sampled_mask] for sample, unit_T in zip(samples, units, strict=True)]
     )
     values_M = np.concatenate([_estimate(log_ratios(sample), estimate) for sample in samples])
     values_N = _combine(numbers_M, values_M, combine)

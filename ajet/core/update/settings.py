@@ -195,6 +195,7 @@ class UpdateSettings(OptimizerSettings):
     kl_loss_coef: float = 0.0  # 0 means no reference model, unless keep_reference
     keep_reference: bool = False  # for `Policy.reference_scores`
     kl_loss_type: KLType = "low_var_kl"
+    kl_teacher_coef: float = 1.0  # for samples with a teacher's log-probabilities
     entropy_coef: float = 0.0  # an entropy bonus: the loss falls as entropy rises
     loss_agg_mode: LossAggMode = "token-mean"
     loss_scale_factor: float | None = None  # for seq-mean-token-sum-norm; None: the longest episode
@@ -270,7 +271,7 @@ class UpdateSettings(OptimizerSettings):
     def __post_init__(self) -> None:
         OptimizerSettings.__post_init__(self)
         _check_at_least_one(self, "ppo_epochs", "mini_batch_num", "max_tokens_per_micro_batch")
-        _check_not_negative(self, "clip_low", "clip_high", "kl_loss_coef")
+        _check_not_negative(self, "clip_low", "clip_high", "kl_loss_coef", "kl_teacher_coef")
         if self.old_logprobs == "sampler" and self.correction.level != "none":
             raise ConfigError(
                 f"old_logprobs=sampler: a correction of level {self.correction.level} needs the "

@@ -25,7 +25,7 @@ def units_of(samples: Sequence[TrainingSample], level: str) -> Units:
     for sample_index, sample in enumerate(samples):
         keys = _unit_keys(sample, sample_index, level)
         unit_T = np.full(len(sample), -1, np.int64)
-        for position in np.flatnonzero(sample.loss_mask):
+        for position in np.flatnonzero(sample.sampled_mask):
             unit_T[position] = numbers.setdefault(keys[position], len(numbers))
         units.append(unit_T)
     return units
@@ -40,7 +40,7 @@ def log_ratios(sample: TrainingSample) -> NDArray[np.float64]:
     """Returns log(old / sampler) of each trained token of a sample that has `old_logprobs`."""
     assert sample.old_logprobs is not None
     log_ratio_T = sample.old_logprobs.astype(np.float64) - sample.logprobs
-    return log_ratio_T[sample.loss_mask]
+    return log_ratio_T[sample.sampled_mask]
 
 
 def _unit_keys(sample: TrainingSample, sample_index: int, level: str) -> list[object]:

@@ -1,7 +1,9 @@
 """Metrics of one update of the policy: sums over micro-batches, turned into floats at the end.
 
-    loss pg_loss kl entropy      as in the objective: `loss` with the mini-batch's weights, averaged
-                                 over mini-batches; the others are means over trained tokens
+    loss                         the objective, averaged over mini-batches
+    pg_loss kl cross_entropy     means of a component's value over the tokens that carry it, left
+    kl_teacher                   out where none does; without a coefficient `kl` is 0
+    entropy                      mean over trained tokens
     clip_fraction_low/high/…     share of tokens that a bound of the loss acted on; a loss without
                                  bounds has none
     ratio_max                    largest of the ratios that the loss uses
@@ -38,27 +40,15 @@ from ajet.core.update.ranks import Ranks
 
 @dataclass(frozen=True, slots=True)
 class TokenValues:
-    """Holds the trained tokens ``[M]`` of one micro-batch, without gradient."""
+    """Holds what one micro-batch found for its trained tokens, without gradient."""
 
-    weight: Tensor
-    loss: Tensor
-    pg_loss: Tensor
-    kl: Tensor
-    entropy: Tensor
-    ratio: Tensor
-    log_ratio: Tensor  # of the trainer's probability over the sampler's
-    cuts: Mapping[str, Tensor]
+    loss: Tensor  # one number: the micro-batch's part of the objective
+    values: Mapping[str, Tensor]  # by metric: one value for each token that it is about
+    ratio: Tensor  # of the tokens with a policy loss
+    log_ratio: Tensor  # of the sampled tokens: the trainer's probability over the sampler's
 
     def sums(self) -> dict[str, float]:
-        return _sums(
-            {
-                "loss": self.weight * self.loss,
-                "pg_loss": self.pg_loss,
-                "kl": self.kl,
-                "entropy": self.entropy,
-                **{f"clip_fraction_{name}": cut.float() for name, cut in self.cuts.items()},
-            }
-        )
+        return _sums({"loss": self.loss, **self.values})
 
 
 @dataclass(slots=True)
@@ -125,7 +115,7 @@ class UpdateMetrics:
     gap: SamplerGap = field(default_factory=SamplerGap)
     sums: dict[str, float] = field(default_factory=dict)
     ratio_max: float = 0.0
-    num_values: int = 0
+    numbers: dict[str, float] = field(default_factory=dict)  # of the values in each sum
     num_rows: int = 0
     num_computed: int = 0
     num_padded: int = 0
@@ -141,25 +131,31 @@ class UpdateMetrics:
 
     def add(self, values: TokenValues) -> None:
         """Adds one micro-batch of this rank; an idle one has no tokens."""
-        if not len(values.loss):
+        if not len(values.values["entropy"]):
             return
-        sums = values.sums()
-        self.sums = {key: self.sums.get(key, 0.0) + value for key, value in sums.items()}
-        self.ratio_max = max(self.ratio_max, float(values.ratio.max()))
-        self.num_values += len(values.loss)
-        if not self.steps:
+        self.sums = _merge_sums([self.sums, values.sums()])
+        numbers = {name: len(each) for name, each in values.values.items()}
+        self.numbers = _merge_sums([self.numbers, numbers])
+        if len(values.ratio):
+            self.ratio_max = max(self.ratio_max, float(values.ratio.max()))
+        if not self.steps and len(values.log_ratio):
             self.gap.add(values.log_ratio)
 
     def all_reduce(self, ranks: Ranks) -> None:
         """Sums over the ranks; it must be called once, at the end."""
-        parts = ranks.all_gather((self.sums, self.ratio_max, self.num_values, self.gap))
-        sums, ratios, counts, gaps = zip(*parts, strict=True)
-        self.sums, self.ratio_max, self.num_values = _merge_sums(sums), max(ratios), sum(counts)
+        parts = ranks.all_gather((self.sums, self.ratio_max, self.numbers, self.gap))
+        sums, ratios, numbers, gaps = zip(*parts, strict=True)
+        self.sums, self.ratio_max, self.numbers = (
+            _merge_sums(sums),
+            max(ratios),
+            _merge_sums(numbers),
+        )
         self.gap = SamplerGap.of_all(gaps)
 
     def result(self, seconds: float) -> dict[str, float]:
-        per_token = 1.0 / max(self.num_values, 1)
-        means = {key: value * per_token for key, value in self.sums.items() if key != "loss"}
+        means = {n: self.sums[n] * (1.0 / max(k, 1)) for n, k in self.numbers.items()}
+        if "pg_loss" in means:
+            means.setdefault("kl", 0.0)
         num_steps = max(len(self.steps), 1)
         stepped = [s for s in self.steps if s.stepped]
         return {
@@ -182,7 +178,7 @@ class UpdateMetrics:
         }
 
     def _groups_without_signal(self) -> int:
-        live = {s.group_id for s in self.samples if s.advantages[s.loss_mask].any()}
+        live = {s.group_id for s in self.samples if s.has_signal}
         return len({s.group_id for s in self.samples} - live)
 
 

@@ -37,6 +37,7 @@ MAX_NAME_SHOWN = 200
 DEFAULT_AGENT = "single_turn_agent"
 BUILT_IN_AGENTS = {
     DEFAULT_AGENT: "ajet.agents.single_turn->SingleTurnAgent",
+    "given_chat": "ajet.agents.given_chat->GivenChat",
     "tool_agent": "ajet.agents.tool_agent->ToolAgent",
     "react_agent": "ajet.agents.react->ReactAgent",
     "traj_env_agent": "ajet.agents.traj_env_agent->TrajEnvAgent",
@@ -103,6 +104,13 @@ class WorkflowFactory:
 
     def __init__(self, default: type[Workflow]) -> None:
         self.default = default
+
+    @classmethod
+    def of_rows(cls) -> Self:
+        """Returns the factory of episodes whose replies are given by the rows of the data."""
+        found = registered_workflow("given_chat")
+        assert found is not None
+        return cls(found)
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:

@@ -149,6 +149,30 @@ class ModelTuner:
             reply["malformed_tool_calls"] = list(malformed)
         return reply
 
+    async def give(
+        self,
+        messages: list[dict[str, Any]],
+        reply: dict[str, Any],
+        tools: list[dict[str, Any]] | None = None,
+        *,
+        token_ids: Sequence[int] | None = None,
+        is_trained: bool = True,
+    ) -> Completion:
+        """Records a reply that is given instead of sampled: an assistant message in OpenAI's form.
+        Its tokens are trained by their cross-entropy. `token_ids` are the reply's, where they are
+        known; without `is_trained` the reply is context alone."""
+        call = self._recorder.give(
+            messages,
+            reply,
+            tools,
+            token_ids=token_ids,
+            is_trained=is_trained,
+            agent_name=self.agent_name,
+            target_tag=self.target_tag,
+        )
+        turn = await run_on_loop(self._recorder.loop, call)
+        return turn.completion
+
     async def generate(self, prompt_ids: Sequence[int], **sampling: Any) -> Completion:
         """Continues token ids without a chat template. The call is recorded like any other."""
         from ajet.core.trajectory.base_recorder import SamplingOverrides

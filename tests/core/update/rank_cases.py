@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed.checkpoint
-from update_fixtures import forked_groups, sample, tiny_model
+from update_fixtures import forked_groups, sample, tiny_model, with_streams
 
 import ajet.core.update.sharding  # noqa: F401  # takes seconds: once, before the processes fork
 from ajet.core.advantage import EstimatorSettings
@@ -50,6 +50,7 @@ class Case:
     model: dict[str, Any] = field(default_factory=dict)
     is_float64: bool = False
     is_one_row: bool = False
+    has_streams: bool = False
     is_critic: bool = False
 
     def new_model(self) -> torch.nn.Module:
@@ -59,7 +60,7 @@ class Case:
     def samples(self, seed: int) -> list[TrainingSample]:
         if self.is_one_row:
             return [sample([1, 2, 3, 4 + seed], "0011", advantage=1.0)]
-        return groups(seed)
+        return with_streams(groups(seed)) if self.has_streams else groups(seed)
 
 
 def groups(seed: int = 0) -> list[TrainingSample]:
@@ -110,6 +111,17 @@ CASES = {
     "gspo": Case(
         dict(policy_loss="gspo", clip_low=3e-4, clip_high=4e-4, kl_loss_coef=0.1),
         dict(activation_checkpointing=True, cpu_offload=True),
+    ),
+    "streams": Case(
+        dict(
+            kl_loss_coef=0.1,
+            entropy_coef=0.01,
+            kl_teacher_coef=0.5,
+            max_tokens_per_micro_batch=40,
+            correction=CorrectionSettings(level="turn", reject={"seq_mean_k2": (-4.0, 4.0)}),
+            policy_loss="gspo",
+        ),
+        has_streams=True,
     ),
     "lora": Case(dict(lora=LORA, lr=1e-2, kl_loss_coef=0.1)),
     "float64": Case(sharding=dict(param_dtype="float64"), is_float64=True),

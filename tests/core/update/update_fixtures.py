@@ -1,5 +1,7 @@
 """A tiny Qwen2 and hand-made samples, for the tests of the update."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -91,3 +93,26 @@ def forked_groups(seed=0, num_groups=3, group_size=4, vocab=64):
             )
         )
     return samples
+
+
+def with_streams(samples, seed=0):
+    """In turn: plain; first token given; scored by a teacher; all given; given and scored."""
+    rng = np.random.default_rng(seed)
+    names = list(dict.fromkeys(each.episode_id for each in samples))
+    found = []
+    for each in samples:
+        kind = names.index(each.episode_id) % 5
+        mask = each.loss_mask.astype(np.float32)
+        first = mask * (np.cumsum(mask) == 1)
+        given = {1: first, 3: mask, 4: 0.5 * first}.get(kind, 0 * mask)
+        sampled = mask * (given == 0)
+        streams = {
+            "policy_gradient": 0.25 * sampled if kind == 2 else sampled,
+            "kl_reference": sampled,
+            "cross_entropy": given,
+            "kl_teacher": sampled * (kind in (2, 4)),
+        }
+        teacher = (each.logprobs + rng.normal(0, 0.5, len(each))).astype(np.float32)
+        changed = replace(each, streams=streams, teacher_logprobs=teacher)
+        found.append(changed if kind else each)
+    return found

@@ -37,19 +37,17 @@ class Row:
 
     sample: TrainingSample
     sample_index: int
-    weight: float
     input_ids: NDArray[np.int64]
     positions: NDArray[np.int64]
     targets: NDArray[np.int64]
 
     @classmethod
-    def of(cls, sample: TrainingSample, weight: float = 1.0, sample_index: int = 0) -> Row:
+    def of(cls, sample: TrainingSample, sample_index: int = 0) -> Row:
         """Makes the row of a sample with at least one trained token."""
         trained = np.flatnonzero(sample.loss_mask)
         return cls(
             sample=sample,
             sample_index=sample_index,
-            weight=weight,
             input_ids=sample.token_ids[: trained[-1]],
             positions=trained - 1,
             targets=sample.token_ids[trained],

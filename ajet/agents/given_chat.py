@@ -1,0 +1,46 @@
+"""`GivenChat` plays a row of chat messages: its assistant messages are given, not sampled.
+
+    user, assistant, tool, assistant   ->   turn 0: a given reply to [user]
+                                            turn 1: a given reply to [user, assistant, tool]
+
+It is the agent of a supervised run (`ajet.kind`), whatever `ajet.rollout.user_workflow` names. Not
+covered: rows of other forms (core/task/chat_rows.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ajet.core.task.chat_rows import is_trained
+from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.workflow.tuner import ModelTuner
+from ajet.core.workflow.workflow import Workflow
+
+OWN_FIELDS = ("weight", "token_ids")
+"""What a row says of a message and no template reads."""
+
+
+class GivenChat(Workflow):
+    """Gives each reply of a row in its context; a row earns nothing."""
+
+    name = "given_chat"
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        given = workflow_task.task.init_messages
+        tools = workflow_task.task.metadata.get("tools")
+        messages = [_without_own_fields(message) for message in given]
+        for index, message in enumerate(given):
+            token_ids = message.get("token_ids")
+            if is_trained(message) or (message["role"] == "assistant" and token_ids is not None):
+                await model_tuner.give(
+                    messages[:index],
+                    messages[index],
+                    tools,
+                    token_ids=token_ids,
+                    is_trained=is_trained(message),
+                )
+        return WorkflowOutput(reward=0.0, is_success=False)
+
+
+def _without_own_fields(message: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in message.items() if key not in OWN_FIELDS}

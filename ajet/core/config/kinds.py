@@ -1,0 +1,64 @@
+"""Defines `ajet.kind`, what a run learns from, and what follows from it for other keys.
+
+    reinforcement   rewards of sampled episodes
+    supervised      given replies: rows of chat messages; one episode a row, no judge, no baseline
+
+Not covered: the loss (core/update/loss.py), and what a row is (core/task/chat_rows.py).
+"""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from ajet.core.config.section import Section
+
+Kind = Literal["reinforcement", "supervised"]
+TRAINER = "ajet.trainer_common"
+ALGORITHM = f"{TRAINER}.algorithm"
+SUPERVISED_VALUES: dict[str, Any] = {
+    "ajet.rollout.num_repeat": 1,
+    "ajet.rollout.group_size_redundancy": 0,
+    "ajet.rollout.enable_oversample": False,
+    "ajet.rollout.temperature": 1.0,
+    f"{TRAINER}.use_kl_loss": False,
+    f"{ALGORITHM}.adv_estimator": "reinforce",
+    f"{ALGORITHM}.policy_loss": "ppo",
+    f"{ALGORITHM}.entropy_coef": 0.0,
+    f"{ALGORITHM}.off_policy_mask": None,
+    f"{ALGORITHM}.use_kl_in_reward": False,
+    f"{ALGORITHM}.whiten_advantages": None,
+    f"{ALGORITHM}.reward_shaping": None,
+    f"{ALGORITHM}.reward_normalization.grouping": "none",
+    f"{ALGORITHM}.dynamic_sampling.enable": False,
+    f"{ALGORITHM}.rollout_correction.level": None,
+    f"{ALGORITHM}.rollout_correction.reject": {},
+    f"{ALGORITHM}.overlong.buffer_len": 0,
+    f"{ALGORITHM}.overlong.mask_truncated": True,
+}
+"""What a supervised run has, whatever the YAML says: nothing is sampled, so nothing is compared. A
+row that is too long for a limit is left out, never cut."""
+
+
+class SupervisedConfig(Section):
+    """Configures the learning of given replies (`ajet.kind: supervised`)."""
+
+    train_on: Literal["all", "last"] = Field(
+        default="all",
+        description="Which assistant messages of a row are trained: all, or its last; one with "
+        '"weight": 0 never is.',
+    )
+    too_long: Literal["leave_out", "refuse"] = Field(
+        default="leave_out",
+        description="A row beyond the limits of tokens or calls is left out and counted, or ends "
+        "the run.",
+    )
+    validation: Literal["rows", "tasks"] = Field(
+        default="rows",
+        description="What the validation split holds: rows, whose cross-entropy is measured, or "
+        "tasks, which the workflow plays.",
+    )
+
+
+def forced_values(kind: Kind) -> dict[str, Any]:
+    """Returns the keys whose value follows from the kind."""
+    return SUPERVISED_VALUES if kind == "supervised" else {}
