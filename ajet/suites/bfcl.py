@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 PYTHON_HINT = " Note that the provided function is in Python 3 syntax."
 """What the leaderboard adds to the description of each function."""
 FLOAT_HINT = " This is a float type value."
-NO_CALL = ("irrelevance",)
+NO_CALL = ("irrelevance", "live_irrelevance")
 
 
 def read_rows(category: str, folder: Path | None = None) -> list[dict[str, Any]]:
