@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
@@ -96,6 +97,7 @@ def load_model(
         source.name_or_path,
         dtype=_dtype(dtype, target),
         **options,
+        **(_dense_gguf() if "gguf_file" in options else {}),
     )
     if "gguf_file" in options:
         _clear_quantization_config(model)
@@ -142,6 +144,13 @@ def _gguf_source(file: Path) -> ModelSource:
     if find_spec("gguf") is None:
         raise ModelError(f"model '{file}': reading GGUF needs a package: pip install 'ajet[gguf]'")
     return ModelSource(str(file.parent), {"gguf_file": file.name})
+
+
+def _dense_gguf() -> dict[str, Any]:
+    """Returns the option that has a GGUF file's weights expanded: newer versions of transformers
+    leave them packed where they have a kernel for that, and packed weights cannot be trained."""
+    config_class = getattr(transformers, "GgufConfig", None)
+    return {} if config_class is None else {"quantization_config": config_class(dequantize=True)}
 
 
 def _check_folder(folder: Path) -> None:

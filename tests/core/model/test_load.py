@@ -1,5 +1,6 @@
 """Every place that a model comes from, and one line for each way that it fails."""
 
+import logging
 import shutil
 from pathlib import Path
 
@@ -142,6 +143,21 @@ def test_gguf_loads_and_can_be_saved(tmp_path):
     loaded.tokenizer.save_pretrained(tmp_path / "saved")
     again = load_model(str(tmp_path / "saved"), device="cpu")
     torch.testing.assert_close(again.model.lm_head.weight, loaded.model.lm_head.weight)
+
+
+def test_the_weights_of_a_gguf_are_expanded(tmp_path, caplog):
+    path = tmp_path / "tiny.gguf"
+    _write_gguf(pytest.importorskip("gguf"), path)
+    logging.getLogger("transformers").propagate = True
+    try:
+        loaded = load_model(str(path), device="cpu", dtype="bfloat16")
+    finally:
+        logging.getLogger("transformers").propagate = False
+    assert "packed" not in caplog.text  # transformers' word for weights that cannot be trained
+    assert all(p.requires_grad for p in loaded.model.parameters())
+    linear = loaded.model.model.layers[0].self_attn.q_proj
+    assert type(linear) is torch.nn.Linear
+    assert linear.weight.dtype == torch.bfloat16
 
 
 def _write_gguf(gguf, path: Path) -> None:
