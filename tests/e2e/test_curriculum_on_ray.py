@@ -59,3 +59,18 @@ def test_tasks_episodes_and_what_is_known_of_the_tasks_are_the_same(runs, backbo
     names = ("curriculum/with_signal", "curriculum/solved", "curriculum/hopeless")
     assert numbers(runs[backbone], *names).tolist() == numbers(runs["debug"], *names).tolist()
     assert numbers(runs["debug"], "curriculum/with_signal")[-1] > 0
+
+
+def test_with_staleness_results_count_as_they_come_also_after_a_resume(
+    tmp_path, monkeypatch, ray_session
+):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    run = ToyRun(tmp_path / "stale")
+    monkeypatch.chdir(run.folder)
+    for steps in (3, 6):
+        given = [each for each in ADAPTIVE if "total_training_steps" not in each]
+        total = f"ajet.trainer_common.total_training_steps={steps}"
+        train_trinity([*given, total, "trinity.max_staleness=2"])
+    known = numbers(run, "curriculum/with_signal", "curriculum/solved", "curriculum/hopeless")
+    assert known.shape == (6, 3)
+    assert (known.sum(axis=1) > 0).all() and known[-1].sum() >= known[2].sum()
