@@ -728,6 +728,7 @@ GAMES = "tests/core/task/test_environment_reader.py"
 PLAYED = "tests/agents/test_environment_agents.py"
 TURNS, TRACING = f"{R}.multi_turn", f"{READER}.tracing"
 UNLIKE = f"{GENERATION}.deduplication_filter"
+ADAPTIVE, CURRICULUM = "tests/core/task/test_adaptive.py", "ajet.data.curriculum"
 ALL_CUT = "test_replies_without_a_valid_call_end_the_episode_and_one_with_a_valid_call_starts_anew"
 
 ELSEWHERE: dict[str, dict[str, list[str]]] = {
@@ -738,6 +739,18 @@ ELSEWHERE: dict[str, dict[str, list[str]]] = {
         ],
         "tests/core/task/test_own_sampler.py"
         "::test_tasks_are_taken_in_the_functions_order_of_each_epoch": ["ajet.data.sampler"],
+    },
+    "an order of tasks by their results, with a fake policy": {
+        f"{ADAPTIVE}::test_a_task_without_signal_rests_longer_each_time_and_is_asked_again": [
+            f"{CURRICULUM}.rest"
+        ],
+        f"{ADAPTIVE}::test_quotas_hold_over_the_run_whatever_the_results_are": [
+            f"{CURRICULUM}.quotas",
+            f"{CURRICULUM}.tag_field",
+        ],
+        f"{ADAPTIVE}::test_an_evaluation_of_the_training_tasks_is_where_it_starts_from": [
+            f"{CURRICULUM}.results_path"
+        ],
     },
     "an agent's episode, with the agent's own helpers": {
         f"{TOOLS}::test_a_call_is_run_and_only_sampled_tokens_are_trained": [

@@ -43,6 +43,7 @@ from ajet.core.rollout.batch import BatchRollout, BatchSettings, StepGroups
 from ajet.core.rollout.failure import check_failure_rate, has_failed
 from ajet.core.rollout.request import RolloutRunner, group_id_of, step_of_group
 from ajet.core.task.cursor import DataCursor
+from ajet.core.task.result_cursor import ResultCursor
 from ajet.core.task.workflow_task import Mode
 from ajet.core.trajectory.trajectory import Trajectory
 
@@ -73,7 +74,7 @@ class Explorer:
         self,
         batch: BatchRollout,
         runner: RolloutRunner,
-        cursor: DataCursor,
+        cursor: DataCursor | ResultCursor,
         buffer: GroupBuffer,
         versions: VersionState,
         settings: ExplorerSettings,

@@ -7,6 +7,7 @@ Not covered: keys that a backbone does not build (section.py's marks).
 """
 
 from ajet.core.config.algorithm import AlgorithmConfig
+from ajet.core.config.data import DataConfig
 from ajet.core.config.import_path import ARROW
 from ajet.core.config.tree import AjetSection
 
@@ -61,8 +62,7 @@ def unread_algorithm_keys(ajet: AjetSection) -> dict[str, str]:
     unread = _unread_by_choice(algorithm) | _unread_in_sections(algorithm, ajet.backbone)
     if algorithm.adv_estimator != "gae":
         unread["ajet.trainer_common.critic"] = _setting(algorithm, "adv_estimator")
-    if ajet.data.sampler is not None:
-        unread["ajet.data.shuffle"] = "ajet.data.sampler orders the tasks"
+    unread |= _unread_by_sampler(ajet.data)
     if not trainer.use_kl_loss:
         for key in ("kl_loss_coef", "kl_loss_type"):
             unread[f"ajet.trainer_common.{key}"] = "ajet.trainer_common.use_kl_loss is false"
@@ -71,6 +71,19 @@ def unread_algorithm_keys(ajet: AjetSection) -> dict[str, str]:
     if not rollout.enable_oversample:
         key = "ajet.rollout.submit_oversample_multiplier"
         unread[key] = "ajet.rollout.enable_oversample is false"
+    return unread
+
+
+def _unread_by_sampler(data: DataConfig) -> dict[str, str]:
+    is_own = data.sampler not in ("uniform", "adaptive")
+    unread: dict[str, str] = {}
+    if data.sampler != "uniform":
+        unread["ajet.data.shuffle"] = "ajet.data.sampler orders the tasks"
+    if data.sampler == "uniform":
+        unread["ajet.data.curriculum"] = "ajet.data.sampler is uniform"
+    if is_own:
+        for key in ("rest", "quotas", "tag_field"):
+            unread[f"ajet.data.curriculum.{key}"] = "ajet.data.sampler is a function of your own"
     return unread
 
 

@@ -33,6 +33,8 @@ from ajet.core.errors import DataError
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.rollout.request import RolloutRequest, RolloutRunner
 from ajet.core.task.cursor import DataCursor
+from ajet.core.task.result_cursor import ResultCursor
+from ajet.core.task.results import GroupResult
 from ajet.core.task.task import Task
 from ajet.core.trajectory.limits import limit_of
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
@@ -107,14 +109,14 @@ class StepGroups:
 
 
 class BatchRollout:
-    """Rolls out the groups of one step after another. It takes tasks from the cursor's position; a
-    checkpoint stores the cursor."""
+    """Rolls out the groups of one step after another. It takes tasks from the cursor, and tells it
+    how their groups ended; a checkpoint stores the cursor."""
 
     def __init__(
         self,
         runner: RolloutRunner,
         tasks: Sequence[Task],
-        cursor: DataCursor,
+        cursor: DataCursor | ResultCursor,
         settings: BatchSettings,
         *,
         on_round: OnRound = lambda phase, num: None,
@@ -133,10 +135,12 @@ class BatchRollout:
         groups: list[Group] = []
         for _ in range(max(settings.max_rounds, 1)):
             num_tasks = self._num_missing(groups)
-            tasks = [self._tasks[index] for index in self._cursor.next_batch(num_tasks)]
+            indices = self._cursor.next_batch(num_tasks)
+            tasks = [self._tasks[index] for index in indices]
             self._on_round("rollout", num_tasks * settings.group_size)
             request = self._request(step, tasks, range(len(groups), len(groups) + num_tasks))
             new_groups = await self._runner.rollout(request, self._on_episode)
+            self._cursor.observe(map(group_result, indices, new_groups))
             groups += self._apply_selections(new_groups)
             if not self._num_missing(groups):
                 break
@@ -148,7 +152,9 @@ class BatchRollout:
         they end use it; they decide themselves which groups to keep and how many rounds to make."""
         started_s = time.monotonic()
         request = self._request(step, [self._tasks[task]], [number])
-        groups = self._apply_selections(await self._runner.rollout(request, self._on_episode))
+        ended = await self._runner.rollout(request, self._on_episode)
+        self._cursor.observe(group_result(task, group) for group in ended)
+        groups = self._apply_selections(ended)
         return await self._with_baselines(step, groups, started_s)
 
     def _num_missing(self, groups: Sequence[Group]) -> int:
@@ -202,6 +208,12 @@ class BatchRollout:
             }
             groups = [replace(group, baseline=rewards.get(group.group_id)) for group in groups]
         return StepGroups(groups, baselines, time.monotonic() - started_s)
+
+
+def group_result(task: int, group: Group) -> GroupResult:
+    """Returns how a group of the task at this index ended, before anything is left out of it."""
+    wins = sum(bool(t.is_success) for t in group.valid)
+    return GroupResult(task, len(group.valid), wins, group.has_signal)
 
 
 def without_signal(group: Group) -> Group:

@@ -39,6 +39,7 @@ INPUTS = (
     "path",
     "file_path",
     "dataset_path",
+    "results_path",
     "document_path",
     "chat_template",
     "tool_config_path",

@@ -13,9 +13,13 @@ from dataclasses import dataclass
 from ajet.core.config import AjetConfig
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.run.validation_sample import validation_sample
+from ajet.core.task.adaptive import AdaptiveSampler, AdaptiveSettings
 from ajet.core.task.cursor import DataCursor
-from ajet.core.task.own_sampler import OwnSampler
+from ajet.core.task.jsonl import resolve
+from ajet.core.task.own_sampler import OwnSampler, load_own_sampler
 from ajet.core.task.reader import make_reader
+from ajet.core.task.result_cursor import ResultCursor
+from ajet.core.task.results import read_results
 from ajet.core.task.task import Task
 
 
@@ -26,7 +30,7 @@ class RunTasks:
 
     training: list[Task]
     held_out: list[Task]
-    cursor: DataCursor
+    cursor: DataCursor | ResultCursor
     total_steps: int
     num_held_out_available: int
 
@@ -40,12 +44,24 @@ class RunTasks:
     def of(cls, config: AjetConfig, training: list[Task], available: list[Task]) -> RunTasks:
         """Returns the tasks of a run whose reader has these to train on and to be measured on."""
         held_out = validation_sample(available, config)
-        cursor = DataCursor(
-            len(training),
-            config.ajet.data.train_batch_size,
-            seed=config.ajet.seed,
-            shuffle=config.ajet.data.shuffle,
-            own_order=OwnSampler.of(config, training),
-        )
+        cursor = make_cursor(config, training)
         total_steps = BatchPlan(config, len(training), len(held_out)).total_steps
         return cls(training, held_out, cursor, total_steps, len(available))
+
+
+def make_cursor(config: AjetConfig, tasks: list[Task]) -> DataCursor | ResultCursor:
+    """Makes the cursor that `ajet.data.sampler` names: a fixed order, or one that sees results."""
+    data, seed = config.ajet.data, config.ajet.seed
+    if data.sampler == "uniform":
+        return DataCursor(len(tasks), data.train_batch_size, seed=seed, shuffle=data.shuffle)
+    if data.sampler == "adaptive":
+        sampler = AdaptiveSampler(tasks, AdaptiveSettings.from_config(config))
+    else:
+        sampler = load_own_sampler(config, tasks)
+    if isinstance(sampler, OwnSampler):
+        return DataCursor(
+            len(tasks), data.train_batch_size, seed=seed, shuffle=data.shuffle, own_order=sampler
+        )
+    path = data.curriculum.results_path
+    start = () if path is None else read_results(resolve(path, config.base_dirs), tasks)
+    return ResultCursor(len(tasks), data.train_batch_size, seed=seed, sampler=sampler, start=start)

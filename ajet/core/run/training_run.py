@@ -143,7 +143,7 @@ class TrainingRun:
     ) -> None:
         """Records a finished step and advances the run's state past it. Raises `RunFailed` where
         `sampler_gap` stops the run: the step is whole, so a checkpoint of it may be written."""
-        metrics = metrics | {"run/attempt": float(self._attempt)}
+        metrics = metrics | self.tasks.cursor.metrics() | {"run/attempt": float(self._attempt)}
         self.state.timelines += self.recorder.step(step, rollout, update, metrics)
         self.state.step = step
         self.state.num_episodes += sum(len(group.trajectories) for group in rollout.all)

@@ -6,14 +6,17 @@ A batch at the end of an epoch is filled from the next one, so every batch is wh
 taken once an epoch, and a batch larger than the data set takes tasks of several epochs (a task may
 then be in a batch twice, as two groups). The order is a function of the seed and the epoch alone,
 also where it is the user's own (own_sampler.py).
+
+Not covered: an order that depends on results (result_cursor.py).
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ajet.core.errors import CheckpointError, DataError
 from ajet.core.seeding import derive
+from ajet.core.task.results import GroupResult
 
 
 class DataCursor:
@@ -58,6 +61,13 @@ class DataCursor:
             batch += chunk
             self._taken += len(chunk)
         return batch
+
+    def observe(self, results: Iterable[GroupResult]) -> None:
+        """Does nothing: the order is fixed."""
+
+    def metrics(self) -> dict[str, float]:
+        """Returns no metric: nothing is known of the tasks."""
+        return {}
 
     def _order(self, epoch: int) -> list[int]:
         if self._own_order is not None:

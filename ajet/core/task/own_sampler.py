@@ -1,18 +1,27 @@
 """The user's own order of tasks, named in the YAML as file.py->function.
 
-    sampler: curriculum.py->easy_first
+    sampler: curriculum.py->easy_first                 an order for each epoch
 
     def easy_first(tasks, epoch, seed):
         return sorted(range(len(tasks)), key=lambda i: tasks[i].metadata["level"])
 
-It gets all training tasks, the number of the epoch from 0 on, and the run's seed, and returns as
-many indices as there are tasks; a task may be there twice, and another not at all. It is a function
-of these alone, so that a run that resumes takes the same tasks. Not covered: an order that depends
-on the results of the run (`dynamic_sampling` leaves out tasks without a signal).
+    sampler: curriculum.py->least_known                the next tasks, by the results so far
+
+    def least_known(tasks, results, size, seed):
+        return sorted(range(len(tasks)), key=lambda i: results[i].episodes)[:size]
+
+The first gets all training tasks, the number of the epoch from 0 on, and the run's seed, and
+returns as many indices as there are tasks; a task may be there twice, and another not at all. The
+second has an argument `results`: a `TaskResults` for each task (results.py). It is called for each
+batch with a seed of its own, and returns `size` indices. Either is a function of its arguments
+alone, so that a run that resumes takes the same tasks.
+
+Not covered: state of the function's own.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,9 +30,18 @@ from typing import Any
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
 from ajet.core.importing import load_function, run_user_code
+from ajet.core.seeding import derive
+from ajet.core.task.results import ResultLog
 from ajet.core.task.task import Task
 
 WHERE = "ajet.data.sampler"
+
+
+def load_own_sampler(config: AjetConfig, tasks: Sequence[Task]) -> OwnSampler | OwnChoice:
+    """Loads the function that the config names."""
+    function = load_function(config.ajet.data.sampler, base_dirs=config.base_dirs, where=WHERE)
+    takes_results = "results" in inspect.signature(function).parameters
+    return (OwnChoice if takes_results else OwnSampler)(function, tasks, config.ajet.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,29 +52,38 @@ class OwnSampler:
     tasks: Sequence[Task]
     seed: int
 
-    @classmethod
-    def of(cls, config: AjetConfig, tasks: Sequence[Task]) -> OwnSampler | None:
-        """Loads the function that the config names, if any."""
-        spec = config.ajet.data.sampler
-        if spec is None:
-            return None
-        function = load_function(spec, base_dirs=config.base_dirs, where=WHERE)
-        return cls(function, tasks, config.ajet.seed)
-
     def __call__(self, epoch: int) -> list[int]:
         """Returns the indices of the tasks of an epoch, in their order."""
-        size = len(self.tasks)
         result = run_user_code(partial(self.function, self.tasks, epoch, self.seed), WHERE)
-        try:
-            order = [int(index) for index in result]
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"{WHERE}: give a list of {size} indices of tasks ({error})"
-            ) from error
-        if len(order) != size or not all(0 <= index < size for index in order):
-            raise ConfigError(
-                f"{WHERE}: epoch {epoch}: it returned {len(order)} indices from "
-                f"{min(order, default=None)} to {max(order, default=None)}: give {size} from 0 to "
-                f"{size - 1}"
-            )
-        return order
+        return _checked(result, len(self.tasks), len(self.tasks), f"epoch {epoch}")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnChoice:
+    """Calls the user's function for a batch and checks what it returns."""
+
+    function: Callable[..., Any]
+    tasks: Sequence[Task]
+    seed: int
+
+    def choose(self, log: ResultLog, size: int) -> list[int]:
+        """Returns the indices of the next `size` tasks."""
+        seed = derive(self.seed, "sampler", log.num_taken)
+        results = tuple(log.of_task)
+        result = run_user_code(partial(self.function, self.tasks, results, size, seed), WHERE)
+        return _checked(result, size, len(self.tasks), f"after {log.num_taken} tasks")
+
+
+def _checked(result: Any, size: int, num_tasks: int, when: str) -> list[int]:
+    """Returns the indices as a list, if they are `size` of the tasks."""
+    try:
+        order = [int(index) for index in result]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{WHERE}: give a list of {size} indices of tasks ({error})") from error
+    if len(order) != size or not all(0 <= index < num_tasks for index in order):
+        raise ConfigError(
+            f"{WHERE}: {when}: it returned {len(order)} indices from "
+            f"{min(order, default=None)} to {max(order, default=None)}: give {size} from 0 to "
+            f"{num_tasks - 1}"
+        )
+    return order

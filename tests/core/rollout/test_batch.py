@@ -9,6 +9,7 @@ from ajet.core.errors import RunFailed
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.rollout.batch import BatchRollout, BatchSettings, top_by_variance
 from ajet.core.task.cursor import DataCursor
+from ajet.core.task.result_cursor import ResultCursor
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 
 TOKENIZER = chat_tokenizer("qwen2_5")
@@ -74,6 +75,31 @@ async def test_after_the_last_round_the_batch_stays_smaller():
     assert len(found.groups) == 8
     assert not any(group.valid for group in found.groups)
     assert cursor.state_dict()["taken"] == 8
+
+
+class InOrder:
+    """Chooses tasks that were taken least, and keeps what it was shown."""
+
+    def __init__(self):
+        self.shown = []
+
+    def choose(self, log, size):
+        self.shown.append(list(log.of_task))
+        return sorted(range(len(log.of_task)), key=lambda task: log.of_task[task].taken)[:size]
+
+
+async def test_the_cursor_is_told_how_each_round_ended_before_it_chooses_the_next():
+    rollout, _ = batch(max_rounds=2)
+    rollout._cursor = ResultCursor(16, 4, seed=0, sampler=(sampler := InOrder()))
+    await rollout.rollout_step(1)
+    await rollout.rollout_step(2)
+    # t0 to t3, of which t1 and t3 had no signal; then t4, t5 in their place; then the next step
+    _, second, third = sampler.shown[:3]
+    told = [(each.groups, each.blank, each.episodes, each.wins) for each in second[:5]]
+    # members earn 0 and 1, and 1 each; a success is a reward of at least 1/2
+    assert told == [(1, 0, 2, 1), (1, 1, 2, 2), (1, 0, 2, 1), (1, 1, 2, 2), (0, 0, 0, 0)]
+    assert [each.groups for each in third[:7]] == [1] * 6 + [0]
+    assert not any(each.is_waiting for each in third)
 
 
 async def test_oversampling_keeps_the_groups_whose_rewards_vary_most():

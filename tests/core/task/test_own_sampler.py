@@ -5,6 +5,7 @@ import pytest
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
 from ajet.core.run.run_tasks import RunTasks
+from ajet.core.task.results import GroupResult
 from ajet.core.task.task import Task
 
 OWN = """
@@ -26,6 +27,16 @@ def nothing(tasks, epoch, seed):
 
 def raises(tasks, epoch, seed):
     return tasks[0].level
+
+def least_played(tasks, results, size, seed):
+    return sorted(range(len(tasks)), key=lambda i: (results[i].episodes, i))[:size]
+
+def drawn(tasks, results, size, seed):
+    import random
+    return random.Random(seed).sample(range(len(tasks)), size)
+
+def one_too_many(tasks, results, size, seed):
+    return [0] * (size + 1)
 """
 TASKS = [Task(str(level), "q", metadata={"level": level}) for level in (3, 1, 2)]
 
@@ -69,6 +80,7 @@ def test_a_resumed_cursor_goes_on_in_that_order(cursor_of):
         ("short", "epoch 0: it returned 1 indices from 0 to 0: give 3 from 0 to 2"),
         ("beyond", "epoch 0: it returned 3 indices from 1 to 3: give 3 from 0 to 2"),
         ("nothing", "give a list of 3 indices of tasks"),
+        ("one_too_many", "after 0 tasks: it returned 3 indices from 0 to 0: give 2 from 0 to 2"),
         ("raises", "own.py:19: AttributeError: "),
     ],
 )
@@ -77,3 +89,19 @@ def test_a_mistake_is_one_line_that_names_the_key(cursor_of, name, message):
         cursor_of(name).next_batch()
     text = str(error.value)
     assert text.startswith("ajet.data.sampler: ") and message in text and "\n" not in text
+
+
+def test_a_function_with_results_chooses_each_batch_by_how_groups_ended(cursor_of):
+    cursor = cursor_of("least_played")
+    assert cursor.next_batch() == [0, 1]
+    cursor.observe([GroupResult(0, 8, 3, True), GroupResult(1, 4, 0, False)])
+    assert cursor.next_batch() == [2, 1]
+    assert cursor.next_batch(3) == [2, 1, 0]
+
+
+def test_its_seed_is_another_one_at_each_batch_and_the_same_after_a_resume(cursor_of):
+    cursor, resumed = cursor_of("drawn"), cursor_of("drawn")
+    first = [cursor.next_batch() for _ in range(4)]
+    assert len({tuple(batch) for batch in first}) > 1
+    resumed.load_state_dict(cursor.state_dict())
+    assert [resumed.next_batch() for _ in range(4)] == [cursor.next_batch() for _ in range(4)]

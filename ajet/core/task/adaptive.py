@@ -1,0 +1,162 @@
+"""`ajet.data.sampler: adaptive` takes the tasks whose groups are likely to have signal.
+
+    never taken, or with signal the last time     drawn; the chance is in proportion to the chance
+                                                  that a group has both successes and failures
+    solved or hopeless the last time              rests for `rest` batches; again without signal,
+                                                  for 2, 4, 8 and then always 16 times as many
+    one place in four                             is for a task whose rest is over, the one that
+                                                  is due for longest; if there is none it is drawn
+
+So a task without signal is asked again, and one that the policy has learnt to solve sometimes comes
+back. Where too few tasks are left to draw from, those come whose rest is or will be over first.
+With quotas each tag (a field of the row) has its share of places, over the whole run.
+
+The choice is a function of the seed and the results so far. Not covered: keeping the results
+(results.py), and when they come (result_cursor.py).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ajet.core.config import AjetConfig
+from ajet.core.errors import ConfigError
+from ajet.core.seeding import derive
+from ajet.core.task.results import ResultLog, TaskResults
+from ajet.core.task.task import Task
+
+ASK_AGAIN_EVERY = 4
+LONGEST_REST = 16
+"""The longest rest of a task, in rests of the first time."""
+QUOTAS = "ajet.data.curriculum.quotas"
+
+
+@dataclass(frozen=True)
+class AdaptiveSettings:
+    """Holds the settings of the adaptive order. `group_size` is at least 2: episodes of groups of
+    one are compared with others. `quotas` maps a tag to its share of places; with quotas, tasks of
+    other tags are not taken."""
+
+    batch_size: int
+    group_size: int
+    seed: int
+    rest: int = 8
+    tag_field: str = "tag"
+    quotas: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def from_config(cls, config: AjetConfig) -> AdaptiveSettings:
+        """Returns the settings that the config describes."""
+        data = config.ajet.data
+        return cls(
+            batch_size=data.train_batch_size,
+            group_size=max(config.ajet.rollout.num_repeat, 2),
+            seed=config.ajet.seed,
+            rest=data.curriculum.rest,
+            tag_field=data.curriculum.tag_field,
+            quotas=data.curriculum.quotas,
+        )
+
+
+class AdaptiveSampler:
+    """Chooses the next tasks by their results."""
+
+    def __init__(self, tasks: Sequence[Task], settings: AdaptiveSettings) -> None:
+        self._settings = settings
+        self._tags = [self._tag_of(task) for task in tasks]
+        for tag in settings.quotas:
+            if tag not in self._tags:
+                known = ", ".join(sorted(set(map(str, self._tags))))
+                raise ConfigError(
+                    f"{QUOTAS}: no training task has the {settings.tag_field} {tag!r}; there are "
+                    f"{known}"
+                )
+
+    def _tag_of(self, task: Task) -> str | None:
+        """Returns the task's tag; None where there are no quotas."""
+        return str(task.metadata.get(self._settings.tag_field)) if self._settings.quotas else None
+
+    def choose(self, log: ResultLog, size: int) -> list[int]:
+        """Returns the indices of the next `size` tasks. A task is in them twice only where there
+        are fewer tasks than places."""
+        chosen: list[int] = []
+        counts = Counter[str | None]()
+        for tag, results in zip(self._tags, log.of_task, strict=True):
+            counts[tag] += results.taken
+        queues = self._queues(log)
+        while len(chosen) < size:
+            if not any(map(len, queues.values())):
+                queues = self._queues(log)  # a batch larger than the tasks that may be taken
+            tag = self._next_tag(counts, queues)
+            asks_again = (log.num_taken + len(chosen)) % ASK_AGAIN_EVERY == ASK_AGAIN_EVERY - 1
+            chosen.append(queues[tag].take(asks_again))
+            counts[tag] += 1
+        return chosen
+
+    def _next_tag(
+        self, counts: Counter[str | None], queues: Mapping[str | None, _Queue]
+    ) -> str | None:
+        """Returns the tag that is furthest behind its share, of those with a task left."""
+        quotas = self._settings.quotas
+        if not quotas:
+            return None
+        total = sum(counts[tag] for tag in quotas) + 1
+        left = [tag for tag in quotas if len(queues[tag])]
+        return max(left, key=lambda tag: quotas[tag] * total - counts[tag])
+
+    def _queues(self, log: ResultLog) -> dict[str | None, _Queue]:
+        """Returns the tasks of each tag in the order in which they are taken."""
+        settings = self._settings
+        batch = log.num_taken // settings.batch_size
+        draw = random.Random(derive(settings.seed, "adaptive", log.num_taken))
+        drawn: defaultdict[str | None, list[tuple[float, int]]] = defaultdict(list)
+        rested: defaultdict[str | None, list[tuple[int, int]]] = defaultdict(list)
+        later: defaultdict[str | None, list[tuple[int, int]]] = defaultdict(list)
+        for index, (tag, known) in enumerate(zip(self._tags, log.of_task, strict=True)):
+            # An exponential draw of this rate: in their order, tasks are drawn without replacement
+            # in proportion to their rates (Efraimidis and Spirakis 2006).
+            key = -math.log(1 - draw.random()) / known.signal_chance(settings.group_size)
+            due = self._due(known)
+            if known.is_waiting and batch < due:
+                later[tag].append((due, index))
+            elif not known.blank or not known.groups:
+                drawn[tag].append((key, index))
+            else:
+                (rested if due <= batch else later)[tag].append((due, index))
+        tags = settings.quotas or [None]
+        return {
+            tag: _Queue(*(_in_order(each[tag]) for each in (drawn, rested, later))) for tag in tags
+        }
+
+    def _due(self, known: TaskResults) -> int:
+        """Returns the batch from which a task may be taken again. A task whose group does not end
+        is given up after a rest."""
+        times = min(2 ** max(known.blank - 1, 0), LONGEST_REST)
+        return known.last_batch + self._settings.rest * times
+
+
+def _in_order(keyed: Sequence[tuple[float, int]]) -> list[int]:
+    """Returns the indices with the smallest key last, where a list is taken from."""
+    return [index for _, index in sorted(keyed, reverse=True)]
+
+
+@dataclass
+class _Queue:
+    """The tasks of a tag: those that are drawn, those whose rest is over, and the others, each with
+    the next one last."""
+
+    drawn: list[int]
+    rested: list[int]
+    later: list[int]
+
+    def __len__(self) -> int:
+        return len(self.drawn) + len(self.rested) + len(self.later)
+
+    def take(self, asks_again: bool) -> int:
+        """Takes the next task, one that has rested first if `asks_again`."""
+        first = (self.rested, self.drawn) if asks_again else (self.drawn, self.rested)
+        return next(each for each in (*first, self.later) if each).pop()

@@ -1,0 +1,81 @@
+"""Decides which tasks a step takes by the results so far, with a state to save.
+
+    batch 0 [3 1] -> groups end -> their results -> batch 1 [3 0] -> …
+
+The loop says how the groups of a step ended before it asks for the next tasks, so the choice
+depends on no timing; where groups of several steps run at once (trinity with staleness above 0), it
+depends on which of them have ended.
+
+Not covered: the choice itself (adaptive.py, own_sampler.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from ajet.core.errors import CheckpointError, DataError
+from ajet.core.task.results import GroupResult, ResultLog
+
+
+class Sampler(Protocol):
+    """Chooses tasks by their results."""
+
+    def choose(self, log: ResultLog, size: int) -> list[int]:
+        """Returns the indices of the next `size` tasks."""
+        ...
+
+
+class ResultCursor:
+    """Yields batches of task indices that a sampler chooses."""
+
+    def __init__(
+        self,
+        num_tasks: int,
+        batch_size: int,
+        *,
+        seed: int,
+        sampler: Sampler,
+        start: Iterable[GroupResult] = (),
+    ) -> None:
+        """`start` are results from before the run."""
+        if num_tasks < 1:
+            raise DataError("there is no training task")
+        self.num_tasks, self.batch_size, self.seed = num_tasks, batch_size, seed
+        self._sampler = sampler
+        self._log = ResultLog(num_tasks)
+        self._log.observe(start)
+
+    def next_batch(self, size: int | None = None) -> list[int]:
+        """Returns the next `size` task indices; None takes `batch_size`."""
+        batch = self._sampler.choose(self._log, self.batch_size if size is None else size)
+        self._log.take(batch, self.batch_size)
+        return batch
+
+    def observe(self, results: Iterable[GroupResult]) -> None:
+        """Takes the results of groups that have ended."""
+        self._log.observe(results)
+
+    def metrics(self) -> dict[str, float]:
+        """Returns how many tasks are solved, hopeless, with signal and unknown."""
+        return self._log.counts()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a checkpoint stores, as JSON values."""
+        return {"num_tasks": self.num_tasks, "seed": self.seed, "results": self._log.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues where `state` was saved. Raises CheckpointError unless the data set and the
+        seed are the same."""
+        for name in ("num_tasks", "seed"):
+            if state.get(name) != getattr(self, name):
+                raise CheckpointError(
+                    f"the checkpoint's data had {name}={state.get(name)}, this run has "
+                    f"{getattr(self, name)}: use the same data and seed, or pass --no-resume"
+                )
+        if "results" not in state:
+            raise CheckpointError(
+                "the checkpoint has no results of tasks, which ajet.data.sampler needs: use the "
+                "sampler that it was written with, or pass --no-resume"
+            )
+        self._log.load_state_dict(state["results"])

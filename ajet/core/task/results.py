@@ -1,0 +1,171 @@
+"""What a run knows of its training tasks: how often each was taken, and how its groups ended.
+
+    task 3   taken in batch 0: 8 episodes, 3 successes     share 0.39, with signal
+             taken in batch 5: 8 episodes, 8 successes     share 0.81, no signal once in a row
+
+Episodes of a group count half as much as those of the task's next group, since the policy has
+changed. The results of groups that are left out of the update count too. An evaluation of the
+training tasks (`ajet eval --split training --out FILE`) may be the first group of each.
+
+Not covered: which task is next (adaptive.py, own_sampler.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ajet.core.errors import CheckpointError, DataError
+from ajet.core.task.task import Task
+
+DECAY = 0.5
+WHERE = "ajet.data.curriculum.results_path"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """How a group of the task at index `task` ended: its judged episodes, those that succeeded, and
+    whether two of them earned different rewards."""
+
+    task: int
+    num_episodes: int
+    num_wins: int
+    has_signal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResults:
+    """What is known of one task. Batches are counted from 0; `last_batch` is -1 before the first.
+
+    `is_waiting`: it was taken, and its group has not ended. `groups` ended with a judged episode,
+    the last `blank` of them in a row without signal. `episodes` and `wins` are decayed counts.
+    """
+
+    taken: int = 0
+    last_batch: int = -1
+    is_waiting: bool = False
+    groups: int = 0
+    blank: int = 0
+    episodes: float = 0.0
+    wins: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """Returns the expected share of successes: 1/2 for a task without a result."""
+        return (self.wins + 0.5) / (self.episodes + 1)
+
+    def signal_chance(self, group_size: int) -> float:
+        """Returns the chance that a group has both successes and failures."""
+        return 1 - self.share**group_size - (1 - self.share) ** group_size
+
+    def after(self, result: GroupResult) -> TaskResults:
+        """Returns the task's results with those of another group. A group without a judged episode
+        says nothing."""
+        if not result.num_episodes:
+            return replace(self, is_waiting=False)
+        return replace(
+            self,
+            is_waiting=False,
+            groups=self.groups + 1,
+            blank=0 if result.has_signal else self.blank + 1,
+            episodes=self.episodes * DECAY + result.num_episodes,
+            wins=self.wins * DECAY + result.num_wins,
+        )
+
+
+class ResultLog:
+    """Holds the results of all training tasks, and the number of tasks taken so far."""
+
+    def __init__(self, num_tasks: int) -> None:
+        self.of_task = [TaskResults()] * num_tasks
+        self.num_taken = 0
+
+    def take(self, tasks: Sequence[int], batch_size: int) -> None:
+        """Notes that these tasks are taken next."""
+        for task in tasks:
+            known, batch = self.of_task[task], self.num_taken // batch_size
+            self.of_task[task] = replace(
+                known, taken=known.taken + 1, last_batch=batch, is_waiting=True
+            )
+            self.num_taken += 1
+
+    def observe(self, results: Iterable[GroupResult]) -> None:
+        """Adds the results of groups that have ended."""
+        for result in results:
+            self.of_task[result.task] = self.of_task[result.task].after(result)
+
+    def counts(self) -> dict[str, float]:
+        """Returns how many tasks are of each kind, as metrics; none before a task was taken."""
+        known = [each for each in self.of_task if each.groups]
+        if not self.num_taken:
+            return {}
+        solved = sum(each.blank > 0 and each.share >= 0.5 for each in known)
+        hopeless = sum(each.blank > 0 and each.share < 0.5 for each in known)
+        counts = {
+            "unknown": len(self.of_task) - len(known),
+            "with_signal": len(known) - solved - hopeless,
+            "solved": solved,
+            "hopeless": hopeless,
+        }
+        return {f"curriculum/{name}": float(number) for name, number in counts.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a checkpoint stores: only tasks of which something is known."""
+        unknown = TaskResults()
+        tasks = {
+            str(index): list(astuple(each))
+            for index, each in enumerate(self.of_task)
+            if each != unknown
+        }
+        return {"taken": self.num_taken, "tasks": tasks}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what a checkpoint stored."""
+        try:
+            taken = {int(index): TaskResults(*values) for index, values in state["tasks"].items()}
+            self.num_taken = int(state["taken"])
+            found = [taken.pop(index, TaskResults()) for index in range(len(self.of_task))]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(
+                "the checkpoint's results of tasks cannot be read: pass --no-resume"
+            ) from error
+        if taken:
+            raise CheckpointError("the checkpoint's results are of other tasks: pass --no-resume")
+        self.of_task = found
+
+
+def read_results(file: Path, tasks: Sequence[Task]) -> list[GroupResult]:
+    """Returns the groups of an evaluation of the training tasks, as `ajet eval --out` writes it."""
+    try:
+        played = json.loads(file.read_text(encoding="utf-8"))["tasks"]
+        found = [
+            _group_result(index, played[task.task_id])
+            for index, task in enumerate(tasks)
+            if task.task_id in played
+        ]
+    except OSError as error:
+        raise DataError(f"{WHERE}: {file}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{WHERE}: {file}: not a result of `ajet eval --split training --out FILE`"
+        ) from error
+    if not found:
+        raise DataError(
+            f"{WHERE}: {file} has no training task of this run: measure them with "
+            "ajet eval --split training"
+        )
+    return found
+
+
+def _group_result(index: int, episodes: Mapping[str, Any]) -> GroupResult:
+    judged = [
+        (bool(success), float(reward))
+        for success, reward in zip(episodes["success"], episodes["reward"], strict=True)
+        if reward is not None and math.isfinite(reward)
+    ]
+    wins = sum(success for success, _ in judged)
+    return GroupResult(index, len(judged), wins, len({reward for _, reward in judged}) > 1)
