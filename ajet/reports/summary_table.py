@@ -52,8 +52,13 @@ def summary_table(summary: RunSummary, folder: Path) -> Table:
     table.add_column()
     num, available = summary.num_held_out, summary.num_held_out_available
     name = f"success on {num} {f'of {available:,} ' if available > num else ''}held-out tasks"
-    table.add_row(f"{name}, before", _success(summary.success_before, summary.num_held_out))
-    table.add_row(f"{name}, after", _success(summary.success_after, summary.num_held_out))
+    if entropies := summary.extra.get("cross_entropy"):
+        for moment, nats in entropies.items():
+            row = f"cross-entropy of {num} held-out rows, {moment}"
+            table.add_row(row, f"[bold]{nats:.4f}[/]  [dim]nats a token[/]")
+    else:
+        table.add_row(f"{name}, before", _success(summary.success_before, summary.num_held_out))
+        table.add_row(f"{name}, after", _success(summary.success_after, summary.num_held_out))
     table.add_section()
     table.add_row("steps / episodes", f"{summary.steps:,} / {summary.episodes:,}")
     table.add_row("time", _duration(summary.wall_seconds))
