@@ -19,7 +19,7 @@ from ajet import assembly
 from ajet.agents.frame_recorder import with_render_dir
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
-from ajet.core.errors import DataError
+from ajet.core.errors import ConfigError, DataError
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.in_process import InProcessEngine
@@ -93,8 +93,14 @@ class EvaluationPlan:
         frames_dir = config.ajet.environment.render_save_dir
         if frames_dir is not None:  # a folder beside those of the run's own validations
             config = with_render_dir(config, Path(frames_dir) / "eval")
-        reader = make_reader(config)
         is_held_out = split == "validation"
+        if config.learns_from_rows(is_training=not is_held_out):
+            raise ConfigError(
+                f"the {split} split holds rows with given replies, which no workflow plays: "
+                "evaluate tasks, with ajet.kind=reinforcement, or ajet.supervised.validation=tasks "
+                "for the validation split"
+            )
+        reader = make_reader(config)
         tasks = reader.get_validation_tasks() if is_held_out else reader.get_training_tasks()
         if not tasks:
             raise _no_validation_task(config)

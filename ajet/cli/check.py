@@ -1,8 +1,14 @@
 """Implements `ajet check`: checks a config and prints what the run comes to. Loads no model."""
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import typer
 
 from ajet.cli.options import Backbone, Conf, ExpDir, Overrides, ProjectDir, Verbose
+
+if TYPE_CHECKING:
+    from ajet.core.config import AjetConfig
 
 
 def check(
@@ -18,6 +24,23 @@ def check(
     Prints the batch arithmetic, a line for each finding, and what a start would do with the run
     folder that is there; exit code 1 if a finding is an error. Makes the judge, loads no model.
     """
+    from ajet.backbones.stages import beginning_from, finished_model
+    from ajet.core.config import load_stages
+    from ajet.core.record.screen_log import begin_screen_log
+
+    begin_screen_log(verbose)
+    before: AjetConfig | None = None
+    for config in load_stages(
+        conf, overrides or [], backbone=backbone, exp_dir=exp_dir, project_dir=project_dir
+    ):
+        if before is not None and (model := finished_model(before)) is not None:
+            config = beginning_from(config, model)
+        _check(config, conf)
+        before = config
+
+
+def _check(config: "AjetConfig", conf: Path) -> None:
+    """Checks one run, or one stage of it."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -25,10 +48,8 @@ def check(
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_agents, check_run, cluster_notices
     from ajet.cluster.placement import WITHOUT_TRAINER
-    from ajet.core.config import load_config
     from ajet.core.errors import ConfigError
     from ajet.core.judge import judge_spec, make_judge
-    from ajet.core.record.screen_log import begin_screen_log
     from ajet.core.redaction import redact
     from ajet.core.run.batch_plan import BatchPlan
     from ajet.core.run.run_tasks import RunTasks
@@ -37,10 +58,6 @@ def check(
     from ajet.core.terminal import Console
     from ajet.core.workflow.registry import DEFAULT_AGENT, WorkflowFactory
 
-    begin_screen_log(verbose)
-    config = load_config(
-        conf, overrides or [], backbone=backbone, exp_dir=exp_dir, project_dir=project_dir
-    )
     check_run(config, stops_at_findings=False)
     cluster = cluster_notices(config)
     workflow = config.ajet.rollout.user_workflow or DEFAULT_AGENT
@@ -52,7 +69,10 @@ def check(
     plan = BatchPlan(config, len(tasks), len(held_out))
     agents = dict.fromkeys(task.metadata.get("agent_name") or workflow for task in tasks)
     playing = ", ".join(map(str, agents)) or workflow
-    table = Table(title=escape(f"{conf}: {playing}, judge {judge or 'the workflow itself'}"))
+    stage = "" if config.stage is None else f", stage {config.stage}"
+    if config.learns_from_rows(is_training=True):
+        playing, judge = "given replies", "none"
+    table = Table(title=escape(f"{conf}{stage}: {playing}, judge {judge or 'the workflow itself'}"))
     for title in ("", "number", "from"):
         table.add_column(title, justify="right" if title == "number" else "left")
     for row in plan.rows():

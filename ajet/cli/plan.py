@@ -35,20 +35,21 @@ def plan(
     from ajet.cli.notices import show_notices
     from ajet.cli.plan_tables import described_gpu, described_nodes, tables
     from ajet.cluster.capacity import cluster_plan
-    from ajet.core.config import load_config
+    from ajet.core.config import load_stages
     from ajet.core.errors import ConfigError
     from ajet.core.record.screen_log import begin_screen_log
     from ajet.core.terminal import Console
 
     begin_screen_log(verbose)
-    config = load_config(conf, overrides or [], backbone=backbone, project_dir=project_dir)
-    if config.ajet.backbone == "debug":
-        raise ConfigError("backbone debug is one process: give --backbone verl or trinity")
-    described = described_nodes(config, nodes, gpus)
-    found = cluster_plan(config, described, described_gpu(gpu, gpu_memory), model_config)
-    for table in tables(found, str(conf)):
-        Console().print(table)
-    show_notices(config.notices, err=False)
-    if problems := found.problems() if found.placement.on_gpus else []:
-        raise ConfigError(f"does not fit: {'; '.join(problems)}")
+    for config in load_stages(conf, overrides or [], backbone=backbone, project_dir=project_dir):
+        if config.ajet.backbone == "debug":
+            raise ConfigError("backbone debug is one process: give --backbone verl or trinity")
+        described = described_nodes(config, nodes, gpus)
+        found = cluster_plan(config, described, described_gpu(gpu, gpu_memory), model_config)
+        title = str(conf) if config.stage is None else f"{conf}, stage {config.stage}"
+        for table in tables(found, title):
+            Console().print(table)
+        show_notices(config.notices, err=False)
+        if problems := found.problems() if found.placement.on_gpus else []:
+            raise ConfigError(f"{title} does not fit: {'; '.join(problems)}")
     typer.echo("ok: by these estimates it fits")

@@ -12,6 +12,7 @@ from ajet.core.redaction import redact
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
+    from ajet.core.record.summary import RunSummary
 
 ACCEPT = "ajet.trainer_common.accept_changes=true"
 
@@ -65,60 +66,61 @@ def train(
     stopped by Ctrl-C before the end, 143: by SIGTERM.
     """
     from ajet.backbones import make_backbone, runs_on_ray
+    from ajet.backbones.stages import fit_stages, run_folder_of
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_run
     from ajet.cli.ray_flags import RayFlags, serve_or_check, session_settings
-    from ajet.core.config import load_config
+    from ajet.core.config import load_stages
     from ajet.core.config.redacted import shown_override
     from ajet.core.descriptors import raise_descriptor_limit
     from ajet.core.errors import RunChanged, RunComplete
     from ajet.core.interrupt import Interrupt
     from ajet.core.record.screen_log import begin_screen_log
     from ajet.core.terminal import Console
-    from ajet.reports.summary_table import print_summary
+    from ajet.reports.summary_table import print_stages, print_summary
 
     begin_screen_log(verbose)
     raise_descriptor_limit()
     resumes = [] if resume is None else [f"ajet.trainer_common.resume={_resume(resume)}"]
     accepts = [ACCEPT] if accept_changes else []
     options = [*(overrides or []), *resumes, *accepts, *_for_debugger(debug)]
-
-    def load(*more: str) -> "AjetConfig":
-        return load_config(
-            conf, [*options, *more], backbone=backbone, exp_dir=exp_dir, project_dir=project_dir
-        )
-
-    config = load()
-    warnings = check_run(config)
+    stages = load_stages(conf, options, backbone=backbone, exp_dir=exp_dir, project_dir=project_dir)
     flags = RayFlags(with_ray, with_ray_cluster, skip_check_avail_gpu)
-    show_notices([*config.notices, *warnings, *flags.notices(config.ajet.backbone)])
+    for config in stages:
+        title = [] if config.stage is None else [f"stage {config.stage}:"]
+        said = [*config.notices, *check_run(config), *flags.notices(config.ajet.backbone)]
+        show_notices([*title, *said] if said else [])
     session = session_settings(flags, debug)
-    if runs_on_ray(config) and serve_or_check(config, session):
+    if runs_on_ray(stages[0]) and serve_or_check(stages[0], session):
         return
     interrupt = Interrupt()
-    try:
+
+    def fit(config: "AjetConfig") -> "RunSummary | None":
         with _logview(with_logview, config.run_folder):
             try:
-                summary = make_backbone(config, session, interrupt).fit()
+                return make_backbone(config, session, interrupt).fit()
             except RunChanged as changed:
                 if not sys.stdin.isatty():
                     raise
-                summary = make_backbone(load(_ask(changed)), session, interrupt).fit()
+                return make_backbone(_answered(config, changed), session, interrupt).fit()
+
+    shown = [shown_override(each, stages[0].ajet.not_secret) for each in overrides or []]
+    try:
+        if stages[0].stage is not None:
+            print_stages(Console(), fit_stages(stages, fit, interrupt), run_folder_of(stages))
+        elif (summary := fit(stages[0])) is not None:
+            print_summary(Console(), summary, stages[0].run_folder, conf, shown)
     except RunComplete as complete:
         typer.echo(str(complete))
         return
     except KeyboardInterrupt:
         raise typer.Exit(interrupt.exit_code) from None
-    if summary is not None:
-        shown = [shown_override(each, config.ajet.not_secret) for each in overrides or []]
-        print_summary(Console(), summary, config.run_folder, conf, shown)
     if interrupt.stopped_early:
         raise typer.Exit(interrupt.exit_code)
 
 
-def _ask(changed: Exception) -> str:
-    """Asks what becomes of a run whose experiment has changed; returns the override that does
-    it."""
+def _answered(config: "AjetConfig", changed: Exception) -> "AjetConfig":
+    """Asks what becomes of a run whose experiment has changed; returns the config that does it."""
     typer.echo(redact(str(changed)), err=True)
     answer = ""
     while answer not in ("g", "n", "q"):
@@ -126,7 +128,10 @@ def _ask(changed: Exception) -> str:
         answer = typer.prompt(question, default="q", err=True).strip().lower()[:1]
     if answer == "q":
         raise typer.Exit(1)
-    return ACCEPT if answer == "g" else f"ajet.trainer_common.resume={_resume(False)}"
+    update = {"accept_changes": True} if answer == "g" else {"resume": _resume(False)}
+    trainer = config.ajet.trainer_common.model_copy(update=update)
+    ajet = config.ajet.model_copy(update={"trainer_common": trainer})
+    return config.model_copy(update={"ajet": ajet})
 
 
 def _resume(resume: bool) -> str:

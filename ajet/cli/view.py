@@ -23,10 +23,15 @@ def view(
     import threading
     import webbrowser
 
+    from ajet.core.errors import CheckpointError
     from ajet.core.record.episode_reader import EpisodeReader
     from ajet.core.record.run_folder import RunFolder
     from ajet.logview.server import LogviewServer
 
+    stages = sorted(str(file.parent) for file in run.glob("*/episodes.sqlite"))
+    if stages and not (run / "episodes.sqlite").exists():
+        shown = ", ".join(stages)
+        raise CheckpointError(f"{run} holds the stages of a run: view one of them: {shown}")
     EpisodeReader(
         RunFolder(run).episodes_db
     ).close()  # raises here, before the server starts, when this is no run folder

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from ajet.core.record.evaluation import wilson
 from ajet.core.record.run_folder import RunFolder, shown_path
+from ajet.core.record.stages_summary import StageResult
 from ajet.core.record.summary import RunSummary
 from ajet.core.run.attempt_record import read_attempts
 from ajet.core.terminal import Console
@@ -52,8 +53,13 @@ def summary_table(summary: RunSummary, folder: Path) -> Table:
     table.add_column()
     num, available = summary.num_held_out, summary.num_held_out_available
     name = f"success on {num} {f'of {available:,} ' if available > num else ''}held-out tasks"
-    table.add_row(f"{name}, before", _success(summary.success_before, summary.num_held_out))
-    table.add_row(f"{name}, after", _success(summary.success_after, summary.num_held_out))
+    if entropies := summary.extra.get("cross_entropy"):
+        for moment, nats in entropies.items():
+            row = f"cross-entropy of {num} held-out rows, {moment}"
+            table.add_row(row, f"[bold]{nats:.4f}[/]  [dim]nats a token[/]")
+    else:
+        table.add_row(f"{name}, before", _success(summary.success_before, summary.num_held_out))
+        table.add_row(f"{name}, after", _success(summary.success_after, summary.num_held_out))
     table.add_section()
     table.add_row("steps / episodes", f"{summary.steps:,} / {summary.episodes:,}")
     table.add_row("time", _duration(summary.wall_seconds))
@@ -68,6 +74,26 @@ def summary_table(summary: RunSummary, folder: Path) -> Table:
         table.add_row("attempts", Text(lines, overflow="fold"))
     table.add_row("run folder", Text(shown_path(folder), overflow="fold"))
     return table
+
+
+def print_stages(console: Console, stages: Sequence[StageResult], folder: Path) -> None:
+    """Prints what each stage came to, in one table."""
+    table = Table(title="Stages", title_style="bold", title_justify="left")
+    for title in ("stage", "kind", "steps", "time", "held out before", "after"):
+        table.add_column(title, no_wrap=True)
+    for each in stages:
+        summary = each.summary
+        entropies = summary.extra.get("cross_entropy", {})
+        rates = {"before": summary.success_before, "after": summary.success_after}
+        values = ["–" if rate is None else f"{rate:.1%}" for rate in rates.values()]
+        if entropies:
+            values = [f"{entropies[m]:.4f} nats" if m in entropies else "–" for m in rates]
+        numbers = [f"{summary.steps:,}", _duration(summary.wall_seconds), *values]
+        table.add_row(*map(escape, [each.name, each.kind, *numbers]))
+    console.print(table)
+    console.print(Text(f"in numbers: {shown_path(folder)}/summary.json", style="dim"))
+    for each in stages:
+        console.print(Text(f"  {_program('ajet')} view {shown_path(each.folder)}", style="cyan"))
 
 
 def warning_lines(summary: RunSummary) -> list[str]:

@@ -42,6 +42,7 @@ def suite_overrides(suite: Suite, data: Path | None, num_samples: int) -> list[s
     return [
         f"++suite.name={suite.name}",
         f"++suite.data={folder}",
+        "ajet.kind=reinforcement",  # the checkpoint may be of a supervised run
         f"ajet.task_reader.type='{READER}'",
         f"ajet.rollout.user_workflow='{suite.workflow}'",
         f"ajet.task_judge.judge_protocol='{suite.judge}'",

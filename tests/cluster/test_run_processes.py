@@ -1,5 +1,7 @@
 """What a run on Ray does after a validation, without a Ray: its processes are written out here."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from ajet.cluster.run_processes import RunProcesses
@@ -17,7 +19,7 @@ class Run:
     def __init__(self, events, is_due):
         self.events, self.is_due = events, is_due
 
-    async def validate_if_due(self, runner):
+    async def validate_if_due(self, runner, score):
         if self.is_due:
             self.events.append(f"validate with {runner}")
         return self.is_due
@@ -25,6 +27,8 @@ class Run:
 
 class Processes(RunProcesses):
     """The engines and the validator alone."""
+
+    trainer = SimpleNamespace(cross_entropy=None)
 
     def __init__(self, engines):
         self.engines, self.validator = engines, "workers"

@@ -724,6 +724,7 @@ def test_an_endpoint_tries_as_many_engines_as_the_config_says(ray_session):
 
 TOOLS, USERS = "tests/agents/test_tool_agent.py", "tests/agents/test_tool_state.py"
 TRACED, ALIKE = "tests/sources/test_tracing.py", "tests/sources/test_similarity.py"
+ROWS = "tests/core/task/test_chat_rows.py"
 GAMES = "tests/core/task/test_environment_reader.py"
 PLAYED = "tests/agents/test_environment_agents.py"
 TURNS, TRACING = f"{R}.multi_turn", f"{READER}.tracing"
@@ -732,6 +733,15 @@ ADAPTIVE, CURRICULUM = "tests/core/task/test_adaptive.py", "ajet.data.curriculum
 ALL_CUT = "test_replies_without_a_valid_call_end_the_episode_and_one_with_a_valid_call_starts_anew"
 
 ELSEWHERE: dict[str, dict[str, list[str]]] = {
+    "what rows become": {
+        f"{ROWS}::test_the_validation_split_holds_rows_or_tasks": [
+            "ajet.kind",
+            "ajet.supervised.validation",
+        ],
+        f"{ROWS}::test_train_on_last_leaves_the_earlier_replies_as_context": [
+            "ajet.supervised.train_on"
+        ],
+    },
     "algorithms of the user's own": {
         "tests/core/advantage/test_own_estimator.py"
         "::test_shaped_rewards_are_what_the_estimator_reads": [

@@ -180,6 +180,9 @@ SETTINGS: dict[str, Row] = {
     f"{A}.overlong.mask_truncated": Row(
         True, batch(mask_truncated=True) | {"selections": ["overlong"]}
     ),
+    "ajet.supervised.too_long": Row(
+        "refuse", batch(refuse_truncated=True), {"ajet.kind": "supervised"}
+    ),
     # Sampling.
     f"{R}.temperature": Row(0.5, {"update.temperature": 0.5, "train.temperature": 0.5}),
     f"{R}.top_p": Row(0.5, {"train.top_p": 0.5}),

@@ -4,7 +4,7 @@ In: the user's YAML (load.py composes it with the defaults of `ajet/default_conf
 `AjetConfig`. This package ignores whether models, classes and data exist.
 """
 
-from ajet.core.config.load import load_config
+from ajet.core.config.load import load_config, load_stages
 from ajet.core.config.tree import AjetConfig, AjetSection, UserSection
 
-__all__ = ["AjetConfig", "AjetSection", "UserSection", "load_config"]
+__all__ = ["AjetConfig", "AjetSection", "UserSection", "load_config", "load_stages"]

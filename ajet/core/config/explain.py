@@ -35,17 +35,36 @@ class Origin:
     """Finds where a key was written: in an override of the command line, or on a line of the
     YAML."""
 
-    def __init__(self, path: Path, overrides: Sequence[str]) -> None:
+    def __init__(self, path: Path, overrides: Sequence[str], stage: str | None = None) -> None:
         self.path = path
         self.overrides = overrides
+        self.stage = stage
 
     def of(self, key: str) -> str:
-        """Returns ``override 'key=value'`` or ``file.yaml:7``."""
+        """Returns ``override 'key=value'`` or ``file.yaml:7``. A key of a stage is looked for there
+        first."""
+        if self.stage is not None and key.startswith("ajet."):
+            in_stage = f"ajet.stages.{self.stage}{key.removeprefix('ajet')}"
+            root = yaml.compose(self.path.read_text(encoding="utf-8"))
+            if any(override_key(each) == in_stage for each in self.overrides) or (
+                _depth(root, in_stage.split(".")) >= _depth(root, key.split(".")) + 2
+            ):
+                key = in_stage
         for override in self.overrides:
             if override_key(override) == key or override_key(override).startswith(f"{key}."):
                 return f"override {shown_override(override)!r}"
         line = _line_of(yaml.compose(self.path.read_text(encoding="utf-8")), key.split("."))
         return f"{self.path}:{line}" if line else str(self.path)
+
+
+def _depth(node: yaml.Node | None, keys: list[str]) -> int:
+    """Returns how many keys of the path the YAML has."""
+    for depth, wanted in enumerate(keys):
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        node = next((value for name, value in pairs if name.value == wanted), None)
+        if node is None:
+            return depth
+    return len(keys)
 
 
 def _line_of(node: yaml.Node | None, keys: list[str]) -> int | None:

@@ -19,6 +19,7 @@ from ajet.core.config.nested import with_values
 from ajet.core.config.redacted import redacted_keys, redacted_value, remember_secrets_of
 from ajet.core.config.renames import apply_renames
 from ajet.core.config.section import leaves
+from ajet.core.config.stages import values_of_stage
 from ajet.core.config.support import refusals_and_notices
 from ajet.core.config.tree import AjetConfig
 from ajet.core.config.unknown_sections import unknown_section_problem
@@ -35,26 +36,33 @@ def load_config(
     exp_dir: Path | str | None = None,
     project_dir: Path | str | None = None,
     required: Sequence[str] = REQUIRED,
+    stage: str | None = None,
 ) -> AjetConfig:
-    """Returns the config of one run. `exp_dir` holds run folders: the run's own is
-    <exp_dir>/<name>."""
+    """Returns the config of one run, or of one of its stages. `exp_dir` holds run folders: the
+    run's own is <exp_dir>/<name>, and a stage's is below that."""
     path = Path(path)
     if project_dir is not None and not Path(project_dir).is_dir():
         raise ConfigError(f"--project-dir {project_dir}: no such folder")
     overrides = [*overrides, *([f"ajet.backbone={backbone}"] if backbone else [])]
-    origin = Origin(path, overrides)
+    origin = Origin(path, overrides, stage)
     composed = compose(path, overrides)
     values, unknown_here = apply_renames(composed.values, AjetConfig().to_dict())
+    if stage is not None:
+        values, unknown_in_stage = values_of_stage(values, stage)
+        unknown_here = [*unknown_here, *unknown_in_stage]
     _refuse_unknown_sections(values, origin)
     try:
         config = AjetConfig.model_validate(_without_empty_sections(values))
     except ValidationError as error:
         raise ConfigError(explain(error, AjetConfig, origin)) from error
     config = _with_exp_dir(config, path, exp_dir, origin)
+    if stage is not None:
+        config = _in_folder_of_stage(config, path, stage)
     config, forced = _with_forced_values(config)
     config._yaml_path = path.resolve()
     config._project_dir = Path(project_dir).resolve() if project_dir else None
     config._references = composed.references
+    config._stage = stage
     _refuse_redacted(config, origin)
     remember_secrets_of(config)
     _require(config, required, path)
@@ -63,6 +71,38 @@ def load_config(
     for key, reason in refused:
         raise ConfigError(f"{origin.of(key)}: {key} is refused: {reason}")
     return config
+
+
+def load_stages(
+    path: Path | str, overrides: Sequence[str] = (), **options: Any
+) -> list[AjetConfig]:
+    """Returns the configs of a run's stages in their order, or that of the run if it has none.
+    `options` are those of `load_config`."""
+    whole = load_config(path, overrides, **options)
+    if not whole.ajet.stages:
+        return [whole]
+    if whole.ajet.trainer_common.resume not in ("auto", "disable"):
+        raise ConfigError(
+            f"{path}: ajet.trainer_common.resume names the checkpoint of one run, and this one has "
+            "stages, each of which goes on by itself: give auto or disable"
+        )
+    stages: list[AjetConfig] = []
+    for name in whole.ajet.stages:
+        try:
+            stages.append(load_config(path, overrides, **options, stage=name))
+        except ConfigError as error:
+            raise ConfigError(f"stage {name}: {error}") from error
+    return stages
+
+
+def _in_folder_of_stage(config: AjetConfig, path: Path, stage: str) -> AjetConfig:
+    """Returns the config with the stage's folder, in that of the run, and its name."""
+    config._yaml_path = path.resolve()  # the run's folder is named after it
+    changed = {
+        "experiment_dir": str(config.run_folder / stage),
+        "experiment_name": f"{config.experiment_name}-{stage}",
+    }
+    return config.model_copy(update={"ajet": config.ajet.model_copy(update=changed)})
 
 
 def _with_forced_values(config: AjetConfig) -> tuple[AjetConfig, list[str]]:

@@ -34,6 +34,8 @@ from ajet.core.config.task_reader import TaskReaderConfig
 from ajet.core.config.trainer import TrainerConfig
 
 Backbone = Literal["debug", "verl", "trinity"]
+STAGED_RUNS_OWN = {"experiment_name", "experiment_dir", "project_name", "backbone", "stages"}
+"""Keys that a stage cannot change."""
 
 
 class AjetSection(Section):
@@ -60,6 +62,11 @@ class AjetSection(Section):
     )
     supervised: SupervisedConfig = Field(
         default=SupervisedConfig(), description="Learning from rows of chat messages."
+    )
+    stages: dict[str, dict[str, Any] | None] = Field(
+        default={},
+        description="Runs one after another, by their names: keys below ajet that differ in each. "
+        "A stage begins from the model of the stage before.",
     )
     seed: int = Field(
         default=0, ge=0, description="The run's seed; every draw of the run follows from it."
@@ -99,6 +106,19 @@ class AjetSection(Section):
         if name in (".", "..") or re.search(r"[/\\\x00-\x1f\x7f]", name):
             raise ValueError("it names one folder, so give a name that is no path")
         return name
+
+    @field_validator("stages")
+    @classmethod
+    def _are_folder_names(cls, stages: dict[str, Any]) -> dict[str, Any]:
+        for name, changed in stages.items():
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+                raise ValueError(
+                    f"{name!r} names a folder: give letters, digits, - and _, beginning with a "
+                    "letter or a digit"
+                )
+            if own := STAGED_RUNS_OWN & (changed or {}).keys():
+                raise ValueError(f"{name}: {min(own)} is that of all stages: set it above them")
+        return stages
 
 
 class UserSection(dict[str, Any]):
@@ -148,6 +168,7 @@ class AjetConfig(BaseModel):
     _project_dir: Path | None = PrivateAttr(None)
     _notices: list[str] = PrivateAttr(default_factory=list)
     _references: dict[str, str] = PrivateAttr(default_factory=dict)
+    _stage: str | None = PrivateAttr(None)
 
     @model_validator(mode="before")
     @classmethod
@@ -188,6 +209,11 @@ class AjetConfig(BaseModel):
     def references(self) -> dict[str, str]:
         """Returns where the YAML takes a value from the environment: ``${oc.env:NAME}`` by path."""
         return self._references
+
+    @property
+    def stage(self) -> str | None:
+        """Returns the name of the stage that this is the config of, if the run has stages."""
+        return self._stage
 
     @property
     def base_dirs(self) -> list[Path]:

@@ -1,0 +1,95 @@
+"""Runs the stages of a config: each is a run that begins from the model of the one before.
+
+    launcher_record/X/            a run with stages imitate and learn
+    ├── imitate/                  a run folder like any other: checkpoints, episodes, attempts
+    ├── learn/                    its ajet.model.path is imitate's last checkpoint
+    └── summary.json              both in numbers
+
+The same command goes on where a run was stopped or killed: a stage that is complete is passed over.
+The next stage reads the last checkpoint where that is a model's folder; else (adapters, sharded
+weights) the model is exported once, as imitate/model_000040.
+
+Not covered: the config of a stage (core/config/stages.py), and how one is trained (the backbones).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from loguru import logger
+
+from ajet.core.config import AjetConfig
+from ajet.core.errors import CheckpointError, RunComplete
+from ajet.core.interrupt import Interrupt
+from ajet.core.record.run_folder import RunFolder, shown_path
+from ajet.core.record.stages_summary import StageResult, write_stages
+from ajet.core.update.manifest import newest_checkpoint, step_of
+
+
+def fit_stages(
+    stages: Sequence[AjetConfig], fit: Callable[[AjetConfig], object], interrupt: Interrupt
+) -> list[StageResult]:
+    """Trains the stages that are not complete, until one is stopped, and returns those that are.
+    Writes their summary. Raises `RunComplete` if all were complete before."""
+    results: list[StageResult] = []
+    config, num_trained = stages[0], 0
+    for number, stage in enumerate(stages):
+        config = stage if not number else beginning_from(stage, hand_over(config))
+        logger.info("stage {} ({} of {})", config.stage, number + 1, len(stages))
+        try:
+            fit(config)
+            num_trained += 1
+        except RunComplete:
+            logger.info("stage {} is complete", config.stage)
+        if interrupt.stopped_early:
+            break
+        results.append(StageResult.read(config))
+        write_stages(run_folder_of(stages), results)
+    if not num_trained and len(results) == len(stages):
+        names = ", ".join(each.name for each in results)
+        raise RunComplete(
+            f"already complete: stages {names} in {shown_path(run_folder_of(stages))}; for more, "
+            "set a stage's trainer_common.total_training_steps; --no-resume begins anew"
+        )
+    return results
+
+
+def run_folder_of(stages: Sequence[AjetConfig]) -> Path:
+    """Returns the folder that holds those of the stages."""
+    return stages[0].run_folder.parent
+
+
+def beginning_from(config: AjetConfig, model: Path) -> AjetConfig:
+    """Returns the config with another model."""
+    section = config.ajet.model.model_copy(update={"path": str(model)})
+    return config.model_copy(update={"ajet": config.ajet.model_copy(update={"model": section})})
+
+
+def finished_model(config: AjetConfig) -> Path | None:
+    """Returns the model of a stage's last checkpoint, as far as it is there already."""
+    checkpoint = newest_checkpoint(RunFolder(config.run_folder).checkpoints)
+    if checkpoint is None:
+        return None
+    is_model = (
+        checkpoint / "model.safetensors"
+    ).exists() and not config.ajet.trainer_common.lora.rank
+    exported = config.run_folder / f"model_{step_of(checkpoint):06d}"
+    return checkpoint if is_model else exported if exported.exists() else None
+
+
+def hand_over(config: AjetConfig) -> Path:
+    """Returns the model of a stage's last checkpoint, which is exported if need be."""
+    if (found := finished_model(config)) is not None:
+        return found
+    from ajet import assembly
+    from ajet.core.update.export import export_model
+    from ajet.core.update.settings import LoraSettings
+
+    checkpoint = newest_checkpoint(RunFolder(config.run_folder).checkpoints)
+    if checkpoint is None:
+        raise CheckpointError(f"stage {config.stage} has no checkpoint in {config.run_folder}")
+    out = config.run_folder / f"model_{step_of(checkpoint):06d}"
+    loaded = assembly.load_policy_model(config, device="cpu")
+    export_model(loaded, checkpoint, out, lora=LoraSettings.from_config(config))
+    return out

@@ -1,0 +1,37 @@
+"""Makes the values of one stage from those of a config with `ajet.stages`.
+
+    ajet:                                        values of stage `learn`
+      trainer_common: {optim: {lr: 1e-5}}          ajet.trainer_common.optim.lr: 1e-6
+      stages:                                      ajet.trainer_common.total_training_steps: 60
+        imitate: {kind: supervised}
+        learn: {trainer_common: {optim: {lr: 1e-6}, total_training_steps: 60}}
+
+A mapping is merged key by key, anything else replaces what is above the stages. Not covered: where
+a stage's run is, and the model that it begins from (backbones/stages.py).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ajet.core.config.renames import apply_renames
+from ajet.core.config.tree import AjetConfig
+
+
+def values_of_stage(values: Mapping[str, Any], name: str) -> tuple[dict[str, Any], list[str]]:
+    """Returns the values with those of the stage laid over them, without the stages, and notices of
+    keys that were taken out."""
+    ajet = {key: value for key, value in values["ajet"].items() if key != "stages"}
+    own = values["ajet"]["stages"][name] or {}
+    renamed, notices = apply_renames({"ajet": own}, AjetConfig().to_dict())
+    merged = dict(values) | {"ajet": ajet}
+    return _laid_over(merged, renamed), notices
+
+
+def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        if isinstance(under, Mapping) and isinstance(value, Mapping):
+            value = _laid_over(under, value)
+        merged[key] = value
+    return merged
