@@ -100,7 +100,8 @@ class PackedDecoder(Decoder):
             return False
         config: Any = model.config
         return (
-            config.hidden_size * config.intermediate_size >= MIN_WEIGHTS
+            not hasattr(model, "get_base_model")  # a peft wrapper
+            and config.hidden_size * config.intermediate_size >= MIN_WEIGHTS
             and _has_onednn(weight.dtype)
             and all(type(layer) is nn.Linear for layer in _linear_layers(model))
             and not any("run_unsharded" in module.__dict__ for module in model.modules())
