@@ -72,6 +72,10 @@ class Batch:
         """Forgets what is kept for these episodes, which make no more requests."""
         self._forward.release(episode_ids)
 
+    def free_weights(self) -> None:
+        """Frees copies of the weights until the next row."""
+        self._forward.free_weights()
+
     def publish(self, version: int) -> None:
         """Notes that the weights have changed: cached keys and values are dropped."""
         self._policy_version = version

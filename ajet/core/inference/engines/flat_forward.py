@@ -17,6 +17,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from ajet.core.inference.engines.forward import BatchRow
+from ajet.core.inference.engines.grid_batch import GridBatch
 from ajet.core.inference.engines.kv_cache import (
     MASKED,
     CacheLayout,
@@ -26,6 +27,7 @@ from ajet.core.inference.engines.kv_cache import (
     KVPool,
     attend_shared,
 )
+from ajet.core.inference.engines.packed_decoder import PackedDecoder
 from ajet.core.inference.engines.prefix_cache import PrefixCache, PrefixNode, path, path_slots
 from ajet.core.model.decoder import Decoder
 from ajet.core.model.precision import to_wide_dtype
@@ -49,7 +51,9 @@ class FlatForward:
     """Computes forward passes of the Qwen2, Qwen3 and Llama family for the in-process engine."""
 
     def __init__(self, model: nn.Module, max_kv_tokens: int) -> None:
-        self._decoder = Decoder(model)
+        packed = PackedDecoder(model) if PackedDecoder.supports(model) else None
+        self._packed = packed
+        self._decoder = packed or Decoder(model)
         weight = next(model.parameters())
         self._pool = KVPool(
             self._decoder.num_layers,
@@ -66,6 +70,12 @@ class FlatForward:
         """Forgets everything that was computed with the old weights."""
         self._cache.clear()
         self._batch = None
+        self.free_weights()
+
+    def free_weights(self) -> None:
+        """Frees copies of the weights, which the next batch makes again."""
+        if self._packed is not None:
+            self._packed.free()
 
     def release(self, episode_ids: Iterable[str]) -> None:
         """Frees what only these episodes could use: they make no more requests."""
@@ -78,7 +88,9 @@ class FlatForward:
         tails = [self._insert(row.ids[:-1]) for row in rows]
         num_computed = self._compute([path(tail) for tail in tails])
         self._batch = None  # frees its memory before the new batch is allocated
-        self._batch = KVBatch(self._pool, [path_slots(tail) for tail in tails])
+        layout = CacheLayout.of([path_slots(tail) for tail in tails])
+        as_grid = self._packed is not None and GridBatch.fits(layout)
+        self._batch = (GridBatch if as_grid else KVBatch)(self._pool, layout)
         return num_computed
 
     def decode(self, rows: Sequence[BatchRow]) -> Tensor:

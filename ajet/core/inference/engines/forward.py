@@ -99,3 +99,7 @@ class Forward(Protocol):
     def reset(self) -> None:
         """Forgets everything that was computed with the old weights."""
         ...
+
+    def free_weights(self) -> None:
+        """Frees copies of the weights, if there are any; the next batch makes them again."""
+        ...

@@ -45,6 +45,9 @@ class HfForward:
         self.reset()
         return sum(len(row.ids) - 1 for row in rows)
 
+    def free_weights(self) -> None:
+        """Does nothing: the model's own forward needs no copies."""
+
     def decode(self, rows: Sequence[BatchRow]) -> Tensor:
         """Returns logits ``[rows, vocab]``, in float32 or wider, after each row's last token."""
         if self._cache is None:

@@ -189,6 +189,8 @@ class InProcessEngine:
             self._left_episodes.add(episode_id)
             self._arrivals += 1
             self._maybe_start_wave()
+            if not self._live:
+                self._changed.notify()
 
     @property
     def waves(self) -> WaveEndpoint | None:
@@ -363,6 +365,8 @@ class InProcessEngine:
         """Passes to the batch what happened since the last step."""
         with self._changed:
             while wait and not (self._submitted or self._closed):
+                if not self._live:
+                    self._batch.free_weights()  # an update follows, which needs the memory
                 self._changed.wait()
             if not self._deterministic and not self._batch.running:
                 wait_for_pause(self._changed)

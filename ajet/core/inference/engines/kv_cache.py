@@ -180,9 +180,8 @@ class KVBatch:
     """Holds the rows that are being decoded. Each step writes one column; the Decoder calls
     `attend` for each layer."""
 
-    def __init__(self, pool: KVPool, slots_R: list[Ids]) -> None:
+    def __init__(self, pool: KVPool, layout: CacheLayout) -> None:
         self._pool = pool
-        layout = CacheLayout.of(slots_R)
         gathered = GatheredCache(pool, layout)
         self._segments = layout.segments
         self._shared = [
@@ -248,6 +247,11 @@ class KVBatch:
         return int(self._shared_R[row])
 
     def _keep_segments(self, index: Ids) -> None:
+        kept = self._remaining_segments(index)
+        self._shared = [([k[i] for i in kept], [v[i] for i in kept]) for k, v in self._shared]
+
+    def _remaining_segments(self, index: Ids) -> list[int]:
+        """Cuts the segments down to these rows, and returns the numbers of those that have any."""
         kept, segments = [], []
         for number, segment in enumerate(self._segments):
             first, last = np.searchsorted(index, [segment.first, segment.last])
@@ -255,7 +259,7 @@ class KVBatch:
                 kept.append(number)
                 segments.append(CacheSegment(int(first), int(last), segment.slots))
         self._segments = segments
-        self._shared = [([k[i] for i in kept], [v[i] for i in kept]) for k, v in self._shared]
+        return kept
 
     def _with_room(self, tensors: list[Tensor]) -> list[Tensor]:
         return [torch.nn.functional.pad(t, (0, 0, 0, GROWTH)) for t in tensors]

@@ -21,6 +21,9 @@ from ajet.core.inference.engines.uniform import uniforms
 MAX_ELEMENTS = 16_000_000
 """The logits handled at a time: float64 copies of 256 rows of a large vocabulary are gigabytes."""
 
+BLOCK = 256
+"""The tokens that are summed together before the block is chosen that holds the drawn one."""
+
 
 class Sampler:
     """Draws one token for each row of a batch; holds the rows' sampling parameters as vectors."""
@@ -69,18 +72,39 @@ class Sampler:
 def inverse_cdf(probs: Tensor, u: Tensor) -> Tensor:
     """Returns the first token of each row whose cumulative probability exceeds ``u x total``.
 
-    The sum is in float64 and ``u < 1``, so the target stays below the total, and a token of
-    probability zero, which adds nothing to the sum, is never the first to exceed it.
+    Sums are in float64, first of blocks of `BLOCK` tokens, then within the block that holds the
+    token: a cumulative sum over the whole vocabulary would take ten times as long. ``u < 1``, so
+    the target stays below the total, and a token of probability zero, which adds nothing to the
+    sum, is never the first to exceed it.
     """
-    cdf = probs.cumsum(dim=-1, dtype=torch.float64)
+    vocab_size = probs.shape[1]
+    starts = torch.arange(0, vocab_size, BLOCK, device=probs.device)
+    whole = vocab_size // BLOCK * BLOCK
+    sums = probs[:, :whole].unflatten(1, (-1, BLOCK)).sum(dim=2, dtype=torch.float64)
+    if whole < vocab_size:
+        rest = probs[:, whole:].sum(dim=1, keepdim=True, dtype=torch.float64)
+        sums = torch.cat((sums, rest), dim=1)
+    cdf = sums.cumsum(dim=1)
     total = cdf[:, -1:]
     if not bool(torch.isfinite(total).all()):
         raise ModelError(
             "the model's logits are not finite: its weights have diverged; "
             "lower the learning rate or resume from an earlier checkpoint"
         )
-    target = torch.minimum(u.unsqueeze(1) * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cdf, target, right=True).squeeze(1)
+    target = _first_below(u.unsqueeze(1) * total, total)
+    block = torch.searchsorted(cdf, target, right=True)
+    inside = target - torch.nn.functional.pad(cdf, (1, 0)).gather(1, block)
+    tokens = starts[block] + torch.arange(BLOCK, device=probs.device)
+    values = probs.gather(1, tokens.clamp(max=vocab_size - 1)).masked_fill_(tokens >= vocab_size, 0)
+    cdf = values.cumsum(dim=1, dtype=torch.float64)
+    return (
+        starts[block] + torch.searchsorted(cdf, _first_below(inside, cdf[:, -1:]), right=True)
+    ).squeeze(1)
+
+
+def _first_below(target: Tensor, total: Tensor) -> Tensor:
+    """Returns the target, or the largest number below the total if rounding has lifted it there."""
+    return torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
 
 
 def _cut(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:

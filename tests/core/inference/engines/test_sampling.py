@@ -115,3 +115,19 @@ def test_uniforms_are_even_and_depend_on_seed_and_count():
     assert abs(np.corrcoef(u[:-1], u[1:])[0, 1]) < 0.04
     other = uniforms(np.full(10_000, 6, np.uint64), np.arange(10_000))
     assert abs(np.corrcoef(u, other)[0, 1]) < 0.04
+
+
+@given(st.integers(1, 700), st.integers(0, 2**32), st.floats(0, 1, exclude_max=True))
+@settings(max_examples=200)
+def test_a_draw_by_blocks_is_the_draw_over_the_whole_vocabulary(vocab_size, seed, u):
+    generator = torch.Generator().manual_seed(seed)
+    logits = 5 * torch.randn(1, vocab_size, generator=generator, dtype=torch.float64)
+    logits[torch.rand(logits.shape, generator=generator) < 0.3] = float("-inf")
+    logits[0, vocab_size // 2] = 0
+    probs = logits.softmax(-1)
+    cdf = probs.cumsum(1)[0]
+    token = int(inverse_cdf(probs, torch.tensor([u], dtype=torch.float64)))
+    assert probs[0, token] > 0
+    # The first token whose cumulative probability exceeds u, up to the rounding of the sums.
+    assert cdf[token] > u - 1e-12
+    assert token == 0 or cdf[token - 1] <= u + 1e-12

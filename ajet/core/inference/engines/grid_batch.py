@@ -1,0 +1,150 @@
+"""Attention of a decode step in four batched products, whatever the number of groups.
+
+    segments      [kv_heads, n segments, S, d]     what a group's rows share, padded to one length
+    own parts     [kv_heads, rows, columns, d]     as in KVBatch, with the columns not yet written
+
+`KVBatch` multiplies segment by segment, and only the columns that are written: no number is wasted,
+but each segment costs a dozen calls a layer, and bfloat16 products copy what is a slice of memory.
+Here all segments are multiplied at once and every operand is whole, at the price of padding: masked
+keys, and rows that a group has no more. `GridBatch.fits` says whether that price is low.
+
+Not covered: prefill, whose queries outweigh its calls.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ajet.core.inference.engines.kv_cache import MASKED, CacheLayout, CacheSegment, KVBatch, KVPool
+from ajet.core.inference.engines.prefix_cache import Ids
+
+MAX_PADDING = 2.0
+"""A grid fits if it has at most this many times the rows and the shared slots that there are."""
+
+
+@dataclass(frozen=True)
+class SegmentGrid:
+    """The rows of n segments as a rectangle ``n x rows``.
+
+    `row_of_cell` holds the row at each cell (row 0 where a segment is shorter), `cell_of_row` the
+    cell of each row; both are None if all segments have the same number of rows.
+    """
+
+    num_segments: int
+    num_shared: int
+    row_of_cell: Tensor | None
+    cell_of_row: Tensor | None
+
+    @classmethod
+    def of(cls, segments: Sequence[CacheSegment], pool: KVPool) -> "SegmentGrid":
+        """Lays out the rows of these segments."""
+        sizes = [segment.last - segment.first for segment in segments]
+        num_shared = max(len(segment.slots) for segment in segments)
+        if len(set(sizes)) == 1:
+            return cls(len(sizes), num_shared, None, None)
+        width = max(sizes)
+        row_of_cell = np.zeros((len(sizes), width), np.int64)
+        for number, segment in enumerate(segments):
+            row_of_cell[number, : sizes[number]] = np.arange(segment.first, segment.last)
+        cell_of_row = np.concatenate([n * width + np.arange(size) for n, size in enumerate(sizes)])
+        return cls(
+            len(sizes), num_shared, pool.tensor(row_of_cell.reshape(-1)), pool.tensor(cell_of_row)
+        )
+
+    def cells(self, of_rows: Tensor) -> Tensor:
+        """Returns ``[kv_heads x n, rows x group, :]`` of ``[kv_heads, rows, group, :]``."""
+        if self.row_of_cell is not None:
+            of_rows = of_rows.index_select(1, self.row_of_cell)
+        return of_rows.reshape(of_rows.shape[0] * self.num_segments, -1, of_rows.shape[3])
+
+    def rows(self, of_cells: Tensor, heads: int, group: int) -> Tensor:
+        """Returns ``[kv_heads, rows, group, :]``, the reverse of `cells`."""
+        of_rows = of_cells.view(heads, -1, group, of_cells.shape[2])
+        if self.cell_of_row is not None:
+            of_rows = of_rows.index_select(1, self.cell_of_row)
+        return of_rows
+
+
+class GridBatch(KVBatch):
+    """A `KVBatch` whose `attend` computes all segments at once."""
+
+    @staticmethod
+    def fits(layout: CacheLayout) -> bool:
+        """Tells whether padding at most doubles the rows and the shared slots."""
+        segments = layout.segments
+        most_rows = max(segment.last - segment.first for segment in segments)
+        lengths = [len(segment.slots) for segment in segments]
+        return len(segments) * most_rows <= MAX_PADDING * len(layout.start_R) and len(
+            segments
+        ) * max(lengths) <= MAX_PADDING * sum(lengths)
+
+    def __init__(self, pool: KVPool, layout: CacheLayout) -> None:
+        super().__init__(pool, layout)
+        self._grid = SegmentGrid.of(self._segments, pool)
+        self._stacked: list[tuple[Tensor, Tensor]] = []
+        while (
+            self._shared
+        ):  # one layer at a time: both forms of all layers would take twice as much
+            k, v = self._shared.pop(0)
+            self._stacked.append((self._stack(k), self._stack(v)))
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Writes one new token per row to the current column, and returns the attention over it
+        and the tokens before."""
+        (rows, heads, d), group = k.shape, q.shape[1] // k.shape[1]
+        own_k, own_v = self._k[layer], self._v[layer]
+        own_k[:, :, self._column] = k.transpose(0, 1)
+        own_v[:, :, self._column] = v.transpose(0, 1)
+        scaled = torch.empty(heads, rows, group, d, dtype=q.dtype, device=q.device)
+        torch.mul(q.view(rows, heads, group, d).transpose(0, 1), d**-0.5, out=scaled)
+        scores = torch.bmm(scaled.view(heads * rows, group, d), own_k.flatten(0, 1).mT)
+        scores = scores.view(heads, rows, group, -1)
+        shared_k, shared_v = self._stacked[layer]
+        num_shared = shared_k.shape[2]
+        if num_shared:
+            common = torch.bmm(self._grid.cells(scaled), shared_k.flatten(0, 1).mT)
+            scores = torch.cat((self._grid.rows(common, heads, group), scores), dim=3)
+        probs = torch.softmax(scores.add_(self._mask), dim=3)
+        own_probs = probs[..., num_shared:].reshape(heads * rows, group, -1)
+        out = torch.bmm(own_probs, own_v.flatten(0, 1)).view(heads, rows, group, d)
+        if num_shared:
+            shared_probs = self._grid.cells(probs[..., :num_shared])
+            common = torch.bmm(shared_probs, shared_v.flatten(0, 1))
+            out += self._grid.rows(common, heads, group)
+        return out.transpose(0, 1).reshape(rows, heads * group, d)
+
+    def advance(self) -> None:
+        """Goes on to the next column once every layer has written this one."""
+        super().advance()
+        self._mask[..., self._grid.num_shared + self._column] = 0
+
+    def _stack(self, shared: list[Tensor]) -> Tensor:
+        """Returns ``[kv_heads, n, S, d]`` from one ``[kv_heads, P, d]`` for each segment."""
+        num_shared = self._grid.num_shared
+        padded = [torch.nn.functional.pad(t, (0, 0, 0, num_shared - t.shape[1])) for t in shared]
+        return torch.stack(padded, dim=1)
+
+    def _keep_segments(self, index: Ids) -> None:
+        kept = self._remaining_segments(index)
+        self._grid = SegmentGrid.of(self._segments, self._pool)
+        num_shared = self._grid.num_shared
+        if len(kept) < self._stacked[0][0].shape[1]:
+            numbers = self._pool.tensor(np.array(kept, np.int64))
+            self._stacked = [
+                (k.index_select(1, numbers)[:, :, :num_shared].contiguous(),
+                 v.index_select(1, numbers)[:, :, :num_shared].contiguous())
+                for k, v in self._stacked
+            ]  # fmt: skip
+
+    def _padding_mask(self) -> Tensor:
+        """Returns ``[1, rows, 1, S + columns]``: the shared slots that a row has not, the columns
+        left of its first token, and those that are not written yet are MASKED."""
+        shared = np.arange(max(len(segment.slots) for segment in self._segments))
+        columns = np.arange(self._k[0].shape[2])
+        own = (columns < self._start_R[:, None]) | (columns > self._column)
+        hidden = np.concatenate((shared >= self._shared_R[:, None], own), axis=1)
+        mask = np.where(hidden, MASKED, 0.0).astype(np.float32)
+        return self._pool.tensor(mask).to(self._pool.k.dtype)[None, :, None]
