@@ -9,6 +9,8 @@ weights are shared, LoRA layers work, and gradients flow as usual.
     hidden_ND = decoder(token_ids_N, positions_N, attend)
     logits_MV = decoder.logits(hidden_ND[rows])
 
+The layers of a wide model on a CPU are computed by wide_layer.py.
+
 Not covered: mixture of experts, sliding windows, multimodal inputs: `Decoder.supports` says no and
 the caller uses transformers' own forward.
 """
@@ -19,6 +21,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from ajet.core.model.wide_layer import gated_mlp, is_wide, linear, linears_of_norm
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """``(layer, q [N, heads, d], k [N, kv_heads, d], v [N, kv_heads, d]) -> [N, heads, d]``; softmax
@@ -47,6 +51,7 @@ class Decoder:
         self._layers = list(base.model.layers)
         self._norm = base.model.norm
         self._head: nn.Module = base.lm_head
+        self._has_plain_mlp = not getattr(config, "mlp_bias", False)
 
     @staticmethod
     def supports(model: nn.Module) -> bool:
@@ -73,7 +78,16 @@ class Decoder:
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """Returns the next-token logits ``[N, vocab]`` in the model's dtype."""
+        if is_wide(hidden_ND, self._head):
+            return linear(hidden_ND, self._head)
         return self._head(hidden_ND)
+
+    def head_weight(self, hidden_ND: Tensor) -> Tensor | None:
+        """Returns the weight ``[vocab, hidden]`` if `logits` is the product with it and the model
+        is wide.
+        """
+        head: Any = self._head
+        return head.weight if is_wide(hidden_ND, head) and head.bias is None else None
 
     def _hidden(self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
         x = self._embed(token_ids_N)
@@ -87,20 +101,24 @@ class Decoder:
         layer = self._layers[index]
         q, k, v = self._project(layer, x, cos, sin)
         out = attend(index, q, k, v).reshape(x.shape[0], -1)
-        x = x + layer.self_attn.o_proj(out)
-        h = _rms_norm(layer.post_attention_layernorm, x)
-        mlp = layer.mlp
+        o_proj, norm, mlp = layer.self_attn.o_proj, layer.post_attention_layernorm, layer.mlp
+        x = x + (linear(out, o_proj) if is_wide(x, o_proj) else o_proj(out))
+        if self._has_plain_mlp and is_wide(x, mlp.gate_proj, mlp.up_proj, mlp.down_proj):
+            return gated_mlp(x, norm, mlp)
+        h = _rms_norm(norm, x)
         return x + mlp.down_proj(F.silu(mlp.gate_proj(h)) * mlp.up_proj(h))
 
     def _project(
         self, layer: Any, x: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        h = _rms_norm(layer.input_layernorm, x)
-        attn = layer.self_attn
-        num_tokens = x.shape[0]
-        q = attn.q_proj(h).view(num_tokens, self.num_heads, self.head_dim)
-        k = attn.k_proj(h).view(num_tokens, self.num_kv_heads, self.head_dim)
-        v = attn.v_proj(h).view(num_tokens, self.num_kv_heads, self.head_dim)
+        attn, norm = layer.self_attn, layer.input_layernorm
+        linears = (attn.q_proj, attn.k_proj, attn.v_proj)
+        if is_wide(x, *linears):
+            q, k, v = linears_of_norm(x, norm, *linears)
+        else:
+            h = _rms_norm(norm, x)
+            q, k, v = (each(h) for each in linears)
+        q, k, v = (t.unflatten(1, (-1, self.head_dim)) for t in (q, k, v))
         if hasattr(attn, "q_norm"):
             q, k = _rms_norm(attn.q_norm, q), _rms_norm(attn.k_norm, k)
         return _rotate(q, cos, sin), _rotate(k, cos, sin), v

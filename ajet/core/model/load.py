@@ -27,6 +27,7 @@ from transformers import (
 )
 
 from ajet.core.errors import ModelError
+from ajet.core.model.allocator import keep_freed_memory
 from ajet.core.model.precision import to_float64
 
 EMBEDDED = "embedded:"
@@ -81,6 +82,8 @@ def load_model(
     `chat_template` is the path of a jinja file that replaces the tokenizer's own template.
     """
     target = resolve_device(device)
+    if target.type == "cpu":
+        keep_freed_memory()
     source = _find_source(path)
     options = {**source.options, "trust_remote_code": trust_remote_code}
     tokenizer = _load(

@@ -38,12 +38,14 @@ from torch.utils.checkpoint import checkpoint
 
 from ajet.core.model.precision import to_wide_dtype
 from ajet.core.trajectory.sample import Component, TrainingSample
+from ajet.core.update.kept_softmax import kept_softmax
 from ajet.core.update.layouts.layout import ForwardOutput
 from ajet.core.update.losses.token_loss import MAX_LOG_RATIO
 from ajet.core.update.settings import UpdateSettings
 
 MAX_KL = 10.0
 MAX_LOGITS = 1 << 24  # 64 MiB in float32
+MAX_KEPT = 1 << 26  # 256 MiB in float32: a group of 8 with 1,365 sampled tokens of 49,152
 
 
 EpisodeWeights = dict[Component, dict[str, float]]
@@ -115,6 +117,7 @@ def score_tokens(
     temperature: float,
     with_entropy_grad: bool,
     max_logits: int = MAX_LOGITS,
+    max_kept: int = MAX_KEPT,
 ) -> TokenScores:
     """Returns log-probabilities of `targets_M`, in float32 or wider, and entropies.
 
@@ -122,8 +125,9 @@ def score_tokens(
     is not repeated here: the sampler's log-probabilities are then of the renormalised cut and the
     ratio starts below 1, which `logprob_diff_max` shows.
 
-    More than `max_logits` logits are computed in slices, and again in the backward pass: with a
-    vocabulary of 50,000 they are far larger than any other tensor.
+    More than `max_logits` logits are computed in slices, because with a vocabulary of 50,000 they
+    are far larger than any other tensor. Up to `max_kept` of them are kept for the backward pass on
+    a CPU (kept_softmax.py); more are computed again.
     """
 
     def score(features_UD: Tensor, index_M: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
@@ -139,6 +143,10 @@ def score_tokens(
     num_rows = len(output.features_UD)
     if num_rows <= step:
         return TokenScores(*score(output.features_UD, output.index_M, targets_M))
+    weight_VD = output.head_weight
+    if weight_VD is not None and num_rows * output.vocab_size <= max_kept and not with_entropy_grad:
+        inputs = (output.features_UD, weight_VD, output.index_M, targets_M, temperature)
+        return TokenScores(*kept_softmax(*inputs))
     order_M = torch.argsort(output.index_M, stable=True)
     parts = []
     for start in range(0, num_rows, step):

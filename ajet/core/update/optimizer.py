@@ -4,7 +4,8 @@
         /     ‾‾\\__  linear, cosine    the step is skipped and counted
 
 Weights of lower precision than float32 are trained through float32 masters, because bfloat16 loses
-an update of 1e-6 of a weight. Only matrices have weight decay, not biases, norms and embeddings.
+an update of 1e-6 of a weight. Their gradients are added up in the masters, one micro-batch at a
+time. Only matrices have weight decay, not biases, norms and embeddings.
 
 The state of a sharded weight is sharded in the same way; the norm is that of the whole gradient, so
 every rank makes the same decision.
@@ -13,7 +14,7 @@ Not covered: other optimizers.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +44,9 @@ class ModelOptimizer:
         self._settings = settings
         self._weights = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._masters = {n: _master(p) for n, p in self._weights.items()}
+        for name, weight in self._weights.items():
+            if self._masters[name] is not weight:
+                weight.register_post_accumulate_grad_hook(_add_to(self._masters[name]))
         no_decay_ids = {
             id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()
         }
@@ -77,15 +81,19 @@ class ModelOptimizer:
             self.num_steps += 1
         else:
             self.num_skipped += 1
-        self._adamw.zero_grad(set_to_none=True)
+        self.zero_grad()
         return StepOutcome(grad_norm, lr, stepped)
 
-    def _collect_grads(self) -> list[Tensor]:
-        """Moves the gradients to the masters; a weight without one gets gradient 0."""
+    def zero_grad(self) -> None:
+        """Drops the gradients of all micro-batches since the last step."""
         for name, weight in self._weights.items():
-            grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
-            weight.grad = None
-            self._masters[name].grad = grad.to(self._masters[name].dtype)
+            weight.grad = self._masters[name].grad = None
+
+    def _collect_grads(self) -> list[Tensor]:
+        """Returns the masters' gradients; a weight without one gets gradient 0."""
+        for master in self._masters.values():
+            if master.grad is None:
+                master.grad = torch.zeros_like(master)
         return [master.grad for master in self._masters.values() if master.grad is not None]
 
     def _clip(self, grads: Iterable[Tensor], grad_norm: float) -> None:
@@ -162,6 +170,24 @@ def _empty_state(master: Tensor) -> dict[str, Tensor]:
     """Returns the state that AdamW makes at its first step."""
     moments = {key: torch.zeros_like(master) for key in ("exp_avg", "exp_avg_sq")}
     return moments | {"step": torch.tensor(0.0)}  # AdamW keeps it on the CPU
+
+
+def _add_to(master: Tensor) -> Callable[[Tensor], None]:
+    """Returns a hook that moves a weight's gradient of one micro-batch to its master.
+
+    Micro-batches add up in float32: in bfloat16 the sum would lose what a later one adds.
+    """
+
+    def add(weight: Tensor) -> None:
+        if weight.grad is None:
+            return
+        if master.grad is None:
+            master.grad = weight.grad.to(master.dtype)
+        else:
+            master.grad += weight.grad
+        weight.grad = None
+
+    return add
 
 
 def _master(weight: nn.Parameter) -> Tensor:

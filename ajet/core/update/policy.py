@@ -242,7 +242,7 @@ class Policy:
         if any(self._has_gradient(sample, sample.weights) for sample in with_gradient):
             metrics.steps.append(self.optimizer.step())
         else:  # computed nevertheless, because the sampler metrics are about rejected tokens too
-            self.model.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad()
             metrics.empty_mini_batches += 1
         yield 1.0
 

@@ -69,10 +69,19 @@ def test_narrow_weights_learn_steps_smaller_than_their_precision():
     layer = layer_with_grad(1.0, torch.bfloat16)  # near 1 it has steps of 4e-3
     optimizer = ModelOptimizer(layer, OptimizerSettings(lr=1e-3))
     for _ in range(8):
-        layer.weight.grad = torch.ones(1, 1, dtype=torch.bfloat16)
+        layer.weight.sum().backward()
         optimizer.step()
     assert optimizer.tensors()["weight.master"].item() == pytest.approx(0.992, abs=1e-4)
     assert layer.weight.item() == pytest.approx(0.992, abs=2e-3)
+
+
+def test_micro_batches_of_narrow_weights_add_up_in_float32():
+    layer = layer_with_grad(1.0, torch.bfloat16)
+    layer.weight.grad = None
+    optimizer = ModelOptimizer(layer, OptimizerSettings(lr=1e-3, grad_clip=0.0))
+    for factor in (256.0, 1.0):  # near 256 bfloat16 has steps of 2
+        (layer.weight * factor).sum().backward()
+    assert optimizer.step().grad_norm == 257.0
 
 
 def test_the_template_is_of_the_state_after_a_step_and_takes_no_memory():

@@ -35,6 +35,12 @@ def piece_backward(
     """Returns this piece's part of the gradients; `out` and `lse` are those of the whole
     softmax.
     """
+    if q.device.type == "cpu" and q.dtype == torch.bfloat16 and causal:
+        # Of short segments the kernel's float32 backward is twice as fast as its bfloat16 one.
+        grad, q, k, v, out = (t.float() for t in (grad, q, k, v, out))
+        found = _flash_backward(grad, q, k, v, out, lse, 0.0, causal)
+        dq, dk, dv = (t.bfloat16() for t in found)
+        return dq, dk, dv
     if q.device.type == "cpu":
         dq, dk, dv = _flash_backward(grad, q, k, v, out, lse, 0.0, causal)
         return dq, dk, dv

@@ -108,13 +108,15 @@ def concat_to_device(arrays: Iterable[NDArray[Any]], device: torch.device) -> Te
 class ForwardOutput:
     """Holds features ``[U, …]``, which `head` turns into logits ``[U, vocab]``.
 
-    The k-th trained token, rows in order, reads row ``index_M[k]``.
+    The k-th trained token, rows in order, reads row ``index_M[k]``. `head_weight` is given where
+    `head` is the product with it, in a model that wide_layer.py computes.
     """
 
     features_UD: Tensor
     head: Callable[[Tensor], Tensor]
     vocab_size: int
     index_M: Tensor
+    head_weight: Tensor | None = None
 
 
 class Layout(Protocol):

@@ -65,13 +65,13 @@ class FlatLayout:
         ]
         nodes_U, index_M = np.unique(np.concatenate(read_nodes), return_inverse=True)
         model: Any = self.model
+        features_UD = hidden_ND.index_select(0, torch.from_numpy(nodes_U - first).to(self.device))
         return ForwardOutput(
-            features_UD=hidden_ND.index_select(
-                0, torch.from_numpy(nodes_U - first).to(self.device)
-            ),
+            features_UD=features_UD,
             head=self.decoder.logits,
             vocab_size=model.config.vocab_size,
             index_M=torch.from_numpy(index_M).to(self.device),
+            head_weight=self.decoder.head_weight(features_UD),
         )
 
     def forward_hidden(self, rows: Sequence[Row]) -> Tensor:

@@ -117,14 +117,16 @@ class _TreeAttention(torch.autograd.Function):
             _segment_backward(call, (q, k, v, out, lse, grad), (dq, dk, dv))
         for segment in ctx.plan.inner_segments:
             own, descendants = slice(segment.start, segment.stop), slice(segment.stop, segment.end)
-            folded = (_fold(t[descendants], k) for t in (grad, q, out, lse))
+            parts = _num_parts(segment.end - segment.stop, k)
+            folded = (_fold(t[descendants], k, parts) for t in (grad, q, out, lse))
             grad_f, q_f, out_f, lse_f = folded
+            keys, values = (_batch(t[own]).expand(parts, -1, -1, -1) for t in (k, v))
             piece_dq, piece_dk, piece_dv = piece_backward(
-                grad_f, q_f, _batch(k[own]), _batch(v[own]), out_f, lse_f, causal=False
+                grad_f, q_f, keys, values, out_f, lse_f, causal=False
             )
             dq[descendants] += _unfold(piece_dq, q)
-            dk[own] += piece_dk[0].transpose(0, 1)
-            dv[own] += piece_dv[0].transpose(0, 1)
+            dk[own] += _sum_of_parts(piece_dk).transpose(0, 1)
+            dv[own] += _sum_of_parts(piece_dv).transpose(0, 1)
         return dq, dk, dv, None
 
 
@@ -179,21 +181,37 @@ def _batch(t_PKd: Tensor) -> Tensor:
     return t_PKd.transpose(0, 1).unsqueeze(0)
 
 
-def _fold(t: Tensor, k: Tensor) -> Tensor:
-    """Reshapes ``[T, heads, …] -> [1, kv_heads, T * group, …]``.
+def _num_parts(num_queries: int, k: Tensor) -> int:
+    """Returns the parts of the queries in a backward pass.
+
+    The flash kernel computes the gradients of one key head in one thread, so three key heads would
+    leave a second thread idle for a third of the time.
+    """
+    threads = torch.get_num_threads() if k.device.type == "cpu" else 1
+    return 1 if k.shape[1] % threads == 0 or num_queries % threads else threads
+
+
+def _sum_of_parts(t_BKPd: Tensor) -> Tensor:
+    return t_BKPd[0] if len(t_BKPd) == 1 else t_BKPd.sum(0)
+
+
+def _fold(t: Tensor, k: Tensor, parts: int = 1) -> Tensor:
+    """Reshapes ``[T, heads, …] -> [parts, kv_heads, T / parts * group, …]``.
 
     The query heads of one key head become more queries, so keys are not repeated. This is correct
     without a causal mask.
     """
     kv_heads = k.shape[1]
-    return t.unflatten(1, (kv_heads, -1)).transpose(0, 1).flatten(1, 2).unsqueeze(0)
+    by_part = t.unflatten(1, (kv_heads, -1)).unflatten(0, (parts, -1))
+    return by_part.transpose(1, 2).flatten(2, 3)
 
 
 def _unfold(folded: Tensor, like: Tensor) -> Tensor:
     """Reverses `_fold`, to ``[T, heads, …]``."""
     kv_heads = folded.shape[1]
     group = like.shape[1] // kv_heads
-    return folded[0].unflatten(1, (-1, group)).transpose(0, 1).flatten(1, 2)
+    by_part = folded.unflatten(2, (-1, group)).transpose(1, 2)
+    return by_part.flatten(2, 3).flatten(0, 1)
 
 
 def _merge(out: Tensor, lse: Tensor, piece_out: Tensor, piece_lse: Tensor) -> None:

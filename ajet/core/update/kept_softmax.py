@@ -1,0 +1,85 @@
+"""Log-probabilities of some tokens, with the probabilities of the whole vocabulary kept.
+
+    logits = features @ weight.T / temperature      p = softmax(logits), kept in the logits' place
+    d logits[u, v] = sum of d_m, over the tokens m of row u that are v, - sum of d_m of row u * p
+
+The backward pass needs two products, where computing the logits again would need three. The kept
+probabilities become the gradient in place, so one matrix of all logits is the most there is. In a
+model of bfloat16 it is of bfloat16; its gradient at the tokens is computed in float32.
+
+Not covered: an entropy with a gradient.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ajet.core.model.precision import to_wide_dtype, wide_dtype
+from ajet.core.model.wide_layer import product
+
+SLICE = 1 << 20  # logits of one softmax: 4 MiB in float32, which stay in a processor's cache
+
+
+def kept_softmax(
+    features_UD: Tensor, weight_VD: Tensor, index_M: Tensor, targets_M: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Returns the log-probability of each token, ``targets_M`` in row ``index_M``, and the entropy
+    of its row, which has no gradient.
+    """
+    return _KeptSoftmax.apply(features_UD, weight_VD, index_M, targets_M, temperature)
+
+
+class _KeptSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        features_UD: Tensor,
+        weight_VD: Tensor,
+        index_M: Tensor,
+        targets_M: Tensor,
+        temperature: float,
+    ) -> tuple[Tensor, Tensor]:
+        kept_UV = product(features_UD, weight_VD)
+        dtype = wide_dtype(kept_UV.dtype)
+        entropy_U = kept_UV.new_empty(len(kept_UV), dtype=dtype)
+        logprobs_M = kept_UV.new_empty(len(index_M), dtype=dtype)
+        order_M = torch.argsort(index_M, stable=True)
+        step = max(1, SLICE // kept_UV.shape[1])
+        starts = range(0, len(kept_UV), step)
+        ends = torch.searchsorted(index_M[order_M], torch.tensor([*starts[1:], len(kept_UV)]))
+        for start, tokens in zip(starts, order_M.tensor_split(ends[:-1]), strict=True):
+            rows = slice(start, start + step)
+            logits = to_wide_dtype(kept_UV[rows])
+            logprobs = torch.log_softmax(logits if temperature == 1.0 else logits / temperature, -1)
+            logprobs_M[tokens] = logprobs[index_M[tokens] - start, targets_M[tokens]]
+            probabilities = logprobs.exp()
+            kept_UV[rows] = probabilities
+            entropy_U[rows] = -probabilities.mul_(logprobs).sum(-1)
+        ctx.temperature = temperature
+        ctx.save_for_backward(features_UD, weight_VD, index_M, targets_M, logprobs_M, kept_UV)
+        entropy_M = entropy_U[index_M]
+        ctx.mark_non_differentiable(entropy_M)
+        return logprobs_M, entropy_M
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        features_UD, weight_VD, index_M, targets_M, logprobs_M, kept_UV = ctx.saved_tensors
+        grad_M = grads[0] / ctx.temperature
+        sum_U = grad_M.new_zeros(len(kept_UV)).index_add_(0, index_M, grad_M)
+        # Several tokens of a row may be the same one: each such pair is written once.
+        pairs_M = index_M * kept_UV.shape[1] + targets_M
+        pairs_K, which_M = torch.unique(pairs_M, return_inverse=True)
+        at_pair_K = grad_M.new_zeros(len(pairs_K)).index_add_(0, which_M, grad_M)
+        share_M = logprobs_M.exp() * sum_U[index_M]
+        at_pair_K -= torch.empty_like(at_pair_K).index_copy_(0, which_M, share_M)
+        kept_UV *= -sum_U.unsqueeze(1).to(kept_UV.dtype)
+        kept_UV.view(-1)[pairs_K] = at_pair_K.to(kept_UV.dtype)
+        needs_features, needs_weight, *_ = ctx.needs_input_grad
+        return (
+            product(kept_UV, weight_VD.T) if needs_features else None,
+            product(kept_UV.T, features_UD.T) if needs_weight else None,
+            None,
+            None,
+            None,
+        )

@@ -1,0 +1,242 @@
+r"""One update of a real model's size on the CPU, against the speed of its matrix products alone.
+
+    python benchmarks/update_real.py [--dtype float32 bfloat16] [--threads 2] [--out FILE]
+
+The model has the shape of SmolLM2-135M with random weights. The batch is 4 groups of 8 with prompts
+of 324 and replies of 125 tokens (5,296 distinct ones), with a KL to the reference. Counted are:
+
+    products   of all linear layers, tokens x in x out x 2: forward, twice that backward, and the
+               reference's forward; the head for the tokens that are read
+    attention  is beside them, as are norms, softmax and the optimizer
+
+The speed of the products alone is measured in the same run: each distinct product of each
+micro-batch, forward and both of its backward ones, by the fastest way that torch has for it. The
+share is the products' own seconds over the update's.
+"""
+
+import argparse
+import json
+import platform
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ajet.core.model.allocator import keep_freed_memory
+from ajet.core.model.wide_layer import product as wide_product
+from ajet.core.trajectory.sample import TrainingSample
+from ajet.core.update.layouts.layout import Row
+from ajet.core.update.policy import Policy
+from ajet.core.update.settings import UpdateSettings
+
+GOALS = {"float32": 0.75, "bfloat16": 0.60}
+SMOLLM2 = {
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 8192,
+}
+Product = tuple[int, int, int]
+"""The tokens, inputs and outputs of one linear layer."""
+
+
+def make_samples(groups: int, repeat: int, prompt: int, reply: int) -> list[TrainingSample]:
+    """Groups of random tokens; the members of a group share their prompt."""
+    rng = np.random.default_rng(0)
+    samples = []
+    for group in range(groups):
+        prompt_ids = rng.integers(0, SMOLLM2["vocab_size"], prompt)
+        for member in range(repeat):
+            ids = np.concatenate((prompt_ids, rng.integers(0, SMOLLM2["vocab_size"], reply)))
+            mask = np.arange(len(ids)) >= prompt
+            samples.append(
+                TrainingSample(
+                    episode_id=f"{group}/{member}",
+                    group_id=str(group),
+                    token_ids=ids,
+                    loss_mask=mask,
+                    logprobs=np.where(mask, -10.8, 0).astype(np.float32),
+                    advantages=np.where(mask, rng.normal(), 0).astype(np.float32),
+                    spans=(),
+                    min_policy_version=0,
+                    max_policy_version=0,
+                )
+            )
+    return samples
+
+
+def make_policy(dtype: str, budget: int) -> Policy:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SMOLLM2)).to(getattr(torch, dtype))
+    settings = UpdateSettings(lr=1e-6, kl_loss_coef=0.01, max_tokens_per_micro_batch=budget)
+    return Policy(model, settings)
+
+
+class Clock:
+    """Adds up the seconds of calls by name."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.seconds[name] += time.perf_counter() - started
+
+        return run
+
+    @contextmanager
+    def watching(self, policy: Policy) -> Iterator[None]:
+        """Times the parts of an update while it runs."""
+        assert policy.reference is not None
+        parts = (
+            (policy.layout, "forward", "forward"),
+            (policy.reference, "logprobs", "reference"),
+            (policy.optimizer, "step", "optimizer"),
+            (Tensor, "backward", "backward"),
+        )
+        with ExitStack() as stack:
+            for owner, attribute, name in parts:
+                call = self.timed(name, getattr(owner, attribute))
+                if owner is Tensor:
+                    call = _as_method(call)
+                stack.enter_context(mock.patch.object(owner, attribute, call))
+            yield
+
+
+def _as_method(call: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return call(self, *args, **kwargs)
+
+    return method
+
+
+def products(policy: Policy, samples: Sequence[TrainingSample]) -> Counter[Product]:
+    """Each distinct product of the policy's forward pass, and how many times it occurs."""
+    rows = [Row.of(sample, 1.0, index) for index, sample in enumerate(samples)]
+    found: Counter[Product] = Counter()
+    for micro_batch in policy._balance(rows).local:  # the update's own division
+        tokens = policy.layout.num_computed(micro_batch)
+        for name, module in policy.model.named_modules():
+            if isinstance(module, torch.nn.Linear) and name != "lm_head":
+                found[tokens, module.in_features, module.out_features] += 1
+        with torch.no_grad():
+            read = len(policy.layout.forward(micro_batch).features_UD)
+        found[read, SMOLLM2["hidden_size"], SMOLLM2["vocab_size"]] += 1
+    return found
+
+
+def best_seconds(ways: Sequence[Callable[[], Tensor]], rounds: int = 3) -> float:
+    """The shortest time of the fastest way; one call of each before is not counted."""
+    best = float("inf")
+    for way in ways:
+        way()
+        for _ in range(rounds):
+            started = time.perf_counter()
+            way()
+            best = min(best, time.perf_counter() - started)
+    return best
+
+
+def product_seconds(product: Product, dtype: torch.dtype) -> dict[str, float]:
+    """Seconds of one linear layer's forward product, and of its two backward products."""
+    tokens, inputs, outputs = product
+    x, weight, grad = (
+        torch.randn(shape, dtype=dtype)
+        for shape in ((tokens, inputs), (outputs, inputs), (tokens, outputs))
+    )
+
+    def best(a: Tensor, b: Tensor) -> float:
+        return best_seconds([lambda: a @ b.T, lambda: wide_product(a, b)])
+
+    return {"forward": best(x, weight), "backward": best(grad, weight.T) + best(grad.T, x.T)}
+
+
+def measure(dtype: str, rounds: int, budget: int) -> dict[str, Any]:
+    policy, samples = make_policy(dtype, budget), make_samples(4, 8, 324, 125)
+    counts = products(policy, samples)
+    policy.update(samples[:8])  # makes the optimizer's state
+    found, metrics = [], {}
+    for _ in range(rounds):
+        clock = Clock()
+        cpu, started = time.process_time(), time.perf_counter()
+        with clock.watching(policy):
+            metrics = policy.update(samples)
+        seconds = time.perf_counter() - started
+        parts: dict[str, float] = dict(clock.seconds)
+        parts["head and loss"] = seconds - sum(parts.values())
+        found.append((seconds, time.process_time() - cpu, parts))
+    seconds, cpu_s, parts = min(found, key=lambda each: each[0])
+    own = {p: product_seconds(p, getattr(torch, dtype)) for p in counts}
+    # The reference computes one more forward pass.
+    own_s = sum(n * (2 * own[p]["forward"] + own[p]["backward"]) for p, n in counts.items())
+    flops = sum(8 * n * tokens * i * o for (tokens, i, o), n in counts.items())
+    return {
+        "dtype": dtype,
+        "tokens": metrics["tree_tokens"],
+        "seconds": seconds,
+        "cpu_seconds": cpu_s,
+        "all_seconds": [each[0] for each in found],
+        "parts": parts,
+        "flops_of_products": flops,
+        "gflops": flops / seconds / 1e9,
+        "products": {
+            "seconds": own_s,
+            "gflops": flops / own_s / 1e9,
+            "each": [
+                {
+                    "tokens x in x out": list(p),
+                    "times": n,
+                    **{k: 2 * np.prod(p, dtype=float) * m / own[p][k] / 1e9 for k, m in PARTS},
+                }
+                for p, n in counts.items()
+            ],
+        },
+        "share_of_products": own_s / seconds,
+        "goal": GOALS[dtype],
+    }
+
+
+PARTS = (("forward", 1), ("backward", 2))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"], choices=GOALS)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--budget", type=int, default=1536, help="tokens of a micro-batch")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/update_real.json"))
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    keep_freed_memory()  # as loading a model does
+    results = []
+    for dtype in args.dtype:
+        results.append(measure(dtype, args.rounds, args.budget))
+        print(json.dumps(results[-1], indent=1))
+    document = {
+        "machine": f"{platform.processor() or platform.machine()}, {args.threads} threads",
+        "torch": torch.__version__,
+        "results": results,
+    }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
