@@ -24,6 +24,7 @@ from ajet.core.errors import ConfigError, ModelError
 from ajet.core.importing import ARROW, load_attribute, require_method, require_no_arguments
 from ajet.core.judge import judge_class, judge_spec
 from ajet.core.judge.judge import BaseJudge, GroupJudge
+from ajet.core.model.template_file import template_file
 from ajet.core.record.run_folder import is_file
 from ajet.core.record.trackers import PACKAGES, not_installed
 from ajet.core.task.task import Task
@@ -154,7 +155,7 @@ def _check_workflow(workflow: type[Workflow], config: AjetConfig, where: str) ->
 
 def _check_files(config: AjetConfig) -> None:
     template = config.ajet.model.chat_template
-    if template is not None and not Path(template).expanduser().is_file():
+    if template is not None and not template_file(template).is_file():
         raise ConfigError(
             f"ajet.model.chat_template: {template}: no such file (the current folder is "
             f"{Path.cwd()}); give a jinja file"

@@ -27,7 +27,7 @@ from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.replicas.in_process import InProcessReplica
 from ajet.core.inference.routed_endpoint import RoutedEndpoint
 from ajet.core.inference.router import Router, RouterSettings
-from ajet.core.model.load import EMBEDDED_DIR
+from ajet.core.model.template_file import EMBEDDED_DIR
 from ajet.core.weight_sync.folder import WeightFolder
 from ajet.servers.serving import ServerSpec
 from tests.processes import in_group, until_gone

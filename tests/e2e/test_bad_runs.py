@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
-from ajet.core.model.load import EMBEDDED_DIR
+from ajet.core.model.template_file import EMBEDDED_DIR
 from ajet.core.record.run_folder import RunFolder
 from tests.e2e.toy_run import ToyRun, ended, environment
 from tests.warm_start import warm_start

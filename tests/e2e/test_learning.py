@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
-from ajet.core.model.load import EMBEDDED_DIR
+from ajet.core.model.template_file import EMBEDDED_DIR
 from tests.e2e.toy_run import ToyRun
 
 RISE = 0.2

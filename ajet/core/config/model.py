@@ -30,5 +30,7 @@ class ModelConfig(Section):
         default="auto", description="auto, cpu, cuda or cuda:N; auto takes a GPU if any."
     )
     chat_template: str | None = Field(
-        default=None, description="A Jinja file used instead of the tokenizer's own chat template."
+        default=None,
+        description="A Jinja file used instead of the tokenizer's own chat template, or "
+        "embedded:qwen2_5.",
     )

@@ -29,9 +29,8 @@ from transformers import (
 from ajet.core.errors import ModelError
 from ajet.core.model.allocator import keep_freed_memory
 from ajet.core.model.precision import to_float64
+from ajet.core.model.template_file import EMBEDDED, EMBEDDED_DIR, template_file
 
-EMBEDDED = "embedded:"
-EMBEDDED_DIR = Path(__file__).parents[2] / "embedded"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 HUB_TIMEOUT_S = 10
 TOKENIZER_FILES = (
@@ -79,7 +78,8 @@ def load_model(
     """Loads a causal language model for training.
 
     `dtype` and `device` "auto" mean CUDA with bfloat16 where there is CUDA, else CPU with float32.
-    `chat_template` is the path of a jinja file that replaces the tokenizer's own template.
+    `chat_template` is the path of a jinja file that replaces the tokenizer's own template, or
+    embedded:qwen2_5.
     """
     target = resolve_device(device)
     if target.type == "cpu":
@@ -227,7 +227,7 @@ def _clear_quantization_config(model: Any) -> None:
 
 def _read_template(file: str) -> str:
     try:
-        return Path(file).expanduser().read_text(encoding="utf-8")
+        return template_file(file).read_text(encoding="utf-8")
     except OSError as error:
         raise ModelError(f"chat template '{file}': {error.strerror}; give a jinja file") from error
     except UnicodeDecodeError as error:

@@ -11,7 +11,8 @@ from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
 
 from ajet.core.errors import ModelError
-from ajet.core.model.load import EMBEDDED_DIR, load_model
+from ajet.core.model.load import load_model
+from ajet.core.model.template_file import EMBEDDED_DIR
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +123,12 @@ def test_a_chat_template_that_cannot_be_read(folder, tmp_path):
     (tmp_path / "chat.jinja").write_bytes(b"\xff")
     message = _error(folder, chat_template=str(tmp_path / "chat.jinja"))
     assert message.endswith("chat.jinja': not a text file in UTF-8")
+
+
+def test_an_embedded_chat_template(folder):
+    loaded = load_model(str(folder), device="cpu", chat_template="embedded:qwen2_5")
+    assert "<tool_call>" in loaded.tokenizer.chat_template
+    assert "give a jinja file" in _error(folder, chat_template="embedded:qwen9")
 
 
 @pytest.mark.parametrize("kwargs", [{"dtype": "int3"}, {"device": "abacus"}])
