@@ -75,8 +75,11 @@ def with_ajet(folder: str, dtype: str) -> Run:
     torch.set_num_threads(THREADS)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
 
+    engine = InProcessEngine(model, stop_token_ids=())
+    loop = asyncio.new_event_loop()
+
     def run(texts: list[list[int]], max_tokens: int) -> int:
-        async def conversation(engine: InProcessEngine, number: int) -> int:
+        async def conversation(number: int) -> int:
             sampling = SamplingParams(max_tokens=max_tokens, seed=number)
             episode = f"{number:06d}"
             reply = await engine.generate(texts[number // GROUP], sampling, f"{episode}/0000")
@@ -84,16 +87,12 @@ def with_ajet(folder: str, dtype: str) -> Run:
             return len(reply.token_ids)
 
         async def all_conversations() -> int:
-            engine = InProcessEngine(model, stop_token_ids=())
+            engine.publish(engine.policy_version + 1)  # as after an update: nothing is cached
             for number in range(GROUPS * GROUP):
                 engine.enter(f"{number:06d}")
-            lengths = await asyncio.gather(
-                *(conversation(engine, number) for number in range(GROUPS * GROUP))
-            )
-            await engine.close()
-            return sum(lengths)
+            return sum(await asyncio.gather(*map(conversation, range(GROUPS * GROUP))))
 
-        return asyncio.run(all_conversations())
+        return loop.run_until_complete(all_conversations())
 
     return run
 

@@ -160,6 +160,29 @@ def engine() -> list[Row]:
     ]
 
 
+def engine_compared() -> list[Row]:
+    speed = {
+        system: found["tokens_s"] for system, found in result("engine_compared")["systems"].items()
+    }
+    limits, own = ("products", "linear"), {s: v for s, v in speed.items() if s.startswith("ajet")}
+    others = {
+        system: tokens_s
+        for system, tokens_s in speed.items()
+        if system not in own and system.partition(":")[0] not in limits
+    }
+    best = max(others, key=lambda system: others[system])
+    listed = ", ".join(f"{system.replace(':', ' ')} {v:.0f}" for system, v in others.items())
+    return [
+        (
+            f"tokens a second on SmolLM2-135M, {system.partition(':')[2]} (others: {listed})",
+            f"{tokens_s:.0f}: {tokens_s / others[best]:.1f}x the best other",
+            f"≥ 1.5x; matrix products alone: {speed['products:' + system.partition(':')[2]]:.0f}",
+            "engine_compared",
+        )
+        for system, tokens_s in own.items()
+    ]
+
+
 def update() -> list[Row]:
     return [
         (
@@ -404,6 +427,7 @@ def table() -> str:
         *lake_rows(),
         *algorithms(),
         *engine(),
+        *engine_compared(),
         *update(),
         *step(),
         *merging(),

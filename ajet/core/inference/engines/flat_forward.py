@@ -5,7 +5,8 @@
     decode()        the last token of each row goes in, the logits of the next come out
     keep(), store() drop finished rows; hand their tokens to the cache for the next turn
 
-Nothing is copied from the model: it computes with the policy's own modules (see model/decoder.py).
+It computes with the policy's own modules (see model/decoder.py), or, where weights are large and
+the device is a CPU, with packed copies of them (packed_decoder.py, grid_batch.py).
 
 Not covered: architectures that `Decoder.supports` refuses (hf_forward.py serves those).
 """

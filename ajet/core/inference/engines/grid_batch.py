@@ -77,17 +77,16 @@ class GridBatch(KVBatch):
         segments = layout.segments
         most_rows = max(segment.last - segment.first for segment in segments)
         lengths = [len(segment.slots) for segment in segments]
-        return len(segments) * most_rows <= MAX_PADDING * len(layout.start_R) and len(
+        num_rows, most_shared = len(layout.start_R), max(lengths)
+        return len(segments) * most_rows <= MAX_PADDING * num_rows and len(
             segments
-        ) * max(lengths) <= MAX_PADDING * sum(lengths)
+        ) * most_shared <= MAX_PADDING * sum(lengths)
 
     def __init__(self, pool: KVPool, layout: CacheLayout) -> None:
         super().__init__(pool, layout)
         self._grid = SegmentGrid.of(self._segments, pool)
         self._stacked: list[tuple[Tensor, Tensor]] = []
-        while (
-            self._shared
-        ):  # one layer at a time: both forms of all layers would take twice as much
+        while self._shared:  # layer by layer: both forms of all layers would take twice as much
             k, v = self._shared.pop(0)
             self._stacked.append((self._stack(k), self._stack(v)))
 
@@ -134,10 +133,12 @@ class GridBatch(KVBatch):
         if len(kept) < self._stacked[0][0].shape[1]:
             numbers = self._pool.tensor(np.array(kept, np.int64))
             self._stacked = [
-                (k.index_select(1, numbers)[:, :, :num_shared].contiguous(),
-                 v.index_select(1, numbers)[:, :, :num_shared].contiguous())
+                (
+                    k.index_select(1, numbers)[:, :, :num_shared].contiguous(),
+                    v.index_select(1, numbers)[:, :, :num_shared].contiguous(),
+                )
                 for k, v in self._stacked
-            ]  # fmt: skip
+            ]
 
     def _padding_mask(self) -> Tensor:
         """Returns ``[1, rows, 1, S + columns]``: the shared slots that a row has not, the columns

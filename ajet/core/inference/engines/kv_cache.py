@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ajet.core.inference.engines.prefix_cache import Ids, common_length
-from ajet.core.model.precision import to_wide_dtype
 
 MIN_SHARED = 32
 """Tokens. Shorter common prefixes are copied: a segment costs a few small products a layer."""
@@ -159,7 +158,7 @@ def attend_shared(
         if num_shared:
             common = torch.bmm(q[:, at].flatten(1, 2), k_shared.transpose(1, 2))
             joined = torch.cat((common, joined), dim=-1)
-        probs = torch.softmax(to_wide_dtype(joined), dim=-1).to(v.dtype)
+        probs = torch.softmax(joined, dim=-1)  # in float32 inside if these are narrower
         own_probs = probs[..., num_shared:].unflatten(1, (-1, queries * group))
         out = _batched_product(own_probs, v[:, at])
         if num_shared:
