@@ -8,7 +8,7 @@ suite's reader, workflow and judge stand in the config. Not covered: what a suit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -75,14 +75,16 @@ def evaluate_suites(
     subject: Subject,
     *,
     against: str | None = None,
+    on_notices: Callable[[Iterable[str]], None] = lambda notices: None,
     on_start: Callable[[int], None] = lambda num_episodes: None,
     on_episode: Callable[[], None] = lambda: None,
 ) -> SuiteReport:
     """Measures `subject` on each suite. `against` is another model, a checkpoint, or the JSON file
-    of an earlier evaluation."""
+    of an earlier evaluation. `on_notices` is called with a line for each setting without effect."""
     earlier = against is not None and against.endswith(".json")
     other = OtherResult.read(Path(against)) if against is not None and earlier else None
     plans = _plans(options, subject)
+    on_notices(dict.fromkeys(line for _, plan in plans for line in plan.config.notices))
     num_models = 2 if against is not None and other is None else 1
     on_start(num_models * sum(plan.num_episodes for _, plan in plans))
     if against is not None and other is None:

@@ -89,6 +89,8 @@ def evaluate(
         raise typer.BadParameter(f"--out {out}: is a folder; name a file in it")
     if suite is None and (data is not None or against is not None):
         raise typer.BadParameter("--data and --against go with --suite")
+    if suite is not None and split == "training":
+        raise typer.BadParameter("--split goes with --conf alone: a benchmark has one split")
     if suite is None and conf is None:
         raise typer.BadParameter("give --conf, or a benchmark with --suite")
     from ajet.backbones.evaluating import Subject

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ajet.cli.eval import episode_progress
+from ajet.cli.notices import show_notices
 
 if TYPE_CHECKING:
     from ajet.backbones.evaluating import Subject
@@ -24,7 +25,12 @@ def run_suites(
 
     with episode_progress() as (on_start, on_episode):
         report = evaluate_suites(
-            options, subject, against=against, on_start=on_start, on_episode=on_episode
+            options,
+            subject,
+            against=against,
+            on_notices=show_notices,
+            on_start=on_start,
+            on_episode=on_episode,
         )
     if out == Path("-"):
         typer.echo(report.as_json(), nl=False)

@@ -161,7 +161,14 @@ def test_a_model_must_be_named(project):
 
 
 @pytest.mark.parametrize(
-    "options", [("--data", "."), ("--against", "x"), (), ("--suite", "gsm8k", "--out", "no/r.json")]
+    "options",
+    [
+        ("--data", "."),
+        ("--against", "x"),
+        (),
+        ("--suite", "gsm8k", "--out", "no/r.json"),
+        ("--suite", "gsm8k", "--split", "training"),
+    ],
 )
 def test_options_that_do_not_go_together_are_wrong_usage(project, options):
     assert run(*options).exit_code == 2

@@ -184,6 +184,11 @@ def test_a_file_that_is_none_is_one_line(made, tmp_path, text, problem):
         made(f"ajet.data.curriculum.results_path={tmp_path / 'start.json'}")
 
 
+def test_environments_that_are_new_at_each_step_have_no_results(made):
+    with pytest.raises(ConfigError, match="no result is of the next one; use uniform"):
+        made("ajet.task_reader.type=environment")
+
+
 def test_older_episodes_count_half_of_those_of_the_next_group():
     known = TaskResults().after(GroupResult(0, 8, 8, False)).after(GroupResult(0, 8, 2, True))
     assert (known.groups, known.blank, known.episodes, known.wins) == (2, 0, 12.0, 6.0)
