@@ -1,12 +1,12 @@
 """Makes rows of chat messages from recorded episodes: rejection sampling (`ajet distill-data`).
 
-    episodes of training with a reward of at least R   ->   {"task_id", "messages", "tools", "reward",
-                                                             "vocabulary"}
+    episodes of training that earned R or more
+        ->   {"task_id", "messages", "tools", "reward", "vocabulary"}
 
-A row is one conversation of an episode, the last call's messages and its reply. Each reply that the
-model sampled has the `token_ids` that it sampled, so a supervised run with the same tokenizer trains
-these and no others; a tokenizer with another vocabulary writes the messages anew. A reply that is
-trained in another row, or that nobody sampled, has `"weight": 0`.
+A row is one conversation of an episode, the last call's messages and its reply. Each reply that
+the model sampled has the `token_ids` that it sampled, so a supervised run with the same tokenizer
+trains these and no others; a tokenizer with another vocabulary writes the messages anew. A reply
+that is trained in another row, or that nobody sampled, has `"weight": 0`.
 
 Not covered: calls by token ids (`model_tuner.generate`) and replies whose beginning was forced
 (`tool_choice`), which no messages stand for: their episodes are left out and counted.

@@ -176,8 +176,8 @@ class EpisodeRecorder(BaseRecorder):
         target_tag: str = "default",
     ) -> Turn:
         """Records a turn whose reply is given: an assistant message, written as the model itself
-        would write it. `token_ids` are the reply's ids where they are known; with `vocabulary`, in a
-        vocabulary with this hash alone.
+        would write it. `token_ids` are the reply's ids where they are known; with `vocabulary`,
+        they are so in a vocabulary with this hash alone.
 
         The engine is not called. The prompt is that of a call with these messages, so the next turn
         continues this one as if it had been sampled.
