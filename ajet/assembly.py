@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ajet.core.inference.engines.in_process import InProcessEngine, OnTokens
     from ajet.core.inference.replicas.in_process import InProcessReplica
     from ajet.core.learning.learner import Learner
+    from ajet.core.learning.teacher import Teacher
     from ajet.core.model.load import LoadedModel
     from ajet.core.update.critic import Critic
     from ajet.core.update.ranks import Ranks
@@ -186,6 +187,29 @@ def make_critic(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = N
     return Critic(own.model, CriticSettings.from_config(config), ranks or ONE_RANK)
 
 
+def make_teacher(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = None) -> Teacher:
+    """Makes the teacher beside the policy that was made of `loaded`."""
+    from ajet.core.learning.teacher import Teacher
+    from ajet.core.update.policy import Policy
+    from ajet.core.update.ranks import ONE_RANK
+    from ajet.core.update.settings import UpdateSettings, tokens_per_pass
+
+    section = config.ajet.distillation
+    own = load_learning_model(config, ranks, section.path)
+    if own.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
+        raise ConfigError(
+            f"ajet.distillation.path: the tokenizer of {section.path!r} has other tokens than the "
+            "policy's, whose tokens it is to score: take a teacher with the same tokenizer"
+        )
+    settings = UpdateSettings(
+        temperature=config.ajet.rollout.temperature,
+        max_tokens_per_micro_batch=tokens_per_pass(config),
+        batch_layout=config.ajet.trainer_common.batch_layout,
+    )
+    policy = Policy(own.model, settings, ranks or ONE_RANK)
+    return Teacher(policy, section.reward_weight)
+
+
 def make_learner(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = None) -> Learner:
     """Makes the policy and the models that learn beside it, over `ranks` if there are several. It
     must be called before a checkpoint is loaded: the reference is the policy as it is now."""
@@ -200,7 +224,10 @@ def make_learner(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = 
     policy = Policy(loaded.model, settings, ranks or ONE_RANK, own_loss(config))
     needs_critic = config.ajet.trainer_common.algorithm.adv_estimator == "gae"
     critic = make_critic(config, loaded, ranks) if needs_critic else None
-    return Learner(policy, critic, make_kl_controller(config), LearnerSettings.from_config(config))
+    teaches = config.ajet.kind == "distillation"
+    teacher = make_teacher(config, loaded, ranks) if teaches else None
+    learning = LearnerSettings.from_config(config)
+    return Learner(policy, critic, make_kl_controller(config), learning, teacher)
 
 
 def make_gateway(config: AjetConfig, offset: int = 0) -> Gateway:

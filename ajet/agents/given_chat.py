@@ -27,7 +27,7 @@ class GivenChat(Workflow):
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         given = workflow_task.task.init_messages
-        tools = workflow_task.task.metadata.get("tools")
+        metadata = workflow_task.task.metadata
         messages = [_without_own_fields(message) for message in given]
         for index, message in enumerate(given):
             token_ids = message.get("token_ids")
@@ -35,8 +35,9 @@ class GivenChat(Workflow):
                 await model_tuner.give(
                     messages[:index],
                     messages[index],
-                    tools,
+                    metadata["tools"],
                     token_ids=token_ids,
+                    vocabulary=metadata["vocabulary"],
                     is_trained=is_trained(message),
                 )
         return WorkflowOutput(reward=0.0, is_success=False)

@@ -2,8 +2,8 @@
 
     ajet --conf X.yaml --backbone debug key=value      trains, as does `ajet train …`
     ajet debug | eval | check | plan | convert |       one file each, loaded when it is asked for
-         export | prepare-data | view | stop |
-         replay | audit | env-check
+         export | prepare-data | distill-data |
+         view | stop | replay | audit | env-check
 
 Exit codes: 0 done, 1 the user's error in one line, 2 wrong usage, 130 stopped by Ctrl-C, 143 by
 SIGTERM. This module only wires.
@@ -36,6 +36,7 @@ COMMANDS = {
     "convert": "ajet.cli.convert:convert",
     "export": "ajet.cli.export:export",
     "prepare-data": "ajet.cli.prepare_data:prepare_data",
+    "distill-data": "ajet.cli.distill_data:distill_data",
     "view": "ajet.cli.view:view",
     "stop": "ajet.cli.stop:stop",
     "replay": "ajet.cli.replay:replay",

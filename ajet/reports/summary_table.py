@@ -40,7 +40,8 @@ def print_summary(
     console.print(summary_table(summary, folder), Text())
     for line in warning_lines(summary):
         console.print(Text(line, style="yellow"), soft_wrap=True)
-    for what, command in follow_up_commands(folder, conf, overrides):
+    has_tasks = "cross_entropy" not in summary.extra
+    for what, command in follow_up_commands(folder, conf if has_tasks else None, overrides):
         console.print(Text(what, style="dim"))
         console.print(Text(f"  {command}", style="cyan"), soft_wrap=True)  # one line, to be copied
 

@@ -733,6 +733,16 @@ ADAPTIVE, CURRICULUM = "tests/core/task/test_adaptive.py", "ajet.data.curriculum
 ALL_CUT = "test_replies_without_a_valid_call_end_the_episode_and_one_with_a_valid_call_starts_anew"
 
 ELSEWHERE: dict[str, dict[str, list[str]]] = {
+    "the runs of a config": {
+        "tests/core/learning/test_teacher.py"
+        "::test_the_config_names_the_teacher_and_the_weight_of_the_rewards": [
+            "ajet.distillation.path",
+            "ajet.distillation.reward_weight",
+        ],
+        "tests/e2e/test_stages.py::test_each_stage_is_a_run_and_one_summary_has_them_all": [
+            "ajet.stages"
+        ],
+    },
     "what rows become": {
         f"{ROWS}::test_the_validation_split_holds_rows_or_tasks": [
             "ajet.kind",

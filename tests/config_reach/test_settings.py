@@ -180,6 +180,7 @@ SETTINGS: dict[str, Row] = {
     f"{A}.overlong.mask_truncated": Row(
         True, batch(mask_truncated=True) | {"selections": ["overlong"]}
     ),
+    "ajet.distillation.kl_coef": Row(0.5, {"update.kl_teacher_coef": 0.5}),
     "ajet.supervised.too_long": Row(
         "refuse", batch(refuse_truncated=True), {"ajet.kind": "supervised"}
     ),

@@ -69,7 +69,7 @@ FIELDS = {
     "lora": ({}, LORA, "names"),
 }
 NO_KEY = {"eps", "kl_teacher_coef"}
-"""Fields that no key sets."""
+"""Fields that no key sets, or that are for samples of another kind (test_streams.py)."""
 
 
 def policy_of(given):

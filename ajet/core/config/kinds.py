@@ -2,6 +2,7 @@
 
     reinforcement   rewards of sampled episodes
     supervised      given replies: rows of chat messages; one episode a row, no judge, no baseline
+    distillation    a teacher's log-probabilities of sampled tokens, alone or beside the rewards
 
 Not covered: the loss (core/update/loss.py), and what a row is (core/task/chat_rows.py).
 """
@@ -12,7 +13,7 @@ from pydantic import Field
 
 from ajet.core.config.section import Section
 
-Kind = Literal["reinforcement", "supervised"]
+Kind = Literal["reinforcement", "supervised", "distillation"]
 TRAINER = "ajet.trainer_common"
 ALGORITHM = f"{TRAINER}.algorithm"
 SUPERVISED_VALUES: dict[str, Any] = {
@@ -56,6 +57,22 @@ class SupervisedConfig(Section):
         default="rows",
         description="What the validation split holds: rows, whose cross-entropy is measured, or "
         "tasks, which the workflow plays.",
+    )
+
+
+class DistillationConfig(Section):
+    """Configures the learning from a teacher (`ajet.kind: distillation`)."""
+
+    path: str | None = Field(
+        default=None, description="The teacher: a model with the tokenizer of ajet.model.path."
+    )
+    kl_coef: float = Field(
+        default=1.0, ge=0, description="Coefficient of the KL from the policy to the teacher."
+    )
+    reward_weight: float = Field(
+        default=0.0,
+        ge=0,
+        description="Weight of the policy gradient from the rewards beside it; 0 has none.",
     )
 
 

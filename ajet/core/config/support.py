@@ -22,6 +22,8 @@ def refusals_and_notices(config: AjetConfig) -> tuple[list[tuple[str, str]], lis
     backbone = config.ajet.backbone
     unread = unread_keys(config.ajet)
     refused = [*contradictions(config.ajet), *_wide_servers(config.ajet)]
+    if config.ajet.kind == "distillation" and config.ajet.distillation.path is None:
+        refused.append(("ajet.distillation.path", "ajet.kind is distillation: name the teacher"))
     unused: list[str] = []
     for root in ("ajet", "verl", "trinity"):
         for leaf in leaves(getattr(config, root), root):
@@ -62,6 +64,8 @@ def _unread_sections(ajet: AjetSection) -> dict[str, str]:
     reader = ajet.task_reader.type
     others = [] if "->" in reader else [name for name in BUILT_IN_READERS if name != reader]
     unread = {f"ajet.task_reader.{name}": f"ajet.task_reader.type is {reader}" for name in others}
+    kinds = [kind for kind in ("supervised", "distillation") if kind != ajet.kind]
+    unread |= {f"ajet.{kind}": f"ajet.kind is {ajet.kind}" for kind in kinds}
     return unread | _unread_judge_keys(ajet.task_judge)
 
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator,
 from ajet.core.config.cluster import TrinityConfig, VerlConfig
 from ajet.core.config.data import DataConfig
 from ajet.core.config.environment import EnvironmentConfig
-from ajet.core.config.kinds import Kind, SupervisedConfig
+from ajet.core.config.kinds import DistillationConfig, Kind, SupervisedConfig
 from ajet.core.config.model import ModelConfig
 from ajet.core.config.rollout import RolloutConfig
 from ajet.core.config.section import NoEffect, Section
@@ -57,11 +57,14 @@ class AjetSection(Section):
     )
     kind: Kind = Field(
         default="reinforcement",
-        description="What the run learns from: reinforcement (rewards of sampled episodes) or "
-        "supervised (given replies).",
+        description="What the run learns from: reinforcement (rewards of sampled episodes), "
+        "supervised (given replies) or distillation (a teacher's log-probabilities).",
     )
     supervised: SupervisedConfig = Field(
         default=SupervisedConfig(), description="Learning from rows of chat messages."
+    )
+    distillation: DistillationConfig = Field(
+        default=DistillationConfig(), description="Learning from a teacher."
     )
     stages: dict[str, dict[str, Any] | None] = Field(
         default={},

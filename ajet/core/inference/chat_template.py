@@ -254,6 +254,12 @@ class ChatTemplate:
         return self._encode_cached(marked_text)
 
     @cached_property
+    def vocabulary_hash(self) -> str:
+        """Returns a hash of the tokenizer's tokens and their ids."""
+        tokens = sorted(self._tokenizer.get_vocab().items(), key=lambda item: item[1])
+        return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]
+
+    @cached_property
     def max_token_length(self) -> int:
         """Returns the number of characters of the vocabulary's longest token."""
         return max(map(len, self._tokenizer.get_vocab()))

@@ -31,6 +31,7 @@ from ajet.core.advantage.kl_controller import KLController
 from ajet.core.advantage.kl_in_reward import penalise_kl
 from ajet.core.config import AjetConfig
 from ajet.core.errors import CheckpointError, DataError
+from ajet.core.learning.teacher import Teacher
 from ajet.core.rollout.batch import without_truncated
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.trajectory.samples import by_turn, to_samples
@@ -110,8 +111,10 @@ class Learner:
         critic: Critic | None,
         kl: KLController,
         settings: LearnerSettings,
+        teacher: Teacher | None = None,
     ) -> None:
         self.policy = policy
+        self.teacher = teacher
         self.critic = critic
         self.kl = kl
         self.settings = settings
@@ -137,6 +140,8 @@ class Learner:
         if scored.logprobs is not None:
             pairs = zip(samples, scored.logprobs, strict=True)
             samples = [replace(sample, old_logprobs=old) for sample, old in pairs]
+        if self.teacher is not None:
+            samples = self.teacher.with_scores(samples)
         returns = None
         if result.returns is not None:
             returns = [each.advantages for each in to_samples(scored.groups, result.returns)]

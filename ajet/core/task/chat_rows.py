@@ -66,7 +66,10 @@ def _chat_task(row: Mapping[str, Any], own_id: str, where: str, train_on: str) -
         task_id=own_id if given_id is None else plain_text(given_id, MAX_ID_LENGTH),
         main_query=next((each for each in questions if isinstance(each, str)), ""),
         init_messages=messages,
-        metadata={"tools": _tools(row.get("tools"), where)},
+        metadata={
+            "tools": _tools(row.get("tools"), where),
+            "vocabulary": row.get("vocabulary"),
+        },
     )
 
 

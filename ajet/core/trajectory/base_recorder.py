@@ -173,6 +173,7 @@ class BaseRecorder:
         tools: Sequence[dict[str, Any]] | None = None,
         *,
         token_ids: Sequence[int] | None = None,
+        vocabulary: str | None = None,
         is_trained: bool = True,
         agent_name: str = "default",
         target_tag: str = "default",

@@ -170,12 +170,14 @@ class EpisodeRecorder(BaseRecorder):
         tools: Sequence[dict[str, Any]] | None = None,
         *,
         token_ids: Sequence[int] | None = None,
+        vocabulary: str | None = None,
         is_trained: bool = True,
         agent_name: str = "default",
         target_tag: str = "default",
     ) -> Turn:
         """Records a turn whose reply is given: an assistant message, written as the model itself
-        would write it. `token_ids` are the reply's ids where they are known.
+        would write it. `token_ids` are the reply's ids where they are known; with `vocabulary`,
+        they are so in a vocabulary with this hash alone.
 
         The engine is not called. The prompt is that of a call with these messages, so the next turn
         continues this one as if it had been sampled.
@@ -186,7 +188,8 @@ class EpisodeRecorder(BaseRecorder):
         offered = plain_messages(tools) if tools else None
         self._check_length(index, num_characters([sent, offered, plain_reply]))
         prompt = self._session.prompt_for(sent, offered)
-        if token_ids is None:
+        is_foreign = vocabulary not in (None, self._template.vocabulary_hash)
+        if token_ids is None or is_foreign:
             ids = given_reply_ids(self._template, sent, offered, plain_reply)
         else:
             ids = tuple(_token_ids(token_ids))

@@ -244,6 +244,7 @@ class UpdateSettings(OptimizerSettings):
             kl_loss_coef=trainer.kl_loss_coef if trainer.use_kl_loss else 0.0,
             keep_reference=algorithm.use_kl_in_reward,
             kl_loss_type=trainer.kl_loss_type,
+            kl_teacher_coef=config.ajet.distillation.kl_coef,
             entropy_coef=algorithm.entropy_coef,
             loss_agg_mode=algorithm.loss_agg_mode,
             loss_scale_factor=float(config.ajet.data.max_response_length),

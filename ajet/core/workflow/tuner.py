@@ -156,16 +156,19 @@ class ModelTuner:
         tools: list[dict[str, Any]] | None = None,
         *,
         token_ids: Sequence[int] | None = None,
+        vocabulary: str | None = None,
         is_trained: bool = True,
     ) -> Completion:
         """Records a reply that is given instead of sampled: an assistant message in OpenAI's form.
         Its tokens are trained by their cross-entropy. `token_ids` are the reply's, where they are
-        known; without `is_trained` the reply is context alone."""
+        known, in a vocabulary with the hash `vocabulary` if one is given; without `is_trained` the
+        reply is context alone."""
         call = self._recorder.give(
             messages,
             reply,
             tools,
             token_ids=token_ids,
+            vocabulary=vocabulary,
             is_trained=is_trained,
             agent_name=self.agent_name,
             target_tag=self.target_tag,

@@ -1,0 +1,45 @@
+"""Implements `ajet distill-data RUN`: writes good episodes as rows for a supervised run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ajet.cli.options import Verbose
+
+
+def distill_data(
+    run: Annotated[Path, typer.Argument(help="The run folder, launcher_record/<experiment>.")],
+    out: Annotated[Path, typer.Option("--out", help="The JSON-lines file that is written.")],
+    min_reward: Annotated[
+        float, typer.Option(help="Episodes of training that earned at least this.")
+    ] = 1.0,
+    per_task: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of each task, the newest N whose replies differ. [default: all]"),
+    ] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Write a run's good episodes as rows of chat messages, with the ids that were sampled."""
+    from ajet.core.errors import DataError
+    from ajet.core.record.recorded_run import RecordedRun
+    from ajet.core.record.screen_log import begin_screen_log
+    from ajet.core.task.jsonl import write_jsonl
+    from ajet.sources.recorded import recorded_rows
+
+    begin_screen_log(verbose)
+    recorded = RecordedRun(run)
+    with recorded.reader() as reader:
+        found = recorded_rows(reader, recorded.template, min_reward=min_reward, per_task=per_task)
+    if not found.rows:
+        raise DataError(f"{run}: no episode of training earned {min_reward:g} or more")
+    write_jsonl(out, found.rows)
+    typer.echo(
+        f"{out}: {len(found.rows):,} rows, {found.num_exact:,} of them with the very prompts that "
+        "were sampled from"
+    )
+    if found.num_without_messages:
+        typer.echo(f"left out: {found.num_without_messages:,} episodes with calls of token ids")
+    typer.echo("Read it with:")
+    typer.echo("  ajet.kind=supervised ajet.task_reader.type=jsonl_dataset_file")
+    typer.echo(f"  ajet.task_reader.jsonl_dataset_file.training.file_path={out}")

@@ -1,0 +1,82 @@
+"""A teacher's log-probabilities beside the policy's own tokens: `ajet.kind: distillation`."""
+
+import numpy as np
+import pytest
+import torch
+
+from ajet import assembly
+from ajet.core.config import load_config
+from ajet.core.errors import ConfigError
+from ajet.core.learning.teacher import Teacher
+from ajet.core.update.policy import Policy
+from ajet.core.update.settings import UpdateSettings
+from tests.core.update.update_fixtures import forked_groups, tiny_model
+
+
+def policy(seed=0, **settings):
+    return Policy(tiny_model(seed), UpdateSettings(**settings))
+
+
+def divergence(student, teacher, samples):
+    """The mean of log pi - log teacher over the trained tokens."""
+    pairs = zip(student.score(samples), teacher.score(samples), samples, strict=True)
+    return np.concatenate([(own - its)[s.loss_mask] for own, its, s in pairs]).mean()
+
+
+def test_the_teachers_scores_are_its_log_probabilities_of_the_policys_tokens():
+    samples, teacher = forked_groups(), policy(seed=1)
+    scored = Teacher(teacher, reward_weight=0.25).with_scores(samples)
+    for each, plain, score in zip(scored, samples, teacher.score(samples), strict=True):
+        assert each.teacher_logprobs is score or (each.teacher_logprobs == score).all()
+        assert (each.stream("kl_teacher") == plain.loss_mask).all()
+        assert (each.stream("policy_gradient") == 0.25 * plain.loss_mask).all()
+
+
+@pytest.mark.parametrize("reward_weight", [0.0, 0.5])
+def test_a_policy_that_is_its_own_teacher_learns_from_its_rewards_alone(reward_weight):
+    samples = forked_groups()
+    own = Teacher(policy(), reward_weight).with_scores(samples)
+    student = policy(lr=1e-2)
+    before = {n: p.clone() for n, p in student.model.named_parameters()}
+    metrics = student.update(own)
+    assert metrics["kl_teacher"] == pytest.approx(0.0, abs=1e-6)
+    moved = max((p - before[n]).abs().max().item() for n, p in student.model.named_parameters())
+    assert (metrics["grad_norm"] > 1e-4) == (reward_weight > 0)
+    assert moved > 0 or reward_weight == 0
+
+
+def test_updates_bring_the_policy_nearer_to_the_teacher():
+    samples, teacher = forked_groups(), policy(seed=1)
+    student = policy(lr=1e-2)
+    before = divergence(student, teacher, samples)
+    for _ in range(20):
+        student.update(Teacher(teacher, 0.0).with_scores(samples))
+    assert abs(divergence(student, teacher, samples)) < 0.2 * abs(before)
+
+
+@pytest.fixture
+def load(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("ajet: {model: {path: 'embedded:math', device: cpu}, kind: distillation}\n")
+    return lambda *overrides: load_config(path, overrides)
+
+
+def test_the_config_names_the_teacher_and_the_weight_of_the_rewards(load):
+    config = load("ajet.distillation.path=embedded:math", "ajet.distillation.reward_weight=0.5")
+    learner = assembly.make_learner(config, assembly.load_policy_model(config))
+    assert learner.teacher is not None and learner.teacher.reward_weight == 0.5
+    names = [n for n, _ in learner.policy.model.named_parameters()]
+    weights = dict(learner.teacher.policy.model.named_parameters())
+    own = dict(learner.policy.model.named_parameters())
+    assert all(torch.equal(weights[n], own[n]) and weights[n] is not own[n] for n in names)
+
+
+def test_distillation_without_a_teacher_is_one_line(load):
+    with pytest.raises(ConfigError, match=r"distillation\.path is refused: .* name the teacher"):
+        load()
+
+
+def test_a_teacher_with_other_tokens_is_one_line(load):
+    config = load("ajet.distillation.path=embedded:frozen_lake")
+    with pytest.raises(ConfigError, match=r"ajet\.distillation\.path: the tokenizer of 'embedded"):
+        assembly.make_learner(config, assembly.load_policy_model(config))

@@ -1,0 +1,88 @@
+"""Episodes that earned enough become rows; a supervised run trains the ids that were sampled."""
+
+import json
+
+import pytest
+
+from ajet.core.record.episode_reader import EpisodeFilter, EpisodeReader
+from tests.e2e.toy_run import ToyRun
+
+SUPERVISED = (
+    "ajet.kind=supervised",
+    "ajet.experiment_name=imitated",
+    "ajet.task_reader.jsonl_dataset_file.training.file_path=good.jsonl",
+    "ajet.trainer_common.total_training_steps=null",
+    "ajet.trainer_common.total_epochs=1",
+)
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    run = ToyRun(tmp_path_factory.mktemp("distilled"), "ajet.trainer_common.total_training_steps=2")
+    assert run.finish() == 0, run.stderr()
+    return run
+
+
+def distill(toy, *options):
+    toy_command = ToyRun.__new__(Command)
+    toy_command.folder, toy_command.overrides = toy.folder, options
+    (toy.folder / "stdout").unlink(missing_ok=True)
+    code = toy_command.finish()
+    file = toy.folder / "good.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return code, rows
+
+
+class Command(ToyRun):
+    @property
+    def arguments(self):
+        return ["distill-data", "launcher_record/toy", "--out", "good.jsonl", *self.overrides]
+
+
+def turns_of(folder, **which):
+    with EpisodeReader(folder / "episodes.sqlite") as reader:
+        return [turn for each in reader.walk(EpisodeFilter(**which)) for turn in each.turns]
+
+
+def test_a_supervised_run_trains_the_very_ids_that_were_sampled(toy):
+    code, rows = distill(toy, "--min-reward", "2")
+    assert code == 0, toy.stderr()
+    sampled = turns_of(toy.path, mode="train", min_reward=2.0)
+    assert f"{len(rows)} rows, {len(rows)} of them with the very prompts" in toy.stdout()
+    assert toy.finish(*SUPERVISED) == 0, toy.stderr()
+    given = turns_of(toy.path.with_name("imitated"))
+    ids = [(t.prompt_ids.tolist(), t.token_ids.tolist()) for t in given]
+    expected = [(t.prompt_ids.tolist(), t.token_ids.tolist()) for t in sampled]
+    assert all(each in ids for each in expected) and all(each in expected for each in ids)
+    assert all(t.notes["given"] and t.loss_mask is not None and t.loss_mask.all() for t in given)
+
+
+def test_rows_are_of_good_episodes_of_training_and_as_many_of_a_task_as_are_asked_for(toy):
+    code, rows = distill(toy, "--min-reward", "3", "--per-task", "1")
+    assert code == 0
+    with EpisodeReader(toy.path / "episodes.sqlite") as reader:
+        of = {each.episode_id: each for each in reader.list(limit=1000)}
+    tasks = [of[row["task_id"]].task_id for row in rows]
+    assert len(tasks) == len(set(tasks)) > 0
+    assert all(of[row["task_id"]].reward == row["reward"] >= 3 for row in rows)
+
+
+def test_a_tokenizer_with_another_vocabulary_writes_the_messages_anew(toy):
+    _, rows = distill(toy, "--min-reward", "2")
+    file = toy.folder / "good.jsonl"
+    changed = [row | {"vocabulary": "another"} for row in rows]
+    for row in changed:
+        for message in row["messages"]:
+            message.pop("token_ids", None)
+            if message["role"] == "assistant":
+                message["token_ids"] = [1, 2, 3]
+    file.write_text("".join(json.dumps(row) + "\n" for row in changed))
+    assert toy.finish(*SUPERVISED, "ajet.experiment_name=anew") == 0, toy.stderr()
+    assert all(t.token_ids.tolist() != [1, 2, 3] for t in turns_of(toy.path.with_name("anew")))
+
+
+def test_no_episode_that_earned_enough_is_one_line(toy):
+    (toy.folder / "stderr").unlink(missing_ok=True)
+    code, _ = distill(toy, "--min-reward", "100")
+    assert code == 1
+    assert toy.errors() == ["error: launcher_record/toy: no episode of training earned 100 or more"]
