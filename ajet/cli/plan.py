@@ -1,4 +1,7 @@
-"""Implements `ajet plan`: shows which process goes where, and what it needs. It loads no model."""
+"""Implements `ajet plan`: shows which process goes where, and what it needs. It loads no model.
+
+On backbone debug it measures this machine for some seconds.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -28,12 +31,18 @@ def plan(
     model_config: Annotated[
         Path | None, typer.Option(help="The model's config.json, if model.path is not at hand.")
     ] = None,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Expected prompt, on debug. [half of the most]")
+    ] = None,
+    reply_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Expected reply, on debug. [half of the most]")
+    ] = None,
     project_dir: ProjectDir = None,
     verbose: Verbose = False,
 ) -> None:
-    """Show placement, memory of each GPU and rough times of a run on verl or trinity."""
+    """Show placement, memory and rough times of a run before it starts."""
     from ajet.cli.notices import show_notices
-    from ajet.cli.plan_tables import described_gpu, described_nodes, tables
+    from ajet.cli.plan_tables import described_gpu, described_nodes, show_local_plan, tables
     from ajet.cluster.capacity import cluster_plan
     from ajet.core.config import load_config
     from ajet.core.errors import ConfigError
@@ -43,7 +52,8 @@ def plan(
     begin_screen_log(verbose)
     config = load_config(conf, overrides or [], backbone=backbone, project_dir=project_dir)
     if config.ajet.backbone == "debug":
-        raise ConfigError("backbone debug is one process: give --backbone verl or trinity")
+        show_local_plan(config, str(conf), prompt_tokens, reply_tokens)
+        return
     described = described_nodes(config, nodes, gpus)
     found = cluster_plan(config, described, described_gpu(gpu, gpu_memory), model_config)
     for table in tables(found, str(conf)):

@@ -83,7 +83,7 @@ def load_model(
     target = resolve_device(device)
     if target.type == "cpu":
         keep_freed_memory()
-    source = _find_source(path)
+    source = find_source(path)
     options = {**source.options, "trust_remote_code": trust_remote_code}
     tokenizer = _load(
         path, "tokenizer", AutoTokenizer.from_pretrained, source.name_or_path, **options
@@ -108,7 +108,8 @@ def load_model(
     return LoadedModel(model.to(target), tokenizer, path)
 
 
-def _find_source(path: str) -> ModelSource:
+def find_source(path: str) -> ModelSource:
+    """Returns where the files of `model.path` are; ModelError if nowhere."""
     if path.startswith(EMBEDDED):
         return ModelSource(str(_embedded_folder(path.removeprefix(EMBEDDED))), {})
     local = Path(path).expanduser()
