@@ -98,7 +98,7 @@ class LocalPlan:
         trainer, steps = self.batch.config.ajet.trainer_common, self.batch.total_steps
         if not self.batch.validation_episodes:
             return 0
-        return int(trainer.val_before_train) + (
+        return int(bool(trainer.val_before_train)) + (
             -(-steps // trainer.test_freq) if trainer.test_freq > 0 else 0
         )
 

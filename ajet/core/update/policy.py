@@ -34,6 +34,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ajet.core.model.allocator import release_freed_memory
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.checkpoint import WEIGHT_PREFIX
 from ajet.core.update.correction import apply_correction
@@ -106,6 +107,8 @@ class Policy:
         `on_progress` gets the fraction done.
         """
         started = time.perf_counter()
+        if self.device.type == "cpu":
+            release_freed_memory()
         samples, correction = self._with_old_logprobs(samples)
         metrics = UpdateMetrics(samples, self.settings.ppo_epochs)
         parts = split_by_group(samples, self.settings.mini_batch_num) * self.settings.ppo_epochs
@@ -224,6 +227,8 @@ class Policy:
         numbers = self._numbers_before(with_gradient, balanced)
         for k, micro_batch in enumerate(balanced.local):
             self._backward(micro_batch, with_gradient, numbers, metrics)
+            if k == 0 and self.device.type == "cpu":  # the gradients lie between what it freed
+                release_freed_memory()
             yield (k + 1) / (len(balanced.local) + 1)
         if self._has_loss(with_gradient):
             metrics.steps.append(self.optimizer.step())
