@@ -1,4 +1,7 @@
-"""Implements `ajet plan`: shows which process goes where, and what it needs. It loads no model."""
+"""Implements `ajet plan`: shows which process goes where, and what it needs. It loads no model.
+
+On backbone debug it measures this machine for some seconds.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -28,12 +31,18 @@ def plan(
     model_config: Annotated[
         Path | None, typer.Option(help="The model's config.json, if model.path is not at hand.")
     ] = None,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Expected prompt, on debug. [half of the most]")
+    ] = None,
+    reply_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Expected reply, on debug. [half of the most]")
+    ] = None,
     project_dir: ProjectDir = None,
     verbose: Verbose = False,
 ) -> None:
-    """Show placement, memory of each GPU and rough times of a run on verl or trinity."""
+    """Show placement, memory and rough times of a run before it starts."""
     from ajet.cli.notices import show_notices
-    from ajet.cli.plan_tables import described_gpu, described_nodes, tables
+    from ajet.cli.plan_tables import described_gpu, described_nodes, show_local_plan, tables
     from ajet.cluster.capacity import cluster_plan
     from ajet.core.config import load_stages
     from ajet.core.errors import ConfigError
@@ -42,14 +51,15 @@ def plan(
 
     begin_screen_log(verbose)
     for config in load_stages(conf, overrides or [], backbone=backbone, project_dir=project_dir):
+        title = str(conf) if config.stage is None else f"{conf}, stage {config.stage}"
         if config.ajet.backbone == "debug":
-            raise ConfigError("backbone debug is one process: give --backbone verl or trinity")
+            show_local_plan(config, title, prompt_tokens, reply_tokens)
+            continue
         described = described_nodes(config, nodes, gpus)
         found = cluster_plan(config, described, described_gpu(gpu, gpu_memory), model_config)
-        title = str(conf) if config.stage is None else f"{conf}, stage {config.stage}"
         for table in tables(found, title):
             Console().print(table)
         show_notices(config.notices, err=False)
         if problems := found.problems() if found.placement.on_gpus else []:
             raise ConfigError(f"{title} does not fit: {'; '.join(problems)}")
-    typer.echo("ok: by these estimates it fits")
+        typer.echo("ok: by these estimates it fits")

@@ -32,6 +32,27 @@ def tables(plan: ClusterPlan, title: str) -> Iterator[Table]:
     yield _table("one step, roughly", ("what", "about", "how"), plan.time_rows())
 
 
+def show_local_plan(
+    config: AjetConfig, title: str, prompt_tokens: int | None, reply_tokens: int | None
+) -> None:
+    """Measures this machine and prints the plan of a run on backbone debug."""
+    from ajet.assembly import set_threads
+    from ajet.cluster.local_plan import EpisodeSize, local_plan
+    from ajet.core.run.batch_plan import BatchPlan
+    from ajet.core.task.reader import make_reader
+    from ajet.core.terminal import Console
+
+    set_threads(config)
+    reader = make_reader(config)
+    tasks, held_out = reader.get_training_tasks(), reader.get_validation_tasks()
+    batch = BatchPlan(config, len(tasks), len(held_out))
+    found = local_plan(config, batch, EpisodeSize.of(config, prompt_tokens, reply_tokens))
+    parameters = f"{title}: {found.shape.parameters / 1e6:.1f} million parameters"
+    console = Console()
+    console.print(_table(parameters, ("memory", "GiB", "how"), found.memory_rows()))
+    console.print(_table("measured on this machine", ("time", "about", "how"), found.time_rows()))
+
+
 def _table(title: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(title=escape(title))
     for name in titles:

@@ -287,9 +287,9 @@ class ClusterPlan:
         times = step_times(self)
         return [
             ("tokens of a step", f"{times.tokens:,.0f}", f"{EXPECTED_SHARE:.0%} of the most"),
-            ("rollout", _duration(times.rollout_s), times.rollout_note),
-            ("update", _duration(times.update_s), times.update_note),
-            ("step", _duration(times.step_s), times.step_note),
+            ("rollout", format_seconds(times.rollout_s), times.rollout_note),
+            ("update", format_seconds(times.update_s), times.update_note),
+            ("step", format_seconds(times.step_s), times.step_note),
         ]
 
 
@@ -412,7 +412,8 @@ def _remedy(part: str) -> str:
     return "fsdp_config.param_offload, or lora.rank"
 
 
-def _duration(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
+    """Returns a time that a person reads at a glance."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

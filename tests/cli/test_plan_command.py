@@ -65,13 +65,24 @@ def test_a_plan_on_cpus_has_processes_and_no_gpu_memory(conf):
         (["--gpus", "8", "--gpu", "b1"], "--gpu b1: known are a100, h100"),
         (["--gpus", "8", "--gpu-memory", "big"], "--gpu-memory big: write it as 80GB"),
         (["--gpus", "8", "ajet.model.path=nowhere/x"], "model 'nowhere/x': no config.json"),
-        (["--backbone", "debug"], "backbone debug is one process: give --backbone verl or"),
         (["--gpus", "8", "--model-config", "no.json"], "no.json: no model's config.json can be"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_the_last_line_and_one(conf, monkeypatch, args, message):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert message in error_line(run("plan", conf, *args))
+
+
+def test_a_plan_of_one_process_measures_this_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    conf = Path(__file__).parents[2] / "tutorial/example_math_agent/demo.yaml"
+    sizes = ("--prompt-tokens", "20", "--reply-tokens", "8")
+    small = ("ajet.data.train_batch_size=2", "ajet.rollout.max_env_worker=16")
+    result = run("plan", conf, "--backbone", "debug", *sizes, *small)
+    assert result.exit_code == 0, result.output
+    assert "0.9 million parameters" in result.stdout
+    assert "16 at once, 20 + 8 tokens an episode" in result.stdout
+    assert "peak" in result.stdout and "60 steps, without loading" in result.stdout
 
 
 def test_gpu_memory_is_taken_in_the_usual_spellings():

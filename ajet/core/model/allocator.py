@@ -1,24 +1,50 @@
-"""The C library's allocator, told to keep what large tensors free.
+"""The C library's allocator, told when to keep what tensors free and when to give it back.
 
-glibc maps a block of 32 MB or more anew for each tensor and gives it back to the system when it is
-freed, so each tensor's pages are faulted in and cleared again: a third of the time of an update of
-a model of 135 million parameters. Kept blocks are used again by the next tensor of their size.
+    within an update              kept: the next tensor of that size takes it
+    before it, and after the      given back: what the rollout and the pass that made the gradients
+    first of its passes           freed lies between what stays
 
-Not covered: other C libraries, which are left as they are.
+glibc maps large tensors anew each time and gives them back to the system when they are freed, so
+their pages are faulted in and cleared again: a third of the time of an update of a model of 135
+million parameters.
+
+Small models (`is_large`) need neither. Not covered: other C libraries, which are left as they are;
+threads that have allocated before `keep_freed_memory`, which keep an arena of their own.
 """
 
 import ctypes
 import sys
+from collections.abc import Callable
+
+from torch import nn
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of malloc.h
 KEPT = (1 << 31) - 1
+LARGE = 1 << 25
+"""The weights from which a model's tensors are worth the trouble."""
+
+
+def is_large(model: nn.Module) -> bool:
+    """Tells whether the model has so many weights that its tensors are mapped anew each time."""
+    return sum(weight.numel() for weight in model.parameters()) >= LARGE
 
 
 def keep_freed_memory() -> None:
     """Makes the process keep freed memory for its next tensors; has no effect beside glibc."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    mallopt = _function("mallopt")
     if mallopt is None:
         return
     mallopt(M_MMAP_THRESHOLD, KEPT)
     mallopt(M_TRIM_THRESHOLD, KEPT)
     mallopt(M_ARENA_MAX, 1)  # an update in a thread finds the blocks that another thread freed
+
+
+def release_freed_memory() -> None:
+    """Gives all pages that are free back to the system; has no effect beside glibc."""
+    trim = _function("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
+def _function(name: str) -> Callable[..., int] | None:
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None

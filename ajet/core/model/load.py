@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from ajet.core.errors import ModelError
-from ajet.core.model.allocator import keep_freed_memory
+from ajet.core.model.allocator import is_large, keep_freed_memory
 from ajet.core.model.precision import to_float64
 from ajet.core.model.template_file import EMBEDDED, EMBEDDED_DIR, template_file
 
@@ -82,9 +82,7 @@ def load_model(
     embedded:qwen2_5.
     """
     target = resolve_device(device)
-    if target.type == "cpu":
-        keep_freed_memory()
-    source = _find_source(path)
+    source = find_source(path)
     options = {**source.options, "trust_remote_code": trust_remote_code}
     tokenizer = _load(
         path, "tokenizer", AutoTokenizer.from_pretrained, source.name_or_path, **options
@@ -107,10 +105,13 @@ def load_model(
         model.config.architectures = [type(model).__name__]  # servers read it from the saved folder
     if model.dtype == torch.float64:
         to_float64(model)
+    if target.type == "cpu" and is_large(model):
+        keep_freed_memory()
     return LoadedModel(model.to(target), tokenizer, path)
 
 
-def _find_source(path: str) -> ModelSource:
+def find_source(path: str) -> ModelSource:
+    """Returns where the files of `model.path` are; ModelError if nowhere."""
     if path.startswith(EMBEDDED):
         return ModelSource(str(_embedded_folder(path.removeprefix(EMBEDDED))), {})
     local = Path(path).expanduser()

@@ -34,6 +34,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ajet.core.model.allocator import is_large, release_freed_memory
 from ajet.core.trajectory.sample import Component, TrainingSample
 from ajet.core.update.checkpoint import WEIGHT_PREFIX
 from ajet.core.update.correction import apply_correction
@@ -99,6 +100,7 @@ class Policy:
         self.model = with_lora(model, settings.lora) if settings.lora else model
         self.model.eval()  # no dropout: the ratio compares with what the sampler computed
         self.device = ranks.device(self.model)
+        self._releases_memory = self.device.type == "cpu" and is_large(self.model)
         self.layout = make_layout(self.model, settings.batch_layout, self.device, ranks.sequence)
         keeps = settings.kl_loss_coef or settings.keep_reference
         self.reference = Reference(self.model, self.layout, settings, ranks) if keeps else None
@@ -119,6 +121,8 @@ class Policy:
         `on_progress` gets the fraction done.
         """
         started = time.perf_counter()
+        if self._releases_memory:
+            release_freed_memory()
         samples, correction = self._with_old_logprobs(samples)
         metrics = UpdateMetrics(samples, self.settings.ppo_epochs)
         parts = split_by_group(samples, self.settings.mini_batch_num) * self.settings.ppo_epochs
@@ -238,6 +242,8 @@ class Policy:
         numbers = self._numbers_before(with_gradient, balanced) if reads else None
         for k, micro_batch in enumerate(balanced.local):
             self._backward(micro_batch, with_gradient, weights, numbers, metrics)
+            if k == 0 and self._releases_memory:  # the gradients lie between what it freed
+                release_freed_memory()
             yield (k + 1) / (len(balanced.local) + 1)
         if any(self._has_gradient(sample, sample.weights) for sample in with_gradient):
             metrics.steps.append(self.optimizer.step())

@@ -1,0 +1,291 @@
+"""Estimates the time and memory of a run on backbone `debug` on a CPU, before it starts.
+
+The engine and the update themselves are measured for some seconds, in random models of the
+configured shape that have one and three layers. Both times lie on a line over the layers:
+
+    seconds(layers) = seconds(1) + (layers - 1) * (seconds(3) - seconds(1)) / 2
+
+A step is the rollout of its episodes, `max_env_worker` at a time, and the update of its groups as
+trees. Memory is what the process keeps, what a micro-batch adds, and the cache of the rollout.
+
+An episode is taken as one prompt and one reply, whose lengths the user gives; without them half of
+the most that the config allows is taken. Not covered: tools, judges and workflows that take time;
+episodes of many turns; adapters, a critic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ajet.cluster.model_shape import ModelShape, shape_of
+from ajet.cluster.plan import BYTES, EXPECTED_SHARE, GIB, LOGITS_AT_ONCE, MemoryPart, format_seconds
+from ajet.core.config import AjetConfig
+from ajet.core.errors import ConfigError
+from ajet.core.run.batch_plan import BatchPlan
+
+LAYERS = (1, 3)
+DECODED = (4, 20)  # the tokens of the two measured replies: their difference has no prefill in it
+MAX_KEPT = 1 << 26
+"""The value of MAX_KEPT in core/update/loss.py; a test compares the two."""
+LIBRARIES_GIB = 0.5
+"""Python, torch and transformers with what they load; measured on Linux."""
+
+
+@dataclass(frozen=True)
+class EpisodeSize:
+    """The expected tokens of one episode."""
+
+    prompt: int
+    reply: int
+
+    @classmethod
+    def of(cls, config: AjetConfig, prompt: int | None, reply: int | None) -> EpisodeSize:
+        """Returns the given lengths, or a share of the longest ones."""
+        data = config.ajet.data
+        return cls(
+            prompt or round(EXPECTED_SHARE * data.max_prompt_length),
+            reply or round(EXPECTED_SHARE * data.max_response_length),
+        )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds on this machine, in the whole model."""
+
+    prefill_s: float  # of the prompts of one batch of requests
+    decode_s: float  # of one token of each of its requests
+    group_s: float  # of the forward and backward passes of one group
+    optimizer_s: float
+
+
+@dataclass(frozen=True)
+class LocalPlan:
+    """What a run on this machine takes."""
+
+    batch: BatchPlan
+    shape: ModelShape
+    size: EpisodeSize
+    measured: Measured
+    at_once: int
+
+    @property
+    def rollout_s(self) -> float:
+        return self._rollout(self.batch.episodes_per_step)
+
+    @property
+    def validation_s(self) -> float:
+        return self._rollout(self.batch.validation_episodes)
+
+    @property
+    def update_s(self) -> float:
+        trainer = self.batch.config.ajet.trainer_common
+        groups = self.batch.config.ajet.data.train_batch_size * self.measured.group_s
+        steps = self.batch.optimizer_steps_per_step * self.measured.optimizer_s
+        return trainer.ppo_epochs * (groups + steps)
+
+    @property
+    def step_s(self) -> float:
+        return self.rollout_s + self.update_s
+
+    @property
+    def num_validations(self) -> int:
+        trainer, steps = self.batch.config.ajet.trainer_common, self.batch.total_steps
+        if not self.batch.validation_episodes:
+            return 0
+        return int(bool(trainer.val_before_train)) + (
+            -(-steps // trainer.test_freq) if trainer.test_freq > 0 else 0
+        )
+
+    @property
+    def run_s(self) -> float:
+        return self.batch.total_steps * self.step_s + self.num_validations * self.validation_s
+
+    def _rollout(self, episodes: int) -> float:
+        batches = episodes / self.at_once
+        return batches * (self.measured.prefill_s + self.size.reply * self.measured.decode_s)
+
+    def memory_parts(self) -> list[MemoryPart]:
+        """Returns what the process holds at the peak of an update."""
+        config, shape = self.batch.config, self.shape
+        value = BYTES.get(config.ajet.model.dtype, 4)
+        wide = max(value, 4)
+        trainer, parameters = config.ajet.trainer_common, shape.parameters
+        tokens = self._tokens_of_a_pass()
+        read = min(tokens, config.ajet.rollout.num_repeat * self.size.reply)
+        # As wide_layer.py keeps it; narrow models keep about twice that.
+        kept = 2 * shape.hidden + 2 * shape.attention_width + 2 * shape.kv_width
+        kept = shape.layers * (kept + 2 * shape.intermediate)
+        kept *= 1 if shape.hidden >= 256 and value < 8 else 2
+        masters = 4 * parameters if value < 4 else 0
+        logits = read * shape.vocab
+        if logits > MAX_KEPT:  # computed in slices: values, softmax, gradient
+            logits = 3 * LOGITS_AT_ONCE
+        parts = [
+            ("weights", value * parameters + masters, "with float32 masters" if masters else ""),
+            ("gradients", wide * parameters, f"{wide} bytes"),
+            ("optimizer", 2 * wide * parameters, "two moments"),
+            ("activations", value * tokens * kept, f"{tokens:,} tokens at once"),
+            ("logits", value * logits, f"{read:,} sampled tokens at once"),
+            ("cache", value * self._cached_tokens() * shape.kv_values_per_token, "of the rollout"),
+        ]
+        if trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward:
+            parts.insert(3, ("reference", value * parameters, "use_kl_loss: a copy"))
+        found = [MemoryPart(name, size / GIB, note) for name, size, note in parts]
+        return [*found, MemoryPart("libraries", LIBRARIES_GIB, "Python, torch, transformers")]
+
+    @property
+    def peak_gib(self) -> float:
+        return sum(part.gib for part in self.memory_parts())
+
+    def _tokens_of_a_pass(self) -> int:
+        trainer, rollout = self.batch.config.ajet.trainer_common, self.batch.config.ajet.rollout
+        group = self.size.prompt + rollout.num_repeat * self.size.reply
+        budget = trainer.max_tokens_per_micro_batch
+        return min(budget, group * max(1, budget // group) if group <= budget else budget)
+
+    def _cached_tokens(self) -> int:
+        rollout = self.batch.config.ajet.rollout
+        groups = max(1, self.at_once // rollout.num_repeat)
+        return groups * self.size.prompt + 2 * self.at_once * self.size.reply
+
+    def memory_rows(self) -> list[tuple[str, str, str]]:
+        parts = self.memory_parts()
+        rows = [(part.name, f"{part.gib:.2f}", part.note) for part in parts]
+        return [*rows, ("peak", f"{self.peak_gib:.2f}", "of this process")]
+
+    def time_rows(self) -> list[tuple[str, str, str]]:
+        size = f"{self.size.prompt} + {self.size.reply} tokens an episode"
+        steps, validations = self.batch.total_steps, self.num_validations
+        return [
+            ("rollout", format_seconds(self.rollout_s), f"{self.at_once} at once, {size}"),
+            ("update", format_seconds(self.update_s), "measured, extended to all layers"),
+            ("step", format_seconds(self.step_s), "rollout and update"),
+            ("validation", format_seconds(self.validation_s), f"{validations} in the run"),
+            ("run", format_seconds(self.run_s), f"{steps:,} steps, without loading and saving"),
+        ]
+
+
+def local_plan(config: AjetConfig, batch: BatchPlan, size: EpisodeSize) -> LocalPlan:
+    """Measures this machine and returns the plan."""
+    path = config.ajet.model.path
+    if path is None:
+        raise ConfigError("ajet.model.path: a plan needs the model whose shape it measures")
+    model_config = _model_config(path)
+    shape = shape_of(model_config.to_dict(), path)
+    rollout = config.ajet.rollout
+    at_once = min(rollout.max_env_worker, batch.episodes_per_step)
+    found = [_measure(config, model_config, layers, size, at_once) for layers in LAYERS]
+    low, high = (np.array(each) for each in found)
+    per_layer = np.maximum(high - low, 0) / (LAYERS[1] - LAYERS[0])
+    prefill, decode, group, optimizer = low + per_layer * (shape.layers - LAYERS[0])
+    measured = Measured(float(prefill), float(decode), float(group), float(optimizer))
+    return LocalPlan(batch, shape, size, measured, at_once)
+
+
+def _model_config(path: str) -> Any:
+    from transformers import AutoConfig
+
+    from ajet.core.model.load import find_source
+
+    source = find_source(path)
+    return AutoConfig.from_pretrained(source.name_or_path, **source.options)
+
+
+def _measure(
+    config: AjetConfig, model_config: Any, layers: int, size: EpisodeSize, at_once: int
+) -> tuple[float, float, float, float]:
+    """Returns the numbers of `Measured` in a random model of so many layers."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    own = copy.deepcopy(model_config)
+    own.num_hidden_layers = layers
+    own.tie_word_embeddings = model_config.tie_word_embeddings
+    named = config.ajet.model.dtype
+    dtype = torch.float32 if named == "auto" else getattr(torch, named)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(own, dtype=dtype)
+    rng = np.random.default_rng(0)
+    repeat = config.ajet.rollout.num_repeat
+    prompts = [rng.integers(0, own.vocab_size, size.prompt) for _ in range(-(-at_once // repeat))]
+    rollout = asyncio.run(_rollout_seconds(config, model, prompts, at_once))
+    return (*rollout, *_update_seconds(config, model, prompts[0], size, rng))
+
+
+async def _rollout_seconds(
+    config: AjetConfig, model: Any, prompts: list[Any], at_once: int
+) -> tuple[float, float]:
+    """Returns the seconds of prefill and of one token of each request."""
+    from ajet.core.inference.endpoint import SamplingParams
+    from ajet.core.inference.engines.in_process import InProcessEngine
+
+    engine = InProcessEngine(
+        model,
+        stop_token_ids=(),
+        max_num_seqs=at_once,
+        max_model_len=config.ajet.rollout.max_model_len,
+    )
+    repeat, seconds = config.ajet.rollout.num_repeat, []
+    for round_number, tokens in enumerate((DECODED[0], *DECODED)):  # the first one warms up
+        engine.publish(round_number)
+        names = [f"{round_number}-{i:04d}" for i in range(at_once)]
+        for name in names:
+            engine.enter(name)
+        started = time.perf_counter()
+
+        async def reply(index: int, name: str, tokens: int = tokens) -> None:
+            sampling = SamplingParams(max_tokens=tokens, seed=index)
+            prompt = prompts[index // repeat].tolist()
+            await engine.generate(prompt, sampling, f"{name}/0000")
+
+        await asyncio.gather(*(reply(i, name) for i, name in enumerate(names)))
+        seconds.append(time.perf_counter() - started)
+        for name in names:
+            engine.leave(name)
+    await engine.close()
+    decode = max(seconds[2] - seconds[1], 1e-9) / (DECODED[1] - DECODED[0])
+    return max(seconds[1] - DECODED[0] * decode, 0.0), decode
+
+
+def _update_seconds(
+    config: AjetConfig, model: Any, prompt: Any, size: EpisodeSize, rng: np.random.Generator
+) -> tuple[float, float]:
+    """Returns the seconds of one group's passes and of one optimizer step."""
+    from ajet.core.trajectory.sample import TrainingSample
+    from ajet.core.update.policy import Policy
+    from ajet.core.update.settings import UpdateSettings
+
+    policy, samples = Policy(model, UpdateSettings.from_config(config)), []
+    for member in range(config.ajet.rollout.num_repeat):
+        ids = np.concatenate((prompt, rng.integers(0, model.config.vocab_size, size.reply)))
+        mask = np.arange(len(ids)) >= len(prompt)
+        samples.append(
+            TrainingSample(
+                episode_id=str(member),
+                group_id="0",
+                token_ids=ids,
+                loss_mask=mask,
+                logprobs=np.where(mask, -np.log(model.config.vocab_size), 0).astype(np.float32),
+                advantages=np.where(mask, 1.0 - 2.0 * (member % 2), 0).astype(np.float32),
+                spans=(),
+                min_policy_version=0,
+                max_policy_version=0,
+            )
+        )
+    policy.update(samples)
+    started = time.perf_counter()
+    policy.update(samples)
+    whole = time.perf_counter() - started
+    for weight in policy.model.parameters():
+        weight.grad = weight.new_zeros(weight.shape)
+    started = time.perf_counter()
+    policy.optimizer.step()
+    optimizer = time.perf_counter() - started
+    return max(whole - optimizer, 0.0), optimizer

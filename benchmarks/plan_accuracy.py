@@ -1,0 +1,155 @@
+r"""What `ajet plan` says of a run on the debug backbone, beside what then happens.
+
+    python benchmarks/plan_accuracy.py --model SmolLM2-135M-Instruct.Q4_1.gguf [--only demo ...]
+
+Each case is planned, then run for a few steps by the user's own command, in a process of its own.
+The lengths of prompts and replies are given to the plan: they depend on the agent, which no plan
+knows. Times are medians over the steps after the first, memory is the run's `peak_rss_bytes`.
+Claim: step and memory are within 25 % of the plan.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+AGENT = ROOT / "benchmarks/real_step_agent.py"
+DEMO = ROOT / "tutorial/example_math_agent/demo.yaml"
+CASES = ("demo", "float32", "bfloat16")
+REPLY = 125
+PLANNED_SIZE = {"demo": (300, 80), "float32": (324, REPLY), "bfloat16": (324, REPLY)}
+TRAINER = "ajet.trainer_common"
+QUIET = (f"{TRAINER}.val_before_train=false", f"{TRAINER}.test_freq=0", f"{TRAINER}.save_freq=0")
+
+
+def real_conf(folder: Path, model: Path, dtype: str) -> Path:
+    """Writes the YAML of 4 groups of 8 with prompts of about 324 tokens."""
+    for name in ("train", "test"):
+        rows = ({"main_query": f"{name} {i}", "metadata": {"words": 290}} for i in range(16))
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = {
+        use: {"file_path": str(folder / f"{name}.jsonl")}
+        for use, name in (("training", "train"), ("validation", "test"))
+    }
+    config = {
+        "experiment_name": dtype,
+        "model": {"path": str(model), "dtype": dtype},
+        "task_reader": {"type": "jsonl_dataset_file", "jsonl_dataset_file": files},
+        "data": {"train_batch_size": 4, "max_prompt_length": 512, "max_response_length": REPLY},
+        "rollout": {
+            "user_workflow": f"{AGENT}->FixedLengths",
+            "num_repeat": 8,
+            "max_env_worker": 32,
+            "max_response_length_in_one_turn": REPLY,
+            "max_model_len": 1024,
+        },
+        "task_judge": {"judge_protocol": f"{AGENT}->Checksum"},
+        "trainer_common": {
+            "torch_threads": os.cpu_count(),
+            "max_tokens_per_micro_batch": 1536,
+            "use_kl_loss": True,
+            "kl_loss_coef": 0.01,
+            "optim": {"lr": 1e-6},
+        },
+    }
+    path = folder / "run.yaml"
+    path.write_text(json.dumps({"ajet": config}))  # JSON is YAML
+    return path
+
+
+def ajet(*args: str | Path, cwd: Path) -> str:
+    command = [sys.executable, "-m", "ajet.cli.launcher", *map(str, args)]
+    environment = os.environ | {"COLUMNS": "160", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return done.stdout
+
+
+def planned(conf: Path, case: str, cwd: Path) -> dict[str, float]:
+    """The plan as a library call: its tables round."""
+    prompt, reply = PLANNED_SIZE[case]
+    code = (
+        "import json, sys; from ajet.core.config import load_config; "
+        "from ajet.assembly import set_threads; from ajet.core.run.batch_plan import BatchPlan; "
+        "from ajet.cluster.local_plan import EpisodeSize, local_plan; "
+        "c = load_config(sys.argv[1], [], backbone='debug'); set_threads(c); "
+        "p = local_plan(c, BatchPlan(c, 16, 16), EpisodeSize(int(sys.argv[2]), int(sys.argv[3]))); "
+        "print(json.dumps({'rollout_s': p.rollout_s, 'update_s': p.update_s, 'step_s': p.step_s, "
+        "'peak_bytes': p.peak_gib * 2**30}))"
+    )
+    command = [sys.executable, "-c", code, str(conf), str(prompt), str(reply)]
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def happened(conf: Path, steps: int, folder: Path) -> dict[str, float]:
+    ajet(
+        *("--conf", conf, "--backbone", "debug", "--exp-dir", folder / "runs"),
+        *(*QUIET, f"{TRAINER}.total_training_steps={steps}"),
+        cwd=folder,
+    )
+    (run,) = (folder / "runs").glob("*/summary.json")
+    lines = (run.parent / "logs/metrics.jsonl").read_text().splitlines()
+    metrics = [json.loads(line) for line in lines][1:] or [json.loads(lines[0])]
+
+    def median(name: str) -> float:
+        return statistics.median(each[name] for each in metrics if name in each)
+
+    rollout_s, update_s = median("rollout/seconds"), median("update/seconds")
+    return {
+        "rollout_s": rollout_s,
+        "update_s": update_s,
+        "step_s": rollout_s + update_s,
+        "peak_bytes": json.loads(run.read_text())["peak_rss_bytes"],
+    }
+
+
+def measure(case: str, model: Path, steps: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        conf = DEMO if case == "demo" else real_conf(folder, model, case)
+        plan, found = planned(conf, case, folder), happened(conf, steps, folder)
+    return {
+        "case": case,
+        "steps": steps,
+        "planned": plan,
+        "happened": found,
+        "happened_over_planned": {name: found[name] / plan[name] for name in plan},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--model", type=Path, required=True, help="SmolLM2-135M as a GGUF file")
+    parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/plan_accuracy.json")
+    args = parser.parse_args()
+    old: Sequence[Any] = json.loads(args.out.read_text())["cases"] if args.out.exists() else ()
+    cases = {each["case"]: each for each in old}
+    for case in args.only:
+        cases[case] = measure(case, args.model.resolve(), args.steps)
+        print(json.dumps(cases[case], indent=1), flush=True)
+    machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} processors"
+    document = {"machine": machine, "cases": [cases[name] for name in CASES if name in cases]}
+    args.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
