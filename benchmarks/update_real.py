@@ -128,7 +128,7 @@ def _as_method(call: Callable[..., Any]) -> Callable[..., Any]:
 
 def products(policy: Policy, samples: Sequence[TrainingSample]) -> Counter[Product]:
     """Each distinct product of the policy's forward pass, and how many times it occurs."""
-    rows = [Row.of(sample, 1.0, index) for index, sample in enumerate(samples)]
+    rows = [Row.of(sample, index) for index, sample in enumerate(samples)]
     found: Counter[Product] = Counter()
     for micro_batch in policy._balance(rows).local:  # the update's own division
         tokens = policy.layout.num_computed(micro_batch)
