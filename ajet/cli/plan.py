@@ -61,5 +61,6 @@ def plan(
             Console().print(table)
         show_notices(config.notices, err=False)
         if problems := found.problems() if found.placement.on_gpus else []:
-            raise ConfigError(f"{title} does not fit: {'; '.join(problems)}")
+            stage = "" if config.stage is None else f"stage {config.stage} "
+            raise ConfigError(f"{stage}does not fit: {'; '.join(problems)}")
         typer.echo("ok: by these estimates it fits")

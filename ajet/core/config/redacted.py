@@ -23,6 +23,8 @@ from ajet.core.config.tracing import FILTERS
 from ajet.core.config.tree import AjetConfig
 from ajet.core.redaction import REDACTED, FreeForm, is_kept, remember_secrets
 
+KNOWN_SECTIONS = ("suite.*",)
+"""Sections beside `ajet:` that a package of ajet's reads, and which have no secrets."""
 FILTER_LIST = "ajet.task_reader.tracing.filters"
 
 
@@ -104,7 +106,7 @@ def _is_redacted(value: Any) -> bool:
 
 
 def _free_form(config: AjetConfig) -> FreeForm:
-    return FreeForm(config.ajet.not_secret, config.references)
+    return FreeForm([*config.ajet.not_secret, *KNOWN_SECTIONS], config.references)
 
 
 def _redacted(config: AjetConfig, free_form: FreeForm) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.core.config import AjetConfig, load_config
+from ajet.core.config import AjetConfig, load_config, load_stages
 from ajet.core.config.redacted import redacted_config, redacted_value, shown_override
 from ajet.core.errors import ConfigError
 from ajet.core.redaction import is_secret_key, redact, remember_secrets
@@ -50,8 +50,8 @@ def yaml_path(tmp_path):
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_nothing_of_a_tutorials_config_is_masked(path):
-    config = load_config(path)
-    assert redacted_config(config) == config.to_dict()
+    for config in load_stages(path):
+        assert redacted_config(config) == config.to_dict()
 
 
 def test_the_user_says_what_is_no_secret_and_a_key_that_names_one_must_be_named_itself(yaml_path):

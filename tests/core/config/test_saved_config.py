@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.core.config import load_config
+from ajet.core.config import load_stages
 from ajet.core.config.saved import saved_config
 from ajet.core.errors import ConfigError
 from ajet.core.record.run_folder import RunFolder
@@ -15,13 +15,13 @@ TUTORIALS = [path for path in YAMLS if "\najet:" in path.read_text()]
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.name)
 def test_a_saved_config_is_the_runs_own_and_finds_the_users_files(path, tmp_path):
-    config = load_config(path, ["+mine.api_key=secret", "+mine.size=3"])
-    folder = RunFolder(tmp_path)
-    folder.save_config(config)
-    saved = saved_config(folder.config_yaml, yaml_path=path, project_dir=tmp_path)
-    assert saved.ajet == config.ajet and saved.verl == config.verl
-    assert (saved.mine.size, saved.mine.api_key) == (3, "***")
-    assert saved.base_dirs == [tmp_path.resolve(), *config.base_dirs]
+    for config in load_stages(path, ["+mine.api_key=secret", "+mine.size=3"]):
+        folder = RunFolder(tmp_path)
+        folder.save_config(config)
+        saved = saved_config(folder.config_yaml, yaml_path=path, project_dir=tmp_path)
+        assert saved.ajet == config.ajet and saved.verl == config.verl
+        assert (saved.mine.size, saved.mine.api_key) == (3, "***")
+        assert saved.base_dirs == [tmp_path.resolve(), *config.base_dirs]
 
 
 def test_a_saved_config_of_another_version_is_one_line(tmp_path):
