@@ -34,7 +34,8 @@ def keep_freed_memory() -> None:
     mallopt = _function("mallopt")
     if mallopt is None:
         return
-    mallopt(M_MMAP_THRESHOLD, KEPT)
+    if not mallopt(M_MMAP_THRESHOLD, KEPT):  # glibc before 2.35 takes no more than this:
+        mallopt(M_MMAP_THRESHOLD, 1 << 25)
     mallopt(M_TRIM_THRESHOLD, KEPT)
     mallopt(M_ARENA_MAX, 1)  # an update in a thread finds the blocks that another thread freed
 
