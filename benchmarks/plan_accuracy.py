@@ -5,7 +5,7 @@ r"""What `ajet plan` says of a run on the debug backbone, beside what then happe
 Each case is planned, then run for a few steps by the user's own command, in a process of its own.
 The lengths of prompts and replies are given to the plan: they depend on the agent, which no plan
 knows. Times are medians over the steps after the first, memory is the run's `peak_rss_bytes`.
-Claim: step and memory are within 25 % of the plan.
+Goal: step and memory are within 25 % of the plan; the JSON says where they are not.
 """
 
 import argparse

@@ -195,6 +195,34 @@ def update() -> list[Row]:
     ]
 
 
+def update_real() -> list[Row]:
+    return [
+        (
+            f"update of SmolLM2-135M with reference KL, 5,264 tokens as trees, {run['dtype']}: s; "
+            "share of its matrix products' own speed",
+            f"{run['seconds']:.1f}; {run['share_of_products']:.0%}",
+            f"≥ {run['goal']:.0%}; products alone: {run['products']['seconds']:.1f} s",
+            "update_real",
+        )
+        for run in result("update_real")["results"]
+    ]
+
+
+def plan_accuracy() -> list[Row]:
+    return [
+        (
+            f"{'' if run['case'] == 'demo' else 'SmolLM2-135M, '}{run['case']}: time of a step, "
+            "peak memory against `ajet plan`",
+            f"{run['happened_over_planned']['step_s']:.2f}x, "
+            f"{run['happened_over_planned']['peak_bytes']:.2f}x "
+            f"({run['happened']['peak_bytes'] / 1e9:.1f} GB)",
+            "0.75x to 1.25x",
+            "plan_accuracy",
+        )
+        for run in result("plan_accuracy")["cases"]
+    ]
+
+
 def step() -> list[Row]:
     found = result("grpo_step_vs_trl")
     return [
@@ -429,6 +457,8 @@ def table() -> str:
         *engine(),
         *engine_compared(),
         *update(),
+        *update_real(),
+        *plan_accuracy(),
         *step(),
         *merging(),
         *agents(),
