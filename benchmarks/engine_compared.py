@@ -58,7 +58,7 @@ Run = Callable[[list[list[int]], int], int]
 
 
 def prompts(seed: int) -> list[list[int]]:
-    """One prompt for each group."""
+    """Returns one prompt for each group."""
     draw = random.Random(seed)
     return [[draw.randrange(100, 45_000) for _ in range(PROMPT)] for _ in range(GROUPS)]
 
@@ -252,7 +252,7 @@ def work(system: str, folder: str, gguf: str, llama_server: str) -> None:
 
 
 class Worker:
-    """A system in a process of its own."""
+    """Runs a system in a process of its own."""
 
     def __init__(self, system: str, python: str, options: list[str]) -> None:
         self.system = system

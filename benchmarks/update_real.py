@@ -49,7 +49,7 @@ SMOLLM2 = {
     "max_position_embeddings": 8192,
 }
 Product = tuple[int, int, int]
-"""The tokens, inputs and outputs of one linear layer."""
+"""Holds the tokens, inputs and outputs of one linear layer."""
 
 
 def make_samples(groups: int, repeat: int, prompt: int, reply: int) -> list[TrainingSample]:
@@ -127,7 +127,7 @@ def _as_method(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def products(policy: Policy, samples: Sequence[TrainingSample]) -> Counter[Product]:
-    """Each distinct product of the policy's forward pass, and how many times it occurs."""
+    """Returns each distinct product of the policy's forward pass, and how many times it occurs."""
     rows = [Row.of(sample, index) for index, sample in enumerate(samples)]
     found: Counter[Product] = Counter()
     for micro_batch in policy._balance(rows).local:  # the update's own division
@@ -142,7 +142,7 @@ def products(policy: Policy, samples: Sequence[TrainingSample]) -> Counter[Produ
 
 
 def best_seconds(ways: Sequence[Callable[[], Tensor]], rounds: int = 3) -> float:
-    """The shortest time of the fastest way; one call of each before is not counted."""
+    """Returns the shortest time of the fastest way; one call of each before is not counted."""
     best = float("inf")
     for way in ways:
         way()
@@ -154,7 +154,8 @@ def best_seconds(ways: Sequence[Callable[[], Tensor]], rounds: int = 3) -> float
 
 
 def product_seconds(product: Product, dtype: torch.dtype) -> dict[str, float]:
-    """Seconds of one linear layer's forward product, and of its two backward products."""
+    """Returns the seconds of one linear layer's forward product, and of its two backward
+    products."""
     tokens, inputs, outputs = product
     x, weight, grad = (
         torch.randn(shape, dtype=dtype)

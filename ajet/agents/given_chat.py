@@ -17,7 +17,7 @@ from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow
 
 OWN_FIELDS = ("weight", "token_ids")
-"""What a row says of a message and no template reads."""
+"""Names the fields that a row adds to a message and that no template reads."""
 
 
 class GivenChat(Workflow):

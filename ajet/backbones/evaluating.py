@@ -47,6 +47,11 @@ class Subject:
     endpoint: str | None = None
     endpoint_model: str | None = None
 
+    @property
+    def required(self) -> list[str]:
+        """Returns the keys that the config must have: a model where none is given here."""
+        return ["ajet.model.path"] if self.endpoint is None and self.model is None else []
+
 
 @dataclass
 class LoadedSubject:
@@ -78,7 +83,7 @@ def evaluate_subject(
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """What is measured: `k` episodes of each task, and who judges them."""
+    """Holds what is measured: `k` episodes of each task, and who judges them."""
 
     config: AjetConfig
     split: Split

@@ -23,8 +23,9 @@ from ajet.suites.suite import Suite
 
 @dataclass(frozen=True)
 class SuiteOptions:
-    """What is measured: the suites, with `num_samples` episodes of each of the first `num_tasks`
-    tasks, of a folder of files in the place of packages. `conf` and `overrides` are the user's."""
+    """Holds what is measured: the suites, with `num_samples` episodes of each of the first
+    `num_tasks` tasks, of a folder of files in the place of packages. `conf` and `overrides` are the
+    user's."""
 
     suites: Sequence[str]
     data: Path | None = None
@@ -36,8 +37,6 @@ class SuiteOptions:
 
     def configs(self, subject: Subject) -> list[tuple[Suite, AjetConfig]]:
         """Returns the suites with the config by which this subject is measured on each."""
-        needs_model = subject.endpoint is None and subject.model is None
-        required = ["ajet.model.path"] if needs_model else []
         path = self.conf or config_of_run(subject.checkpoint) or CONFIG
         found: list[tuple[Suite, AjetConfig]] = []
         for name in self.suites:
@@ -48,7 +47,7 @@ class SuiteOptions:
                 settings,
                 backbone="debug",
                 project_dir=self.project_dir,
-                required=required,
+                required=subject.required,
             )
             found.append((suite, config))
         return found

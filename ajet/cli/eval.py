@@ -14,6 +14,8 @@ from ajet.cli.options import Overrides, ProjectDir, Verbose
 
 if TYPE_CHECKING:
     from ajet.backbones.evaluating import Subject
+    from ajet.reports.evaluation_report import EvaluationReport
+    from ajet.reports.suite_report import SuiteReport
 
 
 def evaluate(
@@ -136,12 +138,9 @@ def run_split(
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_classes
     from ajet.core.config import load_config
-    from ajet.core.terminal import Console
 
-    needs_model = subject.endpoint is None and subject.model is None
-    required = ["ajet.model.path"] if needs_model else []
     config = load_config(
-        conf, overrides, backbone="debug", project_dir=project_dir, required=required
+        conf, overrides, backbone="debug", project_dir=project_dir, required=subject.required
     )
     check_classes(config)
     show_notices(config.notices)
@@ -154,13 +153,20 @@ def run_split(
             on_start=on_start,
             on_episode=on_episode,
         )
+    show_report(report, out)
+
+
+def show_report(report: EvaluationReport | SuiteReport, out: Path | None) -> None:
+    """Shows the report, and writes it into the JSON file `out` if that is given; ``-`` prints its
+    JSON alone."""
+    from ajet.core.terminal import Console
+
     if out == Path("-"):
         typer.echo(report.as_json(), nl=False)
         return
     Console().print(report.shown())
     if out is not None:
-        report.write(out)
-        typer.echo(f"written: {out}")
+        typer.echo(f"written: {' and '.join(map(str, report.write(out)))}")
 
 
 @contextmanager

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
-from ajet.cli.eval import episode_progress
+from ajet.cli.eval import episode_progress, show_report
 from ajet.cli.notices import show_notices
 
 if TYPE_CHECKING:
@@ -21,7 +19,6 @@ def run_suites(
     """Measures the subject on each suite, and shows the table; `out` is a JSON file, beside which
     the table is written in Markdown, or ``-``."""
     from ajet.backbones.evaluating_suites import evaluate_suites
-    from ajet.core.terminal import Console
 
     with episode_progress() as (on_start, on_episode):
         report = evaluate_suites(
@@ -32,10 +29,4 @@ def run_suites(
             on_start=on_start,
             on_episode=on_episode,
         )
-    if out == Path("-"):
-        typer.echo(report.as_json(), nl=False)
-        return
-    Console().print(report.shown())
-    if out is not None:
-        table = report.write(out)
-        typer.echo(f"written: {out} and {table}")
+    show_report(report, out)

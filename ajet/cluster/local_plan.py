@@ -39,7 +39,7 @@ LIBRARIES_GIB = 0.5
 
 @dataclass(frozen=True)
 class EpisodeSize:
-    """The expected tokens of one episode."""
+    """Holds the expected tokens of one episode."""
 
     prompt: int
     reply: int
@@ -56,7 +56,7 @@ class EpisodeSize:
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds on this machine, in the whole model."""
+    """Holds seconds that were measured on this machine, extended to the whole model."""
 
     prefill_s: float  # of the prompts of one batch of requests
     decode_s: float  # of one token of each of its requests
@@ -66,7 +66,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class LocalPlan:
-    """What a run on this machine takes."""
+    """Holds what a run on this machine takes, and the sizes that it follows from."""
 
     batch: BatchPlan
     shape: ModelShape
@@ -206,7 +206,6 @@ def _measure(
 
     own = copy.deepcopy(model_config)
     own.num_hidden_layers = layers
-    own.tie_word_embeddings = model_config.tie_word_embeddings
     named = config.ajet.model.dtype
     dtype = torch.float32 if named == "auto" else getattr(torch, named)
     with torch.random.fork_rng():

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.core.config.compose import read_yaml
-from ajet.core.config.nested import flatten, texts
+from ajet.core.config.nested import flatten, merge, texts
 from ajet.core.errors import ConfigError
 
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
@@ -68,17 +68,6 @@ def resolve(read: SourceConfig) -> ResolvedConfig:
     inside = _without_foreign(read.values, "", unresolved)
     values = _plain(OmegaConf.create(inside), "", unresolved)
     return ResolvedConfig(values, unresolved, referenced, read.own, read.missing)
-
-
-def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `below` overridden by `above`, section by section."""
-    result = dict(below)
-    for key, value in above.items():
-        old = result.get(key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping):
-            value = merge(old, value)
-        result[key] = value
-    return result
 
 
 def unflatten(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,8 +50,10 @@ class EvaluationReport:
         prompt = {} if first is None else {"messages": first.messages, "tools": first.tools}
         return cls(figures=evaluate(groups), tasks=tasks, first_prompt=prompt, **about)
 
-    def write(self, file: Path) -> None:
+    def write(self, file: Path) -> tuple[Path, ...]:
+        """Writes the JSON file, and returns what was written."""
         write_text_atomically(file, self.as_json())
+        return (file,)
 
     def as_json(self) -> str:
         return json.dumps(self.as_plain(), indent=1, allow_nan=False) + "\n"

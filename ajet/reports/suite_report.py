@@ -30,8 +30,8 @@ from ajet.reports.evaluation_report import EvaluationReport
 
 @dataclass(frozen=True)
 class OtherResult:
-    """What a model is compared with: another's name, and by suite whether each episode of each task
-    succeeded."""
+    """Holds what a model is compared with: another's name, and by suite whether each episode of
+    each task succeeded."""
 
     subject: str
     wins: Mapping[str, Mapping[str, Sequence[bool]]]
@@ -67,8 +67,8 @@ def _wins(tasks: Mapping[str, Any]) -> dict[str, list[bool]]:
 
 @dataclass(frozen=True)
 class SuiteResult:
-    """One benchmark's figures. `about` is what is written of the suite beside them: its data, and
-    how the model is asked."""
+    """Holds one benchmark's figures. `about` is what is written of the suite beside them: its data,
+    and how the model is asked."""
 
     name: str
     about: dict[str, str]
@@ -94,7 +94,7 @@ class SuiteResult:
 
 @dataclass(frozen=True)
 class SuiteReport:
-    """The benchmarks of one model, in the order in which they were asked for."""
+    """Holds the benchmarks of one model, in the order in which they were asked for."""
 
     results: Sequence[SuiteResult]
     other_subject: str | None = None
@@ -103,12 +103,12 @@ class SuiteReport:
     def subject(self) -> str:
         return self.results[0].report.subject
 
-    def write(self, file: Path) -> Path:
-        """Writes the JSON file, and the table in Markdown beside it, whose path is returned."""
+    def write(self, file: Path) -> tuple[Path, ...]:
+        """Writes the JSON file, and the table in Markdown beside it, and returns both."""
         table = file.with_suffix(".md")
         write_text_atomically(file, self.as_json())
         write_text_atomically(table, self.as_markdown())
-        return table
+        return file, table
 
     def as_json(self) -> str:
         suites = [_plain(result) for result in self.results]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ajet.core.workflow.tuner import ModelTuner
 
 PYTHON_HINT = " Note that the provided function is in Python 3 syntax."
-"""What the leaderboard adds to the description of each function."""
+"""The leaderboard adds this to the description of each function."""
 FLOAT_HINT = " This is a float type value."
 NO_CALL = ("irrelevance", "live_irrelevance")
 
@@ -105,12 +105,17 @@ def as_tools(functions: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for function in functions:
         parameters = _schema(function["parameters"], types)
         tool = {
-            "name": re.sub(r"\.", "_", function["name"]),
+            "name": tool_name(function["name"]),
             "description": function["description"],
             "parameters": parameters,
         }
         tools.append({"type": "function", "function": tool})
     return tools
+
+
+def tool_name(name: str) -> str:
+    """Returns a function's name as its tool has it."""
+    return name.replace(".", "_")
 
 
 def _schema(schema: dict[str, Any], types: dict[str, str]) -> dict[str, Any]:

@@ -32,7 +32,8 @@ INSTALL = "pip install --no-deps bfcl-eval"
 CHECKER = f"{MODULE}.eval_checker.ast_eval.ast_checker"
 HANDLERS = f"{MODULE}.constants.model_config"
 UNDERSCORES = {"tools": True, "text": False}
-"""Whether function names have underscores for dots, as BFCL writes them for APIs of tools."""
+"""Says by the form of a prompt whether function names have underscores for dots, as BFCL writes
+them for APIs of tools."""
 
 Calls = Sequence[Mapping[str, Mapping[str, Any]]]
 

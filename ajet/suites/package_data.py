@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.core.errors import ConfigError, DataError
+from ajet.core.task.jsonl import rows_of_lines
 
 
 def package_folder(module: str, *, install: str, wanted_by: str) -> Path:
@@ -26,19 +27,7 @@ def package_folder(module: str, *, install: str, wanted_by: str) -> Path:
 
 def read_json_lines(file: Path) -> list[dict[str, Any]]:
     """Returns the rows of a file with one JSON object a line, gzipped if its name ends in .gz."""
-    content = _content(file)
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(content.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{file}:{number}: not JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise DataError(f"{file}:{number}: a {type(row).__name__}, not an object")
-        rows.append(row)
-    return rows
+    return rows_of_lines(_content(file), file)
 
 
 def read_json(file: Path) -> Any:

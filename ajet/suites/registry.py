@@ -22,7 +22,7 @@ CONFIG = Path(__file__).parent / "suite.yaml"
 """The config of an evaluation that names none."""
 READER = "ajet.suites.reader->SuiteReader"
 SAMPLED_TEMPERATURE = 0.8
-"""Of several samples a task, which greedy decoding would make all alike."""
+"""The temperature where a task has several samples, which greedy decoding would make all alike."""
 
 
 def find_suite(name: str) -> Suite:

@@ -32,7 +32,8 @@ Prompting = Literal["tools", "text"]
 
 @dataclass(frozen=True)
 class Suite:
-    """One benchmark. `read_tasks` takes a folder of its files, or None for those of `package`.
+    """Describes one benchmark. `read_tasks` takes a folder of its files, or None for those of
+    `package`.
 
     `workflow` and `judge` are named as a config names them. `prompting` says in a sentence how the
     model is asked, and is written beside the figures.

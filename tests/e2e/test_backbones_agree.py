@@ -5,8 +5,6 @@ log-probabilities differ by it. AdamW makes whole steps of a gradient that is ro
 some day a token falls to the other side.
 """
 
-import sys
-
 import numpy as np
 import pytest
 
@@ -15,34 +13,18 @@ from tests.e2e.three_backbones import (
     STEPS,
     episodes,
     numbers,
-    train_debug,
-    train_trinity,
-    train_verl,
+    run_on_each,
     weights,
 )
-from tests.e2e.toy_run import ToyRun
 
 pytestmark = pytest.mark.ray
 ON_RAY = pytest.mark.parametrize("backbone", ["verl", "trinity"])
-TRAIN = {
-    "debug": train_debug,
-    "verl": train_verl,
-    "trinity": lambda settings: train_trinity([*settings, "trinity.max_staleness=0"]),
-}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, ray_session):
     """The three run folders."""
-    made = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", list(sys.path))
-        for name, train in TRAIN.items():
-            run = ToyRun(tmp_path_factory.mktemp("agree") / name)
-            patch.chdir(run.folder)
-            train(SETTINGS)
-            made[name] = run
-    return made
+    return run_on_each(tmp_path_factory.mktemp("agree"), SETTINGS)
 
 
 @ON_RAY

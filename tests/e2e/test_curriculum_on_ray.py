@@ -9,9 +9,8 @@ from tests.e2e.three_backbones import (
     SETTINGS,
     episodes,
     numbers,
-    train_debug,
+    run_on_each,
     train_trinity,
-    train_verl,
 )
 from tests.e2e.toy_run import ToyRun
 
@@ -24,25 +23,12 @@ ADAPTIVE = [
     "ajet.data.sampler=adaptive",
     "ajet.data.curriculum.rest=1",
 ]
-TRAIN = {
-    "debug": train_debug,
-    "verl": train_verl,
-    "trinity": lambda settings: train_trinity([*settings, "trinity.max_staleness=0"]),
-}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, ray_session):
     """The three run folders."""
-    made = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", list(sys.path))
-        for name, train in TRAIN.items():
-            run = ToyRun(tmp_path_factory.mktemp("curriculum") / name)
-            patch.chdir(run.folder)
-            train(ADAPTIVE)
-            made[name] = run
-    return made
+    return run_on_each(tmp_path_factory.mktemp("curriculum"), ADAPTIVE)
 
 
 def tasks_of(run):

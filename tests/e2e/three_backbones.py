@@ -2,14 +2,17 @@
 
 import json
 import sqlite3
+import sys
 
 import numpy as np
+import pytest
 from rich.console import Console
 from safetensors.numpy import load_file
 
 from ajet.core.config import load_config
 from ajet.core.interrupt import Interrupt
 from ajet.core.record.run_folder import RunFolder
+from tests.e2e.toy_run import ToyRun
 
 STEPS = 20
 SETTINGS = [
@@ -50,6 +53,26 @@ def train_trinity(settings, **placed):
     from ajet.backbones.disaggregated.training import DisaggregatedTraining
 
     return _train(DisaggregatedTraining, "trinity", settings, placed)
+
+
+TRAIN = {
+    "debug": train_debug,
+    "verl": train_verl,
+    "trinity": lambda settings: train_trinity([*settings, "trinity.max_staleness=0"]),
+}
+
+
+def run_on_each(folder, settings):
+    """Returns a toy run of these settings by backbone, each made in a folder below `folder`."""
+    made = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", list(sys.path))
+        for name, train in TRAIN.items():
+            run = ToyRun(folder / name)
+            patch.chdir(run.folder)
+            train(settings)
+            made[name] = run
+    return made
 
 
 def _train(training, backbone, settings, placed):

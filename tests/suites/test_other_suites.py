@@ -9,6 +9,7 @@ import pytest
 from ajet.core.errors import ConfigError, DataError
 from ajet.core.rollout.request import RolloutRequest
 from ajet.suites import arc, gsm8k, humaneval
+from ajet.suites.package_data import read_json_lines
 from tests.agents.agent_runs import TOKENIZER, config_in
 from tests.fakes import ScriptedEndpoint, episode_runner
 
@@ -184,3 +185,9 @@ def test_a_suites_tasks_are_not_trained_on(tmp_path):
 
     with pytest.raises(ConfigError, match="its tasks are for measuring"):
         SuiteReader(config_in(tmp_path)).get_training_tasks()
+
+
+def test_a_line_separator_within_a_text_ends_no_row(tmp_path):
+    file = tmp_path / "rows.json"
+    file.write_text('{"id": "a", "text": "one\u2028line"}\n\n{"id": "b"}\n', encoding="utf-8")
+    assert [row["id"] for row in read_json_lines(file)] == ["a", "b"]

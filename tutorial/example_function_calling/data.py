@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.core.task.jsonl import write_jsonl
-from ajet.suites.bfcl import as_tools, read_rows
+from ajet.suites.bfcl import as_tools, read_rows, tool_name
 from ajet.suites.bfcl_checker import call_problem
 from tutorial.example_function_calling.near_duplicates import (
     WordPairs,
@@ -131,7 +131,7 @@ def _with_call(row: Row, rng: random.Random) -> Row | None:
     """Returns the row with its first accepted answer as the reply, and fewer functions; None where
     the official checker refuses that answer."""
     answers = [first_answer(possible) for possible in row["ground_truth"]]
-    calls = [(_tool_name(name), given) for answer in answers for name, given in answer.items()]
+    calls = [(tool_name(name), given) for answer in answers for name, given in answer.items()]
     as_checked = [{name: given} for name, given in calls]
     key = row["ground_truth"]
     if call_problem(row["category"], row["function"], as_checked, key, "tools") is not None:
@@ -147,10 +147,6 @@ def _with_call(row: Row, rng: random.Random) -> Row | None:
     ]
     reply = {"role": "assistant", "content": "", "tool_calls": tool_calls}
     return {**row, "function": functions, "reply": reply}
-
-
-def _tool_name(name: str) -> str:
-    return as_tools([{"name": name, "description": "", "parameters": {}}])[0]["function"]["name"]
 
 
 def first_answer(possible: Row) -> Row:

@@ -36,8 +36,8 @@ SUPERVISED_VALUES: dict[str, Any] = {
     f"{ALGORITHM}.overlong.buffer_len": 0,
     f"{ALGORITHM}.overlong.mask_truncated": True,
 }
-"""What a supervised run has, whatever the YAML says: nothing is sampled, so nothing is compared. A
-row that is too long for a limit is left out, never cut."""
+"""Maps keys to the values that they have in a supervised run, whatever the YAML says: nothing is
+sampled, so nothing is compared. A row that is too long for a limit is left out, never cut."""
 
 
 class SupervisedConfig(Section):

@@ -19,6 +19,17 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `below` overridden by `above`, section by section."""
+    result = dict(below)
+    for key, value in above.items():
+        old = result.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = merge(old, value)
+        result[key] = value
+    return result
+
+
 def with_values(values: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the nested values with others at these dotted keys."""
     found = dict(values)

@@ -13,6 +13,7 @@ a stage's run is, and the model that it begins from (backbones/stages.py).
 from collections.abc import Mapping
 from typing import Any
 
+from ajet.core.config.nested import merge
 from ajet.core.config.renames import apply_renames
 from ajet.core.config.tree import AjetConfig
 
@@ -24,14 +25,4 @@ def values_of_stage(values: Mapping[str, Any], name: str) -> tuple[dict[str, Any
     own = values["ajet"]["stages"][name] or {}
     renamed, notices = apply_renames({"ajet": own}, AjetConfig().to_dict())
     merged = dict(values) | {"ajet": ajet}
-    return _laid_over(merged, renamed), notices
-
-
-def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for key, value in above.items():
-        under = merged.get(key)
-        if isinstance(under, Mapping) and isinstance(value, Mapping):
-            value = _laid_over(under, value)
-        merged[key] = value
-    return merged
+    return merge(merged, renamed), notices

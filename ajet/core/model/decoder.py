@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ajet.core.model.precision import rms_norm
 from ajet.core.model.wide_layer import gated_mlp, is_wide, linear, linears_of_norm
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -95,7 +96,7 @@ class Decoder:
         cos, sin = cos[0].unsqueeze(1), _negate_left_half(sin[0].unsqueeze(1))
         for index, layer in enumerate(self._layers):
             x = run_unsharded(layer, self._layer, index, x, cos, sin, attend)
-        return _rms_norm(self._norm, x)
+        return rms_norm(self._norm, x)
 
     def _layer(self, index: int, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         layer = self._layers[index]
@@ -105,7 +106,7 @@ class Decoder:
         x = x + (linear(out, o_proj) if is_wide(x, o_proj) else o_proj(out))
         if self._has_plain_mlp and is_wide(x, mlp.gate_proj, mlp.up_proj, mlp.down_proj):
             return gated_mlp(x, norm, mlp)
-        h = _rms_norm(norm, x)
+        h = rms_norm(norm, x)
         return x + mlp.down_proj(F.silu(mlp.gate_proj(h)) * mlp.up_proj(h))
 
     def _project(
@@ -116,12 +117,12 @@ class Decoder:
         if is_wide(x, *linears):
             q, k, v = linears_of_norm(x, norm, *linears)
         else:
-            h = _rms_norm(norm, x)
+            h = rms_norm(norm, x)
             q, k, v = (each(h) for each in linears)
         q, k, v = (t.unflatten(1, (-1, self.head_dim)) for t in (q, k, v))
         if hasattr(attn, "q_norm"):
-            q, k = _rms_norm(attn.q_norm, q), _rms_norm(attn.k_norm, k)
-        return _rotate(q, cos, sin), _rotate(k, cos, sin), v
+            q, k = rms_norm(attn.q_norm, q), rms_norm(attn.k_norm, k)
+        return rotate(q, cos, sin), rotate(k, cos, sin), v
 
 
 def run_unsharded(module: nn.Module, compute: Callable[..., Tensor], *args: Any) -> Tensor:
@@ -139,17 +140,13 @@ def _unwrapped(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def _rms_norm(norm: Any, x: Tensor) -> Tensor:
-    return F.rms_norm(x, (x.shape[-1],), norm.weight, norm.variance_epsilon)
-
-
 def _negate_left_half(sin: Tensor) -> Tensor:
-    """Negates the left half, so that `_rotate` is one product and one fused multiply-add."""
+    """Negates the left half, so that `rotate` is one product and one fused multiply-add."""
     left, right = sin.chunk(2, dim=-1)
     return torch.cat((-left, right), dim=-1)
 
 
-def _rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
     """Applies the rotary position: the halves (l, r) become (l cos - r sin, r cos + l sin)."""
     swapped = x.roll(x.shape[-1] // 2, dims=-1)
     return torch.addcmul(x * cos, swapped, signed_sin)

@@ -32,9 +32,10 @@ def to_float64(model: nn.Module) -> nn.Module:
     """
     for module in model.modules():
         if type(module).__name__ in NORMS:
-            module.forward = MethodType(_rms_norm, module)
+            module.forward = MethodType(rms_norm, module)
     return model.double()
 
 
-def _rms_norm(norm: Any, hidden: Tensor) -> Tensor:
-    return nn.functional.rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon)
+def rms_norm(norm: Any, x: Tensor) -> Tensor:
+    """Returns ``norm(x)`` of a transformers RMSNorm, computed in the dtype of `x` or wider."""
+    return nn.functional.rms_norm(x, (x.shape[-1],), norm.weight, norm.variance_epsilon)

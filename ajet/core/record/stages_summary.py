@@ -29,7 +29,7 @@ SHOWN = (
     "num_held_out",
     "cross_entropy",
 )
-"""What is taken from a stage's own summary."""
+"""Names what is taken from a stage's own summary."""
 
 
 @dataclass(frozen=True, slots=True)

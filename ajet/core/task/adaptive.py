@@ -146,8 +146,8 @@ def _in_order(keyed: Sequence[tuple[float, int]]) -> list[int]:
 
 @dataclass
 class _Queue:
-    """The tasks of a tag: those that are drawn, those whose rest is over, and the others, each with
-    the next one last."""
+    """Holds the tasks of a tag: those that are drawn, those whose rest is over, and the others,
+    each with the next one last."""
 
     drawn: list[int]
     rested: list[int]

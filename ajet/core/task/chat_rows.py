@@ -19,7 +19,7 @@ from typing import Any
 
 from ajet.core.errors import DataError
 from ajet.core.plain_value import plain_text
-from ajet.core.task.reader import MAX_ID_LENGTH, are_messages, first_duplicate_ids
+from ajet.core.task.reader import MAX_ID_LENGTH, are_messages, check_split
 from ajet.core.task.task import Task
 
 SHAREGPT_ROLES = {
@@ -45,14 +45,7 @@ def chat_tasks(
         _chat_task(row, f"{split}-{index}", f"{source}: row {index + 1}", train_on)
         for index, row in enumerate(rows)
     ]
-    if not tasks:
-        raise DataError(f"{source}: the {split} split is empty")
-    if duplicates := first_duplicate_ids(tasks):
-        first, second = duplicates
-        raise DataError(
-            f"{source}: rows {first} and {second} have one task_id {tasks[first - 1].task_id!r}; "
-            "give each its own, or leave the field out"
-        )
+    check_split(tasks, split=split, source=source)
     return tasks
 
 

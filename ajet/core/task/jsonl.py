@@ -24,7 +24,12 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         raise DataError(f"{path.absolute()}: no such data file")
     if path.suffix in REFUSED:
         raise DataError(f"{path}: {REFUSED[path.suffix]}")
-    lines = read_text(path).split("\n")  # splitlines() would also split at a U+2028 inside a string
+    return rows_of_lines(read_text(path), path)
+
+
+def rows_of_lines(text: str, path: Path) -> list[dict[str, Any]]:
+    """Returns the rows of a file's text, one object a line; empty lines are skipped."""
+    lines = text.split("\n")  # splitlines() would also split at a U+2028 inside a string
     return [
         _parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()
     ]

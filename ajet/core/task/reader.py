@@ -127,14 +127,7 @@ def tasks_from_rows(
             ", ".join(QUERY_FIELDS),
             NO_QUESTION,
         )
-    if not tasks:
-        raise DataError(f"{source}: the {split} split is empty")
-    if duplicates := first_duplicate_ids(tasks):
-        first, second = duplicates
-        raise DataError(
-            f"{source}: rows {first} and {second} have one task_id {tasks[first - 1].task_id!r}; "
-            "give each its own, or leave the field out"
-        )
+    check_split(tasks, split=split, source=source)
     return tasks
 
 
@@ -211,6 +204,18 @@ def are_messages(value: Any) -> bool:
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         return False
     return all(isinstance(message, Mapping) for message in value)
+
+
+def check_split(tasks: Sequence[Task], *, split: str, source: str) -> None:
+    """Raises DataError if a split has no task, or two tasks with one id."""
+    if not tasks:
+        raise DataError(f"{source}: the {split} split is empty")
+    if duplicates := first_duplicate_ids(tasks):
+        first, second = duplicates
+        raise DataError(
+            f"{source}: rows {first} and {second} have one task_id {tasks[first - 1].task_id!r}; "
+            "give each its own, or leave the field out"
+        )
 
 
 def first_duplicate_ids(tasks: Sequence[Task]) -> tuple[int, int] | None:

@@ -28,8 +28,8 @@ WHERE = "ajet.data.curriculum.results_path"
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """How a group of the task at index `task` ended: its judged episodes, those that succeeded, and
-    whether two of them earned different rewards."""
+    """Holds how a group of the task at index `task` ended: its judged episodes, those that
+    succeeded, and whether two of them earned different rewards."""
 
     task: int
     num_episodes: int
@@ -39,7 +39,8 @@ class GroupResult:
 
 @dataclass(frozen=True, slots=True)
 class TaskResults:
-    """What is known of one task. Batches are counted from 0; `last_batch` is -1 before the first.
+    """Holds what is known of one task. Batches are counted from 0; `last_batch` is -1 before the
+    first.
 
     `is_waiting`: it was taken, and its group has not ended. `groups` ended with a judged episode,
     the last `blank` of them in a row without signal. `episodes` and `wins` are decayed counts.

@@ -237,8 +237,8 @@ class ModelTuner:
 
     @property
     def shows_tools(self) -> bool:
-        """Whether the model sees tools that `chat` is given: whether its chat template writes them.
-        A model behind an API does."""
+        """Tells whether the model sees tools that `chat` is given: whether its chat template writes
+        them. A model behind an API does."""
         return self._recorder.shows_tools
 
     @property

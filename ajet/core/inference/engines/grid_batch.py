@@ -27,7 +27,7 @@ MAX_PADDING = 2.0
 
 @dataclass(frozen=True)
 class SegmentGrid:
-    """The rows of n segments as a rectangle ``n x rows``.
+    """Arranges the rows of n segments as a rectangle ``n x rows``.
 
     `row_of_cell` holds the row at each cell (row 0 where a segment is shorter), `cell_of_row` the
     cell of each row; both are None if all segments have the same number of rows.
@@ -69,7 +69,7 @@ class SegmentGrid:
 
 
 class GridBatch(KVBatch):
-    """A `KVBatch` whose `attend` computes all segments at once."""
+    """Computes all segments of a `KVBatch` at once."""
 
     @staticmethod
     def fits(layout: CacheLayout) -> bool:
@@ -130,15 +130,14 @@ class GridBatch(KVBatch):
         kept = self._remaining_segments(index)
         self._grid = SegmentGrid.of(self._segments, self._pool)
         num_shared = self._grid.num_shared
-        if len(kept) < self._stacked[0][0].shape[1]:
-            numbers = self._pool.tensor(np.array(kept, np.int64))
-            self._stacked = [
-                (
-                    k.index_select(1, numbers)[:, :, :num_shared].contiguous(),
-                    v.index_select(1, numbers)[:, :, :num_shared].contiguous(),
-                )
-                for k, v in self._stacked
-            ]
+        if len(kept) == self._stacked[0][0].shape[1]:
+            return
+        numbers = self._pool.tensor(np.array(kept, np.int64))
+
+        def remaining(stacked: Tensor) -> Tensor:
+            return stacked.index_select(1, numbers)[:, :, :num_shared].contiguous()
+
+        self._stacked = [(remaining(k), remaining(v)) for k, v in self._stacked]
 
     def _padding_mask(self) -> Tensor:
         """Returns ``[1, rows, 1, S + columns]``: the shared slots that a row has not, the columns

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ajet.core.model.decoder import Attend, Decoder
+from ajet.core.model.decoder import Attend, Decoder, rotate
+from ajet.core.model.precision import rms_norm
 
 MIN_WEIGHTS = 2**18
 """The weights of one MLP matrix from which packing pays; smaller ones stay in the cache anyway."""
@@ -33,7 +33,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 @dataclass(frozen=True)
 class PackedLinear:
-    """A linear layer ``[in] -> [out]`` whose weight has oneDNN's layout."""
+    """Computes a linear layer ``[in] -> [out]`` from a weight in oneDNN's layout."""
 
     weight: Tensor
     bias: Tensor | None
@@ -63,7 +63,7 @@ class PackedLinear:
 
 @dataclass(frozen=True)
 class PackedLayer:
-    """The linear layers of one decoder layer."""
+    """Holds the linear layers of one decoder layer."""
 
     qkv: PackedLinear
     out: PackedLinear
@@ -127,18 +127,17 @@ class PackedDecoder(Decoder):
     def _layer(self, index: int, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         layer, packed = self._layers[index], self._packed[index]
         num_rotated = self.num_heads + self.num_kv_heads
-        qkv = packed.qkv(_rms_norm(layer.input_layernorm, x))
+        qkv = packed.qkv(rms_norm(layer.input_layernorm, x))
         qkv = qkv.view(len(x), num_rotated + self.num_kv_heads, self.head_dim)
         qk, v = qkv[:, :num_rotated], qkv[:, num_rotated:]
         attn = layer.self_attn
         if hasattr(attn, "q_norm"):
             q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
-            qk = torch.cat((_rms_norm(attn.q_norm, q), _rms_norm(attn.k_norm, k)), dim=1)
-        # `sin` is already negated on the left: (l, r) becomes (l cos - r sin, r cos + l sin).
-        qk = torch.addcmul(qk * cos, qk.roll(self.head_dim // 2, dims=-1), sin)
+            qk = torch.cat((rms_norm(attn.q_norm, q), rms_norm(attn.k_norm, k)), dim=1)
+        qk = rotate(qk, cos, sin)
         out = attend(index, qk[:, : self.num_heads], qk[:, self.num_heads :], v)
         x = packed.out.added_to(x, out.reshape(len(x), -1))
-        h = _rms_norm(layer.post_attention_layernorm, x)
+        h = rms_norm(layer.post_attention_layernorm, x)
         return packed.down.added_to(x, packed.up.times(packed.gate(h, "swish"), h))
 
 
@@ -160,7 +159,3 @@ def _has_onednn(dtype: torch.dtype) -> bool:
 
 def _ops() -> Any:
     return torch.ops
-
-
-def _rms_norm(norm: Any, x: Tensor) -> Tensor:
-    return F.rms_norm(x, (x.shape[-1],), norm.weight, norm.variance_epsilon)
