@@ -89,8 +89,10 @@ def held_out_metrics(report: Evaluation) -> dict[str, float]:
 
 def _reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Returns reward and success over judged episodes, and the means of the workflows' own
-    metrics. Given replies have no reward."""
+    metrics. Given replies have no reward, and beside them a row that a limit left out has none."""
     sampled = [t for t in trajectories if not t.is_given]
+    if len(sampled) < len(trajectories):
+        sampled = [t for t in sampled if t.turns]
     valid = [t for t in sampled if t.is_valid or (t.left_out and t.reward is not None)]
     rewards = [t.reward for t in valid if t.reward is not None]
     own: defaultdict[str, list[float]] = defaultdict(list)

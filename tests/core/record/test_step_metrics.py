@@ -8,6 +8,7 @@ from ajet.core.record.step_metrics import step_metrics
 from ajet.core.rollout.batch import StepGroups
 from ajet.core.trajectory.samples import to_samples
 from ajet.core.trajectory.trajectory import EpisodeStatus
+from ajet.core.trajectory.turn import GIVEN
 from tests.core.record.record_fixtures import episode, group_of
 
 
@@ -121,3 +122,10 @@ def test_what_a_selection_left_out_is_in_the_mean_reward_all_the_same():
     assert (metrics["groups/total"], metrics["groups/trained"]) == (2, 1)
     assert metrics["tokens/untrained_dynamic_sampling"] == 5
     assert metrics["selection/dynamic_sampling/reward_bias"] == 1
+
+
+def test_given_replies_have_no_reward_nor_has_a_row_that_was_left_out_beside_them():
+    given = tuple(replace(turn, notes={GIVEN: True}) for turn in episode().turns)
+    too_long = group_of(episode(group=1, reward=0.0, turns=())).leave_out("overlong", "a limit")
+    metrics = metrics_of(group_of(episode(turns=given)), too_long)
+    assert "reward/mean" not in metrics and "reward/success" not in metrics
