@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -8,8 +10,10 @@ from ajet.core.update.layouts.attention_piece import (
     product_backward,
     product_forward,
 )
-from ajet.core.update.layouts.tree_attention import AttentionPlan, tree_attention
-from ajet.core.update.layouts.trie import trie_of_rows
+from ajet.core.update.layouts.piece_plan import PiecePlan
+from ajet.core.update.layouts.tree_attention import tree_attention
+from ajet.core.update.layouts.trie import forest_of_rows, trie_of_rows
+from ajet.core.update.layouts.varlen_plan import FlashKernel, VarlenPlan
 
 
 def random_forest(seed):
@@ -19,7 +23,7 @@ def random_forest(seed):
 
 def masked_attention(q, k, v, forest):
     """The definition: softmax over ancestors, from a square mask."""
-    mask = torch.full((len(forest), len(forest)), float("-inf"))
+    mask = torch.full((len(forest), len(forest)), float("-inf"), dtype=q.dtype)
     for nodes in forest.row_nodes:
         for depth, node in enumerate(nodes):
             mask[node, nodes[: depth + 1]] = 0
@@ -37,7 +41,7 @@ def test_pieces_merged_equal_attention_under_a_square_tree_mask(seed):
         len(forest), heads, 8, generator=generator
     ).requires_grad_()
     q, k, v = make(4), make(2), make(2)
-    plan = AttentionPlan.of(forest, torch.device("cpu"))
+    plan = PiecePlan.of(forest, torch.device("cpu"))
     probe = torch.randn(len(forest), 4, 8, generator=generator)
     results = []
     for out in (tree_attention(q, k, v, plan), masked_attention(q, k, v, forest)):
@@ -54,7 +58,7 @@ def test_padded_cells_never_leak_however_large_the_scores():
     k = torch.full((len(forest), 2, 4), 10.0)
     k[[0, 6]] = -10.0
     q, k, v = (t.requires_grad_() for t in (q, k, torch.randn(len(forest), 2, 4)))
-    plan = AttentionPlan.of(forest, torch.device("cpu"))
+    plan = PiecePlan.of(forest, torch.device("cpu"))
     assert [tuple(call.tokens_BL.shape) for call in plan.segment_calls] == [(1, 1), (2, 5)]
     for found, expected in zip(
         torch.autograd.grad(tree_attention(q, k, v, plan).sum(), (q, k, v)),
@@ -62,6 +66,97 @@ def test_padded_cells_never_leak_however_large_the_scores():
         strict=True,
     ):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+class ProductKernel:
+    """Computes what FlashKernel does, sequence by sequence with plain products."""
+
+    def forward(self, q, k, v, call):
+        outs, lses = [], []
+        for queries, keys in _sequences(call):
+            group = q.shape[1] // k.shape[1]
+            parts = (q[queries], *(t[keys].repeat_interleave(group, 1) for t in (k, v)))
+            out, lse = product_forward(*(t.transpose(0, 1)[None] for t in parts), call.causal)
+            outs.append(out[0].transpose(0, 1))
+            lses.append(lse[0])
+        return torch.cat(outs), torch.cat(lses, 1)
+
+    def backward(self, grad, q, k, v, out, lse, call):
+        group = q.shape[1] // k.shape[1]
+        found = []
+        for queries, keys in _sequences(call):
+            wide = [t[keys].repeat_interleave(group, 1) for t in (k, v)]
+            parts = (grad[queries], q[queries], *wide, out[queries])
+            dq, dk, dv = product_backward(
+                *(t.transpose(0, 1)[None] for t in parts), lse[None, :, queries], call.causal
+            )
+            dq, dk, dv = (t[0].transpose(0, 1) for t in (dq, dk, dv))
+            found.append((dq, *(t.unflatten(1, (-1, group)).sum(2) for t in (dk, dv))))
+        return tuple(map(torch.cat, zip(*found, strict=True)))
+
+
+def _sequences(call):
+    ends = [t.tolist() for t in (call.cu_queries, call.cu_keys)]
+    queries, keys = ([slice(a, b) for a, b in pairwise(each)] for each in ends)
+    assert call.max_queries == max(s.stop - s.start for s in queries)
+    assert call.max_keys == max(s.stop - s.start for s in keys)
+    return list(zip(queries, keys, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_calls_of_several_lengths_equal_attention_under_a_square_tree_mask_in_float64(seed):
+    forest = random_forest(seed)
+    generator = torch.Generator().manual_seed(seed)
+    make = lambda heads: torch.randn(  # noqa: E731
+        len(forest), heads, 8, generator=generator, dtype=torch.float64
+    ).requires_grad_()
+    q, k, v = make(4), make(2), make(2)
+    plan = VarlenPlan.of(forest, torch.device("cpu"), ProductKernel())
+    assert len(plan.levels) > 2
+    probe = torch.randn(len(forest), 4, 8, generator=generator, dtype=torch.float64)
+    results = []
+    for out in (tree_attention(q, k, v, plan), masked_attention(q, k, v, forest)):
+        results.append((out, *torch.autograd.grad((out * probe).sum(), (q, k, v))))
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+
+
+def test_two_groups_with_a_system_prompt_take_one_call_for_each_level():
+    # 0 0 | 1 1 | 2 3      The system prompt 0 0 has two groups below it: 1 1 with the replies 2 3
+    #     |     | 4        and 4, and 5 with the replies 6 and 7 8 9.
+    #     | 5   | 6
+    #           | 7 8 9
+    rows = [[0, 0, 1, 1, 2, 3], [0, 0, 1, 1, 4], [0, 0, 5, 6], [0, 0, 5, 7, 8, 9]]
+    plan = VarlenPlan.of(trie_of_rows([np.array(row) for row in rows]), torch.device("cpu"))
+    assert plan.own.cu_queries.tolist() == plan.own.cu_keys.tolist() == [0, 2, 4, 6, 7, 8, 9, 12]
+    assert (plan.own.max_queries, plan.own.causal) == (3, True)
+    system, groups = plan.levels
+    assert system.queries_Q.tolist() == list(range(2, 12)) and system.keys_P.tolist() == [0, 1]
+    assert groups.queries_Q.tolist() == [4, 5, 6, 8, 9, 10, 11]
+    assert groups.keys_P.tolist() == [2, 3, 7]
+    assert groups.call.cu_queries.tolist() == [0, 3, 7] and groups.call.max_queries == 4
+    assert groups.call.cu_keys.tolist() == [0, 2, 3] and groups.call.max_keys == 2
+    assert not groups.call.causal
+
+
+def test_rows_that_share_nothing_take_one_call():
+    rows = [np.array([1, 2, 3]), np.array([1, 2])]
+    plan = VarlenPlan.of(forest_of_rows(rows), torch.device("cpu"))
+    assert plan.levels == () and plan.own.cu_queries.tolist() == [0, 3, 5]
+
+
+def test_cudas_kernel_takes_a_call_and_gives_the_shapes_that_are_merged():
+    forest = trie_of_rows([np.array([0, 1, 1]), np.array([0, 2])])
+    plan = VarlenPlan.of(forest, torch.device("meta"), FlashKernel())
+    make = lambda heads: torch.empty(  # noqa: E731
+        len(forest), heads, 8, dtype=torch.bfloat16, device="meta"
+    )
+    q, k, v = make(4), make(2), make(2)
+    out, lse = plan.forward(q, k, v)
+    assert (out.shape, out.dtype) == (q.shape, q.dtype)
+    assert (tuple(lse.shape), lse.dtype) == ((4, len(forest)), torch.float32)
+    found = plan.backward(torch.empty_like(out), q, k, v, out, lse)
+    assert [t.shape for t in found] == [q.shape, k.shape, v.shape]
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ajet.core.model.decoder import Attend, Decoder
 from ajet.core.update.layouts.layout import ForwardOutput, Row
-from ajet.core.update.layouts.tree_attention import AttentionPlan, tree_attention
+from ajet.core.update.layouts.tree_attention import AttentionPlan, attention_plan, tree_attention
 from ajet.core.update.layouts.trie import Forest, common_prefix, lexicographic, trie_of_rows
 from ajet.core.update.sequence import SequenceGroup
 
@@ -82,9 +82,11 @@ class FlatLayout:
         """Returns the hidden states of this rank's tokens, and the flat index of the first of
         them.
         """
-        plan = AttentionPlan.of(forest, self.device)
+        plan: AttentionPlan | None = None
 
         def whole(layer: int, q_NHd: Tensor, k_NKd: Tensor, v_NKd: Tensor) -> Tensor:
+            nonlocal plan
+            plan = plan or attention_plan(forest, q_NHd)
             return tree_attention(q_NHd, k_NKd, v_NKd, plan)
 
         attend: Attend = whole

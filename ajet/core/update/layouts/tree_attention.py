@@ -1,85 +1,49 @@
 """Ancestors-only attention over a flattened trie, without a mask.
 
 A token attends to its own segment causally and to each ancestor segment fully. So the attention of
-a batch is a few dense products, each over a contiguous range of queries, merged by log-sum-exp:
-
-    segment_calls     every segment with itself, causal; segments of similar length share a call
-    inner_segments    for each inner segment: all its descendants (contiguous) x its keys, no mask
+a batch is a few dense products, merged by log-sum-exp:
 
     out = sum_pieces exp(lse_piece - lse) * out_piece        lse = logsumexp(lse_pieces)
 
 The backward pass needs no merging: with the total `lse` and the total output, every piece gives
 its exact share of the gradients (as in ring attention). Nothing of size queries x keys is stored.
 
-A piece runs on torch's CPU flash kernel, which returns its log-sum-exp, or as plain products on
-other devices (attention_piece.py). Not covered: second derivatives, attention dropout.
+A plan holds the pieces of a micro-batch. `VarlenPlan` computes all segments, and each level of
+ancestors, in one call of the flash kernel of CUDA for sequences of several lengths; `PiecePlan`
+computes them one by one, on a CPU or where that kernel is not. Not covered: second derivatives,
+attention dropout.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ajet.core.model.precision import wide_dtype
-from ajet.core.update.layouts.attention_piece import piece_backward, piece_forward
-from ajet.core.update.layouts.trie import Forest, TrieSegment
-
-MAX_PADDING = 1.25  # padded over real tokens in one call for several segments
+from ajet.core.update.layouts.piece_plan import PiecePlan
+from ajet.core.update.layouts.trie import Forest
+from ajet.core.update.layouts.varlen_plan import VarlenPlan
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentCall:
-    """Holds segments that run as one causal call.
+class AttentionPlan(Protocol):
+    """Computes the attention of one micro-batch; the same plan serves every layer."""
 
-    `tokens_BL` are their flat tokens (short segments repeat their first token); `cells_R` are the
-    real ones among the ``B * L`` cells.
-    """
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the output ``[N, heads, d]`` and a log-sum-exp in the plan's own layout."""
+        ...
 
-    tokens_BL: Tensor
-    cells_R: Tensor
-    real_R: Tensor  # the flat tokens of those cells
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionPlan:
-    """Holds the attention calls of one micro-batch, which are the same in every layer."""
-
-    segment_calls: tuple[SegmentCall, ...]
-    inner_segments: tuple[TrieSegment, ...]
-
-    @classmethod
-    def of(cls, forest: Forest, device: torch.device) -> AttentionPlan:
-        by_length = sorted(forest.segments, key=lambda s: (s.stop - s.start, s.start))
-        calls = tuple(_segment_call(chunk, device) for chunk in _chunks(by_length))
-        return cls(calls, tuple(s for s in forest.segments if s.end > s.stop))
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the gradients of q, k and v; `out` and `lse` are those of `forward`."""
+        ...
 
 
-def _chunks(by_length: list[TrieSegment]) -> list[list[TrieSegment]]:
-    chunks: list[list[TrieSegment]] = []
-    real = 0
-    for segment in by_length:
-        length = segment.stop - segment.start
-        if not chunks or length * (len(chunks[-1]) + 1) > MAX_PADDING * (real + length):
-            chunks.append([])
-            real = 0
-        chunks[-1].append(segment)
-        real += length
-    return chunks
-
-
-def _segment_call(segments: list[TrieSegment], device: torch.device) -> SegmentCall:
-    longest = max(s.stop - s.start for s in segments)
-    offsets_L = np.arange(longest)
-    starts_B1 = np.array([[s.start] for s in segments])
-    lengths_B1 = np.array([[s.stop - s.start] for s in segments])
-    is_real_BL = offsets_L < lengths_B1
-    tokens_BL = np.where(is_real_BL, starts_B1 + offsets_L, starts_B1)
-    tensors = (tokens_BL, np.flatnonzero(is_real_BL), tokens_BL[is_real_BL])
-    return SegmentCall(*(torch.from_numpy(t).to(device) for t in tensors))
+def attention_plan(forest: Forest, q_NHd: Tensor) -> AttentionPlan:
+    """Returns the plan for the forest on the device and in the dtype of these queries."""
+    plan = VarlenPlan if VarlenPlan.supports(q_NHd) else PiecePlan
+    return plan.of(forest, q_NHd.device)
 
 
 def tree_attention(q_NHd: Tensor, k_NKd: Tensor, v_NKd: Tensor, plan: AttentionPlan) -> Tensor:
@@ -90,132 +54,11 @@ def tree_attention(q_NHd: Tensor, k_NKd: Tensor, v_NKd: Tensor, plan: AttentionP
 class _TreeAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> Tensor:
-        out = torch.empty_like(q)
-        lse = q.new_empty(q.shape[:2], dtype=wide_dtype(q.dtype))
-        for call in plan.segment_calls:
-            piece_out, piece_lse = piece_forward(*_gather(call, q, k, v), causal=True)
-            out.index_copy_(0, call.real_R, _real(piece_out, call))
-            lse.index_copy_(0, call.real_R, _real(piece_lse, call))
-        for segment in plan.inner_segments:
-            own, descendants = slice(segment.start, segment.stop), slice(segment.stop, segment.end)
-            piece_out, piece_lse = piece_forward(
-                _fold(q[descendants], k), _batch(k[own]), _batch(v[own]), causal=False
-            )
-            _merge(
-                out[descendants], lse[descendants], _unfold(piece_out, q), _unfold(piece_lse, lse)
-            )
+        out, lse = plan.forward(q, k, v)
         ctx.plan = plan
         ctx.save_for_backward(q, k, v, out, lse)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        q, k, v, out, lse = ctx.saved_tensors
-        grad = grads[0].contiguous()
-        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        for call in ctx.plan.segment_calls:
-            _segment_backward(call, (q, k, v, out, lse, grad), (dq, dk, dv))
-        for segment in ctx.plan.inner_segments:
-            own, descendants = slice(segment.start, segment.stop), slice(segment.stop, segment.end)
-            parts = _num_parts(segment.end - segment.stop, k)
-            folded = (_fold(t[descendants], k, parts) for t in (grad, q, out, lse))
-            grad_f, q_f, out_f, lse_f = folded
-            keys, values = (_batch(t[own]).expand(parts, -1, -1, -1) for t in (k, v))
-            piece_dq, piece_dk, piece_dv = piece_backward(
-                grad_f, q_f, keys, values, out_f, lse_f, causal=False
-            )
-            dq[descendants] += _unfold(piece_dq, q)
-            dk[own] += _sum_of_parts(piece_dk).transpose(0, 1)
-            dv[own] += _sum_of_parts(piece_dv).transpose(0, 1)
-        return dq, dk, dv, None
-
-
-def _rows(t: Tensor, index: Tensor) -> Tensor:
-    """Returns ``t[index]`` for an index of any shape; index_select copies whole rows, twice as
-    fast.
-    """
-    return t.index_select(0, index.flatten()).unflatten(0, index.shape)
-
-
-def _gather(call: SegmentCall, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns ``[B, heads, L, d]`` of each; keys and values are repeated for their query heads."""
-    group = q.shape[1] // k.shape[1]
-    q_BLHd, k_BLKd, v_BLKd = (_rows(t, call.tokens_BL) for t in (q, k, v))
-    return (
-        q_BLHd.transpose(1, 2),
-        k_BLKd.repeat_interleave(group, dim=2).transpose(1, 2),
-        v_BLKd.repeat_interleave(group, dim=2).transpose(1, 2),
-    )
-
-
-def _real(t_BHLx: Tensor, call: SegmentCall) -> Tensor:
-    """Returns the real cells ``[R, heads, …]`` of a padded result."""
-    return _rows(t_BHLx.transpose(1, 2).flatten(0, 1), call.cells_R)
-
-
-def _segment_backward(
-    call: SegmentCall, saved: tuple[Tensor, ...], grads: tuple[Tensor, Tensor, Tensor]
-) -> None:
-    q, k, v, out, lse, grad = saved
-    tokens, kv_heads = call.tokens_BL, k.shape[1]
-    # A padded cell repeats a real token, so its gradient must be 0 or it would be counted twice.
-    grad_BLHd = q.new_zeros((*tokens.shape, *q.shape[1:]))
-    grad_BLHd.flatten(0, 1)[call.cells_R] = _rows(grad, call.real_R)
-    # Its `lse` does not cover all its scores: exp(score - lse) may be inf, and inf * 0 is nan.
-    lse_BLH = lse.new_full((*tokens.shape, q.shape[1]), torch.inf)
-    lse_BLH.flatten(0, 1)[call.cells_R] = _rows(lse, call.real_R)
-    pieces = piece_backward(
-        grad_BLHd.transpose(1, 2),
-        *_gather(call, q, k, v),
-        _rows(out, tokens).transpose(1, 2),
-        lse_BLH.transpose(1, 2),
-        causal=True,
-    )
-    dq, dk, dv = (_real(piece, call) for piece in pieces)
-    grads[0].index_copy_(0, call.real_R, dq)
-    for target, wide in ((grads[1], dk), (grads[2], dv)):
-        target.index_copy_(0, call.real_R, wide.unflatten(1, (kv_heads, -1)).sum(2))
-
-
-def _batch(t_PKd: Tensor) -> Tensor:
-    return t_PKd.transpose(0, 1).unsqueeze(0)
-
-
-def _num_parts(num_queries: int, k: Tensor) -> int:
-    """Returns the parts of the queries in a backward pass.
-
-    The flash kernel computes the gradients of one key head in one thread, so three key heads would
-    leave a second thread idle for a third of the time.
-    """
-    threads = torch.get_num_threads() if k.device.type == "cpu" else 1
-    return 1 if k.shape[1] % threads == 0 or num_queries % threads else threads
-
-
-def _sum_of_parts(t_BKPd: Tensor) -> Tensor:
-    return t_BKPd[0] if len(t_BKPd) == 1 else t_BKPd.sum(0)
-
-
-def _fold(t: Tensor, k: Tensor, parts: int = 1) -> Tensor:
-    """Reshapes ``[T, heads, …] -> [parts, kv_heads, T / parts * group, …]``.
-
-    The query heads of one key head become more queries, so keys are not repeated. This is correct
-    without a causal mask.
-    """
-    kv_heads = k.shape[1]
-    by_part = t.unflatten(1, (kv_heads, -1)).unflatten(0, (parts, -1))
-    return by_part.transpose(1, 2).flatten(2, 3)
-
-
-def _unfold(folded: Tensor, like: Tensor) -> Tensor:
-    """Reverses `_fold`, to ``[T, heads, …]``."""
-    kv_heads = folded.shape[1]
-    group = like.shape[1] // kv_heads
-    by_part = folded.unflatten(2, (-1, group)).transpose(1, 2)
-    return by_part.flatten(2, 3).flatten(0, 1)
-
-
-def _merge(out: Tensor, lse: Tensor, piece_out: Tensor, piece_lse: Tensor) -> None:
-    total = torch.logaddexp(lse, piece_lse)
-    out.mul_((lse - total).exp_().unsqueeze(-1).to(out.dtype))
-    out.add_(piece_out * (piece_lse - total).exp_().unsqueeze(-1).to(out.dtype))
-    lse.copy_(total)
+        return *ctx.plan.backward(grads[0].contiguous(), *ctx.saved_tensors), None

@@ -1,0 +1,236 @@
+"""Ancestors-only attention by flash attention over sequences of several lengths, level by level.
+
+The flat tokens are the segments one after another. So one causal call, whose sequences are the
+segments, is every segment's attention to itself. The inner segments with as many ancestors form a
+level; one call without a mask computes the attention of their descendants to them:
+
+    s q a b c d    segments s q | a b | c d      own:      cu_queries 0 2 4 6    cu_keys 0 2 4 6
+                   level 0: s q                  queries   a b c d    0 4        keys s q    0 2
+
+No number is padded, so the products are those of flash attention over the pairs of query and key
+that there are. The calls are one, and one for each level, whatever the number of segments.
+
+`FlashKernel` is CUDA's flash attention as torch has it: bfloat16 and float16, from compute
+capability 8.0 and from the torch that has `torch.nn.attention.varlen` on. Its backward adds up the
+gradients of keys in an order that may change from run to run. Not covered: merging and second
+derivatives (tree_attention.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ajet.core.update.layouts.merging import merge
+from ajet.core.update.layouts.trie import Forest, IntArray, TrieSegment
+
+MAX_HEAD_DIM = 256
+MIN_CAPABILITY = (8, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class VarlenCall:
+    """Holds n sequences: sequence i has the queries ``cu_queries[i] : cu_queries[i + 1]`` of the
+    call, and the keys ``cu_keys[i] : cu_keys[i + 1]``. `max_queries` and `max_keys` are the
+    longest."""
+
+    cu_queries: Tensor
+    cu_keys: Tensor
+    max_queries: int
+    max_keys: int
+    causal: bool
+
+    @classmethod
+    def of(
+        cls, queries: Sequence[int], keys: Sequence[int], causal: bool, device: torch.device
+    ) -> VarlenCall:
+        """Makes a call of sequences with so many queries and keys."""
+        return cls(
+            _cumulative(queries, device), _cumulative(keys, device), max(queries), max(keys), causal
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class VarlenLevel:
+    """Holds the call of one level, and the flat tokens of its queries and keys."""
+
+    call: VarlenCall
+    queries_Q: Tensor
+    keys_P: Tensor
+
+    @classmethod
+    def of(cls, segments: Sequence[TrieSegment], device: torch.device) -> VarlenLevel:
+        """Makes the level of these inner segments: their descendants attend to them."""
+        queries = [np.arange(s.stop, s.end) for s in segments]
+        keys = [np.arange(s.start, s.stop) for s in segments]
+        return cls(
+            VarlenCall.of([len(q) for q in queries], [len(k) for k in keys], False, device),
+            _index(queries, device),
+            _index(keys, device),
+        )
+
+
+class VarlenKernel(Protocol):
+    """Computes attention of ``q [Q, heads, d]`` to ``k, v [P, kv_heads, d]``, sequence by sequence.
+    The log-sum-exp is ``[heads, Q]`` in float32 or wider."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: VarlenCall) -> tuple[Tensor, Tensor]:
+        """Returns the output and the log-sum-exp."""
+        ...
+
+    def backward(
+        self,
+        grad: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        call: VarlenCall,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns this call's part of the gradients; `out` and `lse` are those of the whole
+        softmax."""
+        ...
+
+
+class FlashKernel:
+    """Is the flash attention of CUDA that torch has."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, call: VarlenCall) -> tuple[Tensor, Tensor]:
+        out, lse, *_ = torch.ops.aten._flash_attention_forward(
+            q,
+            k,
+            v,
+            call.cu_queries,
+            call.cu_keys,
+            call.max_queries,
+            call.max_keys,
+            0.0,
+            call.causal,
+            False,
+        )
+        return out, lse
+
+    def backward(
+        self,
+        grad: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        call: VarlenCall,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device)
+        dq, dk, dv = torch.ops.aten._flash_attention_backward(
+            grad,
+            q,
+            k,
+            v,
+            out,
+            lse,
+            call.cu_queries,
+            call.cu_keys,
+            call.max_queries,
+            call.max_keys,
+            0.0,
+            call.causal,
+            no_dropout,
+            torch.empty(0, device=q.device),
+        )
+        return dq, dk, dv
+
+
+@dataclass(frozen=True, slots=True)
+class VarlenPlan:
+    """Holds the calls of one micro-batch's attention, which are the same in every layer."""
+
+    own: VarlenCall
+    levels: tuple[VarlenLevel, ...]
+    kernel: VarlenKernel
+
+    @staticmethod
+    def supports(q_NHd: Tensor) -> bool:
+        """Tells whether `FlashKernel` computes attention of such queries."""
+        return (
+            q_NHd.is_cuda
+            and q_NHd.dtype in (torch.bfloat16, torch.float16)
+            and q_NHd.shape[2] <= MAX_HEAD_DIM
+            and q_NHd.shape[2] % 8 == 0
+            and torch.cuda.get_device_capability(q_NHd.device) >= MIN_CAPABILITY
+            and torch.backends.cuda.is_flash_attention_available()
+            # Before it the kernel's log-sum-exp was a padded rectangle.
+            and find_spec("torch.nn.attention.varlen") is not None
+        )
+
+    @classmethod
+    def of(
+        cls, forest: Forest, device: torch.device, kernel: VarlenKernel | None = None
+    ) -> VarlenPlan:
+        """Makes the calls of a forest."""
+        lengths = [s.stop - s.start for s in forest.segments]
+        own = VarlenCall.of(lengths, lengths, True, device)
+        levels = tuple(VarlenLevel.of(each, device) for each in _levels(forest.segments))
+        return cls(own, levels, kernel or FlashKernel())
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the output ``[N, heads, d]`` and the log-sum-exp ``[heads, N]``."""
+        out, lse = self.kernel.forward(q, k, v, self.own)
+        for level in self.levels:
+            queries, keys = level.queries_Q, level.keys_P
+            piece_out, piece_lse = self.kernel.forward(q[queries], k[keys], v[keys], level.call)
+            merged_out, merged_lse = out[queries], lse[:, queries].T
+            merge(merged_out, merged_lse, piece_out, piece_lse.T)
+            out.index_copy_(0, queries, merged_out)
+            lse.index_copy_(1, queries, merged_lse.T)
+        return out, lse
+
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the gradients of q, k and v; `out` and `lse` are those of `forward`."""
+        dq, dk, dv = self.kernel.backward(grad, q, k, v, out, lse, self.own)
+        for level in self.levels:
+            queries, keys = level.queries_Q, level.keys_P
+            piece_dq, piece_dk, piece_dv = self.kernel.backward(
+                grad[queries],
+                q[queries],
+                k[keys],
+                v[keys],
+                out[queries],
+                lse[:, queries].contiguous(),
+                level.call,
+            )
+            dq.index_add_(0, queries, piece_dq)
+            dk.index_add_(0, keys, piece_dk)
+            dv.index_add_(0, keys, piece_dv)
+        return dq, dk, dv
+
+
+def _levels(segments: Sequence[TrieSegment]) -> list[list[TrieSegment]]:
+    """Returns the inner segments by the number of their ancestors."""
+    levels: list[list[TrieSegment]] = []
+    ancestors: list[TrieSegment] = []
+    for segment in segments:  # in the order of their tokens, so ancestors come first
+        while ancestors and ancestors[-1].end <= segment.start:
+            ancestors.pop()
+        if segment.end > segment.stop:
+            if len(ancestors) == len(levels):
+                levels.append([])
+            levels[len(ancestors)].append(segment)
+            ancestors.append(segment)
+    return levels
+
+
+def _cumulative(lengths: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor(np.cumsum([0, *lengths]), dtype=torch.int32, device=device)
+
+
+def _index(ranges: Sequence[IntArray], device: torch.device) -> Tensor:
+    return torch.from_numpy(np.concatenate(ranges)).to(device)

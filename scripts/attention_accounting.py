@@ -1,0 +1,196 @@
+"""What a forward and a backward pass ask of a GPU, counted with tensors that hold no numbers.
+
+    python scripts/attention_accounting.py [--layers 28]
+
+The model has the shape of Qwen2.5-7B. `launches` are the operators that reach the device (views
+and allocations do not), `GB` what they read and write once each. `pairs` are those of query and
+key that the plan computes, to which the FLOPs of attention are in proportion: over those that are
+needed, and over those of flash attention if each row were a sequence of its own. The two plans are
+ajet's: by flash attention over sequences of several lengths, and by plain products.
+
+Not covered: times; the head and the loss; what a kernel reads more than once.
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from rich.table import Table
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ajet.core.model.decoder import Decoder
+from ajet.core.terminal import Console
+from ajet.core.update.layouts.piece_plan import PiecePlan
+from ajet.core.update.layouts.tree_attention import AttentionPlan, tree_attention
+from ajet.core.update.layouts.trie import Forest, IntArray, trie_of_rows
+from ajet.core.update.layouts.varlen_plan import VarlenPlan
+
+META = torch.device("meta")
+NO_LAUNCH = ("empty", "detach", "alias", "_unsafe_view", "lift_fresh")
+"""Operators that only allocate, or return what they were given."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Describes rows: `groups` groups of `members` rows, which share `shared` tokens and have `own`
+    tokens each."""
+
+    name: str
+    groups: int
+    members: int
+    shared: int
+    own: int
+
+    def rows(self) -> list[IntArray]:
+        """Returns the token ids of each row; a row's own tokens are another row's never."""
+        return [
+            np.concatenate(
+                (np.full(self.shared, g), np.full(self.own, 1000 + g * self.members + m))
+            )
+            for g in range(self.groups)
+            for m in range(self.members)
+        ]
+
+
+BATCHES = (
+    Batch("1 x 32,768", 1, 1, 0, 32_768),
+    Batch("8 x (512 shared + 4,096)", 1, 8, 512, 4096),
+    Batch("64 x (1,024 shared by 8 + 384)", 8, 8, 1024, 384),
+)
+
+
+class LaunchCounter(TorchDispatchMode):
+    """Counts the operators that reach the device, and the bytes of their arguments and results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches = 0
+        self.bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func.name().removeprefix("aten::").partition(".")[0]
+        if not (func.is_view or name.startswith(NO_LAUNCH)):
+            self.add(*_tensors((args, kwargs, out)))
+        return out
+
+    def add(self, *tensors: Tensor) -> None:
+        """Counts a launch that reads or writes these tensors."""
+        self.launches += 1
+        self.bytes += sum(t.numel() * t.element_size() for t in tensors)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from _tensors(each)
+
+
+def decoder_of_7b(num_layers: int) -> Decoder:
+    """Returns a decoder of the shape of Qwen2.5-7B, on the device that holds no numbers."""
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    config = Qwen2Config(
+        hidden_size=3584,
+        intermediate_size=18_944,
+        num_hidden_layers=num_layers,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+        vocab_size=152_064,
+        max_position_embeddings=32_768,
+        tie_word_embeddings=False,
+    )
+    with META:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    return Decoder(model)
+
+
+class _Norm(torch.autograd.Function):
+    """Counts a norm as CUDA computes it, in one launch forwards and one backwards; on a device
+    without numbers torch takes it apart."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, counter: LaunchCounter) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.counter = counter
+        counter.add(x, x)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight = ctx.saved_tensors
+        ctx.counter.add(x, x, x)
+        return torch.empty_like(x), torch.empty_like(weight), None
+
+
+def count(decoder: Decoder, forest: Forest, plan: AttentionPlan) -> LaunchCounter:
+    """Counts a forward and a backward pass."""
+    counter = LaunchCounter()
+
+    def norm(module: Any, x: Tensor) -> Tensor:
+        return _Norm.apply(x, module.weight, counter)  # type: ignore[no-any-return]
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return tree_attention(q, k, v, plan)
+
+    ids, positions = (torch.empty(len(forest), dtype=torch.int64, device=META) for _ in range(2))
+    with counter, patch("ajet.core.model.decoder.rms_norm", norm):
+        decoder(ids, positions, attend).sum().backward()
+    return counter
+
+
+def planned_pairs(forest: Forest) -> float:
+    """Returns the pairs of query and key that the calls of a `VarlenPlan` compute."""
+    plan = VarlenPlan.of(forest, torch.device("cpu"))
+    pairs = 0.0
+    for call in (plan.own, *(level.call for level in plan.levels)):
+        queries, keys = (t.diff().double() for t in (call.cu_queries, call.cu_keys))
+        pairs += float((queries * ((keys + 1) / 2 if call.causal else keys)).sum())
+    return pairs
+
+
+def needed_pairs(forest: Forest) -> float:
+    """Returns the pairs of a token and an ancestor, itself included, that there are."""
+    return float((forest.positions_N + 1).sum())
+
+
+def account(batch: Batch, decoder: Decoder) -> Iterator[tuple[str, LaunchCounter, float, float]]:
+    """Yields a plan's name, its counts, its pairs over those that are needed, and over those of
+    rows that are sequences of their own."""
+    rows = batch.rows()
+    forest = trie_of_rows(rows)
+    apart = sum(len(row) * (len(row) + 1) / 2 for row in rows)
+    pairs = planned_pairs(forest)
+    counts = count(decoder, forest, VarlenPlan.of(forest, META))
+    yield "flash, level by level", counts, pairs / needed_pairs(forest), pairs / apart
+    counts = count(decoder, forest, PiecePlan.of(forest, META))
+    yield "products, piece by piece", counts, pairs / needed_pairs(forest), pairs / apart
+
+
+def main() -> None:
+    """Prints a table of the three batches."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--layers", type=int, default=28)
+    decoder = decoder_of_7b(parser.parse_args().layers)
+    table = Table("rows", "attention", "launches", "GB", "pairs / needed", "pairs / rows apart")
+    for batch in BATCHES:
+        for name, counts, needed, apart in account(batch, decoder):
+            gigabytes = f"{counts.bytes / 1e9:,.0f}"
+            figures = (f"{counts.launches:,}", gigabytes, f"{needed:.2f}", f"{apart:.2f}")
+            table.add_row(batch.name, name, *figures)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
