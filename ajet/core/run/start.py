@@ -144,7 +144,8 @@ def decide_start(
     changes = identity.changes_since(earlier)
     if trainer.resume != "auto":
         step = step_of(Path(trainer.resume))
-        return RunStart(step, changes, _changed(f"goes on after {trainer.resume}; ", changes))
+        line = f"goes on after {trainer.resume}"
+        return RunStart(step, changes, _changed(f"{line}; ", changes) or line)
     was_finished = _was_finished(folder, step, total_steps)
     if _change_experiment(changes) and not trainer.accept_changes:
         if was_finished or step is None:
