@@ -18,9 +18,10 @@ from rich.console import Console
 from ajet.core.record.progress import TrainingProgress
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
+from ajet.core.record.warning_log import read_warnings
 from ajet.reports.summary_table import print_summary
 
-WIDTH = 96
+WIDTH = 106
 
 
 class LoggedTime:
@@ -34,8 +35,9 @@ class LoggedTime:
 
 
 def draw(run: Path, conf: Path, out: Path) -> None:
-    """Replay `metrics.jsonl`, then the table at the end."""
+    """Replays `metrics.jsonl` with the warnings, then prints the table at the end."""
     folder = RunFolder(run)
+    warnings = read_warnings(folder.warnings_jsonl)
     lines = [json.loads(line) for line in folder.metrics_jsonl.read_text().splitlines()]
     summary = RunSummary.read(folder.summary_json)
     config = yaml.safe_load(folder.config_yaml.read_text())["ajet"]
@@ -50,6 +52,8 @@ def draw(run: Path, conf: Path, out: Path) -> None:
             progress.held_out(line["step"], line["held_out/success"])
         else:
             progress.step_done(line["step"], line)
+        for warning in (each for each in warnings if each.step == line["step"]):
+            progress.warned(warning.step, warning.name)
     progress.phase("done")
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
     console.print(progress)

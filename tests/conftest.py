@@ -32,7 +32,15 @@ LONG = (
 share the tests (`make test`) none of them is left with a long file at the end."""
 
 
+RAY_TIMEOUT_S = 2700
+"""What a test on Ray may take, which starts a few processes, each with its imports. What any other
+test may take is in pyproject.toml."""
+
+
 def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.get_closest_marker("ray") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(RAY_TIMEOUT_S))
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 
 

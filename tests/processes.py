@@ -1,6 +1,9 @@
 """Which processes are there: below one, in a group, still running. A zombie has ended."""
 
 import os
+import select
+import signal
+import subprocess
 import time
 from collections.abc import Iterable
 
@@ -42,6 +45,13 @@ def until_gone(pids: Iterable[int], within_s: float = 10.0) -> set[int]:
     while (left := set(filter(is_running, pids))) and time.monotonic() < deadline:
         time.sleep(0.02)
     return left
+
+
+def first_line(process: subprocess.Popen, within_s: float) -> str:
+    """What it prints first, or "" when it ends; its group is killed when it says nothing."""
+    if not select.select([process.stdout], [], [], within_s)[0]:
+        os.killpg(process.pid, signal.SIGKILL)
+    return process.stdout.readline()
 
 
 def _group_of(pid: int) -> int | None:

@@ -40,9 +40,9 @@ def train_and_edit():
         file.write("\nEDITED = True\n")
 
 
-def checked(*overrides):
+def checked(*overrides, backbone="debug"):
     """The line of `ajet check` about the start."""
-    command = ["check", "--conf", "toy.yaml", "--backbone", "debug", *overrides]
+    command = ["check", "--conf", "toy.yaml", "--backbone", backbone, *overrides]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     (line,) = (line for line in result.stdout.splitlines() if line.startswith("start: "))
@@ -91,8 +91,7 @@ SINCE = "changed since the last start:"
         (
             train_until_step_2_fails,
             (*STOPPED, SEED, ACCEPT),
-            f"goes on after step 1 of 2; {SINCE} ajet.seed 0 -> 7, "
-            f"{T}.accept_changes false -> true",
+            f"goes on after step 1 of 2; {SINCE} ajet.seed 0 -> 7",
             1,
             False,
         ),
@@ -113,7 +112,7 @@ SINCE = "changed since the last start:"
         (
             lambda: train(TWO),
             (TWO, f"{T}.resume={CHECKPOINT}"),
-            f'goes on after {CHECKPOINT}; {SINCE} {T}.resume "auto" -> "{CHECKPOINT}"',
+            f"goes on after {CHECKPOINT}",
             1,
             False,
         ),
@@ -155,6 +154,28 @@ def test_check_says_that_a_run_that_goes_on_is_not_started_twice(toy):
         with pytest.raises(CheckpointError, match="is in use by process"):
             started(ONE)
     assert checked(ONE) == "begins"
+
+
+def test_check_says_that_a_run_whose_explorer_still_plays_is_not_set_aside(toy):
+    train_and_edit()
+    with RunFolder.open(toy.path, ".lock-explore"):
+        line = checked(ONE)
+        assert "a process of backbone trinity still writes there (.lock-explore)" in line
+        with pytest.raises(CheckpointError) as refused:
+            started(ONE)
+    assert line == f"is refused: {refused.value}"
+    assert not toy.path.with_name("toy.1").exists()
+    assert checked(ONE) == f"changed since the finished run: workflow.py changed; {ANEW}"
+
+
+def test_check_says_what_an_explorer_does_and_that_there_is_but_one(toy):
+    explore = "trinity.mode=explore"
+    line = "plays episodes for the trainer of this run folder, and waits until there is one"
+    with RunFolder.open(toy.path):  # the trainer's lock is another
+        assert checked(ONE, explore, backbone="trinity") == line
+    with RunFolder.open(toy.path, ".lock-explore"):
+        line = checked(ONE, explore, backbone="trinity")
+    assert line == "is refused while another process explores the run"
 
 
 def test_check_says_that_a_new_run_goes_on_from_a_checkpoint_of_another(toy):

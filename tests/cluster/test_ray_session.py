@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import below, is_running, until_gone
+from tests.processes import below, first_line, is_running, until_gone
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.ray
@@ -83,10 +83,7 @@ def holder(conf):
         env=env,
         start_new_session=True,
     )
-    signal.signal(signal.SIGALRM, lambda *_: os.killpg(process.pid, signal.SIGKILL))
-    signal.alarm(READY_WITHIN_S)
-    line = process.stdout.readline()
-    signal.alarm(0)
+    line = first_line(process, READY_WITHIN_S)
     assert line.startswith("{"), "the holder did not come up"
     process.told = json.loads(line)
     yield process

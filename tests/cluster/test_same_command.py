@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from tests.processes import below, until_gone
+from tests.processes import below, first_line, until_gone
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.ray
@@ -81,23 +81,15 @@ def errors(process):
     return process.log.read()
 
 
-def first_line(process):
-    """What it prints; fails when it ends, or says nothing for long."""
-    signal.signal(signal.SIGALRM, lambda *_: os.killpg(process.pid, signal.SIGKILL))
-    signal.alarm(UP_WITHIN_S)
-    line = process.stdout.readline()
-    signal.alarm(0)
-    assert line, errors(process)
-    return json.loads(line)
-
-
 def test_the_other_node_works_for_the_one_that_leads_and_ends_well_when_it_goes(start, tmp_path):
     conf = str(tmp_path / "run.yaml")
     serving = start(
         1, "-m", "ajet.cli.launcher", "--conf", conf, "--backbone", "verl", "--with-ray-cluster"
     )
     leading = start(0, "-c", LEAD, conf)
-    told = first_line(leading)
+    line = first_line(leading, UP_WITHIN_S)
+    assert line, errors(leading)
+    told = json.loads(line)
     assert len(set(told["ids"])) == 2 and told["ran"] == told["ids"]
     assert any(text.startswith("starting the head of a Ray cluster") for text in told["said"])
     under = below(serving.pid) | below(leading.pid)

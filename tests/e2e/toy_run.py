@@ -270,17 +270,17 @@ class ToyRun:
         return ["--conf", "toy.yaml", "--backbone", "debug", *self.overrides]
 
     def start(
-        self, *overrides: str, env=None, stdin=None, fresh=False
+        self, *overrides: str, env=None, stdin=None, fresh: bool | None = None
     ) -> subprocess.Popen | WarmProcess:
-        """The command in a process group of its own; its output goes to files. On one process
-        without Ray it is a fork of one that has imported ajet, unless `fresh` is asked for."""
+        """The command in a process group of its own; its output goes to files. It is a fork of a
+        process that has imported ajet, unless it is `fresh`, as by default on Ray."""
         command = ["-m", "ajet.cli.launcher", *self.arguments, *overrides]
         env = env or environment()
         with (
             (self.folder / "stdout").open("a") as stdout,
             (self.folder / "stderr").open("a") as stderr,
         ):
-            if "debug" in self.arguments and not fresh:
+            if not ("debug" not in self.arguments if fresh is None else fresh):
                 files = {"stdin": stdin, "stdout": stdout.fileno(), "stderr": stderr.fileno()}
                 return warm_start(command, cwd=self.folder, env=env, **files)
             return subprocess.Popen(

@@ -17,7 +17,7 @@ from ajet import assembly
 from ajet.cluster.session import SessionSettings
 from ajet.core.config import AjetConfig
 from ajet.core.interrupt import Interrupt, catch_interrupts
-from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_folder import EXPLORER_LOCK, RunFolder
 from ajet.core.record.run_log import run_log
 from ajet.core.record.summary import RunSummary
 from ajet.core.run.start import open_run
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ajet.cluster.run_attempts import MakeRunAttempt
-
-EXPLORER_LOCK = ".lock-explore"
 
 
 class DisaggregatedBackbone:

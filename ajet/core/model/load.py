@@ -10,7 +10,7 @@ Every failure is a `ModelError` whose one line says what is wrong, where, and wh
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -200,9 +200,15 @@ def _load(path: str, what: str, load: Callable[..., Any], name_or_path: str, **o
 
 @contextmanager
 def _without_progress_bar() -> Iterator[None]:
-    """Hides the progress bar of loading weights, because the run has its own display."""
+    """Hides the progress bars of loading, because the run has its own display and a log file keeps
+    each state of a bar as text."""
     from transformers.utils import logging
 
+    with suppress(ImportError):  # not all versions have a module of their own for GGUF
+        from transformers import modeling_gguf_pytorch_utils as gguf
+
+        # It takes tqdm's own bar, which the switch of transformers does not reach.
+        gguf.tqdm = logging.tqdm  # pyright: ignore[reportPrivateImportUsage]
     was_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

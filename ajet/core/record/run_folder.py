@@ -17,7 +17,8 @@
     ├── tokenizer/         the model's tokenizer, so that ids can be read later
     ├── judge_replies.sqlite   replies of a judging model; auto_grader*: the rubrics it made
     ├── summary.json       the result in numbers (summary.py)
-    └── .lock              held by the process that writes here
+    ├── .lock              held by the process that writes here
+    └── .lock-explore      held by its explorer, where explorer and trainer are two commands
 
 `RunFolder(path)` only names the paths, for readers; `RunFolder.open(path)` makes the folder and
 locks it until `close`. The lock is the kernel's, so a killed run leaves none behind.
@@ -47,6 +48,7 @@ from ajet.core.errors import CheckpointError
 from ajet.core.record.atomic_file import write_text_atomically
 
 LOCK = ".lock"
+EXPLORER_LOCK = ".lock-explore"
 MAX_CODE_FILES = 200
 MAX_CODE_FILE_BYTES = 1_000_000
 

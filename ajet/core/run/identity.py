@@ -50,6 +50,8 @@ INPUT_SUFFIXES = (
     ".csv", ".j2", ".jinja", ".json", ".jsonl", ".md", ".parquet", ".toml", ".txt", ".yaml", ".yml"
 )  # fmt: skip
 LISTED_CHANGES = 6
+HOW_TO_START = ("ajet.trainer_common.accept_changes", "ajet.trainer_common.resume")
+"""These say what one start does with the run that is there, so another value is no change of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +244,7 @@ def _setting_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Ite
     """Yields the settings that differ. A key that the other start's version of ajet did not have
     counts as its default."""
     defaults = flatten(AjetConfig().to_dict())
-    for key in sorted(before.keys() | after.keys()):
+    for key in sorted((before.keys() | after.keys()) - set(HOW_TO_START)):
         old, new = (side.get(key, defaults.get(key)) for side in (before, after))
         if old != new and not any(REDACTED in str(value) for value in (old, new)):
             yield Change(key, old, new, effect_of(key), is_setting=True)

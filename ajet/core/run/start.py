@@ -9,8 +9,10 @@
     an unfinished run  the experiment changed         RunChanged, unless the changes are accepted
 
 `trainer_common.resume: disable` keeps what is there as NAME.1 and begins anew, whatever it is.
-`open_run` does all of it under the folder's lock; `describe_start` only says it. Neither needs
-torch. Not covered: asking a person (cli/train.py), and loading a checkpoint (resume_point.py).
+A run whose explorer still plays (backbone trinity as two commands) is not kept as NAME.1: such a
+start is refused. `open_run` does all of it under the folder's lock; `describe_start` only says it.
+Neither needs torch. Not covered: asking a person (cli/train.py), and loading a checkpoint
+(resume_point.py).
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.config.effects import Effect
 from ajet.core.errors import CheckpointError, RunChanged, RunComplete
 from ajet.core.file_lock import is_held
-from ajet.core.record.run_folder import LOCK, RunFolder
+from ajet.core.record.run_folder import EXPLORER_LOCK, LOCK, RunFolder
 from ajet.core.record.run_log import run_log
 from ajet.core.redaction import redact
 from ajet.core.run.attempt_record import (
@@ -76,6 +78,8 @@ def open_run(config: AjetConfig, tasks: RunTasks) -> Iterator[RunFolder]:
     try:
         start = decide_start(config, folder, identity, tasks.total_steps)
         if start.sets_aside:
+            if refusal := _refusal_to_set_aside(folder):
+                raise CheckpointError(refusal)
             folder = _set_aside(folder)
         elif not start.first_step and _change_experiment(start.changes):
             _forget_episodes(folder)
@@ -107,8 +111,11 @@ def describe_start(config: AjetConfig, tasks: RunTasks) -> str:
     """Returns in one line what a run of this config would do with its folder now, and changes
     nothing. Raises `CheckpointError` where the folder cannot be read."""
     folder = RunFolder(config.run_folder)
-    if is_held(folder.path / LOCK):
-        return "is refused while another process runs the run"
+    explores = config.ajet.backbone == "trinity" and config.trinity.mode == "explore"
+    if is_held(folder.path / (EXPLORER_LOCK if explores else LOCK)):
+        return f"is refused while another process {'explores' if explores else 'runs'} the run"
+    if explores:
+        return "plays episodes for the trainer of this run folder, and waits until there is one"
     identity = RunIdentity.of(config, tasks)
     try:
         start = decide_start(config, folder, identity, tasks.total_steps)
@@ -116,6 +123,8 @@ def describe_start(config: AjetConfig, tasks: RunTasks) -> str:
         return str(complete)
     except RunChanged as changed:
         return f"asks at a terminal, is refused without one: {changed}"
+    if start.sets_aside and (refusal := _refusal_to_set_aside(folder)):
+        return f"is refused: {refusal}"
     return start.describe(tasks.total_steps)
 
 
@@ -135,7 +144,8 @@ def decide_start(
     changes = identity.changes_since(earlier)
     if trainer.resume != "auto":
         step = step_of(Path(trainer.resume))
-        return RunStart(step, changes, _changed(f"goes on after {trainer.resume}; ", changes))
+        line = f"goes on after {trainer.resume}"
+        return RunStart(step, changes, _changed(f"{line}; ", changes) or line)
     was_finished = _was_finished(folder, step, total_steps)
     if _change_experiment(changes) and not trainer.accept_changes:
         if was_finished or step is None:
@@ -211,15 +221,20 @@ def _name_aside(folder: RunFolder) -> Path:
     return next(path for path in numbered if not path.exists())
 
 
-def _set_aside(folder: RunFolder) -> RunFolder:
-    """Renames the folder, and returns a new one in its place. The replies of a judging model are
-    copied there: they are found by the request, so they hold for any run."""
+def _refusal_to_set_aside(folder: RunFolder) -> str:
+    """Returns why the folder may not be renamed now, or an empty text."""
     for lock in folder.locks():
         if lock.name != LOCK and is_held(lock):
-            raise CheckpointError(
+            return (
                 f"{folder.path} cannot be kept as another run: a process of backbone trinity still "
                 f"writes there ({lock.name}); end it first, or choose another experiment_name"
             )
+    return ""
+
+
+def _set_aside(folder: RunFolder) -> RunFolder:
+    """Renames the folder, and returns a new one in its place. The replies of a judging model are
+    copied there: they are found by the request, so they hold for any run."""
     aside = _name_aside(folder)
     try:
         folder.path.rename(aside)

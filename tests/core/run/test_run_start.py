@@ -93,10 +93,22 @@ def test_accept_changes_goes_on_and_records_what_changed_and_where(toy):
         1, "complete", 2, True
     )  # fmt: skip
     assert {change.what for change in second.changes} == {
-        f"{T}.optim.lr", f"{T}.accept_changes", "ajet.rollout.user_workflow"
+        f"{T}.optim.lr", "ajet.rollout.user_workflow"
     }  # fmt: skip
     assert "lr: 0.001" in (toy.path / "attempts/0001/config.yaml").read_text()
     assert "lr: 0.5" in (toy.path / "attempts/0002/config.yaml").read_text()
+
+
+def test_how_an_earlier_start_was_answered_is_no_change_of_the_run(toy, warnings):
+    train_until_step_2_fails()
+    fails = ("ajet.rollout.user_workflow=workflow.py->AllFail", TWO)
+    with pytest.raises(RunFailed):
+        train(*fails, f"{T}.resume=disable")
+    with pytest.raises(RunFailed):  # it goes on, and fails where it failed before
+        train(*fails)
+    *_, last = attempts(toy.path)
+    assert (last.first_step, last.changes) == (1, [])
+    assert not any("changed since the last start" in line for line in warnings)
 
 
 def test_a_longer_run_goes_on_and_says_so(toy, warnings):
