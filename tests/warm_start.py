@@ -2,12 +2,14 @@
 
     process = warm_start(["-m", "ajet.cli.launcher", "--conf", "toy.yaml"], cwd=folder, env=…)
 
-Importing torch and transformers takes most of a tiny run's time. The first call starts a server
-with one thread, which imports them once; each run is a fork of it, in a session of its own, with
-the arguments, environment, folder and files that were asked for. What the server has imported is
-left out of garbage collection, which would take a second at the end of each run. What is read while
-Python or a library starts (PYTHONUTF8, the locale, OMP_NUM_THREADS) is that of the server, and so
-is the command line that the system shows: a test of those starts a fresh interpreter.
+Importing torch and transformers takes most of a tiny run's time, and half of the rest goes into
+what a process does once: Hydra's first composition, and transformers' table of the names of
+weights. The first call starts a server with one thread, which does all that; each run is a fork of
+it, in a session of its own, with the arguments, environment, folder and files that were asked for.
+What the server has made is left out of garbage collection, which would take a second at the end of
+each run. What is read while Python or a library starts (PYTHONUTF8, the locale, OMP_NUM_THREADS) is
+that of the server, and so is the command line that the system shows: a test of those starts a fresh
+interpreter.
 """
 
 import contextlib
@@ -44,6 +46,8 @@ IMPORTS = (
     "hydra.core.override_parser.overrides_parser",
     "hydra.utils",
     "tensorboard.summary.writer.event_file_writer",
+    "transformers.models.qwen2.modeling_qwen2",
+    "transformers.models.qwen2.tokenization_qwen2",
 )
 
 _one_at_a_time = threading.Lock()
@@ -125,6 +129,18 @@ def _server() -> socket.socket:
     return ours
 
 
+def prepare() -> None:
+    """Does what each run would otherwise do for the first time."""
+    for name in IMPORTS:
+        __import__(name)
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    from ajet.core.config import load_config
+
+    load_config(ROOT / "tutorial" / "example_math_agent" / "demo.yaml")
+    get_checkpoint_conversion_mapping("qwen2")
+
+
 def serve(connection: socket.socket) -> list[str]:
     """Forks a process for each request. Returns in such a process alone, with its arguments."""
     selector = selectors.DefaultSelector()
@@ -188,8 +204,7 @@ def run(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    for name in IMPORTS:
-        __import__(name)
+    prepare()
     number_of_threads = len(list(Path("/proc/self/task").iterdir()))
     if number_of_threads > 1:
         raise RuntimeError(f"{number_of_threads} threads: a fork would have but one of them")
