@@ -1,5 +1,6 @@
 """What every test starts from."""
 
+import gc
 import importlib
 import logging
 import os
@@ -34,6 +35,13 @@ share the tests (`make test`) none of them is left with a long file at the end."
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
+def pytest_collection_finish():
+    """Leaves the modules and the tests out of garbage collection, which would visit their millions
+    of objects again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

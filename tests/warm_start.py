@@ -98,21 +98,23 @@ def warm_start(
     stdin: int | None = None,
     stdout: int,
     stderr: int,
+    under: tuple[str, ...] = (),
 ) -> WarmProcess:
-    """Starts what `python ARGUMENTS` would; the last three are file descriptors."""
+    """Starts what `python ARGUMENTS` would, or `UNDER python ARGUMENTS`, which has a server of its
+    own: `under` is a command such as setpriv. The standard streams are file descriptors."""
     ours, theirs = socket.socketpair()
     request = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env)}
     data = json.dumps(request).encode()
     with theirs, Path(os.devnull).open() as nothing, _one_at_a_time:
         files = (nothing.fileno() if stdin is None else stdin, stdout, stderr)
-        server = _server()
+        server = _server(under)
         socket.send_fds(server, [len(data).to_bytes(4)], [theirs.fileno(), *files])
         server.sendall(data)
     return WarmProcess(ours)
 
 
 @functools.cache
-def _server() -> socket.socket:
+def _server(under: tuple[str, ...]) -> socket.socket:
     """The connection to the server; it ends when this process has gone."""
     ours, theirs = socket.socketpair()
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -121,7 +123,7 @@ def _server() -> socket.socket:
     )
     with theirs:
         subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno())],
+            [*under, sys.executable, __file__, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             env=environment,
             start_new_session=True,
