@@ -1,5 +1,6 @@
 """What every test starts from."""
 
+import gc
 import importlib
 import logging
 import os
@@ -42,6 +43,13 @@ def pytest_collection_modifyitems(items):
         if item.get_closest_marker("ray") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(RAY_TIMEOUT_S))
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
+def pytest_collection_finish():
+    """Leaves the modules and the tests out of garbage collection, which would visit their millions
+    of objects again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -2,12 +2,14 @@
 
     process = warm_start(["-m", "ajet.cli.launcher", "--conf", "toy.yaml"], cwd=folder, env=…)
 
-Importing torch and transformers takes most of a tiny run's time. The first call starts a server
-with one thread, which imports them once; each run is a fork of it, in a session of its own, with
-the arguments, environment, folder and files that were asked for. What the server has imported is
-left out of garbage collection, which would take a second at the end of each run. What is read while
-Python or a library starts (PYTHONUTF8, the locale, OMP_NUM_THREADS) is that of the server, and so
-is the command line that the system shows: a test of those starts a fresh interpreter.
+Importing torch and transformers takes most of a tiny run's time, and half of the rest goes into
+what a process does once: Hydra's first composition, and transformers' table of the names of
+weights. The first call starts a server with one thread, which does all that; each run is a fork of
+it, in a session of its own, with the arguments, environment, folder and files that were asked for.
+What the server has made is left out of garbage collection, which would take a second at the end of
+each run. What is read while Python or a library starts (PYTHONUTF8, the locale, OMP_NUM_THREADS) is
+that of the server, and so is the command line that the system shows: a test of those starts a fresh
+interpreter.
 """
 
 import contextlib
@@ -44,6 +46,8 @@ IMPORTS = (
     "hydra.core.override_parser.overrides_parser",
     "hydra.utils",
     "tensorboard.summary.writer.event_file_writer",
+    "transformers.models.qwen2.modeling_qwen2",
+    "transformers.models.qwen2.tokenization_qwen2",
 )
 
 _one_at_a_time = threading.Lock()
@@ -94,21 +98,23 @@ def warm_start(
     stdin: int | None = None,
     stdout: int,
     stderr: int,
+    under: tuple[str, ...] = (),
 ) -> WarmProcess:
-    """Starts what `python ARGUMENTS` would; the last three are file descriptors."""
+    """Starts what `python ARGUMENTS` would, or `UNDER python ARGUMENTS`, which has a server of its
+    own: `under` is a command such as setpriv. The standard streams are file descriptors."""
     ours, theirs = socket.socketpair()
     request = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env)}
     data = json.dumps(request).encode()
     with theirs, Path(os.devnull).open() as nothing, _one_at_a_time:
         files = (nothing.fileno() if stdin is None else stdin, stdout, stderr)
-        server = _server()
+        server = _server(under)
         socket.send_fds(server, [len(data).to_bytes(4)], [theirs.fileno(), *files])
         server.sendall(data)
     return WarmProcess(ours)
 
 
 @functools.cache
-def _server() -> socket.socket:
+def _server(under: tuple[str, ...]) -> socket.socket:
     """The connection to the server; it ends when this process has gone."""
     ours, theirs = socket.socketpair()
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -117,12 +123,24 @@ def _server() -> socket.socket:
     )
     with theirs:
         subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno())],
+            [*under, sys.executable, __file__, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             env=environment,
             start_new_session=True,
         )
     return ours
+
+
+def prepare() -> None:
+    """Does what each run would otherwise do for the first time."""
+    for name in IMPORTS:
+        __import__(name)
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    from ajet.core.config import load_config
+
+    load_config(ROOT / "tutorial" / "example_math_agent" / "demo.yaml")
+    get_checkpoint_conversion_mapping("qwen2")
 
 
 def serve(connection: socket.socket) -> list[str]:
@@ -188,8 +206,7 @@ def run(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    for name in IMPORTS:
-        __import__(name)
+    prepare()
     number_of_threads = len(list(Path("/proc/self/task").iterdir()))
     if number_of_threads > 1:
         raise RuntimeError(f"{number_of_threads} threads: a fork would have but one of them")

@@ -17,10 +17,11 @@ import pytest
 
 from ajet.core.record.episode_reader import EpisodeReader
 from tests.e2e.toy_run import EPISODES, ToyRun, ended, environment
+from tests.warm_start import warm_start
 
 ROOT = str(Path(__file__).parents[2])
-DROP = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
-AS_A_USER = DROP if os.geteuid() == 0 else []
+DROP = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
+AS_A_USER = DROP if os.geteuid() == 0 else ()
 """Permissions bind root too, without these capabilities."""
 LOOK = """
 import json, sys
@@ -85,16 +86,13 @@ def looked_at(run, *, episode=None, **more):
         "replay": ["replay", str(run.path), episode or newest_episode(run)],
         "check": ["check", "--conf", str(run.folder / "toy.yaml")],
     } | more
-    done = subprocess.run(
-        [*AS_A_USER, sys.executable, "-c", LOOK, str(run.path), json.dumps(commands)],
-        cwd=run.folder,
-        env=environment(PYTHONPATH=ROOT),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    look = ["-c", LOOK, str(run.path), json.dumps(commands)]
+    stdout, stderr = run.folder / "looked", run.folder / "looked.errors"
+    with stdout.open("w") as out, stderr.open("w") as err:
+        files = {"stdout": out.fileno(), "stderr": err.fileno(), "under": AS_A_USER}
+        with ended(warm_start(look, cwd=run.folder, env=environment(), **files)) as process:
+            assert process.wait(timeout=300) == 0, stderr.read_text()
+    found = json.loads(stdout.read_text().splitlines()[-1])
     for code, said in found.values():
         errors = [line for line in said.splitlines() if line.lower().startswith("error: ")]
         assert len(errors) == (code > 0), said

@@ -280,7 +280,9 @@ class ToyRun:
             (self.folder / "stdout").open("a") as stdout,
             (self.folder / "stderr").open("a") as stderr,
         ):
-            if not ("debug" not in self.arguments if fresh is None else fresh):
+            if fresh is None:
+                fresh = not {"verl", "trinity"}.isdisjoint(self.arguments)
+            if not fresh:
                 files = {"stdin": stdin, "stdout": stdout.fileno(), "stderr": stderr.fileno()}
                 return warm_start(command, cwd=self.folder, env=env, **files)
             return subprocess.Popen(

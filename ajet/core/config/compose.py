@@ -35,11 +35,12 @@ NAME = "__ajet_run__"
 
 
 class Composed(NamedTuple):
-    """Holds a composed YAML: plain data, and by their paths the values that come from the
-    environment, as ``${oc.env:NAME}``."""
+    """Holds a composed YAML: plain data, by their paths the values that come from the environment,
+    as ``${oc.env:NAME}``, and one line for each of Hydra's own settings that is not read."""
 
     values: dict[str, Any]
     references: dict[str, str]
+    notices: list[str]
 
 
 def compose(path: Path, overrides: Sequence[str]) -> Composed:
@@ -49,16 +50,19 @@ def compose(path: Path, overrides: Sequence[str]) -> Composed:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    from ajet.core.config.packaged_defaults import PackagedDefaults
+
     yaml_content = read_yaml(path)
-    search = ",".join(
-        [*map(_file_url, PACKAGED), *_own_search_path(yaml_content.pop("hydra", {}), path)]
-    )
+    boilerplate = yaml_content.pop("hydra", None) or {}
+    packaged = [f"{PackagedDefaults.scheme()}://{folder.resolve()}" for folder in PACKAGED]
+    search = {"searchpath": [*packaged, *_own_search_path(boilerplate, path)]}
     yaml_content["defaults"] = _defaults(yaml_content.get("defaults"), path)
     parsed = [hydra_override(override) for override in overrides]
     origin = Origin(path, overrides)
     try:
-        ConfigStore.instance().store(name=NAME, node=OmegaConf.create(yaml_content))
-        composed = _hydra_compose(path, search, parsed)
+        node = OmegaConf.create(yaml_content | {"hydra": search})
+        ConfigStore.instance().store(name=NAME, node=node)
+        composed = _hydra_compose(path, parsed)
         plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
         written = OmegaConf.to_container(composed, resolve=False)
     except MissingConfigException as error:
@@ -70,7 +74,7 @@ def compose(path: Path, overrides: Sequence[str]) -> Composed:
             misplaced = mapping_and_list_problem(yaml_content, typed, origin)
             raise ConfigError(misplaced or f"{path}: {_message_of(error, path)}") from error
         if "Could not override" in str(error):
-            known = OmegaConf.to_container(_hydra_compose(path, search, []), resolve=False)
+            known = OmegaConf.to_container(_hydra_compose(path, []), resolve=False)
             problem = _unknown_override_problem(override, known)
         elif "Error merging override" in str(error):
             problem = "a list is given for a section, or a section for a list"
@@ -79,15 +83,15 @@ def compose(path: Path, overrides: Sequence[str]) -> Composed:
         raise ConfigError(f"override {shown_override(override)!r}: {problem}") from error
     assert isinstance(plain, dict)
     values = {str(key): value for key, value in plain.items()}
-    return Composed(values, environment_references(written))
+    return Composed(values, environment_references(written), _hydra_notices(boilerplate))
 
 
-def _hydra_compose(path: Path, search: str, overrides: Sequence[str]) -> Any:
+def _hydra_compose(path: Path, overrides: Sequence[str]) -> Any:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
 
     with initialize_config_dir(str(path.parent.resolve()), version_base="1.3"):
-        return hydra_compose(NAME, [f"hydra.searchpath=[{search}]", *overrides])
+        return hydra_compose(NAME, list(overrides))
 
 
 def _unknown_override_problem(override: str, known: Any) -> str:
@@ -159,13 +163,11 @@ def check_size(root: yaml.Node, path: Path) -> None:
         )
 
 
-def hydra_notices(path: Path) -> list[str]:
-    """Returns one line for each setting of Hydra's own that the YAML has, since only `searchpath`
-    is read."""
-    yaml_content = read_yaml(path).get("hydra") or {}
+def _hydra_notices(boilerplate: dict[str, Any]) -> list[str]:
+    """Returns one line for each setting of Hydra's own but `searchpath`."""
     return [
         f"ignored: hydra.{key} (of Hydra's own settings hydra.searchpath alone is read)"
-        for key in yaml_content
+        for key in boilerplate
         if key != "searchpath"
     ]
 
@@ -180,9 +182,9 @@ def _defaults(listed: Any, path: Path) -> list[Any]:
 
 def _own_search_path(boilerplate: Any, path: Path) -> list[str]:
     """Returns the user's own `hydra.searchpath` folders that exist, as absolute ones."""
-    if not isinstance(boilerplate or {}, dict):
+    if not isinstance(boilerplate, dict):
         raise ConfigError(f"{path}: hydra: a section is expected here, got {boilerplate!r}")
-    listed = (boilerplate or {}).get("searchpath") or []
+    listed = boilerplate.get("searchpath") or []
     if not isinstance(listed, list):
         raise ConfigError(f"{path}: hydra.searchpath: a list is expected, got {listed!r}")
     found = []
@@ -192,17 +194,12 @@ def _own_search_path(boilerplate: Any, path: Path) -> list[str]:
             found.append(str(entry))
         elif scheme == "file":
             folders = (base / location for base in (Path.cwd(), path.parent))
-            found += [_file_url(folder) for folder in folders if folder.is_dir()]
+            found += [f"file://{folder.resolve()}" for folder in folders if folder.is_dir()]
         else:
             raise ConfigError(
                 f"{path}: hydra.searchpath: {entry!r}: write file://folder or pkg://module"
             )
     return list(dict.fromkeys(found))
-
-
-def _file_url(folder: Path) -> str:
-    escaped = f"file://{folder.resolve()}".replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
 
 
 def _missing_config(path: Path, error: Any) -> str:

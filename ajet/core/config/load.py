@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ajet.core.config.compose import compose, hydra_notices
+from ajet.core.config.compose import Composed, compose
 from ajet.core.config.explain import Origin, explain
 from ajet.core.config.kinds import forced_values
 from ajet.core.config.nested import with_values
@@ -36,16 +36,64 @@ def load_config(
     exp_dir: Path | str | None = None,
     project_dir: Path | str | None = None,
     required: Sequence[str] = REQUIRED,
-    stage: str | None = None,
 ) -> AjetConfig:
-    """Returns the config of one run, or of one of its stages. `exp_dir` holds run folders: the
-    run's own is <exp_dir>/<name>, and a stage's is below that."""
-    path = Path(path)
+    """Returns the config of one run. `exp_dir` holds run folders: the run's own is
+    <exp_dir>/<name>."""
+    origin = _origin(path, overrides, backbone)
+    composed = _composed(origin, project_dir)
+    return _checked(composed, origin, exp_dir, project_dir, required)
+
+
+def load_stages(
+    path: Path | str,
+    overrides: Sequence[str] = (),
+    *,
+    backbone: str | None = None,
+    exp_dir: Path | str | None = None,
+    project_dir: Path | str | None = None,
+    required: Sequence[str] = REQUIRED,
+) -> list[AjetConfig]:
+    """Returns the configs of a run's stages in their order, or that of the run if it has none.
+    A stage's run folder is below that of the run."""
+    origin = _origin(path, overrides, backbone)
+    composed = _composed(origin, project_dir)
+    whole = _checked(composed, origin, exp_dir, project_dir, required)
+    if not whole.ajet.stages:
+        return [whole]
+    if whole.ajet.trainer_common.resume not in ("auto", "disable"):
+        raise ConfigError(
+            f"{path}: ajet.trainer_common.resume names the checkpoint of one run, and this one has "
+            "stages, each of which goes on by itself: give auto or disable"
+        )
+    stages: list[AjetConfig] = []
+    for name in whole.ajet.stages:
+        in_stage = Origin(origin.path, origin.overrides, name)
+        try:
+            stages.append(_checked(composed, in_stage, exp_dir, project_dir, required))
+        except ConfigError as error:
+            raise ConfigError(f"stage {name}: {error}") from error
+    return stages
+
+
+def _origin(path: Path | str, overrides: Sequence[str], backbone: str | None) -> Origin:
+    return Origin(Path(path), [*overrides, *([f"ajet.backbone={backbone}"] if backbone else [])])
+
+
+def _composed(origin: Origin, project_dir: Path | str | None) -> Composed:
     if project_dir is not None and not Path(project_dir).is_dir():
         raise ConfigError(f"--project-dir {project_dir}: no such folder")
-    overrides = [*overrides, *([f"ajet.backbone={backbone}"] if backbone else [])]
-    origin = Origin(path, overrides, stage)
-    composed = compose(path, overrides)
+    return compose(origin.path, origin.overrides)
+
+
+def _checked(
+    composed: Composed,
+    origin: Origin,
+    exp_dir: Path | str | None,
+    project_dir: Path | str | None,
+    required: Sequence[str],
+) -> AjetConfig:
+    """Returns the config of the origin's stage, or of the run where it has none."""
+    path, stage = origin.path, origin.stage
     values, unknown_here = apply_renames(composed.values, AjetConfig().to_dict())
     if stage is not None:
         values, unknown_in_stage = values_of_stage(values, stage)
@@ -67,32 +115,10 @@ def load_config(
     remember_secrets_of(config)
     _require(config, required, path)
     refused, unused = refusals_and_notices(config)
-    config._notices = [*hydra_notices(path), *unknown_here, *forced, *unused]
+    config._notices = [*composed.notices, *unknown_here, *forced, *unused]
     for key, reason in refused:
         raise ConfigError(f"{origin.of(key)}: {key} is refused: {reason}")
     return config
-
-
-def load_stages(
-    path: Path | str, overrides: Sequence[str] = (), **options: Any
-) -> list[AjetConfig]:
-    """Returns the configs of a run's stages in their order, or that of the run if it has none.
-    `options` are those of `load_config`."""
-    whole = load_config(path, overrides, **options)
-    if not whole.ajet.stages:
-        return [whole]
-    if whole.ajet.trainer_common.resume not in ("auto", "disable"):
-        raise ConfigError(
-            f"{path}: ajet.trainer_common.resume names the checkpoint of one run, and this one has "
-            "stages, each of which goes on by itself: give auto or disable"
-        )
-    stages: list[AjetConfig] = []
-    for name in whole.ajet.stages:
-        try:
-            stages.append(load_config(path, overrides, **options, stage=name))
-        except ConfigError as error:
-            raise ConfigError(f"stage {name}: {error}") from error
-    return stages
 
 
 def _in_folder_of_stage(config: AjetConfig, path: Path, stage: str) -> AjetConfig:

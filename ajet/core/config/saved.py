@@ -28,11 +28,12 @@ def saved_config(
     looked."""
     try:
         text = file.read_text(encoding="utf-8")
-        node = yaml.compose(text)
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
         if not isinstance(node, yaml.MappingNode):
             raise ConfigError(f"{file} is damaged: it holds no config")
         check_size(node, file)
-        written = yaml.safe_load(text)
+        written = loader.construct_document(node)
         values = resolved(written)
         for override in overrides:
             _set(values, *override_value(override))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.core.config import load_config
+from ajet.core.config import load_config, load_stages
 from ajet.core.config.compose import PACKAGED
 from ajet.core.errors import ConfigError
 
@@ -108,6 +108,29 @@ def test_a_users_own_defaults_are_found_beside_the_yaml_and_in_its_search_path(t
     path = write(tmp_path, boilerplate + "defaults: [ajet_default, base, team, _self_]\n" + MINIMAL)
     config = load_config(path)
     assert (config.ajet.seed, config.ajet.rollout.num_repeat) == (7, 9)
+
+
+def test_a_file_of_the_projects_defaults_is_parsed_once_and_every_composition_has_its_own(tmp_path):
+    from ajet.core.config.packaged_defaults import PackagedDefaults
+
+    write(tmp_path, "ajet: {seed: 7}\n", "base.yaml")
+    source = PackagedDefaults("test", f"ajet://{tmp_path}")
+    first = source.load_config("base").config
+    first.ajet.seed = 8
+    write(tmp_path, "ajet: {seed: 9}\n", "base.yaml")
+    assert source.load_config("base").config == {"ajet": {"seed": 7}}
+
+
+def test_a_yaml_with_stages_is_composed_once(tmp_path):
+    from omegaconf import OmegaConf
+
+    path = write(tmp_path, MINIMAL + "  seed: ${seen:}\n  stages: {one: {}, two: {}}\n")
+    seen = []
+    OmegaConf.register_new_resolver("seen", lambda: seen.append(1) or len(seen))
+    try:
+        assert [stage.ajet.seed for stage in load_stages(path)] == [1, 1]
+    finally:
+        OmegaConf.clear_resolver("seen")
 
 
 def test_a_missing_entry_of_defaults_says_where_it_was_looked_for(tmp_path):

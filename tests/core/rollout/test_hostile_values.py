@@ -16,6 +16,7 @@ from ajet.core.record.metrics import MetricsLogger
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.step_metrics import step_metrics
 from ajet.core.rollout.batch import StepGroups
+from ajet.core.rollout.gc_thresholds import infrequent_gc
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.workflow.gateway.gateway import Gateway
@@ -33,6 +34,13 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
 NAMES = list(MAKERS)
 FAULTS = {EpisodeStatus.AGENT_ERROR, EpisodeStatus.ENV_ERROR, EpisodeStatus.JUDGE_ERROR}
 ALLOWED = {EpisodeStatus.OK, EpisodeStatus.TRUNCATED, *FAULTS}
+
+
+@pytest.fixture(autouse=True)
+def collected_as_in_a_run():
+    """Each value may be a hundred thousand objects, and hundreds of them are alive at a time."""
+    with infrequent_gc():
+        yield
 
 
 class Extended(WorkflowOutput):
