@@ -190,7 +190,7 @@ def make_critic(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = N
 def make_teacher(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = None) -> Teacher:
     """Makes the teacher beside the policy that was made of `loaded`."""
     from ajet.core.learning.teacher import Teacher
-    from ajet.core.update.policy import Policy
+    from ajet.core.update.frozen_model import FrozenModel
     from ajet.core.update.ranks import ONE_RANK
     from ajet.core.update.settings import UpdateSettings, tokens_per_pass
 
@@ -206,8 +206,8 @@ def make_teacher(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = 
         max_tokens_per_micro_batch=tokens_per_pass(config),
         batch_layout=config.ajet.trainer_common.batch_layout,
     )
-    policy = Policy(own.model, settings, ranks or ONE_RANK)
-    return Teacher(policy, section.reward_weight)
+    model = FrozenModel(own.model, settings, ranks or ONE_RANK)
+    return Teacher(model, section.reward_weight)
 
 
 def make_learner(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = None) -> Learner:

@@ -205,6 +205,10 @@ def _reward_finding(config: AjetConfig, workflow: type[Workflow]) -> Finding:
     judge = judge_spec(config.ajet.task_judge)
     if judge is not None:
         return Finding("ok", f"reward: judge {judge}")
+    if not config.learns_from_rewards:
+        return Finding(
+            "ok", "reward: none is needed to train (ajet.distillation.reward_weight is 0)"
+        )
     gives = gives_reward(workflow)
     if gives is None:
         return Finding(

@@ -102,6 +102,14 @@ def test_nobody_giving_a_reward_is_an_error_and_a_judge_is_enough():
     assert lines(config_of(judge="math"), GivesNone)[1] == "ok: reward: judge math"
 
 
+def test_nobody_need_give_a_reward_where_a_teacher_alone_is_learnt_from():
+    teacher = {"path": "embedded:math"}
+    alone = config_of(kind="distillation", distillation=teacher)
+    assert lines(alone, GivesNone)[1].startswith("ok: reward: none is needed to train")
+    beside = config_of(kind="distillation", distillation=teacher | {"reward_weight": 0.5})
+    assert lines(beside, GivesNone)[1].startswith("error: reward: nobody gives one")
+
+
 def test_bounds_that_do_not_fit_the_loss_are_told_with_the_papers_numbers():
     [line] = of_loss(policy_loss="gspo")
     assert line.startswith("warning: ") and "up to 700 times wider than its paper's 3e-4" in line

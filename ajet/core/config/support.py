@@ -21,9 +21,11 @@ def refusals_and_notices(config: AjetConfig) -> tuple[list[tuple[str, str]], lis
     """Returns refused keys as (key, reason), and one notice for each key that has no effect."""
     backbone = config.ajet.backbone
     unread = unread_keys(config.ajet)
-    refused = [*contradictions(config.ajet), *_wide_servers(config.ajet)]
-    if config.ajet.kind == "distillation" and config.ajet.distillation.path is None:
-        refused.append(("ajet.distillation.path", "ajet.kind is distillation: name the teacher"))
+    refused = [
+        *contradictions(config.ajet),
+        *_wide_servers(config.ajet),
+        *_distillation_refusals(config),
+    ]
     unused: list[str] = []
     for root in ("ajet", "verl", "trinity"):
         for leaf in leaves(getattr(config, root), root):
@@ -102,6 +104,25 @@ def _equal_validation_episodes(ajet: AjetSection) -> list[str]:
         f"alike in all {number} episodes of a task; unless tools or environment are random, set 1, "
         "or ajet.rollout.val_kwargs.temperature above 0"
     ]
+
+
+def _distillation_refusals(config: AjetConfig) -> list[tuple[str, str]]:
+    ajet = config.ajet
+    if ajet.kind != "distillation":
+        return []
+    refused: list[tuple[str, str]] = []
+    if ajet.distillation.path is None:
+        refused.append(("ajet.distillation.path", "ajet.kind is distillation: name the teacher"))
+    selects_by_reward = {
+        "ajet.trainer_common.algorithm.dynamic_sampling.enable": (
+            ajet.trainer_common.algorithm.dynamic_sampling.enable
+        ),
+        "ajet.rollout.enable_oversample": ajet.rollout.enable_oversample,
+    }
+    reason = "it leaves groups out by rewards that are not learnt from: set reward_weight, or false"
+    if not config.learns_from_rewards:
+        refused += [(key, reason) for key, is_on in selects_by_reward.items() if is_on]
+    return refused
 
 
 def _wide_servers(ajet: AjetSection) -> list[tuple[str, str]]:

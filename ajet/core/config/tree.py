@@ -259,6 +259,12 @@ class AjetConfig(BaseModel):
         return supervised and (is_training or self.ajet.supervised.validation == "rows")
 
     @property
+    def learns_from_rewards(self) -> bool:
+        """Tells whether an episode of training must have a reward: with a teacher alone it need
+        not."""
+        return self.ajet.kind != "distillation" or self.ajet.distillation.reward_weight > 0
+
+    @property
     def validation_repeats(self) -> int:
         """Returns the number of episodes of a validation task."""
         number = self.ajet.trainer_common.val_pass_n

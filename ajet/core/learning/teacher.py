@@ -14,24 +14,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ajet.core.trajectory.sample import Component, TrainingSample
-from ajet.core.update.policy import Policy
+
+
+class Scorer(Protocol):
+    """Computes the teacher's log-probabilities (update/frozen_model.py)."""
+
+    def score(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
+        """Returns one array for each sample, as long as the sample, with the log-probabilities of
+        its trained tokens and 0 at all other tokens."""
+        ...
 
 
 class Teacher:
-    """Scores samples with `policy`, a policy over the teacher's model that is never updated.
-    `reward_weight` is that of the policy gradient beside it."""
+    """Adds the scores of `scorer` to samples. `reward_weight` is that of the policy gradient beside
+    them."""
 
-    def __init__(self, policy: Policy, reward_weight: float) -> None:
-        self.policy = policy
+    def __init__(self, scorer: Scorer, reward_weight: float) -> None:
+        self.scorer = scorer
         self.reward_weight = reward_weight
 
     def with_scores(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
         """Returns the samples with the teacher's log-probabilities and streams."""
-        pairs = zip(samples, self.policy.score(samples), strict=True)
+        pairs = zip(samples, self.scorer.score(samples), strict=True)
         return [
             replace(sample, teacher_logprobs=score, streams=self._streams(sample))
             for sample, score in pairs

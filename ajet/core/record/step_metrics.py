@@ -89,7 +89,7 @@ def held_out_metrics(report: Evaluation) -> dict[str, float]:
 
 def _reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Returns reward and success over judged episodes, and the means of the workflows' own
-    metrics. Given replies have no reward."""
+    metrics. Given replies and episodes that nobody judged have no reward."""
     sampled = [t for t in trajectories if not t.is_given]
     valid = [t for t in sampled if t.is_valid or (t.left_out and t.reward is not None)]
     rewards = [t.reward for t in valid if t.reward is not None]
@@ -101,7 +101,7 @@ def _reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     if rewards:
         metrics["reward/mean"] = fmean(rewards)
         metrics["reward/std"] = pstdev(rewards)
-        metrics["reward/success"] = fmean(bool(t.is_success) for t in valid)
+        metrics["reward/success"] = fmean(bool(t.is_success) for t in valid if t.reward is not None)
     return metrics
 
 

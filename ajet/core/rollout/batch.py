@@ -212,8 +212,9 @@ class BatchRollout:
 
 def group_result(task: int, group: Group) -> GroupResult:
     """Returns how a group of the task at this index ended, before anything is left out of it."""
-    wins = sum(bool(t.is_success) for t in group.valid)
-    return GroupResult(task, len(group.valid), wins, group.has_signal)
+    judged = [t for t in group.valid if t.reward is not None]
+    wins = sum(bool(t.is_success) for t in judged)
+    return GroupResult(task, len(judged), wins, group.has_signal)
 
 
 def without_signal(group: Group) -> Group:

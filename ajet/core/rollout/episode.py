@@ -292,10 +292,10 @@ class EpisodeRunner:
     async def _judge_output(
         self, trajectory: Trajectory, judge_in_group: JudgeInGroup | None
     ) -> Trajectory:
-        """Returns the trajectory with its reward, or unchanged where there is no output to
-        judge."""
+        """Returns the trajectory with its reward, or unchanged where there is no output to judge,
+        or nobody who gives a reward and none is needed."""
         output = trajectory.output
-        if output is None:
+        if output is None or self._stays_without_reward(trajectory.workflow_task, output):
             return trajectory
         if trajectory.is_malformed:
             reward = self.limits.malformed.reward
@@ -313,6 +313,10 @@ class EpisodeRunner:
             self,
             self.limits,
         )
+
+    def _stays_without_reward(self, plan: WorkflowTask, output: WorkflowOutput) -> bool:
+        nobody_gives_one = self.judge is None and output.reward is None
+        return nobody_gives_one and plan.mode != "eval" and not self.limits.needs_reward
 
     async def _verdict(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> Verdict:
         with in_call(f"judge {type(self.judge).__name__}"):

@@ -1,5 +1,7 @@
 """A teacher's log-probabilities beside the policy's own tokens: `ajet.kind: distillation`."""
 
+import gc
+
 import numpy as np
 import pytest
 import torch
@@ -8,13 +10,23 @@ from ajet import assembly
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
 from ajet.core.learning.teacher import Teacher
+from ajet.core.update.frozen_model import FrozenModel
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
 from tests.core.update.update_fixtures import forked_groups, tiny_model
 
+TENSORS, LARGE = (torch.Tensor, torch.nn.Parameter), 4000
+"""Elements of a tensor that counts as weights."""
+
 
 def policy(seed=0, **settings):
     return Policy(tiny_model(seed), UpdateSettings(**settings))
+
+
+def num_large_tensors():
+    gc.collect()
+    tensors = (each for each in gc.get_objects() if type(each) in TENSORS)
+    return sum(each.numel() >= LARGE for each in tensors)
 
 
 def divergence(student, teacher, samples):
@@ -66,9 +78,23 @@ def test_the_config_names_the_teacher_and_the_weight_of_the_rewards(load):
     learner = assembly.make_learner(config, assembly.load_policy_model(config))
     assert learner.teacher is not None and learner.teacher.reward_weight == 0.5
     names = [n for n, _ in learner.policy.model.named_parameters()]
-    weights = dict(learner.teacher.policy.model.named_parameters())
+    weights = dict(learner.teacher.scorer.model.named_parameters())
     own = dict(learner.policy.model.named_parameters())
     assert all(torch.equal(weights[n], own[n]) and weights[n] is not own[n] for n in names)
+
+
+def test_a_teacher_is_weights_alone_and_scores_as_a_policy_does(load):
+    config = load("ajet.distillation.path=embedded:math", "ajet.model.dtype=bfloat16")
+    loaded = assembly.load_policy_model(config)
+    before = num_large_tensors()
+    teacher = assembly.make_teacher(config, loaded).scorer
+    num_weights = sum(p.numel() >= LARGE for p in teacher.model.parameters())
+    assert num_large_tensors() - before == num_weights > 0
+    assert not any(p.requires_grad for p in teacher.model.parameters())
+    frozen = FrozenModel(tiny_model(1), UpdateSettings(temperature=0.7))
+    samples = forked_groups()
+    expected = policy(seed=1, temperature=0.7).score(samples)
+    assert all(map(np.array_equal, frozen.score(samples), expected))
 
 
 def test_distillation_without_a_teacher_is_one_line(load):
