@@ -188,13 +188,20 @@ def make_critic(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = N
 
 
 def make_teacher(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = None) -> Teacher:
-    """Makes the teacher beside the policy that was made of `loaded`."""
+    """Makes the teacher beside the policy that was made of `loaded`: a model of this process, or
+    one behind a server, which is asked whether it fits."""
     from ajet.core.learning.teacher import Teacher
+    from ajet.core.learning.teacher_server import ServerAddress, TeacherServer
     from ajet.core.update.frozen_model import FrozenModel
     from ajet.core.update.ranks import ONE_RANK
     from ajet.core.update.settings import UpdateSettings, tokens_per_pass
 
-    section = config.ajet.distillation
+    section, ranks = config.ajet.distillation, ranks or ONE_RANK
+    if section.base_url is not None:
+        server = TeacherServer(ServerAddress.from_config(config), ranks)
+        if ranks.rank == 0:
+            server.check(loaded.tokenizer, config.ajet.rollout.max_model_len)
+        return Teacher(server, section.reward_weight)
     own = load_learning_model(config, ranks, section.path)
     if own.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
         raise ConfigError(
@@ -206,8 +213,7 @@ def make_teacher(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = 
         max_tokens_per_micro_batch=tokens_per_pass(config),
         batch_layout=config.ajet.trainer_common.batch_layout,
     )
-    model = FrozenModel(own.model, settings, ranks or ONE_RANK)
-    return Teacher(model, section.reward_weight)
+    return Teacher(FrozenModel(own.model, settings, ranks), section.reward_weight)
 
 
 def make_learner(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = None) -> Learner:

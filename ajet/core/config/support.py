@@ -68,6 +68,10 @@ def _unread_sections(ajet: AjetSection) -> dict[str, str]:
     unread = {f"ajet.task_reader.{name}": f"ajet.task_reader.type is {reader}" for name in others}
     kinds = [kind for kind in ("supervised", "distillation") if kind != ajet.kind]
     unread |= {f"ajet.{kind}": f"ajet.kind is {ajet.kind}" for kind in kinds}
+    if ajet.kind == "distillation" and ajet.distillation.base_url is None:
+        names = ("model", "api", "timeout_s", "max_retries", "max_parallel")
+        reason = "ajet.distillation.base_url is null"
+        unread |= {f"ajet.distillation.{name}": reason for name in names}
     return unread | _unread_judge_keys(ajet.task_judge)
 
 
@@ -110,9 +114,20 @@ def _distillation_refusals(config: AjetConfig) -> list[tuple[str, str]]:
     ajet = config.ajet
     if ajet.kind != "distillation":
         return []
-    refused: list[tuple[str, str]] = []
-    if ajet.distillation.path is None:
-        refused.append(("ajet.distillation.path", "ajet.kind is distillation: name the teacher"))
+    teacher, refused = ajet.distillation, list[tuple[str, str]]()
+    if teacher.path is None and teacher.base_url is None:
+        reason = (
+            "ajet.kind is distillation: name the teacher, a model's path or a server's base_url"
+        )
+        refused.append(("ajet.distillation.path", reason))
+    if teacher.path is not None and teacher.base_url is not None:
+        refused.append(("ajet.distillation.base_url", "there is a path too: name one teacher"))
+    if teacher.base_url is not None and teacher.model is None:
+        reason = "ajet.distillation.base_url is set: give the teacher's name on that server"
+        refused.append(("ajet.distillation.model", reason))
+    if teacher.base_url is not None and ajet.rollout.temperature != 1:
+        reason = "a teacher behind a server gives log-probabilities at temperature 1: set 1"
+        refused.append(("ajet.rollout.temperature", reason))
     selects_by_reward = {
         "ajet.trainer_common.algorithm.dynamic_sampling.enable": (
             ajet.trainer_common.algorithm.dynamic_sampling.enable

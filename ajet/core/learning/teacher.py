@@ -3,11 +3,12 @@
     samples of the policy's own episodes   ->   the same, with the teacher's log-probabilities and
                                                 the component `kl_teacher` for each sampled token
 
-The teacher is another model with the same tokens, which is never trained. Its log-probabilities are
-at the sampling temperature, as the policy's are. The component is an estimate of the KL from policy
-to teacher, in the contexts that the policy itself gets into (update/loss.py).
+The teacher is another model with the same tokens, which is never trained, in this process
+(update/frozen_model.py) or behind a server (teacher_server.py). Its log-probabilities are at the
+sampling temperature, as the policy's are. The component is an estimate of the KL from policy to
+teacher, in the contexts that the policy itself gets into (update/loss.py).
 
-Not covered: a teacher behind a server, or one that is shown more than the policy.
+Not covered: a teacher that is shown more than the policy.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ajet.core.trajectory.sample import Component, TrainingSample
 
 
 class Scorer(Protocol):
-    """Computes the teacher's log-probabilities (update/frozen_model.py)."""
+    """Computes the teacher's log-probabilities."""
 
     def score(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
         """Returns one array for each sample, as long as the sample, with the log-probabilities of
