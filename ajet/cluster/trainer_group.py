@@ -29,7 +29,7 @@ from ajet.cluster.import_env import ImportEnv
 from ajet.cluster.weight_store import remove_weight_store
 from ajet.core.config import AjetConfig
 from ajet.core.trajectory.trajectory import Group, Trajectory
-from ajet.core.trajectory.turn import GIVEN, Turn
+from ajet.core.trajectory.turn import GIVEN, HINTED, Turn
 from ajet.core.weight_sync.manifest import WeightsError
 
 if TYPE_CHECKING:
@@ -279,5 +279,5 @@ def _without_content(trajectory: Trajectory) -> Trajectory:
 
 
 def _without_text(turn: Turn) -> Turn:
-    notes = {GIVEN: True} if turn.is_given else {}
+    notes = {name: turn.notes[name] for name in (GIVEN, HINTED) if name in turn.notes}
     return replace(turn, messages=[], tools=None, reply={}, notes=notes)

@@ -85,6 +85,16 @@ class DistillationConfig(Section):
         default=3, ge=0, description="Retries after 429, 5xx and broken connections."
     )
     max_parallel: int = Field(default=16, ge=1, description="Requests at a time of each rank.")
+    own_weights: bool = Field(
+        default=False,
+        description="The policy itself instead, as it is before each step's update; it is shown "
+        "the hint.",
+    )
+    hint: str | None = Field(
+        default=None,
+        description="What the teacher alone is shown, at the end of the first user message; {name} "
+        "is a field of the task's row.",
+    )
     kl_coef: float = Field(
         default=1.0, ge=0, description="Coefficient of the KL from the policy to the teacher."
     )

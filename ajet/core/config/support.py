@@ -115,13 +115,14 @@ def _distillation_refusals(config: AjetConfig) -> list[tuple[str, str]]:
     if ajet.kind != "distillation":
         return []
     teacher, refused = ajet.distillation, list[tuple[str, str]]()
-    if teacher.path is None and teacher.base_url is None:
-        reason = (
-            "ajet.kind is distillation: name the teacher, a model's path or a server's base_url"
-        )
+    teachers = (teacher.path is not None, teacher.base_url is not None, teacher.own_weights)
+    if sum(teachers) != 1:
+        found = "several are named" if any(teachers) else "ajet.kind is distillation"
+        reason = f"{found}: name one teacher, by path, base_url or own_weights"
         refused.append(("ajet.distillation.path", reason))
-    if teacher.path is not None and teacher.base_url is not None:
-        refused.append(("ajet.distillation.base_url", "there is a path too: name one teacher"))
+    if teacher.own_weights and teacher.hint is None:
+        reason = "the policy teaches itself nothing that it is not shown: give a hint"
+        refused.append(("ajet.distillation.hint", reason))
     if teacher.base_url is not None and teacher.model is None:
         reason = "ajet.distillation.base_url is set: give the teacher's name on that server"
         refused.append(("ajet.distillation.model", reason))

@@ -259,4 +259,5 @@ def top_by_variance(groups: Sequence[Group], num: int) -> list[Group]:
 
 
 def _variance(group: Group) -> float:
-    return pvariance([t.reward for t in group.valid if t.reward is not None])
+    rewards = [t.reward for t in group.valid if t.reward is not None]
+    return pvariance(rewards) if rewards else 0.0

@@ -57,6 +57,7 @@ from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.base_recorder import BaseRecorder, CallObserver
 from ajet.core.trajectory.chat_recorder import ChatRecorder
+from ajet.core.trajectory.hint import hint_for
 from ajet.core.trajectory.recorder import EpisodeRecorder
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 from ajet.core.workflow.bridge import run_in_thread
@@ -281,11 +282,13 @@ class EpisodeRunner:
         if self._chat_endpoint is not None:
             return ChatRecorder(self._chat_endpoint, **episode)
         assert self.endpoint is not None and self._template is not None and self._parser is not None
+        hint = self.limits.hint
         return EpisodeRecorder(
             endpoint=self.endpoint,
             template=self._template,
             parser=self._parser,
             check_drift=plan.mode == "train" and self.limits.checks_drift(plan.rollout_index),
+            hint=hint_for(hint, plan.task) if hint is not None and plan.mode == "train" else None,
             **episode,
         )
 

@@ -37,7 +37,7 @@ def divergence(student, teacher, samples):
 
 def test_the_teachers_scores_are_its_log_probabilities_of_the_policys_tokens():
     samples, teacher = forked_groups(), policy(seed=1)
-    scored = Teacher(teacher, reward_weight=0.25).with_scores(samples)
+    scored = Teacher(teacher, reward_weight=0.25).with_scores(samples, [])
     for each, plain, score in zip(scored, samples, teacher.score(samples), strict=True):
         assert each.teacher_logprobs is score or (each.teacher_logprobs == score).all()
         assert (each.stream("kl_teacher") == plain.loss_mask).all()
@@ -47,7 +47,7 @@ def test_the_teachers_scores_are_its_log_probabilities_of_the_policys_tokens():
 @pytest.mark.parametrize("reward_weight", [0.0, 0.5])
 def test_a_policy_that_is_its_own_teacher_learns_from_its_rewards_alone(reward_weight):
     samples = forked_groups()
-    own = Teacher(policy(), reward_weight).with_scores(samples)
+    own = Teacher(policy(), reward_weight).with_scores(samples, [])
     student = policy(lr=1e-2)
     before = {n: p.clone() for n, p in student.model.named_parameters()}
     metrics = student.update(own)
@@ -62,7 +62,7 @@ def test_updates_bring_the_policy_nearer_to_the_teacher():
     student = policy(lr=1e-2)
     before = divergence(student, teacher, samples)
     for _ in range(20):
-        student.update(Teacher(teacher, 0.0).with_scores(samples))
+        student.update(Teacher(teacher, 0.0).with_scores(samples, []))
     assert abs(divergence(student, teacher, samples)) < 0.2 * abs(before)
 
 
@@ -87,7 +87,7 @@ def test_a_teacher_is_weights_alone_and_scores_as_a_policy_does(load):
     config = load("ajet.distillation.path=embedded:math", "ajet.model.dtype=bfloat16")
     loaded = assembly.load_policy_model(config)
     before = num_large_tensors()
-    teacher = assembly.make_teacher(config, loaded).scorer
+    teacher = assembly.make_teacher(config, loaded, policy()).scorer
     num_weights = sum(p.numel() >= LARGE for p in teacher.model.parameters())
     assert num_large_tensors() - before == num_weights > 0
     assert not any(p.requires_grad for p in teacher.model.parameters())

@@ -229,7 +229,7 @@ def assembled(load, stand_in, *overrides):
     with StubService(stand_in) as stub:
         config = load(f"base_url={stub.url}/v1", "model=teacher", "timeout_s=5", *overrides)
         loaded = assembly.load_policy_model(config)
-        return assembly.make_teacher(config, loaded).scorer, stub
+        return assembly.make_learner(config, loaded).teacher.scorer, stub
 
 
 @pytest.mark.parametrize("api", ["completions", "generate"])
@@ -274,7 +274,7 @@ def test_a_server_with_other_tokens_or_that_names_none_is_one_line(load):
     ("overrides", "line"),
     [
         (["base_url=http://h/v1"], r"distillation\.model is refused: .* name on that server"),
-        (["base_url=http://h/v1", "model=m", "path=p"], "base_url is refused: there is a path"),
+        (["base_url=http://h/v1", "model=m", "path=p"], "path is refused: several are named"),
         (["base_url=http://me:pw@h/v1", "model=m"], "the address at h: leave the login out"),
         (["base_url=h", "model=m"], "an address begins with http"),
     ],
