@@ -739,6 +739,10 @@ ELSEWHERE: dict[str, dict[str, list[str]]] = {
             "ajet.distillation.path",
             "ajet.distillation.reward_weight",
         ],
+        "tests/core/learning/test_teacher.py::test_a_policy_teaches_itself_only_what_it_is_shown": [
+            "ajet.distillation.own_weights",
+            "ajet.distillation.hint",
+        ],
         "tests/core/learning/test_teacher_server.py"
         "::test_a_server_with_the_same_tokens_is_taken_and_has_the_configs_settings": [
             f"ajet.distillation.{name}"

@@ -87,7 +87,7 @@ def test_one_valid_episode_gives_zeros_not_nan():
 
 
 def test_a_group_without_valid_episodes_is_empty():
-    assert advantages_of(episode("x", None)) == {}
+    assert advantages_of(episode("x", None, status=EpisodeStatus.JUDGE_ERROR)) == {}
 
 
 def test_grpo_and_starpo_are_one_function():

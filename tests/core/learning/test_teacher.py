@@ -1,6 +1,7 @@
 """A teacher's log-probabilities beside the policy's own tokens: `ajet.kind: distillation`."""
 
 import gc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,10 +11,13 @@ from ajet import assembly
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
 from ajet.core.learning.teacher import Teacher
+from ajet.core.trajectory.samples import to_samples
+from ajet.core.trajectory.turn import HINTED
 from ajet.core.update.frozen_model import FrozenModel
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
-from tests.core.update.update_fixtures import forked_groups, tiny_model
+from tests.core.record.record_fixtures import episode, group_of, two_turns
+from tests.core.update.update_fixtures import forked_groups, sample, tiny_model
 
 TENSORS, LARGE = (torch.Tensor, torch.nn.Parameter), 4000
 """Elements of a tensor that counts as weights."""
@@ -98,8 +102,47 @@ def test_a_teacher_is_weights_alone_and_scores_as_a_policy_does(load):
 
 
 def test_distillation_without_a_teacher_is_one_line(load):
-    with pytest.raises(ConfigError, match=r"distillation\.path is refused: .* name the teacher"):
+    with pytest.raises(ConfigError, match=r"path is refused: .* name one teacher, by"):
         load()
+
+
+def test_a_policy_teaches_itself_only_what_it_is_shown(load):
+    with pytest.raises(ConfigError, match=r"distillation\.hint is refused: .* give a hint"):
+        load("ajet.distillation.own_weights=true")
+    config = load("ajet.distillation.own_weights=true", "ajet.distillation.hint=It is {answer}.")
+    learner = assembly.make_learner(config, assembly.load_policy_model(config))
+    assert learner.teacher is not None and learner.teacher.scorer is learner.policy
+    assert learner.teacher.is_shown_hints
+
+
+def hinted_group(hinted_prompt):
+    """An episode of two turns, whose first prompt is 10 ids, or `hinted_prompt` to its teacher."""
+    first, second = two_turns(ids=range(10, 20))
+    first = replace(first, notes={HINTED: hinted_prompt})
+    return group_of(episode(turns=(first, second)))
+
+
+@pytest.mark.parametrize("hinted_prompt", [list(range(10, 20)), [10, 60, 61, *range(11, 20)]])
+def test_a_policy_scores_its_own_replies_after_the_hint_and_moves_towards_what_it_says(
+    hinted_prompt,
+):
+    student, group = policy(lr=1e-2), hinted_group(hinted_prompt)
+    zeros = {group.trajectories[0].episode_id: [np.zeros(3, np.float32), np.zeros(2, np.float32)]}
+    [plain] = to_samples([group], zeros)
+    replies = [7, 8, 9, 50, 51, 52, 5, 2]
+    by_hand = sample([*hinted_prompt, *replies], "0" * len(hinted_prompt) + "11100011")
+    [expected] = student.score([by_hand])
+    teacher = Teacher(student, 0.0, is_shown_hints=True)
+    [taught] = teacher.with_scores([plain], [group])
+    assert taught.token_ids is plain.token_ids
+    assert taught.teacher_logprobs[10:].tolist() == expected[len(hinted_prompt) :].tolist()
+    assert not taught.teacher_logprobs[:10].any()
+    [own] = student.score([plain])
+    distance = float((own - taught.teacher_logprobs)[plain.loss_mask].mean())
+    metrics = student.update([taught])
+    assert metrics["kl_teacher"] == pytest.approx(distance, abs=1e-6)
+    is_told_something = hinted_prompt != list(range(10, 20))
+    assert (abs(distance) > 1e-3, metrics["grad_norm"] > 1e-3) == (is_told_something,) * 2
 
 
 def test_a_teacher_with_other_tokens_is_one_line(load):
