@@ -49,6 +49,14 @@ def test_both_stages_have_the_weights_of_backbone_debug_within_a_millionth(runs,
 
 
 @ON_RAY
+def test_a_stage_of_given_replies_has_no_engines_and_the_next_one_has(runs, backbone):
+    given, sampled = (
+        numbers(runs[backbone], "sync/bytes", stage=stage) for stage in ("imitate", "teach")
+    )
+    assert (given == 0).all() and (sampled > 1e5).all()
+
+
+@ON_RAY
 def test_what_was_sampled_and_its_distance_from_the_teacher_are_the_same(runs, backbone):
     assert len(episodes(runs["debug"], "teach")) == STEPS * 3 * 2 * 2
     assert episodes(runs[backbone], "teach") == episodes(runs["debug"], "teach")

@@ -27,11 +27,15 @@ SETTINGS = [
 ]
 
 
-def placement(num_ranks=1, num_engines=1, num_workers=2):
+def placement(num_ranks=1, num_engines=1, num_workers=2, samples=True):
     from ajet.cluster.placement import Node, ResourceRequest, place_processes
 
     needs = ResourceRequest(
-        colocated=True, n_trainer_ranks=num_ranks, n_engines=num_engines, num_workers=num_workers
+        colocated=True,
+        samples=samples,
+        n_trainer_ranks=num_ranks,
+        n_engines=num_engines,
+        num_workers=num_workers,
     )
     return place_processes(needs, [Node("here", 8.0, 0)])
 
@@ -83,7 +87,7 @@ def fit(config, **placed):
         from ajet.backbones.disaggregated.training import DisaggregatedTraining as Training
     with RunFolder.open(config.run_folder) as folder:
         console = Console(quiet=True)
-        processes = placement(**placed)
+        processes = placement(samples=config.samples, **placed)
         return Training(config, folder, Interrupt(), console, processes, lambda process: {}).fit()
 
 
