@@ -31,6 +31,7 @@ from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.run.run_tasks import RunTasks
 from ajet.core.task.workflow_task import Mode, WorkflowTask
 from ajet.core.trajectory.base_recorder import CallObserver
+from ajet.core.trajectory.hint import hint_for
 from ajet.core.workflow.registry import WorkflowFactory, import_agent_modules
 from ajet.tools.env_service.host import environment_host
 
@@ -39,9 +40,10 @@ if TYPE_CHECKING:
     from ajet.core.inference.engines.in_process import InProcessEngine, OnTokens
     from ajet.core.inference.replicas.in_process import InProcessReplica
     from ajet.core.learning.learner import Learner
-    from ajet.core.learning.teacher import Teacher
+    from ajet.core.learning.teacher import Scorer, Teacher
     from ajet.core.model.load import LoadedModel
     from ajet.core.update.critic import Critic
+    from ajet.core.update.policy import Policy
     from ajet.core.update.ranks import Ranks
     from ajet.core.workflow.gateway.gateway import Gateway
 
@@ -162,8 +164,11 @@ def user_files(config: AjetConfig) -> list[Path]:
 
 def read_tasks(config: AjetConfig) -> RunTasks:
     """Reads the tasks of a run. An agent that would refuse the config in every episode refuses it
-    here."""
+    here, and a task without a field that the teacher's hint names is refused."""
     tasks = RunTasks.read(config)
+    if (hint := RolloutLimits.from_config(config).hint) is not None:
+        for task in tasks.training:
+            hint_for(hint, task)
     workflow = WorkflowFactory.from_config(config)
     for agent in workflow.classes_for([*tasks.training, *tasks.held_out]):
         agent.check_config(config)
@@ -187,14 +192,29 @@ def make_critic(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = N
     return Critic(own.model, CriticSettings.from_config(config), ranks or ONE_RANK)
 
 
-def make_teacher(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = None) -> Teacher:
-    """Makes the teacher beside the policy that was made of `loaded`."""
+def make_teacher(
+    config: AjetConfig, loaded: LoadedModel, policy: Policy, ranks: Ranks | None = None
+) -> Teacher:
+    """Makes the teacher beside the policy that was made of `loaded`: a model of this process, one
+    behind a server, which is asked whether it fits, or the policy itself."""
     from ajet.core.learning.teacher import Teacher
-    from ajet.core.update.policy import Policy
+    from ajet.core.learning.teacher_server import ServerAddress, TeacherServer
+    from ajet.core.update.frozen_model import FrozenModel
     from ajet.core.update.ranks import ONE_RANK
     from ajet.core.update.settings import UpdateSettings, tokens_per_pass
 
-    section = config.ajet.distillation
+    section, ranks = config.ajet.distillation, ranks or ONE_RANK
+
+    def teacher(scorer: Scorer) -> Teacher:
+        return Teacher(scorer, section.reward_weight, is_shown_hints=section.hint is not None)
+
+    if section.own_weights:
+        return teacher(policy)
+    if section.base_url is not None:
+        server = TeacherServer(ServerAddress.from_config(config), ranks)
+        if ranks.rank == 0:
+            server.check(loaded.tokenizer, config.ajet.rollout.max_model_len)
+        return teacher(server)
     own = load_learning_model(config, ranks, section.path)
     if own.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
         raise ConfigError(
@@ -206,8 +226,7 @@ def make_teacher(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = 
         max_tokens_per_micro_batch=tokens_per_pass(config),
         batch_layout=config.ajet.trainer_common.batch_layout,
     )
-    policy = Policy(own.model, settings, ranks or ONE_RANK)
-    return Teacher(policy, section.reward_weight)
+    return teacher(FrozenModel(own.model, settings, ranks))
 
 
 def make_learner(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = None) -> Learner:
@@ -225,7 +244,7 @@ def make_learner(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = 
     needs_critic = config.ajet.trainer_common.algorithm.adv_estimator == "gae"
     critic = make_critic(config, loaded, ranks) if needs_critic else None
     teaches = config.ajet.kind == "distillation"
-    teacher = make_teacher(config, loaded, ranks) if teaches else None
+    teacher = make_teacher(config, loaded, policy, ranks) if teaches else None
     learning = LearnerSettings.from_config(config)
     return Learner(policy, critic, make_kl_controller(config), learning, teacher)
 

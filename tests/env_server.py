@@ -34,7 +34,7 @@ class StubService:
     """Says what a test tells it: `answer(verb, body)` gives (status, JSON), or None to hang up."""
 
     def __init__(self, answer):
-        self.calls = []
+        self.calls, self.headers = [], []
         owner = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -50,6 +50,7 @@ class StubService:
 
             def _reply(self, verb, body):
                 owner.calls.append((verb, body))
+                owner.headers.append(dict(self.headers))
                 told = answer(verb, body)
                 if told is None:
                     self.close_connection = True

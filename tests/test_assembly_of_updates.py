@@ -142,7 +142,7 @@ def test_weights_of_bfloat16_are_sharded_as_float32():
         config = config_with(use_kl_loss="true")
         loaded = assembly.load_policy_model(config, dtype="bfloat16")
         policy = assembly.make_learner(config, loaded, ranks).policy
-        for model in (policy.model, policy.reference._frozen_copy):
+        for model in (policy.model, policy.reference.frozen_copy.model):
             assert {p.dtype for p in model.parameters()} == {torch.float32}
     finally:
         disconnect()

@@ -205,6 +205,8 @@ def _reward_finding(config: AjetConfig, workflow: type[Workflow]) -> Finding:
     judge = judge_spec(config.ajet.task_judge)
     if judge is not None:
         return Finding("ok", f"reward: judge {judge}")
+    if not config.learns_from_rewards:
+        return _unneeded_reward_finding(config, workflow)
     gives = gives_reward(workflow)
     if gives is None:
         return Finding(
@@ -217,6 +219,18 @@ def _reward_finding(config: AjetConfig, workflow: type[Workflow]) -> Finding:
         f"reward: nobody gives one: {workflow.__name__} returns a WorkflowOutput without reward= "
         "and ajet.task_judge.judge_protocol is null; set one of them",
     )
+
+
+def _unneeded_reward_finding(config: AjetConfig, workflow: type[Workflow]) -> Finding:
+    text = "reward: none is needed to train (ajet.distillation.reward_weight is 0)"
+    trainer = config.ajet.trainer_common
+    if gives_reward(workflow) is False and (trainer.test_freq > 0 or trainer.val_before_train):
+        return Finding(
+            "warning",
+            f"{text}, but to validate: with validation tasks, name a judge or set "
+            "ajet.trainer_common.test_freq=0",
+        )
+    return Finding("ok", text)
 
 
 def gives_reward(workflow: type[Workflow]) -> bool | None:

@@ -117,13 +117,14 @@ class Placement:
 @dataclass(frozen=True)
 class ResourceRequest:
     """The processes and devices that a config requests; None and "auto" are decided by
-    `place_processes`."""
+    `place_processes`. A run that `generates` has workers, and engines if it `samples`."""
 
     colocated: bool
     nnodes: int = 1
     n_gpus_per_node: int | Literal["auto"] = "auto"
     trains: bool = True
     generates: bool = True
+    samples: bool = True
     n_trainer_ranks: int | None = None
     n_engines: int | None = None
     tensor_parallel: int = 1
@@ -146,6 +147,7 @@ class ResourceRequest:
             n_gpus_per_node=0 if uses_cpu else trainer.n_gpus_per_node,
             trains=mode not in WITHOUT_TRAINER,
             generates=mode != "train",
+            samples=config.samples,
             n_trainer_ranks=trainer.n_trainer_ranks,
             n_engines=rollout.n_vllm_engine,
             tensor_parallel=rollout.tensor_model_parallel_size,
@@ -215,6 +217,8 @@ def _on_gpus(
             f"{PARALLEL}={request.tensor_parallel}: the in-process engine computes on one GPU; "
             "leave it at 1, or set ajet.rollout.name to vllm or sglang"
         )
+    if not request.samples:
+        return _ranks(request, for_trainer or devices) if request.trains else (), ()
     if not request.trains:
         left = for_engines or _remaining_devices(
             devices, for_trainer, TRAINER_MAP, "engines", ENGINE_MAP
@@ -361,7 +365,7 @@ def _on_cpus(
             "process; leave it at 1"
         )
     ranks = (request.n_trainer_ranks or 1) if request.trains else 0
-    engines = (request.n_engines or 1) if request.generates else 0
+    engines = (request.n_engines or 1) if request.generates and request.samples else 0
     return _spread("trainer", ranks, num_nodes), _spread("engine", engines, num_nodes)
 
 

@@ -2,7 +2,7 @@
 
     await processes.start()          imports the user's code, loads models and the checkpoint to
                                      resume from; inference servers begin with the weights that the
-                                     trainer publishes then
+                                     trainer publishes then; a run that samples nothing has none
     await processes.begin(run)       starts the workers with the run's date and the endpoint
     processes.runner, .validator     run groups; `runner` does not run again what an earlier attempt
                                      has finished
@@ -55,8 +55,8 @@ class RunProcesses:
         self._config, self._folder = config, folder
         self._journal: Journal | None = None
         method, notice = sync_method(config, placement)
-        root = None
-        if method != "nccl":
+        root, self._has_engines = None, bool(placement.engines)
+        if method != "nccl" and self._has_engines:
             root = make_weight_store(folder.path, in_memory=method == "memory", notice=notice)
         self.engines = Engines(config, [options(each) for each in placement.engines])
         self.workers = RolloutWorkers(
@@ -64,14 +64,17 @@ class RunProcesses:
             [options(each) for each in placement.workers],
             on_lost=self.engines.drop_requests,
         )
-        self.trainer = TrainerGroup(config, [options(each) for each in placement.trainer], root)
+        ranks = [options(each) for each in placement.trainer]
+        self.trainer = TrainerGroup(config, ranks, root, has_engines=self._has_engines)
         self._on_gpu = placement.on_gpus
 
     async def start(self) -> ResumePoint | None:
         """Starts the processes, the user's code first: a mistake in it is found before a model is
         loaded. Returns the checkpoint that the run resumes from, which the ranks have loaded."""
         await self.workers.check()
-        engine = engine_name(self._config, on_gpu=self._on_gpu)
+        engine = "in_process"
+        if self._has_engines:
+            engine = engine_name(self._config, on_gpu=self._on_gpu)
         if engine == "in_process":
             self._model, _ = await asyncio.gather(self.trainer.start(), self.engines.start())
         else:

@@ -29,7 +29,7 @@ from ajet.cluster.import_env import ImportEnv
 from ajet.cluster.weight_store import remove_weight_store
 from ajet.core.config import AjetConfig
 from ajet.core.trajectory.trajectory import Group, Trajectory
-from ajet.core.trajectory.turn import GIVEN, Turn
+from ajet.core.trajectory.turn import GIVEN, HINTED, Turn
 from ajet.core.weight_sync.manifest import WeightsError
 
 if TYPE_CHECKING:
@@ -175,15 +175,32 @@ class Broadcast:
         return receivers
 
 
+@dataclass(frozen=True, slots=True)
+class Unpublished:
+    """Stands for the weights of a run without engines, where nobody loads them."""
+
+    version: int
+
+    async def make_sources(self, number: int) -> list[BroadcastReceiver]:
+        raise AssertionError("a run without engines sends no weights")
+
+
 class TrainerGroup:
     """The driver's handle of the trainer ranks; `options` are the Ray options of each rank."""
 
     def __init__(
-        self, config: AjetConfig, options: Sequence[ActorOptions], weights_root: Path | None
+        self,
+        config: AjetConfig,
+        options: Sequence[ActorOptions],
+        weights_root: Path | None,
+        *,
+        has_engines: bool = True,
     ) -> None:
-        """Weights are written below `weights_root`, or broadcast if it is None."""
+        """Weights are written below `weights_root`, or broadcast if it is None, or stay where they
+        are if no engine needs them."""
         self._config = config
         self._weights_root = weights_root
+        self._has_engines = has_engines
         import_env = ImportEnv.of_this_process()
         untyped: Any = ray.remote
         remote = untyped(concurrency_groups={PROGRESS_GROUP: 1})(TrainerRank)
@@ -231,8 +248,10 @@ class TrainerGroup:
             except RayActorError:
                 return
 
-    async def publish(self, version: int) -> FolderSource | Broadcast:
+    async def publish(self, version: int) -> FolderSource | Broadcast | Unpublished:
         """Publishes the weights after this step; files that exist are not written again."""
+        if not self._has_engines:
+            return Unpublished(version)
         if self._published is not None and self._published.version == version:
             return self._published
         published = await self._all("publish", version)
@@ -279,5 +298,5 @@ def _without_content(trajectory: Trajectory) -> Trajectory:
 
 
 def _without_text(turn: Turn) -> Turn:
-    notes = {GIVEN: True} if turn.is_given else {}
+    notes = {name: turn.notes[name] for name in (GIVEN, HINTED) if name in turn.notes}
     return replace(turn, messages=[], tools=None, reply={}, notes=notes)

@@ -1,6 +1,7 @@
 """`ajet check` finds what would stop a run without loading a model."""
 
 import json
+import re
 import resource
 from pathlib import Path
 
@@ -100,6 +101,19 @@ def test_nobody_giving_a_reward_is_an_error_and_a_judge_is_enough():
     [_, line] = lines(config_of(), Elsewhere)
     assert line.startswith("ok: reward: cannot be told")
     assert lines(config_of(judge="math"), GivesNone)[1] == "ok: reward: judge math"
+
+
+def test_nobody_need_give_a_reward_where_a_teacher_alone_is_learnt_from():
+    teacher = {"path": "embedded:math"}
+    alone = config_of(kind="distillation", distillation=teacher)
+    assert re.search(
+        r"^warning: reward: none .* to validate: .*test_freq", lines(alone, GivesNone)[1]
+    )
+    never = {"trainer_common": {"test_freq": 0}, "distillation": teacher}
+    alone = config_of(kind="distillation", **never)
+    assert lines(alone, GivesNone)[1].startswith("ok: reward: none is needed to train")
+    beside = config_of(kind="distillation", distillation=teacher | {"reward_weight": 0.5})
+    assert lines(beside, GivesNone)[1].startswith("error: reward: nobody gives one")
 
 
 def test_bounds_that_do_not_fit_the_loss_are_told_with_the_papers_numbers():

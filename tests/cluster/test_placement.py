@@ -87,6 +87,14 @@ def test_two_commands_have_the_gpus_that_they_would_have_as_one(needs, ranks, en
     assert where(placed.engines) in ([], where(both.engines))
 
 
+@pytest.mark.parametrize("needs", [TRINITY, replace(TRINITY, colocated=True)])
+@pytest.mark.parametrize("gpus", [0, 4])
+def test_a_run_that_samples_nothing_has_workers_and_no_engines(needs, gpus):
+    placed = place_processes(replace(needs, samples=False), nodes(gpus))
+    assert placed.engines == () and placed.workers
+    assert [each.gpus for each in placed.trainer] == [(gpu,) for gpu in range(gpus)] or not gpus
+
+
 def test_two_commands_reserve_the_gpus_that_each_of_them_uses():
     train = place_processes(
         replace(TRINITY, generates=False, trainer_devices=(0, 1, 2, 3)), nodes(8)

@@ -739,6 +739,15 @@ ELSEWHERE: dict[str, dict[str, list[str]]] = {
             "ajet.distillation.path",
             "ajet.distillation.reward_weight",
         ],
+        "tests/core/learning/test_teacher.py::test_a_policy_teaches_itself_only_what_it_is_shown": [
+            "ajet.distillation.own_weights",
+            "ajet.distillation.hint",
+        ],
+        "tests/core/learning/test_teacher_server.py"
+        "::test_a_server_with_the_same_tokens_is_taken_and_has_the_configs_settings": [
+            f"ajet.distillation.{name}"
+            for name in ("base_url", "model", "api", "timeout_s", "max_retries", "max_parallel")
+        ],
         "tests/e2e/test_stages.py::test_each_stage_is_a_run_and_one_summary_has_them_all": [
             "ajet.stages"
         ],

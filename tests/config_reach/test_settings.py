@@ -488,6 +488,15 @@ def test_who_trains_and_who_generates_follows_from_the_mode():
     }
 
 
+def test_a_supervised_run_samples_where_it_validates_on_tasks():
+    def samples(**given):
+        return ResourceRequest.from_config(config_of(ON_VERL | given)).samples
+
+    supervised = {"ajet.kind": "supervised"}
+    assert samples() and not samples(**supervised)
+    assert samples(**supervised | {"ajet.supervised.validation": "tasks"})
+
+
 def test_a_baseline_is_greedy_whatever_the_sampling():
     given = {f"{R}.temperature": 0.5, f"{R}.top_p": 0.5, f"{R}.top_k": 7}
     drawn = SamplingParams.from_config(config_of(given), "baseline")

@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import load_file
 
-from ajet.core.config import load_config
+from ajet.backbones.stages import fit_stages
+from ajet.core.config import load_config, load_stages
 from ajet.core.interrupt import Interrupt
 from ajet.core.record.run_folder import RunFolder
 from tests.e2e.toy_run import ToyRun
@@ -26,66 +27,73 @@ SETTINGS = [
 ]
 
 
-def placement(num_ranks=1, num_engines=1, num_workers=2):
+def placement(num_ranks=1, num_engines=1, num_workers=2, samples=True):
     from ajet.cluster.placement import Node, ResourceRequest, place_processes
 
     needs = ResourceRequest(
-        colocated=True, n_trainer_ranks=num_ranks, n_engines=num_engines, num_workers=num_workers
+        colocated=True,
+        samples=samples,
+        n_trainer_ranks=num_ranks,
+        n_engines=num_engines,
+        num_workers=num_workers,
     )
     return place_processes(needs, [Node("here", 8.0, 0)])
 
 
 def train_debug(settings):
-    from ajet.backbones.debug.backbone import DebugBackbone
-
-    return DebugBackbone(
-        load_config("toy.yaml", settings, backbone="debug"), Console(quiet=True)
-    ).fit()
+    return fit(load_config("toy.yaml", settings, backbone="debug"))
 
 
 def train_verl(settings, **placed):
-    from ajet.backbones.colocated.training import ColocatedTraining
-
-    return _train(ColocatedTraining, "verl", settings, placed)
+    return fit(load_config("toy.yaml", settings, backbone="verl"), **placed)
 
 
 def train_trinity(settings, **placed):
-    from ajet.backbones.disaggregated.training import DisaggregatedTraining
-
-    return _train(DisaggregatedTraining, "trinity", settings, placed)
+    return fit(load_config("toy.yaml", settings, backbone="trinity"), **placed)
 
 
-TRAIN = {
-    "debug": train_debug,
-    "verl": train_verl,
-    "trinity": lambda settings: train_trinity([*settings, "trinity.max_staleness=0"]),
-}
+ON_EACH = {"debug": [], "verl": [], "trinity": ["trinity.max_staleness=0"]}
+"""Backbones, and what each needs to train on groups of its own step."""
 
 
-def run_on_each(folder, settings):
-    """Returns a toy run of these settings by backbone, each made in a folder below `folder`."""
+def run_on_each(folder, settings, stages=""):
+    """Returns a toy run of these settings by backbone, each made in a folder below `folder`. With
+    `stages`, a part of the YAML, it is a run of several."""
     made = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", list(sys.path))
-        for name, train in TRAIN.items():
-            run = ToyRun(folder / name)
+        for backbone, own in ON_EACH.items():
+            run = made[backbone] = ToyRun(folder / backbone)
+            with (run.folder / "toy.yaml").open("a") as file:
+                file.write(stages)
             patch.chdir(run.folder)
-            train(settings)
-            made[name] = run
+            configs = load_stages("toy.yaml", [*settings, *own], backbone=backbone)
+            if stages:
+                fit_stages(configs, fit, Interrupt())
+            else:
+                fit(configs[0])
     return made
 
 
-def _train(training, backbone, settings, placed):
-    config = load_config("toy.yaml", settings, backbone=backbone)
+def fit(config, **placed):
+    """Trains the run of a config on its backbone."""
+    if config.ajet.backbone == "debug":
+        from ajet.backbones.debug.backbone import DebugBackbone
+
+        return DebugBackbone(config, Console(quiet=True)).fit()
+    if config.ajet.backbone == "verl":
+        from ajet.backbones.colocated.training import ColocatedTraining as Training
+    else:
+        from ajet.backbones.disaggregated.training import DisaggregatedTraining as Training
     with RunFolder.open(config.run_folder) as folder:
         console = Console(quiet=True)
-        processes = placement(**placed)
-        return training(config, folder, Interrupt(), console, processes, lambda process: {}).fit()
+        processes = placement(samples=config.samples, **placed)
+        return Training(config, folder, Interrupt(), console, processes, lambda process: {}).fit()
 
 
-def episodes(run):
-    """Who sampled what and what came of it, without clocks."""
-    with sqlite3.connect(run.path / "episodes.sqlite") as connection:
+def episodes(run, stage=""):
+    """Who sampled what and what came of it, without clocks; of the run or of one of its stages."""
+    with sqlite3.connect(run.path / stage / "episodes.sqlite") as connection:
         return connection.execute(
             "SELECT episode_id, status, seed, episodes.reward, turn_index, token_ids, "
             "policy_version FROM episodes JOIN turns USING (episode_id) "
@@ -93,13 +101,12 @@ def episodes(run):
         ).fetchall()
 
 
-def numbers(run, *names):
+def numbers(run, *names, stage=""):
     """A row a step."""
-    lines = [
-        json.loads(line) for line in (run.path / "logs/metrics.jsonl").read_text().splitlines()
-    ]
+    text = (run.path / stage / "logs/metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
     return np.array([[line[name] for name in names] for line in lines])
 
 
-def weights(run, step=STEPS):
-    return load_file(run.path / "checkpoints" / f"step_{step:06d}" / "model.safetensors")
+def weights(run, step=STEPS, stage=""):
+    return load_file(run.path / stage / "checkpoints" / f"step_{step:06d}" / "model.safetensors")

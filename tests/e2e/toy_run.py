@@ -110,6 +110,14 @@ class AllEqual(Plain):
         return output
 
 
+class Unrewarded(Plain):
+    """Says nothing of how well it went."""
+
+    async def execute(self, workflow_task, model_tuner):
+        await super().execute(workflow_task, model_tuner)
+        return WorkflowOutput()
+
+
 class AllFail(Plain):
     """Every episode of the second step."""
 

@@ -17,6 +17,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.judge import make_judge
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.record.signal import equal_outcomes
+from ajet.core.rollout.failure import has_failed
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.reader import make_reader
@@ -106,9 +107,10 @@ def _summary(trajectories: list[Trajectory]) -> Text:
     rewards = [t.reward for t in trajectories if t.reward is not None]
     wins = sum(bool(t.is_success) for t in trajectories)
     mean = f"{sum(rewards) / len(rewards):g}" if rewards else "none"
-    num = len(trajectories)
+    num, are_judged = len(trajectories), bool(rewards) or any(map(has_failed, trajectories))
+    successful = f"{wins} successful" if are_judged else "none judged"
     return Text(
-        f"{num} episode{'s' * (num != 1)}, {wins} successful, mean reward {mean}; "
+        f"{num} episode{'s' * (num != 1)}, {successful}, mean reward {mean}; "
         "nothing was trained or written",
         style="bold",
     )

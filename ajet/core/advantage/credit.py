@@ -9,7 +9,8 @@
     agents_T          "p/p" "u/u" "p/p"   name and target tag, which together identify it
 
 `penalties` and `values` have one array for each turn, with one number for each trained token; they
-are set where the reward contains a KL or the estimator needs a critic.
+are set where the reward contains a KL or the estimator needs a critic. An episode that nobody
+rewarded, because the run needs no rewards, counts as 0.
 """
 
 from __future__ import annotations
@@ -103,12 +104,12 @@ def credit_of(group: Group) -> GroupCredit:
 
 def _episode(trajectory: Trajectory, baseline: float | None) -> EpisodeCredit:
     turns = trajectory.turns
-    assert trajectory.reward is not None
+    reward = trajectory.reward or 0.0
     return EpisodeCredit(
         episode_id=trajectory.episode_id,
         group_id=trajectory.group_id,
-        reward=trajectory.reward,
-        turn_rewards_T=_turn_rewards(trajectory, trajectory.reward),
+        reward=reward,
+        turn_rewards_T=_turn_rewards(trajectory, reward),
         state_keys_T=tuple(turn.state_key for turn in turns),
         lengths_T=np.array(
             [len(turn.completion.token_ids) if turn.trainable else 0 for turn in turns], np.int64

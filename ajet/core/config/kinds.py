@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from ajet.core.config.address import Address
 from ajet.core.config.section import Section
 
 Kind = Literal["reinforcement", "supervised", "distillation"]
@@ -65,6 +66,34 @@ class DistillationConfig(Section):
 
     path: str | None = Field(
         default=None, description="The teacher: a model with the tokenizer of ajet.model.path."
+    )
+    base_url: Address | None = Field(
+        default=None,
+        description="A teacher behind a server instead: its address, as http://HOST:8000/v1. Its "
+        "key is AJET_TEACHER_API_KEY of the environment.",
+    )
+    model: str | None = Field(default=None, description="The teacher's name on that server.")
+    api: Literal["completions", "generate"] = Field(
+        default="completions",
+        description="How the server is asked: completions (vLLM's prompt_logprobs) or generate "
+        "(SGLang's own).",
+    )
+    timeout_s: float = Field(
+        default=300.0, gt=0, description="Longest time of one request, with its whole answer."
+    )
+    max_retries: int = Field(
+        default=3, ge=0, description="Retries after 429, 5xx and broken connections."
+    )
+    max_parallel: int = Field(default=16, ge=1, description="Requests at a time of each rank.")
+    own_weights: bool = Field(
+        default=False,
+        description="The policy itself instead, as it is before each step's update; it is shown "
+        "the hint.",
+    )
+    hint: str | None = Field(
+        default=None,
+        description="What the teacher alone is shown, at the end of the first user message; {name} "
+        "is a field of the task's row.",
     )
     kl_coef: float = Field(
         default=1.0, ge=0, description="Coefficient of the KL from the policy to the teacher."

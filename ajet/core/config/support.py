@@ -21,9 +21,11 @@ def refusals_and_notices(config: AjetConfig) -> tuple[list[tuple[str, str]], lis
     """Returns refused keys as (key, reason), and one notice for each key that has no effect."""
     backbone = config.ajet.backbone
     unread = unread_keys(config.ajet)
-    refused = [*contradictions(config.ajet), *_wide_servers(config.ajet)]
-    if config.ajet.kind == "distillation" and config.ajet.distillation.path is None:
-        refused.append(("ajet.distillation.path", "ajet.kind is distillation: name the teacher"))
+    refused = [
+        *contradictions(config.ajet),
+        *_wide_servers(config.ajet),
+        *_distillation_refusals(config),
+    ]
     unused: list[str] = []
     for root in ("ajet", "verl", "trinity"):
         for leaf in leaves(getattr(config, root), root):
@@ -66,6 +68,10 @@ def _unread_sections(ajet: AjetSection) -> dict[str, str]:
     unread = {f"ajet.task_reader.{name}": f"ajet.task_reader.type is {reader}" for name in others}
     kinds = [kind for kind in ("supervised", "distillation") if kind != ajet.kind]
     unread |= {f"ajet.{kind}": f"ajet.kind is {ajet.kind}" for kind in kinds}
+    if ajet.kind == "distillation" and ajet.distillation.base_url is None:
+        names = ("model", "api", "timeout_s", "max_retries", "max_parallel")
+        reason = "ajet.distillation.base_url is null"
+        unread |= {f"ajet.distillation.{name}": reason for name in names}
     return unread | _unread_judge_keys(ajet.task_judge)
 
 
@@ -102,6 +108,37 @@ def _equal_validation_episodes(ajet: AjetSection) -> list[str]:
         f"alike in all {number} episodes of a task; unless tools or environment are random, set 1, "
         "or ajet.rollout.val_kwargs.temperature above 0"
     ]
+
+
+def _distillation_refusals(config: AjetConfig) -> list[tuple[str, str]]:
+    ajet = config.ajet
+    if ajet.kind != "distillation":
+        return []
+    teacher, refused = ajet.distillation, list[tuple[str, str]]()
+    teachers = (teacher.path is not None, teacher.base_url is not None, teacher.own_weights)
+    if sum(teachers) != 1:
+        found = "several are named" if any(teachers) else "ajet.kind is distillation"
+        reason = f"{found}: name one teacher, by path, base_url or own_weights"
+        refused.append(("ajet.distillation.path", reason))
+    if teacher.own_weights and teacher.hint is None:
+        reason = "the policy teaches itself nothing that it is not shown: give a hint"
+        refused.append(("ajet.distillation.hint", reason))
+    if teacher.base_url is not None and teacher.model is None:
+        reason = "ajet.distillation.base_url is set: give the teacher's name on that server"
+        refused.append(("ajet.distillation.model", reason))
+    if teacher.base_url is not None and ajet.rollout.temperature != 1:
+        reason = "a teacher behind a server gives log-probabilities at temperature 1: set 1"
+        refused.append(("ajet.rollout.temperature", reason))
+    selects_by_reward = {
+        "ajet.trainer_common.algorithm.dynamic_sampling.enable": (
+            ajet.trainer_common.algorithm.dynamic_sampling.enable
+        ),
+        "ajet.rollout.enable_oversample": ajet.rollout.enable_oversample,
+    }
+    reason = "it leaves groups out by rewards that are not learnt from: set reward_weight, or false"
+    if not config.learns_from_rewards:
+        refused += [(key, reason) for key, is_on in selects_by_reward.items() if is_on]
+    return refused
 
 
 def _wide_servers(ajet: AjetSection) -> list[tuple[str, str]]:

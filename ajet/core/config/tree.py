@@ -259,6 +259,18 @@ class AjetConfig(BaseModel):
         return supervised and (is_training or self.ajet.supervised.validation == "rows")
 
     @property
+    def samples(self) -> bool:
+        """Tells whether the run asks an engine for anything: not where all replies are given."""
+        gives = (self.learns_from_rows(is_training=is_training) for is_training in (True, False))
+        return not all(gives)
+
+    @property
+    def learns_from_rewards(self) -> bool:
+        """Tells whether an episode of training must have a reward: with a teacher alone it need
+        not."""
+        return self.ajet.kind != "distillation" or self.ajet.distillation.reward_weight > 0
+
+    @property
     def validation_repeats(self) -> int:
         """Returns the number of episodes of a validation task."""
         number = self.ajet.trainer_common.val_pass_n

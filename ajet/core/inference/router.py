@@ -231,7 +231,10 @@ class Router:
         """Loads new weights into every replica; `WeightsError` unless all then have the same.
 
         Returns a report with the seconds of the slowest replica and the bytes of all. If no replica
-        is active but one is on its way, waits until that one has loaded the weights."""
+        is active but one is on its way, waits until that one has loaded the weights. A router
+        without replicas, which no request comes to, loads nothing."""
+        if not self._members:
+            return SyncReport(version, 0.0, 0, "")
         async with self._state_lock:
             reports = await self._load_all(source, version)
             self._weights = (source, version)

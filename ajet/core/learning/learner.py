@@ -141,7 +141,7 @@ class Learner:
             pairs = zip(samples, scored.logprobs, strict=True)
             samples = [replace(sample, old_logprobs=old) for sample, old in pairs]
         if self.teacher is not None:
-            samples = self.teacher.with_scores(samples)
+            samples = self.teacher.with_scores(samples, scored.groups)
         returns = None
         if result.returns is not None:
             returns = [each.advantages for each in to_samples(scored.groups, result.returns)]

@@ -3,39 +3,74 @@
     samples of the policy's own episodes   ->   the same, with the teacher's log-probabilities and
                                                 the component `kl_teacher` for each sampled token
 
-The teacher is another model with the same tokens, which is never trained. Its log-probabilities are
-at the sampling temperature, as the policy's are. The component is an estimate of the KL from policy
-to teacher, in the contexts that the policy itself gets into (update/loss.py).
-
-Not covered: a teacher behind a server, or one that is shown more than the policy.
+The teacher is another model with the same tokens, which is never trained, in this process
+(update/frozen_model.py) or behind a server (teacher_server.py); or the policy itself, as it is
+before the step's update, if it is shown a hint (trajectory/hint.py). Any teacher may be shown one.
+Its log-probabilities are at the sampling temperature, as the policy's are. The component is an
+estimate of the KL from policy to teacher, in the contexts that the policy itself gets into
+(update/loss.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ajet.core.trajectory.hint import HintedSample
 from ajet.core.trajectory.sample import Component, TrainingSample
-from ajet.core.update.policy import Policy
+from ajet.core.trajectory.trajectory import Group
+
+
+class Scorer(Protocol):
+    """Computes the teacher's log-probabilities."""
+
+    def score(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
+        """Returns one array for each sample, as long as the sample, with the log-probabilities of
+        its trained tokens and 0 at all other tokens."""
+        ...
 
 
 class Teacher:
-    """Scores samples with `policy`, a policy over the teacher's model that is never updated.
-    `reward_weight` is that of the policy gradient beside it."""
+    """Adds the scores of `scorer` to samples. `reward_weight` is that of the policy gradient beside
+    them. If it `is_shown_hints`, the samples are scored after the prompts that have one."""
 
-    def __init__(self, policy: Policy, reward_weight: float) -> None:
-        self.policy = policy
+    def __init__(
+        self, scorer: Scorer, reward_weight: float, *, is_shown_hints: bool = False
+    ) -> None:
+        self.scorer = scorer
         self.reward_weight = reward_weight
+        self.is_shown_hints = is_shown_hints
 
-    def with_scores(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-        """Returns the samples with the teacher's log-probabilities and streams."""
-        pairs = zip(samples, self.policy.score(samples), strict=True)
+    def with_scores(
+        self, samples: Sequence[TrainingSample], groups: Sequence[Group]
+    ) -> list[TrainingSample]:
+        """Returns the samples, which are those of the groups, with the teacher's log-probabilities
+        and streams."""
+        scores = (
+            self._scores_with_hints(samples, groups)
+            if self.is_shown_hints
+            else self.scorer.score(samples)
+        )
         return [
             replace(sample, teacher_logprobs=score, streams=self._streams(sample))
-            for sample, score in pairs
+            for sample, score in zip(samples, scores, strict=True)
         ]
+
+    def _scores_with_hints(
+        self, samples: Sequence[TrainingSample], groups: Sequence[Group]
+    ) -> list[NDArray[np.float32]]:
+        turns = {t.episode_id: t.turns for group in groups for t in group.valid}
+        trained = [n for n, sample in enumerate(samples) if sample.num_trained]
+        hinted = [HintedSample(samples[n], turns[samples[n].episode_id]) for n in trained]
+        found = [np.zeros(len(sample), np.float32) for sample in samples]
+        scores = self.scorer.score([each.sample for each in hinted])
+        for n, each, score in zip(trained, hinted, scores, strict=True):
+            found[n] = each.scores(score)
+        return found
 
     def _streams(self, sample: TrainingSample) -> dict[Component, np.ndarray]:
         sampled = sample.sampled_mask.astype(np.float32)

@@ -89,7 +89,8 @@ def held_out_metrics(report: Evaluation) -> dict[str, float]:
 
 def _reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Returns reward and success over judged episodes, and the means of the workflows' own
-    metrics. Given replies have no reward, and beside them a row that a limit left out has none."""
+    metrics. Given replies and episodes that nobody judged have no reward, and beside given ones a
+    row that a limit left out has none."""
     sampled = [t for t in trajectories if not t.is_given]
     if len(sampled) < len(trajectories):
         sampled = [t for t in sampled if t.turns]
@@ -103,7 +104,7 @@ def _reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     if rewards:
         metrics["reward/mean"] = fmean(rewards)
         metrics["reward/std"] = pstdev(rewards)
-        metrics["reward/success"] = fmean(bool(t.is_success) for t in valid)
+        metrics["reward/success"] = fmean(bool(t.is_success) for t in valid if t.reward is not None)
     return metrics
 
 

@@ -212,8 +212,9 @@ class BatchRollout:
 
 def group_result(task: int, group: Group) -> GroupResult:
     """Returns how a group of the task at this index ended, before anything is left out of it."""
-    wins = sum(bool(t.is_success) for t in group.valid)
-    return GroupResult(task, len(group.valid), wins, group.has_signal)
+    judged = [t for t in group.valid if t.reward is not None]
+    wins = sum(bool(t.is_success) for t in judged)
+    return GroupResult(task, len(judged), wins, group.has_signal)
 
 
 def without_signal(group: Group) -> Group:
@@ -258,4 +259,5 @@ def top_by_variance(groups: Sequence[Group], num: int) -> list[Group]:
 
 
 def _variance(group: Group) -> float:
-    return pvariance([t.reward for t in group.valid if t.reward is not None])
+    rewards = [t.reward for t in group.valid if t.reward is not None]
+    return pvariance(rewards) if rewards else 0.0

@@ -57,6 +57,7 @@ from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.base_recorder import BaseRecorder, CallObserver
 from ajet.core.trajectory.chat_recorder import ChatRecorder
+from ajet.core.trajectory.hint import hint_for
 from ajet.core.trajectory.recorder import EpisodeRecorder
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 from ajet.core.workflow.bridge import run_in_thread
@@ -281,21 +282,23 @@ class EpisodeRunner:
         if self._chat_endpoint is not None:
             return ChatRecorder(self._chat_endpoint, **episode)
         assert self.endpoint is not None and self._template is not None and self._parser is not None
+        hint = self.limits.hint
         return EpisodeRecorder(
             endpoint=self.endpoint,
             template=self._template,
             parser=self._parser,
             check_drift=plan.mode == "train" and self.limits.checks_drift(plan.rollout_index),
+            hint=hint_for(hint, plan.task) if hint is not None and plan.mode == "train" else None,
             **episode,
         )
 
     async def _judge_output(
         self, trajectory: Trajectory, judge_in_group: JudgeInGroup | None
     ) -> Trajectory:
-        """Returns the trajectory with its reward, or unchanged where there is no output to
-        judge."""
+        """Returns the trajectory with its reward, or unchanged where there is no output to judge,
+        or nobody who gives a reward and none is needed."""
         output = trajectory.output
-        if output is None:
+        if output is None or self._stays_without_reward(trajectory.workflow_task, output):
             return trajectory
         if trajectory.is_malformed:
             reward = self.limits.malformed.reward
@@ -313,6 +316,10 @@ class EpisodeRunner:
             self,
             self.limits,
         )
+
+    def _stays_without_reward(self, plan: WorkflowTask, output: WorkflowOutput) -> bool:
+        nobody_gives_one = self.judge is None and output.reward is None
+        return nobody_gives_one and plan.mode != "eval" and not self.limits.needs_reward
 
     async def _verdict(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> Verdict:
         with in_call(f"judge {type(self.judge).__name__}"):

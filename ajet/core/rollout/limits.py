@@ -23,7 +23,9 @@ class RolloutLimits(EpisodeLimits):
     `max_failure_rate` of a rollout's episodes failed. `check_drift` says in which members of a
     group the prompts are compared with a fresh render. An episode succeeds from the reward
     `success_threshold` on where neither its workflow nor its judge says whether it does. Its
-    `log_metrics` need the `reward_names` (gdpo).
+    `log_metrics` need the `reward_names` (gdpo). Unless it `needs_reward`, an episode of training
+    that neither its workflow nor a judge rewards stays without a reward, and is no failure. `hint`
+    is what a teacher is shown of each task of training (trajectory/hint.py).
     """
 
     max_env_worker: int = 64
@@ -36,6 +38,8 @@ class RolloutLimits(EpisodeLimits):
     check_drift: DriftCheck = "none"
     success_threshold: float = 0.5
     reward_names: tuple[str, ...] = ()
+    needs_reward: bool = True
+    hint: str | None = None
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
@@ -60,6 +64,8 @@ class RolloutLimits(EpisodeLimits):
             reward_names=tuple(algorithm.reward_weights)
             if algorithm.adv_estimator == "gdpo"
             else (),
+            needs_reward=config.learns_from_rewards,
+            hint=config.ajet.distillation.hint if config.ajet.kind == "distillation" else None,
             malformed=MalformedPolicy(
                 checks=tuple(rollout.compute_madness_checklist),
                 ends_episode=rollout.agent_madness_termination,

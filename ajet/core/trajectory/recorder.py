@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
-from ajet.core.inference.session import TokenSession
+from ajet.core.inference.session import Prompt, TokenSession
 from ajet.core.plain_value import num_characters, plain_text
 from ajet.core.trajectory.base_recorder import (
     BaseRecorder,
@@ -30,11 +30,12 @@ from ajet.core.trajectory.base_recorder import (
     drop_none,
 )
 from ajet.core.trajectory.given_reply import given_reply_ids
+from ajet.core.trajectory.hint import with_hint
 from ajet.core.trajectory.limits import EpisodeClosed, EpisodeLimits, EpisodeTruncated
 from ajet.core.trajectory.malformed import CheckedReply
 from ajet.core.trajectory.plain_trajectory import plain_messages
 from ajet.core.trajectory.reply_reader import ReplyReader
-from ajet.core.trajectory.turn import GIVEN, Turn
+from ajet.core.trajectory.turn import GIVEN, HINTED, Turn
 
 if TYPE_CHECKING:
     from ajet.core.inference.chat_template import ChatTemplate
@@ -63,7 +64,7 @@ class _EndpointRequest:
 class EpisodeRecorder(BaseRecorder):
     """Records one episode whose endpoint takes and returns token ids.
 
-    `seed_path` is the episode's path in the tree of seeds.
+    `seed_path` is the episode's path in the tree of seeds. `hint` is what its teacher is shown.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class EpisodeRecorder(BaseRecorder):
         seed_path: Sequence[int | str],
         trainable_targets: Sequence[str] | str | None = None,
         check_drift: bool = False,
+        hint: str | None = None,
         observer: CallObserver | None = None,
     ) -> None:
         super().__init__(
@@ -94,6 +96,7 @@ class EpisodeRecorder(BaseRecorder):
         self._parser = parser
         self._reader = ReplyReader(template, parser)
         self._session = TokenSession(template, check_drift)
+        self._hint = hint
         self._in_flight: set[str] = set()  # ids of requests at the endpoint
 
     async def chat(
@@ -144,6 +147,7 @@ class EpisodeRecorder(BaseRecorder):
             reason=prompt.reason,
             drift=prompt.drift,
             drift_checked=prompt.drift_checked or None,
+            **self._hinted(prompt, sent, offered),
             malformed_calls=(takes_calls and list(decoded.parsed.malformed)) or None,
         )
         turn = Turn(
@@ -211,7 +215,12 @@ class EpisodeRecorder(BaseRecorder):
             trainable=is_trained and self.is_trainable(agent_name, target_tag),
             started_s=started_s,
             ended_s=self._clock(),
-            notes={GIVEN: True} | drop_none(continues=prompt.continues, reason=prompt.reason),
+            notes={GIVEN: True}
+            | drop_none(
+                continues=prompt.continues,
+                reason=prompt.reason,
+                **self._hinted(prompt, sent, offered),
+            ),
         )
         return self._record_turn(index, turn)
 
@@ -249,6 +258,20 @@ class EpisodeRecorder(BaseRecorder):
             notes=notes,
         )
         return self._record_turn(index, turn, CheckedReply(text, completion.finish_reason))
+
+    def _hinted(
+        self,
+        prompt: Prompt,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+    ) -> dict[str, Any]:
+        """Returns the note with the prompt that a teacher is shown, where a conversation begins."""
+        if self._hint is None or prompt.continues:
+            return {}
+        session = TokenSession(self._template)
+        return {
+            HINTED: session.prompt_for(with_hint(messages, self._hint), tools, prompt.opening).ids
+        }
 
     def _check_length(self, index: int, num_characters: int) -> None:
         """Raises `EpisodeTruncated` for a prompt that has too many tokens, however they are cut:

@@ -10,7 +10,7 @@ from ajet.core.trajectory.turn import Turn
 
 
 class EpisodeStatus(StrEnum):
-    """Says how an episode ended; only `ok` and `truncated` carry a reward that is trained on."""
+    """Says how an episode ended; only `ok` and `truncated` are trained on."""
 
     OK = "ok"
     TRUNCATED = "truncated"  # a limit of tokens or turns cut it; its reward stands
@@ -37,7 +37,8 @@ LeftOut = Literal[
 class Trajectory:
     """Holds the turns of one episode in the order they were made, its status and its reward.
 
-    `reward` is None until it is judged, and stays None for a failed episode. `error` is one line,
+    `reward` is None until it is judged, and stays None for a failed episode, and where a run that
+    needs no rewards has nobody who gives one; so does `is_success`. `error` is one line,
     with the class and the source line that raised it. `timings` are seconds by phase.
     `earlier_attempts` are the failed attempts before this one, with the failure policy ``retry``.
     `failed_as` is the status that a policy or a selection replaced, and `left_out` is that
@@ -89,10 +90,8 @@ class Trajectory:
 
     @property
     def is_valid(self) -> bool:
-        """Tells whether it has a reward that counts in its group."""
-        return (
-            self.status in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED) and self.reward is not None
-        )
+        """Tells whether it did not fail and was not left out: it counts in its group."""
+        return self.status in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
 
     @property
     def is_given(self) -> bool:
@@ -135,7 +134,7 @@ class Group:
     @property
     def has_signal(self) -> bool:
         """Tells whether two valid members earned different rewards."""
-        return len({t.reward for t in self.valid}) > 1
+        return len({t.reward for t in self.valid if t.reward is not None}) > 1
 
     def leave_out(self, by: LeftOut, reason: str) -> "Group":
         """Returns the group with all valid members left out."""

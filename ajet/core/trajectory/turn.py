@@ -7,6 +7,8 @@ from ajet.core.inference.endpoint import Completion
 
 GIVEN = "given"
 """The note of a turn whose reply was given."""
+HINTED = "hinted_prompt"
+"""The note with the ids of a conversation's first prompt as a teacher is shown it (hint.py)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,26 @@ def test_in_turns_it_is_the_run_of_one_process(project, agent):
         assert ours == theirs
 
 
+def test_a_policy_that_teaches_itself_by_a_hint_needs_no_reward_in_turns_either(project):
+    asked = (
+        "ajet.kind=distillation",
+        "ajet.distillation.own_weights=true",
+        "ajet.distillation.hint='say {answer}'",
+        "ajet.rollout.user_workflow=workflow.py->Unrewarded",
+    )
+    found = {}
+    for backbone in ("debug", "trinity"):
+        run = project(backbone)
+        own = [IN_TURNS] if backbone == "trinity" else []
+        train(*asked, *own, backbone=backbone, steps=2)
+        found[backbone] = (run.final_tensors(2), episodes(run), same_numbers(run))
+    assert found["trinity"] == found["debug"]
+    for line in found["debug"][-1]:
+        assert not [name for name in line if name.startswith("reward/")]
+        assert line["episodes/ok"] == EPISODES and line["groups/with_advantage"] == 2
+        assert line["update/kl_teacher"] != 0 and line["update/grad_norm"] > 0
+
+
 def test_ahead_of_the_trainer_no_token_is_older_than_the_bound(project):
     run = project("ahead")
     summary = train("trinity.max_staleness=2", steps=4)

@@ -58,11 +58,15 @@ def test_an_episode_counts_once_in_the_mean_whatever_its_turns():
 
 def test_invalid_episodes_are_absent_and_leave_the_mean_alone():
     failed = episode("x", 100.0, status=EpisodeStatus.TIMEOUT)
-    unjudged = episode("y", None)
-    found = advantages_of(
-        failed, episode("a", 1.0), unjudged, episode("b", 0.0), normalize_std=False
-    )
+    found = advantages_of(failed, episode("a", 1.0), episode("b", 0.0), normalize_std=False)
     assert found == {"a": [[0.5, 0.5]], "b": [[-0.5, -0.5]]}
+
+
+def test_episodes_that_nobody_rewarded_have_advantage_zero():
+    assert advantages_of(episode("a", None), episode("b", None)) == {
+        "a": [[0.0, 0.0]],
+        "b": [[0.0, 0.0]],
+    }
 
 
 def test_truncated_episodes_count():
@@ -83,7 +87,7 @@ def test_one_valid_episode_gives_zeros_not_nan():
 
 
 def test_a_group_without_valid_episodes_is_empty():
-    assert advantages_of(episode("x", None)) == {}
+    assert advantages_of(episode("x", None, status=EpisodeStatus.JUDGE_ERROR)) == {}
 
 
 def test_grpo_and_starpo_are_one_function():

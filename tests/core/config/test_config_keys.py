@@ -411,6 +411,7 @@ def test_the_defaults_alone_are_the_tree(tmp_path):
     "key",
     [
         "task_judge.client.base_url",
+        "distillation.base_url",
         "task_reader.env_service.env_url",
         "task_reader.data_generation.base_url",
         "task_reader.tracing.base_url",

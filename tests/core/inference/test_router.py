@@ -328,6 +328,17 @@ async def test_requests_are_held_while_weights_change():
     await router.close()
 
 
+async def test_a_router_without_replicas_sleeps_wakes_and_loads_nothing():
+    router = Router([], FAST)
+    await router.pause()
+    await router.sleep()
+    await router.wake()
+    assert await router.load_weights(Weights(), 7) == SyncReport(7, 0.0, 0, "")
+    await router.resume()
+    await router.empty_caches()
+    await router.close()
+
+
 async def test_every_replica_forgets_its_prefixes_and_one_that_is_down_is_no_error():
     events = []
     replicas = _replicas(3, events=events)

@@ -37,6 +37,13 @@ def test_a_step_in_numbers():
     assert metrics["update/loss"] == 0.5
 
 
+def test_episodes_that_nobody_judged_have_neither_reward_nor_success_and_are_trained():
+    metrics = metrics_of(group_of(episode(member=0, reward=None), episode(member=1, reward=None)))
+    assert not [name for name in metrics if name.startswith("reward/")]
+    assert metrics["tokens/trained"] == metrics["tokens/sampled"] == 2 * 5
+    assert metrics["groups/trained"] == 1 and metrics["groups/with_signal"] == 0
+
+
 def test_greedy_episodes_count_in_the_speed_of_the_rollout_and_nowhere_above():
     group, greedy = group_of(episode(reward=1.0)), group_of(episode(group=9, reward=0.0))
     metrics = step_metrics(StepGroups([group], [greedy], seconds=2.0), [], {})

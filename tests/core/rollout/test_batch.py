@@ -112,6 +112,16 @@ async def test_oversampling_keeps_the_groups_whose_rewards_vary_most():
     assert top_by_variance(found.groups, 2) == found.groups  # what is set aside stays so
 
 
+async def test_a_step_of_groups_that_nobody_rewarded_is_kept_whole():
+    class SaysNothing(Workflow):
+        async def execute(self, workflow_task, model_tuner):
+            return WorkflowOutput()
+
+    rollout, _ = batch(SaysNothing, num_repeat=2, limits={"needs_reward": False})
+    found = await rollout.rollout_step(1)
+    assert all(len(group.valid) == 2 and not group.has_signal for group in found.groups)
+
+
 async def test_an_episode_that_a_limit_cut_leaves_the_baseline_of_its_group_too():
     class FirstTalksOn(TellsOnEvenTasks):
         async def execute(self, workflow_task, model_tuner):

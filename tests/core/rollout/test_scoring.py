@@ -312,3 +312,22 @@ async def test_a_workflows_reward_without_a_success_succeeds_from_the_threshold_
         assert t.is_success is is_success
     t = await one(WorkflowOutput(reward=1.0, is_success=False))
     assert t.is_success is False
+
+
+async def test_an_episode_that_nobody_rewards_counts_where_no_reward_is_needed():
+    unjudged = WorkflowOutput(metadata={"final_answer": "4"}, log_metrics={"length": 3})
+    found = await one(unjudged, needs_reward=False)
+    assert (found.status, found.reward, found.is_success) == (EpisodeStatus.OK, None, None)
+    assert found.is_valid and found.reward_breakdown == {}
+
+
+async def test_a_reward_that_is_there_is_taken_though_none_is_needed():
+    own = await one(WorkflowOutput(reward=1.0), needs_reward=False)
+    judged = await one(WorkflowOutput(), judge_that(lambda output: 0.25), needs_reward=False)
+    assert (own.reward, own.is_success) == (1.0, True)
+    assert (judged.reward, judged.is_success) == (0.25, False)
+
+
+async def test_a_validation_needs_a_reward_also_where_training_does_not():
+    [group] = await groups_of(WorkflowOutput(), needs_reward=False, mode="eval")
+    assert {t.status for t in group.trajectories} == {EpisodeStatus.JUDGE_ERROR}

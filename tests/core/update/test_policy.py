@@ -233,7 +233,7 @@ def test_the_kl_term_pulls_towards_the_initial_weights():
     policy = Policy(tiny_model(), UpdateSettings(lr=0.02, kl_loss_coef=0.1))
     assert policy.update(samples)["kl"] == pytest.approx(0.0, abs=1e-6)
     assert policy.update(samples)["kl"] > 1e-3
-    for weight in policy.reference._layout.model.parameters():
+    for weight in policy.reference.frozen_copy.model.parameters():
         assert not weight.requires_grad
 
 

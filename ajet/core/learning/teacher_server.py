@@ -1,0 +1,304 @@
+"""A teacher behind a server, which scores token ids that it is sent.
+
+    completions    POST /v1/completions   prompt: ids, prompt_logprobs: 0             vLLM
+    generate       POST /generate         input_ids: ids, logprob_start_len: …        SGLang
+
+Both give the log-probability of each id of a prompt, at temperature 1, and the id with it: no text
+is decoded. An id or a number that does not fit ends the step, and so does a server that has not
+answered after the last retry: nothing is trained on less than was asked for.
+
+`check` asks before the run for what a server says of itself: the model's name, its context, and the
+texts of all ids of the policy's vocabulary. With several ranks each asks for its share of samples.
+
+Not covered: starting the server (`ajet.servers` starts those of a run's own policy).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ajet.core.config import AjetConfig
+from ajet.core.errors import ConfigError, RunFailed
+from ajet.core.http_client import LimitedAsyncClient, blocking
+from ajet.core.inference.engines.openai import KEY_VARIABLES, NO_KEY, api_key
+from ajet.core.plain_value import printable
+from ajet.core.trajectory.sample import TrainingSample
+from ajet.core.update.ranks import ONE_RANK, Ranks
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TeacherApi = Literal["completions", "generate"]
+TEACHER_KEY_VARIABLES = ("AJET_TEACHER_API_KEY", *KEY_VARIABLES)
+BACKOFF_S = 0.5
+RETRIED = (408, 409, 429)
+MAX_ERROR_CHARACTERS = 300
+IDS_PER_REQUEST = 2000
+LOWEST, HIGHEST = -1e4, 1e-3
+"""A log-probability is a number between them: vLLM has -9999 for what is impossible, and rounding
+may leave a little more than 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """Holds where the teacher is, and how requests are sent."""
+
+    base_url: str
+    model: str
+    api: TeacherApi = "completions"
+    timeout_s: float = 300.0
+    max_retries: int = 3
+    max_parallel: int = 16
+    backoff_s: float = BACKOFF_S
+
+    @classmethod
+    def from_config(cls, config: AjetConfig) -> Self:
+        """Reads the address from the config, which has one."""
+        section = config.ajet.distillation
+        return cls(
+            base_url=section.base_url or "",
+            model=section.model or "",
+            api=section.api,
+            timeout_s=section.timeout_s,
+            max_retries=section.max_retries,
+            max_parallel=section.max_parallel,
+        )
+
+    @property
+    def root(self) -> str:
+        """Returns the server's address without the `/v1` of OpenAI's paths."""
+        return self.base_url.rstrip("/").removesuffix("/v1")
+
+
+class TeacherServer:
+    """Implements `Scorer` over HTTP. The key is in the environment: AJET_TEACHER_API_KEY,
+    AJET_ENDPOINT_API_KEY or OPENAI_API_KEY."""
+
+    def __init__(self, address: ServerAddress, ranks: Ranks = ONE_RANK) -> None:
+        self._at, self._ranks = address, ranks
+        self._key = api_key(TEACHER_KEY_VARIABLES)
+
+    def check(self, tokenizer: PreTrainedTokenizerBase, max_model_len: int) -> None:
+        """Raises a ConfigError of one line unless the server has the model, a context of more than
+        `max_model_len` tokens, and the tokenizer's text for each of its ids."""
+        try:
+            with blocking() as wait:
+                wait(self._check, tokenizer, max_model_len)
+        except RunFailed as error:
+            raise ConfigError(f"ajet.distillation: {error}") from None
+
+    def score(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
+        """Implements `Scorer.score`. Raises RunFailed on every rank if a request of one failed."""
+        own = [sample for sample in samples if sample.num_trained]
+        own = own[self._ranks.rank :: self._ranks.size]
+        scores, failure = None, None
+        try:
+            with blocking() as wait:
+                scores = wait(self._score_all, own)
+        except RunFailed as error:
+            failure = str(error)
+        gathered = self._ranks.all_gather((scores, failure))
+        if failures := [failure for _, failure in gathered if failure is not None]:
+            raise RunFailed(failures[0])
+        shares = [iter(share) for share, _ in gathered]
+        trained = (n for n, sample in enumerate(samples) if sample.num_trained)
+        found = {n: next(shares[k % len(shares)]) for k, n in enumerate(trained)}
+        return [found.get(n, np.zeros(len(s), np.float32)) for n, s in enumerate(samples)]
+
+    async def _score_all(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
+        slots = asyncio.Semaphore(self._at.max_parallel)
+
+        async def score(sample: TrainingSample) -> NDArray[np.float32]:
+            async with slots:
+                return await self._score(client, sample)
+
+        async with self._client() as client:
+            return await _all([score(sample) for sample in samples])
+
+    async def _score(
+        self, client: LimitedAsyncClient, sample: TrainingSample
+    ) -> NDArray[np.float32]:
+        trained = np.flatnonzero(sample.loss_mask)
+        first, end = int(trained[0]), int(trained[-1]) + 1
+        ids = sample.token_ids[:end].tolist()
+        if self._at.api == "completions":
+            path, body = "/v1/completions", completions_body(self._at.model, ids)
+            read = completions_logprobs
+        else:
+            path, body = "/generate", generate_body(ids, first)
+            read = generate_logprobs
+        answer = await self._request(client, "POST", path, body)
+        try:
+            logprobs = read(answer, ids, first)
+        except ValueError as error:
+            raise self._failure(f"{path}: {error}") from None
+        scores = np.zeros(len(sample), np.float32)
+        scores[first:end] = logprobs
+        return np.where(sample.loss_mask, scores, np.float32(0))
+
+    async def _check(self, tokenizer: PreTrainedTokenizerBase, max_model_len: int) -> None:
+        async with self._client() as client:
+            self._check_model(await self._request(client, "GET", "/v1/models"), max_model_len)
+            ids = sorted(tokenizer.get_vocab().values())
+            for start in range(0, len(ids), IDS_PER_REQUEST):
+                await self._check_texts(client, tokenizer, ids[start : start + IDS_PER_REQUEST])
+
+    def _check_model(self, answer: Any, max_model_len: int) -> None:
+        cards = answer.get("data") if isinstance(answer, dict) else None
+        found = [card for card in cards or () if isinstance(card, dict) and "id" in card]
+        names = [printable(str(card["id"]))[:80] for card in found]
+        if self._at.model not in names:
+            has = f"it has {', '.join(names)}" if names else "it names none"
+            raise self._failure(f"there is no model of this name; {has}")
+        context = found[names.index(self._at.model)].get("max_model_len")
+        if isinstance(context, int) and context <= max_model_len:
+            raise self._failure(
+                f"its context has {context} tokens, and a trained sequence and the one token that "
+                f"the server adds have up to {max_model_len + 1} "
+                "(ajet.rollout.max_model_len): start it with a longer one"
+            )
+
+    async def _check_texts(
+        self, client: LimitedAsyncClient, tokenizer: PreTrainedTokenizerBase, ids: list[int]
+    ) -> None:
+        body = {"model": self._at.model, "tokens": ids, "skip_special_tokens": False}
+        if self._at.api == "completions":
+            del body["skip_special_tokens"]  # vLLM never skips them
+        answer = await self._request(client, "POST", "/detokenize", body)
+        fields = answer if isinstance(answer, dict) else {}
+        text = fields.get("prompt", fields.get("text"))  # vLLM's name and SGLang's
+        if text != tokenizer.decode(ids, skip_special_tokens=False):
+            raise self._failure(
+                f"its tokens {ids[0]} to {ids[-1]} are not the policy's, whose ids it is to score: "
+                "take a teacher with the same tokenizer"
+            )
+
+    def _client(self) -> LimitedAsyncClient:
+        headers = {} if self._key == NO_KEY else {"Authorization": f"Bearer {self._key}"}
+        timeout_s = self._at.timeout_s
+        return LimitedAsyncClient(base_url=self._at.root, headers=headers, timeout=timeout_s)
+
+    async def _request(
+        self, client: LimitedAsyncClient, method: str, path: str, body: Any = None
+    ) -> Any:
+        """Returns the answer's JSON; tries again after 408, 409, 429, 5xx, a broken connection and
+        no answer in time. Raises RunFailed of one line."""
+        import httpx
+
+        reason = ""
+        for attempt in range(self._at.max_retries + 1):
+            if attempt:
+                await asyncio.sleep(self._at.backoff_s * 2 ** (attempt - 1))
+            try:
+                response = await client.request(method, path, json=body)
+            except httpx.DecodingError as error:
+                raise self._failure(f"{path}: {error}") from None
+            except httpx.TimeoutException:
+                reason = f"no answer within {self._at.timeout_s:g} s"
+            except httpx.HTTPError as error:
+                reason = f"cannot be reached or broke off: {error or type(error).__name__}"
+            else:
+                reason = f"{response.status_code} {response.text}"
+                if response.status_code == 200:
+                    return self._json(path, response)
+                if response.status_code < 500 and response.status_code not in RETRIED:
+                    break
+        else:
+            reason += f" (tried {self._at.max_retries + 1} times)" if self._at.max_retries else ""
+        raise self._failure(f"{path}: {reason}")
+
+    def _json(self, path: str, response: Any) -> Any:
+        try:
+            return response.json()
+        except (ValueError, RecursionError):
+            raise self._failure(f"{path}: the answer is no JSON") from None
+
+    def _failure(self, reason: str) -> RunFailed:
+        line = " ".join(reason.split())
+        if self._key != NO_KEY:
+            line = line.replace(self._key, "***")
+        line = printable(line)[:MAX_ERROR_CHARACTERS]
+        return RunFailed(f"teacher {self._at.model} at {self._at.base_url}: {line}")
+
+
+def completions_body(model: str, ids: list[int]) -> dict[str, Any]:
+    """Returns the body of `/v1/completions`: 0 prompt log-probabilities are those of the prompt's
+    own tokens alone."""
+    return {"model": model, "prompt": ids, "max_tokens": 1, "prompt_logprobs": 0}
+
+
+def completions_logprobs(answer: Any, ids: Sequence[int], first: int) -> list[float]:
+    """Returns the log-probabilities of ids[first:]. Raises a ValueError of one line."""
+    choices = answer.get("choices") if isinstance(answer, dict) else None
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    entries = choice.get("prompt_logprobs") if isinstance(choice, dict) else None
+    if not isinstance(entries, list) or len(entries) != len(ids):
+        raise _wrong_number(entries, len(ids))
+    logprobs: list[float] = []
+    for position in range(first, len(ids)):
+        entry, name = entries[position], str(ids[position])
+        found = entry.get(name) if isinstance(entry, dict) else None
+        value = found.get("logprob") if isinstance(found, dict) else None
+        logprobs.append(_logprob(value, position, ids[position]))
+    return logprobs
+
+
+def generate_body(ids: list[int], first: int) -> dict[str, Any]:
+    """Returns the body of `/generate` that asks for the log-probabilities of ids[first:]."""
+    return {
+        "input_ids": ids,
+        "sampling_params": {"max_new_tokens": 1},
+        "return_logprob": True,
+        "logprob_start_len": first - 1,  # the token there has none
+    }
+
+
+def generate_logprobs(answer: Any, ids: Sequence[int], first: int) -> list[float]:
+    """Returns the log-probabilities of ids[first:]. Raises a ValueError of one line."""
+    info = answer.get("meta_info") if isinstance(answer, dict) else None
+    entries = info.get("input_token_logprobs") if isinstance(info, dict) else None
+    if not isinstance(entries, list) or len(entries) != len(ids) - first + 1:
+        raise _wrong_number(entries, len(ids) - first + 1)
+    logprobs: list[float] = []
+    for position, entry in enumerate(entries[1:], first):
+        value, name = entry[:2] if isinstance(entry, list) and len(entry) > 1 else (None, None)
+        # SGLang writes 0 for the last id of its vocabulary.
+        is_same = name in (ids[position], 0) and not isinstance(name, bool)
+        logprobs.append(_logprob(value if is_same else None, position, ids[position]))
+    return logprobs
+
+
+def _wrong_number(entries: Any, number: int) -> ValueError:
+    has = len(entries) if isinstance(entries, list) else "no"
+    return ValueError(f"{has} log-probabilities for {number} prompt tokens")
+
+
+def _logprob(value: Any, position: int, token_id: int) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not LOWEST <= value <= HIGHEST:
+        shown = printable(repr(value))[:40] if is_number else "none"
+        raise ValueError(
+            f"the log-probability of token {position} (id {token_id}) is {shown}, and not a number "
+            f"from {LOWEST:g} to 0"
+        )
+    return float(value)
+
+
+async def _all(calls: Sequence[Awaitable[NDArray[np.float32]]]) -> list[NDArray[np.float32]]:
+    """Awaits all calls; the first failure ends the others and is raised."""
+
+    async def run(call: Awaitable[NDArray[np.float32]]) -> NDArray[np.float32]:
+        return await call
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(run(call)) for call in calls]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
