@@ -7,7 +7,8 @@ with one thread, which imports them once; each run is a fork of it, in a session
 the arguments, environment, folder and files that were asked for. What the server has imported is
 left out of garbage collection, which would take a second at the end of each run. What is read while
 Python or a library starts (PYTHONUTF8, the locale, OMP_NUM_THREADS) is that of the server, and so
-is the command line that the system shows: a test of those starts a fresh interpreter.
+is the command line that the system shows: a test of those starts a fresh interpreter. For each
+LD_PRELOAD there is a server of its own.
 """
 
 import contextlib
@@ -101,17 +102,17 @@ def warm_start(
     data = json.dumps(request).encode()
     with theirs, Path(os.devnull).open() as nothing, _one_at_a_time:
         files = (nothing.fileno() if stdin is None else stdin, stdout, stderr)
-        server = _server()
+        server = _server(env.get("LD_PRELOAD", ""))
         socket.send_fds(server, [len(data).to_bytes(4)], [theirs.fileno(), *files])
         server.sendall(data)
     return WarmProcess(ours)
 
 
 @functools.cache
-def _server() -> socket.socket:
+def _server(preload: str) -> socket.socket:
     """The connection to the server; it ends when this process has gone."""
     ours, theirs = socket.socketpair()
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "LD_PRELOAD": preload}
     environment["PYTHONPATH"] = os.pathsep.join(
         filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
     )

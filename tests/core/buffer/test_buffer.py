@@ -288,7 +288,7 @@ def test_a_database_that_breaks_is_one_line(tmp_path):
     buffer = file_buffer(tmp_path)
     with buffer._engine.begin() as connection:
         connection.exec_driver_sql("DROP TABLE ajet_groups")
-    with pytest.raises(CheckpointError, match="OperationalError") as caught:
+    with pytest.raises(CheckpointError, match="no such table") as caught:
         buffer.counts()
     assert "\n" not in str(caught.value)
 
