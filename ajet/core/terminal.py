@@ -19,7 +19,7 @@ from ajet.core.plain_value import printable
 
 
 class Console(RichConsole):
-    """Prints as rich does, with control characters in texts spelled out, and without emoji codes."""
+    """Prints as rich does, with control characters in texts spelled out and no emoji codes."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(emoji=False, **options)

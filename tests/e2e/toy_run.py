@@ -266,6 +266,10 @@ class ToyRun:
         return self.folder / "launcher_record" / "toy"
 
     @property
+    def program(self) -> list[str]:
+        return ["-m", "ajet.cli.launcher"]
+
+    @property
     def arguments(self) -> list[str]:
         return ["--conf", "toy.yaml", "--backbone", "debug", *self.overrides]
 
@@ -274,13 +278,13 @@ class ToyRun:
     ) -> subprocess.Popen | WarmProcess:
         """The command in a process group of its own; its output goes to files. On one process
         without Ray it is a fork of one that has imported ajet, unless `fresh` is asked for."""
-        command = ["-m", "ajet.cli.launcher", *self.arguments, *overrides]
+        command = [*self.program, *self.arguments, *overrides]
         env = env or environment()
         with (
             (self.folder / "stdout").open("a") as stdout,
             (self.folder / "stderr").open("a") as stderr,
         ):
-            if "debug" in self.arguments and not fresh:
+            if ("debug" in self.arguments or self.program[0] == "-c") and not fresh:
                 files = {"stdin": stdin, "stdout": stdout.fileno(), "stderr": stderr.fileno()}
                 return warm_start(command, cwd=self.folder, env=env, **files)
             return subprocess.Popen(

@@ -211,11 +211,14 @@ def database_problem(path: Path, error: sqlite3.Error) -> str:
     if code == sqlite3.SQLITE_FULL:
         return f"{path} cannot be written: {error}; make room, then resume"
     if code == sqlite3.SQLITE_IOERR:
-        return f"{path} cannot be read or written: {error}; make room, or mend the disk, then resume"
+        return (
+            f"{path} cannot be read or written: {error}; make room, or mend the disk, then "
+            "resume"
+        )
     if code == sqlite3.SQLITE_BUSY:
         return (
-            f"{path} cannot be used: {error}; another process has it, or its disk has no locks: end "
-            "that process, or choose another place with --exp-dir"
+            f"{path} cannot be used: {error}; another process has it, or its disk has no locks: "
+            "end that process, or choose another place with --exp-dir"
         )
     return f"{path} cannot be used: {error}"
 
