@@ -18,7 +18,7 @@ from tests.e2e.toy_run import environment
 from tests.warm_start import ROOT, WarmProcess, warm_start
 
 UP_WITHIN_S = 120.0
-SERVICE = """
+SERVICE = '''
 import sys
 from pathlib import Path
 
@@ -28,8 +28,17 @@ from fastapi import Response
 from ajet.envs.frozen_lake import FrozenLake
 from ajet.tools.env_service.server import make_app
 
+
+class Lake(FrozenLake):
+    """A lake without rules: the embedded model knows the grid alone."""
+
+    def __init__(self):
+        super().__init__(size=4, show_position=True)
+        self.instruction = ""
+
+
 port, mood = int(sys.argv[1]), Path(sys.argv[2])
-app = make_app({"frozen_lake": lambda: FrozenLake(size=4, show_position=True)})
+app = make_app({"frozen_lake": Lake})
 answers = {"refuses": (503, "{}"), "babbles": (200, "<html>once upon a time</html>")}
 
 
@@ -42,7 +51,7 @@ async def in_that_mood(request, call_next):
 
 
 uvicorn.run(app, port=port, log_level="error")
-"""
+'''
 
 
 class LakeService:
