@@ -24,14 +24,14 @@ compares it with one run of the arm that was left alone.
 
 In one process the whole run is killed: in a rollout, an update, the record, a checkpoint, or at any
 moment; `full disk` instead lets no file of it grow, until it gives up by itself. The service dies
-and is started again, hangs for three seconds, answers 503 or rubbish for as long: a run that allows
-no failed episode then ends in one line, or does not notice. The buffer is written to when the run
-is killed; another process locks it for three seconds; its server is killed and started again. Then
-weights and optimizers must be equal byte for byte. On Ray a worker, an engine, the router, a
-trainer's rank or the driver is killed; engines then batch otherwise, so weights may differ by
-roundings of float64 (at most 1e-6). In all arms the episodes (tokens, log-probabilities, rewards,
-advantages) must be the same, each once, every step must be in the metrics once, and no process and
-no unfinished checkpoint may be left.
+and is started again, hangs for half a minute, answers 503 or rubbish for five seconds: a run that
+allows no failed episode then ends in one line, or does not notice. The buffer is written to when
+the run is killed; another process locks it for five seconds; its server is killed and started
+again. Then weights and optimizers must be equal byte for byte. On Ray a worker, an engine, the
+router, a trainer's rank or the driver is killed; engines then batch otherwise, so weights may
+differ by roundings of float64 (at most 1e-6). In all arms the episodes (tokens, log-probabilities,
+rewards, advantages) must be the same, each once, every step must be in the metrics once, and no
+process and no unfinished checkpoint may be left.
 
 Writes benchmarks/results/chaos.json after each round; arms that are not run keep what it has. Exit
 code 1 when a round was not as promised: its folder is kept and named.
@@ -89,8 +89,10 @@ WITHIN_S, GONE_WITHIN_S = 1200, 180
 OF_SERVICE = ("service dies", "service hangs", "service refuses", "service babbles")
 NO_KILL = ("full disk", "buffer locked", "postgresql dies", *OF_SERVICE)
 """Harms that kill no process of the run."""
-FAULT_S = 3.0
+FAULT_S = 5.0
 """How long a service or a database is out of order."""
+SERVICE_TIMEOUT_S = 15.0
+"""How long a run waits for a service. One that hangs does so for twice as long."""
 DELAY_S = MAX_DELAY_S | {"record": 0.02, "buffer": 0.02} | dict.fromkeys(NO_KILL, 0.1)
 """The longest wait in seconds before the harm, once its moment was seen from outside."""
 SLOW_DISK = {
@@ -181,7 +183,7 @@ ARMS = {
         code=IN_TURNS,
     ),
     "postgresql": Arm(
-        harms=("checkpoint", "random", "postgresql dies", "postgresql dies"),
+        harms=("checkpoint", "postgresql dies"),
         num_kills=10,
         overrides=("trinity.max_staleness=0",),
         code=IN_TURNS,
@@ -287,7 +289,8 @@ def beside(arm: Arm, folder: Path) -> Iterator[Beside]:
             yield Beside((f"ajet.task_judge.client.base_url={url}",))
     elif arm.has_service:
         with LakeService(folder) as service:
-            given = f"env_url: '{service.url}', env_type: frozen_lake, timeout_s: 2"
+            given = f"env_url: '{service.url}', env_type: frozen_lake"
+            given += f", timeout_s: {SERVICE_TIMEOUT_S}"
             config = "ajet.environment.custom_envs.FrozenLake4.env_config"
             yield Beside((f"{config}={{{given}}}",), service.out_of_order)
     elif arm.has_postgresql:
@@ -393,7 +396,7 @@ def put_out_of_order(run: ChaosRun, harm: str, pid: int) -> None:
     else:
         assert run.beside.out_of_order is not None
         with run.beside.out_of_order(harm):
-            time.sleep(FAULT_S)
+            time.sleep(2 * SERVICE_TIMEOUT_S if harm == "service hangs" else FAULT_S)
 
 
 def harmed_on_ray(run: ChaosRun, wanted: Sequence[str], rng: random.Random) -> list[str]:

@@ -384,5 +384,6 @@ def metrics(run: ToyRun) -> list[dict]:
     """All that was logged, without times and the numbers of attempts."""
     lines = (run.path / "logs" / "metrics.jsonl").read_text().splitlines()
     clocks = ("time", "rollout/seconds", "rollout/episodes_per_s", "rollout/tokens_per_s")
-    timed = (*clocks, "update/seconds", "critic/seconds", "run/attempt")
+    trainer = [f"trainer/{name}_s" for name in ("waited", "update", "publish")]
+    timed = (*clocks, *trainer, "update/seconds", "critic/seconds", "run/attempt")
     return [{k: v for k, v in json.loads(line).items() if k not in timed} for line in lines]
