@@ -159,7 +159,7 @@ def choose_connection(settings: SessionSettings, environ: Mapping[str, str]) -> 
         return RayConnection("start", reason=reason)
     if address:
         return RayConnection("join", _joinable(address))
-    if master := environ.get("MASTER_ADDR", "").strip():
+    if master := environ.get("MASTER_ADDR", "").strip(" []"):
         address = _with_port(master, _port(environ.get("MASTER_PORT", "")))
         return RayConnection("lead" if _leads(master, environ) else "serve", address)
     raise ConfigError(

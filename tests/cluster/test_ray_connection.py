@@ -59,6 +59,7 @@ MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "7000"}
         (CLUSTER, {"RAY_ADDRESS": "[fd00::1]"}, RayConnection("join", "[fd00::1]:6379")),
         (CLUSTER, {"RAY_ADDRESS": "[fd00::1]:7"}, RayConnection("join", "[fd00::1]:7")),
         (CLUSTER, {"MASTER_ADDR": "2001:db8::9"}, RayConnection("serve", "[2001:db8::9]:6379")),
+        (CLUSTER, {"MASTER_ADDR": "[2001:db8::9]"}, RayConnection("serve", "[2001:db8::9]:6379")),
     ],
 )
 def test_flags_and_environment_decide(settings, environ, connection):

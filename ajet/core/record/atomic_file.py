@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ajet.core.error_text import first_line
 from ajet.core.errors import CheckpointError
 
 
@@ -36,6 +37,6 @@ def writing(what: Path | str) -> Iterator[None]:
         yield
     except OSError as error:
         raise CheckpointError(
-            f"{what} cannot be written: {error.strerror or error}; make room, or mend the disk, "
-            "then resume"
+            f"{what} cannot be written: {error.strerror or first_line(str(error))}; make room, or "
+            "mend the disk, then resume"
         ) from error
