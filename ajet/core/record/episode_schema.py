@@ -212,8 +212,7 @@ def database_problem(path: Path, error: sqlite3.Error) -> str:
         return f"{path} cannot be written: {error}; make room, then resume"
     if code == sqlite3.SQLITE_IOERR:
         return (
-            f"{path} cannot be read or written: {error}; make room, or mend the disk, then "
-            "resume"
+            f"{path} cannot be read or written: {error}; make room, or mend the disk, then resume"
         )
     if code == sqlite3.SQLITE_BUSY:
         return (
