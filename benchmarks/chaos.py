@@ -14,16 +14,24 @@ compares it with one run of the arm that was left alone.
     lora          adapters of rank 4
     services      a tool in an MCP server that dies or hangs at some questions, and a judge over
                   HTTP that answers some requests with 503, late, or not at all at first
+    env_service   an environment behind HTTP, in a process of its own
+    slow_disk     each fsync and rename takes 0.3 s, each write into a database or checkpoint 20 ms
+    buffer        trinity in one process: the buffer is SQLite
+    postgresql    the same, the buffer in a PostgreSQL that this benchmark starts (its programs must
+                  be installed, and psycopg); not among the arms that run without --arm
     verl          on Ray: two workers, two engines, in float64
     trinity       on Ray: explorer and trainer apart, staleness 0, in float64
 
 In one process the whole run is killed: in a rollout, an update, the record, a checkpoint, or at any
-moment; `full disk` instead lets no file of it grow, until it gives up by itself. Then weights and
-optimizers must be equal byte for byte. On Ray a worker, an engine, the router, a trainer's rank or
-the driver is killed; engines then batch otherwise, so weights may differ by roundings of float64
-(at most 1e-6). In all arms the episodes (tokens, log-probabilities, rewards, advantages) must be
-the same, each once, every step must be in the metrics once, and no process and no unfinished
-checkpoint may be left.
+moment; `full disk` instead lets no file of it grow, until it gives up by itself. The service dies
+and is started again, hangs for half a minute, answers 503 or rubbish for five seconds: a run that
+allows no failed episode then ends in one line, or does not notice. The buffer is written to when
+the run is killed; another process locks it for five seconds; its server is killed and started
+again. Then weights and optimizers must be equal byte for byte. On Ray a worker, an engine, the
+router, a trainer's rank or the driver is killed; engines then batch otherwise, so weights may
+differ by roundings of float64 (at most 1e-6). In all arms the episodes (tokens, log-probabilities,
+rewards, advantages) must be the same, each once, every step must be in the metrics once, and no
+process and no unfinished checkpoint may be left.
 
 Writes benchmarks/results/chaos.json after each round; arms that are not run keep what it has. Exit
 code 1 when a round was not as promised: its folder is kept and named.
@@ -44,9 +52,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +65,8 @@ from safetensors.numpy import load_file
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.chaos_agents import FAULTY, LAKE, SERVED, TOOL_SERVER  # noqa: E402
+from benchmarks.chaos_agents import FAULTY, IN_TURNS, LAKE, SERVED, TOOL_SERVER  # noqa: E402
+from benchmarks.chaos_services import LakeService, PostgresqlServer, locked  # noqa: E402
 from tests.cli.chat_server import ChatServer, message  # noqa: E402
 from tests.e2e.kills import MAX_DELAY_S, moments, phase_of  # noqa: E402
 from tests.e2e.toy_run import (  # noqa: E402
@@ -67,16 +76,31 @@ from tests.e2e.toy_run import (  # noqa: E402
     WORKFLOW,
     ToyRun,
     ended,
+    environment,
     episodes,
     metrics,
     wait_until,
 )
+from tests.faulty_disk import faulty_disk  # noqa: E402
 from tests.processes import below, command, in_group, until_gone  # noqa: E402
 
 RESULT = ROOT / "benchmarks" / "results" / "chaos.json"
 WITHIN_S, GONE_WITHIN_S = 1200, 180
-DELAY_S = MAX_DELAY_S | {"record": 0.02, "full disk": 0.1}
+OF_SERVICE = ("service dies", "service hangs", "service refuses", "service babbles")
+NO_KILL = ("full disk", "buffer locked", "postgresql dies", *OF_SERVICE)
+"""Harms that kill no process of the run."""
+FAULT_S = 5.0
+"""How long a service or a database is out of order."""
+SERVICE_TIMEOUT_S = 15.0
+"""How long a run waits for a service. One that hangs does so for twice as long."""
+DELAY_S = MAX_DELAY_S | {"record": 0.02, "buffer": 0.02} | dict.fromkeys(NO_KILL, 0.1)
 """The longest wait in seconds before the harm, once its moment was seen from outside."""
+SLOW_DISK = {
+    "sync:launcher_record": "300ms",
+    "rename:launcher_record": "300ms",
+    "write:.sqlite": "20ms",
+    "write:checkpoints": "20ms",
+}
 HARMS_A_ROUND = 5
 TITLES = {
     "worker": "ray::RolloutWorker",
@@ -98,11 +122,20 @@ class Arm:
 
     backbone: str = "debug"
     overrides: tuple[str, ...] = ()
-    harms: tuple[str, ...] = tuple(DELAY_S)
+    harms: tuple[str, ...] = (*MAX_DELAY_S, "record", "full disk")
     num_kills: int = 30
     agent: str = ""  # what is appended to the workflow
     is_lake: bool = False
     has_judge: bool = False
+    has_service: bool = False
+    has_postgresql: bool = False
+    code: str = ""  # what makes the run, where that is not the command
+    disk: Mapping[str, int | str] = field(default_factory=dict)
+    slower: float = 1.0  # how many times as long a harm is waited with
+
+    @property
+    def in_one_process(self) -> bool:
+        return self.backbone == "debug" or bool(self.code)
 
 
 ARMS = {
@@ -128,6 +161,34 @@ ARMS = {
         agent=SERVED,
         has_judge=True,
     ),
+    "env_service": Arm(
+        overrides=(
+            f"{ALGORITHM}.adv_estimator=gigpo",
+            "ajet.rollout.max_failure_rate=0",
+            "ajet.environment.custom_envs.FrozenLake4.env_type=env_service",
+        ),
+        harms=("rollout", "checkpoint", *OF_SERVICE),
+        num_kills=20,
+        agent=LAKE,
+        is_lake=True,
+        has_service=True,
+    ),
+    "slow_disk": Arm(
+        harms=("checkpoint", "record", "random"), num_kills=20, disk=SLOW_DISK, slower=50
+    ),
+    "buffer": Arm(
+        harms=("checkpoint", "buffer", "buffer", "buffer locked"),
+        num_kills=20,
+        overrides=("trinity.max_staleness=0",),
+        code=IN_TURNS,
+    ),
+    "postgresql": Arm(
+        harms=("checkpoint", "postgresql dies"),
+        num_kills=10,
+        overrides=("trinity.max_staleness=0",),
+        code=IN_TURNS,
+        has_postgresql=True,
+    ),
     "verl": Arm("verl", ON_RAY, (*TITLES, "driver"), num_kills=35),
     "trinity": Arm(
         "trinity", (*ON_RAY, "trinity.max_staleness=0"), (*TITLES, "driver"), num_kills=25
@@ -136,16 +197,15 @@ ARMS = {
 
 
 class ChaosRun(ToyRun):
-    """A run of one arm. The judge's address is None where it has none."""
+    """A run of one arm, with what runs beside it."""
 
-    def __init__(self, folder: Path, arm: Arm, judge: str | None) -> None:
-        given = () if judge is None else (f"ajet.task_judge.client.base_url={judge}",)
-        super().__init__(folder, *arm.overrides, *given)
-        self.backbone = arm.backbone
+    def __init__(self, folder: Path, arm: Arm, beside: Beside) -> None:
+        super().__init__(folder, *arm.overrides, *beside.overrides)
+        self.arm, self.beside = arm, beside
         text = WORKFLOW + arm.agent
         if arm.is_lake:
             self._play_a_lake()
-        if judge is not None:
+        if arm.has_judge:
             text = text.replace(
                 "WorkflowOutput(reward=float(digits % 5), is_success=digits > 3)",
                 "WorkflowOutput(metadata={'final_answer': again})",
@@ -154,9 +214,19 @@ class ChaosRun(ToyRun):
         (folder / "tool_server.py").write_text(TOOL_SERVER)
 
     @property
+    def program(self) -> list[str]:
+        return ["-c", self.arm.code] if self.arm.code else super().program
+
+    @property
     def arguments(self) -> list[str]:
-        on_ray = [] if self.backbone == "debug" else ["--with-ray"]
-        return ["--conf", "toy.yaml", "--backbone", self.backbone, *on_ray, *self.overrides]
+        if self.arm.code:
+            return list(self.overrides)
+        on_ray = [] if self.arm.backbone == "debug" else ["--with-ray"]
+        return ["--conf", "toy.yaml", "--backbone", self.arm.backbone, *on_ray, *self.overrides]
+
+    def start(self, *overrides: str, **options: Any) -> Any:
+        disk = faulty_disk(self.arm.disk) if self.arm.disk else {}
+        return super().start(*overrides, env=environment(**disk), **options)
 
     def _play_a_lake(self) -> None:
         config = yaml.safe_load((self.folder / "toy.yaml").read_text())
@@ -166,6 +236,8 @@ class ChaosRun(ToyRun):
         ajet["task_reader"] = {"type": "environment"}
         environment = lake["environment"]["custom_envs"]["FrozenLake4"]
         environment["env_manager_cls"] = "telling_lake"
+        if self.arm.has_service:  # which has these settings itself
+            environment["env_config"] = {}
         ajet["environment"] = {"custom_envs": {"FrozenLake4": environment}}
         ajet["environment"]["val_env_manager"] = {"num_env_groups": 4}
         del ajet["rollout"]["user_workflow"]
@@ -185,7 +257,7 @@ def main() -> int:
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="chaos_"))
     is_good = True
-    for name in arguments.arm or ARMS:
+    for name in arguments.arm or [name for name in ARMS if name != "postgresql"]:
         arm = ARMS[name]
         rng = random.Random(f"{name} {arguments.seed}")
         for found in rounds(folder / name, arm, arguments.kills or arm.num_kills, rng):
@@ -200,10 +272,38 @@ def main() -> int:
     return 1
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Holds the overrides that lead to what runs beside a run, and what puts it out of order for a
+    while, by the harm's name."""
+
+    overrides: tuple[str, ...] = ()
+    out_of_order: Callable[[str], AbstractContextManager[None]] | None = None
+
+
+@contextmanager
+def beside(arm: Arm, folder: Path) -> Iterator[Beside]:
+    """Runs what the arm needs."""
+    if arm.has_judge:
+        with failing_judge() as url:
+            yield Beside((f"ajet.task_judge.client.base_url={url}",))
+    elif arm.has_service:
+        with LakeService(folder) as service:
+            given = f"env_url: '{service.url}', env_type: frozen_lake"
+            given += f", timeout_s: {SERVICE_TIMEOUT_S}"
+            config = "ajet.environment.custom_envs.FrozenLake4.env_config"
+            yield Beside((f"{config}={{{given}}}",), service.out_of_order)
+    elif arm.has_postgresql:
+        with PostgresqlServer() as server:
+            yield Beside((f"trinity.buffer.url={server.url}",), server.out_of_order)
+    else:
+        yield Beside()
+
+
 def rounds(folder: Path, arm: Arm, num_kills: int, rng: random.Random) -> Iterator[dict[str, Any]]:
-    """Makes rounds until `num_kills` processes were killed, and yields what was found so far."""
-    with failing_judge() if arm.has_judge else nullcontext() as judge:
-        whole = ChaosRun(folder / "whole", arm, judge)
+    """Makes rounds until so many harms were done, and yields what was found so far."""
+    with beside(arm, folder) as others:
+        whole = ChaosRun(folder / "whole", replace(arm, disk={}), others)
         assert whole.finish(timeout=WITHIN_S) == 0, whole.stderr()
         hits: Counter[str] = Counter()
         number, wrong = 0, {}
@@ -211,20 +311,20 @@ def rounds(folder: Path, arm: Arm, num_kills: int, rng: random.Random) -> Iterat
             number += 1
             if number > 3 and not hits:
                 raise RuntimeError("nothing was harmed in three rounds: they end too early")
-            run = ChaosRun(folder / f"round_{number}", arm, judge)
+            run = ChaosRun(folder / f"round_{number}", arm, others)
             wanted = rng.choices(arm.harms, k=HARMS_A_ROUND)
-            if arm.backbone == "debug":
+            if arm.in_one_process:
                 hits.update(harmed_in_one_process(run, wanted, rng))
             else:
                 hits.update(harmed_on_ray(run, wanted, rng))
-            found = differences(run, whole, is_exact=arm.backbone == "debug")
+            found = differences(run, whole, is_exact=arm.in_one_process)
             if found:
                 wrong[run.folder.name] = found
             else:
                 shutil.rmtree(run.folder)
             yield {
                 "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-                "kills": hits.total() - hits["full disk"],
+                "kills": sum(count for hit, count in hits.items() if hit not in NO_KILL),
                 "harmed": dict(sorted(hits.items())),
                 "rounds": number,
                 "episodes_a_round": len(episodes(whole)),
@@ -254,27 +354,29 @@ def harmed_once(run: ChaosRun, harm: str, step: int, rng: random.Random) -> str 
     before that."""
     run.forget_told()
     run.hold(step if harm == "rollout" else None)
-    record = run.path / "episodes.sqlite-wal"
     with ended(run.start()) as process:
 
-        def changed_record() -> bool:
-            time_before = record.stat().st_mtime_ns if record.exists() else 0
+        def is_written(database: str) -> bool:
+            log = run.path / f"{database}.sqlite-wal"
+            time_before = log.stat().st_mtime_ns if log.exists() else 0
             time.sleep(0.001)
-            after = record.stat().st_mtime_ns if record.exists() else 0
+            after = log.stat().st_mtime_ns if log.exists() else 0
             return run.episodes("begin", step) > 0 and after > time_before
 
-        more = {"record": changed_record, "full disk": lambda: run.episodes("begin", step) > 0}
+        when = moments(run, step)
+        when |= {"record": lambda: is_written("episodes"), "buffer": lambda: is_written("buffer")}
         try:
-            if not wait_until((moments(run, step) | more)[harm], process, WITHIN_S):
+            if not wait_until(when.get(harm, when["random"]), process, WITHIN_S):
                 assert process.wait() == 0, run.stderr()
                 return None
-            time.sleep(rng.random() * DELAY_S[harm])
-            if harm == "full disk":
-                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (4096, 4096))
-                if process.wait(WITHIN_S) == 0:
-                    return None
-                return "full disk"
-            hit = "record" if harm == "record" else phase_of(run)
+            time.sleep(rng.random() * DELAY_S[harm] * run.arm.slower)
+            if harm in NO_KILL:
+                put_out_of_order(run, harm, process.pid)
+                code = process.wait(WITHIN_S)
+                assert not code or run.errors()[-1].startswith("error: "), run.stderr()
+                assert "Traceback" not in run.stderr(), run.stderr()
+                return None if harm == "full disk" and code == 0 else harm
+            hit = harm if harm in ("record", "buffer") else phase_of(run)
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
             left = until_gone(in_group(process.pid) | below(process.pid), GONE_WITHIN_S)
@@ -282,6 +384,19 @@ def harmed_once(run: ChaosRun, harm: str, step: int, rng: random.Random) -> str 
             return hit
         finally:
             run.hold(None)
+
+
+def put_out_of_order(run: ChaosRun, harm: str, pid: int) -> None:
+    """Harms what the run needs, without killing it; all but a full disk is well again soon."""
+    if harm == "full disk":
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, 4096))
+    elif harm == "buffer locked":
+        with locked(run.path / "buffer.sqlite"):
+            time.sleep(FAULT_S)
+    else:
+        assert run.beside.out_of_order is not None
+        with run.beside.out_of_order(harm):
+            time.sleep(2 * SERVICE_TIMEOUT_S if harm == "service hangs" else FAULT_S)
 
 
 def harmed_on_ray(run: ChaosRun, wanted: Sequence[str], rng: random.Random) -> list[str]:

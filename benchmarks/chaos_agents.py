@@ -1,6 +1,20 @@
-"""The agents of chaos.py's arms, appended to the workflow of the tests' toy run, and the MCP server
-of one of them."""
+"""The agents of chaos.py's arms, appended to the workflow of the tests' toy run, the MCP server of
+one of them, and the program of those in which explorer and trainer take turns in one process."""
 
+IN_TURNS = """
+import sys
+
+from ajet.backbones.disaggregated.backbone import DisaggregatedBackbone
+from ajet.core.config import load_config
+from ajet.core.errors import AjetError, RunComplete
+
+try:
+    DisaggregatedBackbone(load_config("toy.yaml", sys.argv[1:], backbone="trinity")).fit()
+except RunComplete as complete:
+    print(complete)
+except AjetError as error:
+    sys.exit(f"error: {error}")
+"""
 FAULTY = r'''
 
 class Faulty(Sandboxed):

@@ -9,7 +9,8 @@ it, in a session of its own, with the arguments, environment, folder and files t
 What the server has made is left out of garbage collection, which would take a second at the end of
 each run. What is read while Python or a library starts (PYTHONUTF8, the locale, OMP_NUM_THREADS) is
 that of the server, and so is the command line that the system shows: a test of those starts a fresh
-interpreter.
+interpreter. For each LD_PRELOAD, and each command that Python runs under, there is a server of its
+own.
 """
 
 import contextlib
@@ -107,17 +108,17 @@ def warm_start(
     data = json.dumps(request).encode()
     with theirs, Path(os.devnull).open() as nothing, _one_at_a_time:
         files = (nothing.fileno() if stdin is None else stdin, stdout, stderr)
-        server = _server(under)
+        server = _server(under, env.get("LD_PRELOAD", ""))
         socket.send_fds(server, [len(data).to_bytes(4)], [theirs.fileno(), *files])
         server.sendall(data)
     return WarmProcess(ours)
 
 
 @functools.cache
-def _server(under: tuple[str, ...]) -> socket.socket:
+def _server(under: tuple[str, ...], preload: str) -> socket.socket:
     """The connection to the server; it ends when this process has gone."""
     ours, theirs = socket.socketpair()
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "LD_PRELOAD": preload}
     environment["PYTHONPATH"] = os.pathsep.join(
         filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
     )

@@ -159,8 +159,8 @@ def choose_connection(settings: SessionSettings, environ: Mapping[str, str]) -> 
         return RayConnection("start", reason=reason)
     if address:
         return RayConnection("join", _joinable(address))
-    if master := environ.get("MASTER_ADDR", "").strip():
-        address = f"{master}:{_port(environ.get('MASTER_PORT', ''))}"
+    if master := environ.get("MASTER_ADDR", "").strip(" []"):
+        address = _with_port(master, _port(environ.get("MASTER_PORT", "")))
         return RayConnection("lead" if _leads(master, environ) else "serve", address)
     raise ConfigError(
         "--with-ray-cluster: neither RAY_ADDRESS nor MASTER_ADDR is set; set one (host:6379), or "
@@ -179,9 +179,16 @@ def _joinable(address: str) -> str:
             "RAY_ADDRESS=local names no cluster; with --with-ray-cluster set it to the head's "
             "(host:6379), or unset it and use --with-ray to start a Ray on this machine"
         )
-    if address != "auto" and not address.rpartition(":")[2].isdigit():
-        return f"{address}:{HEAD_PORT}"
+    is_bare_ipv6 = address.count(":") > 1 and "]" not in address
+    if address != "auto" and (is_bare_ipv6 or not address.rpartition(":")[2].isdigit()):
+        return _with_port(address, HEAD_PORT)
     return address
+
+
+def _with_port(host: str, port: int) -> str:
+    """Returns host:port; an IPv6 address gets brackets."""
+    is_bare_ipv6 = ":" in host and not host.startswith("[")
+    return f"[{host}]:{port}" if is_bare_ipv6 else f"{host}:{port}"
 
 
 def _port(text: str) -> int:
@@ -199,9 +206,9 @@ def _leads(master: str, environ: Mapping[str, str]) -> bool:
         if environ.get(name, "").isdigit():
             return int(environ[name]) == 0
     try:
-        host = socket.gethostbyname(master)
-        with socket.socket() as own:
-            own.bind((host, 0))
+        family, kind, *_, address = socket.getaddrinfo(master, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as own:
+            own.bind(address)
     except OSError:
         return False
     return True
@@ -419,7 +426,7 @@ def _check_cluster(address: str, timeout_s: float | None = None) -> None:
 def _is_reachable(address: str) -> bool:
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S):
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S):
             return True
     except OSError:
         return False

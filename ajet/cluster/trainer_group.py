@@ -74,8 +74,9 @@ class TrainerRank:
     def address(self) -> tuple[str, int]:
         """Returns a host and port, free now, at which the other ranks find this rank."""
         host = ray.util.get_node_ip_address()
-        with socket.socket() as own:
-            own.bind((host, 0))
+        family, kind, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as own:
+            own.bind(address)
             return host, own.getsockname()[1]
 
     def start(

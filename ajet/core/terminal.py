@@ -2,12 +2,14 @@
 
 Texts of an episode may hold control sequences, which a terminal would obey: they could clear the
 screen, rename the window, or write over earlier lines. This console spells them out. Colours and
-the live display are its own and stay.
+the live display are its own and stay. Names between colons stay too: of the address fd00:a::1, rich
+would make an emoji.
 
 Not covered: what the user's code prints itself; lines of the log (cli/screen_log.py).
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 from rich.console import Console as RichConsole
 from rich.console import ConsoleOptions, RenderableType
@@ -17,7 +19,10 @@ from ajet.core.plain_value import printable
 
 
 class Console(RichConsole):
-    """Prints as rich does, with control characters in texts spelled out."""
+    """Prints as rich does, with control characters in texts spelled out and no emoji codes."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(emoji=False, **options)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None

@@ -55,10 +55,27 @@ MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "7000"}
         (CLUSTER, {**MASTER, "SLURM_NODEID": "0"}, RayConnection("lead", "10.0.0.1:7000")),
         (CLUSTER, {"MASTER_ADDR": LOOPBACK}, RayConnection("lead", f"{LOOPBACK}:6379")),
         (CLUSTER, {"MASTER_ADDR": "203.0.113.9"}, RayConnection("serve", "203.0.113.9:6379")),
+        (CLUSTER, {"RAY_ADDRESS": "fd00::1"}, RayConnection("join", "[fd00::1]:6379")),
+        (CLUSTER, {"RAY_ADDRESS": "[fd00::1]"}, RayConnection("join", "[fd00::1]:6379")),
+        (CLUSTER, {"RAY_ADDRESS": "[fd00::1]:7"}, RayConnection("join", "[fd00::1]:7")),
+        (CLUSTER, {"MASTER_ADDR": "2001:db8::9"}, RayConnection("serve", "[2001:db8::9]:6379")),
+        (CLUSTER, {"MASTER_ADDR": "[2001:db8::9]"}, RayConnection("serve", "[2001:db8::9]:6379")),
     ],
 )
 def test_flags_and_environment_decide(settings, environ, connection):
     assert choose_connection(settings, environ) == connection
+
+
+def test_the_node_with_an_ipv6_address_leads_and_is_reached_there():
+    try:
+        listener = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with listener:
+        port = str(listener.getsockname()[1])
+        asked = {"MASTER_ADDR": "::1", "MASTER_PORT": port}
+        assert choose_connection(CLUSTER, asked) == RayConnection("lead", f"[::1]:{port}")
+        assert session._is_reachable(f"[::1]:{port}")
 
 
 @pytest.mark.parametrize(

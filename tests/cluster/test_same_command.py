@@ -1,11 +1,13 @@
 """The same command on every node (MASTER_ADDR): one leads, the other serves it until it goes.
 
-Both nodes are this machine, each a Ray node of its own; the ports of MASTER_ADDR are loopback's.
+Both nodes are this machine, each a Ray node of its own; the ports of MASTER_ADDR are loopback's. Or
+each has a network of its own, and an IPv6 address in it alone (where such networks may be made).
 """
 
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -43,8 +45,46 @@ with ray_session(SessionSettings(mode="cluster"), config, said.append) as sessio
 
 
 @pytest.fixture
-def start(tmp_path):
+def loopback():
+    """The address of rank 0, and what starts a command on the machine of a rank."""
+    return "127.0.0.1", [(), ()]
+
+
+@pytest.fixture
+def two_networks():
+    """The same of two networks that are joined by a cable, with IPv6 addresses alone."""
+    names = [f"ajet-{secrets.token_hex(4)}-{rank}" for rank in range(2)]
+    try:
+        cable = ["link", "add", "net0", "netns", names[0], "type", "veth"]
+        made = [ip("netns", "add", name) for name in names]
+        made.append(ip(*cable, "peer", "name", "net0", "netns", names[1]))
+        for rank, name in enumerate(names):
+            made += [
+                ip("-n", name, "link", "set", "lo", "up"),
+                ip("-n", name, "link", "set", "net0", "up"),
+                ip("-n", name, "addr", "add", f"fd00:a::{rank + 1}/64", "dev", "net0", "nodad"),
+                ip("-n", name, "-6", "route", "add", "default", "via", f"fd00:a::{2 - rank}"),
+            ]
+        if not all(made):
+            pytest.skip("networks cannot be made here")
+        yield "fd00:a::1", [("ip", "netns", "exec", name) for name in names]
+    finally:
+        for name in names:
+            ip("netns", "del", name)
+
+
+def ip(*arguments):
+    """Whether the system's `ip` is there and did it."""
+    return (
+        bool(shutil.which("ip"))
+        and not subprocess.run(["ip", *arguments], capture_output=True).returncode
+    )
+
+
+@pytest.fixture(params=["loopback", "two_networks"])
+def start(request, tmp_path):
     """Processes as a job system starts them: the same variables, another rank."""
+    master, machines = request.getfixturevalue(request.param)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -53,10 +93,10 @@ def start(tmp_path):
 
     def of(rank, *command):
         env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": str(rank)}
+        env |= {"MASTER_ADDR": master, "MASTER_PORT": str(port), "NODE_RANK": str(rank)}
         env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
         process = subprocess.Popen(
-            [sys.executable, *command],
+            [*machines[rank], sys.executable, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=(log := (tmp_path / f"{rank}.err").open("w+")),
@@ -99,5 +139,5 @@ def test_the_other_node_works_for_the_one_that_leads_and_ends_well_when_it_goes(
     started = time.monotonic()
     assert serving.wait(GONE_WITHIN_S) == 0, errors(serving)
     assert until_gone(under, GONE_WITHIN_S - (time.monotonic() - started)) == set()
-    assert "this node serves the Ray of 127.0.0.1" in errors(serving)
+    assert "this node serves the Ray of " in errors(serving)
     assert not (tmp_path / "launcher_record").exists()  # it trains nothing itself

@@ -1,7 +1,9 @@
 """benchmarks/chaos.py in short: a run with agents that misbehave is killed twice and ends with the
-same bits; and what the benchmark compares is told apart where it is not the same.
+same bits, as does one whose environment service was out of order; and what the benchmark compares
+is told apart where it is not the same.
 
-Not covered: the other kinds of runs and those on Ray, which the benchmark itself has.
+Not covered: the other kinds of runs and those on Ray, which the benchmark itself has. A slow disk
+is in test_faulty_disk.py, a buffer that is locked in core/buffer/test_buffer.py.
 """
 
 import random
@@ -12,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import chaos
-from tests.e2e.toy_run import STEPS
+from tests.e2e.toy_run import STEPS, episodes
 
 MATH_TOOLS = chaos.ARMS["math_tools"]
 ARM = replace(MATH_TOOLS, overrides=(*MATH_TOOLS.overrides, "ajet.rollout.episode_timeout_s=8"))
@@ -32,8 +34,8 @@ def found(folder):
 @pytest.fixture
 def runs(found, folder, tmp_path):
     """The run that was left alone, and a copy of it."""
-    whole = chaos.ChaosRun(folder / "whole", ARM, None)
-    copy = chaos.ChaosRun(tmp_path / "copy", ARM, None)
+    whole = chaos.ChaosRun(folder / "whole", ARM, chaos.Beside())
+    copy = chaos.ChaosRun(tmp_path / "copy", ARM, chaos.Beside())
     shutil.copytree(whole.path, copy.path)
     assert not chaos.differences(copy, whole, is_exact=True)
     return whole, copy
@@ -86,3 +88,22 @@ def test_a_step_that_was_logged_twice_and_a_checkpoint_left_unfinished_are_found
         "other metrics",
         "unfinished: .writing_step_000006",
     ]
+
+
+def test_a_run_whose_environment_service_is_out_of_order_goes_on_to_the_same_bits(tmp_path):
+    arm, one, two = chaos.ARMS["env_service"], *map(steps, (1, 2))
+    with chaos.beside(arm, tmp_path) as service:
+        whole, run = (chaos.ChaosRun(tmp_path / name, arm, service) for name in ("whole", "run"))
+        assert whole.finish(two) == 0, whole.stderr()
+        assert run.finish(one) == 0, run.stderr()
+        with service.out_of_order("service babbles"):
+            assert run.finish(two) == 1
+        (error,) = run.errors()
+        assert "of 16 episodes failed (" in error and "env_error), more than" in error
+        assert run.finish(two) == 0, run.stderr()
+    assert run.final_tensors(2) == whole.final_tensors(2)
+    assert episodes(run) == episodes(whole)
+
+
+def steps(number):
+    return f"ajet.trainer_common.total_training_steps={number}"

@@ -274,6 +274,10 @@ class ToyRun:
         return self.folder / "launcher_record" / "toy"
 
     @property
+    def program(self) -> list[str]:
+        return ["-m", "ajet.cli.launcher"]
+
+    @property
     def arguments(self) -> list[str]:
         return ["--conf", "toy.yaml", "--backbone", "debug", *self.overrides]
 
@@ -282,7 +286,7 @@ class ToyRun:
     ) -> subprocess.Popen | WarmProcess:
         """The command in a process group of its own; its output goes to files. It is a fork of a
         process that has imported ajet, unless it is `fresh`, as by default on Ray."""
-        command = ["-m", "ajet.cli.launcher", *self.arguments, *overrides]
+        command = [*self.program, *self.arguments, *overrides]
         env = env or environment()
         with (
             (self.folder / "stdout").open("a") as stdout,
@@ -390,5 +394,6 @@ def metrics(run: ToyRun) -> list[dict]:
     """All that was logged, without times and the numbers of attempts."""
     lines = (run.path / "logs" / "metrics.jsonl").read_text().splitlines()
     clocks = ("time", "rollout/seconds", "rollout/episodes_per_s", "rollout/tokens_per_s")
-    timed = (*clocks, "update/seconds", "critic/seconds", "run/attempt")
+    trainer = [f"trainer/{name}_s" for name in ("waited", "update", "publish")]
+    timed = (*clocks, *trainer, "update/seconds", "critic/seconds", "run/attempt")
     return [{k: v for k, v in json.loads(line).items() if k not in timed} for line in lines]

@@ -25,6 +25,7 @@ begin (staleness.py).
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
@@ -40,6 +41,7 @@ from ajet.core.buffer.staleness import StalenessBound, version_range
 from ajet.core.buffer.tables import groups as table
 from ajet.core.buffer.tables import notes as note_table
 from ajet.core.buffer.tables import open_engine, redacted, uses
+from ajet.core.error_text import first_line
 from ajet.core.errors import CheckpointError, ConfigError, DataError
 from ajet.core.trajectory.trajectory import Group
 
@@ -386,8 +388,11 @@ class GroupBuffer:
             with self._lock, self._engine.begin() as connection:
                 yield connection
         except (SQLAlchemyError, DataError, UnicodeDecodeError, TypeError) as error:
-            cause = getattr(error, "orig", None) or error  # its text may hold a secret
-            reason = str(error) if isinstance(error, DataError) else type(cause).__name__
+            cause = getattr(error, "orig", None) or error
+            is_safe = isinstance(
+                cause, DataError | sqlite3.Error
+            )  # another's text may hold a secret
+            reason = first_line(str(cause)) if is_safe else type(cause).__name__
             raise CheckpointError(
                 f"the buffer {self._url} failed: {reason}; the run goes on from its last "
                 "checkpoint when that is mended"

@@ -4,8 +4,11 @@ Not covered: folders and big files with checksums, which checkpoints need.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ajet.core.error_text import first_line
 from ajet.core.errors import CheckpointError
 
 
@@ -13,13 +16,27 @@ def write_text_atomically(path: Path, text: str) -> None:
     """Writes a temporary file, flushes it to the disk, and renames it over `path`. Raises
     `CheckpointError` when that fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with writing(path):
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                # Without fsync the rename could reach the disk before the content.
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            with suppress(OSError):  # the disk that fails may not remove it either
+                temporary.unlink()
+            raise
+
+
+@contextmanager
+def writing(what: Path | str) -> Iterator[None]:
+    """Turns an error of the disk within the block into a `CheckpointError` that names `what`."""
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            # Without fsync the rename could reach the disk before the content.
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        yield
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise CheckpointError(f"{path} cannot be written: {error.strerror}") from error
+        raise CheckpointError(
+            f"{what} cannot be written: {error.strerror or first_line(str(error))}; make room, or "
+            "mend the disk, then resume"
+        ) from error

@@ -208,8 +208,17 @@ def database_problem(path: Path, error: sqlite3.Error) -> str:
         )
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN):
         return f"{path} cannot be written or opened: {error}; check its permissions"
-    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+    if code == sqlite3.SQLITE_FULL:
         return f"{path} cannot be written: {error}; make room, then resume"
+    if code == sqlite3.SQLITE_IOERR:
+        return (
+            f"{path} cannot be read or written: {error}; make room, or mend the disk, then resume"
+        )
+    if code == sqlite3.SQLITE_BUSY:
+        return (
+            f"{path} cannot be used: {error}; another process has it, or its disk has no locks: "
+            "end that process, or choose another place with --exp-dir"
+        )
     return f"{path} cannot be used: {error}"
 
 

@@ -28,8 +28,8 @@ from loguru import logger
 
 from ajet.core.config import AjetConfig
 from ajet.core.config.redacted import redacted_config
-from ajet.core.errors import CheckpointError, ConfigError
-from ajet.core.record.atomic_file import write_text_atomically
+from ajet.core.errors import ConfigError
+from ajet.core.record.atomic_file import write_text_atomically, writing
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.sink import RunInfo, Sink
 from ajet.core.record.trackers import MlflowSink, SwanlabSink, WandbSink
@@ -52,19 +52,15 @@ class MetricsLogger:
         run = RunInfo(folder, project, experiment, start_step, shown)
         names = [names] if isinstance(names, str) else list(names)
         wanted = [_sink_class(name) for name in dict.fromkeys(names)]
-        self._sinks: list[Sink] = [JsonLinesSink(run), *(sink(run) for sink in wanted)]
+        with writing(f"the metrics in {folder.path}"):
+            self._sinks: list[Sink] = [JsonLinesSink(run), *(sink(run) for sink in wanted)]
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Logs plain numbers. An evaluation may log its own at the step after which it ran."""
         numbers = {name: float(value) for name, value in metrics.items()}
         for sink in self._sinks:
-            try:
+            with writing(f"metrics of step {step}"):
                 sink.log(step, numbers)
-            except OSError as error:
-                raise CheckpointError(
-                    f"metrics of step {step} cannot be written: {error.strerror}; "
-                    "make room, then resume"
-                ) from error
 
     def close(self) -> None:
         """Flushes and closes every sink; what does not fit on a full disk is lost."""

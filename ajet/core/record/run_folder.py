@@ -45,7 +45,7 @@ from typing import IO
 from ajet.core.config import AjetConfig
 from ajet.core.config.redacted import redacted_config
 from ajet.core.errors import CheckpointError
-from ajet.core.record.atomic_file import write_text_atomically
+from ajet.core.record.atomic_file import write_text_atomically, writing
 
 LOCK = ".lock"
 EXPLORER_LOCK = ".lock-explore"
@@ -111,10 +111,11 @@ class RunFolder:
         if not file.exists():
             # A hard link makes the file with its content or fails: nobody reads half an id, and
             # of several processes one wins.
-            temporary.write_text(secrets.token_hex(16))
-            with contextlib.suppress(FileExistsError):
-                file.hardlink_to(temporary)
-            temporary.unlink()
+            with writing(file):
+                temporary.write_text(secrets.token_hex(16))
+                with contextlib.suppress(FileExistsError):
+                    file.hardlink_to(temporary)
+                temporary.unlink()
         run_id = file.read_text(encoding="utf-8", errors="replace").strip()
         if not re.fullmatch("[0-9a-f]{32}", run_id):
             raise CheckpointError(f"{file} is damaged: it is no run id; restore a copy of it")
@@ -248,9 +249,15 @@ def _acquire(lock: IO[str], path: Path) -> None:
             f"run folder {path} is in use by process {holder}; wait for it, stop it, "
             "or choose another ajet.experiment_name or --exp-dir"
         ) from None
-    lock.truncate(0)
-    lock.write(f"{os.getpid()} on {socket.gethostname()}\n")
-    lock.flush()
+    except OSError as error:
+        lock.close()
+        raise CheckpointError(
+            f"run folder {path} cannot be locked: {error.strerror}; choose a disk with locks "
+            "(flock) with --exp-dir"
+        ) from error
+    with writing(lock.name):
+        os.truncate(lock.fileno(), 0)
+        os.write(lock.fileno(), f"{os.getpid()} on {socket.gethostname()}\n".encode())
 
 
 def _close_in_forked_children(lock: IO[str]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from loguru import logger
 
 from ajet.core.plain_value import printable
+from ajet.core.record.atomic_file import writing
 from ajet.core.redaction import redact
 
 FORMAT = "{time:YYYY-MM-DD HH:mm:ss} {level: <7} {message}"
@@ -20,14 +21,24 @@ FORMAT = "{time:YYYY-MM-DD HH:mm:ss} {level: <7} {message}"
 
 @contextmanager
 def run_log(path: Path) -> Iterator[None]:
-    """Writes log lines to `path` as well, after those of earlier attempts of the run."""
-    with path.open("a", encoding="utf-8", errors="backslashreplace", buffering=1) as file:
+    """Writes log lines to `path` as well, after those of earlier attempts of the run. A disk that
+    takes no more of them does not end the run: it is said when the log is closed."""
+    problem: str | None = None
+    with writing(path):
+        file = path.open("ab", buffering=0)
 
-        def write(line: str) -> None:
-            file.write(printable(redact(line)))
+    def write(line: str) -> None:
+        nonlocal problem
+        try:
+            file.write(printable(redact(line)).encode("utf-8", "backslashreplace"))
+        except OSError as error:
+            problem = problem or error.strerror
 
+    with file:
         sink = logger.add(write, level="DEBUG", format=FORMAT, diagnose=False)
         try:
             yield
         finally:
             logger.remove(sink)
+            if problem is not None:
+                logger.warning(f"{path} lacks lines of this attempt: {problem}; mend its disk")

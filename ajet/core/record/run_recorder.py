@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from loguru import logger
 
 from ajet.core.config import AjetConfig
+from ajet.core.record.atomic_file import writing
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.evaluation import evaluate
 from ajet.core.record.metrics import MetricsLogger
@@ -106,7 +107,8 @@ class RunRecorder:
         origin.write(self._folder.origin_json)
         for left_out in self._folder.save_code(list(user_files)):
             logger.warning(f"not copied to the run folder's code/: {left_out}")
-        tokenizer.save_pretrained(self._folder.tokenizer)
+        with writing(self._folder.tokenizer):
+            tokenizer.save_pretrained(self._folder.tokenizer)
 
     def __enter__(self) -> RunRecorder:
         self.progress.__enter__()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO
@@ -22,7 +23,7 @@ from typing import IO
 from loguru import logger
 
 from ajet.core.errors import CheckpointError
-from ajet.core.record.atomic_file import write_text_atomically
+from ajet.core.record.atomic_file import write_text_atomically, writing
 from ajet.core.redaction import redact
 
 
@@ -49,7 +50,8 @@ class WarningLog:
             return
         self.warnings = [each for each in read_warnings(path) if each.step < first_step]
         write_text_atomically(path, "".join(map(_line, self.warnings)))
-        self._file = path.open("a", encoding="utf-8")
+        with writing(path):
+            self._file = path.open("a", encoding="utf-8")
 
     def add(self, warning: RunWarning) -> bool:
         """Stores the warning, unless one of its name is there; returns whether it is new."""
@@ -57,19 +59,16 @@ class WarningLog:
             return False
         self.warnings.append(warning)
         if self._file is not None:
-            try:
+            with writing(self._file.name):
                 self._file.write(_line(warning))
                 self._file.flush()
-            except OSError as error:
-                raise CheckpointError(
-                    f"{self._file.name} cannot be written: {error.strerror}; make room, then resume"
-                ) from error
         return True
 
     def close(self) -> None:
-        """Closes the file; what was added is flushed already."""
+        """Closes the file; what was added is flushed already, unless the disk took none of it."""
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):
+                self._file.close()
 
 
 def read_warnings(path: Path) -> list[RunWarning]:

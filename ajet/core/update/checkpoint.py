@@ -152,7 +152,7 @@ class _CheckpointWriter:
             shutil.rmtree(self.writing, ignore_errors=True)
         raise CheckpointError(
             f"checkpoint {self.target} was not saved: {reason}; earlier checkpoints are intact, "
-            "make room or choose another folder and resume"
+            "make room, mend the disk or choose another folder, and resume"
         ) from cause
 
 

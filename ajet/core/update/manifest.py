@@ -34,7 +34,7 @@ def newest_checkpoint(folder: Path, warnings: list[str] | None = None) -> Path |
     if warnings:
         raise CheckpointError(
             f"no usable checkpoint in {folder}: {'; '.join(warnings)}; "
-            "remove the folder to start afresh"
+            "mend its disk, or remove the folder to start afresh"
         )
     return None
 
@@ -48,10 +48,16 @@ def find_fault(path: Path) -> str | None:
         if manifest["step"] != step_of(path):
             return f"{MANIFEST} is of step {manifest['step']}"
         for name, expected in manifest["files"].items():
-            if fingerprint(path / name) != expected:
+            try:
+                found = fingerprint(path / name)
+            except FileNotFoundError:
+                return f"{Path(name).name} is missing"
+            except OSError as error:
+                return f"{name} cannot be read: {reason_of(error)}"
+            if found != expected:
                 return f"{name} does not match its checksum"
-    except FileNotFoundError as error:
-        return f"{Path(error.filename).name} is missing"
+    except FileNotFoundError:
+        return f"{MANIFEST} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"{MANIFEST} is unreadable: {reason_of(error)}"
     return None

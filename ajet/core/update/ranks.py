@@ -170,7 +170,8 @@ def connect(
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(
             f"trainer rank {rank} of {size} could not join the others at {host}:{port} ({reason}); "
-            "the port must be free on rank 0's machine and all ranks must start"
+            "the port must be free on rank 0's machine, all ranks must start, and the name of each "
+            "machine must have an address that the others reach (or set GLOO_SOCKET_IFNAME)"
         ) from error
 
 

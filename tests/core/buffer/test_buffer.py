@@ -1,6 +1,8 @@
 """Groups between an explorer and a trainer, in a database."""
 
+import sqlite3
 import threading
+from contextlib import closing
 
 import pytest
 from sqlalchemy.dialects import postgresql, sqlite
@@ -288,9 +290,22 @@ def test_a_database_that_breaks_is_one_line(tmp_path):
     buffer = file_buffer(tmp_path)
     with buffer._engine.begin() as connection:
         connection.exec_driver_sql("DROP TABLE ajet_groups")
-    with pytest.raises(CheckpointError, match="OperationalError") as caught:
+    with pytest.raises(CheckpointError, match="no such table") as caught:
         buffer.counts()
     assert "\n" not in str(caught.value)
+
+
+def test_a_database_that_another_process_has_locked_is_waited_for(tmp_path):
+    buffer = file_buffer(tmp_path)
+    with closing(sqlite3.connect(tmp_path / "buffer.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        putting = threading.Thread(target=buffer.put, args=([item(0), item(1)], 0))
+        putting.start()
+        putting.join(0.2)
+        assert putting.is_alive()
+        other.execute("ROLLBACK")
+        putting.join(30)
+    assert numbers(buffer.take(0, 2).items) == [0, 1]
 
 
 def test_an_explorer_of_an_earlier_sitting_has_nothing_to_say(tmp_path):

@@ -206,6 +206,13 @@ def test_a_manifest_of_another_shape_is_passed_over(tmp_path, content):
     assert load_checkpoint(tmp_path).step == 1
 
 
+def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path):
+    file = save(tmp_path, 1) / "model.safetensors"
+    file.unlink()
+    file.mkdir()  # what root may not read either
+    assert find_fault(file.parent) == "model.safetensors cannot be read: Is a directory"
+
+
 def test_files_of_a_manifest_that_is_no_object_are_a_fault(tmp_path):
     path = save(tmp_path, 1)
     manifest = json.loads((path / "manifest.json").read_bytes()) | {"files": [1]}
