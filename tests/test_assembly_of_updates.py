@@ -122,14 +122,17 @@ def test_a_rank_alone_is_a_plain_process_on_the_cpu():
     assert joined_alone() is ONE_RANK
 
 
-@pytest.mark.parametrize("fsdp", [{"param_dtype": "bfloat16"}, {"activation_checkpointing": True}])
-def test_a_rank_alone_is_sharded_where_the_config_asks_for_what_that_brings(fsdp):
+def test_a_rank_alone_that_recomputes_activations_is_a_plain_process_too():
+    assert joined_alone(activation_checkpointing=True) is ONE_RANK
+
+
+def test_a_rank_alone_is_sharded_where_the_config_asks_for_what_that_brings():
     try:
-        ranks = joined_alone(**fsdp)
+        ranks = joined_alone(param_dtype="bfloat16")
         loaded = assembly.load_learning_model(config_with(), ranks)
         learner = assembly.make_learner(config_with(), loaded, ranks)
         assert all(hasattr(p, "full_tensor") for p in learner.policy.model.parameters())
-        assert ranks.compute_dtype is getattr(torch, fsdp.get("param_dtype", "float32"))
+        assert ranks.compute_dtype is torch.bfloat16
     finally:
         disconnect()
 

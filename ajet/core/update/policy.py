@@ -127,8 +127,7 @@ class Policy:
         `on_progress` gets the fraction done.
         """
         started = time.perf_counter()
-        if self._releases_memory:
-            release_freed_memory()
+        self._release_freed_memory()
         samples, correction = self._with_old_logprobs(samples)
         metrics = UpdateMetrics(samples, self.settings.ppo_epochs)
         parts = split_by_group(samples, self.settings.mini_batch_num) * self.settings.ppo_epochs
@@ -136,8 +135,7 @@ class Policy:
             for fraction in self._train_mini_batch([samples[index] for index in indices], metrics):
                 if on_progress:
                     on_progress((i + fraction) / len(parts))
-        if self._releases_memory:
-            release_freed_memory()
+        self._release_freed_memory()
         metrics.all_reduce(self.ranks)
         return metrics.result(time.perf_counter() - started) | correction
 
@@ -250,8 +248,7 @@ class Policy:
         numbers = self._numbers_before(with_gradient, balanced) if reads else None
         for k, micro_batch in enumerate(balanced.local):
             self._backward(micro_batch, with_gradient, weights, numbers, metrics)
-            if k == 0 and self._releases_memory:  # the gradients lie between what it freed
-                release_freed_memory()
+            self._release_freed_memory()  # gradients and activations lie between one another
             yield (k + 1) / (len(balanced.local) + 1)
         if any(self._has_gradient(sample, sample.weights) for sample in with_gradient):
             metrics.steps.append(self.optimizer.step())
@@ -285,6 +282,10 @@ class Policy:
             return bool(sampled.any())
         advantages = sample.advantages if weights is None else sample.advantages * weights
         return bool(advantages[sampled].any())
+
+    def _release_freed_memory(self) -> None:
+        if self._releases_memory:
+            release_freed_memory()
 
     @property
     def _reads_mini_batch(self) -> bool:
@@ -340,6 +341,7 @@ class Policy:
         if self.reference is not None and "kl_reference" in weights:
             # Before the policy's own pass, whose activations and probabilities take memory.
             reference_M = self.reference.logprobs(rows, targets_M)
+            self._release_freed_memory()
         output = self.layout.forward(rows)
         scores = score_tokens(output, targets_M, settings.temperature, settings.entropy_coef != 0)
         if numbers is None and self._reads_mini_batch and "policy_gradient" in weights:
