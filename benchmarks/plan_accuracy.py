@@ -4,7 +4,10 @@ r"""What `ajet plan` says of a run on the debug backbone, beside what then happe
 
 Each case is planned, then run for a few steps by the user's own command, in a process of its own.
 The lengths of prompts and replies are given to the plan: they depend on the agent, which no plan
-knows. Times are medians over the steps after the first, memory is the run's `peak_rss_bytes`.
+knows. Times are medians over the steps after the first. Memory is the peak of the run's own
+process, as the plan's is; judges and sandboxes have processes beside it, which `peak_rss_bytes` of
+the summary adds. Runs of the real model end with a checkpoint and a validation. On a shared
+machine, `--peak-only` leaves the times that the JSON has as they are.
 Goal: step and memory are within 25 % of the plan; the JSON says where they are not.
 """
 
@@ -27,7 +30,7 @@ CASES = ("demo", "float32", "bfloat16")
 REPLY = 125
 PLANNED_SIZE = {"demo": (300, 80), "float32": (324, REPLY), "bfloat16": (324, REPLY)}
 TRAINER = "ajet.trainer_common"
-QUIET = (f"{TRAINER}.val_before_train=false", f"{TRAINER}.test_freq=0", f"{TRAINER}.save_freq=0")
+QUIET = (f"{TRAINER}.val_before_train=false", f"{TRAINER}.save_freq=0")
 
 
 def real_conf(folder: Path, model: Path, dtype: str) -> Path:
@@ -65,13 +68,16 @@ def real_conf(folder: Path, model: Path, dtype: str) -> Path:
     return path
 
 
-def ajet(*args: str | Path, cwd: Path) -> str:
+def ajet(*args: str | Path, cwd: Path) -> float:
+    """Runs the command and returns the peak memory of its own process, in bytes."""
     command = [sys.executable, "-m", "ajet.cli.launcher", *map(str, args)]
     environment = os.environ | {"COLUMNS": "160", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, text=True, check=True
-    )
-    return done.stdout
+    process = subprocess.Popen(command, cwd=cwd, env=environment, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return usage.ru_maxrss * 1024
 
 
 def planned(conf: Path, case: str, cwd: Path) -> dict[str, float]:
@@ -98,10 +104,11 @@ def planned(conf: Path, case: str, cwd: Path) -> dict[str, float]:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def happened(conf: Path, steps: int, folder: Path) -> dict[str, float]:
-    ajet(
-        *("--conf", conf, "--backbone", "debug", "--exp-dir", folder / "runs"),
-        *(*QUIET, f"{TRAINER}.total_training_steps={steps}"),
+def happened(conf: Path, case: str, steps: int, folder: Path) -> dict[str, float]:
+    peak_bytes = ajet(
+        *("--conf", conf, "--backbone", "debug", "--exp-dir", folder / "runs", *QUIET),
+        f"{TRAINER}.total_training_steps={steps}",
+        f"{TRAINER}.test_freq={0 if case == 'demo' else steps}",
         cwd=folder,
     )
     (run,) = (folder / "runs").glob("*/summary.json")
@@ -116,15 +123,19 @@ def happened(conf: Path, steps: int, folder: Path) -> dict[str, float]:
         "rollout_s": rollout_s,
         "update_s": update_s,
         "step_s": rollout_s + update_s,
-        "peak_bytes": json.loads(run.read_text())["peak_rss_bytes"],
+        "peak_bytes": peak_bytes,
     }
 
 
-def measure(case: str, model: Path, steps: int) -> dict[str, Any]:
+def measure(case: str, model: Path, steps: int, old: dict[str, Any] | None) -> dict[str, Any]:
+    """Measures a case; with an `old` result only memory is taken from the new one."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         conf = DEMO if case == "demo" else real_conf(folder, model, case)
-        plan, found = planned(conf, case, folder), happened(conf, steps, folder)
+        plan, found = planned(conf, case, folder), happened(conf, case, steps, folder)
+    if old is not None:
+        plan = old["planned"] | {"peak_bytes": plan["peak_bytes"]}
+        found = old["happened"] | {"peak_bytes": found["peak_bytes"]}
     return {
         "case": case,
         "steps": steps,
@@ -139,12 +150,14 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="SmolLM2-135M as a GGUF file")
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--peak-only", action="store_true", help="keep the times of --out")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/plan_accuracy.json")
     args = parser.parse_args()
     old: Sequence[Any] = json.loads(args.out.read_text())["cases"] if args.out.exists() else ()
     cases = {each["case"]: each for each in old}
     for case in args.only:
-        cases[case] = measure(case, args.model.resolve(), args.steps)
+        earlier = cases[case] if args.peak_only else None
+        cases[case] = measure(case, args.model.resolve(), args.steps, earlier)
         print(json.dumps(cases[case], indent=1), flush=True)
     machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} processors"
     document = {"machine": machine, "cases": [cases[name] for name in CASES if name in cases]}

@@ -157,7 +157,10 @@ def run_rank(rank: int, arm: Arm, port: int, rounds: int, out: Path) -> None:
         connect(rank, arm.ranks, host="127.0.0.1", port=port)
     make_samples()
     memory = Memory()
-    policy = Policy(make_model(), UpdateSettings(max_tokens_per_micro_batch=BUDGET), ranks_of(arm))
+    settings = UpdateSettings(
+        max_tokens_per_micro_batch=BUDGET, activation_checkpointing=arm.checkpointing
+    )
+    policy = Policy(make_model(), settings, ranks_of(arm))
     out.write_text(json.dumps(measured(policy, memory, rounds)))
     disconnect()
 
@@ -165,12 +168,7 @@ def run_rank(rank: int, arm: Arm, port: int, rounds: int, out: Path) -> None:
 def ranks_of(arm: Arm) -> Ranks:
     if not arm.sharded:
         return ONE_RANK
-    return TorchRanks(
-        ShardingSettings(
-            activation_checkpointing=arm.checkpointing,
-            ulysses_sequence_parallel_size=arm.sequence,
-        )
-    )
+    return TorchRanks(ShardingSettings(ulysses_sequence_parallel_size=arm.sequence))
 
 
 def measured(policy: Policy, memory: Memory, rounds: int) -> dict[str, Any]:

@@ -3,7 +3,8 @@ r"""One update of a real model's size on the CPU, against the speed of its matri
     python benchmarks/update_real.py [--dtype float32 bfloat16] [--threads 2] [--out FILE]
 
 The model has the shape of SmolLM2-135M with random weights. The batch is 4 groups of 8 with prompts
-of 324 and replies of 125 tokens (5,296 distinct ones), with a KL to the reference. Counted are:
+of 324 and replies of 125 tokens (5,296 distinct ones), with a KL to the reference. Activations are
+kept, not computed again (`activation_checkpointing: false`). Counted are:
 
     products   of all linear layers, tokens x in x out x 2: forward, twice that backward, and the
                reference's forward; the head for the tokens that are read

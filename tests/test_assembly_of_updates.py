@@ -89,15 +89,13 @@ def test_a_critic_of_other_tokens_is_refused_in_one_line():
 
 def test_every_setting_of_sharding_arrives():
     config = config_with(
-        fsdp_config="{param_offload: false, activation_checkpointing: true, param_dtype: bfloat16, "
-        "reshard_after_forward: false}",
+        fsdp_config="{param_offload: false, param_dtype: bfloat16, reshard_after_forward: false}",
         ulysses_sequence_parallel_size=2,
     )
     assert ShardingSettings.from_config(config) == ShardingSettings(
         param_dtype="bfloat16",
         reshard_after_forward=False,
         cpu_offload=False,
-        activation_checkpointing=True,
         ulysses_sequence_parallel_size=2,
     )
 
@@ -124,14 +122,17 @@ def test_a_rank_alone_is_a_plain_process_on_the_cpu():
     assert joined_alone() is ONE_RANK
 
 
-@pytest.mark.parametrize("fsdp", [{"param_dtype": "bfloat16"}, {"activation_checkpointing": True}])
-def test_a_rank_alone_is_sharded_where_the_config_asks_for_what_that_brings(fsdp):
+def test_a_rank_alone_that_recomputes_activations_is_a_plain_process_too():
+    assert joined_alone(activation_checkpointing=True) is ONE_RANK
+
+
+def test_a_rank_alone_is_sharded_where_the_config_asks_for_what_that_brings():
     try:
-        ranks = joined_alone(**fsdp)
+        ranks = joined_alone(param_dtype="bfloat16")
         loaded = assembly.load_learning_model(config_with(), ranks)
         learner = assembly.make_learner(config_with(), loaded, ranks)
         assert all(hasattr(p, "full_tensor") for p in learner.policy.model.parameters())
-        assert ranks.compute_dtype is getattr(torch, fsdp.get("param_dtype", "float32"))
+        assert ranks.compute_dtype is torch.bfloat16
     finally:
         disconnect()
 

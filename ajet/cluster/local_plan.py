@@ -6,11 +6,12 @@ configured shape that have one and three layers. Both times lie on a line over t
     seconds(layers) = seconds(1) + (layers - 1) * (seconds(3) - seconds(1)) / 2
 
 A step is the rollout of its episodes, `max_env_worker` at a time, and the update of its groups as
-trees. Memory is what the process keeps, what a micro-batch adds, and the cache of the rollout.
+trees. Memory is what the process keeps and what a rollout or a micro-batch adds.
 
 An episode is taken as one prompt and one reply, whose lengths the user gives; without them half of
-the most that the config allows is taken. Not covered: tools, judges and workflows that take time;
-episodes of many turns; adapters, a critic.
+the most that the config allows is taken. Not covered: tools, judges and workflows that take time or
+have processes of their own; what the prompts of several groups share; episodes of many turns;
+adapters, a critic; the passing peak of a resumed run, which reads a checkpoint.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,13 +29,17 @@ from ajet.cluster.plan import BYTES, EXPECTED_SHARE, GIB, LOGITS_AT_ONCE, Memory
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
 from ajet.core.run.batch_plan import BatchPlan
+from ajet.core.update.settings import UpdateSettings
 
 LAYERS = (1, 3)
 DECODED = (4, 20)  # the tokens of the two measured replies: their difference has no prefill in it
-MAX_KEPT = 1 << 26
-"""The value of MAX_KEPT in core/update/loss.py; a test compares the two."""
+MAX_KEPT, LARGE, MIN_PACKED = 1 << 26, 1 << 25, 1 << 18
+"""The values of MAX_KEPT in core/update/loss.py, LARGE in core/model/allocator.py and MIN_WEIGHTS
+in core/inference/engines/packed_decoder.py; a test compares them."""
 LIBRARIES_GIB = 0.5
 """Python, torch and transformers with what they load; measured on Linux."""
+FRAGMENTED = 1.5
+"""What the allocator takes for tensors that come and go, over what they need; measured."""
 
 
 @dataclass(frozen=True)
@@ -110,38 +115,75 @@ class LocalPlan:
         batches = episodes / self.at_once
         return batches * (self.measured.prefill_s + self.size.reply * self.measured.decode_s)
 
-    def memory_parts(self) -> list[MemoryPart]:
-        """Returns what the process holds at the peak of an update."""
-        config, shape = self.batch.config, self.shape
-        value = BYTES.get(config.ajet.model.dtype, 4)
-        wide = max(value, 4)
-        trainer, parameters = config.ajet.trainer_common, shape.parameters
-        tokens = self._tokens_of_a_pass()
-        read = min(tokens, config.ajet.rollout.num_repeat * self.size.reply)
+    @property
+    def is_large(self) -> bool:
+        """Tells whether freed memory is given back around an update (core/model/allocator.py)."""
+        return self.shape.parameters >= LARGE
+
+    @property
+    def recomputes(self) -> bool:
+        """Tells whether the backward pass computes activations again."""
+        return _recomputes(self.batch.config, self.shape)
+
+    def kept_parts(self) -> list[MemoryPart]:
+        """Returns what the process holds from the first optimizer step on."""
+        trainer, parameters = self.batch.config.ajet.trainer_common, self.shape.parameters
+        value, wide = self._bytes
+        masters, note = (wide * parameters, "with float32 masters") if value < wide else (0, "")
+        parts = [
+            MemoryPart("libraries", LIBRARIES_GIB, "Python, torch, transformers"),
+            _part("weights", value * parameters + masters, note),
+            _part("optimizer", 2 * wide * parameters, "two moments"),
+        ]
+        if trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward:
+            parts.append(_part("reference", value * parameters, "use_kl_loss: a copy"))
+        return parts
+
+    def rollout_parts(self) -> list[MemoryPart]:
+        """Returns what is added at the peak of a rollout."""
+        value, shape = self._bytes[0], self.shape
+        cache = value * self._cached_tokens() * shape.kv_values_per_token
+        parts = [_part("cache", FRAGMENTED * cache, "rollout: keys and values")]
+        if shape.hidden * shape.intermediate >= MIN_PACKED and value < 8:
+            packed = value * shape.parameters
+            parts.append(_part("packed weights", packed, "rollout: a copy, as oneDNN reads them"))
+        return parts
+
+    def update_parts(self) -> list[MemoryPart]:
+        """Returns what is added at the peak of an update, in its last micro-batch."""
+        shape, (value, wide), tokens = self.shape, self._bytes, self._tokens_of_a_pass()
+        read = min(tokens, self.batch.config.ajet.rollout.num_repeat * self.size.reply)
         # As wide_layer.py keeps it; narrow models keep about twice that.
-        kept = 2 * shape.hidden + 2 * shape.attention_width + 2 * shape.kv_width
-        kept = shape.layers * (kept + 2 * shape.intermediate)
-        kept *= 1 if shape.hidden >= 256 and value < 8 else 2
-        masters = 4 * parameters if value < 4 else 0
+        layer = 2 * shape.hidden + 2 * shape.attention_width + 2 * shape.kv_width
+        layer += 2 * shape.intermediate
+        layer *= 1 if shape.hidden >= 256 and value < 8 else 2
+        kept = layer + shape.layers * shape.hidden if self.recomputes else shape.layers * layer
         logits = read * shape.vocab
         if logits > MAX_KEPT:  # computed in slices: values, softmax, gradient
             logits = 3 * LOGITS_AT_ONCE
-        parts = [
-            ("weights", value * parameters + masters, "with float32 masters" if masters else ""),
-            ("gradients", wide * parameters, f"{wide} bytes"),
-            ("optimizer", 2 * wide * parameters, "two moments"),
-            ("activations", value * tokens * kept, f"{tokens:,} tokens at once"),
-            ("logits", value * logits, f"{read:,} sampled tokens at once"),
-            ("cache", value * self._cached_tokens() * shape.kv_values_per_token, "of the rollout"),
+        activations = FRAGMENTED * value * tokens * kept
+        how = "one layer at a time" if self.recomputes else "all layers"
+        return [
+            _part("gradients", wide * shape.parameters, f"update: {wide} bytes"),
+            _part("activations", activations, f"update: {tokens:,} tokens, {how}"),
+            _part("logits", FRAGMENTED * value * logits, f"update: of {read:,} sampled tokens"),
         ]
-        if trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward:
-            parts.insert(3, ("reference", value * parameters, "use_kl_loss: a copy"))
-        found = [MemoryPart(name, size / GIB, note) for name, size, note in parts]
-        return [*found, MemoryPart("libraries", LIBRARIES_GIB, "Python, torch, transformers")]
 
     @property
     def peak_gib(self) -> float:
-        return sum(part.gib for part in self.memory_parts())
+        """Returns the peak of this process. What a rollout has freed is given back before the
+        update only in a large model."""
+        kept, rollout, update = (
+            sum(part.gib for part in parts)
+            for parts in (self.kept_parts(), self.rollout_parts(), self.update_parts())
+        )
+        return kept + (max(rollout, update) if self.is_large else rollout + update)
+
+    @property
+    def _bytes(self) -> tuple[int, int]:
+        """Returns the bytes of a weight, and of its gradient and the optimizer's numbers."""
+        value = BYTES.get(self.batch.config.ajet.model.dtype, 4)
+        return value, max(value, 4)
 
     def _tokens_of_a_pass(self) -> int:
         trainer, rollout = self.batch.config.ajet.trainer_common, self.batch.config.ajet.rollout
@@ -155,7 +197,7 @@ class LocalPlan:
         return groups * self.size.prompt + 2 * self.at_once * self.size.reply
 
     def memory_rows(self) -> list[tuple[str, str, str]]:
-        parts = self.memory_parts()
+        parts = [*self.kept_parts(), *self.rollout_parts(), *self.update_parts()]
         rows = [(part.name, f"{part.gib:.2f}", part.note) for part in parts]
         return [*rows, ("peak", f"{self.peak_gib:.2f}", "of this process")]
 
@@ -171,6 +213,15 @@ class LocalPlan:
         ]
 
 
+def _recomputes(config: AjetConfig, shape: ModelShape) -> bool:
+    given = config.ajet.trainer_common.fsdp_config.activation_checkpointing
+    return shape.parameters >= LARGE if given == "auto" else given
+
+
+def _part(name: str, size: float, note: str) -> MemoryPart:
+    return MemoryPart(name, size / GIB, note)
+
+
 def local_plan(config: AjetConfig, batch: BatchPlan, size: EpisodeSize) -> LocalPlan:
     """Measures this machine and returns the plan."""
     path = config.ajet.model.path
@@ -180,7 +231,8 @@ def local_plan(config: AjetConfig, batch: BatchPlan, size: EpisodeSize) -> Local
     shape = shape_of(model_config.to_dict(), path)
     rollout = config.ajet.rollout
     at_once = min(rollout.max_env_worker, batch.episodes_per_step)
-    found = [_measure(config, model_config, layers, size, at_once) for layers in LAYERS]
+    recompute = _recomputes(config, shape)  # also in models that are small for want of layers
+    found = [_measure(config, model_config, layers, size, at_once, recompute) for layers in LAYERS]
     low, high = (np.array(each) for each in found)
     per_layer = np.maximum(high - low, 0) / (LAYERS[1] - LAYERS[0])
     prefill, decode, group, optimizer = low + per_layer * (shape.layers - LAYERS[0])
@@ -198,7 +250,12 @@ def _model_config(path: str) -> Any:
 
 
 def _measure(
-    config: AjetConfig, model_config: Any, layers: int, size: EpisodeSize, at_once: int
+    config: AjetConfig,
+    model_config: Any,
+    layers: int,
+    size: EpisodeSize,
+    at_once: int,
+    recompute: bool,
 ) -> tuple[float, float, float, float]:
     """Returns the numbers of `Measured` in a random model of so many layers."""
     import torch
@@ -215,7 +272,8 @@ def _measure(
     repeat = config.ajet.rollout.num_repeat
     prompts = [rng.integers(0, own.vocab_size, size.prompt) for _ in range(-(-at_once // repeat))]
     rollout = asyncio.run(_rollout_seconds(config, model, prompts, at_once))
-    return (*rollout, *_update_seconds(config, model, prompts[0], size, rng))
+    settings = replace(UpdateSettings.from_config(config), activation_checkpointing=recompute)
+    return (*rollout, *_update_seconds(model, settings, prompts[0], size, rng, repeat))
 
 
 async def _rollout_seconds(
@@ -254,15 +312,19 @@ async def _rollout_seconds(
 
 
 def _update_seconds(
-    config: AjetConfig, model: Any, prompt: Any, size: EpisodeSize, rng: np.random.Generator
+    model: Any,
+    settings: UpdateSettings,
+    prompt: Any,
+    size: EpisodeSize,
+    rng: np.random.Generator,
+    repeat: int,
 ) -> tuple[float, float]:
     """Returns the seconds of one group's passes and of one optimizer step."""
     from ajet.core.trajectory.sample import TrainingSample
     from ajet.core.update.policy import Policy
-    from ajet.core.update.settings import UpdateSettings
 
-    policy, samples = Policy(model, UpdateSettings.from_config(config)), []
-    for member in range(config.ajet.rollout.num_repeat):
+    policy, samples = Policy(model, settings), []
+    for member in range(repeat):
         ids = np.concatenate((prompt, rng.integers(0, model.config.vocab_size, size.reply)))
         mask = np.arange(len(ids)) >= len(prompt)
         samples.append(

@@ -1,8 +1,17 @@
 """The arithmetic of a plan on one machine, with times that a test gives."""
 
+from dataclasses import replace
+
 import pytest
 
-from ajet.cluster.local_plan import MAX_KEPT, EpisodeSize, LocalPlan, Measured
+from ajet.cluster.local_plan import (
+    LARGE,
+    MAX_KEPT,
+    MIN_PACKED,
+    EpisodeSize,
+    LocalPlan,
+    Measured,
+)
 from ajet.cluster.model_shape import ModelShape
 from ajet.core.config import load_config
 from ajet.core.run.batch_plan import BatchPlan
@@ -26,11 +35,13 @@ OVERRIDES = (
 )
 
 
+def config_with(*overrides):
+    return load_config("tutorial/example_math_agent/demo.yaml", [*OVERRIDES, *overrides])
+
+
 @pytest.fixture
-def plan(tmp_path):
-    path = tmp_path / "run.yaml"
-    path.write_text("ajet: {backbone: debug, model: {path: embedded:math}}\n")
-    batch = BatchPlan(load_config(path, list(OVERRIDES)), 100, 24)
+def plan():
+    batch = BatchPlan(config_with(), 100, 24)
     measured = Measured(prefill_s=1.0, decode_s=0.1, group_s=5.0, optimizer_s=0.5)
     return LocalPlan(batch, SMOLLM2, EpisodeSize(324, 125), measured, at_once=16)
 
@@ -43,19 +54,62 @@ def test_a_step_is_its_batches_of_episodes_and_its_groups(plan):
     assert plan.run_s == pytest.approx(10 * 48 + 3 * 20.25)
 
 
+def sizes(parts):
+    return {part.name: part.gib * 2**30 for part in parts}
+
+
+def with_setting(plan, *overrides):
+    return replace(plan, batch=BatchPlan(config_with(*overrides), 100, 24))
+
+
+WEIGHTS = 134_515_008 * 4
+A_LAYER = 4 * 576 + 2 * 192 + 2 * 1536  # x twice, q, out, k, v, gate and up
+
+
 def test_memory_is_counted_by_hand(plan):
-    parts = {part.name: part.gib * 2**30 for part in plan.memory_parts()}
-    weights = 134_515_008 * 4
-    assert parts["weights"] == parts["gradients"] == parts["reference"] == weights
-    assert parts["optimizer"] == 2 * weights
-    # A group of 324 + 8 x 125 tokens; x twice, q, out, k, v, gate and up of each layer.
-    assert parts["activations"] == 1324 * 30 * (4 * 576 + 2 * 192 + 2 * 1536) * 4
-    assert parts["logits"] == 1000 * 49152 * 4
-    assert parts["cache"] == (2 * 324 + 2 * 16 * 125) * 2 * 30 * 192 * 4
-    assert plan.peak_gib == pytest.approx(sum(parts.values()) / 2**30)
+    kept = sizes(plan.kept_parts())
+    assert kept["weights"] == kept["reference"] == WEIGHTS and kept["optimizer"] == 2 * WEIGHTS
+    cached = (2 * 324 + 2 * 16 * 125) * 2 * 30 * 192 * 4
+    assert sizes(plan.rollout_parts()) == {"cache": 1.5 * cached, "packed weights": WEIGHTS}
+    assert sizes(plan.update_parts()) == {
+        "gradients": WEIGHTS,
+        # A group of 324 + 8 x 125 tokens: the input of each layer, and one layer at a time.
+        "activations": 1.5 * 1324 * (30 * 576 + A_LAYER) * 4,
+        "logits": 1.5 * 1000 * 49152 * 4,
+    }
 
 
-def test_the_kept_probabilities_are_those_of_the_update():
+def test_activations_that_are_kept_are_those_of_all_layers(plan):
+    kept = with_setting(plan, "ajet.trainer_common.fsdp_config.activation_checkpointing=false")
+    assert sizes(kept.update_parts())["activations"] == 1.5 * 1324 * 30 * A_LAYER * 4
+
+
+def test_masters_of_bfloat16_are_counted(plan):
+    in_bfloat16 = with_setting(plan, "ajet.model.dtype=bfloat16")
+    assert sizes(in_bfloat16.kept_parts())["weights"] == 1.5 * WEIGHTS
+    assert sizes(in_bfloat16.update_parts())["gradients"] == WEIGHTS
+
+
+def total(parts):
+    return sum(part.gib for part in parts)
+
+
+def test_a_large_model_peaks_in_the_rollout_or_in_the_update(plan):
+    kept, rollout, update = plan.kept_parts(), plan.rollout_parts(), plan.update_parts()
+    largest = max(total(rollout), total(update))
+    assert plan.peak_gib == pytest.approx(total(kept) + largest)
+
+
+def test_a_small_model_keeps_in_the_update_what_the_rollout_has_freed(plan):
+    small = replace(plan, shape=replace(SMOLLM2, hidden=128, intermediate=384, vocab=1024))
+    parts = [*small.kept_parts(), *small.rollout_parts(), *small.update_parts()]
+    assert "packed weights" not in sizes(parts)
+    assert small.peak_gib == pytest.approx(total(parts))
+
+
+def test_the_limits_are_those_of_the_update_and_of_the_engine():
+    from ajet.core.inference.engines.packed_decoder import MIN_WEIGHTS
+    from ajet.core.model.allocator import LARGE as of_allocator
     from ajet.core.update.loss import MAX_KEPT as of_update
 
-    assert of_update == MAX_KEPT
+    assert (of_update, of_allocator, MIN_WEIGHTS) == (MAX_KEPT, LARGE, MIN_PACKED)

@@ -250,7 +250,7 @@ SETTINGS: dict[str, Row] = {
     ),
     f"{T}.fsdp_config.param_offload": Row(False, {"sharding.cpu_offload": False}, ON_VERL),
     f"{T}.fsdp_config.activation_checkpointing": Row(
-        True, {"sharding.activation_checkpointing": True}, ON_VERL
+        True, {"update.activation_checkpointing": True, "critic.activation_checkpointing": True}
     ),
     f"{T}.fsdp_config.param_dtype": Row("bfloat16", {"sharding.param_dtype": "bfloat16"}, ON_VERL),
     f"{T}.fsdp_config.reshard_after_forward": Row(

@@ -62,10 +62,10 @@ class FsdpConfig(Section):
     optimizer_offload: Annotated[
         bool, NoEffect("the optimizer's state lies with the weights: see param_offload")
     ] = Field(default=True, description="Set param_offload instead.")
-    activation_checkpointing: Annotated[bool | Literal["auto"], NOT_SHARDED] = Field(
+    activation_checkpointing: bool | Literal["auto"] = Field(
         default="auto",
         description="Compute activations again in the backward pass, to save memory; auto does on "
-        "GPUs.",
+        "GPUs and for models of 33 million weights or more.",
     )
     param_dtype: Annotated[Literal["auto", "bfloat16", "float32"], NOT_SHARDED] = Field(
         default="auto",

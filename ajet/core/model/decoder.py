@@ -16,11 +16,13 @@ the caller uses transformers' own forward.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ajet.core.model.precision import rms_norm
 from ajet.core.model.wide_layer import gated_mlp, is_wide, linear, linears_of_norm
@@ -35,7 +37,9 @@ FAMILIES = ("qwen2", "qwen3", "llama")
 class Decoder:
     """Computes a causal language model over a flat list of tokens; see the module's docstring."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, recompute: bool = False) -> None:
+        """`recompute` has a backward pass compute each layer again, of which only the input is
+        kept."""
         base = _unwrapped(model)
         config = base.config
         if not self.supports(model):
@@ -47,6 +51,7 @@ class Decoder:
             config.hidden_size // config.num_attention_heads
         )
         self._model = model
+        self._compute_layer = partial(recomputed, self._layer) if recompute else self._layer
         self._embed = base.model.embed_tokens
         self._rotary = base.model.rotary_emb
         self._layers = list(base.model.layers)
@@ -95,7 +100,7 @@ class Decoder:
         cos, sin = self._rotary(x.unsqueeze(0), positions_N.unsqueeze(0))
         cos, sin = cos[0].unsqueeze(1), _negate_left_half(sin[0].unsqueeze(1))
         for index, layer in enumerate(self._layers):
-            x = run_unsharded(layer, self._layer, index, x, cos, sin, attend)
+            x = run_unsharded(layer, self._compute_layer, index, x, cos, sin, attend)
         return rms_norm(self._norm, x)
 
     def _layer(self, index: int, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
@@ -133,6 +138,20 @@ def run_unsharded(module: nn.Module, compute: Callable[..., Tensor], *args: Any)
     """
     sharded_run = module.__dict__.get("run_unsharded")
     return compute(*args) if sharded_run is None else sharded_run(compute, *args)
+
+
+def recomputed(compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Returns ``compute(*args)`` and keeps its arguments alone: the backward pass computes it
+    again, with the same kernels. There is no dropout to repeat."""
+    return checkpoint(compute, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """Returns the repeated blocks, as transformers names them for each model."""
+    names: set[str] = set()
+    for module in model.modules():
+        names |= set(getattr(module, "_no_split_modules", None) or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
 
 
 def _unwrapped(model: Any) -> Any:

@@ -85,7 +85,13 @@ class Critic:
         self.settings, self.ranks = settings, ranks
         self.model = ValueModel(model).eval()
         self.device = ranks.device(model)
-        self.layout = make_layout(model, settings.batch_layout, self.device, ranks.sequence)
+        self.layout = make_layout(
+            model,
+            settings.batch_layout,
+            self.device,
+            ranks.sequence,
+            settings.activation_checkpointing,
+        )
         ranks.shard(self.model)
         self.optimizer = ModelOptimizer(self.model, settings)
 

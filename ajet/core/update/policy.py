@@ -101,7 +101,13 @@ class Policy:
         self.model.eval()  # no dropout: the ratio compares with what the sampler computed
         self.device = ranks.device(self.model)
         self._releases_memory = self.device.type == "cpu" and is_large(self.model)
-        self.layout = make_layout(self.model, settings.batch_layout, self.device, ranks.sequence)
+        self.layout = make_layout(
+            self.model,
+            settings.batch_layout,
+            self.device,
+            ranks.sequence,
+            settings.activation_checkpointing,
+        )
         keeps = settings.kl_loss_coef or settings.keep_reference
         self.reference = Reference(self.model, self.layout, settings, ranks) if keeps else None
         ranks.shard(self.model)
@@ -121,8 +127,7 @@ class Policy:
         `on_progress` gets the fraction done.
         """
         started = time.perf_counter()
-        if self._releases_memory:
-            release_freed_memory()
+        self._release_freed_memory()
         samples, correction = self._with_old_logprobs(samples)
         metrics = UpdateMetrics(samples, self.settings.ppo_epochs)
         parts = split_by_group(samples, self.settings.mini_batch_num) * self.settings.ppo_epochs
@@ -130,6 +135,7 @@ class Policy:
             for fraction in self._train_mini_batch([samples[index] for index in indices], metrics):
                 if on_progress:
                     on_progress((i + fraction) / len(parts))
+        self._release_freed_memory()
         metrics.all_reduce(self.ranks)
         return metrics.result(time.perf_counter() - started) | correction
 
@@ -242,8 +248,7 @@ class Policy:
         numbers = self._numbers_before(with_gradient, balanced) if reads else None
         for k, micro_batch in enumerate(balanced.local):
             self._backward(micro_batch, with_gradient, weights, numbers, metrics)
-            if k == 0 and self._releases_memory:  # the gradients lie between what it freed
-                release_freed_memory()
+            self._release_freed_memory()  # gradients and activations lie between one another
             yield (k + 1) / (len(balanced.local) + 1)
         if any(self._has_gradient(sample, sample.weights) for sample in with_gradient):
             metrics.steps.append(self.optimizer.step())
@@ -277,6 +282,10 @@ class Policy:
             return bool(sampled.any())
         advantages = sample.advantages if weights is None else sample.advantages * weights
         return bool(advantages[sampled].any())
+
+    def _release_freed_memory(self) -> None:
+        if self._releases_memory:
+            release_freed_memory()
 
     @property
     def _reads_mini_batch(self) -> bool:
@@ -328,6 +337,11 @@ class Policy:
         """
         settings = self.settings
         targets_M = self._targets(rows)
+        reference_M = None
+        if self.reference is not None and "kl_reference" in weights:
+            # Before the policy's own pass, whose activations and probabilities take memory.
+            reference_M = self.reference.logprobs(rows, targets_M)
+            self._release_freed_memory()
         output = self.layout.forward(rows)
         scores = score_tokens(output, targets_M, settings.temperature, settings.entropy_coef != 0)
         if numbers is None and self._reads_mini_batch and "policy_gradient" in weights:
@@ -344,7 +358,7 @@ class Policy:
                 if settings.entropy_coef:
                     loss_M = loss_M - settings.entropy_coef * _at(scores.entropy_M, at)
             else:
-                value_M = _at(self._value(component, rows, scores.logprobs_M, targets_M), at)
+                value_M = _at(self._value(component, rows, scores.logprobs_M, reference_M), at)
                 loss_M = coefficient(component, settings) * value_M
             values[METRICS[component]] = value_M.detach()
             weights_M = self._token_weights(rows, component, of_episodes)
@@ -359,14 +373,17 @@ class Policy:
         metrics.add(TokenValues(loss.detach(), values, ratio_M, gap_M))
 
     def _value(
-        self, component: Component, rows: Sequence[Row], logprobs_M: Tensor, targets_M: Tensor
+        self,
+        component: Component,
+        rows: Sequence[Row],
+        logprobs_M: Tensor,
+        reference_M: Tensor | None,
     ) -> Tensor:
         """Returns the value of each trained token in a component other than the policy gradient."""
         if component == "cross_entropy":
             return -logprobs_M
         if component == "kl_reference":
-            assert self.reference is not None
-            reference_M = self.reference.logprobs(rows, targets_M)
+            assert reference_M is not None
             return kl_penalty(logprobs_M, reference_M, self.settings.kl_loss_type)
         teacher = (
             np.zeros(len(row.positions), np.float32)

@@ -139,7 +139,7 @@ def join_ranks(config: AjetConfig, rank: int, size: int, *, host: str, port: int
         ShardingSettings.from_config(config),
     )
     plain = device.type == "cpu" and settings.param_dtype == compute_dtype(config)
-    if size == 1 and plain and not settings.activation_checkpointing:
+    if size == 1 and plain:
         return ONE_RANK
     connect(rank, size, host=host, port=port, device=device.type)
     return TorchRanks(settings, device)

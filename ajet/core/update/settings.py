@@ -23,6 +23,7 @@ CorrectionLevel = Literal["none", "token", "turn", "sequence"]
 CorrectionMode = Literal["truncate", "reject"]
 RatioCombination = Literal["product", "geometric_mean"]
 OldLogprobs = Literal["sampler", "trainer"]
+Recomputation = bool | Literal["auto"]
 
 ParamDtype = Literal["float64", "float32", "bfloat16"]
 
@@ -74,7 +75,6 @@ class ShardingSettings:
     param_dtype: ParamDtype = "float32"  # type of the computation; the shards are float32 or wider
     reshard_after_forward: bool = True  # a layer's weights are gathered again for the backward
     cpu_offload: bool = False  # shards and the optimizer's state in CPU memory
-    activation_checkpointing: bool = False
     ulysses_sequence_parallel_size: int = 1  # neighbouring ranks that share their sequences
 
     @classmethod
@@ -82,12 +82,10 @@ class ShardingSettings:
         """Reads from the config how trainer ranks hold and compute the policy and the critic."""
         trainer = config.ajet.trainer_common
         fsdp = trainer.fsdp_config
-        recomputes = fsdp.activation_checkpointing
         return cls(
             param_dtype=compute_dtype(config) if fsdp.param_dtype == "auto" else fsdp.param_dtype,
             reshard_after_forward=fsdp.reshard_after_forward,
             cpu_offload=fsdp.param_offload,
-            activation_checkpointing=trains_on_gpu(config) if recomputes == "auto" else recomputes,
             ulysses_sequence_parallel_size=trainer.ulysses_sequence_parallel_size,
         )
 
@@ -207,6 +205,7 @@ class UpdateSettings(OptimizerSettings):
     mini_batch_num: int = 1  # optimizer steps of one pass
     max_tokens_per_micro_batch: int = 4096  # tokens computed at once (distinct ones, as a tree)
     batch_layout: BatchLayout = "auto"  # tree where the model family has a flat forward
+    activation_checkpointing: Recomputation = False  # auto: of a large model
     lora: LoraSettings | None = None
     seed: int = 0  # of the tokens that clip_cov draws
 
@@ -254,6 +253,7 @@ class UpdateSettings(OptimizerSettings):
             mini_batch_num=trainer.mini_batch_num,
             max_tokens_per_micro_batch=tokens_per_pass(config),
             batch_layout=trainer.batch_layout,
+            activation_checkpointing=recomputation(config),
             lora=LoraSettings.from_config(config),
             seed=config.ajet.seed,
         )
@@ -298,6 +298,7 @@ class CriticSettings(OptimizerSettings):
     mini_batch_num: int = 1
     max_tokens_per_micro_batch: int = 4096
     batch_layout: BatchLayout = "auto"
+    activation_checkpointing: Recomputation = False
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
@@ -318,6 +319,7 @@ class CriticSettings(OptimizerSettings):
             mini_batch_num=critic.mini_batch_num,
             max_tokens_per_micro_batch=tokens_per_pass(config),
             batch_layout=trainer.batch_layout,
+            activation_checkpointing=recomputation(config),
         )
 
     def __post_init__(self) -> None:
@@ -349,6 +351,13 @@ def tokens_per_pass(config: AjetConfig) -> int:
     if own is None:
         return trainer.max_tokens_per_micro_batch
     return own * trainer.ulysses_sequence_parallel_size
+
+
+def recomputation(config: AjetConfig) -> Recomputation:
+    """Returns whether a backward pass computes the activations again; "auto" is left to the size
+    of the model, which only the model itself tells."""
+    given = config.ajet.trainer_common.fsdp_config.activation_checkpointing
+    return True if given == "auto" and trains_on_gpu(config) else given
 
 
 def compute_dtype(config: AjetConfig) -> ParamDtype:

@@ -18,7 +18,6 @@ Not covered: tensor and expert parallelism; a second copy of the shards on anoth
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -33,8 +32,8 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
-from torch.utils.checkpoint import checkpoint
 
+from ajet.core.model.decoder import decoder_layers
 from ajet.core.model.precision import to_wide_dtype, wide_dtype
 from ajet.core.update.settings import ShardingSettings
 from ajet.core.update.shards import is_sharded
@@ -50,23 +49,13 @@ def shard_model(model: nn.Module, mesh: DeviceMesh, settings: ShardingSettings) 
     options = _options(mesh, settings)
     full_precision = options | {"mp_policy": MixedPrecisionPolicy()}
     for layer in layers:
-        if settings.activation_checkpointing:
-            layer.forward = partial(_recomputed, layer.forward)
-        _shard(layer, settings.activation_checkpointing, settings.reshard_after_forward, options)
+        _shard(layer, settings.reshard_after_forward, options)
     head = getattr(model, "head", None)
     if isinstance(head, nn.Linear):
-        _shard(head, False, settings.reshard_after_forward, full_precision)
+        _shard(head, settings.reshard_after_forward, full_precision)
     # The rest stays gathered from its forward to the end of the backward, because the output layer
     # is called after the model's forward.
-    _shard(model, False, False, options)
-
-
-def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """Returns the repeated blocks, as transformers names them for each model."""
-    names: set[str] = set()
-    for module in model.modules():
-        names |= set(getattr(module, "_no_split_modules", None) or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
+    _shard(model, False, options)
 
 
 def _options(mesh: DeviceMesh, settings: ShardingSettings) -> dict[str, Any]:
@@ -82,14 +71,14 @@ def _options(mesh: DeviceMesh, settings: ShardingSettings) -> dict[str, Any]:
     return options
 
 
-def _shard(module: nn.Module, recompute: bool, reshard_after: bool, options: Any) -> None:
+def _shard(module: nn.Module, reshard_after: bool, options: Any) -> None:
     _to_wide_dtype(module)
     fully_shard(module, reshard_after_forward=reshard_after, **options)
     assert isinstance(module, FSDPModule)
     module.set_gradient_divide_factor(1.0)
     module.set_force_sum_reduction_for_comms(True)  # gloo has no other reduction
     untyped: Any = module
-    untyped.run_unsharded = MethodType(_run_recomputed if recompute else _run, module)
+    untyped.run_unsharded = MethodType(_run, module)
     register_fsdp_forward_method(module, "run_unsharded")
 
 
@@ -103,12 +92,3 @@ def _to_wide_dtype(module: nn.Module) -> None:
 
 def _run(module: nn.Module, compute: Callable[..., Tensor], *args: Any) -> Tensor:
     return compute(*args)
-
-
-def _run_recomputed(module: nn.Module, compute: Callable[..., Tensor], *args: Any) -> Tensor:
-    return _recomputed(compute, *args)
-
-
-def _recomputed(compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Computes with activation checkpointing; there is no dropout to repeat."""
-    return checkpoint(compute, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)

@@ -105,12 +105,19 @@ CASES = {
             cov_share=0.2,
             clip_cov_low=0.001,
             off_policy_mask=0.01,
+            activation_checkpointing=True,
         ),
-        dict(activation_checkpointing=True, reshard_after_forward=False),
+        dict(reshard_after_forward=False),
     ),
     "gspo": Case(
-        dict(policy_loss="gspo", clip_low=3e-4, clip_high=4e-4, kl_loss_coef=0.1),
-        dict(activation_checkpointing=True, cpu_offload=True),
+        dict(
+            policy_loss="gspo",
+            clip_low=3e-4,
+            clip_high=4e-4,
+            kl_loss_coef=0.1,
+            activation_checkpointing=True,
+        ),
+        dict(cpu_offload=True),
     ),
     "streams": Case(
         dict(
@@ -130,8 +137,14 @@ CASES = {
     "critic": Case(dict(mini_batch_num=2), is_critic=True),
     "sequence": Case(dict(kl_loss_coef=0.1, policy_loss="gspo"), in_sequence(2)),
     "sequence_packed": Case(
-        dict(batch_layout="packed", lora=LORA, lr=1e-2, kl_loss_coef=0.1),
-        in_sequence(2) | dict(activation_checkpointing=True),
+        dict(
+            batch_layout="packed",
+            lora=LORA,
+            lr=1e-2,
+            kl_loss_coef=0.1,
+            activation_checkpointing=True,
+        ),
+        in_sequence(2),
     ),
     "sequence_critic": Case(sharding=in_sequence(2), is_critic=True),
     "sequence_of_four": Case(sharding=in_sequence(4)),  # fewer key-value heads than ranks

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 
 from ajet.core.errors import ConfigError
+from ajet.core.model.allocator import is_large
 from ajet.core.model.decoder import Decoder
 from ajet.core.update.layouts.layout import Layout, device_of
 from ajet.core.update.layouts.packed import PackedLayout
 from ajet.core.update.layouts.padded import PaddedLayout
 from ajet.core.update.layouts.tree import TreeLayout
 from ajet.core.update.sequence import SequenceGroup
+from ajet.core.update.settings import Recomputation
 
 LAYOUTS: dict[str, type[Layout]] = {
     "padded": PaddedLayout,
@@ -28,12 +30,14 @@ def make_layout(
     name: str,
     device: torch.device | None = None,
     sequence: SequenceGroup | None = None,
+    recompute: Recomputation = False,
 ) -> Layout:
     """Makes the layout `name` for a transformers model, which peft may have wrapped.
 
     ``auto`` is the tree where the model family has a flat forward, else padded. `device` is where
     the passes are computed, if the weights may be elsewhere; `sequence` are the ranks that share
-    their rows.
+    their rows. `recompute` keeps only the input of each decoder layer for the backward pass, which
+    computes the rest again; "auto" does so for a large model.
     """
     flat = Decoder.supports(model)
     if name == "auto":
@@ -43,4 +47,6 @@ def make_layout(
             f"batch_layout={name}: model type {model.config.model_type!r} has no flat forward; "
             "use batch_layout=padded"
         )
-    return LAYOUTS[name](model, device or device_of(model), sequence)
+    if recompute == "auto":
+        recompute = is_large(model)
+    return LAYOUTS[name](model, device or device_of(model), sequence, recompute)

@@ -125,7 +125,11 @@ class Layout(Protocol):
     name: str
 
     def __init__(
-        self, model: nn.Module, device: torch.device, sequence: SequenceGroup | None
+        self,
+        model: nn.Module,
+        device: torch.device,
+        sequence: SequenceGroup | None,
+        recompute: bool = False,
     ) -> None: ...
 
     def split(self, rows: Sequence[Row], budget: int) -> list[list[Row]]:

@@ -7,6 +7,7 @@ It works with any causal model, and the other layouts are tested against it.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ajet.core.errors import ConfigError
+from ajet.core.model.decoder import decoder_layers, recomputed
 from ajet.core.update.layouts.layout import ForwardOutput, Row
 from ajet.core.update.sequence import SequenceGroup
 
@@ -22,7 +24,11 @@ class PaddedLayout:
     name = "padded"
 
     def __init__(
-        self, model: nn.Module, device: torch.device, sequence: SequenceGroup | None
+        self,
+        model: nn.Module,
+        device: torch.device,
+        sequence: SequenceGroup | None,
+        recompute: bool = False,
     ) -> None:
         if sequence is not None:
             raise ConfigError(
@@ -31,6 +37,8 @@ class PaddedLayout:
             )
         self.model = model
         self.device = device
+        for layer in decoder_layers(model) if recompute else ():
+            layer.forward = partial(recomputed, layer.forward)
 
     def split(self, rows: Sequence[Row], budget: int) -> list[list[Row]]:
         batches: list[list[Row]] = []

@@ -33,9 +33,13 @@ class FlatLayout:
     name: str
 
     def __init__(
-        self, model: nn.Module, device: torch.device, sequence: SequenceGroup | None
+        self,
+        model: nn.Module,
+        device: torch.device,
+        sequence: SequenceGroup | None,
+        recompute: bool = False,
     ) -> None:
-        self.decoder = Decoder(model)
+        self.decoder = Decoder(model, recompute)
         if sequence is not None:
             sequence.check_heads(self.decoder.num_heads, self.decoder.num_kv_heads)
         self.model = model
