@@ -308,15 +308,11 @@ def sharded(args: Namespace) -> Figures:
     try:
         for offload in (False, True):
             reset_peak(args)
-            settings = ShardingSettings(
-                param_dtype="bfloat16",
-                cpu_offload=offload,
-                activation_checkpointing=True,
-            )
+            settings = ShardingSettings(param_dtype="bfloat16", cpu_offload=offload)
             ranks = TorchRanks(settings, device_of(args))
             policy = Policy(
                 make_model(args, torch.float32),
-                UpdateSettings(max_tokens_per_micro_batch=8192),
+                UpdateSettings(max_tokens_per_micro_batch=8192, activation_checkpointing=True),
                 ranks,
             )
             policy.update(samples)
