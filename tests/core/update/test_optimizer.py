@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from update_fixtures import tiny_model
 
+from ajet.core.model.allocator import LARGE
 from ajet.core.update.optimizer import ModelOptimizer, lr_at
 from ajet.core.update.settings import OptimizerSettings
 
@@ -95,3 +96,37 @@ def test_the_template_is_of_the_state_after_a_step_and_takes_no_memory():
         assert (template[name].shape, template[name].dtype) == (tensor.shape, tensor.dtype)
     places = {t.data_ptr() for name, t in template.items() if not name.endswith(".step")}
     assert places == {state["weight.master"].data_ptr()}
+
+
+def model_with_grads(is_large):
+    """Two layers; a large model has weights beside them that are not trained and take no room."""
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3))
+    for weight in model.parameters():
+        nn.init.normal_(weight, generator=generator)
+        weight.grad = torch.randn(weight.shape, generator=generator)
+    if is_large:
+        model.frozen = nn.Parameter(torch.zeros(1).expand(LARGE), requires_grad=False)
+    return model
+
+
+def test_a_large_models_fused_step_is_the_plain_one_and_goes_on_from_its_state():
+    settings = OptimizerSettings(lr=0.1, weight_decay=0.1, grad_clip=1.0)
+    found = []
+    for is_large in (False, True):
+        model = model_with_grads(is_large)
+        optimizer = ModelOptimizer(model, settings)
+        optimizer.step()
+        again = model_with_grads(is_large)
+        other = ModelOptimizer(again, settings)
+        masters = {f"{n}.master": p.detach() for n, p in model.named_parameters()}
+        other.load(optimizer.tensors() | masters, optimizer.num_steps, 0)
+        for each, stepped in ((optimizer, model), (other, again)):
+            for weight in (p for p in stepped.parameters() if p.requires_grad):
+                weight.grad = torch.full_like(weight, 0.3)
+            each.step()
+        for a, b in zip(model.parameters(), again.parameters(), strict=True):
+            assert torch.equal(a, b)
+        found.append([p.detach() for p in model.parameters() if p.requires_grad])
+    for plain, fused in zip(*found, strict=True):
+        torch.testing.assert_close(fused, plain, rtol=1e-5, atol=1e-6)
