@@ -66,6 +66,11 @@ FIELDS = {
     "mini_batch_num": ({}, {f"{T}.mini_batch_num": 2}, "weights"),
     "max_tokens_per_micro_batch": ({}, {f"{T}.max_tokens_per_micro_batch": 60}, "micro-batches"),
     "batch_layout": ({}, {f"{T}.batch_layout": "padded"}, "layout"),
+    "activation_checkpointing": (
+        {},
+        {f"{T}.fsdp_config.activation_checkpointing": True},
+        "passes of a layer",
+    ),
     "lora": ({}, LORA, "names"),
 }
 NO_KEY = {"eps", "kl_teacher_coef"}
@@ -81,6 +86,9 @@ def told(given):
     """What two updates make of a policy."""
     policy = policy_of(given)
     parts: list[float] = []  # one for each micro-batch, and one for the optimizer's step
+    passes: list[str] = []
+    mlp = next(m for n, m in policy.model.named_modules() if n.endswith("layers.0.mlp"))
+    mlp.up_proj.register_forward_hook(lambda *_: passes.append("up"))
     for _ in range(2):
         policy.update(SAMPLES, on_progress=parts.append)
     tensors = policy.state_dict().tensors
@@ -90,6 +98,7 @@ def told(given):
         "names": sorted(tensors),
         "micro-batches": len(parts),
         "layout": type(policy.layout).__name__,
+        "passes of a layer": len(passes),
         "has a reference": policy.reference is not None,
     }
 
@@ -102,7 +111,7 @@ def is_same(one, other):
 
 def test_every_field_has_its_keys():
     assert {each.name for each in fields(UpdateSettings)} == FIELDS.keys() | NO_KEY
-    assert len(FIELDS) + len(NO_KEY) == 41
+    assert len(FIELDS) + len(NO_KEY) == 42
     keys = [key for _, changed, _ in FIELDS.values() for key in changed]
     assert [key for key in keys if key not in SETTINGS] == []
 

@@ -53,7 +53,6 @@ def test_only_valid_episodes_become_samples():
             episode(0, turns, EpisodeStatus.TIMEOUT, reward=None),
             episode(1, turns, EpisodeStatus.TRUNCATED),
             episode(2, turns, EpisodeStatus.JUDGE_ERROR, reward=None),
-            episode(3, turns, reward=None),
         ),
     )
     assert [s.episode_id for s in to_samples([group], {"g1": [array(1)]})] == ["g1"]

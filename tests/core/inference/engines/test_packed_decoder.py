@@ -147,6 +147,7 @@ def test_the_copies_are_freed_when_no_episode_is_left():
         await engine.close()
         return while_live
 
+    gc.collect()  # other tests' copies
     # Five products a layer, and the head.
     assert asyncio.run(asyncio.wait_for(run(_model()), 60)) == 2 * 5 + 1
 
