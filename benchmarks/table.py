@@ -52,6 +52,38 @@ def learning() -> list[Row]:
     ]
 
 
+def function_calling() -> list[Row]:
+    """Rows of a pretrained model on a public benchmark; an arm that was not measured has none."""
+    if not (RESULTS / "function_calling.json").exists():
+        return []
+    script, task = "function_calling", "100 held-out tasks of BFCL simple_python"
+    arms: dict[str, list[Any]] = {}
+    for run in result(script)["results"]:
+        arms.setdefault(run["arm"], []).append(run)
+
+    def added(run: Any) -> str:
+        found = run["difference"]["test"]
+        low, high = (f"{100 * found[name]:+.1f}" for name in ("low", "high"))
+        return f"{100 * found['value']:+.1f} [{low}, {high}]"
+
+    rows: list[Row] = []
+    for run in arms.get("trained", []):
+        path = (run["base"], run["before"], run["after"])
+        rows.append(
+            (
+                f"SmolLM2-135M, {task}, seed {run['seed']}: as it is → supervised → reinforced",
+                " → ".join(f"{each['test']:.1%}" for each in path),
+                "",
+                script,
+            )
+        )
+    for arm, runs in arms.items():
+        goal = "≥ +15 on each of 3 seeds" if arm == "trained" else "holds 0 or less"
+        points = "; ".join(added(run) for run in runs)
+        rows.append((f"points that reinforcement adds there, {arm}", points, goal, script))
+    return rows
+
+
 def learning_on_ray() -> list[Row]:
     rows = []
     runs = result("learning_on_ray")["runs"]
@@ -466,6 +498,7 @@ def rest() -> list[Row]:
 def table() -> str:
     """The rows as Markdown."""
     rows = [
+        *function_calling(),
         *learning(),
         *learning_on_ray(),
         *games(),

@@ -389,9 +389,8 @@ class GroupBuffer:
                 yield connection
         except (SQLAlchemyError, DataError, UnicodeDecodeError, TypeError) as error:
             cause = getattr(error, "orig", None) or error
-            is_safe = isinstance(
-                cause, DataError | sqlite3.Error
-            )  # another's text may hold a secret
+            # The text of another database's error may hold a secret.
+            is_safe = isinstance(cause, DataError | sqlite3.Error)
             reason = first_line(str(cause)) if is_safe else type(cause).__name__
             raise CheckpointError(
                 f"the buffer {self._url} failed: {reason}; the run goes on from its last "
