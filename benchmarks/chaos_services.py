@@ -93,8 +93,8 @@ class LakeService:
     def _started(self) -> WarmProcess:
         line = ["-c", SERVICE, str(self._port), str(self._mood)]
         with self._log.open("a") as log:
-            files = {"stdout": log.fileno(), "stderr": log.fileno()}
-            process = warm_start(line, cwd=ROOT, env=environment(), **files)
+            out = log.fileno()
+            process = warm_start(line, cwd=ROOT, env=environment(), stdout=out, stderr=out)
         _wait_for(self._port)
         return process
 

@@ -168,8 +168,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, required=True, help="where the runs are kept")
     parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--note", help="what was unlike the tutorial, to be kept with the figures")
     args = parser.parse_args()
     found = measure(args.arm, args.seed, args.folder.resolve())
+    if args.note:
+        found["note"] = args.note
     known = json.loads(args.out.read_text())["results"] if args.out.exists() else []
     results = [r for r in known if (r["arm"], r["seed"]) != (args.arm, args.seed)] + [found]
     results.sort(key=lambda r: (list(ARMS).index(r["arm"]), r["seed"]))
