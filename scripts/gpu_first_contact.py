@@ -325,6 +325,7 @@ def sharded(args: Namespace) -> Figures:
                 state = policy.state_dict()
                 save_checkpoint(Path(folder), 1, state.tensors, state.state, ranks=ranks)
                 loaded = load_checkpoint(Path(folder), ranks=ranks, like=state.tensors)
+                assert loaded is not None, f"{name}: no whole checkpoint was found"
                 before = policy.score(samples[:2])
                 policy.update(samples)
                 policy.load_state_dict(loaded.tensors, loaded.state)
@@ -424,9 +425,9 @@ def shape_of_model(model: nn.Module) -> Any:
 
 def now(args: Namespace) -> float:
     """Returns the clock when the device has done all it was given."""
-    if not is_toy(args):
-        torch.cuda.synchronize()
-    return time.perf_counter()
+    from benchmarks.gpu_step import now
+
+    return now(args.device)
 
 
 def reset_peak(args: Namespace) -> None:

@@ -39,7 +39,7 @@ in core/inference/engines/packed_decoder.py; a test compares them."""
 LIBRARIES_GIB = 0.5
 """Python, torch and transformers with what they load; measured on Linux."""
 FRAGMENTED = 1.5
-"""What the allocator takes for tensors that come and go, over what they need; measured."""
+"""The allocator takes this many times the bytes of tensors that come and go; measured."""
 
 
 @dataclass(frozen=True)
