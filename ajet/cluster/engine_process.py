@@ -22,6 +22,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from ajet.cluster.import_env import ImportEnv
+from ajet.cluster.node_network import use_interface_of
 from ajet.core.config import AjetConfig
 from ajet.core.descriptors import raise_descriptor_limit
 from ajet.core.inference.endpoint import Completion, SamplingParams
@@ -56,6 +57,7 @@ class EngineProcess:
         """Loads the model, in this process or in a server; returns this process's id."""
         self._import_env.enter()
         raise_descriptor_limit()
+        use_interface_of(ray.util.get_node_ip_address())
         from ajet import assembly
         from ajet.servers.serving import start_server
 

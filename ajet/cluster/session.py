@@ -35,6 +35,7 @@ from loguru import logger
 
 from ajet.cluster.capacity import gpus_taken
 from ajet.cluster.gpus import require_free_gpus
+from ajet.cluster.node_network import forwarded_variables
 from ajet.cluster.placement import Node
 from ajet.cluster.probe import one_line
 from ajet.core.breakpoint import TAGS_VARIABLE
@@ -218,11 +219,11 @@ def worker_environment(
     settings: SessionSettings, config: AjetConfig, environ: Mapping[str, str]
 ) -> dict[str, str]:
     """Returns the environment variables of the run's processes: the search path of the user's
-    modules, and the debugger's tags."""
+    modules, settings of gloo and NCCL, and the debugger's tags."""
     package = str(Path(__file__).resolve().parents[2])
     given = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     folders = [*map(str, config.base_dirs), *given, package]
-    env = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(folders))}
+    env = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(folders)), **forwarded_variables(environ)}
     if settings.debug_tags:
         # `ray debug` in another terminal; RAY_DEBUG=1 is VS Code's, which needs a dashboard
         debugger = environ.get("RAY_DEBUG", "legacy")

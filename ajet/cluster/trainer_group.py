@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,8 +25,10 @@ from ray.exceptions import RayActorError
 
 from ajet.cluster.actor_errors import result_of, results_of
 from ajet.cluster.import_env import ImportEnv
+from ajet.cluster.node_network import Listener, failure_line, unreachable, use_interface_of
 from ajet.cluster.weight_store import remove_weight_store
 from ajet.core.config import AjetConfig
+from ajet.core.errors import ConfigError
 from ajet.core.trajectory.trajectory import Group, Trajectory
 from ajet.core.trajectory.turn import GIVEN, HINTED, Turn
 from ajet.core.weight_sync.manifest import WeightsError
@@ -72,12 +73,13 @@ class TrainerRank:
         self._import_env = import_env
 
     def address(self) -> tuple[str, int]:
-        """Returns a host and port, free now, at which the other ranks find this rank."""
-        host = ray.util.get_node_ip_address()
-        family, kind, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as own:
-            own.bind(address)
-            return host, own.getsockname()[1]
+        """Listens at a free port of this node, and returns where the other ranks find this rank."""
+        self._listener = Listener(ray.util.get_node_ip_address())
+        return self._listener.address
+
+    def unreachable(self, addresses: Sequence[tuple[str, int]]) -> dict[int, str]:
+        """Returns the ranks, of these addresses, that this rank cannot connect to, and why."""
+        return asyncio.run(unreachable(addresses))
 
     def start(
         self, config: AjetConfig, host: str, port: int, weights_root: Path | None
@@ -93,6 +95,8 @@ class TrainerRank:
         from ajet.core.weight_sync.broadcast import BroadcastSender
         from ajet.core.weight_sync.folder import WeightFolder
 
+        self._listener.close()  # rank 0's port is free for the group now
+        use_interface_of(self._listener.address[0])
         assembly.set_threads(config)
         ranks = join_ranks(config, self._rank, self._size, host=host, port=port)
         loaded = assembly.load_learning_model(config, ranks)
@@ -214,8 +218,13 @@ class TrainerGroup:
         self.on_progress: Callable[[float], None] = lambda fraction: None
 
     async def start(self) -> ModelInfo:
-        """Starts all ranks, each with its model; returns the model's `ModelInfo`."""
-        host, port = await result_of(self.ranks[0].address.remote(), self._names[0])
+        """Starts all ranks, each with its model, once all of them reach each other; returns the
+        model's `ModelInfo`."""
+        addresses = await self._all("address")
+        failure = failure_line(addresses, await self._all("unreachable", addresses))
+        if failure is not None:
+            raise ConfigError(failure)
+        host, port = addresses[0]
         started = await self._all("start", self._config, host, port, self._weights_root)
         self.pids = [pid for _, pid in started]
         return started[0][0]
@@ -263,7 +272,7 @@ class TrainerGroup:
 
     async def check(self) -> None:
         """Raises ProcessLost if a rank is lost."""
-        await self._all("address")
+        await self._all("progress", 0)
 
     async def save(self, folder: Path, step: int, run: dict[str, Any]) -> None:
         await self._all("save", folder, step, run)

@@ -7,7 +7,6 @@ each has a network of its own, and an IPv6 address in it alone (where such netwo
 import json
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ import time
 import pytest
 
 from tests.processes import below, first_line, until_gone
+from tests.two_networks import two_networks
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.ray
@@ -51,37 +51,13 @@ def loopback():
 
 
 @pytest.fixture
-def two_networks():
+def two_machines():
     """The same of two networks that are joined by a cable, with IPv6 addresses alone."""
-    names = [f"ajet-{secrets.token_hex(4)}-{rank}" for rank in range(2)]
-    try:
-        cable = ["link", "add", "net0", "netns", names[0], "type", "veth"]
-        made = [ip("netns", "add", name) for name in names]
-        made.append(ip(*cable, "peer", "name", "net0", "netns", names[1]))
-        for rank, name in enumerate(names):
-            made += [
-                ip("-n", name, "link", "set", "lo", "up"),
-                ip("-n", name, "link", "set", "net0", "up"),
-                ip("-n", name, "addr", "add", f"fd00:a::{rank + 1}/64", "dev", "net0", "nodad"),
-                ip("-n", name, "-6", "route", "add", "default", "via", f"fd00:a::{2 - rank}"),
-            ]
-        if not all(made):
-            pytest.skip("networks cannot be made here")
-        yield "fd00:a::1", [("ip", "netns", "exec", name) for name in names]
-    finally:
-        for name in names:
-            ip("netns", "del", name)
+    with two_networks(family=6) as machines:
+        yield machines[0].address, [machine.command for machine in machines]
 
 
-def ip(*arguments):
-    """Whether the system's `ip` is there and did it."""
-    return (
-        bool(shutil.which("ip"))
-        and not subprocess.run(["ip", *arguments], capture_output=True).returncode
-    )
-
-
-@pytest.fixture(params=["loopback", "two_networks"])
+@pytest.fixture(params=["loopback", "two_machines"])
 def start(request, tmp_path):
     """Processes as a job system starts them: the same variables, another rank."""
     master, machines = request.getfixturevalue(request.param)

@@ -11,6 +11,7 @@ long sequences divided among several of them (sequence.py).
 Not covered: who starts the processes (the backbone).
 """
 
+import os
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -168,10 +169,11 @@ def connect(
         )
     except (OSError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
+        interface = os.environ.get("GLOO_SOCKET_IFNAME", "by default that of the machine's name")
         raise ConfigError(
             f"trainer rank {rank} of {size} could not join the others at {host}:{port} ({reason}); "
-            "the port must be free on rank 0's machine, all ranks must start, and the name of each "
-            "machine must have an address that the others reach (or set GLOO_SOCKET_IFNAME)"
+            "the port must be free on rank 0's machine, all ranks must start, and the interface of "
+            f"each (GLOO_SOCKET_IFNAME: {interface}) must reach the others"
         ) from error
 
 

@@ -1,0 +1,121 @@
+"""Makes ranks on several machines find each other, and says in seconds which of them cannot.
+
+    use_interface_of(address)             gloo and NCCL take the interface with the node's address
+    with Listener(address) as listener:   a rank's port, which the others try
+        unreachable(addresses)            rank -> reason, of those that do not answer
+
+Left alone, gloo takes the address that the machine's name resolves to, which is 127.0.1.1 on a
+stock Debian or Ubuntu, and NCCL an interface of its own choice. The address here is the one by
+which Ray knows the node. Not covered: the bandwidth of a network, InfiniBand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import socket
+from collections.abc import Mapping, MutableMapping, Sequence
+from types import TracebackType
+from typing import Self
+
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+FORWARDED_PREFIXES = ("GLOO_", "NCCL_")
+"""Variables of the driver with these prefixes reach every process of the run."""
+CONNECT_TIMEOUT_S = 5.0
+BACKLOG = 1024
+Addresses = Sequence[tuple[str, int]]
+
+
+def forwarded_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the settings of gloo and NCCL in the environment."""
+    return {name: value for name, value in environ.items() if name.startswith(FORWARDED_PREFIXES)}
+
+
+def use_interface_of(address: str, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Sets the interface of gloo and NCCL to the one that has this address; what is set stays."""
+    name = interface_of(address)
+    if name is not None:
+        for variable in INTERFACE_VARIABLES:
+            environ.setdefault(variable, name)
+
+
+def interface_of(address: str) -> str | None:
+    """Returns the name of this machine's interface that has the address, or None if none has it.
+
+    All addresses of 127.0.0.0/8 belong to the loopback interface, which lists the first only.
+    """
+    import psutil
+
+    wanted = ipaddress.ip_address(address)
+    for name, entries in psutil.net_if_addrs().items():
+        for entry in entries:
+            if entry.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            found = ipaddress.ip_address(entry.address.partition("%")[0])
+            if found == wanted or (found.is_loopback and wanted.is_loopback):
+                return name
+    return None
+
+
+class Listener:
+    """Listens at a free port of an address until it is closed; the system accepts connections."""
+
+    def __init__(self, address: str) -> None:
+        family, kind, *_, bound = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        self._socket = socket.socket(family, kind)
+        self._socket.bind(bound)
+        self._socket.listen(BACKLOG)
+        self.address: tuple[str, int] = address, self._socket.getsockname()[1]
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+async def unreachable(addresses: Addresses, timeout_s: float = CONNECT_TIMEOUT_S) -> dict[int, str]:
+    """Connects to all addresses at once; returns index and reason of those that do not answer
+    within the time."""
+
+    async def reason(address: tuple[str, int]) -> str | None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, writer = await asyncio.open_connection(*address)
+        except TimeoutError:
+            return f"no answer within {timeout_s:g} s"
+        except OSError as error:
+            return os.strerror(error.errno) if error.errno else str(error)
+        writer.close()
+        return None
+
+    reasons = await asyncio.gather(*map(reason, addresses))
+    return {index: each for index, each in enumerate(reasons) if each is not None}
+
+
+def failure_line(addresses: Addresses, failures: Sequence[Mapping[int, str]]) -> str | None:
+    """Returns one line that names the ranks that do not reach each other, or None if all do;
+    `failures[rank]` is what `unreachable` returned on that rank."""
+    missing = [
+        f"rank {rank} ({addresses[rank][0]}) does not reach rank {other} "
+        f"({addresses[other][0]}): {reason}"
+        for rank, of_rank in enumerate(failures)
+        for other, reason in of_rank.items()
+    ]
+    if not missing:
+        return None
+    shown = "; ".join(missing[:3]) + (f"; and {len(missing) - 3} more" if len(missing) > 3 else "")
+    return (
+        f"trainer ranks cannot connect to each other: {shown}. Open all TCP ports between the "
+        "nodes, and let each `ray start` have --node-ip-address with an address that the others "
+        "reach"
+    )
