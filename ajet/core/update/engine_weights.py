@@ -28,9 +28,13 @@ def engine_weights(model: nn.Module, dtype: torch.dtype | None) -> Iterator[tupl
     for name, weight in base.named_parameters():
         if "lora_" in name:
             continue
-        whole = full_tensor(weight.detach())
+        own = weight.detach()
         if name.endswith(BASE_WEIGHT):
+            whole = full_tensor(own)
             adapted = modules[name.removesuffix(BASE_WEIGHT)]
             for adapter in adapted.active_adapters:
                 whole = whole + full_tensor(adapted.get_delta_weight(adapter)).to(whole.dtype)
-        yield name.replace(".base_layer.", "."), whole.to(dtype or whole.dtype)
+            whole = whole.to(dtype or whole.dtype)
+        else:  # a shard is cast before it travels, which halves what the ranks send
+            whole = full_tensor(own.to(dtype or own.dtype))
+        yield name.replace(".base_layer.", "."), whole

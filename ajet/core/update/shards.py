@@ -16,9 +16,13 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Returns the whole of a sharded tensor on every rank; all ranks must call it."""
+    """Returns the whole of a sharded tensor on every rank; all ranks must call it. A shard that was
+    offloaded to the CPU is gathered on the device of its ranks."""
+    if not is_sharded(tensor):
+        return tensor
     untyped: Any = tensor
-    return untyped.full_tensor() if is_sharded(tensor) else tensor
+    device = untyped.device_mesh.device_type
+    return (untyped if untyped.device.type == device else untyped.to(device)).full_tensor()
 
 
 def reshard(model: nn.Module) -> None:

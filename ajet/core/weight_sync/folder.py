@@ -194,10 +194,10 @@ class WeightFolder:
     def _write_files(
         self, temporary: Path, version: int, tensors: Iterable[tuple[str, Tensor]]
     ) -> None:
-        infos, weight_map = [], {}
-        for number, shard in enumerate(_shards(tensors, self._shard_bytes), start=1):
+        infos: list[TensorInfo] = []
+        weight_map: dict[str, str] = {}
+        for number, shard in enumerate(_shards(tensors, self._shard_bytes, infos), start=1):
             name = f"model-{number:05d}.safetensors"
-            infos += [TensorInfo.of(key, tensor) for key, tensor in shard.items()]
             weight_map |= dict.fromkeys(shard, name)
             _save(shard, temporary / name)
         if not infos:
@@ -211,13 +211,18 @@ class WeightFolder:
         (temporary / MANIFEST).write_text(manifest.dumps(), "utf-8")
 
 
-def _shards(tensors: Iterable[tuple[str, Tensor]], shard_bytes: int) -> Iterator[dict[str, Tensor]]:
+def _shards(
+    tensors: Iterable[tuple[str, Tensor]], shard_bytes: int, infos: list[TensorInfo]
+) -> Iterator[dict[str, Tensor]]:
+    """Yields the tensors in shards, and appends the description of each to `infos`. Checksums are
+    computed where a tensor is: on its GPU, rather than of the copy in the CPU's memory."""
     shard: dict[str, Tensor] = {}
     size = 0
     for name, tensor in tensors:
         if shard and size + tensor.nbytes > shard_bytes:
             yield shard
             shard, size = {}, 0
+        infos.append(TensorInfo.of(name, tensor))
         # A copy: safetensors refuses tensors that share memory, and the trainer goes on.
         shard[name] = tensor.detach().to("cpu", copy=True).contiguous()
         size += tensor.nbytes

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed.checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
 from update_fixtures import forked_groups, sample, tiny_model, with_streams
 
 import ajet.core.update.sharding  # noqa: F401  # takes seconds: once, before the processes fork
@@ -230,11 +231,27 @@ def nan_on_one(ranks: Ranks) -> dict[str, Any]:
 def in_bfloat16(ranks: Ranks) -> dict[str, Any]:
     policy = Policy(tiny_model(), UpdateSettings(**STEADY), ranks)
     metrics = [policy.update(groups())]
+    with GatheredTypes() as gathered:
+        published = {n: t.clone() for n, t in policy.weights()}
     return {
         "metrics": metrics,
         "tensors": whole(policy),
-        "published": {n: t.clone() for n, t in policy.weights()},
+        "published": published,
+        "gathered_types": sorted(map(str, gathered.types)),
     }
+
+
+class GatheredTypes(TorchDispatchMode):
+    """Notes the types of the shards that this rank sends to the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.types: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "all_gather" in str(func):
+            self.types.add(args[0].dtype)
+        return func(*args, **(kwargs or {}))
 
 
 def refusals(folder: Path) -> dict[str, str]:

@@ -170,6 +170,7 @@ def test_bfloat16_is_computed_over_float32_shards_and_published(two):
     for found in two["bfloat16"]:
         assert {t.dtype for t in found["tensors"].values()} == {torch.float32}
         assert {t.dtype for t in found["published"].values()} == {torch.bfloat16}
+        assert found["gathered_types"] == ["torch.bfloat16"]  # cast before they travel
         metrics = found["metrics"][0]
         assert metrics["grad_norm"] == pytest.approx(expected["grad_norm"], rel=0.03)
         assert metrics["grad_norm"] != pytest.approx(expected["grad_norm"], rel=1e-6)
