@@ -340,8 +340,9 @@ def sharded(args: Namespace) -> Figures:
 
 def sync(args: Namespace) -> Figures:
     """Hands weights to a second process by a handle, and sends them through a group of one."""
-    from ajet.core.weight_sync.broadcast import BroadcastGroup, open_store
+    from ajet.core.weight_sync.broadcast import open_store, send_tensors
     from ajet.core.weight_sync.checksum import tensor_checksum
+    from ajet.core.weight_sync.group import BroadcastGroup
 
     size = 10_000 if is_toy(args) else 250_000_000
     weights = torch.randn(size, device=device_of(args)).to(torch.bfloat16)
@@ -369,7 +370,7 @@ def sync(args: Namespace) -> Figures:
     group = BroadcastGroup(
         "127.0.0.1", store.port, rank=0, size=1, backend=backend, timeout_s=60.0, store=store
     )
-    report = group.send(1, [("weights", weights)])
+    report = send_tensors(group, 1, [("weights", weights)])
     group.close()
     return figures | {"backend": backend, "GB": report.num_bytes / 1e9, "send_s": report.seconds}
 

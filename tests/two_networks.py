@@ -20,6 +20,8 @@ import pytest
 
 NETNS = Path("/etc/netns")
 """`ip netns exec` lays the files below NETNS/NAME over those of /etc."""
+RESOLVED_BY = "hosts: files\n"
+"""There is no name server in these networks, and nobody is to wait for one."""
 HOSTS = "127.0.0.1 localhost\n::1 localhost\n127.0.1.1 {name}\n"
 
 
@@ -65,6 +67,7 @@ def _make(names: list[str], addresses: list[str], prefix: int) -> bool:
     for name in names:
         (NETNS / name).mkdir(parents=True)
         (NETNS / name / "hosts").write_text(HOSTS.format(name=name))
+        (NETNS / name / "nsswitch.conf").write_text(RESOLVED_BY)
     return True
 
 

@@ -29,7 +29,7 @@ from ajet.cluster.rollout_worker import TokenizerSpec
 from ajet.cluster.rollout_workers import RolloutWorkers
 from ajet.cluster.run_attempts import ProcessOptions
 from ajet.cluster.trainer_group import ModelInfo, TrainerGroup
-from ajet.cluster.weight_store import make_weight_store, sync_method
+from ajet.cluster.weight_store import make_weight_store, start_in_memory, sync_method
 from ajet.core.buffer.journal import Journal
 from ajet.core.config import AjetConfig
 from ajet.core.inference.chat_template import ChatTemplate
@@ -38,8 +38,7 @@ from ajet.core.record.run_folder import RunFolder
 from ajet.core.rollout.request import step_of_group
 from ajet.core.run.resume_point import ResumePoint, find_resume_point
 from ajet.core.run.training_run import TrainingRun
-from ajet.core.weight_sync.folder import FolderSource
-from ajet.servers.serving import ServerName, ServerSpec, engine_name
+from ajet.servers.serving import EngineName, ServerName, ServerSpec, engine_name
 
 
 class RunProcesses:
@@ -55,9 +54,17 @@ class RunProcesses:
         self._config, self._folder = config, folder
         self._journal: Journal | None = None
         method, notice = sync_method(config, placement)
-        root, self._has_engines = None, bool(placement.engines)
-        if method != "nccl" and self._has_engines:
-            root = make_weight_store(folder.path, in_memory=method == "memory", notice=notice)
+        self._on_gpu, self._has_engines = placement.on_gpus, bool(placement.engines)
+        self._engine: EngineName = "in_process"
+        if self._has_engines:
+            self._engine = engine_name(config, on_gpu=self._on_gpu)
+        root = width = None
+        if self._has_engines and (method != "nccl" or self._engine != "in_process"):
+            in_memory = method == "memory" or (method == "nccl" and start_in_memory(placement))
+            root = make_weight_store(folder.path, in_memory=in_memory, notice=notice)
+        if self._has_engines and method == "nccl":
+            is_server = self._engine != "in_process"
+            width = config.ajet.rollout.tensor_model_parallel_size if is_server else 1
         self.engines = Engines(config, [options(each) for each in placement.engines])
         self.workers = RolloutWorkers(
             config,
@@ -65,30 +72,27 @@ class RunProcesses:
             on_lost=self.engines.drop_requests,
         )
         ranks = [options(each) for each in placement.trainer]
-        self.trainer = TrainerGroup(config, ranks, root, has_engines=self._has_engines)
-        self._on_gpu = placement.on_gpus
+        self.trainer = TrainerGroup(
+            config, ranks, root, broadcast_width=width, has_engines=self._has_engines
+        )
 
     async def start(self) -> ResumePoint | None:
         """Starts the processes, the user's code first: a mistake in it is found before a model is
         loaded. Returns the checkpoint that the run resumes from, which the ranks have loaded."""
         await self.workers.check()
-        engine = "in_process"
-        if self._has_engines:
-            engine = engine_name(self._config, on_gpu=self._on_gpu)
-        if engine == "in_process":
+        if self._engine == "in_process":
             self._model, _ = await asyncio.gather(self.trainer.start(), self.engines.start())
         else:
             self._model = await self.trainer.start()
         point = find_resume_point(self._folder, self._config.ajet.trainer_common.resume)
         if point is not None:
             await self.trainer.load(point.path)
-        if engine != "in_process":
-            await self._start_servers(engine, 0 if point is None else point.step)
+        if self._engine != "in_process":
+            await self._start_servers(self._engine, 0 if point is None else point.step)
         return point
 
     async def _start_servers(self, engine: ServerName, version: int) -> None:
-        weights = await self.trainer.publish(version)
-        assert isinstance(weights, FolderSource)  # `sync_method` chooses files for servers
+        weights = await self.trainer.write(version)
         ends = self._model.end_token_ids
         await self.engines.start(ServerSpec(engine, self._on_gpu, weights, ends))
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -77,15 +77,24 @@ class TrainerRank:
         self._listener = Listener(ray.util.get_node_ip_address())
         return self._listener.address
 
+    def stop_listening(self) -> None:
+        """Frees the port of `address`."""
+        self._listener.close()
+
     def unreachable(self, addresses: Sequence[tuple[str, int]]) -> dict[int, str]:
         """Returns the ranks, of these addresses, that this rank cannot connect to, and why."""
         return asyncio.run(unreachable(addresses))
 
     def start(
-        self, config: AjetConfig, host: str, port: int, weights_root: Path | None
+        self,
+        config: AjetConfig,
+        host: str,
+        port: int,
+        weights_root: Path | None,
+        broadcast_width: int | None,
     ) -> tuple[ModelInfo, int]:
-        """Loads the model; returns its `ModelInfo` and the process's id. Without `weights_root`
-        weights are broadcast."""
+        """Loads the model; returns its `ModelInfo` and the process's id. Weights are written below
+        `weights_root`, and broadcast to receivers of this width; one of both may be None."""
         self._import_env.enter()
         from ajet import assembly
         from ajet.core.learning.checkpoints import LearnerCheckpoints
@@ -95,7 +104,6 @@ class TrainerRank:
         from ajet.core.weight_sync.broadcast import BroadcastSender
         from ajet.core.weight_sync.folder import WeightFolder
 
-        self._listener.close()  # rank 0's port is free for the group now
         use_interface_of(self._listener.address[0])
         assembly.set_threads(config)
         ranks = join_ranks(config, self._rank, self._size, host=host, port=port)
@@ -105,9 +113,9 @@ class TrainerRank:
         if self._rank == 0 and weights_root is not None:
             # The files are read from the model before it is sharded.
             self._folder = WeightFolder.of_model(weights_root, model_files(loaded))
-        elif self._rank == 0:
+        if self._rank == 0 and broadcast_width is not None:
             backend = "nccl" if resolve_device(config.ajet.model.device).type == "cuda" else "gloo"
-            self._sender = BroadcastSender(host, backend=backend)
+            self._sender = BroadcastSender(host, backend=backend, width=broadcast_width)
         self._learner = assembly.make_learner(config, loaded, ranks)
         keep = config.ajet.trainer_common.max_checkpoints_to_keep
         self._checkpoints = LearnerCheckpoints(self._learner, loaded, keep=keep, ranks=ranks)
@@ -139,16 +147,15 @@ class TrainerRank:
     def _set_progress(self, done: float) -> None:
         self._done = done
 
-    def publish(self, version: int) -> FolderSource | None:
-        """Writes the weights for the engines, or stores a copy to broadcast."""
+    def write(self, version: int) -> FolderSource | None:
+        """Writes the weights for the engines; rank 0 returns the folder."""
         weights = self._learner.policy.weights()
-        if self._folder is not None:
-            return self._folder.write(version, weights)
-        if self._sender is not None:
-            return self._sender.snapshot(version, weights)
-        for _ in weights:  # gathers each tensor: a collective operation of all ranks
-            pass
-        return None
+        return self._folder.write(version, weights) if self._folder else _gather(weights)
+
+    def snapshot(self, version: int) -> None:
+        """Stores a copy of the weights to broadcast, on rank 0."""
+        weights = self._learner.policy.weights()
+        return self._sender.snapshot(version, weights) if self._sender else _gather(weights)
 
     def receivers(self, version: int, number: int) -> list[BroadcastReceiver]:
         """Returns a receiver of the stored copy for each of `number` engines; rank 0 only."""
@@ -164,6 +171,12 @@ class TrainerRank:
     def save(self, folder: Path, step: int, run: dict[str, Any]) -> None:
         """Writes a checkpoint, with the run's own state in it."""
         self._checkpoints.save(folder, step, run)
+
+
+def _gather(weights: Iterable[object]) -> None:
+    """Takes this rank's part in gathering each tensor, for rank 0 to send."""
+    for _ in weights:
+        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,12 +212,13 @@ class TrainerGroup:
         options: Sequence[ActorOptions],
         weights_root: Path | None,
         *,
+        broadcast_width: int | None = None,
         has_engines: bool = True,
     ) -> None:
-        """Weights are written below `weights_root`, or broadcast if it is None, or stay where they
-        are if no engine needs them."""
+        """Weights are broadcast to engines of `broadcast_width` workers, or written below
+        `weights_root` if that is None, or stay where they are if no engine needs them."""
         self._config = config
-        self._weights_root = weights_root
+        self._weights_root, self._broadcast_width = weights_root, broadcast_width
         self._has_engines = has_engines
         import_env = ImportEnv.of_this_process()
         untyped: Any = ray.remote
@@ -222,10 +236,12 @@ class TrainerGroup:
         model's `ModelInfo`."""
         addresses = await self._all("address")
         failure = failure_line(addresses, await self._all("unreachable", addresses))
+        await self._all("stop_listening")
         if failure is not None:
             raise ConfigError(failure)
         host, port = addresses[0]
-        started = await self._all("start", self._config, host, port, self._weights_root)
+        given = (self._config, host, port, self._weights_root, self._broadcast_width)
+        started = await self._all("start", *given)
         self.pids = [pid for _, pid in started]
         return started[0][0]
 
@@ -259,16 +275,20 @@ class TrainerGroup:
                 return
 
     async def publish(self, version: int) -> FolderSource | Broadcast | Unpublished:
-        """Publishes the weights after this step; files that exist are not written again."""
+        """Publishes the weights after this step."""
         if not self._has_engines:
             return Unpublished(version)
-        if self._published is not None and self._published.version == version:
-            return self._published
-        published = await self._all("publish", version)
-        if self._weights_root is None:
-            return Broadcast(self.ranks[0], version)
-        self._published = published[0]
-        return published[0]
+        if self._broadcast_width is None:
+            return await self.write(version)
+        await self._all("snapshot", version)
+        return Broadcast(self.ranks[0], version)
+
+    async def write(self, version: int) -> FolderSource:
+        """Writes the weights below `weights_root`; files that exist are not written again."""
+        if self._published is None or self._published.version != version:
+            self._published = (await self._all("write", version))[0]
+        assert self._published is not None
+        return self._published
 
     async def check(self) -> None:
         """Raises ProcessLost if a rank is lost."""

@@ -2,12 +2,12 @@
 
     memory        a folder in shared memory: on one machine
     checkpoint    a folder of the run, which all machines see
-    nccl          no folder: a broadcast to in-process engines (over gloo without a GPU)
+    nccl          a broadcast to engines on other devices (over gloo without a GPU); servers begin
+                  with a folder
 
 Backbone verl uses `memory` if all its processes and the driver are on one machine, else
-`checkpoint`; backbone trinity uses `trinity.synchronizer.sync_method`. A vLLM or SGLang server, and
-an engine on the trainer's own devices, cannot take a broadcast: it gets files, and a warning says
-so.
+`checkpoint`; backbone trinity uses `trinity.synchronizer.sync_method`. An SGLang server, and an
+engine on the trainer's own devices, cannot take a broadcast: it gets files, and a warning says so.
 
 Each run holds a lock on its folder, which the operating system releases when the process ends. A
 run that begins removes folders in shared memory whose lock is free: their run was killed.
@@ -58,11 +58,16 @@ def sync_method(config: AjetConfig, placement: Placement) -> tuple[SyncMethod, s
     if requested != "nccl":
         return requested, None
     engine = engine_name(config, on_gpu=placement.on_gpus)
-    if engine != "in_process":
+    if engine == "sglang":
         return files, f"{key}: a {engine} server takes no broadcast, weights travel as {files}"
     if config.trinity.mode == "colocate":
         return files, f"{key}: trainer and engines share devices, weights travel as {files}"
     return requested, None
+
+
+def start_in_memory(placement: Placement) -> bool:
+    """True if the weights that servers begin with may lie in shared memory."""
+    return _file_method(placement)[0] == "memory"
 
 
 def _file_method(placement: Placement) -> tuple[SyncMethod, str | None]:

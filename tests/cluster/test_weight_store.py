@@ -62,7 +62,7 @@ def test_weights_travel_as_the_config_says(tmp_path):
 @pytest.mark.parametrize(
     ("override", "found", "reason"),
     [
-        ("ajet.rollout.name=vllm", "memory", "a vllm server takes no broadcast"),
+        ("ajet.rollout.name=sglang", "memory", "a sglang server takes no broadcast"),
         ("trinity.mode=colocate", "memory", "trainer and engines share devices"),
         ("trinity.mode=train", "checkpoint", "two commands share files"),
     ],

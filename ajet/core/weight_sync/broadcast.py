@@ -6,10 +6,10 @@
     replica    load_weights(model, receiver)              joins, receives, leaves
 
 The copy can be sent several times: to all engines, and later to one that replaces a dead one. Each
-broadcast has a group of its own, separate from the trainer's (a process has one default group).
-gloo moves tensors in CPU memory, nccl those on a GPU. Each header has name, type, shape and
-checksum; the last one has the number of tensors. A receiver that finds a damaged tensor receives
-the rest before it fails, so that the others are not left waiting.
+broadcast has a group of its own (group.py). Each header has name, type, shape and checksum; the
+last one has the number of tensors. A receiver that finds a damaged tensor receives the rest before
+it fails, so that the others are not left waiting. The workers of an inference server receive with
+the same headers (servers/worker_extension/); each has a rank, so a server has `width` of them.
 
 Not covered: a receiver that dies. The others' broadcast then fails or ends with the group's
 timeout, and the router begins another (core/inference/router.py).
@@ -17,129 +17,28 @@ timeout, and the router begins another (core/inference/router.py).
 
 from __future__ import annotations
 
-import json
-from collections.abc import Generator, Iterable
+import time
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from ajet.core.rendezvous import join, listen
+from ajet.core.rendezvous import listen
+from ajet.core.weight_sync.group import Backend, BroadcastGroup, GroupError, first_line
 from ajet.core.weight_sync.manifest import Manifest, SyncReport, TensorInfo, WeightsError
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-Backend = Literal["gloo", "nccl"]
 TIMEOUT_S = 120.0
-
-
-class BroadcastGroup:
-    """Represents one process's membership in a broadcast group.
-
-    The constructor returns when all `size` processes have joined.
-    """
-
-    def __init__(
-        self,
-        address: str,
-        port: int,
-        *,
-        rank: int,
-        size: int,
-        backend: Backend = "gloo",
-        timeout_s: float = TIMEOUT_S,
-        store: Any = None,
-    ) -> None:
-        """Joins the group; rank 0 passes the `store` that `open_store` made."""
-        import torch
-        import torch.distributed.distributed_c10d as c10d
-
-        timeout = timedelta(seconds=timeout_s)
-        self._where = f"weights by {backend} over {address}:{port}"
-        try:
-            if store is None:
-                store = join(address, port, size, timeout_s)
-            prefixed = c10d.PrefixStore("ajet-weights", store)
-            if backend == "nccl":
-                self._device = torch.device("cuda", torch.cuda.current_device())
-                options = c10d.ProcessGroupNCCL.Options()
-                options._timeout = timeout
-                self._group: Any = c10d.ProcessGroupNCCL(prefixed, rank, size, options)
-            else:
-                self._device = torch.device("cpu")
-                self._group = c10d.ProcessGroupGloo(prefixed, rank, size, timeout)
-        except (RuntimeError, ValueError) as error:
-            raise WeightsError(f"{self._where}: {_line(error)}") from error
-        self.rank, self.size = rank, size
-
-    def send(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> SyncReport:
-        """Sends the tensors to all receivers, one at a time; only rank 0 calls it."""
-        import time
-
-        started = time.perf_counter()
-        assert self.rank == 0
-        infos = []
-        for name, tensor in tensors:
-            moved = tensor.detach().to(self._device).contiguous()
-            infos.append(TensorInfo.of(name, moved))
-            self._send_header(infos[-1].to_json())
-            self._broadcast(moved)
-        manifest = Manifest(version, tuple(infos))
-        self._send_header({"end": version, "checksum": manifest.checksum, "count": len(infos)})
-        seconds = time.perf_counter() - started
-        return SyncReport(version, seconds, manifest.num_bytes, manifest.checksum)
-
-    def receive(self, version: int) -> Generator[tuple[TensorInfo, Tensor], None, None]:
-        """Yields the tensors that rank 0 sends, each in new memory."""
-        import torch
-
-        infos: list[TensorInfo] = []
-        while "end" not in (header := self._receive_header()):
-            info = TensorInfo.from_json(header)
-            tensor = torch.empty(info.shape, dtype=getattr(torch, info.dtype), device=self._device)
-            self._broadcast(tensor)
-            infos.append(info)
-            yield info, tensor
-        if header["end"] != version:
-            raise WeightsError(f"{self._where}: version {header['end']} came, not {version}")
-        if header["checksum"] != Manifest(version, tuple(infos)).checksum:
-            raise WeightsError(f"{self._where}: version {version} came incomplete")
-
-    def close(self) -> None:
-        """Leaves the group; the others' next broadcast fails."""
-        self._group = None
-
-    def _send_header(self, header: dict[str, Any]) -> None:
-        import torch
-
-        data = torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8)
-        self._broadcast(torch.tensor([len(data)], dtype=torch.int64, device=self._device))
-        self._broadcast(data.to(self._device))
-
-    def _receive_header(self) -> dict[str, Any]:
-        import torch
-
-        length = torch.zeros(1, dtype=torch.int64, device=self._device)
-        self._broadcast(length)
-        data = torch.zeros(int(length.item()), dtype=torch.uint8, device=self._device)
-        self._broadcast(data)
-        return json.loads(bytes(data.cpu().numpy()))
-
-    def _broadcast(self, tensor: torch.Tensor) -> None:
-        # gloo takes neither a tensor without dimensions nor one without elements.
-        flat = tensor.reshape(-1)
-        if not flat.numel():
-            return
-        try:
-            self._group.broadcast(flat, 0).wait()
-        except (RuntimeError, AttributeError) as error:
-            raise WeightsError(f"{self._where}: broke off: {_line(error)}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class BroadcastReceiver:
-    """Describes one receiver of one version's broadcast; it is cheap to send to another process."""
+    """Describes one receiver of one version's broadcast; it is cheap to send to another process.
+
+    A receiver of several workers (`width`) has the ranks `rank` to `rank + width - 1`.
+    """
 
     address: str
     port: int
@@ -148,36 +47,50 @@ class BroadcastReceiver:
     version: int
     backend: Backend = "gloo"
     timeout_s: float = TIMEOUT_S
+    width: int = 1
 
     @property
     def can_be_read_again(self) -> bool:
         return False
 
     def tensors(self) -> Generator[tuple[TensorInfo, Tensor], None, None]:
-        """Joins the group, waits for all its members, and yields the tensors as they come."""
-        group = BroadcastGroup(
-            self.address,
-            self.port,
-            rank=self.rank,
-            size=self.size,
-            backend=self.backend,
-            timeout_s=self.timeout_s,
-        )
-        try:
-            yield from group.receive(self.version)
-        finally:
-            group.close()
+        """Joins the group, waits for all its members, and yields the tensors as they come, each in
+        new memory."""
+        import torch
+
+        infos: list[TensorInfo] = []
+        with _joined(self.address, self.port, self.rank, self.size, self) as group:
+            while "end" not in (header := group.receive_header()):
+                info = TensorInfo.from_json(header)
+                dtype = getattr(torch, info.dtype)
+                tensor = torch.empty(info.shape, dtype=dtype, device=group.device)
+                group.broadcast(tensor)
+                infos.append(info)
+                yield info, tensor
+            if header["end"] != self.version:
+                raise WeightsError(
+                    f"{group.where}: version {header['end']} came, not {self.version}"
+                )
+            if header["checksum"] != Manifest(self.version, tuple(infos)).checksum:
+                raise WeightsError(f"{group.where}: version {self.version} came incomplete")
 
 
 class BroadcastSender:
     """Acts as rank 0 of every broadcast, in the process that has the weights."""
 
     def __init__(
-        self, address: str, *, backend: Backend = "gloo", timeout_s: float = TIMEOUT_S
+        self,
+        address: str,
+        *,
+        backend: Backend = "gloo",
+        timeout_s: float = TIMEOUT_S,
+        width: int = 1,
     ) -> None:
-        """Takes the `address` at which receivers reach this machine."""
-        self._backend: Backend = backend
-        self._address, self._timeout_s = address, timeout_s
+        """Takes the `address` at which receivers reach this machine, and how many workers each
+        receiver has."""
+        self.backend: Backend = backend
+        self.timeout_s = timeout_s
+        self._address, self._width = address, width
         self._version: int | None = None
         self._copy: dict[str, Tensor] = {}
         self._pending: tuple[Any, int] | None = None
@@ -193,32 +106,74 @@ class BroadcastSender:
             raise WeightsError(
                 f"weights of version {version} cannot be had again: the trainer has {self._version}"
             )
-        size = number + 1
-        store = open_store(self._address, size, self._timeout_s)
+        size = number * self._width + 1
+        store = open_store(self._address, size, self.timeout_s)
         self._pending = store, size
-        where = (self._address, store.port)
         return [
-            BroadcastReceiver(*where, rank, size, version, self._backend, self._timeout_s)
-            for rank in range(1, size)
+            BroadcastReceiver(
+                self._address,
+                store.port,
+                rank,
+                size,
+                version,
+                self.backend,
+                self.timeout_s,
+                self._width,
+            )
+            for rank in range(1, size, self._width)
         ]
 
     def send(self) -> SyncReport:
-        """Sends the copy to the receivers that were made last."""
+        """Sends the copy to the receivers that were made last, one tensor at a time."""
         assert self._pending is not None and self._version is not None
         (store, size), self._pending = self._pending, None
+        with _joined(self._address, store.port, 0, size, self, store=store) as group:
+            return send_tensors(group, self._version, self._copy.items())
+
+
+def send_tensors(
+    group: BroadcastGroup, version: int, tensors: Iterable[tuple[str, Tensor]]
+) -> SyncReport:
+    """Sends a header and the bytes of each tensor, and at the end how many they were."""
+    started = time.perf_counter()
+    infos = []
+    for name, tensor in tensors:
+        moved = tensor.detach().to(group.device).contiguous()
+        infos.append(TensorInfo.of(name, moved))
+        group.send_header(infos[-1].to_json())
+        group.broadcast(moved)
+    manifest = Manifest(version, tuple(infos))
+    group.send_header({"end": version, "checksum": manifest.checksum, "count": len(infos)})
+    seconds = time.perf_counter() - started
+    return SyncReport(version, seconds, manifest.num_bytes, manifest.checksum)
+
+
+@contextmanager
+def _joined(
+    address: str,
+    port: int,
+    rank: int,
+    size: int,
+    settings: BroadcastReceiver | BroadcastSender,
+    store: Any = None,
+) -> Iterator[BroadcastGroup]:
+    """Joins a group for the length of the block; its errors are raised as `WeightsError`."""
+    try:
         group = BroadcastGroup(
-            self._address,
-            store.port,
-            rank=0,
+            address,
+            port,
+            rank=rank,
             size=size,
-            backend=self._backend,
-            timeout_s=self._timeout_s,
+            backend=settings.backend,
+            timeout_s=settings.timeout_s,
             store=store,
         )
         try:
-            return group.send(self._version, self._copy.items())
+            yield group
         finally:
             group.close()
+    except GroupError as error:
+        raise WeightsError(str(error)) from error
 
 
 def open_store(address: str, size: int, timeout_s: float) -> Any:
@@ -226,8 +181,4 @@ def open_store(address: str, size: int, timeout_s: float) -> Any:
     try:
         return listen(address, 0, size, timeout_s)
     except (OSError, RuntimeError, ValueError) as error:
-        raise WeightsError(f"weights by broadcast from {address}: {_line(error)}") from error
-
-
-def _line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).strip().splitlines()[0]
+        raise WeightsError(f"weights by broadcast from {address}: {first_line(error)}") from error
