@@ -370,7 +370,7 @@ def sync(args: Namespace) -> Figures:
     group = BroadcastGroup(
         "127.0.0.1", store.port, rank=0, size=1, backend=backend, timeout_s=60.0, store=store
     )
-    report = send_tensors(group, 1, [("weights", weights)])
+    report = send_tensors(group, 1, {"weights": weights})
     group.close()
     return figures | {"backend": backend, "GB": report.num_bytes / 1e9, "send_s": report.seconds}
 

@@ -2,14 +2,16 @@
 
     trainer    sender.snapshot(version, tensors)      a copy in the CPU's memory
                receivers = sender.receivers(version, 3)   one for each engine, sent to it
-               sender.send()                          header, tensor, header, tensor, … end
+               sender.send()                          shapes, header, tensor, header, tensor, … end
     replica    load_weights(model, receiver)              joins, receives, leaves
 
 The copy can be sent several times: to all engines, and later to one that replaces a dead one. Each
-broadcast has a group of its own (group.py). Each header has name, type, shape and checksum; the
-last one has the number of tensors. A receiver that finds a damaged tensor receives the rest before
-it fails, so that the others are not left waiting. The workers of an inference server receive with
-the same headers (servers/worker_extension/); each has a rank, so a server has `width` of them.
+broadcast has a group of its own (group.py). The first header has all names and shapes, so that a
+server's worker can refuse them before it changes a byte; each tensor's has name, type, shape and
+checksum; the last one has the checksum of all. A receiver that finds a damaged tensor receives the
+rest before it fails, so that the others are not left waiting. The workers of an inference server
+receive by the same headers (servers/worker_extension/); each has a rank, so a server has `width`
+of them.
 
 Not covered: a receiver that dies. The others' broadcast then fails or ends with the group's
 timeout, and the router begins another (core/inference/router.py).
@@ -18,7 +20,7 @@ timeout, and the router begins another (core/inference/router.py).
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -60,6 +62,7 @@ class BroadcastReceiver:
 
         infos: list[TensorInfo] = []
         with _joined(self.address, self.port, self.rank, self.size, self) as group:
+            group.receive_header()  # the shapes, which `load_tensors` checks tensor by tensor
             while "end" not in (header := group.receive_header()):
                 info = TensorInfo.from_json(header)
                 dtype = getattr(torch, info.dtype)
@@ -128,22 +131,22 @@ class BroadcastSender:
         assert self._pending is not None and self._version is not None
         (store, size), self._pending = self._pending, None
         with _joined(self._address, store.port, 0, size, self, store=store) as group:
-            return send_tensors(group, self._version, self._copy.items())
+            return send_tensors(group, self._version, self._copy)
 
 
-def send_tensors(
-    group: BroadcastGroup, version: int, tensors: Iterable[tuple[str, Tensor]]
-) -> SyncReport:
-    """Sends a header and the bytes of each tensor, and at the end how many they were."""
+def send_tensors(group: BroadcastGroup, version: int, tensors: Mapping[str, Tensor]) -> SyncReport:
+    """Sends all shapes, then a header and the bytes of each tensor, and at the end the checksum of
+    all."""
     started = time.perf_counter()
+    group.send_header({"shapes": {name: list(tensor.shape) for name, tensor in tensors.items()}})
     infos = []
-    for name, tensor in tensors:
+    for name, tensor in tensors.items():
         moved = tensor.detach().to(group.device).contiguous()
         infos.append(TensorInfo.of(name, moved))
         group.send_header(infos[-1].to_json())
         group.broadcast(moved)
     manifest = Manifest(version, tuple(infos))
-    group.send_header({"end": version, "checksum": manifest.checksum, "count": len(infos)})
+    group.send_header({"end": version, "checksum": manifest.checksum})
     seconds = time.perf_counter() - started
     return SyncReport(version, seconds, manifest.num_bytes, manifest.checksum)
 
