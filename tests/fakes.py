@@ -270,3 +270,19 @@ def episode_runner(
         environments=environments,
     )
     return GroupRunner.from_episode_runner(episodes)
+
+
+# --- an inference server that is installed -------------------------------------------------------
+
+
+def installed(folder, package, version):
+    """Makes the environment beside `folder`/.venv that has this package; returns its Python."""
+    environment = folder / f".venv-{package.removesuffix('-cpu')}"
+    name = package.replace("-", "_")
+    info = environment / f"lib/python3.11/site-packages/{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    python = environment / "bin" / "python"
+    python.parent.mkdir(exist_ok=True)
+    python.touch()
+    return str(python)

@@ -2,6 +2,7 @@
 
     backbone                built? does it     workflow, judge   do they load, can they be called?
                             fit the nodes?
+    server                  is it installed?
     chat_template, resume   are they there?    logger            is its package installed?
     a checkpoint            is it of this model?
 
@@ -10,6 +11,7 @@ Training stops at errors of findings.py too. Not covered: the data, and making t
 check` does both).
 """
 
+import os
 import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -32,6 +34,7 @@ from ajet.core.workflow.agent_loop import LoopWorkflow, check_agent_loop
 from ajet.core.workflow.graph import GraphWorkflow, check_graph, read_agent_cfg
 from ajet.core.workflow.registry import WorkflowFactory
 from ajet.core.workflow.workflow import Workflow
+from ajet.servers.serving import check_server
 
 WORKFLOW_KEY, JUDGE_KEY = "ajet.rollout.user_workflow", "ajet.task_judge.judge_protocol"
 
@@ -42,6 +45,7 @@ def check_run(config: AjetConfig, *, stops_at_findings: bool = True) -> list[str
     shows every finding itself."""
     if runs_on_ray(config):
         require_ray()
+        _check_server(config)
     check_classes(config)
     _check_files(config)
     _check_loggers(config.ajet.trainer_common.logger)
@@ -55,6 +59,19 @@ def check_run(config: AjetConfig, *, stops_at_findings: bool = True) -> list[str
         if finding.level == "error":
             raise ConfigError(finding.text)
     return [finding.text for finding in findings if finding.level == "warning"]
+
+
+def _check_server(config: AjetConfig) -> None:
+    """Raises ConfigError if the run's inference server is not installed on this machine. Where the
+    engines are on other machines they look there: on several nodes, on a Ray that is joined, and
+    with GPUs that this machine does not have."""
+    if config.ajet.trainer_common.nnodes > 1 or "RAY_ADDRESS" in os.environ:
+        return
+    from ajet.cluster.capacity import configured_placement, local_node
+
+    placement = configured_placement(config)
+    if placement.engines and not (placement.on_gpus and local_node().gpus == 0):
+        check_server(config, on_gpu=placement.on_gpus)
 
 
 def cluster_notices(config: AjetConfig) -> list[str]:

@@ -23,6 +23,26 @@ from ajet.core.redaction import redact
 MAX_MESSAGE_LENGTH = 500
 """The number of characters of a message that are recorded: some hold a whole page."""
 MAX_MESSAGE_READ = 100_000
+EXTRAS = {
+    "agentscope": "agentscope",
+    "datasets": "datasets",
+    "docx": "documents",
+    "gguf": "gguf",
+    "langchain": "langgraph",
+    "langchain_core": "langgraph",
+    "langgraph": "langgraph",
+    "mlflow": "mlflow",
+    "peft": "lora",
+    "pyarrow": "datasets",
+    "pypdf": "documents",
+    "ray": "ray",
+    "reasoning_gym": "reasoning-gym",
+    "sqlalchemy": "ray",
+    "swanlab": "swanlab",
+    "textarena": "textarena",
+    "wandb": "wandb",
+}
+"""Maps a module to the extra of ajet that installs it (pyproject.toml)."""
 _OWN_CODE = str(Path(__file__).parents[1])
 _STDLIB = sysconfig.get_path("stdlib")
 
@@ -37,8 +57,16 @@ def one_line(error: BaseException) -> str:
     text = f"{name}: {message}" if message else name
     if is_out_of_descriptors(error):
         text = f"{text} ({NONE_LEFT})"
+    if isinstance(error, ModuleNotFoundError) and (advice := extra_advice(error.name or "")):
+        text = f"{text}: {advice}"
     location = _location(error)
     return f"{text} ({location})" if location else text
+
+
+def extra_advice(module: str) -> str:
+    """Returns the command that installs a module of an extra, or an empty text."""
+    extra = EXTRAS.get(module.partition(".")[0])
+    return f"pip install 'ajet[{extra}]'" if extra else ""
 
 
 def message_of(error: BaseException) -> str:

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from ajet.core.error_text import message_of
+from ajet.core.error_text import extra_advice, message_of
 from ajet.core.errors import AjetError, ConfigError
 from ajet.core.plain_value import printable, type_name
 
@@ -36,28 +36,6 @@ INSTALLED = tuple(
     f"{folder}/"
     for folder in (*map(sysconfig.get_path, ("stdlib", "purelib")), Path(__file__).parents[1])
 )
-
-EXTRAS = {
-    "datasets": "datasets",
-    "docx": "documents",
-    "gguf": "gguf",
-    "langchain": "langgraph",
-    "langchain_core": "langgraph",
-    "langgraph": "langgraph",
-    "mlflow": "mlflow",
-    "peft": "lora",
-    "pyarrow": "datasets",
-    "pypdf": "documents",
-    "ray": "ray",
-    "reasoning_gym": "reasoning-gym",
-    "sglang": "sglang",
-    "sqlalchemy": "ray",
-    "swanlab": "swanlab",
-    "textarena": "textarena",
-    "vllm": "vllm",
-    "wandb": "wandb",
-}
-"""Maps a module to the extra of ajet that installs it (pyproject.toml)."""
 
 COMPAT = {
     "agentscope_tuner": "ajet",
@@ -367,7 +345,8 @@ def _advice_for(package: str) -> str:
     """Returns how a package that is missing is had, with a colon before it, or nothing."""
     if package in COMPAT:
         return f": import its names from {COMPAT[package]}"
-    return f": pip install 'ajet[{EXTRAS[package]}]'" if package in EXTRAS else ""
+    advice = extra_advice(package)
+    return f": {advice}" if advice else ""
 
 
 def _with_location(frames: Sequence[traceback.FrameSummary], subject: str | None, what: str) -> str:

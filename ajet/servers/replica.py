@@ -30,7 +30,13 @@ from ajet.core.inference.endpoint import Completion, ContextOverflow, SamplingPa
 from ajet.core.inference.gate import Gate
 from ajet.core.inference.replica import ReplicaDown
 from ajet.core.weight_sync.folder import FolderSource
-from ajet.core.weight_sync.manifest import SyncReport, WeightsError, WeightSource
+from ajet.core.weight_sync.manifest import (
+    Manifest,
+    SyncReport,
+    TensorInfo,
+    WeightsError,
+    WeightSource,
+)
 from ajet.servers.process import ServerProcess
 
 CONNECT_S, HEALTH_S = 10.0, 10.0
@@ -112,8 +118,8 @@ class ServerReplica:
         """Allocates the memory again."""
         raise NotImplementedError
 
-    async def send_weights(self, source: FolderSource) -> SyncReport:
-        """Has the server load weights and empty its cache."""
+    async def send_weights(self, source: FolderSource, manifest: Manifest) -> SyncReport:
+        """Has the server load weights, which are checked and locked, and empty its cache."""
         raise NotImplementedError
 
     async def send_empty_cache(self) -> None:
@@ -183,20 +189,17 @@ class ServerReplica:
         self._gate.open()
 
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
-        """Loads weights from a folder that the server can read. Running requests are waited for."""
+        """Loads weights from a folder that the server can read, whose checksums are checked here
+        first. Running requests are waited for."""
         if not isinstance(source, FolderSource):
             raise WeightsError(
                 f"{self.name}: a server takes weights from a folder; set synchronizer.sync_method "
                 "to checkpoint or memory"
             )
         async with self.paused():
-            report = await self.send_weights(source)
-            sent = source.manifest().checksum
-            if report.checksum != sent:
-                raise WeightsError(
-                    f"{self.name}: weights of version {version} have checksum {report.checksum} "
-                    f"there, {sent} here"
-                )
+            with source.read_lock():
+                manifest = await asyncio.to_thread(check_weights, source)  # a second for each GB
+                report = await self.send_weights(source, manifest)
         self.version = version
         return SyncReport(version, report.seconds, report.num_bytes, report.checksum)
 
@@ -302,3 +305,16 @@ def limit_sampling(
 
     stops = tuple(sorted({*stop_token_ids, *sampling.stop_token_ids}))
     return replace(sampling, max_tokens=min(sampling.max_tokens, room), stop_token_ids=stops)
+
+
+def check_weights(source: FolderSource) -> Manifest:
+    """Checks that the weights of a folder are undamaged, and returns their manifest."""
+    manifest = source.manifest()
+    for sent, tensor in source.tensors():
+        found = TensorInfo.of(sent.name, tensor)
+        if found != sent:
+            raise WeightsError(
+                f"weights of version {source.version}: {sent.name} is damaged (checksum "
+                f"{found.checksum}, sent {sent.checksum})"
+            )
+    return manifest

@@ -1,6 +1,7 @@
 """Chooses the engine and the server from the config, and starts the server.
 
     engine_name(config, on_gpu)            "in_process", "vllm" or "sglang"
+    check_server(config, on_gpu)           the same; an error of one line if it is not installed
     await start_server(config, start, …)   a vLLM or SGLang replica, healthy, on this machine
 
 Not covered: the machine that they run on (the cluster's actors call this there), in-process
@@ -9,11 +10,13 @@ replicas (they need a loaded model).
 
 from __future__ import annotations
 
-import sys
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from ajet.core.errors import ConfigError
+from ajet.servers.environment import PACKAGES, ServerName, find_server, require_server
 from ajet.servers.process import free_port
 
 if TYPE_CHECKING:
@@ -21,9 +24,7 @@ if TYPE_CHECKING:
     from ajet.core.weight_sync.folder import FolderSource
     from ajet.servers.replica import ServerReplica
 
-ServerName = Literal["vllm", "sglang"]
 EngineName = Literal["in_process", ServerName]
-CPU_ENVIRONMENT = Path(".venv-vllm/bin/python")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +46,51 @@ class ServerSpec:
 def engine_name(config: AjetConfig, *, on_gpu: bool) -> EngineName:
     """Returns the engine that samples. Servers have no float64 (the config refuses a server for
     it)."""
-    name = config.ajet.rollout.name
-    if name != "auto":
-        return name
-    return "sglang" if on_gpu and config.ajet.model.dtype != "float64" else "in_process"
+    rollout = config.ajet.rollout
+    if rollout.name != "auto":
+        return rollout.name
+    if not on_gpu or config.ajet.model.dtype == "float64":
+        return "in_process"
+    if rollout.server.python is not None:
+        raise ConfigError(
+            f"ajet.rollout.server.python={rollout.server.python}: say which server this Python "
+            "has, ajet.rollout.name=vllm or sglang"
+        )
+    return server_of_gpus()
 
 
-def server_python(config: AjetConfig, *, engine: EngineName, on_gpu: bool) -> str:
-    """Returns the Python interpreter that runs the server."""
-    given = config.ajet.rollout.server.python
-    if given is not None:
-        return given
-    cpu_python = Path.cwd() / CPU_ENVIRONMENT
-    return (
-        str(cpu_python)
-        if engine == "vllm" and not on_gpu and cpu_python.exists()
-        else sys.executable
+def server_of_gpus() -> ServerName:
+    """Returns the server that `rollout.name: auto` takes on GPUs; ConfigError if none is installed
+    on this machine."""
+    for package in PACKAGES:
+        if package.on_gpu and find_server(package.engine, on_gpu=True) is not None:
+            return package.engine
+    commands = " or ".join(package.advice for package in PACKAGES if package.on_gpu)
+    raise ConfigError(
+        "ajet.rollout.name=auto: no inference server for GPUs is installed on this machine: "
+        f"{commands} (or set ajet.rollout.name to in_process)"
     )
+
+
+def server_python(config: AjetConfig, *, engine: ServerName, on_gpu: bool) -> str:
+    """Returns the Python interpreter that runs the server; ConfigError if there is none."""
+    given = config.ajet.rollout.server.python
+    if given is None:
+        return require_server(engine, on_gpu=on_gpu).python
+    if shutil.which(given) is None:
+        raise ConfigError(
+            f"ajet.rollout.server.python: {given}: no such program on this machine; give the path "
+            f"of a Python that has {engine}, or leave it out"
+        )
+    return given
+
+
+def check_server(config: AjetConfig, *, on_gpu: bool) -> EngineName:
+    """Returns the engine that samples; ConfigError if it is a server that this machine lacks."""
+    engine = engine_name(config, on_gpu=on_gpu)
+    if engine != "in_process":
+        server_python(config, engine=engine, on_gpu=on_gpu)
+    return engine
 
 
 async def start_server(

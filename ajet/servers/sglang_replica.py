@@ -27,7 +27,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-import re
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -39,13 +38,13 @@ from ajet.core.inference.endpoint import Completion, SamplingParams
 from ajet.core.weight_sync.folder import FolderSource
 from ajet.core.weight_sync.live import LiveSource
 from ajet.core.weight_sync.manifest import Manifest, SyncReport, WeightsError, WeightSource
+from ajet.servers.environment import server_package, version_numbers
 from ajet.servers.process import ServerProcess
 from ajet.servers.replica import LOAD_S, ServedModel, ServerReplica
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MIN_VERSION = (0, 5, 10)
 FINISH_REASONS = {"stop", "length", "abort"}
 BUCKET_BYTES = 1 << 29
 FLUSH_S, FLUSH_RETRY_S = 30.0, 0.2
@@ -84,9 +83,8 @@ class SglangReplica(ServerReplica):
         except ModelError:
             info = await self.request("GET", "/get_server_info")  # its name in older ones
         version = str(info.get("version", "unknown"))
-        numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
-        if numbers is None or tuple(map(int, numbers.groups())) < MIN_VERSION:
-            oldest = ".".join(map(str, MIN_VERSION))
+        oldest = server_package("sglang").oldest
+        if version_numbers(version) < version_numbers(oldest):
             raise ModelError(
                 f"{self.name}: SGLang {version} lets a stranger run code in it; install sglang>="
                 f"{oldest}"
@@ -157,10 +155,9 @@ class SglangReplica(ServerReplica):
         self.version = version
         return SyncReport(version, report.seconds, report.num_bytes, report.checksum)
 
-    async def send_weights(self, source: FolderSource) -> SyncReport:
-        """Has the server read the folder, whose checksums are checked here first."""
+    async def send_weights(self, source: FolderSource, manifest: Manifest) -> SyncReport:
+        """Has the server read the folder."""
         started = time.perf_counter()
-        manifest = await asyncio.to_thread(check_weights, source)  # a second for each gigabyte
         await self._resume_memory({"weights"} & self._asleep)
         body = {
             "model_path": str(source.path),
@@ -291,17 +288,6 @@ def request_body(
         "return_logprob": True,
     }
     return body | {"return_sampling_mask": True} if has_cut(sampling) else body
-
-
-def check_weights(source: FolderSource) -> Manifest:
-    """Checks that the weights of a folder are undamaged, and returns their manifest."""
-    from ajet.core.weight_sync.manifest import TensorInfo
-
-    manifest = source.manifest()
-    for info, tensor in source.tensors():
-        if TensorInfo.of(info.name, tensor) != info:
-            raise WeightsError(f"weights of version {source.version}: {info.name} is damaged")
-    return manifest
 
 
 def buckets(source: WeightSource) -> Iterator[list[tuple[Any, Tensor]]]:

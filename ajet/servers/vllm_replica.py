@@ -5,7 +5,7 @@
     stops               `ignore_eos` and the ids alone, so that a reply ends where ours would
     abort, pause        `/abort_requests`, `/pause`, `/resume` (VLLM_SERVER_DEV_MODE=1): what was
                         sampled comes back with finish_reason "abort"
-    weights             our worker extension reads a folder in place (servers/vllm_worker.py)
+    weights             our worker extension reads a folder in place (servers/worker_extension/)
 
 Start it with `servers/vllm.py`. Not covered: stop strings (the recorder cuts there), weights by
 broadcast, vLLM before 0.32.
@@ -18,7 +18,7 @@ from typing import Any
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion, SamplingParams
 from ajet.core.weight_sync.folder import FolderSource
-from ajet.core.weight_sync.manifest import SyncReport, WeightsError
+from ajet.core.weight_sync.manifest import Manifest, SyncReport, WeightsError
 from ajet.servers.process import ServerProcess
 from ajet.servers.replica import LOAD_S, ServedModel, ServerReplica
 
@@ -101,8 +101,8 @@ class VllmReplica(ServerReplica):
         """Allocates the memory that `sleep` freed."""
         await self._resume_memory(set(self._asleep))
 
-    async def send_weights(self, source: FolderSource) -> SyncReport:
-        """Has the workers read the folder; all of them must report the same checksum."""
+    async def send_weights(self, source: FolderSource, manifest: Manifest) -> SyncReport:
+        """Has the workers read the folder, each of them all of it."""
         await self._resume_memory({"weights"} & self._asleep)
         arguments = {
             "path": str(source.path),
@@ -115,12 +115,14 @@ class VllmReplica(ServerReplica):
         for report in reports:
             if "error" in report:
                 raise WeightsError(f"{self.name}: {report['error']}")
-        if len({report["checksum"] for report in reports}) != 1:
-            raise WeightsError(f"{self.name}: its workers hold different weights")
+            if report["num_bytes"] != manifest.num_bytes:
+                raise WeightsError(
+                    f"{self.name}: weights of version {source.version}: a worker read "
+                    f"{report['num_bytes']} bytes, {manifest.num_bytes} were sent"
+                )
         await self.send_empty_cache()
         slowest = max(report["seconds"] for report in reports)
-        first = reports[0]
-        return SyncReport(source.version, slowest, first["num_bytes"], first["checksum"])
+        return SyncReport(source.version, slowest, manifest.num_bytes, manifest.checksum)
 
     async def _pause(self, mode: str) -> None:
         """Pauses the scheduler and keeps the prefix cache."""

@@ -5,6 +5,7 @@ differs between them. Not covered: whether the parts use their settings (test_pa
 test_update_fields.py).
 """
 
+import sys
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -29,6 +30,7 @@ from ajet.core.update.settings import CriticSettings, ShardingSettings, UpdateSe
 from ajet.servers.serving import engine_name, server_python
 from ajet.servers.settings import ServerSettings
 from ajet.tools.env_service.host import environment_host
+from tests.fakes import installed
 
 T, R = "ajet.trainer_common", "ajet.rollout"
 A, V, C = f"{T}.algorithm", f"{R}.val_kwargs", "ajet.task_judge.client"
@@ -55,6 +57,12 @@ def config_of(given: dict[str, Any]) -> AjetConfig:
 
 
 # --- what is made of a config --------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def sglang_is_installed(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    installed(tmp_path, "sglang", "0.5.23")
 
 
 def settings_of(config: AjetConfig) -> dict[str, Any]:
@@ -231,7 +239,9 @@ SETTINGS: dict[str, Row] = {
     f"{R}.router.skew": Row(7, {"router.skew": 7}, ON_VERL),
     f"{R}.router.health_interval_s": Row(0.5, {"router.health_interval_s": 0.5}, ON_VERL),
     f"{R}.router.max_failed_checks": Row(7, {"router.max_failed_checks": 7}, ON_VERL),
-    f"{R}.server.python": Row("/py", {"server.python": "/py"}, ON_VERL),
+    f"{R}.server.python": Row(
+        "/bin/sh", {"server.python": "/bin/sh"}, ON_VERL | {f"{R}.name": "sglang"}
+    ),
     "verl.rollout.gpu_memory_utilization": Row(
         0.25, {"server.gpu_memory_utilization": 0.25}, ON_VERL
     ),

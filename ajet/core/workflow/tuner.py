@@ -88,6 +88,9 @@ class ModelTuner:
     ) -> ChatModelBase:
         """Returns an AgentScope chat model. If the workflow's `trainable_targets` leave this agent
         out, `debug_model` is returned instead, and its calls are not recorded."""
+        from ajet.core.importing import require_package
+
+        require_package("agentscope", extra="agentscope", wanted_by="as_agentscope_model()")
         from ajet.core.workflow.adapters.agentscope import AgentScopeModel
 
         agent_name, target_tag = agent_name or self.agent_name, target_tag or self.target_tag

@@ -1,5 +1,7 @@
 """When the explorer's engines on Ray are started, and with what; fakes stand for them."""
 
+import sys
+
 import pytest
 
 pytest.importorskip("ray")
@@ -10,6 +12,7 @@ from ajet.core.record.run_folder import RunFolder
 from ajet.core.weight_sync.folder import FolderSource
 from ajet.core.weight_sync.manifest import WeightsError
 from ajet.servers.serving import ServerSpec
+from tests.fakes import installed
 
 
 class ToldEngines:
@@ -49,8 +52,10 @@ def explorers(tmp_path):
     [("auto", True, "sglang"), ("vllm", False, "vllm"), ("sglang", True, "sglang")],
 )
 async def test_servers_begin_with_the_weights_that_the_trainer_publishes_first(
-    explorers, tmp_path, name, on_gpu, engine
+    explorers, tmp_path, monkeypatch, name, on_gpu, engine
 ):
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    installed(tmp_path, "sglang", "0.5.23")
     engines = ToldEngines()
     serving = explorers(engines, name, on_gpu=on_gpu)
     await serving.start()

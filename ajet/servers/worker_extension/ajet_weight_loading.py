@@ -1,0 +1,172 @@
+"""Runs inside vLLM's worker: loads new weights in place, and checks that the model uses them.
+
+    POST /collective_rpc {"method": "ajet_load_weights", "kwargs": {"path": "…/v00000007", …}}
+
+`--worker-extension-cls` names the class here. vLLM's Python finds this file by PYTHONPATH, which is
+the folder of this file alone: the packages beside ajet must not take the place of vLLM's. So it
+imports nothing of ajet, and nothing but torch, safetensors and vLLM.
+
+Before the first byte changes, names and shapes are checked: they must be those of the weights that
+the worker holds (their list is stored at the first load, which compares with the model's own
+folder). The bytes are checked before, by the process that sends the request (servers/replica.py).
+
+On a CPU vLLM computes with packed copies of its linear layers, which a reload may leave stale. So
+every copy must be a new object after the load. If the plain weights are still there, they are
+packed once more, and the copy must compute the same as they do.
+
+Not covered: quantised weights; pipeline parallelism (each rank loads the whole folder).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Shapes = Mapping[str, tuple[int, ...]]
+INDEX = "model.safetensors.index.json"
+MAX_NAMED = 3
+STALE_TOLERANCE = 1e-2
+"""A relative tolerance for the rounding of 16-bit types; a stale layer differs by far more."""
+
+
+class DoNotFitError(Exception):
+    """Says in one line why weights are not the model's."""
+
+
+class WeightLoading:
+    """A mixin of vLLM's worker class, which provides `model_runner` and `reload_weights`."""
+
+    model_runner: Any
+    reload_weights: Any
+
+    def ajet_load_weights(self, path: str, version: str, model_path: str) -> dict[str, Any]:
+        """Loads the weights of a folder; returns their version, seconds and number of bytes. If a
+        check fails it returns {"error": one line}."""
+        try:
+            return self._ajet_load(Path(path), version, Path(model_path))
+        except DoNotFitError as error:
+            return {"error": f"weights of version {version}: {error}"}
+
+    def _ajet_load(self, path: Path, version: str, model_path: Path) -> dict[str, Any]:
+        import torch
+
+        started = time.perf_counter()
+        expected = getattr(self, "_ajet_shapes", None) or folder_shapes(model_path)
+        check_names(folder_shapes(path), expected)
+        num_bytes = 0
+
+        def tensors() -> Iterator[tuple[str, Tensor]]:
+            nonlocal num_bytes
+            for name, tensor in folder_tensors(path):
+                num_bytes += tensor.nbytes
+                yield name, tensor
+
+        model = self.model_runner.get_model()
+        before = packed_layers(model)
+        with torch.no_grad():
+            # The worker's own method, which sets the config that vLLM's layers read while they
+            # load. Only vLLM knows which tensors of the checkpoint it has fused.
+            self.reload_weights(weights_iterator=tensors())
+            repack(model)
+            check_fresh(model, before)
+        self._ajet_shapes = expected
+        seconds = time.perf_counter() - started
+        return {"version": int(version), "seconds": seconds, "num_bytes": num_bytes}
+
+
+def shards(folder: Path) -> list[Path]:
+    """Returns the files of a model's weights: those that its index names, else all safetensors."""
+    index = folder / INDEX
+    if not index.exists():
+        return sorted(folder.glob("*.safetensors"))
+    names = json.loads(index.read_text("utf-8"))["weight_map"].values()
+    return [folder / name for name in sorted(set(names))]
+
+
+def folder_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Returns names and shapes of the weights in a model's folder."""
+    from safetensors import safe_open
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in shards(folder):
+        with safe_open(path, framework="pt") as opened:
+            shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+    return shapes
+
+
+def folder_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yields the weights of a model's folder with their names, one by one."""
+    from safetensors import safe_open
+
+    for path in shards(folder):
+        with safe_open(path, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118, it is not a dict
+                yield name, opened.get_tensor(name)
+
+
+def check_names(actual: Shapes, expected: Shapes) -> None:
+    """Checks that both have the same names and shapes. `lm_head.weight` may be missing in one,
+    since it may be tied to the embedding."""
+    tied = {"lm_head.weight"}
+    if missing := sorted(expected.keys() - actual.keys() - tied):
+        raise DoNotFitError(f"missing {shorten_list(missing)}")
+    if unknown := sorted(actual.keys() - expected.keys() - tied):
+        raise DoNotFitError(f"the served model has no tensor {shorten_list(unknown)}")
+    for name in sorted(actual.keys() & expected.keys()):
+        if actual[name] != expected[name]:
+            raise DoNotFitError(
+                f"{name} is {list(actual[name])}, the served model's is {list(expected[name])}"
+            )
+
+
+def shorten_list(names: list[str]) -> str:
+    """Returns the first few of many names, for a message of one line."""
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more
+
+
+def packed_layers(model: nn.Module) -> dict[str, object]:
+    """Returns the compute function of each packed layer by name (CPU only). A layer with the plain
+    `linear` function is not packed."""
+    import torch
+
+    plain = torch.nn.functional.linear
+    found = {name: getattr(module, "cpu_linear", plain) for name, module in model.named_modules()}
+    return {name: compute for name, compute in found.items() if compute is not plain}
+
+
+def repack(model: nn.Module) -> None:
+    """Packs again the layers that keep their plain weights, in case a reload has not done so."""
+    modules = dict(model.named_modules())
+    repackable = [modules[name] for name in packed_layers(model) if modules[name].weight.ndim == 2]
+    if repackable:
+        from vllm.model_executor.layers import utils as layers  # pyright: ignore[reportMissingImports]
+
+        for module in repackable:
+            layers.dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+
+
+def check_fresh(model: nn.Module, before: Mapping[str, object]) -> None:
+    """Checks that each packed layer is a new object, and that it computes the same as its plain
+    weights if it keeps them."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    for name, compute in packed_layers(model).items():
+        module: Any = model.get_submodule(name)
+        if compute is before.get(name):
+            raise DoNotFitError(f"{name} still computes with its old weights")
+        if module.weight.ndim != 2:
+            continue
+        weight = module.weight
+        probe = torch.randn(1, weight.shape[1], generator=generator).to(weight.dtype)
+        actual = module.cpu_linear(probe, weight, None).float()
+        expected = torch.nn.functional.linear(probe, weight).float()
+        if (actual - expected).abs().max() > STALE_TOLERANCE * expected.abs().max():
+            raise DoNotFitError(f"{name} still computes with its old weights")
