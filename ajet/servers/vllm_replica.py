@@ -5,20 +5,23 @@
     stops               `ignore_eos` and the ids alone, so that a reply ends where ours would
     abort, pause        `/abort_requests`, `/pause`, `/resume` (VLLM_SERVER_DEV_MODE=1): what was
                         sampled comes back with finish_reason "abort"
-    weights             our worker extension reads a folder in place (servers/worker_extension/)
+    weights             our worker extension reads a folder in place, or takes part in a broadcast
+                        (servers/worker_extension/)
 
-Start it with `servers/vllm.py`. Not covered: stop strings (the recorder cuts there), weights by
-broadcast, vLLM before 0.32.
+Start it with `servers/vllm.py`. Not covered: stop strings (the recorder cuts there), vLLM
+before 0.32.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion, SamplingParams
+from ajet.core.weight_sync.broadcast import BroadcastReceiver
 from ajet.core.weight_sync.folder import FolderSource
-from ajet.core.weight_sync.manifest import Manifest, SyncReport, WeightsError
+from ajet.core.weight_sync.manifest import Manifest, SyncReport, WeightsError, WeightSource
 from ajet.servers.process import ServerProcess
 from ajet.servers.replica import LOAD_S, ServedModel, ServerReplica
 
@@ -101,28 +104,50 @@ class VllmReplica(ServerReplica):
         """Allocates the memory that `sleep` freed."""
         await self._resume_memory(set(self._asleep))
 
+    async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
+        """Loads weights from a folder, or from a broadcast, of which each worker is a receiver.
+        Running requests are waited for."""
+        if not isinstance(source, BroadcastReceiver):
+            return await super().load_weights(source, version)
+        async with self.paused():
+            fields = ("address", "port", "rank", "size", "backend", "timeout_s")
+            where = {name: str(getattr(source, name)) for name in fields}
+            reports = await self._load("ajet_receive_weights", source.version, where)
+        self.version = version
+        (num_bytes,), (checksum,) = (
+            {report[name] for report in reports} for name in ("num_bytes", "checksum")
+        )
+        seconds = max(report["seconds"] for report in reports)
+        return SyncReport(version, seconds, num_bytes, checksum)
+
     async def send_weights(self, source: FolderSource, manifest: Manifest) -> SyncReport:
         """Has the workers read the folder, each of them all of it."""
-        await self._resume_memory({"weights"} & self._asleep)
-        arguments = {
-            "path": str(source.path),
-            "version": str(source.version),
-            "model_path": self._model.path,
-        }
-        body = {"method": "ajet_load_weights", "kwargs": arguments}
-        answer = await self.request("POST", "/collective_rpc", timeout=LOAD_S, json=body)
-        reports: list[dict[str, Any]] = answer["results"]
+        where = {"path": str(source.path)}
+        reports = await self._load("ajet_load_weights", source.version, where)
         for report in reports:
-            if "error" in report:
-                raise WeightsError(f"{self.name}: {report['error']}")
             if report["num_bytes"] != manifest.num_bytes:
                 raise WeightsError(
                     f"{self.name}: weights of version {source.version}: a worker read "
                     f"{report['num_bytes']} bytes, {manifest.num_bytes} were sent"
                 )
-        await self.send_empty_cache()
         slowest = max(report["seconds"] for report in reports)
         return SyncReport(source.version, slowest, manifest.num_bytes, manifest.checksum)
+
+    async def _load(
+        self, method: str, version: int, where: Mapping[str, str]
+    ) -> list[dict[str, Any]]:
+        """Calls a method of our worker extension, empties the cache, and returns what each worker
+        reports."""
+        await self._resume_memory({"weights"} & self._asleep)
+        arguments = {**where, "version": str(version), "model_path": self._model.path}
+        body = {"method": method, "kwargs": arguments}
+        answer = await self.request("POST", "/collective_rpc", timeout=LOAD_S, json=body)
+        reports: list[dict[str, Any]] = answer["results"]
+        for report in reports:
+            if "error" in report:
+                raise WeightsError(f"{self.name}: {report['error']}")
+        await self.send_empty_cache()
+        return reports
 
     async def _pause(self, mode: str) -> None:
         """Pauses the scheduler and keeps the prefix cache."""

@@ -5,13 +5,18 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
 import torch
 
+from ajet.core.weight_sync.broadcast import BroadcastSender, open_store
 from ajet.core.weight_sync.folder import WeightFolder
+from ajet.core.weight_sync.group import BroadcastGroup
+from ajet.core.weight_sync.manifest import TensorInfo
+from ajet.servers.process import free_port
 from ajet.servers.vllm import EXTENSION_FOLDER, WORKER_EXTENSION
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +78,7 @@ def worker():
         """vLLM's worker: its `reload_weights` sets vLLM's config around that of its runner."""
 
         model_runner = Runner(torch.nn.Linear(2, 3, bias=False))
-        loaded = None
+        loaded, rank = None, 1
 
         def reload_weights(self, *, weights_iterator):
             self.loaded = dict(weights_iterator)
@@ -122,3 +127,73 @@ def test_an_output_layer_may_be_tied_on_either_side(worker, folder, tmp_path):
     model = WeightFolder(tmp_path / "model").write(0, (tied | untied).items())
     source = folder.write(1, tied.items())
     assert "error" not in worker.ajet_load_weights(str(source.path), "1", str(model.path))
+
+
+def received(worker, tmp_path, sent, *, version="7"):
+    """What the worker reports of a broadcast; it is the second of two workers of its server."""
+    model = WeightFolder(tmp_path / "model").write(
+        0, {"weight": torch.ones(3, 2), "scale": torch.ones(3)}.items()
+    )
+    sender = BroadcastSender("127.0.0.1", timeout_s=30, width=2)
+    sender.snapshot(7, sent.items())
+    (receiver,) = sender.receivers(7, 1)
+    names = ("address", "port", "rank", "size", "backend", "timeout_s")
+    where = {name: str(getattr(receiver, name)) for name in names}
+    with ThreadPoolExecutor(2) as pool:
+        sending = pool.submit(sender.send)
+        first = pool.submit(lambda: dict(receiver.tensors()))
+        report = worker.ajet_receive_weights(**where, version=version, model_path=str(model.path))
+        assert set(t.name for t in first.result()) == set(sent)  # it is not left waiting
+    return report, sending.result()
+
+
+def test_a_worker_receives_a_broadcast_with_the_rank_it_has_among_its_servers(worker, tmp_path):
+    sent = {"weight": torch.arange(6.0).reshape(3, 2), "scale": torch.ones(3)}
+    report, sending = received(worker, tmp_path, sent)
+    assert report.pop("seconds") > 0
+    assert report == {"version": 7, "num_bytes": 24 + 12, "checksum": sending.checksum}
+    assert all(torch.equal(worker.loaded[name], sent[name]) for name in sent)
+
+
+def test_a_broadcast_of_another_model_is_refused_before_any_is_loaded(worker, tmp_path):
+    report, _ = received(worker, tmp_path, {"weight": torch.ones(3, 2)})
+    assert report == {"error": "weights of version 7: missing scale"} and worker.loaded is None
+
+
+def test_a_broadcast_of_another_version_is_one_line(worker, tmp_path):
+    sent = {"weight": torch.ones(3, 2), "scale": torch.ones(3)}
+    report, _ = received(worker, tmp_path, sent, version="8")
+    assert report == {"error": "weights of version 8: version 7 came"}
+
+
+def test_a_damaged_tensor_of_a_broadcast_is_named(worker, tmp_path):
+    model = WeightFolder(tmp_path / "model").write(0, {"weight": torch.ones(3, 2)}.items())
+    store = open_store("127.0.0.1", 2, 30)
+    meeting = {"size": 2, "backend": "gloo", "timeout_s": 30}
+
+    def send():
+        group = BroadcastGroup("127.0.0.1", store.port, rank=0, store=store, **meeting)
+        group.send_header({"shapes": {"weight": [3, 2]}})
+        group.send_header(TensorInfo.of("weight", torch.ones(3, 2)).to_json())
+        group.broadcast(torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 2.0]]))
+        group.send_header({"end": 7, "checksum": "-"})
+
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(send)
+        where = {name: str(value) for name, value in meeting.items()}
+        report = worker.ajet_receive_weights(
+            "127.0.0.1", str(store.port), "0", version="7", model_path=str(model.path), **where
+        )
+        sending.result()
+    assert report == {
+        "error": "weights of version 7: weight came damaged (the server now holds a mixture)"
+    }
+
+
+def test_a_broadcast_that_nobody_sends_is_one_line(worker, tmp_path):
+    model = WeightFolder(tmp_path / "model").write(0, {"weight": torch.ones(3, 2)}.items())
+    report = worker.ajet_receive_weights(
+        "127.0.0.1", str(free_port()), "1", "2", "gloo", "0.5", "7", str(model.path)
+    )
+    assert report["error"].startswith("weights of version 7: weights by gloo over 127.0.0.1:")
+    assert "\n" not in report["error"]

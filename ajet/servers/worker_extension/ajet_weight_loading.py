@@ -1,14 +1,18 @@
 """Runs inside vLLM's worker: loads new weights in place, and checks that the model uses them.
 
     POST /collective_rpc {"method": "ajet_load_weights", "kwargs": {"path": "…/v00000007", …}}
+                         {"method": "ajet_receive_weights", "kwargs": {"address": …, "port": …, …}}
 
 `--worker-extension-cls` names the class here. vLLM's Python finds this file by PYTHONPATH, which is
 the folder of this file alone: the packages beside ajet must not take the place of vLLM's. So it
-imports nothing of ajet, and nothing but torch, safetensors and vLLM.
+imports nothing but torch, safetensors and vLLM, and loads two files of ajet, which import torch
+alone, by their paths: core/weight_sync/group.py and checksum.py.
 
 Before the first byte changes, names and shapes are checked: they must be those of the weights that
 the worker holds (their list is stored at the first load, which compares with the model's own
-folder). The bytes are checked before, by the process that sends the request (servers/replica.py).
+folder). The bytes of a folder are checked before, by the process that sends the request
+(servers/replica.py); those of a broadcast as they come, and a damaged tensor is then in the model,
+which the error says.
 
 On a CPU vLLM computes with packed copies of its linear layers, which a reload may leave stale. So
 every copy must be a new object after the load. If the plain weights are still there, they are
@@ -21,7 +25,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,30 +45,82 @@ class DoNotFitError(Exception):
 
 
 class WeightLoading:
-    """A mixin of vLLM's worker class, which provides `model_runner` and `reload_weights`."""
+    """A mixin of vLLM's worker class, which provides `model_runner`, `reload_weights` and its rank
+    among the server's workers."""
 
     model_runner: Any
     reload_weights: Any
+    rank: int
 
     def ajet_load_weights(self, path: str, version: str, model_path: str) -> dict[str, Any]:
         """Loads the weights of a folder; returns their version, seconds and number of bytes. If a
         check fails it returns {"error": one line}."""
+        folder = Path(path)
+        return self._ajet_report(
+            version,
+            lambda: self._ajet_load(folder_shapes(folder), folder_tensors(folder), model_path),
+        )
+
+    def ajet_receive_weights(
+        self,
+        address: str,
+        port: str,
+        rank: str,
+        size: str,
+        backend: str,
+        timeout_s: str,
+        version: str,
+        model_path: str,
+    ) -> dict[str, Any]:
+        """Takes part in a broadcast of weights, the first worker with this rank; returns what
+        `ajet_load_weights` does, and the checksum of what was sent."""
+
+        def receive() -> dict[str, Any]:
+            files = Path(__file__).parents[2] / "core" / "weight_sync"
+            of_group = load_file(files / "group.py")
+            tensor_checksum = load_file(files / "checksum.py").tensor_checksum
+            try:
+                group = of_group.BroadcastGroup(
+                    address,
+                    int(port),
+                    rank=int(rank) + self.rank,
+                    size=int(size),
+                    backend=backend,
+                    timeout_s=float(timeout_s),
+                )
+                incoming = Broadcast(group, tensor_checksum)
+                try:
+                    loaded = self._ajet_load(incoming.shapes, incoming.tensors(), model_path)
+                finally:
+                    incoming.finish()
+                    group.close()
+            except of_group.GroupError as error:
+                raise DoNotFitError(str(error)) from error
+            incoming.check(int(version))
+            return loaded | {"checksum": incoming.end["checksum"]}
+
+        return self._ajet_report(version, receive)
+
+    def _ajet_report(self, version: str, load: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        started = time.perf_counter()
         try:
-            return self._ajet_load(Path(path), version, Path(model_path))
+            loaded = load()
         except DoNotFitError as error:
             return {"error": f"weights of version {version}: {error}"}
+        return loaded | {"version": int(version), "seconds": time.perf_counter() - started}
 
-    def _ajet_load(self, path: Path, version: str, model_path: Path) -> dict[str, Any]:
+    def _ajet_load(
+        self, shapes: Shapes, tensors: Iterator[tuple[str, Tensor]], model_path: str
+    ) -> dict[str, Any]:
         import torch
 
-        started = time.perf_counter()
-        expected = getattr(self, "_ajet_shapes", None) or folder_shapes(model_path)
-        check_names(folder_shapes(path), expected)
+        expected = getattr(self, "_ajet_shapes", None) or folder_shapes(Path(model_path))
+        check_names(shapes, expected)
         num_bytes = 0
 
-        def tensors() -> Iterator[tuple[str, Tensor]]:
+        def counted() -> Iterator[tuple[str, Tensor]]:
             nonlocal num_bytes
-            for name, tensor in folder_tensors(path):
+            for name, tensor in tensors:
                 num_bytes += tensor.nbytes
                 yield name, tensor
 
@@ -72,12 +129,63 @@ class WeightLoading:
         with torch.no_grad():
             # The worker's own method, which sets the config that vLLM's layers read while they
             # load. Only vLLM knows which tensors of the checkpoint it has fused.
-            self.reload_weights(weights_iterator=tensors())
+            self.reload_weights(weights_iterator=counted())
             repack(model)
             check_fresh(model, before)
         self._ajet_shapes = expected
-        seconds = time.perf_counter() - started
-        return {"version": int(version), "seconds": seconds, "num_bytes": num_bytes}
+        return {"num_bytes": num_bytes}
+
+
+class Broadcast:
+    """Receives the weights that rank 0 of a group sends; see core/weight_sync/broadcast.py."""
+
+    def __init__(self, group: Any, tensor_checksum: Callable[[Tensor], str]) -> None:
+        self._group, self._tensor_checksum = group, tensor_checksum
+        self._damaged: list[str] = []
+        self.end: dict[str, Any] | None = None
+        sent = group.receive_header()["shapes"]
+        self.shapes = {name: tuple(shape) for name, shape in sent.items()}
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields each tensor with its name as it comes. A damaged one is noted: the others of the
+        group are not left waiting."""
+        import torch
+
+        while self.end is None:
+            header = self._group.receive_header()
+            if "end" in header:
+                self.end = header
+                return
+            name, dtype = header["name"], getattr(torch, header["dtype"])
+            tensor = torch.empty(header["shape"], dtype=dtype, device=self._group.device)
+            self._group.broadcast(tensor)
+            if self._tensor_checksum(tensor) != header["checksum"]:
+                self._damaged.append(name)
+            yield name, tensor
+
+    def finish(self) -> None:
+        """Receives what the model did not take, so that the others of the group end."""
+        for _ in self.tensors():
+            pass
+
+    def check(self, version: int) -> None:
+        """Checks that all of this version came undamaged."""
+        assert self.end is not None
+        if self._damaged:
+            raise DoNotFitError(
+                f"{shorten_list(self._damaged)} came damaged (the server now holds a mixture)"
+            )
+        if self.end["end"] != version:
+            raise DoNotFitError(f"version {self.end['end']} came")
+
+
+def load_file(path: Path) -> Any:
+    """Imports a Python file that is in no package here."""
+    spec = spec_from_file_location(f"ajet_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def shards(folder: Path) -> list[Path]:
