@@ -46,6 +46,7 @@ class VllmReplica(ServerReplica):
         super().__init__(name, url, model, process=process, version=version)
         self._sleep_mode = sleep_mode
         self._asleep: set[str] = set()  # what is not in the device's memory: weights, kv_cache
+        self._has_weights = True
 
     async def sample(
         self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
@@ -88,17 +89,20 @@ class VllmReplica(ServerReplica):
         await self._pause("wait")
 
     async def send_resume(self) -> None:
-        """Lets the server's scheduler run."""
+        """Lets the server's scheduler run, unless it has had no weights since its sleep."""
+        if not self._has_weights:
+            raise WeightsError(f"{self.name}: it gave up its weights in its sleep; load some first")
         await self.post("/resume")
 
     async def sleep(self) -> None:
-        """Frees the cache, and with sleep mode moves the weights to the CPU's memory."""
+        """Frees the cache, and with sleep mode the weights: new ones are loaded before it resumes,
+        so no copy of the old ones is kept."""
         await self.pause()
         if not self._sleep_mode:
             await self.send_empty_cache()
         elif not self._asleep:
-            await self.post_memory_control("/sleep", params={"level": 1})
-            self._asleep = {"weights", "kv_cache"}
+            await self.post_memory_control("/sleep", params={"level": 2})
+            self._asleep, self._has_weights = {"weights", "kv_cache"}, False
 
     async def wake(self) -> None:
         """Allocates the memory that `sleep` freed."""
@@ -146,6 +150,7 @@ class VllmReplica(ServerReplica):
         for report in reports:
             if "error" in report:
                 raise WeightsError(f"{self.name}: {report['error']}")
+        self._has_weights = True
         await self.send_empty_cache()
         return reports
 

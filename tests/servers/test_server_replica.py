@@ -3,10 +3,12 @@
 import asyncio
 
 import pytest
+import torch
 from fastapi import FastAPI, Request
 
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.replica import ReplicaDown
+from ajet.core.weight_sync.folder import WeightFolder
 from ajet.core.weight_sync.manifest import WeightsError
 from ajet.servers.process import free_port
 from ajet.servers.replica import ServedModel
@@ -56,8 +58,16 @@ class PausedAsVllm:
         self.calls.append(("sleep", level))
         await asyncio.sleep(self.sleep_s)
 
+    async def wake_up(self):
+        self.calls.append(("wake_up", ""))
+
+    async def rpc(self):
+        return {"results": [{"version": 1, "seconds": 0.1, "num_bytes": 12}]}
+
     def app(self):
         app = FastAPI()
+        app.add_api_route("/wake_up", self.wake_up, methods=["POST"])
+        app.add_api_route("/collective_rpc", self.rpc, methods=["POST"])
         app.add_api_route("/v1/completions", self.completions, methods=["POST"])
         app.add_api_route("/pause", self.pause, methods=["POST"])
         app.add_api_route("/resume", self.resume, methods=["POST"])
@@ -115,7 +125,21 @@ async def test_a_server_is_sent_to_sleep_once(served):
     stand_in, replica = served
     await replica.sleep()
     await replica.sleep()
-    assert stand_in.calls.count(("sleep", 1)) == 1
+    assert stand_in.calls.count(("sleep", 2)) == 1
+
+
+async def test_a_server_whose_sleep_gave_up_its_weights_goes_on_only_with_new_ones(
+    served, tmp_path
+):
+    _, replica = served
+    await replica.sleep()
+    await replica.wake()
+    with pytest.raises(WeightsError, match=r"^r0: it gave up its weights in its sleep"):
+        await replica.resume()
+    source = WeightFolder(tmp_path).write(1, [("w", torch.ones(3))])
+    await replica.load_weights(source, 1)
+    await replica.resume()
+    assert len((await replica.generate([1], TEN, "e/0000")).token_ids) == 10
 
 
 async def test_a_server_that_may_have_given_its_memory_back_or_not_is_never_well_again(

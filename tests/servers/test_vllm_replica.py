@@ -16,7 +16,9 @@ import pytest
 
 from ajet.core.errors import ModelError
 from ajet.core.inference.replica import ReplicaDown
+from ajet.core.weight_sync.broadcast import BroadcastSender
 from ajet.core.weight_sync.folder import WeightFolder
+from ajet.core.weight_sync.manifest import WeightsError
 from ajet.servers.process import ServerProcess, free_port
 from ajet.servers.replica import ServedModel
 from ajet.servers.vllm import VllmServerArgs, start_vllm
@@ -111,6 +113,34 @@ async def test_a_prefix_is_cached_within_a_version_or_until_the_cache_is_emptied
     await bench.replica.generate(prompt, SHORT, "p/0003")
     assert await hits() == before
     session.version = bench.replica.version
+    await bench.replica.close()
+
+
+@needs_vllm
+async def test_broadcast_weights_sample_at_once_and_those_that_do_not_fit_leave_the_old(session):
+    bench = session.bench()
+    sender = BroadcastSender("127.0.0.1", timeout_s=120)
+
+    async def broadcast(tensors):
+        version = bench.next_version()
+        sender.snapshot(version, tensors)
+        (receiver,) = sender.receivers(version, 1)
+        sending = asyncio.create_task(asyncio.to_thread(sender.send))
+        try:
+            return await bench.replica.load_weights(receiver, version)
+        finally:
+            sent = await sending
+            assert sent.version == version
+
+    for which in (1, 0):
+        report = await broadcast(bench.models[which].named_parameters())
+        assert report.version == bench.replica.version == bench.version and report.num_bytes > 0
+        reply = await bench.replica.generate(PROMPT, SHORT, f"broadcast/{which:04d}")
+        bench.assert_sampled_by(which, reply)
+    with pytest.raises(WeightsError, match=r"missing model\.norm\.weight$"):
+        await broadcast(list(bench.models[1].named_parameters())[:-1])
+    bench.assert_sampled_by(0, await bench.replica.generate(PROMPT, SHORT, "broadcast/0002"))
+    session.version = bench.version
     await bench.replica.close()
 
 
