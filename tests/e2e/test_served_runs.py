@@ -108,6 +108,7 @@ def test_vllm_samples_what_is_trained(tmp_path, backbone):
     said = (run.path / "logs" / "run.log").read_text()
     told = said.count("vLLM on the CPU has no sleep mode: it keeps its memory")
     assert told == (backbone == "verl")
+    assert "weights travel as" not in said  # on trinity they are broadcast, as by default
 
 
 @pytest.mark.parametrize("engine", [pytest.param("vllm", marks=NEEDS_VLLM), "sglang"])
