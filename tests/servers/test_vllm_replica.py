@@ -12,10 +12,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from ajet.core.errors import ModelError
 from ajet.core.inference.replica import ReplicaDown
+from ajet.core.learning.teacher_server import ServerAddress, TeacherServer
+from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.weight_sync.broadcast import BroadcastSender
 from ajet.core.weight_sync.folder import WeightFolder
 from ajet.core.weight_sync.manifest import WeightsError
@@ -142,6 +146,21 @@ async def test_broadcast_weights_sample_at_once_and_those_that_do_not_fit_leave_
     bench.assert_sampled_by(0, await bench.replica.generate(PROMPT, SHORT, "broadcast/0002"))
     session.version = bench.version
     await bench.replica.close()
+
+
+@needs_vllm
+def test_a_teacher_behind_the_server_scores_as_its_model_does(session):
+    """The log-probability of each trained id under the teacher, at temperature 1."""
+    ids = np.array([5, 9, 200, 17, 3, 300, 41, 8])
+    mask = np.array([False, False, False, True, True, False, True, True])
+    zeros = np.zeros(len(ids), np.float32)
+    row = TrainingSample("e", "g", ids, mask, zeros, zeros, (), 0, 0)
+    address = ServerAddress(session.url, os.environ.get("AJET_VLLM_MODEL", session.path))
+    (found,) = TeacherServer(address).score([row])
+    with torch.no_grad():
+        logits = session.models[0](torch.tensor(ids)[None]).logits[0, :-1]
+    expected = logits.log_softmax(-1).gather(1, torch.tensor(ids)[1:, None])[:, 0].numpy()
+    np.testing.assert_allclose(found[mask], expected[mask[1:]], atol=1e-4)
 
 
 @needs_vllm
