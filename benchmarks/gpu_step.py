@@ -57,7 +57,6 @@ from ajet.core.update.settings import UpdateSettings
 from ajet.core.weight_sync.folder import WeightFolder, shared_memory_root
 from ajet.core.weight_sync.live import LiveSource
 from ajet.servers.process import free_port
-from ajet.servers.settings import server_dtype
 from ajet.servers.sglang import SglangServerArgs, start_sglang
 from ajet.servers.vllm import VllmServerArgs, start_vllm
 from benchmarks import grpo_step_vs_trl
@@ -155,7 +154,7 @@ async def start_engine(args: argparse.Namespace, folder: Path, model_path: str) 
         "model_path": model_path,
         "port": free_port(),
         "python": args.python,
-        "dtype": server_dtype("auto", args.device),
+        "dtype": "float32" if args.device == "cpu" else "bfloat16",
         "gpu_memory_utilization": args.gpu_memory,
     }
     how: dict[str, Any] = {"name": "r0", "log_path": folder / "server.log", "stop_token_ids": ()}

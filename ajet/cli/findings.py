@@ -28,6 +28,7 @@ from ajet.backbones import runs_on_ray
 from ajet.cli.clip_bounds import bounds_that_do_not_fit
 from ajet.cluster.model_shape import EMBEDDED, ModelShape, find_config, read_shape
 from ajet.core.config import AjetConfig
+from ajet.core.config.precision import BYTES, describe_precision, dtype_on
 from ajet.core.descriptors import descriptor_limit, descriptors_needed
 from ajet.core.errors import ModelError
 from ajet.core.judge import judge_spec
@@ -74,7 +75,10 @@ def machine_findings(config: AjetConfig, plan: BatchPlan) -> list[Finding]:
     `ajet plan`; of them only open files, processes, disk and /dev/shm are compared."""
     episodes = min(config.ajet.rollout.max_env_worker, plan.max_episodes_per_step)
     shape = _shape(config)
+    on_gpu = Path("/dev/nvidiactl").exists() and config.ajet.model.device != "cpu"
     found = [_files_finding(episodes), _processes_finding(episodes)]
+    if not runs_on_ray(config):
+        found.append(Finding("ok", describe_precision(config, gpu=on_gpu)))
     if shape is None:
         found.append(
             Finding("ok", "memory and disk: cannot be told, the model's sizes are not known here")
@@ -83,7 +87,7 @@ def machine_findings(config: AjetConfig, plan: BatchPlan) -> list[Finding]:
     found.append(_disk_finding(config, shape))
     if runs_on_ray(config):
         found.append(_shm_finding(shape))
-    elif not Path("/dev/nvidiactl").exists() or config.ajet.model.device == "cpu":
+    elif not on_gpu:
         found.append(_memory_finding(config, shape))
     return found
 
@@ -338,7 +342,7 @@ def _checkpoint_bytes(config: AjetConfig, shape: ModelShape) -> int:
 def _memory_finding(config: AjetConfig, shape: ModelShape) -> Finding:
     trainer = config.ajet.trainer_common
     rank = trainer.lora.rank
-    size = {"bfloat16": 2, "float64": 8}.get(config.ajet.model.dtype, 4)
+    size = BYTES[dtype_on(config, gpu=False)]
     trained = shape.lora_parameters(rank) if rank else shape.parameters
     has_reference = not rank and (trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward)
     needed = size * shape.parameters * (2 if has_reference else 1) + (size + 8) * trained

@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 
 from ajet.cluster.model_shape import ModelShape, shape_of
-from ajet.cluster.plan import BYTES, EXPECTED_SHARE, GIB, LOGITS_AT_ONCE, MemoryPart, format_seconds
+from ajet.cluster.plan import EXPECTED_SHARE, GIB, LOGITS_AT_ONCE, MemoryPart, format_seconds
 from ajet.core.config import AjetConfig
+from ajet.core.config.precision import BYTES, dtype_on, state_dtype
 from ajet.core.errors import ConfigError
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.update.settings import UpdateSettings
@@ -182,8 +183,8 @@ class LocalPlan:
     @property
     def _bytes(self) -> tuple[int, int]:
         """Returns the bytes of a weight, and of its gradient and the optimizer's numbers."""
-        value = BYTES.get(self.batch.config.ajet.model.dtype, 4)
-        return value, max(value, 4)
+        dtype = dtype_on(self.batch.config, gpu=False)
+        return BYTES[dtype], BYTES[state_dtype(dtype)]
 
     def _tokens_of_a_pass(self) -> int:
         trainer, rollout = self.batch.config.ajet.trainer_common, self.batch.config.ajet.rollout
@@ -263,8 +264,7 @@ def _measure(
 
     own = copy.deepcopy(model_config)
     own.num_hidden_layers = layers
-    named = config.ajet.model.dtype
-    dtype = torch.float32 if named == "auto" else getattr(torch, named)
+    dtype = getattr(torch, dtype_on(config, gpu=False))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(own, dtype=dtype)

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from ajet.cluster.model_shape import ModelShape
 from ajet.cluster.placement import Placement, ResourceRequest
 from ajet.core.config import AjetConfig
+from ajet.core.config.precision import BYTES, dtype_on, state_dtype
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.update.settings import tokens_per_pass
 
 GIB = 2.0**30
-BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 RUNTIME_GIB = 1.5
 """CUDA's context, NCCL's and cuBLAS's buffers of one process."""
 LOGITS_AT_ONCE = 1 << 24
@@ -365,16 +365,13 @@ def _rollout_seconds(
 
 def trainer_memory_inputs(config: AjetConfig, ranks: int) -> TrainerMemoryInputs:
     """Returns what the trainer's memory depends on, from the config."""
-    trainer, dtype = config.ajet.trainer_common, config.ajet.model.dtype
-    computed_in = trainer.fsdp_config.param_dtype
-    if computed_in == "auto" and dtype == "float64":
-        computed_in = dtype
+    trainer, dtype = config.ajet.trainer_common, dtype_on(config, gpu=True)
     return TrainerMemoryInputs(
         ranks=max(1, ranks),
         sequence_parallel=trainer.ulysses_sequence_parallel_size,
         tokens=tokens_per_pass(config),
-        compute_bytes=BYTES.get(computed_in, 2),
-        state_bytes=8 if dtype == "float64" else 4,
+        compute_bytes=BYTES[dtype],
+        state_bytes=BYTES[state_dtype(dtype)],
         checkpointing=bool(trainer.fsdp_config.activation_checkpointing),  # auto: on GPUs
         offload=trainer.fsdp_config.param_offload,
         lora_rank=trainer.lora.rank,
@@ -391,7 +388,7 @@ def engine_memory_inputs(config: AjetConfig) -> EngineMemoryInputs:
         share=config.gpu_memory_utilization,
         max_model_len=rollout.max_model_len,
         max_num_seqs=rollout.max_num_seqs,
-        value_bytes=BYTES.get(config.ajet.model.dtype, 2),
+        value_bytes=BYTES[dtype_on(config, gpu=True)],
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from ajet.core.config.precision import asked_dtype
 from ajet.servers.process import free_port
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def engine_name(config: AjetConfig, *, on_gpu: bool) -> EngineName:
     name = config.ajet.rollout.name
     if name != "auto":
         return name
-    return "sglang" if on_gpu and config.ajet.model.dtype != "float64" else "in_process"
+    return "sglang" if on_gpu and asked_dtype(config) != "float64" else "in_process"
 
 
 def server_python(config: AjetConfig, *, engine: EngineName, on_gpu: bool) -> str:

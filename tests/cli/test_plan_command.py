@@ -123,7 +123,8 @@ def test_check_says_where_a_run_is_and_what_may_not_fit(conf):
     from ajet.core.config import load_config
 
     options = ["ajet.trainer_common.n_gpus_per_node=1", OFFLOAD]
-    placed, problem = cluster_notices(load_config(conf, options))
+    placed, precision, problem = cluster_notices(load_config(conf, options))
+    assert precision.startswith("precision: trainer and engines compute in bfloat16")
     assert placed.startswith("on GPUs: 1 trainer ranks, 1 engines,")
     assert problem.startswith("a100, 80 GiB: a trainer rank needs about")
     assert cluster_notices(load_config(conf, backbone="debug")) == []

@@ -69,7 +69,7 @@ class FsdpConfig(Section):
     )
     param_dtype: Annotated[Literal["auto", "bfloat16", "float32"], NOT_SHARDED] = Field(
         default="auto",
-        description="What is computed in; shards are float32. auto: bfloat16 on a GPU.",
+        description="auto, or the same as ajet.model.dtype; shards are float32 or wider.",
     )
     reshard_after_forward: Annotated[bool, NOT_SHARDED] = Field(
         default=True, description="Gather a layer's weights again for its backward pass."

@@ -26,7 +26,7 @@ from ajet.core.errors import ConfigError
 from ajet.core.model.load import resolve_device
 from ajet.core.rendezvous import join, listen
 from ajet.core.update.sequence import SequenceGroup
-from ajet.core.update.settings import ShardingSettings, compute_dtype
+from ajet.core.update.settings import ShardingSettings
 
 CONNECT_TIMEOUT_S = 600.0
 
@@ -132,17 +132,13 @@ class TorchRanks:
 def join_ranks(config: AjetConfig, rank: int, size: int, *, host: str, port: int) -> Ranks:
     """Joins the `size` processes that train together; returns when all are there.
 
-    A single rank is a plain process, unless `fsdp_config` asks for what only ranks can do.
+    A single rank on a CPU is a plain process.
     """
-    device, settings = (
-        resolve_device(config.ajet.model.device),
-        ShardingSettings.from_config(config),
-    )
-    plain = device.type == "cpu" and settings.param_dtype == compute_dtype(config)
-    if size == 1 and plain:
+    device = resolve_device(config.ajet.model.device)
+    if size == 1 and device.type == "cpu":
         return ONE_RANK
     connect(rank, size, host=host, port=port, device=device.type)
-    return TorchRanks(settings, device)
+    return TorchRanks(ShardingSettings.from_config(config), device)
 
 
 def connect(
