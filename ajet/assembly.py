@@ -139,12 +139,14 @@ def make_replica(config: AjetConfig, name: str) -> InProcessReplica:
     )
 
 
-def set_threads(config: AjetConfig) -> None:
-    """Sets torch's CPU threads; a run that is resumed with another number is not bit-identical."""
+def set_threads(config: AjetConfig, share: int | None = None) -> None:
+    """Sets torch's CPU threads to those of the config, or to `share`, if either is given. A run
+    that is resumed with another number is not bit-identical."""
     import torch
 
-    if config.ajet.trainer_common.torch_threads is not None:
-        torch.set_num_threads(config.ajet.trainer_common.torch_threads)
+    threads = config.ajet.trainer_common.torch_threads or share
+    if threads is not None:
+        torch.set_num_threads(threads)
 
 
 def user_files(config: AjetConfig) -> list[Path]:

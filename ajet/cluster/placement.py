@@ -77,6 +77,14 @@ class Placement:
         of_trainer = {(rank.bundle, gpu) for rank in self.trainer for gpu in rank.gpus}
         return any((each.bundle, gpu) in of_trainer for each in self.engines for gpu in each.gpus)
 
+    def threads_of(self, rank: Process) -> int | None:
+        """Returns the CPU threads of a trainer rank with a GPU: its share of its node's CPUs. It is
+        None without a GPU, where engines and workers compute on the same CPUs."""
+        if not rank.gpus:
+            return None
+        neighbours = sum(each.bundle == rank.bundle for each in self.trainer)
+        return max(1, int(self.nodes[rank.bundle].cpus) // neighbours)
+
     def gpus_of(self, bundle: int) -> int:
         """Returns how many GPUs to reserve on a node: up to the highest number that is used."""
         return max(self._used(bundle), default=-1) + 1

@@ -65,7 +65,13 @@ class RunProcesses:
             on_lost=self.engines.drop_requests,
         )
         ranks = [options(each) for each in placement.trainer]
-        self.trainer = TrainerGroup(config, ranks, root, has_engines=self._has_engines)
+        self.trainer = TrainerGroup(
+            config,
+            ranks,
+            root,
+            threads=[placement.threads_of(each) for each in placement.trainer],
+            has_engines=self._has_engines,
+        )
         self._on_gpu = placement.on_gpus
 
     async def start(self) -> ResumePoint | None:

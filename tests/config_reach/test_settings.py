@@ -248,7 +248,7 @@ SETTINGS: dict[str, Row] = {
         {"sharding.ulysses_sequence_parallel_size": 2, "request.sequence_parallel": 2},
         ON_VERL | {f"{T}.n_trainer_ranks": 2},
     ),
-    f"{T}.fsdp_config.param_offload": Row(False, {"sharding.cpu_offload": False}, ON_VERL),
+    f"{T}.fsdp_config.param_offload": Row(True, {"sharding.cpu_offload": True}, ON_VERL),
     f"{T}.fsdp_config.activation_checkpointing": Row(
         True, {"update.activation_checkpointing": True, "critic.activation_checkpointing": True}
     ),

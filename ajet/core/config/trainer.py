@@ -56,12 +56,13 @@ class FsdpConfig(Section):
     """Configures how the trainer's ranks store and compute the model in shards."""
 
     param_offload: Annotated[bool, NOT_SHARDED] = Field(
-        default=True,
-        description="Keep the shards, and the optimizer's state with them, in CPU memory.",
+        default=False,
+        description="Keep the shards, and the optimizer's state with them, in CPU memory: slower, "
+        "for models that `ajet plan` finds too large for the GPUs.",
     )
     optimizer_offload: Annotated[
         bool, NoEffect("the optimizer's state lies with the weights: see param_offload")
-    ] = Field(default=True, description="Set param_offload instead.")
+    ] = Field(default=False, description="Set param_offload instead.")
     activation_checkpointing: bool | Literal["auto"] = Field(
         default="auto",
         description="Compute activations again in the backward pass, to save memory; auto does on "
@@ -165,7 +166,10 @@ class TrainerConfig(Section):
         description="Tokens of one forward pass; the gradient does not depend on it.",
     )
     torch_threads: int | None = Field(
-        default=None, ge=1, description="CPU threads of torch; null leaves torch's choice."
+        default=None,
+        ge=1,
+        description="CPU threads of torch; null leaves torch's choice, and gives a trainer rank "
+        "with a GPU its share of its node's CPUs.",
     )
     nnodes: Annotated[int, NoEffect("the run is one process", on=ONE_PROCESS)] = Field(
         default=1, ge=1, description="Machines of the cluster."
