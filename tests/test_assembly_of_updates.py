@@ -96,13 +96,15 @@ def test_a_critic_of_other_tokens_is_refused_in_one_line():
 
 def test_every_setting_of_sharding_arrives():
     config = on_verl(
-        fsdp_config="{param_offload: false, param_dtype: bfloat16, reshard_after_forward: false}",
+        fsdp_config="{param_offload: true, param_dtype: bfloat16, reshard_after_forward: false, "
+        "keep_gathered: true}",
         ulysses_sequence_parallel_size=2,
     )
     assert ShardingSettings.from_config(config) == ShardingSettings(
         param_dtype="bfloat16",
         reshard_after_forward=False,
-        cpu_offload=False,
+        keep_gathered=True,
+        cpu_offload=True,
         ulysses_sequence_parallel_size=2,
     )
 

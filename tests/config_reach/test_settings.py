@@ -252,6 +252,7 @@ SETTINGS: dict[str, Row] = {
     f"{T}.fsdp_config.activation_checkpointing": Row(
         True, {"update.activation_checkpointing": True, "critic.activation_checkpointing": True}
     ),
+    f"{T}.fsdp_config.keep_gathered": Row(True, {"sharding.keep_gathered": True}, ON_VERL),
     f"{T}.fsdp_config.param_dtype": Row(
         "bfloat16", {"sharding.param_dtype": "bfloat16", "server.dtype": "bfloat16"}, ON_VERL
     ),

@@ -75,6 +75,11 @@ class FsdpConfig(Section):
     reshard_after_forward: Annotated[bool, NOT_SHARDED] = Field(
         default=True, description="Gather a layer's weights again for its backward pass."
     )
+    keep_gathered: Annotated[bool, NOT_SHARDED] = Field(
+        default=False,
+        description="Keep weights gathered and gradients unsharded between the micro-batches of an "
+        "optimizer step: less communication, for 6 bytes a parameter on every GPU.",
+    )
 
 
 class SamplerGapConfig(Section):

@@ -27,6 +27,7 @@ from ajet.core.model.load import resolve_device
 from ajet.core.rendezvous import join, listen
 from ajet.core.update.sequence import SequenceGroup
 from ajet.core.update.settings import ShardingSettings
+from ajet.core.update.shards import begin_micro_batch
 
 CONNECT_TIMEOUT_S = 600.0
 
@@ -60,6 +61,11 @@ class Ranks(Protocol):
         """Shards the model in place; all ranks call it, in the same order."""
         ...
 
+    def begin_micro_batch(self, model: nn.Module, *, is_last: bool) -> None:
+        """Is called before each micro-batch of an optimizer step, of which all ranks have the same
+        number."""
+        ...
+
     def all_gather(self, value: Any) -> list[Any]:
         """Returns the values of all ranks, in the order of ranks."""
         ...
@@ -78,6 +84,9 @@ class OneRank:
         return next(model.parameters()).device
 
     def shard(self, model: nn.Module) -> None:
+        """Does nothing."""
+
+    def begin_micro_batch(self, model: nn.Module, *, is_last: bool) -> None:
         """Does nothing."""
 
     def all_gather(self, value: Any) -> list[Any]:
@@ -117,6 +126,10 @@ class TorchRanks:
         from ajet.core.update.sharding import shard_model  # torch's FSDP takes seconds to import
 
         shard_model(model, self._mesh, self.settings)
+
+    def begin_micro_batch(self, model: nn.Module, *, is_last: bool) -> None:
+        if self.settings.keep_gathered:
+            begin_micro_batch(model, is_last=is_last)
 
     def all_gather(self, value: Any) -> list[Any]:
         gathered: list[Any] = [None] * self.size

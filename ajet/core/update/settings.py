@@ -73,6 +73,7 @@ class ShardingSettings:
 
     param_dtype: Dtype = "float32"  # type of the computation; the shards are float32 or wider
     reshard_after_forward: bool = True  # a layer's weights are gathered again for the backward
+    keep_gathered: bool = False  # weights and gradients, between micro-batches
     cpu_offload: bool = False  # shards and the optimizer's state in CPU memory
     ulysses_sequence_parallel_size: int = 1  # neighbouring ranks that share their sequences
 
@@ -84,6 +85,7 @@ class ShardingSettings:
         return cls(
             param_dtype=dtype_on(config, gpu=trains_on_gpu(config)),
             reshard_after_forward=fsdp.reshard_after_forward,
+            keep_gathered=fsdp.keep_gathered,
             cpu_offload=fsdp.param_offload,
             ulysses_sequence_parallel_size=trainer.ulysses_sequence_parallel_size,
         )
