@@ -45,8 +45,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the step is another benchmark's
 
+from ajet.cluster.data_sheet import GPUS
 from ajet.cluster.model_shape import ModelShape, shape_of
-from ajet.cluster.plan import GPUS
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.replica import Replica
 from ajet.core.inference.replicas.in_process import InProcessReplica
@@ -140,7 +140,8 @@ def peak_flops(args: argparse.Namespace) -> float | None:
     if args.peak_tflops:
         return args.peak_tflops * 1e12
     name = args.gpu or ("" if args.device == "cpu" else torch.cuda.get_device_name()).lower()
-    return next((gpu.flops for key, gpu in GPUS.items() if key in name), None)
+    known = [key for key in GPUS if key in name]
+    return GPUS[max(known, key=len)].flops if known else None  # "a10" is in "a100"
 
 
 async def start_engine(args: argparse.Namespace, folder: Path, model_path: str) -> Replica:

@@ -24,8 +24,10 @@ from typing import Any
 
 import numpy as np
 
+from ajet.cluster.episode_size import EpisodeSize
+from ajet.cluster.memory_estimate import GIB, MemoryPart
 from ajet.cluster.model_shape import ModelShape, shape_of
-from ajet.cluster.plan import EXPECTED_SHARE, GIB, LOGITS_AT_ONCE, MemoryPart, format_seconds
+from ajet.cluster.plan import format_seconds
 from ajet.core.config import AjetConfig
 from ajet.core.config.precision import BYTES, dtype_on, state_dtype
 from ajet.core.errors import ConfigError
@@ -34,30 +36,13 @@ from ajet.core.update.settings import UpdateSettings
 
 LAYERS = (1, 3)
 DECODED = (4, 20)  # the tokens of the two measured replies: their difference has no prefill in it
-MAX_KEPT, LARGE, MIN_PACKED = 1 << 26, 1 << 25, 1 << 18
-"""The values of MAX_KEPT in core/update/loss.py, LARGE in core/model/allocator.py and MIN_WEIGHTS
-in core/inference/engines/packed_decoder.py; a test compares them."""
+MAX_LOGITS, MAX_KEPT, LARGE, MIN_PACKED = 1 << 24, 1 << 26, 1 << 25, 1 << 18
+"""The values of MAX_LOGITS and MAX_KEPT in core/update/loss.py, LARGE in core/model/allocator.py,
+and MIN_WEIGHTS in core/inference/engines/packed_decoder.py; a test compares them."""
 LIBRARIES_GIB = 0.5
 """Python, torch and transformers with what they load; measured on Linux."""
 FRAGMENTED = 1.5
 """The allocator takes this many times the bytes of tensors that come and go; measured."""
-
-
-@dataclass(frozen=True)
-class EpisodeSize:
-    """Holds the expected tokens of one episode."""
-
-    prompt: int
-    reply: int
-
-    @classmethod
-    def of(cls, config: AjetConfig, prompt: int | None, reply: int | None) -> EpisodeSize:
-        """Returns the given lengths, or a share of the longest ones."""
-        data = config.ajet.data
-        return cls(
-            prompt or round(EXPECTED_SHARE * data.max_prompt_length),
-            reply or round(EXPECTED_SHARE * data.max_response_length),
-        )
 
 
 @dataclass(frozen=True)
@@ -161,7 +146,7 @@ class LocalPlan:
         kept = layer + shape.layers * shape.hidden if self.recomputes else shape.layers * layer
         logits = read * shape.vocab
         if logits > MAX_KEPT:  # computed in slices: values, softmax, gradient
-            logits = 3 * LOGITS_AT_ONCE
+            logits = 3 * MAX_LOGITS
         activations = FRAGMENTED * value * tokens * kept
         how = "one layer at a time" if self.recomputes else "all layers"
         return [

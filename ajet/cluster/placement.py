@@ -33,13 +33,14 @@ SMALLEST_SHARE = 1e-4
 @dataclass(frozen=True)
 class Node:
     """The resources of one machine. `ray_id` is set if it is a node of a Ray cluster; `is_remote`
-    says that the driver is on another machine."""
+    says that the driver is on another machine. `memory` is in GiB, 0 if it is not known."""
 
     name: str
     cpus: float
     gpus: int
     ray_id: str = ""
     is_remote: bool = False
+    memory: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -182,15 +183,21 @@ def place_processes(request: ResourceRequest, nodes: Sequence[Node]) -> Placemen
 
 
 def configured_nodes(
-    config: AjetConfig, here: Node, nnodes: int | None = None, gpus: int | None = None
+    config: AjetConfig,
+    here: Node,
+    nnodes: int | None = None,
+    gpus: int | None = None,
+    memory: float = 0.0,
 ) -> list[Node]:
-    """Describes the nodes that a config requests, or `nnodes` of `gpus` each. What is not given is
-    taken from `here`, this machine."""
+    """Describes the nodes that a config requests, or `nnodes` of `gpus` and `memory` GiB each. What
+    is not given is taken from `here`, this machine; its memory alone where it has GPUs itself."""
     trainer = config.ajet.trainer_common
     wanted = trainer.n_gpus_per_node
     each = gpus if gpus is not None else here.gpus if wanted == "auto" else wanted
     cores = max(here.cpus, CORES_PER_GPU * each)
-    return [Node(f"node {index}", cores, each) for index in range(nnodes or trainer.nnodes)]
+    memory = memory or (here.memory if here.gpus and gpus is None else 0.0)
+    numbers = range(nnodes or trainer.nnodes)
+    return [Node(f"node {index}", cores, each, memory=memory) for index in numbers]
 
 
 def _choose_nodes(request: ResourceRequest, nodes: Sequence[Node]) -> list[Node]:

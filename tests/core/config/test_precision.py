@@ -3,7 +3,7 @@ two keys is refused."""
 
 import pytest
 
-from ajet.cluster.plan import engine_memory_inputs, trainer_memory_inputs
+from ajet.cluster.memory_estimate import engine_memory_inputs, trainer_memory_inputs
 from ajet.core.config import load_config
 from ajet.core.config.precision import describe_precision, dtype_on, state_dtype
 from ajet.core.errors import ConfigError
