@@ -16,7 +16,7 @@ could do in that time. Tokens are those that the layout computes: the tree compu
 once.
 
 Not covered: launches that the host is late with (small micro-batches), ranks that wait for one
-another, and the critic.
+another, products in float32 or float64, which are slower than the data sheet's, and the critic.
 """
 
 from dataclasses import dataclass
