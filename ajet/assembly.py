@@ -21,6 +21,7 @@ from loguru import logger
 
 from ajet.agents.tools.listing import find_file
 from ajet.core.config import AjetConfig
+from ajet.core.config.precision import dtype_on
 from ajet.core.errors import ConfigError
 from ajet.core.inference.endpoint import ChatEndpoint, ModelEndpoint, SamplingParams
 from ajet.core.judge import judge_class, judge_spec
@@ -57,13 +58,14 @@ def load_policy_model(
 ) -> LoadedModel:
     """Loads the model that the config names, or the one at `path`, with the config's other
     settings. `dtype` and `device` replace the config's."""
-    from ajet.core.model.load import load_model
+    from ajet.core.model.load import load_model, resolve_device
 
     section = config.ajet.model
+    device = device or section.device
     return load_model(
         path or section.path or "",
-        dtype=dtype or section.dtype,
-        device=device or section.device,
+        dtype=dtype or dtype_on(config, gpu=resolve_device(device).type == "cuda"),
+        device=device,
         chat_template=section.chat_template,
     )
 
@@ -78,8 +80,7 @@ def load_learning_model(
 
     if ranks is None or ranks.compute_dtype is None:
         return load_policy_model(config, path)
-    configured_dtype = config.ajet.model.dtype
-    dtype = "bfloat16" if configured_dtype == "auto" and trains_on_gpu(config) else configured_dtype
+    dtype = dtype_on(config, gpu=trains_on_gpu(config))
     return load_policy_model(config, path, dtype=dtype, device="cpu")
 
 
@@ -138,12 +139,14 @@ def make_replica(config: AjetConfig, name: str) -> InProcessReplica:
     )
 
 
-def set_threads(config: AjetConfig) -> None:
-    """Sets torch's CPU threads; a run that is resumed with another number is not bit-identical."""
+def set_threads(config: AjetConfig, share: int | None = None) -> None:
+    """Sets torch's CPU threads to those of the config, or to `share`, if either is given. A run
+    that is resumed with another number is not bit-identical."""
     import torch
 
-    if config.ajet.trainer_common.torch_threads is not None:
-        torch.set_num_threads(config.ajet.trainer_common.torch_threads)
+    threads = config.ajet.trainer_common.torch_threads or share
+    if threads is not None:
+        torch.set_num_threads(threads)
 
 
 def user_files(config: AjetConfig) -> list[Path]:

@@ -45,8 +45,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the step is another benchmark's
 
+from ajet.cluster.data_sheet import GPUS
 from ajet.cluster.model_shape import ModelShape, shape_of
-from ajet.cluster.plan import GPUS
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.replica import Replica
 from ajet.core.inference.replicas.in_process import InProcessReplica
@@ -57,7 +57,6 @@ from ajet.core.update.settings import UpdateSettings
 from ajet.core.weight_sync.folder import WeightFolder, shared_memory_root
 from ajet.core.weight_sync.live import LiveSource
 from ajet.servers.process import free_port
-from ajet.servers.settings import server_dtype
 from ajet.servers.sglang import SglangServerArgs, start_sglang
 from ajet.servers.vllm import VllmServerArgs, start_vllm
 from benchmarks import grpo_step_vs_trl
@@ -141,7 +140,8 @@ def peak_flops(args: argparse.Namespace) -> float | None:
     if args.peak_tflops:
         return args.peak_tflops * 1e12
     name = args.gpu or ("" if args.device == "cpu" else torch.cuda.get_device_name()).lower()
-    return next((gpu.flops for key, gpu in GPUS.items() if key in name), None)
+    known = [key for key in GPUS if key in name]
+    return GPUS[max(known, key=len)].flops if known else None  # "a10" is in "a100"
 
 
 async def start_engine(args: argparse.Namespace, folder: Path, model_path: str) -> Replica:
@@ -155,7 +155,7 @@ async def start_engine(args: argparse.Namespace, folder: Path, model_path: str) 
         "model_path": model_path,
         "port": free_port(),
         "python": args.python,
-        "dtype": server_dtype("auto", args.device),
+        "dtype": "float32" if args.device == "cpu" else "bfloat16",
         "gpu_memory_utilization": args.gpu_memory,
     }
     how: dict[str, Any] = {"name": "r0", "log_path": folder / "server.log", "stop_token_ids": ()}

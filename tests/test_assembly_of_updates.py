@@ -10,7 +10,7 @@ import torch
 from ajet import assembly
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
-from ajet.core.update.ranks import ONE_RANK, disconnect, join_ranks
+from ajet.core.update.ranks import ONE_RANK, TorchRanks, connect, disconnect, join_ranks
 from ajet.core.update.settings import (
     CorrectionSettings,
     CriticSettings,
@@ -18,12 +18,19 @@ from ajet.core.update.settings import (
     UpdateSettings,
     tokens_per_pass,
 )
+from ajet.servers.settings import ServerSettings
 from tests.fakes import chat_tokenizer
 
+SERVER = {"model_path": "m", "device": "cpu", "port": 1, "python": "p"}
 
-def config_with(**settings):
+
+def on_verl(**settings):
+    return config_with("verl", **settings)
+
+
+def config_with(backbone="debug", /, **settings):
     overrides = [f"ajet.trainer_common.{name}={value}" for name, value in settings.items()]
-    return load_config("tutorial/example_math_agent/demo.yaml", overrides)
+    return load_config("tutorial/example_math_agent/demo.yaml", overrides, backbone=backbone)
 
 
 def test_every_setting_of_the_loss_arrives():
@@ -88,14 +95,16 @@ def test_a_critic_of_other_tokens_is_refused_in_one_line():
 
 
 def test_every_setting_of_sharding_arrives():
-    config = config_with(
-        fsdp_config="{param_offload: false, param_dtype: bfloat16, reshard_after_forward: false}",
+    config = on_verl(
+        fsdp_config="{param_offload: true, param_dtype: bfloat16, reshard_after_forward: false, "
+        "keep_gathered: true}",
         ulysses_sequence_parallel_size=2,
     )
     assert ShardingSettings.from_config(config) == ShardingSettings(
         param_dtype="bfloat16",
         reshard_after_forward=False,
-        cpu_offload=False,
+        keep_gathered=True,
+        cpu_offload=True,
         ulysses_sequence_parallel_size=2,
     )
 
@@ -112,10 +121,16 @@ def free_port():
 
 
 def joined_alone(**fsdp):
-    """What a run of one rank learns on."""
+    """What a run of one rank on the CPU learns on."""
     written = ", ".join(f"{name}: {value}" for name, value in fsdp.items())
-    config = config_with(fsdp_config=f"{{{written}}}")
+    config = on_verl(fsdp_config=f"{{{written}}}")
     return join_ranks(config, 0, 1, host="127.0.0.1", port=free_port())
+
+
+def sharded_alone():
+    """The ranks of a process that is alone in its group, as on a single GPU."""
+    connect(0, 1, host="127.0.0.1", port=free_port())
+    return TorchRanks(ShardingSettings(param_dtype="bfloat16"))
 
 
 def test_a_rank_alone_is_a_plain_process_on_the_cpu():
@@ -126,9 +141,16 @@ def test_a_rank_alone_that_recomputes_activations_is_a_plain_process_too():
     assert joined_alone(activation_checkpointing=True) is ONE_RANK
 
 
-def test_a_rank_alone_is_sharded_where_the_config_asks_for_what_that_brings():
+def test_a_rank_alone_that_computes_in_bfloat16_is_a_plain_process_whose_model_is_bfloat16():
+    config = on_verl(fsdp_config="{param_dtype: bfloat16}")
+    assert joined_alone(param_dtype="bfloat16") is ONE_RANK
+    assert assembly.load_learning_model(config, ONE_RANK).model.dtype == torch.bfloat16
+    assert ServerSettings.from_config(config, **SERVER).dtype == "bfloat16"
+
+
+def test_a_rank_alone_in_a_group_is_sharded():
     try:
-        ranks = joined_alone(param_dtype="bfloat16")
+        ranks = sharded_alone()
         loaded = assembly.load_learning_model(config_with(), ranks)
         learner = assembly.make_learner(config_with(), loaded, ranks)
         assert all(hasattr(p, "full_tensor") for p in learner.policy.model.parameters())
@@ -139,7 +161,7 @@ def test_a_rank_alone_is_sharded_where_the_config_asks_for_what_that_brings():
 
 def test_weights_of_bfloat16_are_sharded_as_float32():
     try:
-        ranks = joined_alone(param_dtype="bfloat16")
+        ranks = sharded_alone()
         config = config_with(use_kl_loss="true")
         loaded = assembly.load_policy_model(config, dtype="bfloat16")
         policy = assembly.make_learner(config, loaded, ranks).policy
@@ -166,8 +188,8 @@ def test_a_model_that_is_to_be_sharded_is_loaded_in_cpu_memory_as_the_gpu_would_
     monkeypatch.setattr("ajet.core.model.load.load_model", asked.load_model)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for ranks, dtype, found in [
-        (ONE_RANK, "auto", ("auto", "auto")),
-        (None, "auto", ("auto", "auto")),
+        (ONE_RANK, "auto", ("auto", "bfloat16")),
+        (None, "auto", ("auto", "bfloat16")),
         (sharded, "auto", ("cpu", "bfloat16")),
         (sharded, "float32", ("cpu", "float32")),
     ]:

@@ -9,8 +9,11 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple
 
+from loguru import logger
+
 from ajet import assembly
 from ajet.core.config import AjetConfig
+from ajet.core.config.precision import describe_precision
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.interrupt import Interrupt
 from ajet.core.learning.checkpoints import LearnerCheckpoints
@@ -47,6 +50,7 @@ def begin_local_run(
     """Loads the checkpoint to resume from into `learner`, begins the run there, and saves what its
     episodes are read with later. The template's day becomes the run's first day."""
     trainer = config.ajet.trainer_common
+    logger.info(describe_precision(config, gpu=learner.policy.device.type == "cuda"))
     checkpoints = LearnerCheckpoints(learner, loaded, keep=trainer.max_checkpoints_to_keep)
     resume_point = find_resume_point(folder, trainer.resume)
     if resume_point is not None:

@@ -26,8 +26,11 @@ from typing import Literal
 
 from ajet.backbones import runs_on_ray
 from ajet.cli.clip_bounds import bounds_that_do_not_fit
+from ajet.cluster.machine import machine_memory, number_in
+from ajet.cluster.memory_estimate import WEIGHT_VERSIONS, checkpoint_bytes
 from ajet.cluster.model_shape import EMBEDDED, ModelShape, find_config, read_shape
 from ajet.core.config import AjetConfig
+from ajet.core.config.precision import BYTES, describe_precision, dtype_on
 from ajet.core.descriptors import descriptor_limit, descriptors_needed
 from ajet.core.errors import ModelError
 from ajet.core.judge import judge_spec
@@ -74,7 +77,10 @@ def machine_findings(config: AjetConfig, plan: BatchPlan) -> list[Finding]:
     `ajet plan`; of them only open files, processes, disk and /dev/shm are compared."""
     episodes = min(config.ajet.rollout.max_env_worker, plan.max_episodes_per_step)
     shape = _shape(config)
+    on_gpu = Path("/dev/nvidiactl").exists() and config.ajet.model.device != "cpu"
     found = [_files_finding(episodes), _processes_finding(episodes)]
+    if not runs_on_ray(config):
+        found.append(Finding("ok", describe_precision(config, gpu=on_gpu)))
     if shape is None:
         found.append(
             Finding("ok", "memory and disk: cannot be told, the model's sizes are not known here")
@@ -82,8 +88,8 @@ def machine_findings(config: AjetConfig, plan: BatchPlan) -> list[Finding]:
         return found
     found.append(_disk_finding(config, shape))
     if runs_on_ray(config):
-        found.append(_shm_finding(shape))
-    elif not Path("/dev/nvidiactl").exists() or config.ajet.model.device == "cpu":
+        found.append(_shm_finding(config, shape, on_gpu=on_gpu))
+    elif not on_gpu:
         found.append(_memory_finding(config, shape))
     return found
 
@@ -299,7 +305,7 @@ def _processes_finding(episodes: int) -> Finding:
     needed = BASE_PROCESSES + PROCESSES_PER_PROGRAM * programs
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     limits = [soft] if soft != resource.RLIM_INFINITY and os.getuid() else []
-    pids = _number_in(Path("/sys/fs/cgroup/pids.max"))
+    pids = number_in(Path("/sys/fs/cgroup/pids.max"))
     limits += [pids] if pids is not None else []
     return _compared(
         f"processes: about {needed:,}, if {programs} episodes run a program in the sandbox",
@@ -314,7 +320,7 @@ def _processes_finding(episodes: int) -> Finding:
 def _disk_finding(config: AjetConfig, shape: ModelShape) -> Finding:
     trainer = config.ajet.trainer_common
     kept = trainer.max_checkpoints_to_keep
-    one = _checkpoint_bytes(config, shape)
+    one = checkpoint_bytes(shape, trainer.lora.rank)
     folder = config.run_folder.absolute()
     while not folder.exists():
         folder = folder.parent
@@ -328,45 +334,31 @@ def _disk_finding(config: AjetConfig, shape: ModelShape) -> Finding:
     )
 
 
-def _checkpoint_bytes(config: AjetConfig, shape: ModelShape) -> int:
-    """Returns the size of a checkpoint: float32 weights and AdamW's two moments."""
-    rank = config.ajet.trainer_common.lora.rank
-    trained = shape.lora_parameters(rank) if rank else shape.parameters
-    return 12 * trained
-
-
 def _memory_finding(config: AjetConfig, shape: ModelShape) -> Finding:
     trainer = config.ajet.trainer_common
     rank = trainer.lora.rank
-    size = {"bfloat16": 2, "float64": 8}.get(config.ajet.model.dtype, 4)
+    size = BYTES[dtype_on(config, gpu=False)]
     trained = shape.lora_parameters(rank) if rank else shape.parameters
     has_reference = not rank and (trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward)
     needed = size * shape.parameters * (2 if has_reference else 1) + (size + 8) * trained
     return _compared(
         f"memory: at least {_gb(needed)} for weights, gradients, AdamW and the reference",
         needed,
-        _memory_bytes(),
+        machine_memory(),
         "take a smaller model, model.dtype=bfloat16 or lora.rank",
     )
 
 
-def _shm_finding(shape: ModelShape) -> Finding:
-    needed = 2 * shape.parameters
+def _shm_finding(config: AjetConfig, shape: ModelShape, *, on_gpu: bool) -> Finding:
+    needed = WEIGHT_VERSIONS * BYTES[dtype_on(config, gpu=on_gpu)] * shape.parameters
     free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
     return _compared(
-        f"/dev/shm: about {_gb(needed)} for weights on their way to engines",
+        f"/dev/shm: about {_gb(needed)} for two versions of the weights on their way to engines",
         needed,
         free,
         "give the container more (docker run --shm-size)",
         level="warning",
     )
-
-
-def _memory_bytes() -> int | None:
-    """Returns the memory of this machine, or that of its container where that is less."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = _number_in(Path("/sys/fs/cgroup/memory.max"))
-    return min(total, limit) if limit is not None else total
 
 
 def _compared(
@@ -386,15 +378,6 @@ def _compared(
     if needed <= there:
         return Finding("ok", f"{what}; there are {shown}")
     return Finding(level, f"{what}; there are {shown}: {fix}")
-
-
-def _number_in(file: Path) -> int | None:
-    """Returns the number in a file of the kernel's; None where it says "max" or is not there."""
-    try:
-        text = file.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
 
 
 def _gb(num_bytes: int) -> str:

@@ -1,6 +1,6 @@
 """Implements `ajet plan`: shows which process goes where, and what it needs. It loads no model.
 
-On backbone debug it measures this machine for some seconds.
+On backbone debug it measures this machine for some seconds, or accounts for one GPU.
 """
 
 from pathlib import Path
@@ -23,27 +23,43 @@ def plan(
         typer.Option(min=0, help="GPUs of each. [n_gpus_per_node, or those of this machine]"),
     ] = None,
     gpu: Annotated[
-        str, typer.Option(help="Whose data sheet is taken: a100, h100, h200, l40s, a10.")
-    ] = "a100",
+        str | None,
+        typer.Option(
+            help="Whose data sheet is taken: a10, l4, 4090, l40s, a100-40, a100, h100, h200, b200. "
+            "On debug: the GPU that it runs on. [a100]"
+        ),
+    ] = None,
     gpu_memory: Annotated[
         str | None, typer.Option(metavar="80GB", help="Memory of each GPU. [the data sheet's]")
+    ] = None,
+    host_memory: Annotated[
+        str | None,
+        typer.Option(metavar="512GB", help="CPU memory of each node. [this machine's, or any]"),
     ] = None,
     model_config: Annotated[
         Path | None, typer.Option(help="The model's config.json, if model.path is not at hand.")
     ] = None,
     prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Expected prompt, on debug. [half of the most]")
+        int | None, typer.Option(min=1, help="Expected tokens of a prompt. [half of the most]")
     ] = None,
     reply_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Expected reply, on debug. [half of the most]")
+        int | None, typer.Option(min=1, help="Expected tokens of a reply. [half of the most]")
     ] = None,
     project_dir: ProjectDir = None,
     verbose: Verbose = False,
 ) -> None:
     """Show placement, memory and rough times of a run before it starts."""
     from ajet.cli.notices import show_notices
-    from ajet.cli.plan_tables import described_gpu, described_nodes, show_local_plan, tables
+    from ajet.cli.plan_tables import (
+        described_gpu,
+        described_nodes,
+        is_on_gpu,
+        show_local_plan,
+        show_one_gpu_plan,
+        tables,
+    )
     from ajet.cluster.capacity import cluster_plan
+    from ajet.cluster.episode_size import EpisodeSize
     from ajet.core.config import load_stages
     from ajet.core.errors import ConfigError
     from ajet.core.record.screen_log import begin_screen_log
@@ -52,15 +68,32 @@ def plan(
     begin_screen_log(verbose)
     for config in load_stages(conf, overrides or [], backbone=backbone, project_dir=project_dir):
         title = str(conf) if config.stage is None else f"{conf}, stage {config.stage}"
-        if config.ajet.backbone == "debug":
-            show_local_plan(config, title, prompt_tokens, reply_tokens)
+        stage = "" if config.stage is None else f"stage {config.stage} "
+        size = EpisodeSize.of(config, prompt_tokens, reply_tokens)
+        if config.ajet.backbone == "debug" and not (gpu or is_on_gpu(config)):
+            show_local_plan(config, title, size)
             continue
-        described = described_nodes(config, nodes, gpus)
-        found = cluster_plan(config, described, described_gpu(gpu, gpu_memory), model_config)
+        sheet = described_gpu(gpu, gpu_memory)
+        if config.ajet.backbone == "debug":
+            problems = show_one_gpu_plan(config, title, size, sheet, model_config)
+            if problems:
+                raise ConfigError(f"{stage}does not fit: {'; '.join(problems)}")
+            typer.echo("ok: by these estimates it fits")
+            continue
+        described = described_nodes(config, nodes, gpus, host_memory)
+        found = cluster_plan(config, described, sheet, model_config, size)
         for table in tables(found, title):
             Console().print(table)
         show_notices(config.notices, err=False)
-        if problems := found.problems() if found.placement.on_gpus else []:
-            stage = "" if config.stage is None else f"stage {config.stage} "
+        if not found.placement.on_gpus:
+            typer.echo("ok: it can be placed")
+            continue
+        if problems := found.problems():
             raise ConfigError(f"{stage}does not fit: {'; '.join(problems)}")
-        typer.echo("ok: by these estimates it fits")
+        if found.knows_nodes():
+            typer.echo("ok: by these estimates it fits")
+        else:
+            typer.echo(
+                f"ok: by these estimates it fits the GPUs; a node needs {found.nodes_need()}, "
+                "which was not compared (--host-memory)"
+            )

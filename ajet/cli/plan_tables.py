@@ -1,18 +1,22 @@
 """Makes the tables of `ajet plan`, and reads what its options describe.
 
-Not covered: the estimates (cluster/plan.py).
+Not covered: the estimates (cluster/plan.py, one_gpu_plan.py, local_plan.py).
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from rich.markup import escape
 from rich.table import Table
 
-from ajet.cluster.capacity import local_node
+from ajet.cluster.capacity import local_gpu, local_node, one_gpu_plan
+from ajet.cluster.data_sheet import GPUS, Gpu
+from ajet.cluster.episode_size import EpisodeSize
+from ajet.cluster.gpus import local_gpus
 from ajet.cluster.placement import Node, configured_nodes
-from ajet.cluster.plan import GPUS, ClusterPlan, Gpu
+from ajet.cluster.plan import ClusterPlan
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
 
@@ -26,18 +30,35 @@ def tables(plan: ClusterPlan, title: str) -> Iterator[Table]:
     yield _table(f"{title}: backbone {backbone}", ("node", "device", "who"), plan.placement.rows())
     if not plan.placement.on_gpus:
         return
-    titles = ("role", "memory of a GPU", "GiB", "how")
+    titles = ("role", "memory", "GiB", "how")
     parameters = f"{plan.shape.parameters / 1e9:.2f} billion parameters, {plan.gpu.name}"
     yield _table(parameters, titles, plan.memory_rows())
     yield _table("one step, roughly", ("what", "about", "how"), plan.time_rows())
 
 
-def show_local_plan(
-    config: AjetConfig, title: str, prompt_tokens: int | None, reply_tokens: int | None
-) -> None:
+def is_on_gpu(config: AjetConfig) -> bool:
+    """Tells whether a run on backbone debug would be on a GPU of this machine."""
+    return config.ajet.model.device != "cpu" and local_gpus() > 0
+
+
+def show_one_gpu_plan(
+    config: AjetConfig, title: str, size: EpisodeSize, gpu: Gpu, model_config: Path | None
+) -> list[str]:
+    """Prints the plan of a run on backbone debug on one GPU; returns what does not fit."""
+    from ajet.core.terminal import Console
+
+    found = one_gpu_plan(config, gpu, model_config, size)
+    parameters = f"{title}: {found.shape.parameters / 1e9:.2f} billion parameters, {gpu.name}"
+    console = Console()
+    console.print(_table(parameters, ("memory of the GPU", "GiB", "how"), found.memory_rows()))
+    console.print(_table("one step, roughly", ("what", "about", "how"), found.time_rows()))
+    return found.problems()
+
+
+def show_local_plan(config: AjetConfig, title: str, size: EpisodeSize) -> None:
     """Measures this machine and prints the plan of a run on backbone debug."""
     from ajet.assembly import set_threads
-    from ajet.cluster.local_plan import EpisodeSize, local_plan
+    from ajet.cluster.local_plan import local_plan
     from ajet.core.run.batch_plan import BatchPlan
     from ajet.core.task.reader import make_reader
     from ajet.core.terminal import Console
@@ -46,7 +67,7 @@ def show_local_plan(
     reader = make_reader(config)
     tasks, held_out = reader.get_training_tasks(), reader.get_validation_tasks()
     batch = BatchPlan(config, len(tasks), len(held_out))
-    found = local_plan(config, batch, EpisodeSize.of(config, prompt_tokens, reply_tokens))
+    found = local_plan(config, batch, size)
     parameters = f"{title}: {found.shape.parameters / 1e6:.1f} million parameters"
     console = Console()
     console.print(_table(parameters, ("memory", "GiB", "how"), found.memory_rows()))
@@ -62,20 +83,29 @@ def _table(title: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     return table
 
 
-def described_nodes(config: AjetConfig, nodes: int | None, gpus: int | None) -> list[Node] | None:
-    """Returns the cluster of --nodes and --gpus; None where neither is given."""
-    if nodes is None and gpus is None:
+def described_nodes(
+    config: AjetConfig, nodes: int | None, gpus: int | None, memory: str | None
+) -> list[Node] | None:
+    """Returns the cluster of --nodes, --gpus and --host-memory; None where none is given."""
+    if nodes is None and gpus is None and memory is None:
         return None
-    return configured_nodes(config, local_node(), nodes, gpus)
+    given = 0.0 if memory is None else _gib("--host-memory", memory)
+    return configured_nodes(config, local_node(), nodes, gpus, given)
 
 
-def described_gpu(name: str, memory: str | None) -> Gpu:
-    """Returns the data sheet of --gpu with the memory of --gpu-memory."""
-    if name not in GPUS:
+def described_gpu(name: str | None, memory: str | None) -> Gpu:
+    """Returns the data sheet of --gpu with the memory of --gpu-memory; without both, that of this
+    machine's GPUs, if there are any."""
+    if name is None and memory is None and (here := local_gpu()) is not None:
+        return here
+    if name is not None and name not in GPUS:
         raise ConfigError(f"--gpu {name}: known are {', '.join(GPUS)}; take one and --gpu-memory")
-    if memory is None:
-        return GPUS[name]
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", memory.strip())
+    sheet = GPUS[name or "a100"]
+    return sheet if memory is None else replace(sheet, memory=_gib("--gpu-memory", memory))
+
+
+def _gib(option: str, text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     if not match or match[2].upper() not in SIZES or not float(match[1]):
-        raise ConfigError(f"--gpu-memory {memory}: write it as 80GB or 24576MiB")
-    return replace(GPUS[name], memory=float(match[1]) * SIZES[match[2].upper()])
+        raise ConfigError(f"{option} {text}: write it as 80GB or 24576MiB")
+    return float(match[1]) * SIZES[match[2].upper()]

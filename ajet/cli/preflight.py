@@ -22,6 +22,7 @@ from ajet.cli.findings import run_findings
 from ajet.cluster.model_shape import find_config, sizes
 from ajet.cluster.session import require_ray
 from ajet.core.config import AjetConfig
+from ajet.core.config.precision import describe_precision
 from ajet.core.errors import ConfigError, ModelError
 from ajet.core.importing import ARROW, load_attribute, require_method, require_no_arguments
 from ajet.core.judge import judge_class, judge_spec
@@ -75,7 +76,8 @@ def _check_server(config: AjetConfig) -> None:
 
 
 def cluster_notices(config: AjetConfig) -> list[str]:
-    """Says where a run on Ray would be placed, and what its GPUs may be too small for.
+    """Says where a run on Ray would be placed, in what it computes, and what its GPUs may be too
+    small for.
 
     Raises ConfigError if it cannot be placed on the nodes that the config names.
     """
@@ -92,7 +94,11 @@ def cluster_notices(config: AjetConfig) -> list[str]:
     }
     device = "GPUs" if placement.on_gpus else "CPU"
     placed = ", ".join(f"{count} {name}" for name, count in counts.items())
-    return [f"on {device}: {placed}; `ajet plan` shows where, and what they need", *problems]
+    return [
+        f"on {device}: {placed}; `ajet plan` shows where, and what they need",
+        describe_precision(config, gpu=placement.on_gpus),
+        *problems,
+    ]
 
 
 def check_classes(config: AjetConfig) -> None:

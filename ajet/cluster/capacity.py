@@ -10,8 +10,13 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from ajet.cluster.data_sheet import GPUS, Gpu
+from ajet.cluster.episode_size import EpisodeSize
 from ajet.cluster.gpus import local_gpus, visible_gpus
-from ajet.cluster.model_shape import find_config, read_shape
+from ajet.cluster.machine import machine_memory
+from ajet.cluster.memory_estimate import GIB
+from ajet.cluster.model_shape import ModelShape, find_config, read_shape
+from ajet.cluster.one_gpu_plan import OneGpuPlan
 from ajet.cluster.placement import (
     Node,
     Placement,
@@ -19,7 +24,7 @@ from ajet.cluster.placement import (
     configured_nodes,
     place_processes,
 )
-from ajet.cluster.plan import GPUS, ClusterPlan, Gpu
+from ajet.cluster.plan import ClusterPlan
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError, ModelError
 
@@ -28,7 +33,8 @@ THIS_MACHINE = "this machine"
 
 def local_node() -> Node:
     """Returns this machine's resources."""
-    return Node(THIS_MACHINE, float(len(os.sched_getaffinity(0))), local_gpus())
+    cpus = float(len(os.sched_getaffinity(0)))
+    return Node(THIS_MACHINE, cpus, local_gpus(), memory=machine_memory() / GIB)
 
 
 def check_local(config: AjetConfig) -> Placement:
@@ -88,7 +94,11 @@ def memory_problems(config: AjetConfig, placement: Placement, gpu: Gpu) -> list[
 
 
 def cluster_plan(
-    config: AjetConfig, nodes: list[Node] | None, gpu: Gpu, model_config: Path | None
+    config: AjetConfig,
+    nodes: list[Node] | None,
+    gpu: Gpu,
+    model_config: Path | None,
+    size: EpisodeSize | None = None,
 ) -> ClusterPlan:
     """Returns the plan of a config on these nodes, by default on those that it requests."""
     placement = (
@@ -96,5 +106,16 @@ def cluster_plan(
         if nodes
         else configured_placement(config)
     )
-    file = model_config or find_config(config.ajet.model.path or "", download=True)
-    return ClusterPlan(config, placement, read_shape(file), gpu)
+    return ClusterPlan(config, placement, _shape(config, model_config), gpu, size)
+
+
+def one_gpu_plan(
+    config: AjetConfig, gpu: Gpu, model_config: Path | None, size: EpisodeSize
+) -> OneGpuPlan:
+    """Returns the plan of a run on backbone debug on one GPU."""
+    return OneGpuPlan(config, _shape(config, model_config), gpu, size)
+
+
+def _shape(config: AjetConfig, model_config: Path | None) -> ModelShape:
+    """Returns the sizes in this config.json, or in that of `model.path`."""
+    return read_shape(model_config or find_config(config.ajet.model.path or "", download=True))

@@ -24,39 +24,25 @@ from typing import Any
 
 import numpy as np
 
+from ajet.cluster.episode_size import EpisodeSize
+from ajet.cluster.memory_estimate import GIB, MemoryPart
 from ajet.cluster.model_shape import ModelShape, shape_of
-from ajet.cluster.plan import BYTES, EXPECTED_SHARE, GIB, LOGITS_AT_ONCE, MemoryPart, format_seconds
+from ajet.cluster.plan import format_seconds
 from ajet.core.config import AjetConfig
+from ajet.core.config.precision import BYTES, dtype_on, state_dtype
 from ajet.core.errors import ConfigError
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.update.settings import UpdateSettings
 
 LAYERS = (1, 3)
 DECODED = (4, 20)  # the tokens of the two measured replies: their difference has no prefill in it
-MAX_KEPT, LARGE, MIN_PACKED = 1 << 26, 1 << 25, 1 << 18
-"""The values of MAX_KEPT in core/update/loss.py, LARGE in core/model/allocator.py and MIN_WEIGHTS
-in core/inference/engines/packed_decoder.py; a test compares them."""
+MAX_LOGITS, MAX_KEPT, LARGE, MIN_PACKED = 1 << 24, 1 << 26, 1 << 25, 1 << 18
+"""The values of MAX_LOGITS and MAX_KEPT in core/update/loss.py, LARGE in core/model/allocator.py,
+and MIN_WEIGHTS in core/inference/engines/packed_decoder.py; a test compares them."""
 LIBRARIES_GIB = 0.5
 """Python, torch and transformers with what they load; measured on Linux."""
 FRAGMENTED = 1.5
 """The allocator takes this many times the bytes of tensors that come and go; measured."""
-
-
-@dataclass(frozen=True)
-class EpisodeSize:
-    """Holds the expected tokens of one episode."""
-
-    prompt: int
-    reply: int
-
-    @classmethod
-    def of(cls, config: AjetConfig, prompt: int | None, reply: int | None) -> EpisodeSize:
-        """Returns the given lengths, or a share of the longest ones."""
-        data = config.ajet.data
-        return cls(
-            prompt or round(EXPECTED_SHARE * data.max_prompt_length),
-            reply or round(EXPECTED_SHARE * data.max_response_length),
-        )
 
 
 @dataclass(frozen=True)
@@ -160,7 +146,7 @@ class LocalPlan:
         kept = layer + shape.layers * shape.hidden if self.recomputes else shape.layers * layer
         logits = read * shape.vocab
         if logits > MAX_KEPT:  # computed in slices: values, softmax, gradient
-            logits = 3 * LOGITS_AT_ONCE
+            logits = 3 * MAX_LOGITS
         activations = FRAGMENTED * value * tokens * kept
         how = "one layer at a time" if self.recomputes else "all layers"
         return [
@@ -182,8 +168,8 @@ class LocalPlan:
     @property
     def _bytes(self) -> tuple[int, int]:
         """Returns the bytes of a weight, and of its gradient and the optimizer's numbers."""
-        value = BYTES.get(self.batch.config.ajet.model.dtype, 4)
-        return value, max(value, 4)
+        dtype = dtype_on(self.batch.config, gpu=False)
+        return BYTES[dtype], BYTES[state_dtype(dtype)]
 
     def _tokens_of_a_pass(self) -> int:
         trainer, rollout = self.batch.config.ajet.trainer_common, self.batch.config.ajet.rollout
@@ -263,8 +249,7 @@ def _measure(
 
     own = copy.deepcopy(model_config)
     own.num_hidden_layers = layers
-    named = config.ajet.model.dtype
-    dtype = torch.float32 if named == "auto" else getattr(torch, named)
+    dtype = getattr(torch, dtype_on(config, gpu=False))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(own, dtype=dtype)

@@ -33,13 +33,14 @@ SMALLEST_SHARE = 1e-4
 @dataclass(frozen=True)
 class Node:
     """The resources of one machine. `ray_id` is set if it is a node of a Ray cluster; `is_remote`
-    says that the driver is on another machine."""
+    says that the driver is on another machine. `memory` is in GiB, 0 if it is not known."""
 
     name: str
     cpus: float
     gpus: int
     ray_id: str = ""
     is_remote: bool = False
+    memory: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,14 @@ class Placement:
         """True if a trainer rank and an engine share some GPU: one sleeps while the other works."""
         of_trainer = {(rank.bundle, gpu) for rank in self.trainer for gpu in rank.gpus}
         return any((each.bundle, gpu) in of_trainer for each in self.engines for gpu in each.gpus)
+
+    def threads_of(self, rank: Process) -> int | None:
+        """Returns the CPU threads of a trainer rank with a GPU: its share of its node's CPUs. It is
+        None without a GPU, where engines and workers compute on the same CPUs."""
+        if not rank.gpus:
+            return None
+        neighbours = sum(each.bundle == rank.bundle for each in self.trainer)
+        return max(1, int(self.nodes[rank.bundle].cpus) // neighbours)
 
     def gpus_of(self, bundle: int) -> int:
         """Returns how many GPUs to reserve on a node: up to the highest number that is used."""
@@ -174,15 +183,21 @@ def place_processes(request: ResourceRequest, nodes: Sequence[Node]) -> Placemen
 
 
 def configured_nodes(
-    config: AjetConfig, here: Node, nnodes: int | None = None, gpus: int | None = None
+    config: AjetConfig,
+    here: Node,
+    nnodes: int | None = None,
+    gpus: int | None = None,
+    memory: float = 0.0,
 ) -> list[Node]:
-    """Describes the nodes that a config requests, or `nnodes` of `gpus` each. What is not given is
-    taken from `here`, this machine."""
+    """Describes the nodes that a config requests, or `nnodes` of `gpus` and `memory` GiB each. What
+    is not given is taken from `here`, this machine; its memory alone where it has GPUs itself."""
     trainer = config.ajet.trainer_common
     wanted = trainer.n_gpus_per_node
     each = gpus if gpus is not None else here.gpus if wanted == "auto" else wanted
     cores = max(here.cpus, CORES_PER_GPU * each)
-    return [Node(f"node {index}", cores, each) for index in range(nnodes or trainer.nnodes)]
+    memory = memory or (here.memory if here.gpus and gpus is None else 0.0)
+    numbers = range(nnodes or trainer.nnodes)
+    return [Node(f"node {index}", cores, each, memory=memory) for index in numbers]
 
 
 def _choose_nodes(request: ResourceRequest, nodes: Sequence[Node]) -> list[Node]:

@@ -73,7 +73,12 @@ class RunProcesses:
         )
         ranks = [options(each) for each in placement.trainer]
         self.trainer = TrainerGroup(
-            config, ranks, root, broadcast_width=width, has_engines=self._has_engines
+            config,
+            ranks,
+            root,
+            broadcast_width=width,
+            threads=[placement.threads_of(each) for each in placement.trainer],
+            has_engines=self._has_engines,
         )
 
     async def start(self) -> ResumePoint | None:

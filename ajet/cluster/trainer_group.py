@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
+from loguru import logger
 from ray.exceptions import RayActorError
 
 from ajet.cluster.actor_errors import result_of, results_of
@@ -67,8 +68,8 @@ class ModelInfo:
 class TrainerRank:
     """The actor's class: one trainer rank."""
 
-    def __init__(self, rank: int, size: int, import_env: ImportEnv) -> None:
-        self._rank, self._size = rank, size
+    def __init__(self, rank: int, size: int, import_env: ImportEnv, threads: int | None) -> None:
+        self._rank, self._size, self._threads = rank, size, threads
         self._step, self._done = 0, 0.0
         self._import_env = import_env
 
@@ -92,10 +93,13 @@ class TrainerRank:
         port: int,
         weights_root: Path | None,
         broadcast_width: int | None,
-    ) -> tuple[ModelInfo, int]:
-        """Loads the model; returns its `ModelInfo` and the process's id. Weights are written below
-        `weights_root`, and broadcast to receivers of this width; one of both may be None."""
+    ) -> tuple[ModelInfo, int, int]:
+        """Loads the model; returns its `ModelInfo`, the process's id and its CPU threads. Weights
+        are written below `weights_root`, and broadcast to receivers of this width; one of both may
+        be None."""
         self._import_env.enter()
+        import torch
+
         from ajet import assembly
         from ajet.core.learning.checkpoints import LearnerCheckpoints
         from ajet.core.model.load import resolve_device
@@ -105,7 +109,7 @@ class TrainerRank:
         from ajet.core.weight_sync.folder import WeightFolder
 
         use_interface_of(self._listener.address[0])
-        assembly.set_threads(config)
+        assembly.set_threads(config, self._threads)  # Ray sets OMP_NUM_THREADS=1
         ranks = join_ranks(config, self._rank, self._size, host=host, port=port)
         loaded = assembly.load_learning_model(config, ranks)
         template = assembly.make_template(loaded)
@@ -119,7 +123,8 @@ class TrainerRank:
         self._learner = assembly.make_learner(config, loaded, ranks)
         keep = config.ajet.trainer_common.max_checkpoints_to_keep
         self._checkpoints = LearnerCheckpoints(self._learner, loaded, keep=keep, ranks=ranks)
-        return ModelInfo(loaded.name, loaded.tokenizer, template.stop_token_ids), os.getpid()
+        model = ModelInfo(loaded.name, loaded.tokenizer, template.stop_token_ids)
+        return model, os.getpid(), torch.get_num_threads()
 
     def load(self, checkpoint: Path) -> None:
         """Loads a checkpoint."""
@@ -213,10 +218,12 @@ class TrainerGroup:
         weights_root: Path | None,
         *,
         broadcast_width: int | None = None,
+        threads: Sequence[int | None] = (),
         has_engines: bool = True,
     ) -> None:
         """Weights are broadcast to engines of `broadcast_width` workers, or written below
-        `weights_root` if that is None, or stay where they are if no engine needs them."""
+        `weights_root` if that is None, or stay where they are if no engine needs them. `threads`
+        are the CPU threads of each rank; None leaves torch's choice."""
         self._config = config
         self._weights_root, self._broadcast_width = weights_root, broadcast_width
         self._has_engines = has_engines
@@ -224,8 +231,10 @@ class TrainerGroup:
         untyped: Any = ray.remote
         remote = untyped(concurrency_groups={PROGRESS_GROUP: 1})(TrainerRank)
         self.ranks: list[Any] = [
-            remote.options(**{"num_cpus": 0} | each).remote(rank, len(options), import_env)
-            for rank, each in enumerate(options)
+            remote.options(**{"num_cpus": 0} | each).remote(rank, len(options), import_env, own)
+            for rank, (each, own) in enumerate(
+                zip(options, threads or [None] * len(options), strict=True)
+            )
         ]
         self._names = [f"trainer rank {rank}" for rank in range(len(options))]
         self._published: FolderSource | None = None
@@ -242,7 +251,9 @@ class TrainerGroup:
         host, port = addresses[0]
         given = (self._config, host, port, self._weights_root, self._broadcast_width)
         started = await self._all("start", *given)
-        self.pids = [pid for _, pid in started]
+        self.pids = [pid for _, pid, _ in started]
+        threads = ", ".join(str(own) for _, _, own in started)
+        logger.info(f"CPU threads of the trainer ranks: {threads}")
         return started[0][0]
 
     async def load(self, checkpoint: Path) -> None:

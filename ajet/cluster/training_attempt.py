@@ -8,11 +8,14 @@ A backbone's subclass implements these steps. Not covered: what happens when a p
 
 from abc import ABC, abstractmethod
 
+from loguru import logger
+
 from ajet import assembly
 from ajet.cluster.placement import Placement
 from ajet.cluster.run_attempts import ProcessOptions
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
+from ajet.core.config.precision import describe_precision
 from ajet.core.interrupt import Interrupt
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
@@ -37,6 +40,7 @@ class TrainingAttempt(ABC):
     ) -> None:
         self.config, self.folder, self.interrupt = config, folder, interrupt
         self.console = console
+        logger.info(describe_precision(config, gpu=placement.on_gpus))
         self.tasks = assembly.read_tasks(config)
         self.make_processes(placement, options)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from ajet.core.config.precision import asked_dtype
 from ajet.core.errors import ConfigError
 from ajet.servers.environment import PACKAGES, ServerName, find_server, require_server
 from ajet.servers.process import free_port
@@ -49,7 +50,7 @@ def engine_name(config: AjetConfig, *, on_gpu: bool) -> EngineName:
     rollout = config.ajet.rollout
     if rollout.name != "auto":
         return rollout.name
-    if not on_gpu or config.ajet.model.dtype == "float64":
+    if not on_gpu or asked_dtype(config) == "float64":
         return "in_process"
     if rollout.server.python is not None:
         raise ConfigError(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ajet.core.config.precision import dtype_on
 from ajet.servers.replica import ServedModel
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class ServerSettings:
             port=port,
             python=python,
             device=device,
-            dtype=server_dtype(config.ajet.model.dtype, device),
+            dtype=dtype_on(config, gpu=device != "cpu"),
             tensor_parallel_size=rollout.tensor_model_parallel_size,
             max_model_len=rollout.max_model_len,
             max_num_seqs=rollout.max_num_seqs,
@@ -64,10 +65,3 @@ class ServerSettings:
         model_config = json.loads((Path(self.model_path) / "config.json").read_text("utf-8"))
         vocab_size = model_config.get("vocab_size") or model_config["text_config"]["vocab_size"]
         return ServedModel(self.model_path, vocab_size, self.max_model_len, stop_token_ids)
-
-
-def server_dtype(dtype: str, device: str) -> str:
-    """Returns the dtype; `auto` means float32 on a CPU and bfloat16 on a GPU, as for the policy."""
-    if dtype != "auto":
-        return dtype
-    return "float32" if device == "cpu" else "bfloat16"

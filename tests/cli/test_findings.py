@@ -172,6 +172,10 @@ def test_what_the_machine_has_too_little_of_is_told_with_a_remedy():
     assert "lower rollout.max_env_worker" in files
     [disk] = [line for line in found if "disk: " in line]
     assert disk.startswith("error: ") and "max_checkpoints_to_keep" in disk
+    assert (
+        "ok: precision: trainer and engines compute in float32, the optimizer in float32 "
+        "(ajet.model.dtype is auto, on a CPU)"
+    ) in found
     [memory] = [line for line in found if "memory: " in line]
     assert memory.startswith("ok: ") or Path("/dev/nvidiactl").exists()
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
 
-OFFLOAD = "ajet.trainer_common.fsdp_config.param_offload=false"
+OFFLOAD = "ajet.trainer_common.fsdp_config.param_offload=true"
 QWEN_7B = {
     "model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
     "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064,
@@ -44,25 +44,48 @@ def test_a_plan_shows_placement_memory_and_times(conf):
     assert "trainer 7, engine 7" in result.stdout
     assert "7.62 billion parameters, a100" in result.stdout
     assert "605,080 tokens" in result.stdout and "optimizer steps" not in result.stdout
-    assert result.stdout.rstrip().endswith("ok: by these estimates it fits")
+    shown = " ".join(result.stdout.split())
+    assert "MFU of the update" in shown and "weight sync" in shown and "products" in shown
+    assert shown.endswith(  # 8 ranks load 7B and its reference; 12 bytes a parameter, three times
+        "ok: by these estimates it fits the GPUs; a node needs 263 GiB of CPU memory and 28 "
+        "in /dev/shm, and 255 GiB of disk, which was not compared (--host-memory)"
+    )
     assert not Path("launcher_record").exists()
 
 
 def test_a_plan_on_cpus_has_processes_and_no_gpu_memory(conf):
     result = run("plan", conf, "--gpus", "0", "ajet.trainer_common.n_trainer_ranks=2")
     assert result.exit_code == 0 and "trainer 0 to 1, engine 0" in result.stdout
-    assert "GiB" not in result.stdout
+    assert "GiB" not in result.stdout and result.stdout.rstrip().endswith("ok: it can be placed")
+
+
+def test_a_plan_compares_the_memory_of_nodes_that_is_given(conf):
+    fits = run("plan", conf, "--gpus", "8", "--host-memory", "512GB")
+    assert fits.stdout.rstrip().endswith("ok: by these estimates it fits")
+    lacking = run("plan", conf, "--gpus", "1", "--host-memory", "128GB", OFFLOAD)
+    assert "node 0 has 128 GiB of CPU memory, and needs about" in error_line(lacking)
+    assert "it fits" not in lacking.stdout
+
+
+def test_a_plan_of_debug_on_a_gpu_is_accounted_and_measures_nothing(conf):
+    args = ("--backbone", "debug", "--gpu", "4090")
+    too_large = run("plan", conf, *args)
+    assert "the run needs about" in error_line(too_large) and "GiB of 24" in error_line(too_large)
+    result = run("plan", conf, *args, "ajet.trainer_common.lora.rank=16", "--gpu-memory", "40GB")
+    assert result.exit_code == 0, result.output
+    assert "adapters" in result.stdout and "measured" not in result.stdout
+    assert result.stdout.rstrip().endswith("ok: by these estimates it fits")
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--gpus", "1", OFFLOAD], "error: does not fit: a trainer rank needs about"),
-        (["--gpus", "8", OFFLOAD, "--gpu-memory", "24GB"], "most of it optimizer, 7); use m"),
+        (["--gpus", "1"], "error: does not fit: a trainer rank needs about"),
+        (["--gpus", "8", "--gpu-memory", "24GB"], "most of it optimizer, 7); set ajet.trainer_com"),
         (["--gpus", "2", "ajet.rollout.tensor_model_parallel_size=4"], "size=4 does not divide"),
         (["--gpus", "1", "--backbone", "trinity"], "too few GPUs: 1 engine of 1 GPU"),
         (["--nodes", "1", "--gpus", "8", "ajet.trainer_common.nnodes=2"], "the cluster has 1 node"),
-        (["--gpus", "8", "--gpu", "b1"], "--gpu b1: known are a100, h100"),
+        (["--gpus", "8", "--gpu", "b1"], "--gpu b1: known are a10, l4, 4090"),
         (["--gpus", "8", "--gpu-memory", "big"], "--gpu-memory big: write it as 80GB"),
         (["--gpus", "8", "ajet.model.path=nowhere/x"], "model 'nowhere/x': no config.json"),
         (["--gpus", "8", "--model-config", "no.json"], "no.json: no model's config.json can be"),
@@ -122,8 +145,9 @@ def test_check_says_where_a_run_is_and_what_may_not_fit(conf):
     from ajet.cli.preflight import cluster_notices
     from ajet.core.config import load_config
 
-    options = ["ajet.trainer_common.n_gpus_per_node=1", OFFLOAD]
-    placed, problem = cluster_notices(load_config(conf, options))
+    options = ["ajet.trainer_common.n_gpus_per_node=1"]
+    placed, precision, problem = cluster_notices(load_config(conf, options))
+    assert precision.startswith("precision: trainer and engines compute in bfloat16")
     assert placed.startswith("on GPUs: 1 trainer ranks, 1 engines,")
     assert problem.startswith("a100, 80 GiB: a trainer rank needs about")
     assert cluster_notices(load_config(conf, backbone="debug")) == []

@@ -50,6 +50,19 @@ def test_disaggregated_engines_have_the_last_gpus_and_the_trainer_the_rest():
     assert not placed.shares_gpus
 
 
+def test_ranks_with_gpus_share_the_cpus_of_their_node():
+    few, many = nodes(1, cpus=30.0), nodes(4, cpus=30.0)
+    placed = place_processes(replace(VERL, nnodes=2), [*few, replace(many[0], name="node 1")])
+    assert [placed.threads_of(rank) for rank in placed.trainer] == [30, 7, 7, 7, 7]
+    crowded = place_processes(VERL, nodes(8, cpus=4.0))
+    assert {crowded.threads_of(rank) for rank in crowded.trainer} == {1}
+
+
+def test_ranks_on_the_cpu_keep_the_threads_that_they_start_with():
+    placed = place_processes(replace(VERL, n_trainer_ranks=2), nodes(0))
+    assert [placed.threads_of(rank) for rank in placed.trainer] == [None, None]
+
+
 def test_an_odd_gpu_is_left_to_the_trainer_by_engines_of_two():
     placed = place_processes(replace(TRINITY, n_engines=2, tensor_parallel=2), nodes(5))
     assert where(placed.trainer) == [(0, 0)]

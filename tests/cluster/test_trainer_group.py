@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from loguru import logger
 
 from ajet.core.config import load_config
 from ajet.core.inference.engines.random import RandomEngine
@@ -48,8 +49,9 @@ async def test_the_share_of_an_update_that_is_done_is_told_meanwhile(
     )
     config = load_config("toy.yaml", [f"ajet.{each}" for each in overrides], backbone="verl")
     groups = await groups_of(config, assembly.load_policy_model(config))
-    ranks = trainer_group.TrainerGroup(config, [{}], tmp_path / "weights")
-    told = []
+    ranks = trainer_group.TrainerGroup(config, [{}], tmp_path / "weights", threads=[2])
+    told, logged = [], []
+    sink = logger.add(logged.append, format="{message}")
     ranks.on_progress = told.append
     try:
         await ranks.start()
@@ -58,6 +60,8 @@ async def test_the_share_of_an_update_that_is_done_is_told_meanwhile(
         await ranks.train(2, groups)
     finally:
         ranks.close()
+        logger.remove(sink)
+    assert "CPU threads of the trainer ranks: 2\n" in logged
     assert metrics["update/grad_norm"] > 0
     assert first == sorted(first) and any(0 < share < 1 for share in first)
     second = told[len(first) :]

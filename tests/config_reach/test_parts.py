@@ -196,6 +196,10 @@ def test_torch_has_the_configs_threads():
         assert torch.get_num_threads() == threads
     assembly.set_threads(config_of({}))
     assert torch.get_num_threads() == 2
+    assembly.set_threads(config_of({}), share=1)
+    assert torch.get_num_threads() == 1
+    assembly.set_threads(config_of({f"{T}.torch_threads": 2}), share=1)
+    assert torch.get_num_threads() == 2
 
 
 @shows("ajet.interchange_server.interchange_server_port")

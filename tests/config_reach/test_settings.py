@@ -258,11 +258,14 @@ SETTINGS: dict[str, Row] = {
         {"sharding.ulysses_sequence_parallel_size": 2, "request.sequence_parallel": 2},
         ON_VERL | {f"{T}.n_trainer_ranks": 2},
     ),
-    f"{T}.fsdp_config.param_offload": Row(False, {"sharding.cpu_offload": False}, ON_VERL),
+    f"{T}.fsdp_config.param_offload": Row(True, {"sharding.cpu_offload": True}, ON_VERL),
     f"{T}.fsdp_config.activation_checkpointing": Row(
         True, {"update.activation_checkpointing": True, "critic.activation_checkpointing": True}
     ),
-    f"{T}.fsdp_config.param_dtype": Row("bfloat16", {"sharding.param_dtype": "bfloat16"}, ON_VERL),
+    f"{T}.fsdp_config.keep_gathered": Row(True, {"sharding.keep_gathered": True}, ON_VERL),
+    f"{T}.fsdp_config.param_dtype": Row(
+        "bfloat16", {"sharding.param_dtype": "bfloat16", "server.dtype": "bfloat16"}, ON_VERL
+    ),
     f"{T}.fsdp_config.reshard_after_forward": Row(
         False, {"sharding.reshard_after_forward": False}, ON_VERL
     ),

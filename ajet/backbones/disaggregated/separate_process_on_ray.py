@@ -59,7 +59,8 @@ class TrainerOnRay(TrainingAttempt):
         _, notice = sync_method(self.config, placement)
         root = make_weight_store(self.folder.path, in_memory=False, notice=notice)
         ranks = [options(each) for each in placement.trainer]
-        self.trainer = TrainerGroup(self.config, ranks, root)
+        threads = [placement.threads_of(each) for each in placement.trainer]
+        self.trainer = TrainerGroup(self.config, ranks, root, threads=threads)
 
     async def start(self) -> None:
         model = await self.trainer.start()

@@ -63,6 +63,7 @@ CHANGES_NOTHING = (
     "ajet.trainer_common.fsdp_config.optimizer_offload",
     "ajet.trainer_common.fsdp_config.activation_checkpointing",
     "ajet.trainer_common.fsdp_config.reshard_after_forward",
+    "ajet.trainer_common.fsdp_config.keep_gathered",
     "ajet.trainer_common.ulysses_sequence_parallel_size",
     "verl",
     "trinity.trainer",

@@ -23,8 +23,8 @@ class ModelConfig(Section):
     )
     dtype: Literal["auto", "float64", "float32", "bfloat16"] = Field(
         default="auto",
-        description="Number format of the weights; auto is float32 on CPU, bfloat16 on CUDA; with "
-        "float64 rounding decides nothing where runs are compared.",
+        description="Number format that trainer and engines compute in; auto is float32 on CPU, "
+        "bfloat16 on CUDA; with float64 rounding decides nothing where runs are compared.",
     )
     device: Annotated[str, AfterValidator(_device)] = Field(
         default="auto", description="auto, cpu, cuda or cuda:N; auto takes a GPU if any."

@@ -8,6 +8,7 @@ from ajet.core.config.algorithm_support import (
     unread_algorithm_keys,
 )
 from ajet.core.config.environment_support import environment_notices, unread_environment_keys
+from ajet.core.config.precision import asked_dtype, precision_refusals
 from ajet.core.config.redacted import redacted_value
 from ajet.core.config.section import Leaf, NoEffect, NotBuilt, leaves
 from ajet.core.config.task_judge import TaskJudgeConfig
@@ -23,7 +24,8 @@ def refusals_and_notices(config: AjetConfig) -> tuple[list[tuple[str, str]], lis
     unread = unread_keys(config.ajet)
     refused = [
         *contradictions(config.ajet),
-        *_wide_servers(config.ajet),
+        *precision_refusals(config),
+        *_wide_servers(config),
         *_distillation_refusals(config),
     ]
     unused: list[str] = []
@@ -141,9 +143,9 @@ def _distillation_refusals(config: AjetConfig) -> list[tuple[str, str]]:
     return refused
 
 
-def _wide_servers(ajet: AjetSection) -> list[tuple[str, str]]:
-    server = ajet.rollout.name
-    if ajet.model.dtype != "float64" or server not in ("vllm", "sglang"):
+def _wide_servers(config: AjetConfig) -> list[tuple[str, str]]:
+    server = config.ajet.rollout.name
+    if asked_dtype(config) != "float64" or server not in ("vllm", "sglang"):
         return []
     return [
         (

@@ -56,12 +56,13 @@ class FsdpConfig(Section):
     """Configures how the trainer's ranks store and compute the model in shards."""
 
     param_offload: Annotated[bool, NOT_SHARDED] = Field(
-        default=True,
-        description="Keep the shards, and the optimizer's state with them, in CPU memory.",
+        default=False,
+        description="Keep the shards, and the optimizer's state with them, in CPU memory: slower, "
+        "for models that `ajet plan` finds too large for the GPUs.",
     )
     optimizer_offload: Annotated[
         bool, NoEffect("the optimizer's state lies with the weights: see param_offload")
-    ] = Field(default=True, description="Set param_offload instead.")
+    ] = Field(default=False, description="Set param_offload instead.")
     activation_checkpointing: bool | Literal["auto"] = Field(
         default="auto",
         description="Compute activations again in the backward pass, to save memory; auto does on "
@@ -69,10 +70,15 @@ class FsdpConfig(Section):
     )
     param_dtype: Annotated[Literal["auto", "bfloat16", "float32"], NOT_SHARDED] = Field(
         default="auto",
-        description="What is computed in; shards are float32. auto: bfloat16 on a GPU.",
+        description="auto, or the same as ajet.model.dtype; shards are float32 or wider.",
     )
     reshard_after_forward: Annotated[bool, NOT_SHARDED] = Field(
         default=True, description="Gather a layer's weights again for its backward pass."
+    )
+    keep_gathered: Annotated[bool, NOT_SHARDED] = Field(
+        default=False,
+        description="Keep weights gathered and gradients unsharded between the micro-batches of an "
+        "optimizer step: less communication, for 6 bytes a parameter on every GPU.",
     )
 
 
@@ -165,7 +171,10 @@ class TrainerConfig(Section):
         description="Tokens of one forward pass; the gradient does not depend on it.",
     )
     torch_threads: int | None = Field(
-        default=None, ge=1, description="CPU threads of torch; null leaves torch's choice."
+        default=None,
+        ge=1,
+        description="CPU threads of torch; null leaves torch's choice, and gives a trainer rank "
+        "with a GPU its share of its node's CPUs.",
     )
     nnodes: Annotated[int, NoEffect("the run is one process", on=ONE_PROCESS)] = Field(
         default=1, ge=1, description="Machines of the cluster."

@@ -88,12 +88,10 @@ class Decoder:
             return linear(hidden_ND, self._head)
         return self._head(hidden_ND)
 
-    def head_weight(self, hidden_ND: Tensor) -> Tensor | None:
-        """Returns the weight ``[vocab, hidden]`` if `logits` is the product with it and the model
-        is wide.
-        """
+    def head_weight(self) -> Tensor | None:
+        """Returns the weight ``[vocab, hidden]`` if `logits` is the product with it."""
         head: Any = self._head
-        return head.weight if is_wide(hidden_ND, head) and head.bias is None else None
+        return head.weight if type(head) is nn.Linear and head.bias is None else None
 
     def _hidden(self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
         x = self._embed(token_ids_N)

@@ -165,7 +165,9 @@ class Critic:
     ) -> None:
         """Makes one optimizer step."""
         num_tokens = sum(len(row.positions) for row in rows)
-        for micro_batch in self._balance(rows).local:
+        local = self._balance(rows).local
+        for k, micro_batch in enumerate(local):
+            self.ranks.begin_micro_batch(self.model, is_last=k + 1 == len(local))
             returns_M, old_M = (
                 concat_to_device(
                     (row.trained(of[row.sample_index]) for row in micro_batch), self.device

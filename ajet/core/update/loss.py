@@ -37,14 +37,17 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ajet.core.model.precision import to_wide_dtype
+from ajet.core.model.wide_layer import is_wide
 from ajet.core.trajectory.sample import Component, TrainingSample
 from ajet.core.update.kept_softmax import kept_softmax
 from ajet.core.update.layouts.layout import ForwardOutput
 from ajet.core.update.losses.token_loss import MAX_LOG_RATIO
 from ajet.core.update.settings import UpdateSettings
+from ajet.core.update.sliced_softmax import sliced_softmax
 
 MAX_KL = 10.0
 MAX_LOGITS = 1 << 24  # 64 MiB in float32
+MAX_LOGITS_ON_GPU = 1 << 27  # 512 MiB in float32: 882 rows of 152,064, and few reads of the head
 MAX_KEPT = 1 << 26  # 256 MiB in float32: a group of 8 with 1,365 sampled tokens of 49,152
 
 
@@ -116,7 +119,7 @@ def score_tokens(
     targets_M: Tensor,
     temperature: float,
     with_entropy_grad: bool,
-    max_logits: int = MAX_LOGITS,
+    max_logits: int | None = None,
     max_kept: int = MAX_KEPT,
 ) -> TokenScores:
     """Returns log-probabilities of `targets_M`, in float32 or wider, and entropies.
@@ -126,8 +129,9 @@ def score_tokens(
     ratio starts below 1, which `logprob_diff_max` shows.
 
     More than `max_logits` logits are computed in slices, because with a vocabulary of 50,000 they
-    are far larger than any other tensor. Up to `max_kept` of them are kept for the backward pass on
-    a CPU (kept_softmax.py); more are computed again.
+    are far larger than any other tensor; by default a GPU's slices are longer. Up to `max_kept` of
+    them are kept for the backward pass on a CPU (kept_softmax.py); more are computed again, and on
+    a GPU or in bfloat16 the head's gradient of the slices is summed in float32 (sliced_softmax.py).
     """
 
     def score(features_UD: Tensor, index_M: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
@@ -139,14 +143,20 @@ def score_tokens(
             entropy_U = -(logprobs_UV.exp() * logprobs_UV).sum(-1)
         return logprobs_UV[index_M, targets_M], entropy_U[index_M]
 
+    on_gpu = output.features_UD.device.type == "cuda"
+    if max_logits is None:
+        max_logits = MAX_LOGITS_ON_GPU if on_gpu else MAX_LOGITS
     step = max(1, max_logits // output.vocab_size)
     num_rows = len(output.features_UD)
     if num_rows <= step:
         return TokenScores(*score(output.features_UD, output.index_M, targets_M))
     weight_VD = output.head_weight
-    if weight_VD is not None and num_rows * output.vocab_size <= max_kept and not with_entropy_grad:
+    if weight_VD is not None and not with_entropy_grad:
         inputs = (output.features_UD, weight_VD, output.index_M, targets_M, temperature)
-        return TokenScores(*kept_softmax(*inputs))
+        if is_wide(output.features_UD) and num_rows * output.vocab_size <= max_kept:
+            return TokenScores(*kept_softmax(*inputs))
+        if on_gpu or weight_VD.dtype in (torch.bfloat16, torch.float16):
+            return TokenScores(*sliced_softmax(*inputs, step))
     order_M = torch.argsort(output.index_M, stable=True)
     parts = []
     for start in range(0, num_rows, step):

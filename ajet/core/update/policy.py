@@ -247,6 +247,7 @@ class Policy:
         reads = self._reads_mini_batch and "policy_gradient" in weights
         numbers = self._numbers_before(with_gradient, balanced) if reads else None
         for k, micro_batch in enumerate(balanced.local):
+            self.ranks.begin_micro_batch(self.model, is_last=k + 1 == len(balanced.local))
             self._backward(micro_batch, with_gradient, weights, numbers, metrics)
             self._release_freed_memory()  # gradients and activations lie between one another
             yield (k + 1) / (len(balanced.local) + 1)

@@ -27,7 +27,8 @@ from ajet.core.errors import ConfigError
 from ajet.core.model.load import resolve_device
 from ajet.core.rendezvous import join, listen
 from ajet.core.update.sequence import SequenceGroup
-from ajet.core.update.settings import ShardingSettings, compute_dtype
+from ajet.core.update.settings import ShardingSettings
+from ajet.core.update.shards import begin_micro_batch
 
 CONNECT_TIMEOUT_S = 600.0
 
@@ -61,6 +62,11 @@ class Ranks(Protocol):
         """Shards the model in place; all ranks call it, in the same order."""
         ...
 
+    def begin_micro_batch(self, model: nn.Module, *, is_last: bool) -> None:
+        """Is called before each micro-batch of an optimizer step, of which all ranks have the same
+        number."""
+        ...
+
     def all_gather(self, value: Any) -> list[Any]:
         """Returns the values of all ranks, in the order of ranks."""
         ...
@@ -79,6 +85,9 @@ class OneRank:
         return next(model.parameters()).device
 
     def shard(self, model: nn.Module) -> None:
+        """Does nothing."""
+
+    def begin_micro_batch(self, model: nn.Module, *, is_last: bool) -> None:
         """Does nothing."""
 
     def all_gather(self, value: Any) -> list[Any]:
@@ -119,6 +128,10 @@ class TorchRanks:
 
         shard_model(model, self._mesh, self.settings)
 
+    def begin_micro_batch(self, model: nn.Module, *, is_last: bool) -> None:
+        if self.settings.keep_gathered:
+            begin_micro_batch(model, is_last=is_last)
+
     def all_gather(self, value: Any) -> list[Any]:
         gathered: list[Any] = [None] * self.size
         dist.all_gather_object(gathered, value)
@@ -133,17 +146,13 @@ class TorchRanks:
 def join_ranks(config: AjetConfig, rank: int, size: int, *, host: str, port: int) -> Ranks:
     """Joins the `size` processes that train together; returns when all are there.
 
-    A single rank is a plain process, unless `fsdp_config` asks for what only ranks can do.
+    A single rank on a CPU is a plain process.
     """
-    device, settings = (
-        resolve_device(config.ajet.model.device),
-        ShardingSettings.from_config(config),
-    )
-    plain = device.type == "cpu" and settings.param_dtype == compute_dtype(config)
-    if size == 1 and plain:
+    device = resolve_device(config.ajet.model.device)
+    if size == 1 and device.type == "cpu":
         return ONE_RANK
     connect(rank, size, host=host, port=port, device=device.type)
-    return TorchRanks(settings, device)
+    return TorchRanks(ShardingSettings.from_config(config), device)
 
 
 def connect(

@@ -11,6 +11,7 @@ from typing import Literal, Self, get_args
 from ajet.core.config import AjetConfig
 from ajet.core.config.algorithm import PolicyLossName
 from ajet.core.config.import_path import ARROW
+from ajet.core.config.precision import Dtype, dtype_on
 from ajet.core.errors import ConfigError
 
 KLType = Literal["low_var_kl", "low_var_kl+", "k1", "k2"]
@@ -24,8 +25,6 @@ CorrectionMode = Literal["truncate", "reject"]
 RatioCombination = Literal["product", "geometric_mean"]
 OldLogprobs = Literal["sampler", "trainer"]
 Recomputation = bool | Literal["auto"]
-
-ParamDtype = Literal["float64", "float32", "bfloat16"]
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "kl_loss_type": ("low_var_kl", "low_var_kl+", "k1", "k2"),
@@ -72,8 +71,9 @@ class LoraSettings:
 class ShardingSettings:
     """Says how several ranks hold and compute one model (sharding.py, sequence.py)."""
 
-    param_dtype: ParamDtype = "float32"  # type of the computation; the shards are float32 or wider
+    param_dtype: Dtype = "float32"  # type of the computation; the shards are float32 or wider
     reshard_after_forward: bool = True  # a layer's weights are gathered again for the backward
+    keep_gathered: bool = False  # weights and gradients, between micro-batches
     cpu_offload: bool = False  # shards and the optimizer's state in CPU memory
     ulysses_sequence_parallel_size: int = 1  # neighbouring ranks that share their sequences
 
@@ -83,8 +83,9 @@ class ShardingSettings:
         trainer = config.ajet.trainer_common
         fsdp = trainer.fsdp_config
         return cls(
-            param_dtype=compute_dtype(config) if fsdp.param_dtype == "auto" else fsdp.param_dtype,
+            param_dtype=dtype_on(config, gpu=trains_on_gpu(config)),
             reshard_after_forward=fsdp.reshard_after_forward,
+            keep_gathered=fsdp.keep_gathered,
             cpu_offload=fsdp.param_offload,
             ulysses_sequence_parallel_size=trainer.ulysses_sequence_parallel_size,
         )
@@ -358,13 +359,6 @@ def recomputation(config: AjetConfig) -> Recomputation:
     of the model, which only the model itself tells."""
     given = config.ajet.trainer_common.fsdp_config.activation_checkpointing
     return True if given == "auto" and trains_on_gpu(config) else given
-
-
-def compute_dtype(config: AjetConfig) -> ParamDtype:
-    """Returns the type that a plain process computes in: that of a model loaded on this machine."""
-    if config.ajet.model.dtype == "float64":
-        return "float64"
-    return "bfloat16" if trains_on_gpu(config) else "float32"
 
 
 def trains_on_gpu(config: AjetConfig) -> bool:

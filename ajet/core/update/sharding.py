@@ -4,6 +4,9 @@
     its own pass      gathered, in `param_dtype`; resharded after it
     gradients         summed in float32 (the loss has the denominators of all), sharded again
 
+With `keep_gathered` a layer's weights stay gathered from the first micro-batch of an optimizer step
+to the last, and gradients are summed over the ranks once (`begin_micro_batch`).
+
 The flat forward (model/decoder.py) calls parts of a layer without the layer's own forward, which
 FSDP's hooks are attached to. So each sharded module has a method `run_unsharded`, registered with
 FSDP, through which the flat forward computes.

@@ -35,6 +35,16 @@ def reshard(model: nn.Module) -> None:
             untyped.reshard()
 
 
+def begin_micro_batch(model: nn.Module, *, is_last: bool) -> None:
+    """Has a sharded model keep its weights gathered after this micro-batch's passes, and its
+    gradients unsharded; those of all micro-batches are summed over the ranks after the last one.
+    """
+    untyped: Any = model
+    untyped.set_reshard_after_forward(False)
+    untyped.set_reshard_after_backward(is_last)
+    untyped.set_requires_gradient_sync(is_last)
+
+
 @torch.no_grad()
 def copy_tensor(target: Tensor, source: Tensor) -> None:
     """Copies `source` into `target`; where only the target is sharded, each rank takes its part."""

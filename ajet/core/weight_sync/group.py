@@ -44,7 +44,7 @@ class BroadcastGroup:
         """Joins the group that meets at rank 0's store, which rank 0 passes."""
         import torch
         import torch.distributed.distributed_c10d as c10d
-        from torch.distributed import TCPStore
+        from torch._C._distributed_c10d import TCPStore
 
         self.where = f"weights by {backend} over {address}:{port}"
         timeout = timedelta(seconds=timeout_s)

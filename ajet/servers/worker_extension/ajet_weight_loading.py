@@ -96,8 +96,7 @@ class WeightLoading:
                     group.close()
             except of_group.GroupError as error:
                 raise DoNotFitError(str(error)) from error
-            incoming.check(int(version))
-            return loaded | {"checksum": incoming.end["checksum"]}
+            return loaded | {"checksum": incoming.checked(int(version))}
 
         return self._ajet_report(version, receive)
 
@@ -168,8 +167,8 @@ class Broadcast:
         for _ in self.tensors():
             pass
 
-    def check(self, version: int) -> None:
-        """Checks that all of this version came undamaged."""
+    def checked(self, version: int) -> str:
+        """Checks that all of this version came undamaged; returns the checksum of what was sent."""
         assert self.end is not None
         if self._damaged:
             raise DoNotFitError(
@@ -177,6 +176,7 @@ class Broadcast:
             )
         if self.end["end"] != version:
             raise DoNotFitError(f"version {self.end['end']} came")
+        return self.end["checksum"]
 
 
 def load_file(path: Path) -> Any:

@@ -6,6 +6,7 @@ Started by test_ranks.py in processes of their own; a single process calls `run_
 """
 
 import traceback
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,17 @@ CASES = {
     "lora": Case(dict(lora=LORA, lr=1e-2, kl_loss_coef=0.1)),
     "float64": Case(sharding=dict(param_dtype="float64"), is_float64=True),
     "float64_critic": Case(sharding=dict(param_dtype="float64"), is_float64=True, is_critic=True),
+    "gathered": Case(
+        dict(max_tokens_per_micro_batch=40, mini_batch_num=2, kl_loss_coef=0.1),
+        dict(keep_gathered=True),
+    ),
+    "gathered_lora": Case(
+        dict(lora=LORA, lr=1e-2, kl_loss_coef=0.1, max_tokens_per_micro_batch=40),
+        dict(keep_gathered=True),
+    ),
+    "gathered_critic": Case(
+        dict(max_tokens_per_micro_batch=40), dict(keep_gathered=True), is_critic=True
+    ),
     "one_row": Case(is_one_row=True),
     "critic": Case(dict(mini_batch_num=2), is_critic=True),
     "sequence": Case(dict(kl_loss_coef=0.1, policy_loss="gspo"), in_sequence(2)),
@@ -254,6 +266,29 @@ class GatheredTypes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def collectives(*, keep_gathered: bool) -> dict[str, int]:
+    """Counts what one optimizer step of several micro-batches gathers and sums."""
+    ranks = TorchRanks(ShardingSettings(keep_gathered=keep_gathered))
+    settings = UpdateSettings(**STEADY | {"max_tokens_per_micro_batch": 40})
+    policy = Policy(tiny_model(), settings, ranks)
+    with CollectiveCounter() as counted:
+        policy.update(groups())
+    return dict(counted.counts)
+
+
+class CollectiveCounter(TorchDispatchMode):
+    """Counts the collective operations on tensors, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
+        if func.namespace == "c10d":
+            self.counts[func.name().removeprefix("c10d::")] += 1
+        return func(*args, **(kwargs or {}))
+
+
 def refusals(folder: Path) -> dict[str, str]:
     """What a user may get wrong, each in one line on every rank."""
     ranks = TorchRanks()
@@ -315,6 +350,8 @@ def of_ranks(name: str, size: int, folder: Path) -> Any:
             return nan_on_one(TorchRanks())
         case "bfloat16":
             return in_bfloat16(TorchRanks(ShardingSettings(param_dtype="bfloat16")))
+        case "collectives":
+            return {kept: collectives(keep_gathered=kept) for kept in (False, True)}
         case "refusals":
             return refusals(folder)
         case _:

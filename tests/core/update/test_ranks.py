@@ -78,7 +78,7 @@ def first_relay(folder):
 
 @pytest.fixture(scope="module")
 def two(folder, first_relay):
-    return start(2, folder, [*OF_TWO, "nan_on_one", "bfloat16", "relay", "refusals"])
+    return start(2, folder, [*OF_TWO, "nan_on_one", "bfloat16", "relay", "collectives", "refusals"])
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +195,17 @@ def test_what_four_ranks_wrote_becomes_a_model_folder(folder, four):
     model = AutoModelForCausalLM.from_pretrained(folder / "out")
     for name, weight in model.named_parameters():
         assert torch.equal(weight, four["relay"][0]["tensors"][f"model.{name}"])
+
+
+def test_weights_that_stay_gathered_are_gathered_and_gradients_summed_once_a_step(two):
+    """Two layers and the rest: three groups. In each of two micro-batches layers are gathered for
+    the forward and the backward pass, the rest once."""
+    for found in two["collectives"]:
+        gathers, sums = (
+            {kept: counts[name] for kept, counts in found.items()}
+            for name in ("_allgather_base_", "_reduce_scatter_base_")
+        )
+        assert gathers == {False: 2 * 5, True: 3} and sums == {False: 2 * 3, True: 3}
 
 
 def test_what_a_user_gets_wrong_is_one_line_on_every_rank(two):

@@ -41,8 +41,9 @@ from ajet.core.inference.engines.hf_forward import HfForward
 from ajet.core.inference.stop_strings import first_stop
 from ajet.core.model.decoder import Decoder
 
-KV_BYTES = 1 << 30
-"""Default budget for the keys and values of running rows, and again for those of the cache."""
+KV_BYTES, KV_SHARE = 1 << 30, 0.1
+"""Default budget for the keys and values of running rows, and again for those of the cache: so many
+bytes, and on a GPU this share of its memory if that is more."""
 SETTLE_TURNS = 8
 """The turns of the event loop without an arrival before a wave starts: `gather` starts its calls
 one after the other, and an episode that leaves gives its slot to one that enters a moment later."""
@@ -117,7 +118,7 @@ class InProcessEngine:
         self._max_model_len = max_model_len
         self._deterministic = deterministic
         self._max_kv_tokens = max_kv_tokens or max(
-            max_model_len, KV_BYTES // _kv_bytes_per_token(model)
+            max_model_len, kv_bytes(_gpu_bytes(model)) // _kv_bytes_per_token(model)
         )
         self._vocab_size: int = model.get_input_embeddings().weight.shape[0]
         self._batch = Batch(
@@ -403,6 +404,18 @@ class InProcessEngine:
                 self._maybe_start_wave()
         for call in calls:
             _post(call.loop, _reject, call.future, error)
+
+
+def kv_bytes(gpu_bytes: int) -> int:
+    """Returns the budget on a GPU with so much memory, or on a CPU if that is 0. It follows from
+    the whole memory, not from what is free: a run that is resumed must compute the same batches."""
+    return max(KV_BYTES, int(KV_SHARE * gpu_bytes))
+
+
+def _gpu_bytes(model: Any) -> int:
+    device = next(model.parameters()).device
+    is_gpu = device.type == "cuda"
+    return torch.cuda.get_device_properties(device).total_memory if is_gpu else 0
 
 
 def _kv_bytes_per_token(model: Any) -> int:

@@ -109,7 +109,7 @@ class ForwardOutput:
     """Holds features ``[U, …]``, which `head` turns into logits ``[U, vocab]``.
 
     The k-th trained token, rows in order, reads row ``index_M[k]``. `head_weight` is given where
-    `head` is the product with it, in a model that wide_layer.py computes.
+    `head` is the product with it.
     """
 
     features_UD: Tensor

@@ -75,7 +75,7 @@ class FlatLayout:
             head=self.decoder.logits,
             vocab_size=model.config.vocab_size,
             index_M=torch.from_numpy(index_M).to(self.device),
-            head_weight=self.decoder.head_weight(features_UD),
+            head_weight=self.decoder.head_weight(),
         )
 
     def forward_hidden(self, rows: Sequence[Row]) -> Tensor:

@@ -1,0 +1,292 @@
+"""Estimates the memory of a run's processes on GPUs and on their nodes, before it starts.
+
+    trainer rank    weights, gradients, optimizer (shards) + gathered layers + activations + head
+    engine          weights + KV cache
+    node            what is offloaded, weights in /dev/shm, copies of engines that sleep; or, if
+                    that is more, the whole models that ranks load before they shard them
+    disk            checkpoints
+
+It uses the config and the model's shape; nothing is loaded. Of fragmentation and the libraries' own
+buffers only `RUNTIME_GIB` and `PROCESS_GIB` are counted. Not covered: attention masks of packed
+batches, what workflows, tools and judges need.
+"""
+
+from dataclasses import dataclass
+
+from ajet.cluster.model_shape import ModelShape
+from ajet.core.config import AjetConfig
+from ajet.core.config.precision import BYTES, dtype_on, state_dtype
+from ajet.core.update.settings import tokens_per_pass
+
+GIB = 2.0**30
+RUNTIME_GIB = 1.5
+"""CUDA's context, NCCL's and cuBLAS's buffers of one process."""
+PROCESS_GIB, WORKER_GIB = 2.0, 0.5
+"""CPU memory of a process that has loaded Python, torch and CUDA's libraries, and of a rollout
+worker; assumptions."""
+LOGITS_AT_ONCE = 1 << 27
+"""The value of MAX_LOGITS_ON_GPU in core/update/loss.py, which is not imported because it needs
+torch; a test compares the two."""
+LOGIT_BYTES = 14
+"""Bytes of one logit at the peak of a slice: itself, and float32 logits, softmax, probabilities."""
+WEIGHT_VERSIONS = 2
+"""Versions of the weights in /dev/shm while the newer one is written."""
+
+
+@dataclass(frozen=True)
+class MemoryPart:
+    """One part of the memory of a rank or engine, on one GPU, or on its node if it is offloaded."""
+
+    name: str
+    gib: float
+    note: str
+
+
+@dataclass(frozen=True)
+class TrainerMemoryInputs:
+    """The numbers that a trainer rank's memory depends on."""
+
+    ranks: int = 1
+    sequence_parallel: int = 1
+    tokens: int = 4096
+    compute_bytes: int = 2
+    state_bytes: int = 4
+    checkpointing: bool = True
+    offload: bool = False
+    keeps_gathered: bool = False
+    lora_rank: int = 0
+    has_reference: bool = True
+    has_critic: bool = False
+
+
+@dataclass(frozen=True)
+class EngineMemoryInputs:
+    """The numbers that an engine's memory depends on."""
+
+    tensor_parallel: int = 1
+    share: float = 0.6
+    max_model_len: int = 18000
+    max_num_seqs: int = 10
+    value_bytes: int = 2
+
+
+def trainer_memory(shape: ModelShape, inputs: TrainerMemoryInputs) -> list[MemoryPart]:
+    """Estimates the memory of one rank's GPU at the peak of a step.
+
+    States as in ZeRO (Rajbhandari et al. 2020, section 3): N ranks hold 1/N of the float32 weights
+    (4 bytes a parameter), gradients (4) and Adam's two moments (8); of float64 twice that. A
+    layer is gathered in the compute type for its own pass, the next one is on its way, and each has
+    its gradient; the embeddings stay gathered from the forward to the end of the backward pass.
+    """
+    trained = shape.lora_parameters(inputs.lora_rank) if inputs.lora_rank else shape.parameters
+    states = _states(shape, trained, inputs)
+    gathered = 2 * inputs.compute_bytes * (shape.embedding_parameters + 2 * shape.layer_parameters)
+    note = "embeddings and two layers, with gradients"
+    if inputs.keeps_gathered:
+        gathered = inputs.compute_bytes * shape.parameters + inputs.state_bytes * trained
+        note = "keep_gathered: all weights, with gradients"
+    here = [part for part in states if not inputs.offload or part.name == "runtime"]
+    tokens = inputs.tokens // inputs.sequence_parallel
+    return [
+        *here,
+        MemoryPart("gathered layers", gathered / GIB, note),
+        MemoryPart(
+            "activations",
+            activation_bytes(shape, inputs) / GIB,
+            f"{inputs.tokens:,} tokens, "
+            f"{'one layer at a time' if inputs.checkpointing else 'kept'}",
+        ),
+        head_memory(shape, tokens, has_gradient=not inputs.lora_rank),
+        MemoryPart("runtime", RUNTIME_GIB, "CUDA, NCCL"),
+    ]
+
+
+def head_memory(shape: ModelShape, tokens: int, *, has_gradient: bool = True) -> MemoryPart:
+    """Returns what the head takes: a slice of logits, and its gradient, summed in float32."""
+    logits = min(LOGITS_AT_ONCE, tokens * shape.vocab)
+    gradient = 4 * shape.vocab * shape.hidden if has_gradient else 0
+    note = f"{logits:,} logits at once, {LOGIT_BYTES} bytes each; float32 gradient"
+    return MemoryPart("head", (LOGIT_BYTES * logits + gradient) / GIB, note)
+
+
+def _states(shape: ModelShape, trained: int, inputs: TrainerMemoryInputs) -> list[MemoryPart]:
+    """Returns the memory that a rank keeps between passes."""
+    per_rank, size = GIB * inputs.ranks, inputs.state_bytes
+    frozen = shape.parameters if inputs.lora_rank else 0
+    parts = [
+        MemoryPart(
+            "weights", size * (trained + frozen) / per_rank, f"{size} bytes, 1/{inputs.ranks}"
+        ),
+        MemoryPart("gradients", size * trained / per_rank, f"{size} bytes, 1/{inputs.ranks}"),
+        MemoryPart(
+            "optimizer", 2 * size * trained / per_rank, f"{2 * size} bytes, 1/{inputs.ranks}"
+        ),
+    ]
+    if inputs.has_reference and not inputs.lora_rank:
+        parts.append(
+            MemoryPart("reference", size * shape.parameters / per_rank, "use_kl_loss: a copy")
+        )
+    if inputs.has_critic:
+        parts.append(
+            MemoryPart("critic", 4 * size * shape.parameters / per_rank, "gae: its own model")
+        )
+    return parts
+
+
+def resident_memory(shape: ModelShape, inputs: TrainerMemoryInputs) -> list[MemoryPart]:
+    """Returns what a rank keeps on its GPU between two updates, when an engine on the same GPU may
+    be awake."""
+    trained = shape.lora_parameters(inputs.lora_rank) if inputs.lora_rank else shape.parameters
+    states = [] if inputs.offload else _states(shape, trained, inputs)
+    resident = [part for part in states if part.name != "gradients"]
+    return [*resident, MemoryPart("runtime", RUNTIME_GIB, "CUDA, NCCL")]
+
+
+def offloaded_memory(shape: ModelShape, inputs: TrainerMemoryInputs) -> float:
+    """Returns the GiB of CPU memory that one rank needs if its state is offloaded."""
+    trained = shape.lora_parameters(inputs.lora_rank) if inputs.lora_rank else shape.parameters
+    return sum(part.gib for part in _states(shape, trained, inputs)) if inputs.offload else 0.0
+
+
+def activation_bytes(shape: ModelShape, inputs: TrainerMemoryInputs) -> float:
+    """Returns the bytes kept for the backward pass of one micro-batch on one rank.
+
+    After Korthikanti et al. 2022 (arXiv 2205.05198, section 4), counted anew for a gated MLP,
+    grouped queries and attention that keeps no score matrix. Of a layer and token, in values:
+    two norms' inputs and outputs (4 h), queries and attention's output (2 q), keys and values
+    (2 kv), gate, up, their product and the activation (4 m). With checkpointing a layer keeps its
+    input (h), and one layer at a time is whole. The backward pass of a layer adds the gradients of
+    its output and input (2 h), of gate and up (2 m).
+    """
+    tokens = inputs.tokens / inputs.sequence_parallel
+    whole = (
+        4 * shape.hidden + 2 * shape.attention_width + 2 * shape.kv_width + 4 * shape.intermediate
+    )
+    values = shape.layers * shape.hidden + whole if inputs.checkpointing else shape.layers * whole
+    values += 2 * shape.hidden + 2 * shape.intermediate
+    return tokens * values * inputs.compute_bytes
+
+
+def engine_memory(
+    shape: ModelShape, gpu_gib: float, inputs: EngineMemoryInputs
+) -> list[MemoryPart]:
+    """Estimates the memory of one GPU of an engine: of its share, the cache has what is left.
+
+    A token's cache is 2 (key, value) x layers x KV heads x head size values. Each GPU of the engine
+    has a part of the KV heads, at least one: with more GPUs than heads, several have the same.
+    """
+    weights = inputs.value_bytes * shape.parameters / inputs.tensor_parallel / GIB
+    cache = inputs.share * gpu_gib - weights - RUNTIME_GIB
+    tokens = cache_tokens(shape, gpu_gib, inputs)
+    return [
+        MemoryPart("weights", weights, f"{inputs.value_bytes} bytes, 1/{inputs.tensor_parallel}"),
+        MemoryPart("KV cache", max(cache, 0.0), f"{tokens:,} tokens: what the share leaves"),
+        MemoryPart("runtime", RUNTIME_GIB, "CUDA, NCCL"),
+    ]
+
+
+def cache_tokens(shape: ModelShape, gpu_gib: float, inputs: EngineMemoryInputs) -> int:
+    """Returns how many tokens an engine's cache holds. Every GPU of the engine holds all of them,
+    for its own KV heads."""
+    weights = inputs.value_bytes * shape.parameters / inputs.tensor_parallel
+    cache = inputs.share * gpu_gib * GIB - weights - RUNTIME_GIB * GIB
+    parts = min(inputs.tensor_parallel, shape.kv_heads)
+    token_bytes = inputs.value_bytes * shape.kv_values_per_token / parts
+    return max(0, int(cache / token_bytes))
+
+
+def trainer_memory_inputs(config: AjetConfig, ranks: int) -> TrainerMemoryInputs:
+    """Returns what the trainer's memory depends on, from the config."""
+    trainer, dtype = config.ajet.trainer_common, dtype_on(config, gpu=True)
+    return TrainerMemoryInputs(
+        ranks=max(1, ranks),
+        sequence_parallel=trainer.ulysses_sequence_parallel_size,
+        tokens=tokens_per_pass(config),
+        compute_bytes=BYTES[dtype],
+        state_bytes=BYTES[state_dtype(dtype)],
+        checkpointing=bool(trainer.fsdp_config.activation_checkpointing),  # auto: on GPUs
+        offload=trainer.fsdp_config.param_offload,
+        keeps_gathered=trainer.fsdp_config.keep_gathered,
+        lora_rank=trainer.lora.rank,
+        has_reference=trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward,
+        has_critic=trainer.algorithm.adv_estimator == "gae",
+    )
+
+
+def engine_memory_inputs(config: AjetConfig) -> EngineMemoryInputs:
+    """Returns what an engine's memory depends on, from the config."""
+    rollout = config.ajet.rollout
+    return EngineMemoryInputs(
+        tensor_parallel=rollout.tensor_model_parallel_size,
+        share=config.gpu_memory_utilization,
+        max_model_len=rollout.max_model_len,
+        max_num_seqs=rollout.max_num_seqs,
+        value_bytes=BYTES[dtype_on(config, gpu=True)],
+    )
+
+
+@dataclass(frozen=True)
+class NodeMemoryInputs:
+    """The numbers that the memory of one node depends on."""
+
+    ranks: int = 1
+    engines: int = 1
+    workers: int = 1
+    weight_bytes: int = 2
+    in_shared_memory: bool = True
+    keeps_copies: bool = False
+
+
+@dataclass(frozen=True)
+class NodeMemory:
+    """Holds the parts of a node's CPU memory: what is there while the run trains, and what ranks
+    load at its start instead."""
+
+    running: list[MemoryPart]
+    loading: MemoryPart
+    processes: MemoryPart
+
+    @property
+    def parts(self) -> list[MemoryPart]:
+        return [part for part in (*self.running, self.loading, self.processes) if part.gib]
+
+    @property
+    def peak_gib(self) -> float:
+        running = sum(part.gib for part in self.running)
+        return max(running, self.loading.gib) + self.processes.gib
+
+
+def node_memory(
+    shape: ModelShape, trainer: TrainerMemoryInputs, inputs: NodeMemoryInputs
+) -> NodeMemory:
+    """Estimates the CPU memory of one node: while it trains, and before, while each rank has the
+    whole model, and the reference's copy of it, that it is about to shard."""
+    whole = inputs.weight_bytes * shape.parameters / GIB
+    running = [
+        MemoryPart("offloaded", inputs.ranks * offloaded_memory(shape, trainer), "param_offload"),
+        MemoryPart(
+            "/dev/shm",
+            WEIGHT_VERSIONS * whole if inputs.in_shared_memory else 0.0,
+            f"{WEIGHT_VERSIONS} versions of the weights on their way to engines",
+        ),
+        MemoryPart(
+            "sleeping engines",
+            inputs.engines * whole if inputs.keeps_copies else 0.0,
+            "vLLM keeps its weights in pinned memory",
+        ),
+    ]
+    copies = 1 + (trainer.has_reference and not trainer.lora_rank)
+    loading = MemoryPart(
+        "loading",
+        inputs.ranks * copies * whole,
+        f"at the start: the model{' and its reference' * (copies - 1)} whole in each rank",
+    )
+    counts = f"{inputs.ranks} ranks, {inputs.engines} engines, {inputs.workers} workers"
+    gib = PROCESS_GIB * (inputs.ranks + inputs.engines) + WORKER_GIB * inputs.workers
+    return NodeMemory(running, loading, MemoryPart("processes", gib, counts))
+
+
+def checkpoint_bytes(shape: ModelShape, lora_rank: int, state_bytes: int = 4) -> int:
+    """Returns the size of a checkpoint: weights and AdamW's two moments of what is trained."""
+    trained = shape.lora_parameters(lora_rank) if lora_rank else shape.parameters
+    return 3 * state_bytes * trained

@@ -1,0 +1,149 @@
+"""Plans a run on backbone `debug` whose model and engine are on one GPU, from the model's shape.
+
+    weights, float32 masters, gradients, moments, reference + cache + activations of a micro-batch
+
+One process holds the weights once: the in-process engine samples with the policy's own. Nothing is
+loaded or measured. Not covered: what passes between a rollout and an update, a critic, a teacher.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ajet.cluster.data_sheet import Gpu
+from ajet.cluster.episode_size import EpisodeSize
+from ajet.cluster.memory_estimate import (
+    GIB,
+    RUNTIME_GIB,
+    MemoryPart,
+    TrainerMemoryInputs,
+    activation_bytes,
+    head_memory,
+)
+from ajet.cluster.model_shape import ModelShape
+from ajet.cluster.plan import format_seconds, update_rows
+from ajet.cluster.update_time import BANDWIDTH_SHARE, UpdateTime, update_inputs
+from ajet.core.config import AjetConfig
+from ajet.core.config.precision import BYTES, dtype_on, state_dtype
+from ajet.core.run.batch_plan import BatchPlan
+from ajet.core.update.settings import tokens_per_pass
+
+CACHE_GIB, CACHE_SHARE = 1.0, 0.1
+"""KV_BYTES and KV_SHARE of core/inference/engines/in_process.py, which is not imported because it
+needs torch; a test compares them. The budget counts twice: running rows, and kept prefixes."""
+LAUNCHES, LAUNCH_S = 60, 4e-6
+"""Kernels that one layer of the in-process engine launches for a token, and the seconds of one;
+assumptions."""
+
+
+@dataclass(frozen=True)
+class OneGpuPlan:
+    """A config on one GPU: tables to print, and what does not fit."""
+
+    config: AjetConfig
+    shape: ModelShape
+    gpu: Gpu
+    size: EpisodeSize
+
+    @property
+    def _bytes(self) -> tuple[int, int]:
+        """Returns the bytes of a weight, and of its gradient and each of the optimizer's
+        numbers."""
+        dtype = dtype_on(self.config, gpu=True)
+        return BYTES[dtype], BYTES[state_dtype(dtype)]
+
+    @property
+    def memory_parts(self) -> list[MemoryPart]:
+        """Returns the parts of the GPU's memory at the peak of an update."""
+        trainer, shape = self.config.ajet.trainer_common, self.shape
+        (value, wide), rank = self._bytes, trainer.lora.rank
+        trained = shape.lora_parameters(rank) if rank else shape.parameters
+        masters = 0 if value == wide else wide * trained
+        weights = value * shape.parameters
+        one_weight = value * shape.vocab * shape.hidden  # the largest gradient of backward()
+        recomputes = bool(trainer.fsdp_config.activation_checkpointing)  # auto: on a GPU
+        inputs = TrainerMemoryInputs(
+            tokens=tokens_per_pass(self.config), compute_bytes=value, checkpointing=recomputes
+        )
+        kept = "one layer at a time" if recomputes else "kept"
+        parts = [
+            _part("weights", weights, f"{value} bytes"),
+            _part("adapters" if rank else "masters", masters, f"{wide} bytes"),
+            _part("gradients", wide * trained + (0 if rank else one_weight), f"{wide} bytes"),
+            _part("optimizer", 2 * wide * trained, f"{2 * wide} bytes"),
+            _part("reference", 0 if rank or not self._has_reference else weights, "a copy"),
+            MemoryPart("cache", 2 * self._cache_gib, "keys and values, running and kept"),
+            _part(
+                "activations", activation_bytes(shape, inputs), f"{inputs.tokens:,} tokens, {kept}"
+            ),
+            head_memory(shape, inputs.tokens, has_gradient=not rank),
+            MemoryPart("runtime", RUNTIME_GIB, "CUDA"),
+        ]
+        return [part for part in parts if part.gib]
+
+    @property
+    def _cache_gib(self) -> float:
+        return max(CACHE_GIB, CACHE_SHARE * self.gpu.memory)
+
+    @property
+    def _has_reference(self) -> bool:
+        trainer = self.config.ajet.trainer_common
+        return trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward
+
+    @property
+    def needed_gib(self) -> float:
+        return sum(part.gib for part in self.memory_parts)
+
+    @cached_property
+    def update(self) -> UpdateTime:
+        """Returns the time of a step's update."""
+        inputs = update_inputs(self.config, self.size, ranks=1, is_sharded=False)
+        return UpdateTime(self.shape, self.gpu, inputs)
+
+    @property
+    def at_once(self) -> int:
+        """Returns the episodes that run at a time, as many as the cache of running rows holds."""
+        episodes = BatchPlan(self.config, 1, 0).episodes_per_step
+        token_bytes = self._bytes[0] * self.shape.kv_values_per_token
+        fits = int(self._cache_gib * GIB / (token_bytes * self.size.length))
+        return max(1, min(self.config.ajet.rollout.max_env_worker, episodes, fits))
+
+    @property
+    def rollout_s(self) -> float:
+        """Returns the seconds of decoding: each token reads the weights and the cache, and waits
+        for the launches of its kernels."""
+        shape, value = self.shape, self._bytes[0]
+        kept = self.at_once * shape.kv_values_per_token * self.size.length / 2
+        read_s = value * (shape.parameters + kept) / (BANDWIDTH_SHARE * self.gpu.bandwidth)
+        token_s = max(read_s, LAUNCHES * LAUNCH_S * shape.layers)
+        episodes = BatchPlan(self.config, 1, 0).episodes_per_step
+        return episodes * self.size.reply / self.at_once * token_s
+
+    def memory_rows(self) -> list[tuple[str, str, str]]:
+        """Returns rows of (part, GiB, note) and their sum."""
+        rows = [(part.name, f"{part.gib:.1f}", part.note) for part in self.memory_parts]
+        return [*rows, ("all", f"{self.needed_gib:.1f}", f"of {self.gpu.memory:g} GiB")]
+
+    def time_rows(self) -> list[tuple[str, str, str]]:
+        """Returns rows of (name, estimate, note) for one training step."""
+        size = f"{self.size.prompt:,} + {self.size.reply:,} tokens an episode"
+        step = format_seconds(self.rollout_s + self.update.seconds)
+        return [
+            ("rollout", format_seconds(self.rollout_s), f"{self.at_once} at once, {size}"),
+            *update_rows(self.update),
+            ("step", step, "one after the other; without tools and judges"),
+        ]
+
+    def problems(self) -> list[str]:
+        """Returns a line if the run does not fit in the GPU."""
+        if self.needed_gib <= self.gpu.memory:
+            return []
+        biggest = max(self.memory_parts, key=lambda part: part.gib)
+        return [
+            f"the run needs about {self.needed_gib:.0f} GiB of {self.gpu.memory:g} (most of it "
+            f"{biggest.name}, {biggest.gib:.0f}); set ajet.trainer_common.lora.rank, lower "
+            "ajet.trainer_common.max_tokens_per_micro_batch, or take a smaller model"
+        ]
+
+
+def _part(name: str, size: float, note: str) -> MemoryPart:
+    return MemoryPart(name, size / GIB, note)

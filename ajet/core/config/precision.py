@@ -1,0 +1,71 @@
+"""Decides what number format a run computes in; trainer, engines and plan all ask here.
+
+    ajet.model.dtype   fsdp_config.param_dtype   on a CPU   on a GPU
+    auto               auto                      float32    bfloat16
+    auto               bfloat16                  bfloat16   bfloat16
+    float32            auto or float32           float32    float32
+    float32            bfloat16                  refused: trainer and engines would differ
+
+The optimizer's weights and moments, and the gradients that add up over micro-batches, are float32
+wherever the format is narrower.
+"""
+
+from typing import Literal
+
+from ajet.core.config.tree import AjetConfig
+
+Dtype = Literal["float64", "float32", "bfloat16"]
+BYTES: dict[Dtype, int] = {"float64": 8, "float32": 4, "bfloat16": 2}
+PARAM_DTYPE = "ajet.trainer_common.fsdp_config.param_dtype"
+
+
+def asked_dtype(config: AjetConfig) -> Dtype | Literal["auto"]:
+    """Returns the format that the config names, by either key; auto leaves it to the device."""
+    named, computed = config.ajet.model.dtype, _param_dtype(config)
+    return computed if named == "auto" else named
+
+
+def dtype_on(config: AjetConfig, *, gpu: bool) -> Dtype:
+    """Returns the format of trainer and engines on a GPU or a CPU."""
+    asked = asked_dtype(config)
+    if asked != "auto":
+        return asked
+    return "bfloat16" if gpu else "float32"
+
+
+def state_dtype(dtype: Dtype) -> Dtype:
+    """Returns the format of the optimizer's weights and moments."""
+    return "float32" if dtype == "bfloat16" else dtype
+
+
+def describe_precision(config: AjetConfig, *, gpu: bool) -> str:
+    """Returns the decision and what it follows from, in one line."""
+    dtype, asked = dtype_on(config, gpu=gpu), asked_dtype(config)
+    if asked == "auto":
+        reason = f"ajet.model.dtype is auto, on a {'GPU' if gpu else 'CPU'}"
+    else:
+        is_own = config.ajet.model.dtype != "auto"
+        reason = f"{'ajet.model.dtype' if is_own else PARAM_DTYPE} is {asked}"
+    return (
+        f"precision: trainer and engines compute in {dtype}, the optimizer in "
+        f"{state_dtype(dtype)} ({reason})"
+    )
+
+
+def precision_refusals(config: AjetConfig) -> list[tuple[str, str]]:
+    """Returns the key and the reason where the two keys name different formats."""
+    named, computed = config.ajet.model.dtype, _param_dtype(config)
+    if "auto" in (named, computed) or named == computed:
+        return []
+    reason = (
+        f"the trainer would compute in {computed} and the engines in ajet.model.dtype={named}: "
+        "leave it at auto, or give both the same"
+    )
+    return [(PARAM_DTYPE, reason)]
+
+
+def _param_dtype(config: AjetConfig) -> Dtype | Literal["auto"]:
+    """Returns `param_dtype`, which backbone debug does not read."""
+    if config.ajet.backbone == "debug":
+        return "auto"
+    return config.ajet.trainer_common.fsdp_config.param_dtype

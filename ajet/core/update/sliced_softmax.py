@@ -1,0 +1,107 @@
+"""Log-probabilities of some tokens, without keeping the logits of the whole vocabulary.
+
+    forward     slice by slice: logits = features @ weight.T / temperature, log_softmax
+    backward    the same logits once more, their gradient in their place, and two products
+
+At most one slice of logits is in memory. The head's gradient of all slices is added up in float32,
+where the model is of bfloat16: the sum is rounded once, as it is for a single slice. The backward
+pass reads the head's weight twice for each slice, so slices should be as long as the memory allows.
+
+Not covered: an entropy with a gradient; keeping the probabilities (kept_softmax.py).
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ajet.core.model.precision import to_wide_dtype, wide_dtype
+
+
+def sliced_softmax(
+    features_UD: Tensor,
+    weight_VD: Tensor,
+    index_M: Tensor,
+    targets_M: Tensor,
+    temperature: float,
+    rows: int,
+) -> tuple[Tensor, Tensor]:
+    """Returns the log-probability of each token, ``targets_M`` in row ``index_M``, and the entropy
+    of its row, which has no gradient; computes so many `rows` of logits at once.
+    """
+    return _SlicedSoftmax.apply(features_UD, weight_VD, index_M, targets_M, temperature, rows)
+
+
+class _SlicedSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        features_UD: Tensor,
+        weight_VD: Tensor,
+        index_M: Tensor,
+        targets_M: Tensor,
+        temperature: float,
+        rows: int,
+    ) -> tuple[Tensor, Tensor]:
+        dtype = wide_dtype(features_UD.dtype)
+        logprobs_M = features_UD.new_empty(len(index_M), dtype=dtype)
+        entropy_U = features_UD.new_empty(len(features_UD), dtype=dtype)
+        for part, tokens in _slices(len(features_UD), index_M, rows):
+            logprobs = _logprobs(features_UD[part], weight_VD, temperature)
+            logprobs_M[tokens] = logprobs[index_M[tokens] - part.start, targets_M[tokens]]
+            entropy_U[part] = -logprobs.exp().mul_(logprobs).sum(-1)
+        ctx.temperature, ctx.rows = temperature, rows
+        ctx.save_for_backward(features_UD, weight_VD, index_M, targets_M)
+        entropy_M = entropy_U[index_M]
+        ctx.mark_non_differentiable(entropy_M)
+        return logprobs_M, entropy_M
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        features_UD, weight_VD, index_M, targets_M = ctx.saved_tensors
+        needs_features, needs_weight, *_ = ctx.needs_input_grad
+        grad_M = grads[0] / ctx.temperature
+        d_features = torch.empty_like(features_UD) if needs_features else None
+        d_weight = None
+        if needs_weight:
+            d_weight = torch.zeros_like(weight_VD, dtype=wide_dtype(weight_VD.dtype))
+        for part, tokens in _slices(len(features_UD), index_M, ctx.rows):
+            d_logits = _logprobs(features_UD[part], weight_VD, ctx.temperature).exp_()
+            rows, grad = index_M[tokens] - part.start, grad_M[tokens]
+            # index_put_ adds in a fixed order on a GPU, too; index_add_ does not.
+            sums = grad.new_zeros(len(d_logits)).index_put_((rows,), grad, accumulate=True)
+            d_logits.mul_(-sums.unsqueeze(1))
+            d_logits.index_put_((rows, targets_M[tokens]), grad, accumulate=True)
+            d_logits = d_logits.to(features_UD.dtype)
+            if d_features is not None:
+                d_features[part] = d_logits @ weight_VD
+            if d_weight is not None:
+                d_weight += _wide_product(d_logits.T, features_UD[part])
+        return d_features, d_weight, None, None, None, None
+
+
+def _slices(num_rows: int, index_M: Tensor, rows: int) -> Iterator[tuple[slice, Tensor]]:
+    """Yields each slice of rows, and the tokens that read a row of it."""
+    order_M = torch.argsort(index_M, stable=True)
+    starts = range(0, num_rows, rows)
+    borders = torch.tensor([*starts[1:]], device=index_M.device)
+    ends = torch.searchsorted(index_M[order_M], borders).cpu()
+    for start, tokens in zip(starts, order_M.tensor_split(ends), strict=True):
+        yield slice(start, min(start + rows, num_rows)), tokens
+
+
+def _logprobs(features_SD: Tensor, weight_VD: Tensor, temperature: float) -> Tensor:
+    """Returns log-probabilities ``[S, V]`` of a slice, in float32 or wider."""
+    logits_SV = to_wide_dtype(F.linear(features_SD, weight_VD))
+    return torch.log_softmax(logits_SV if temperature == 1.0 else logits_SV / temperature, dim=-1)
+
+
+def _wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """Returns ``a @ b`` in float32 or wider, without rounding it to the dtype of `a` first."""
+    dtype = wide_dtype(a.dtype)
+    has_kernel = a.device.type == "cuda" and "dtype" in torch.ops.aten.mm.overloads()  # torch 2.8
+    if a.dtype != dtype and has_kernel:
+        return torch.mm(a, b, out_dtype=dtype)
+    return a.to(dtype) @ b.to(dtype)

@@ -1,0 +1,85 @@
+"""A run on backbone debug on one GPU: what fits into 24 GiB, by hand."""
+
+import pytest
+
+from ajet.cluster.data_sheet import GPUS
+from ajet.cluster.episode_size import EpisodeSize
+from ajet.cluster.memory_estimate import GIB
+from ajet.cluster.model_shape import ModelShape
+from ajet.cluster.one_gpu_plan import CACHE_GIB, CACHE_SHARE, OneGpuPlan
+from ajet.core.config import load_config
+
+QWEN_0_5B = ModelShape(896, 24, 14, 2, 64, 4864, 151936, tied=True, qkv_bias=True)
+QWEN_1_5B = ModelShape(1536, 28, 12, 2, 128, 8960, 151936, tied=True, qkv_bias=True)
+
+
+def plan_of(shape, *overrides, gpu="4090"):
+    config = load_config("tutorial/example_math_agent/demo.yaml", overrides)
+    return OneGpuPlan(config, shape, GPUS[gpu], EpisodeSize(500, 500))
+
+
+def gib_of(plan):
+    return {part.name: part.gib for part in plan.memory_parts}
+
+
+def test_half_a_billion_trains_in_full_on_24_gib_with_every_part_by_hand():
+    plan = plan_of(QWEN_0_5B, "ajet.trainer_common.use_kl_loss=true")
+    found, size = gib_of(plan), 494_032_768 / GIB
+    assert found["weights"] == found["reference"] == pytest.approx(2 * size)
+    assert found["masters"] == pytest.approx(4 * size)
+    assert found["optimizer"] == pytest.approx(8 * size)
+    # and that of the embeddings in bfloat16, before it is added
+    assert found["gradients"] == pytest.approx(4 * size + 2 * 151936 * 896 / GIB)
+    tokens = plan.config.ajet.trainer_common.max_tokens_per_micro_batch
+    recomputed = 24 * 896 + 25_088 + 11_520  # the layers' inputs, and one layer
+    assert found["activations"] == pytest.approx(2 * tokens * recomputed / GIB)
+    assert plan.needed_gib == pytest.approx(sum(found.values())) and plan.needed_gib < 24
+    assert plan.problems() == []
+
+
+def test_one_and_a_half_billion_needs_adapters_on_24_gib():
+    [problem] = plan_of(QWEN_1_5B).problems()
+    assert "GiB of 24 (most of it optimizer, 12)" in problem
+    assert "set ajet.trainer_common.lora.rank" in problem
+    adapted = plan_of(QWEN_1_5B, "ajet.trainer_common.lora.rank=16")
+    assert adapted.problems() == [] and adapted.needed_gib < 20
+    assert gib_of(adapted)["adapters"] == pytest.approx(4 * QWEN_1_5B.lora_parameters(16) / GIB)
+    assert "reference" not in gib_of(adapted) and "masters" not in gib_of(adapted)
+
+
+def test_without_recomputation_every_layer_is_kept():
+    kept = plan_of(QWEN_0_5B, "ajet.trainer_common.fsdp_config.activation_checkpointing=false")
+    tokens = kept.config.ajet.trainer_common.max_tokens_per_micro_batch
+    assert gib_of(kept)["activations"] == pytest.approx(2 * tokens * (24 * 25_088 + 11_520) / GIB)
+
+
+def test_float32_has_no_masters_and_twice_the_weights():
+    wide = gib_of(plan_of(QWEN_0_5B, "ajet.model.dtype=float32"))
+    assert wide["weights"] == pytest.approx(4 * 494_032_768 / GIB) and "masters" not in wide
+
+
+def test_a_token_of_a_small_model_waits_for_launches():
+    plan = plan_of(QWEN_0_5B, "ajet.rollout.max_env_worker=16")
+    episodes = plan.config.ajet.data.train_batch_size * plan.config.ajet.rollout.num_repeat
+    assert plan.at_once == 16
+    assert plan.rollout_s == pytest.approx(episodes * 500 / 16 * 60 * 4e-6 * 24)
+
+
+def test_the_cache_is_the_engines():
+    from ajet.core.inference.engines.in_process import KV_BYTES, KV_SHARE, kv_bytes
+
+    budgets = [kv_bytes(int(gib * GIB)) / GIB for gib in (0, 4, 24, 80)]
+    assert budgets == pytest.approx([1, 1, 2.4, 8])  # a CPU's, and a tenth of a GPU's
+    for gpu, expected in (("4090", 2.4), ("h100", 8)):
+        assert gib_of(plan_of(QWEN_0_5B, gpu=gpu))["cache"] == pytest.approx(2 * expected)
+    assert (CACHE_GIB * GIB, CACHE_SHARE) == (KV_BYTES, KV_SHARE)
+
+
+def test_the_table_ends_with_the_sum_and_the_step():
+    plan = plan_of(QWEN_0_5B)
+    assert plan.memory_rows()[-1][0] == "all" and plan.memory_rows()[-1][2] == "of 24 GiB"
+    names = [name.strip() for name, *_ in plan.time_rows()]
+    assert names == [
+        "rollout", "products", "attention", "elementwise", "head", "optimizer", "communication",
+        "update", "MFU of the update", "step",
+    ]  # fmt: skip
