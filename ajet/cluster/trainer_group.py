@@ -68,7 +68,9 @@ class ModelInfo:
 class TrainerRank:
     """The actor's class: one trainer rank."""
 
-    def __init__(self, rank: int, size: int, import_env: ImportEnv, threads: int | None) -> None:
+    def __init__(
+        self, rank: int, size: int, import_env: ImportEnv, threads: int | None = None
+    ) -> None:
         self._rank, self._size, self._threads = rank, size, threads
         self._step, self._done = 0, 0.0
         self._import_env = import_env
