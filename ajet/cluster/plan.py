@@ -367,7 +367,7 @@ def trainer_memory_inputs(config: AjetConfig, ranks: int) -> TrainerMemoryInputs
     """Returns what the trainer's memory depends on, from the config."""
     trainer, dtype = config.ajet.trainer_common, config.ajet.model.dtype
     computed_in = trainer.fsdp_config.param_dtype
-    if computed_in == "auto" and dtype == "float64":
+    if computed_in == "auto" and dtype in ("float64", "float32"):
         computed_in = dtype
     return TrainerMemoryInputs(
         ranks=max(1, ranks),

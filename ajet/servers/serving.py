@@ -86,11 +86,25 @@ def server_python(config: AjetConfig, *, engine: ServerName, on_gpu: bool) -> st
 
 
 def check_server(config: AjetConfig, *, on_gpu: bool) -> EngineName:
-    """Returns the engine that samples; ConfigError if it is a server that this machine lacks."""
+    """Returns the engine that samples; ConfigError if it is a server that this machine lacks, or
+    that cannot sample as the config says."""
     engine = engine_name(config, on_gpu=on_gpu)
     if engine != "in_process":
         server_python(config, engine=engine, on_gpu=on_gpu)
+    if engine == "sglang":
+        _check_cuts(config)
     return engine
+
+
+def _check_cuts(config: AjetConfig) -> None:
+    """Raises ConfigError if SGLang has no log-probabilities for the config's top_p and top_k."""
+    from ajet.core.inference.endpoint import SamplingParams
+    from ajet.servers.sglang_replica import cut_problem
+
+    where = {"ajet.rollout": "train", "ajet.rollout.val_kwargs": "eval"}
+    for key, mode in where.items():
+        if problem := cut_problem(SamplingParams.from_config(config, mode)):
+            raise ConfigError(f"{key}: {problem}")
 
 
 async def start_server(

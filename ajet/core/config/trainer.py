@@ -69,7 +69,8 @@ class FsdpConfig(Section):
     )
     param_dtype: Annotated[Literal["auto", "bfloat16", "float32"], NOT_SHARDED] = Field(
         default="auto",
-        description="What is computed in; shards are float32. auto: bfloat16 on a GPU.",
+        description="What is computed in; shards are float32. auto: model.dtype, or bfloat16 on a "
+        "GPU.",
     )
     reshard_after_forward: Annotated[bool, NOT_SHARDED] = Field(
         default=True, description="Gather a layer's weights again for its backward pass."

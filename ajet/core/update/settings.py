@@ -361,9 +361,11 @@ def recomputation(config: AjetConfig) -> Recomputation:
 
 
 def compute_dtype(config: AjetConfig) -> ParamDtype:
-    """Returns the type that a plain process computes in: that of a model loaded on this machine."""
-    if config.ajet.model.dtype == "float64":
-        return "float64"
+    """Returns the type that a plain process computes in: that of a model loaded on this machine,
+    which is also what an inference server computes in."""
+    dtype = config.ajet.model.dtype
+    if dtype in ("float64", "float32"):
+        return dtype
     return "bfloat16" if trains_on_gpu(config) else "float32"
 
 

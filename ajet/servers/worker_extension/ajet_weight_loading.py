@@ -40,9 +40,9 @@ class DoNotFitError(Exception):
 
 
 class WeightLoading:
-    """A mixin of vLLM's worker class, which provides `model_runner` and `reload_weights`."""
+    """A mixin of vLLM's worker class, which provides the other methods."""
 
-    model_runner: Any
+    get_model: Any
     reload_weights: Any
 
     def ajet_load_weights(self, path: str, version: str, model_path: str) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class WeightLoading:
                 num_bytes += tensor.nbytes
                 yield name, tensor
 
-        model = self.model_runner.get_model()
+        model = self.get_model()
         before = packed_layers(model)
         with torch.no_grad():
             # The worker's own method, which sets the config that vLLM's layers read while they
