@@ -104,7 +104,7 @@ async def log_probabilities_are_those_of_transformers(bench):
 
 async def log_probabilities_after_a_cut_are_those_of_what_is_left(bench):
     for number, change in enumerate(
-        ({"top_k": 5}, {"top_p": 0.5}, {"top_k": 3, "temperature": 0.7})
+        ({"top_k": 5}, {"top_p": 0.5, "top_k": 200}, {"top_k": 3, "temperature": 0.7})
     ):
         sampling = replace(SHORT, **change)
         reply = await bench.replica.generate(PROMPT, sampling, f"cut{number}/0000")

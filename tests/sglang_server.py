@@ -1,10 +1,11 @@
 """A stand-in for an SGLang server: speaks its HTTP API (0.5.23), computes with a tiny model.
 
 Requests and answers have the names and forms of sglang.srt.managers.io_struct; an unknown field is
-refused, so that the adapter cannot send what SGLang does not know. Released weights are lost, as in
-SGLang without a copy on the CPU, and the scheduler dies (`is_dead`) where it must be idle and is
-not. `sglang_python` makes what stands for the Python that has SGLang
-installed: it starts this file in place of `-m sglang.launch_server`.
+refused, so that the adapter cannot send what SGLang does not know. Tensors from memory are taken
+within an update session, and a sampling mask needs a top_k, as in the version that it says it is.
+Released weights are lost, as in SGLang without a copy on the CPU, and the scheduler dies
+(`is_dead`) where it must be idle and is not. `sglang_python` makes what stands for the Python that
+has SGLang installed: it starts this file in place of `-m sglang.launch_server`.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from pydantic import BaseModel, ConfigDict
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.replicas.in_process import InProcessReplica
 from ajet.core.weight_sync.manifest import Manifest, TensorInfo
+from ajet.servers.environment import version_numbers
 
 
 class Body(BaseModel):
@@ -67,6 +69,13 @@ class UpdateWeightsFromTensorReqInput(Body):
     weight_version: str | None = None
 
 
+class BeginWeightUpdateReqInput(Body):
+    selector: str = "all"
+
+
+class EndWeightUpdateReqInput(Body): ...
+
+
 class MemoryReqInput(Body):
     tags: list[str] | None = None
 
@@ -104,6 +113,7 @@ class SglangStandIn:
         self.loses_weights = False  # answers "success" and changes nothing
         self.weight_version = "default"
         self.released = set()
+        self.has_session = False
         self.calls = []
         self.running = {}
         self.replica = InProcessReplica(
@@ -114,6 +124,9 @@ class SglangStandIn:
         if self.released:
             return JSONResponse({"error": {"message": "memory is released"}}, 500)
         asked = body.sampling_params
+        if body.return_sampling_mask and self.is_from(20) and not 1 <= asked.top_k <= 4096:
+            message = "return_sampling_mask requires top_k=1 … or finite 1 < top_k <= 4096"
+            return JSONResponse({"error": {"message": message}}, 400)
         stops = () if asked.ignore_eos else (*(asked.stop_token_ids or ()), *self.eos_token_ids)
         sampling = SamplingParams(
             temperature=asked.temperature,
@@ -188,7 +201,26 @@ class SglangStandIn:
         tensors = {name: t for shard in shards for name, t in load_file(shard).items()}
         return self._take(tensors, body, names_all=True)
 
+    def is_from(self, patch):
+        """Whether it stands for SGLang 0.5.`patch` or a newer one."""
+        return version_numbers(self.version) >= (0, 5, patch)
+
+    async def begin_weight_update(self, body: BeginWeightUpdateReqInput):
+        return self._set_session(True, "a weight-update session is already open")
+
+    async def end_weight_update(self, body: EndWeightUpdateReqInput):
+        return self._set_session(False, "no weight-update session is open")
+
+    def _set_session(self, is_open, message):
+        if self.has_session == is_open:
+            return JSONResponse({"success": False, "message": message}, 400)
+        self.has_session = is_open
+        return {"success": True, "message": "Success"}
+
     async def update_weights_from_tensor(self, body: UpdateWeightsFromTensorReqInput):
+        if self.is_from(21) and not self.has_session:
+            message = "update_weights_from_tensor must run between begin_weight_update() and …"
+            return JSONResponse({"success": False, "message": message}, 400)
         tensors = dict(pickle.loads(base64.b64decode(body.serialized_named_tensors[0])))
         return self._take(tensors, body, names_all=False)
 
@@ -272,6 +304,11 @@ class SglangStandIn:
             ("/server_info" if self.version >= "0.5.2" else "/get_server_info", self.info, get),
             ("/health", self.health, get),
         ]
+        if self.is_from(21):
+            routes += [
+                ("/begin_weight_update", self.begin_weight_update, post),
+                ("/end_weight_update", self.end_weight_update, post),
+            ]
         for path, handler, options in routes:
             app.add_api_route(path, handler, response_model=None, **options)
 
@@ -287,7 +324,9 @@ class Serving:
     """A stand-in on a port of loopback, in a thread of its own."""
 
     def __init__(self, stand_in, port):
-        config = uvicorn.Config(stand_in.app(), host="127.0.0.1", port=port, log_level="error")
+        config = uvicorn.Config(
+            stand_in.app(), host="127.0.0.1", port=port, log_level="error", lifespan="off"
+        )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self.url = f"http://127.0.0.1:{port}"

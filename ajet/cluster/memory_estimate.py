@@ -234,7 +234,6 @@ class NodeMemoryInputs:
     workers: int = 1
     weight_bytes: int = 2
     in_shared_memory: bool = True
-    keeps_copies: bool = False
 
 
 @dataclass(frozen=True)
@@ -268,11 +267,6 @@ def node_memory(
             "/dev/shm",
             WEIGHT_VERSIONS * whole if inputs.in_shared_memory else 0.0,
             f"{WEIGHT_VERSIONS} versions of the weights on their way to engines",
-        ),
-        MemoryPart(
-            "sleeping engines",
-            inputs.engines * whole if inputs.keeps_copies else 0.0,
-            "vLLM keeps its weights in pinned memory",
         ),
     ]
     copies = 1 + (trainer.has_reference and not trainer.lora_rank)

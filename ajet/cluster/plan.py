@@ -38,15 +38,15 @@ from ajet.cluster.update_time import UpdateTime, update_inputs
 from ajet.cluster.weight_store import sync_method
 from ajet.core.config import AjetConfig
 from ajet.core.run.batch_plan import BatchPlan
-from ajet.servers.serving import engine_name
+from ajet.servers.serving import planned_engine
 
 OFFLOAD = "ajet.trainer_common.fsdp_config.param_offload"
 PREFILL_SHARE, DECODE_SHARE = 0.4, 0.5
 """Shares of the data sheet's FLOP/s that prefill reaches, and of its memory bandwidth that decoding
 reaches."""
-SYNC_S_PER_GB = 2.4
+SYNC_S_PER_GB = 1.6
 """Seconds for each GB of weights that travels through files: copied to the host, written, read into
-the engine, and two checksums of 0.78 s; one processor for each engine."""
+the engine, and a checksum of 0.78 s there; one processor for each engine."""
 BROADCAST_BYTES = 2e9
 """Bytes a second of a broadcast from the trainer's copy in CPU memory."""
 
@@ -87,14 +87,12 @@ class ClusterPlan:
             sum(each.bundle == bundle for each in processes)
             for processes in (placement.trainer, placement.engines, placement.workers)
         )
-        served = engine_name(self.config, on_gpu=placement.on_gpus)
         inputs = NodeMemoryInputs(
             ranks=ranks,
             engines=engines,
             workers=workers,
             weight_bytes=self.engine_inputs.value_bytes,
             in_shared_memory=self.sync_method == "memory",
-            keeps_copies=placement.shares_gpus and served == "vllm",
         )
         return node_memory(self.shape, self.trainer_inputs, inputs)
 
@@ -110,7 +108,8 @@ class ClusterPlan:
         "" where there is no engine or no trainer."""
         if not (self.placement.engines and self.placement.trainer):
             return ""
-        return sync_method(self.config, self.placement)[0]
+        engine = planned_engine(self.config, on_gpu=self.placement.on_gpus)
+        return sync_method(self.config, self.placement, engine)[0]
 
     @property
     def disk_bytes(self) -> int:
@@ -340,7 +339,7 @@ def _sync_seconds(plan: ClusterPlan) -> tuple[float, str]:
     if method == "nccl":
         return num_bytes / BROADCAST_BYTES, f"{amount} by broadcast"
     where = "/dev/shm" if method == "memory" else "files of the run folder"
-    return SYNC_S_PER_GB * num_bytes / 1e9, f"{amount} through {where}, with two checksums"
+    return SYNC_S_PER_GB * num_bytes / 1e9, f"{amount} through {where}, with a checksum"
 
 
 def _rows(role: str, parts: Iterable[MemoryPart]) -> list[tuple[str, str, str, str]]:

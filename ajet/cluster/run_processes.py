@@ -53,11 +53,11 @@ class RunProcesses:
     ) -> None:
         self._config, self._folder = config, folder
         self._journal: Journal | None = None
-        method, notice = sync_method(config, placement)
         self._on_gpu, self._has_engines = placement.on_gpus, bool(placement.engines)
         self._engine: EngineName = "in_process"
         if self._has_engines:
             self._engine = engine_name(config, on_gpu=self._on_gpu)
+        method, notice = sync_method(config, placement, self._engine)
         root = width = None
         if self._has_engines and (method != "nccl" or self._engine != "in_process"):
             in_memory = method == "memory" or (method == "nccl" and start_in_memory(placement))

@@ -29,14 +29,16 @@ from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
 from ajet.core.weight_sync.folder import shared_memory_root
 from ajet.core.weight_sync.manifest import SyncMethod
-from ajet.servers.serving import engine_name
+from ajet.servers.serving import EngineName
 
 PREFIX = "ajet-weights-"
 OWNER = ".owner"
 _locks: dict[Path, IO[str]] = {}
 
 
-def sync_method(config: AjetConfig, placement: Placement) -> tuple[SyncMethod, str | None]:
+def sync_method(
+    config: AjetConfig, placement: Placement, engine: EngineName
+) -> tuple[SyncMethod, str | None]:
     """Returns how weights travel in this run, and a notice if that is not what was requested."""
     files, notice = _file_method(placement)
     if config.ajet.backbone != "trinity":
@@ -57,7 +59,6 @@ def sync_method(config: AjetConfig, placement: Placement) -> tuple[SyncMethod, s
         return files, notice
     if requested != "nccl":
         return requested, None
-    engine = engine_name(config, on_gpu=placement.on_gpus)
     if engine == "sglang":
         return files, f"{key}: a {engine} server takes no broadcast, weights travel as {files}"
     if config.trinity.mode == "colocate":

@@ -60,6 +60,14 @@ def engine_name(config: AjetConfig, *, on_gpu: bool) -> EngineName:
     return server_of_gpus()
 
 
+def planned_engine(config: AjetConfig, *, on_gpu: bool) -> EngineName:
+    """Returns the engine that samples where every server is installed."""
+    name = config.ajet.rollout.name
+    if name != "auto":
+        return name
+    return PACKAGES[0].engine if on_gpu and asked_dtype(config) != "float64" else "in_process"
+
+
 def server_of_gpus() -> ServerName:
     """Returns the server that `rollout.name: auto` takes on GPUs; ConfigError if none is installed
     on this machine."""
@@ -87,11 +95,28 @@ def server_python(config: AjetConfig, *, engine: ServerName, on_gpu: bool) -> st
 
 
 def check_server(config: AjetConfig, *, on_gpu: bool) -> EngineName:
-    """Returns the engine that samples; ConfigError if it is a server that this machine lacks."""
+    """Returns the engine that samples; ConfigError if it is a server that this machine lacks, or
+    that cannot sample as the config says."""
     engine = engine_name(config, on_gpu=on_gpu)
     if engine != "in_process":
         server_python(config, engine=engine, on_gpu=on_gpu)
+    if engine == "sglang":
+        _check_cuts(config)
     return engine
+
+
+def _check_cuts(config: AjetConfig) -> None:
+    """Raises ConfigError if SGLang has no log-probabilities for the config's top_p and top_k."""
+    from ajet.core.inference.endpoint import SamplingParams
+    from ajet.servers.sglang_replica import cut_problem
+
+    where = {
+        "ajet.rollout": SamplingParams.from_config(config, "train"),
+        "ajet.rollout.val_kwargs": SamplingParams.from_config(config, "eval"),
+    }
+    for key, sampling in where.items():
+        if problem := cut_problem(sampling):
+            raise ConfigError(f"{key}: {problem}")
 
 
 async def start_server(

@@ -1,15 +1,17 @@
 """An SGLang server as a replica: token ids to `/generate`, ids and log-probabilities back.
 
     temperature      log-probabilities come after it, at temperature 1 for greedy ones
-    top_p, top_k     log-probabilities after the cut are requested with `return_sampling_mask`; if a
-                     server does not return them, that is an error of one line
+    top_p, top_k     log-probabilities after the cut are requested with `return_sampling_mask`, for
+                     which SGLang wants a top_k of 1 to 4096; another top_k, and a server that does
+                     not return them, is an error of one line
     seed             `sampling_seed`, which holds with --enable-deterministic-inference
     stops            the ids, and `no_stop_trim` keeps the stop token; without `ignore_eos`, with
                      which SGLang ignores the ids too. So it stops at its model's eos as well: a
                      reply that ends with one that is not among our ids is an error
     abort, pause     `/abort_request`: the sampled tokens come back
     weights          `/update_weights_from_disk` from a folder, `/update_weights_from_tensor` from
-                     memory of the same device; `/flush_cache`
+                     memory of the same device, within a session (`/begin_weight_update`,
+                     `/end_weight_update`) from 0.5.21 on; `/flush_cache`
     sleep            `/release_memory_occupation`, `/resume_memory_occupation`
 
 SGLang before 0.5.10 lets a stranger run code in it, so it is refused. `servers/sglang.py` starts
@@ -28,7 +30,8 @@ import asyncio
 import base64
 import io
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from loguru import logger
@@ -45,6 +48,10 @@ from ajet.servers.replica import LOAD_S, ServedModel, ServerReplica
 if TYPE_CHECKING:
     from torch import Tensor
 
+SESSIONS_SINCE = (0, 5, 21)
+"""The first SGLang that takes tensors from memory within an update session alone."""
+MAX_TOP_K = 4096
+"""The largest top_k with log-probabilities after a cut: SGLang's `--sampling-mask-max-tokens`."""
 FINISH_REASONS = {"stop", "length", "abort"}
 BUCKET_BYTES = 1 << 29
 FLUSH_S, FLUSH_RETRY_S = 30.0, 0.2
@@ -96,6 +103,8 @@ class SglangReplica(ServerReplica):
     ) -> Completion:
         """Samples a continuation; see `ServerReplica.sample`."""
         version = self.version
+        if problem := cut_problem(sampling):
+            raise ModelError(f"{self.name}: request {request_id}: {problem}")
         body = request_body(prompt_ids, sampling, request_id)
         answer = await self.request("POST", "/generate", json=body)
         info = answer["meta_info"]
@@ -173,18 +182,31 @@ class SglangReplica(ServerReplica):
         await self._resume_memory({"weights"} & self._asleep)
         infos = []
         bucket_iterator = buckets(source)
-        # In a thread: `next` computes the checksums.
-        while bucket := await asyncio.to_thread(next, bucket_iterator, None):
-            infos += [info for info, _ in bucket]
-            data = serialized_tensors([(info.name, tensor) for info, tensor in bucket])
-            body = {
-                "serialized_named_tensors": [data] * self._num_workers,
-                "flush_cache": False,
-                "weight_version": str(source.version),
-            }
-            await self._load("/update_weights_from_tensor", body)
+        async with self._update_session():
+            # In a thread: `next` computes the checksums.
+            while bucket := await asyncio.to_thread(next, bucket_iterator, None):
+                infos += [info for info, _ in bucket]
+                data = serialized_tensors([(info.name, tensor) for info, tensor in bucket])
+                body = {
+                    "serialized_named_tensors": [data] * self._num_workers,
+                    "flush_cache": False,
+                    "weight_version": str(source.version),
+                }
+                await self._load("/update_weights_from_tensor", body)
         await self.send_empty_cache()
         return await self._verified_report(Manifest(source.version, tuple(infos)), started)
+
+    @asynccontextmanager
+    async def _update_session(self) -> AsyncIterator[None]:
+        """Opens an update session for the block, where the server has them, and closes it."""
+        if version_numbers(await self.check_version()) < SESSIONS_SINCE:
+            yield
+            return
+        await self._load("/begin_weight_update", {})
+        try:
+            yield
+        finally:
+            await self._load("/end_weight_update", {})
 
     async def _load(self, path: str, body: dict[str, Any]) -> None:
         try:
@@ -265,6 +287,16 @@ def has_cut(sampling: SamplingParams) -> bool:
     """Returns True if top_p or top_k exclude tokens. For a greedy draw the server returns the
     log-probabilities of the whole distribution."""
     return sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k > 0)
+
+
+def cut_problem(sampling: SamplingParams) -> str:
+    """Says in one line why SGLang has no log-probabilities after this cut; "" if it has."""
+    if not has_cut(sampling) or 1 <= sampling.top_k <= MAX_TOP_K:
+        return ""
+    return (
+        f"top_p={sampling.top_p:g}, top_k={sampling.top_k}: SGLang gives log-probabilities after a "
+        f"cut only with a top_k of 1 to {MAX_TOP_K}; set top_k too, or top_p: 1.0 and top_k: -1"
+    )
 
 
 def request_body(

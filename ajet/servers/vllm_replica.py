@@ -19,12 +19,15 @@ from typing import Any
 
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion, SamplingParams
+from ajet.core.inference.replica import ReplicaDown
 from ajet.core.weight_sync.broadcast import BroadcastReceiver
 from ajet.core.weight_sync.folder import FolderSource
 from ajet.core.weight_sync.manifest import Manifest, SyncReport, WeightsError, WeightSource
 from ajet.servers.process import ServerProcess
 from ajet.servers.replica import LOAD_S, ServedModel, ServerReplica
 
+IS_PAUSED = "Generation is paused"
+"""What vLLM 0.33 says with status 503 of a request that arrives while it is paused."""
 FINISH_REASONS = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
@@ -53,12 +56,18 @@ class VllmReplica(ServerReplica):
     ) -> Completion:
         """Samples a continuation; see `ServerReplica.sample`."""
         version = self.version
-        answer = await self.request(
-            "POST",
-            "/v1/completions",
-            json=request_body(self._model.path, prompt_ids, sampling),
-            headers={"X-Request-Id": request_id},
-        )
+        try:
+            answer = await self.request(
+                "POST",
+                "/v1/completions",
+                json=request_body(self._model.path, prompt_ids, sampling),
+                headers={"X-Request-Id": request_id},
+            )
+        except ReplicaDown as down:
+            if IS_PAUSED not in str(down):
+                raise
+            # It was on its way when `pause` ended what runs; nothing was sampled.
+            return Completion(tuple(prompt_ids), (), (), "abort", version)
         (choice,) = answer["choices"]
         if choice["finish_reason"] not in FINISH_REASONS:
             raise ModelError(f"{self.name}: request {request_id}: {choice['finish_reason']}")
@@ -80,7 +89,8 @@ class VllmReplica(ServerReplica):
         await self.post("/abort_requests", json={"request_ids": [f"cmpl-{request_id}-0"]})
 
     async def send_abort_all(self) -> None:
-        """Ends all requests. One that arrives later waits there, and the next call ends it."""
+        """Ends all requests. One that arrives later is refused (vLLM 0.33), or waits there until
+        the next call ends it (0.32)."""
         await self._pause("abort")
 
     async def send_pause(self) -> None:
@@ -185,5 +195,4 @@ def request_body(model: str, prompt_ids: list[int], sampling: SamplingParams) ->
         "logprobs": 0,
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
-        "detokenize": False,
     }

@@ -9,6 +9,7 @@ from ajet.cluster.placement import Node, Placement
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
 from ajet.core.weight_sync import folder
+from ajet.servers.serving import engine_name
 
 
 def test_a_run_has_a_place_of_its_own_and_gives_it_back(tmp_path, monkeypatch):
@@ -48,7 +49,9 @@ HERE, THERE = Node("here", 2.0, 0), Node("there", 2.0, 0)
 def method(tmp_path, *overrides, nodes=(HERE,), backbone="trinity"):
     (tmp_path / "run.yaml").write_text("ajet: {model: {path: m}}\n")
     config = load_config(tmp_path / "run.yaml", overrides, backbone=backbone)
-    return weight_store.sync_method(config, Placement(tuple(nodes), (), (), ()))
+    return weight_store.sync_method(
+        config, Placement(tuple(nodes), (), (), ()), engine_name(config, on_gpu=False)
+    )
 
 
 def test_weights_travel_as_the_config_says(tmp_path):

@@ -69,6 +69,7 @@ def settings_of(config: AjetConfig) -> dict[str, Any]:
     """All settings objects of a config, field by field: ``update.lr``, ``limits.max_steps``."""
     asked = {"model_path": "m", "device": "cpu", "port": 1, "python": "p"}
     request = ResourceRequest.from_config(config)
+    placed = place_processes(request, [Node("n", 8, 8)] * 2)
     made = {
         "update": UpdateSettings.from_config(config),
         "critic": CriticSettings.from_config(config),
@@ -86,7 +87,7 @@ def settings_of(config: AjetConfig) -> dict[str, Any]:
         "server": ServerSettings.from_config(config, **asked),
         "server.python": server_python(config, engine="sglang", on_gpu=True),
         "engine": engine_name(config, on_gpu=True),
-        "weights": sync_method(config, place_processes(request, [Node("n", 8, 8)] * 2))[0],
+        "weights": sync_method(config, placed, "in_process")[0],
         "request": request,
         "selections": selections(config),
         "plan.total_steps": BatchPlan(config, 96, 10).total_steps,

@@ -1,10 +1,11 @@
-"""The replica over HTTP against a small server that, paused, holds requests as vLLM does."""
+"""The replica over HTTP against a small server that, paused, treats requests as vLLM does."""
 
 import asyncio
 
 import pytest
 import torch
 from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
 
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.replica import ReplicaDown
@@ -19,10 +20,12 @@ TEN = SamplingParams(max_tokens=10)
 
 
 class PausedAsVllm:
-    """A request that arrives after `/pause` waits for `/resume`, or for the next `/pause` that
-    aborts; `way_s` is how long one takes to arrive."""
+    """A request that arrives after `/pause` is refused, as in vLLM 0.33; where `holds`, as in 0.32,
+    it waits for `/resume`, or for the next `/pause` that aborts. `way_s` is how long one takes to
+    arrive."""
 
     def __init__(self):
+        self.holds = False
         self.way_s = self.sleep_s = 0.0
         self.is_paused = self.is_stuck = False
         self.num_aborts = 0
@@ -32,6 +35,10 @@ class PausedAsVllm:
     async def completions(self, _: Request):
         await asyncio.sleep(self.way_s)
         aborts = self.num_aborts
+        if self.is_paused and not self.holds:
+            message = "Generation is paused. Please retry after it resumes."
+            error = {"message": message, "type": "ServiceUnavailableError", "code": 503}
+            return JSONResponse({"error": error}, 503)
         while self.is_paused and aborts == self.num_aborts:
             await asyncio.sleep(0.002)
         ids, reason = ([], "abort") if aborts != self.num_aborts else ([5] * 10, "length")
@@ -68,7 +75,9 @@ class PausedAsVllm:
         app = FastAPI()
         app.add_api_route("/wake_up", self.wake_up, methods=["POST"])
         app.add_api_route("/collective_rpc", self.rpc, methods=["POST"])
-        app.add_api_route("/v1/completions", self.completions, methods=["POST"])
+        app.add_api_route(
+            "/v1/completions", self.completions, methods=["POST"], response_model=None
+        )
         app.add_api_route("/pause", self.pause, methods=["POST"])
         app.add_api_route("/resume", self.resume, methods=["POST"])
         app.add_api_route("/reset_prefix_cache", self.reset, methods=["POST"])
@@ -87,9 +96,11 @@ async def served():
         await replica.close()
 
 
+@pytest.mark.parametrize("holds", [True, False], ids=["0.32", "0.33"])
 @pytest.mark.parametrize("abort", [True, False], ids=["abort", "wait"])
-async def test_a_pause_that_overtakes_a_request_does_not_wait_for_ever(served, abort):
+async def test_a_pause_that_overtakes_a_request_does_not_wait_for_ever(served, abort, holds):
     stand_in, replica = served
+    stand_in.holds = holds
     stand_in.way_s = 0.2
     late = asyncio.create_task(replica.generate([1], TEN, "e/0000"))
     await asyncio.sleep(0.05)

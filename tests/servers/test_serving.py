@@ -3,12 +3,14 @@
 import sys
 
 import pytest
+import torch
 
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
 from ajet.core.inference.router import RouterSettings
+from ajet.core.update.settings import ShardingSettings
 from ajet.servers import sglang, vllm
-from ajet.servers.serving import engine_name, server_python
+from ajet.servers.serving import check_server, engine_name, server_python
 from tests.fakes import installed
 
 
@@ -101,6 +103,26 @@ def test_the_server_runs_in_the_environment_that_has_it(config, tmp_path):
     assert server_python(config(), engine="vllm", on_gpu=False) == own
     given = config("ajet.rollout.server.python=/bin/sh")
     assert server_python(given, engine="vllm", on_gpu=False) == "/bin/sh"
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16"])
+def test_on_gpus_a_server_computes_in_the_trainers_type(config, monkeypatch, dtype):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    asked = config(f"ajet.model.dtype={dtype}")
+    server = vllm.VllmServerArgs.from_config(
+        asked, model_path="/m", device="cuda", port=1, python="p"
+    )
+    assert server.dtype == ShardingSettings.from_config(asked).param_dtype
+
+
+@pytest.mark.parametrize("section", ["", ".val_kwargs"])
+def test_a_cut_that_sglang_cannot_serve_is_refused_at_the_start(config, section):
+    given = ["ajet.rollout.name=sglang", "ajet.rollout.server.python=/bin/sh"]
+    key = f"ajet.rollout{section}"
+    cut = [f"{key}.top_p=0.9", f"{key}.temperature=1"]
+    with pytest.raises(ConfigError, match=rf"^{key}: top_p=0\.9, top_k=-1: SGLang gives"):
+        check_server(config(*given, *cut), on_gpu=True)
+    assert check_server(config(*given, *cut, f"{key}.top_k=50"), on_gpu=True) == "sglang"
 
 
 def test_a_python_that_is_not_there_is_one_line(config):

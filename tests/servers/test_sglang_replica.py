@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 import pytest
+import torch
 
 from ajet.core.errors import ModelError
 from ajet.core.inference.replica import ReplicaDown
@@ -55,6 +56,37 @@ async def test_weights_from_memory_of_the_same_device_arrive(bench):
     bench.assert_sampled_by(1, reply)
     assert reply.policy_version == 5 and bench.stand_in.weight_version == "5"
     assert bench.stand_in.calls.index("/flush_cache") < bench.stand_in.calls.index("/generate")
+
+
+@pytest.mark.parametrize(("version", "is_within"), [("0.5.23", True), ("0.5.20", False)])
+async def test_weights_from_memory_arrive_within_an_update_session_where_there_are_any(
+    models, tmp_path, version, is_within
+):
+    stand_in, serving, bench = _bench(models, tmp_path, version=version)
+    with serving:
+        await bench.replica.load_weights(LiveSource(1, bench.models[1].named_parameters), 1)
+        bench.assert_sampled_by(1, await bench.replica.generate(PROMPT, SHORT, "e/0000"))
+        assert ("/begin_weight_update" in stand_in.calls) == is_within
+        assert not stand_in.has_session
+        await bench.replica.close()
+
+
+async def test_an_update_session_is_closed_after_a_load_that_failed(bench):
+    wrong = LiveSource(1, lambda: [("no.such.weight", torch.ones(3))])
+    with pytest.raises(WeightsError, match=r"no\.such\.weight"):
+        await bench.replica.load_weights(wrong, 1)
+    assert not bench.stand_in.has_session
+    await bench.replica.load_weights(LiveSource(2, bench.models[1].named_parameters), 2)
+    bench.assert_sampled_by(1, await bench.replica.generate(PROMPT, SHORT, "e/0000"))
+
+
+@pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 5000}])
+async def test_a_cut_that_sglang_has_no_log_probabilities_for_is_refused_before_it_is_sent(
+    bench, cut
+):
+    with pytest.raises(ModelError, match=r"^r0: request e/0000: top_p=.* top_k of 1 to 4096"):
+        await bench.replica.generate(PROMPT, replace(SHORT, **cut), "e/0000")
+    assert "/generate" not in bench.stand_in.calls
 
 
 async def test_an_emptied_cache_has_no_prefix_and_what_runs_is_waited_for(bench):
@@ -202,7 +234,7 @@ async def test_the_loop_runs_while_a_folder_of_weights_is_checked(bench, monkeyp
 
 async def test_a_request_that_is_ended_in_the_queue_is_empty_and_no_error(bench):
     bench.stand_in.is_queueing = True
-    cut = replace(SHORT, top_p=0.5)
+    cut = replace(SHORT, top_k=5)
     queued = asyncio.create_task(bench.replica.generate(PROMPT, cut, "e/0000"))
     while not bench.stand_in.running:
         await asyncio.sleep(0.005)

@@ -201,5 +201,5 @@ async def test_z_a_killed_server_is_down(session):
 def test_a_request_asks_for_ids_alone():
     body = request_body("m", PROMPT, replace(SHORT, stop_token_ids=(5,), top_k=3))
     assert body["prompt"] == PROMPT and body["logprobs"] == 0 and body["ignore_eos"]
-    assert body["return_token_ids"] and not body["detokenize"]
+    assert body["return_token_ids"]
     assert (body["stop_token_ids"], body["top_k"], body["seed"]) == ([5], 3, 3)

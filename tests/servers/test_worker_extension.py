@@ -58,16 +58,6 @@ def run(code, environment, folder):
     return json.loads(done.stdout)
 
 
-class Runner:
-    """vLLM's model runner, whose own `reload_weights` must not be called."""
-
-    def __init__(self, model):
-        self.model = model
-
-    def get_model(self):
-        return self.model
-
-
 @pytest.fixture
 def worker():
     spec = spec_from_file_location(MODULE, EXTENSION_FOLDER / f"{MODULE}.py")
@@ -75,10 +65,13 @@ def worker():
     spec.loader.exec_module(module)
 
     class Worker(getattr(module, CLASS)):
-        """vLLM's worker: its `reload_weights` sets vLLM's config around that of its runner."""
+        """vLLM's worker: its `reload_weights` sets vLLM's config around that of its runner, so
+        that the runner, which is not here, must not be called."""
 
-        model_runner = Runner(torch.nn.Linear(2, 3, bias=False))
         loaded, rank = None, 1
+
+        def get_model(self):
+            return torch.nn.Linear(2, 3, bias=False)
 
         def reload_weights(self, *, weights_iterator):
             self.loaded = dict(weights_iterator)

@@ -45,10 +45,10 @@ class DoNotFitError(Exception):
 
 
 class WeightLoading:
-    """A mixin of vLLM's worker class, which provides `model_runner`, `reload_weights` and its rank
-    among the server's workers."""
+    """A mixin of vLLM's worker class, which provides the other methods, and its rank among the
+    server's workers."""
 
-    model_runner: Any
+    get_model: Any
     reload_weights: Any
     rank: int
 
@@ -123,7 +123,7 @@ class WeightLoading:
                 num_bytes += tensor.nbytes
                 yield name, tensor
 
-        model = self.model_runner.get_model()
+        model = self.get_model()
         before = packed_layers(model)
         with torch.no_grad():
             # The worker's own method, which sets the config that vLLM's layers read while they
