@@ -295,7 +295,9 @@ def update(args: Namespace) -> Figures:
 
 
 def sharded(args: Namespace) -> Figures:
-    """Trains one FSDP2 rank with and without offload; a checkpoint is saved and loaded."""
+    """Trains one FSDP2 rank with and without offload, its peak beside that of `ajet plan`; a
+    checkpoint is saved and loaded."""
+    from ajet.cluster.memory_estimate import TrainerMemoryInputs, trainer_memory
     from ajet.core.update.checkpoint import load_checkpoint, save_checkpoint
     from ajet.core.update.policy import Policy
     from ajet.core.update.ranks import TorchRanks, connect, disconnect
@@ -303,16 +305,21 @@ def sharded(args: Namespace) -> Figures:
     from ajet.servers.process import free_port
 
     connect(0, 1, host="127.0.0.1", port=free_port(), device=device_of(args).type)
-    samples = make_samples(512, 2, *((32, 16) if is_toy(args) else (512, 512)))
+    prompt, reply = (32, 16) if is_toy(args) else (512, 512)
+    samples = make_samples(512, 2, prompt, reply)
+    tokens = prompt + 8 * reply  # one group is one row of a batch
     figures: Figures = {}
     try:
         for offload in (False, True):
             reset_peak(args)
             settings = ShardingSettings(param_dtype="bfloat16", cpu_offload=offload)
             ranks = TorchRanks(settings, device_of(args))
+            model = make_model(args, torch.float32)
+            planned = TrainerMemoryInputs(tokens=tokens, offload=offload, has_reference=False)
+            planned_parts = trainer_memory(shape_of_model(model), planned)
             policy = Policy(
-                make_model(args, torch.float32),
-                UpdateSettings(max_tokens_per_micro_batch=8192, activation_checkpointing=True),
+                model,
+                UpdateSettings(max_tokens_per_micro_batch=tokens, activation_checkpointing=True),
                 ranks,
             )
             policy.update(samples)
@@ -321,6 +328,7 @@ def sharded(args: Namespace) -> Figures:
             name = "offload" if offload else "on_device"
             figures[f"{name}_s"] = now(args) - started
             figures[f"{name}_peak_GB"] = peak_memory(args)
+            figures[f"{name}_plan_GB"] = sum(p.gib for p in planned_parts) * 2**30 / 1e9
             with tempfile.TemporaryDirectory() as folder:
                 state = policy.state_dict()
                 save_checkpoint(Path(folder), 1, state.tensors, state.state, ranks=ranks)
