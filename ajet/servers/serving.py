@@ -101,9 +101,12 @@ def _check_cuts(config: AjetConfig) -> None:
     from ajet.core.inference.endpoint import SamplingParams
     from ajet.servers.sglang_replica import cut_problem
 
-    where = {"ajet.rollout": "train", "ajet.rollout.val_kwargs": "eval"}
-    for key, mode in where.items():
-        if problem := cut_problem(SamplingParams.from_config(config, mode)):
+    sampled = {
+        "ajet.rollout": SamplingParams.from_config(config, "train"),
+        "ajet.rollout.val_kwargs": SamplingParams.from_config(config, "eval"),
+    }
+    for key, sampling in sampled.items():
+        if problem := cut_problem(sampling):
             raise ConfigError(f"{key}: {problem}")
 
 
