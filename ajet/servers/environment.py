@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from ajet.core.errors import ConfigError
+from ajet.core.process_guard import guarded
 
 ServerName = Literal["vllm", "sglang"]
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -189,16 +190,14 @@ def install(package: ServerPackage, show: Callable[[str], None]) -> InstalledSer
 
 def _has_find_links(pip: Sequence[str]) -> bool:
     """Returns whether pip is configured to look into a folder, which then has torch's CPU build."""
-    asked = subprocess.run([*pip, "config", "get", "global.find-links"], capture_output=True)
+    command = guarded([*pip, "config", "get", "global.find-links"])
+    asked = subprocess.run(command, capture_output=True)
     return asked.returncode == 0
 
 
 def _run(command: Sequence[str], show: Callable[[str], None]) -> None:
     text = " ".join(command)
     show(text)
-    try:
-        status = subprocess.run(command).returncode
-    except OSError as error:
-        raise ConfigError(f"{text}: {error.strerror}") from error
+    status = subprocess.run(guarded(command)).returncode
     if status:
         raise ConfigError(f"this command ended with status {status}: {text}")
