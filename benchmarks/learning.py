@@ -129,15 +129,19 @@ def has_learnt(run: dict[str, Any]) -> bool:
     )
 
 
-def write(runs: list[dict[str, Any]], out: Path) -> None:
+def write(runs: list[dict[str, Any]], out: Path, note: str | None) -> None:
     runs.sort(key=lambda run: (list(ARMS).index(run["arm"]), run["seed"]))
-    write_report(out, verdict(runs), runs)
+    write_report(out, verdict(runs), runs, note)
 
 
-def write_report(out: Path, verdict: Any, runs: list[dict[str, Any]]) -> None:
+def write_report(
+    out: Path, verdict: Any, runs: list[dict[str, Any]], note: str | None = None
+) -> None:
     """What the runs come to, and the runs."""
     machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
     report = {"machine": machine, "verdict": verdict, "runs": runs}
+    if note is not None:
+        report["note"] = note
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(report, indent=2) + "\n")
 
@@ -148,6 +152,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--workers", type=int, default=1, help="runs at a time")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/learning.json")
+    parser.add_argument("--note", help="what else the machine did, for example")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="ajet-learning-"))
     runs = kept_runs(args.out, args.only)
@@ -156,7 +161,7 @@ def main() -> None:
         for ended in as_completed(begun):
             runs.append({**ended.result(), "runs_at_a_time": args.workers})
             print(runs[-1], flush=True)
-            write(runs, args.out)
+            write(runs, args.out, args.note)
     shutil.rmtree(folder)
     print(json.dumps(verdict(runs), indent=2))
 
