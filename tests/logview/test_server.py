@@ -1,3 +1,5 @@
+import http.client
+import json
 import re
 import shutil
 import socket
@@ -14,7 +16,7 @@ from ajet.core.errors import ConfigError
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.warning_log import RunWarning, WarningLog
-from ajet.logview.server import LogviewServer, is_loopback_host
+from ajet.logview.server import MAX_STREAMS, LogviewServer, is_loopback_host
 
 
 @pytest.fixture
@@ -24,12 +26,12 @@ def folder(tmp_path):
 
 @pytest.fixture
 def client(folder):
-    with LogviewServer(folder.path, port=0) as server:
+    with LogviewServer([folder.path], port=0) as server:
         yield Client(server)
 
 
 def test_900_half_open_connections_neither_stay_nor_keep_others_out(folder):
-    with LogviewServer(folder.path, port=0, header_s=1.0) as server, ExitStack() as clients:
+    with LogviewServer([folder.path], port=0, header_s=1.0) as server, ExitStack() as clients:
         host, port = server.url.removeprefix("http://").split(":")
         opened = [
             clients.enter_context(socket.create_connection((host, int(port)), timeout=60))
@@ -98,7 +100,7 @@ def test_an_episode_shows_each_sampled_token_with_its_numbers(client):
 def test_tokens_have_texts_when_the_run_has_a_tokenizer(folder):
     folder.tokenizer.mkdir()
     byte_tokenizer().save(str(folder.tokenizer / "tokenizer.json"))
-    with LogviewServer(folder.path, port=0) as server:
+    with LogviewServer([folder.path], port=0) as server:
         shown = Client(server).json("/api/episode/000001-train-0000-00")
     assert "".join(shown["turns"][0]["prompt"]["texts"]) == "defghijklm"  # bytes 100 to 109
 
@@ -115,6 +117,48 @@ def test_a_site_that_points_its_name_at_this_machine_gets_nothing(client):
         assert response.status == 403
         assert "000001" not in content
     assert client.get("/api/run", host="localhost:9999")[0].status == 200
+
+
+def test_another_sites_script_gets_nothing_and_this_pages_own_gets_its_data(client):
+    refused = client.get("/api/episodes", origin="https://evil.example")
+    assert (refused[0].status, "000001" in refused[1]) == (403, False)
+    assert client.get("/api/episodes", origin="null")[0].status == 403
+    assert client.get("/api/episodes", origin=f"http://{client._address}")[0].status == 200
+
+
+def test_several_runs_are_told_apart_by_as_much_of_their_paths_as_it_takes(tmp_path):
+    paths = [write_run(tmp_path / name).path for name in ("a/math", "b/math")]
+    with LogviewServer([*paths, paths[0]], port=0) as server:
+        client = Client(server)
+        assert [run["name"] for run in client.json("/api/runs")["runs"]] == ["a/math", "b/math"]
+        assert client.json("/api/run?run=b/math")["folder"] == str(paths[1])
+        assert client.json("/api/run")["folder"] == str(paths[0])
+        assert client.get("/api/run?run=c")[0].status == 404
+
+
+def test_an_open_page_is_told_of_each_step_and_ends_with_the_server(folder):
+    with LogviewServer([folder.path], port=0) as server:
+        stream = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
+        stream.request("GET", "/api/events")
+        answer = stream.getresponse()
+        assert answer.headers["Content-Type"] == "text/event-stream"
+        assert answer.readline() == b": looking\n"
+        folder.metrics_jsonl.write_text('{"step": 7, "reward/mean": 0.5}\n')
+        lines = iter(answer.readline, b"")
+        told = next(line for line in lines if line.startswith(b"data:"))
+        assert json.loads(told.removeprefix(b"data:")) == {"run": "math", "step": 7}
+    assert list(lines)[-1:] in ([], [b"\n"])
+
+
+def test_more_pages_than_the_server_has_streams_for_still_get_their_data(client):
+    with ExitStack() as opened:
+        for _ in range(MAX_STREAMS):
+            stream = http.client.HTTPConnection(client._address, timeout=60)
+            opened.callback(stream.close)
+            stream.request("GET", "/api/events")
+            assert stream.getresponse().readline() == b": looking\n"
+        assert client.get("/api/events")[0].status == 503
+        assert client.json("/api/episodes")["count"] == 4
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:1", "LOCALHOST", "[::1]:80", "[::1]"])
@@ -184,7 +228,7 @@ def page_of(folder, tmp_path, *ids):
         (tmp_path / name).write_text(source.replace('from "/static/', 'from "./'))
     (tmp_path / "package.json").write_text('{"type": "module"}')
     fake = Path(__file__).with_name("fake_page.mjs")
-    with LogviewServer(folder.path, port=0) as server:
+    with LogviewServer([folder.path], port=0) as server:
         done = subprocess.run(
             [node, fake, tmp_path / "app.js", server.url, *ids],
             capture_output=True, text=True, check=False, timeout=60,
@@ -218,7 +262,7 @@ def test_only_reading_is_answered(client, folder):
 
 def test_the_page_follows_a_run_that_goes_on(tmp_path):
     path = tmp_path / "run"
-    with LogviewServer(path, port=0) as server, RunFolder.open(path) as folder:
+    with LogviewServer([path], port=0) as server, RunFolder.open(path) as folder:
         client = Client(server)
         assert client.json("/api/episodes") == {"episodes": [], "next": None, "count": 0}
         with EpisodeStore(folder.episodes_db) as store:
@@ -229,10 +273,10 @@ def test_the_page_follows_a_run_that_goes_on(tmp_path):
 
 
 def test_a_port_in_use_is_one_line_and_without_a_port_another_is_taken(folder):
-    with LogviewServer(folder.path, port=0) as server:
+    with LogviewServer([folder.path], port=0) as server:
         port = int(server.url.rpartition(":")[2])
         with pytest.raises(ConfigError, match=f"--port {port}: Address already in use; choose"):
-            LogviewServer(folder.path, port=port)
+            LogviewServer([folder.path], port=port)
 
 
 def test_the_server_listens_on_the_loopback_interface_alone(client):
