@@ -153,20 +153,26 @@ def _ids(ids: Any) -> list[int]:
 
 
 def _lane(episode: EpisodeRecord, text: TokenText) -> list[dict[str, Any]]:
-    """Returns the calls of a member without their prompts; `given` is what was new in the prompt
-    of a later call."""
+    """Returns the calls of a member without their prompts; `given` is what the messages before a
+    later call say."""
     return [
         {
             "turn_index": turn.turn_index,
             "agent_name": turn.agent_name,
             "finish_reason": turn.finish_reason,
-            "given": "".join(text(turn.prompt_ids[turn.prompt_kept :]))
-            if turn.base_turn is not None
-            else "",
+            "given": _given(turn, episode.turns),
             "sampled": _sampled(turn, text),
         }
         for turn in episode.turns
     ]
+
+
+def _given(turn: TurnRecord, turns: Sequence[TurnRecord]) -> str:
+    """Returns the text of the new messages. All members have those of the first call: the task."""
+    if turn.turn_index == 0:
+        return ""
+    said = [each for each in new_messages(turn, turns) if each.get("role") != "system"]
+    return "\n".join(str(_content(each)) for each in said)
 
 
 def _sampled(turn: TurnRecord, text: TokenText) -> dict[str, Any]:

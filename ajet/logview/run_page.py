@@ -73,11 +73,10 @@ class RunPage:
 
     def origin(self) -> dict[str, Any]:
         """Returns the folder of the run and the YAML that it was started with, from which commands
-        are made."""
-        return {
-            "folder": str(self.folder.path),
-            "yaml": RunOrigin.read(self.folder.origin_json).yaml,
-        }
+        are made; the YAML is None where the run has not stored it."""
+        file = self.folder.origin_json
+        yaml_file = RunOrigin.read(file).yaml if is_file(file) else None
+        return {"folder": str(self.folder.path), "yaml": yaml_file}
 
     def warnings(self) -> list[dict[str, Any]]:
         """Returns what the run warned of; a row that cannot be read is left out."""

@@ -19,7 +19,6 @@ Not covered: other machines (use ssh -L), other users of this machine.
 
 from __future__ import annotations
 
-import json
 import socket
 import sqlite3
 import sys
@@ -41,7 +40,7 @@ from ajet.logview.run_page import RunPage, compared_configs, to_json
 
 DEFAULT_PORT = 8181
 HEADER_S, MAX_CONNECTIONS, MAX_STREAMS = 10.0, 64, 16
-LOOK_S, SIGN_OF_LIFE_S = 1.0, 15.0
+LOOK_S = 1.0
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 HEADERS = {
@@ -145,12 +144,15 @@ class Pages:
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """Returns the shortest ends of the paths that are all different."""
-    for length in range(1, 1 + max(len(folder.parts) for folder in folders)):
-        names = ["/".join(folder.parts[-length:]) for folder in folders]
-        if len(set(names)) == len(names):
-            return names
-    raise ValueError("the same folder twice")
+    """Returns for each path its shortest end that no other path has."""
+    return [
+        next(
+            "/".join(folder.parts[-length:])
+            for length in range(1, len(folder.parts) + 1)
+            if sum(other.parts[-length:] == folder.parts[-length:] for other in folders) == 1
+        )
+        for folder in folders
+    ]
 
 
 class _Server(ThreadingHTTPServer):
@@ -249,25 +251,26 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._begin(HTTPStatus.OK, "text/event-stream")
             self._send_events(server)
-        except ConnectionError:  # the browser has left
+        except (ConnectionError, AjetError):  # the browser has left, or asks again and is told why
             self.close_connection = True
-        except AjetError as error:
-            self.wfile.write(f"event: failed\ndata: {json.dumps(str(error))}\n\n".encode())
         finally:
             server.streams.release()
 
     def _send_events(self, server: _Server) -> None:
-        seen, silent_since = server.pages.states(), time.monotonic()
+        seen = server.pages.states()
         self.wfile.write(b": looking\n\n")
-        while not server.is_over.wait(LOOK_S):
+        while not server.is_over.wait(LOOK_S) and not self._has_left():
             states = server.pages.states()
             for name in (each for each in states if states[each] != seen[each]):
                 self.wfile.write(b"data: " + to_json(server.pages.news(name)) + b"\n\n")
-                silent_since = time.monotonic()
-            if time.monotonic() - silent_since > SIGN_OF_LIFE_S:  # finds out who has left
-                self.wfile.write(b": still here\n\n")
-                silent_since = time.monotonic()
             seen = states
+
+    def _has_left(self) -> bool:
+        """Tells whether the browser has closed the connection; it sends nothing else."""
+        try:
+            return self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
 
     def _fail(self, status: HTTPStatus, message: str) -> None:
         self._send(status, to_json({"error": message}), "application/json")

@@ -153,12 +153,21 @@ def test_an_open_page_is_told_of_each_step_and_ends_with_the_server(folder):
 def test_more_pages_than_the_server_has_streams_for_still_get_their_data(client):
     with ExitStack() as opened:
         for _ in range(MAX_STREAMS):
-            stream = http.client.HTTPConnection(client._address, timeout=60)
+            stream = opened_stream(client)
             opened.callback(stream.close)
-            stream.request("GET", "/api/events")
             assert stream.getresponse().readline() == b": looking\n"
         assert client.get("/api/events")[0].status == 503
         assert client.json("/api/episodes")["count"] == 4
+    # those who have left make room
+    while (stream := opened_stream(client)).getresponse().status == 503:
+        stream.close()
+    stream.close()
+
+
+def opened_stream(client):
+    stream = http.client.HTTPConnection(client._address, timeout=60)
+    stream.request("GET", "/api/events")
+    return stream
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:1", "LOCALHOST", "[::1]:80", "[::1]"])
@@ -185,15 +194,38 @@ def test_stored_markup_reaches_the_page_as_json_only(client):
     assert "unsafe" not in policy
 
 
+STATIC = files("ajet.logview").joinpath("static")
+
+
 def test_the_page_puts_text_in_as_text_and_loads_nothing_from_elsewhere():
-    static = files("ajet.logview").joinpath("static")
-    for file in static.iterdir():
+    own = [path for path in Path(str(STATIC)).rglob("*.*") if "vendor" not in path.parts]
+    assert {"index.html", "app.js", "episode.js"} <= {path.name for path in own}
+    for file in own:
         source = file.read_text(encoding="utf-8")
         assert not re.search(
             r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", source
         )
         assert not re.search(r"https?://|@import", source)
         assert not re.search(r"\son\w+=", source)  # inline handlers, which the policy forbids
+
+
+def test_every_part_of_the_page_is_served_and_has_its_kind(client):
+    kinds = {".js": "text/javascript", ".css": "text/css"}
+    served = [path for path in Path(str(STATIC)).rglob("*") if path.suffix in kinds]
+    for path in served:
+        response, content = client.get(f"/static/{path.relative_to(str(STATIC)).as_posix()}")
+        assert response.headers["Content-Type"] == f"{kinds[path.suffix]}; charset=utf-8"
+        assert content == path.read_text(encoding="utf-8")
+    assert client.get("/static/vendor/uplot/LICENSE")[0].status == 404  # no part of the page
+
+
+def test_the_types_of_the_page_fit():
+    tsc = shutil.which("tsc")
+    if tsc is None:
+        pytest.skip("no tsc (npm: typescript) to check the page's types with")
+    folder = str(Path(__file__).parent)
+    done = subprocess.run([tsc, "-p", folder], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def warn(folder, *said):
@@ -216,41 +248,6 @@ def test_the_run_has_its_warnings_and_a_row_that_cannot_be_read_is_left_out(
         {"step": 9, "name": "truncation", "text": HOSTILE},
     ]
     assert warnings == []  # the page asks every few seconds, and the terminal belongs to the run
-
-
-def page_of(folder, tmp_path, *ids):
-    """The elements of these ids as the page's script makes them, by node and a fake document."""
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("no node to run the page's script with")
-    for name in ("app.js", "tokens.js"):
-        source = files("ajet.logview").joinpath("static", name).read_text(encoding="utf-8")
-        (tmp_path / name).write_text(source.replace('from "/static/', 'from "./'))
-    (tmp_path / "package.json").write_text('{"type": "module"}')
-    fake = Path(__file__).with_name("fake_page.mjs")
-    with LogviewServer([folder.path], port=0) as server:
-        done = subprocess.run(
-            [node, fake, tmp_path / "app.js", server.url, *ids],
-            capture_output=True, text=True, check=False, timeout=60,
-        )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
-
-
-def test_the_page_lists_warnings_as_text_whatever_stands_in_them(folder, tmp_path):
-    warn(folder, (3, "no_signal", "nothing is learnt"), (9, "<b onclick=alert(3)>", HOSTILE))
-    assert page_of(folder, tmp_path, "warnings", "run-name") == [
-        "<warnings>"
-        "<li><span>step 3</span><b>no_signal</b><span>nothing is learnt</span></li>"
-        "<li><span>step 9</span><b>&lt;b onclick=alert(3)&gt;</b>"
-        "<span>&lt;/script&gt;&lt;script&gt;alert(1)&lt;/script&gt;"
-        "&lt;img src=x onerror=alert(2)&gt;</span></li></warnings>",
-        "<run-name>math</run-name>",
-    ]
-
-
-def test_the_page_of_a_run_without_warnings_has_no_list_of_them(folder, tmp_path):
-    assert page_of(folder, tmp_path, "warnings") == ["<warnings hidden></warnings>"]
 
 
 def test_only_reading_is_answered(client, folder):
